@@ -1,0 +1,28 @@
+"""Fixtures that every test folder may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# Two spinning OpenMP threads on two busy cores cost a factor of ten: one thread a process, before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the source tree."""
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Real vocabularies, vectors and a small real model, which stand beside the repository and are never copied into it."""
+    path = REPOSITORY.parent / "shared" / "data"
+    if not path.is_dir():
+        pytest.skip(f"real test data is absent: no folder {path}")
+    return path
