@@ -86,9 +86,7 @@ class AttentionPlan:
             return []
         size = self._page_size
         # One entry a block: first row, tokens in it, first position, tiles it looks at, and its sequence's pages.
-        owner = np.concatenate(
-            [np.full(-(-s.length // block), i, dtype=np.int64) for i, s in enumerate(segments)]
-        )
+        owner = np.concatenate([np.full(-(-s.length // block), i, dtype=np.int64) for i, s in enumerate(segments)])
         start = np.concatenate([np.arange(0, s.length, block, dtype=np.int64) for s in segments])
         lengths = np.array([s.length for s in segments], dtype=np.int64)
         count = np.minimum(block, lengths[owner] - start)
@@ -105,9 +103,7 @@ class AttentionPlan:
             before = total[first - 1] if first else 0
             last = max(first + 1, int(np.searchsorted(total, before + SLAB_FLOATS, side="right")))
             part = slice(first, last)
-            slabs.append(
-                self._slab(segments, owner[part], row[part], count[part], position[part], tiles[part], block)
-            )
+            slabs.append(self._slab(segments, owner[part], row[part], count[part], position[part], tiles[part], block))
             first = last
         return slabs
 

@@ -1,0 +1,190 @@
+"""From a configuration to an engine that is ready to run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from worker_svc.checkpoints import Checkpoint, open_checkpoint
+from worker_svc.engine.loop import Engine
+from worker_svc.engine.pages import PageTable
+from worker_svc.engine.scheduler import SchedulerLimits
+from worker_svc.model.config import ModelConfig
+from worker_svc.model.kv_cache import CacheShape, KVCache
+from worker_svc.model.runner import ModelRunner
+from worker_svc.model.transformer import load_transformer
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+# Without a fixed size the cache takes this share of the memory that is free once the weights are loaded, but never more
+# than every running request could fill.
+CPU_CACHE_FRACTION = 0.25
+CUDA_CACHE_FRACTION = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How to build an engine; 0 and "auto" let it choose."""
+
+    model: str
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int = 0
+    page_size: int = 64
+    kv_cache_tokens: int = 0
+    context_length: int = 0
+    max_batch_tokens: int = 512
+    max_running: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """An engine and what there is to tell about it."""
+
+    engine: Engine
+    config: ModelConfig
+    shape: CacheShape
+    checkpoint_format: str
+    eos_ids: tuple[int, ...]
+    bos_id: int | None
+    parameters: int
+    weight_bytes: int
+    dtype: str
+    device: torch.device
+    threads: int
+    row_invariant: bool
+    sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
+
+
+class BuildError(ValueError):
+    """The configuration does not go together with the model or the machine; one line."""
+
+
+def build_engine(config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> BuiltEngine:
+    """Loads the model, allocates the cache and measures row invariance.
+
+    Raises CheckpointError, ConfigError or BuildError, each with one line that says what is wrong.
+    """
+    threads = config.threads or available_cores()
+    torch.set_num_threads(threads)
+    device = _device(config.device)
+    checkpoint = open_checkpoint(Path(config.model))
+    model_config = checkpoint.config
+    if config.context_length:
+        if config.context_length > model_config.context_length:
+            raise BuildError(
+                f"context_length {config.context_length} is more than the {model_config.context_length} tokens "
+                f"that the model in {config.model} was made for"
+            )
+        model_config = model_config.with_context_length(config.context_length)
+    dtype = _dtype(config.dtype, device, checkpoint)
+    model = load_transformer(checkpoint, device, dtype, progress, config=model_config)
+    shape = _cache_shape(config, model_config, dtype, device)
+    cache = KVCache(shape, device)
+    runner = ModelRunner(model, cache)
+    limits = SchedulerLimits(max_batch_tokens=config.max_batch_tokens, max_running=config.max_running)
+    weights = [*model.parameters(), *model.buffers()]
+    return BuiltEngine(
+        engine=Engine(runner, PageTable(shape.pages, shape.page_size), limits),
+        config=model_config,
+        shape=shape,
+        checkpoint_format=checkpoint.format,
+        eos_ids=checkpoint.eos_ids,
+        bos_id=checkpoint.bos_id,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        weight_bytes=sum(weight.numel() * weight.element_size() for weight in weights),
+        dtype=next(name for name, value in DTYPES.items() if value == dtype),
+        device=device,
+        threads=threads,
+        row_invariant=runner.is_row_invariant(),
+        sampling_defaults=checkpoint.sampling_defaults,
+    )
+
+
+def available_cores() -> int:
+    """Cores that this process may use: its affinity, and the quota of its control group."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass  # no control group of version 2: nothing limits us
+    return cores
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise BuildError(f"device {name!r} is not known; use cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise BuildError(f"device {name!r} is not served; use cpu, cuda or cuda:N")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BuildError(f"device {name!r} was asked for, but torch {torch.__version__} sees no CUDA device")
+    return device
+
+
+def _dtype(name: str, device: torch.device, checkpoint: Checkpoint) -> torch.dtype:
+    """The chosen dtype, or the checkpoint's own where the device computes in it and fp32 where not."""
+    if name != "auto":
+        if name not in DTYPES:
+            raise BuildError(f"dtype {name!r} is not served; use auto, {', '.join(DTYPES)}")
+        return DTYPES[name]
+    if device.type == "cuda":
+        return checkpoint.dtype
+    return torch.float32
+
+
+def _cache_shape(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> CacheShape:
+    """The cache's size: as asked, or a share of the free memory."""
+
+    def shape(pages: int) -> CacheShape:
+        return CacheShape(model.num_layers, pages, config.page_size, model.num_kv_heads, model.head_dim, dtype)
+
+    page_bytes = shape(1).bytes_per_token * config.page_size
+    if config.kv_cache_tokens:
+        pages = config.kv_cache_tokens // config.page_size
+    else:
+        free, fraction = _free_memory(device)
+        pages_per_context = -(-model.context_length // config.page_size)
+        pages = min(int(free * fraction) // page_bytes, config.max_running * pages_per_context)
+    if pages < 2:
+        raise BuildError(
+            f"the KV cache would hold {pages} pages of {config.page_size} tokens; it needs at least 2: "
+            "raise kv_cache_tokens or lower page_size"
+        )
+    return shape(pages)
+
+
+def _free_memory(device: torch.device) -> tuple[int, float]:
+    """Bytes that are free on the device, and the share of them that a cache may take."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0], CUDA_CACHE_FRACTION
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for limit_file, used_file in (("memory.max", "memory.current"),):
+        try:
+            limit = Path("/sys/fs/cgroup", limit_file).read_text().strip()
+            if limit != "max":
+                free = min(free, int(limit) - int(Path("/sys/fs/cgroup", used_file).read_text()))
+        except (OSError, ValueError):
+            continue  # no control group of version 2
+    return max(0, free), CPU_CACHE_FRACTION
+
+
+def device_name(device: torch.device) -> str:
+    """The processor's or card's own name."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines: Sequence[str] = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return "cpu"
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else "cpu"

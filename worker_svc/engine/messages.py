@@ -1,0 +1,228 @@
+"""What the front and the engine tell each other: typed frames, encoded by msgpack, never pickled.
+
+Numbers that come by the thousand travel as the bytes of one little-endian array, not as one object each.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from worker_svc.engine.loop import Finish, StepResult
+from worker_svc.engine.request import Request, Sampling, Stopping
+
+assert sys.byteorder == "little", "frames carry arrays in the machine's byte order"
+
+
+class Submit(msgspec.Struct, tag=True, array_like=True):
+    """Front to engine: a new request. Ids are int32 arrays."""
+
+    handle: int
+    prompt: bytes
+    resumed: bytes
+    max_tokens: int
+    min_tokens: int
+    eos_ids: list[int]
+    stop_ids: list[int]
+    include_stop: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    repetition_window: int
+    seed: int
+    priority: int
+    salt: str
+    bypass: bool
+    logprobs: bool
+
+    def to_request(self) -> Request:
+        """The engine's own form."""
+        return Request.make(
+            self.handle,
+            np.frombuffer(self.prompt, dtype=np.int32),
+            Sampling(
+                temperature=self.temperature,
+                top_k=self.top_k,
+                top_p=self.top_p,
+                min_p=self.min_p,
+                repetition_penalty=self.repetition_penalty,
+                repetition_window=self.repetition_window,
+                seed=self.seed,
+            ),
+            Stopping(
+                max_tokens=self.max_tokens,
+                min_tokens=self.min_tokens,
+                eos_ids=frozenset(self.eos_ids),
+                stop_ids=frozenset(self.stop_ids),
+                include_stop=self.include_stop,
+            ),
+            resumed=np.frombuffer(self.resumed, dtype=np.int32),
+            priority=self.priority,
+            salt=self.salt,
+            bypass=self.bypass,
+            logprobs=self.logprobs,
+        )
+
+
+class Abort(msgspec.Struct, tag=True, array_like=True):
+    """Front to engine: requests that nobody waits for any more."""
+
+    handles: list[int]
+
+
+class Command(msgspec.Struct, tag=True, array_like=True):
+    """Front to engine: something to do between two steps; answered by a `Reply` with the same serial."""
+
+    serial: int
+    what: Literal["clear_cache", "check"]
+
+
+class Stop(msgspec.Struct, tag=True, array_like=True):
+    """Front to engine: leave."""
+
+
+Inbound = Submit | Abort | Command | Stop
+
+
+class EngineInfo(msgspec.Struct, tag=True, array_like=True):
+    """Engine to front, first of all: it is ready, and what it is."""
+
+    architecture: str
+    checkpoint_format: str
+    vocabulary_size: int
+    context_length: int
+    eos_ids: list[int]
+    bos_id: int | None
+    sampling_defaults: dict[str, float]
+    parameters: int
+    dtype: str
+    layers: int
+    hidden_size: int
+    attention_heads: int
+    kv_heads: int
+    head_dim: int
+    device: str
+    device_name: str
+    torch_version: str
+    threads: int
+    weight_bytes: int
+    kv_cache_bytes: int
+    kv_cache_tokens: int
+    kv_bytes_per_token: int
+    page_size: int
+    row_invariant: bool
+
+
+class StartProgress(msgspec.Struct, tag=True, array_like=True):
+    """Engine to front, while it loads."""
+
+    done_bytes: int
+    total_bytes: int
+
+
+class StartFailed(msgspec.Struct, tag=True, array_like=True):
+    """Engine to front: it cannot start; one line for the operator."""
+
+    message: str
+
+
+class Load(msgspec.Struct, array_like=True):
+    """What runs and waits, and counters since the engine started."""
+
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    pages_total: int = 0
+    pages_free: int = 0
+    pages_cached: int = 0
+    pages_referenced: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    evictions: int = 0
+
+
+class Ended(msgspec.Struct, array_like=True):
+    """The end of one request; times in seconds."""
+
+    handle: int
+    reason: int
+    matched_token: int | None
+    cached_prompt_tokens: int
+    forward_passes: int
+    preemptions: int
+    queue_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    total_seconds: float
+    detail: str
+
+    @classmethod
+    def of(cls, finish: Finish) -> Ended:
+        """The intervals between the moments of a request; those that never came are empty."""
+        s = finish.statistics
+        scheduled = s.scheduled or s.finished
+        first = s.first_token or s.finished
+        return cls(
+            handle=finish.handle,
+            reason=int(finish.reason),
+            matched_token=finish.matched_token,
+            cached_prompt_tokens=s.cached_prompt_tokens,
+            forward_passes=s.forward_passes,
+            preemptions=s.preemptions,
+            queue_seconds=scheduled - s.arrived,
+            prefill_seconds=first - scheduled,
+            decode_seconds=s.finished - first,
+            total_seconds=s.finished - s.arrived,
+            detail=finish.detail,
+        )
+
+
+class Step(msgspec.Struct, tag=True, array_like=True):
+    """Engine to front, once a step. `handles` uint64, `ids` int32 and `logprobs` float32 are parallel arrays."""
+
+    handles: bytes
+    ids: bytes
+    logprobs: bytes
+    ended: list[Ended]
+    load: Load
+    prefill_tokens: int
+    decode_tokens: int
+    schedule_seconds: float
+    forward_seconds: float
+    sample_seconds: float
+
+    @classmethod
+    def of(cls, result: StepResult, load: Load) -> Step:
+        """The frame of a step's result."""
+        return cls(
+            handles=result.handles.tobytes(),
+            ids=result.ids.tobytes(),
+            logprobs=result.logprobs.tobytes(),
+            ended=[Ended.of(finish) for finish in result.finished],
+            load=load,
+            prefill_tokens=result.prefill_tokens,
+            decode_tokens=result.decode_tokens,
+            schedule_seconds=result.schedule_seconds,
+            forward_seconds=result.forward_seconds,
+            sample_seconds=result.sample_seconds,
+        )
+
+
+class Reply(msgspec.Struct, tag=True, array_like=True):
+    """Engine to front: a command is done. `error` is empty if all is well."""
+
+    serial: int
+    value: int
+    error: str
+    load: Load
+
+
+Outbound = EngineInfo | StartProgress | StartFailed | Step | Reply

@@ -1,0 +1,359 @@
+"""Which page of the KV cache holds what.
+
+A page holds `page_size` consecutive tokens of a sequence. It is in one of three states:
+
+    blank        holds nothing that anybody may use
+    referenced   belongs to one or more running sequences; `published` once all of its keys and values are there
+    cached       published, referenced by nobody: kept as prompt cache until its place is needed
+
+Published pages form chains. A page's name is (its parent, its tokens); the parent of a sequence's first page is the
+sequence's salt. Names are compared in full, so that no collision of hashes can hand out a wrong page. Three rules:
+
+  1. Whoever references a page references all its ancestors. So a cached page has only cached descendants, and every
+     cached page can be evicted.
+  2. Eviction takes leaves only, the least recently used first. Plain LRU would evict roots as gladly as leaves, and a
+     chain without its root can never be matched again. A parent is used whenever its child is, so the oldest leaf
+     lies on the chain that was not used for the longest time.
+  3. A name is published once. When two sequences complete the same page, the second one takes over the first one's page
+     and gives its own back: their contents are the same bits.
+
+No torch here: numbers only. `check()` derives everything anew and is meant to be called after every operation in tests.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Tokens = npt.NDArray[np.int32]
+Name = tuple[int | str, bytes]  # (serial of the parent page, or the salt; the tokens)
+
+
+@dataclass(slots=True, eq=False)
+class SequencePages:
+    """The pages of one sequence, in order. Only the table changes it."""
+
+    salt: str
+    bypass: bool
+    pages: npt.NDArray[np.int64]  # room for more than `count`
+    count: int = 0
+    published: int = 0  # of `count`, from the front
+    cached_tokens: int = 0  # tokens that were there already when it was opened
+    tail: int | str = ""  # name by which the next page to be published knows its parent
+    closed: bool = False
+
+    @property
+    def held(self) -> npt.NDArray[np.int64]:
+        """Page numbers in order, `[count]`; a view that the next operation may invalidate."""
+        return self.pages[: self.count]
+
+
+@dataclass(slots=True)
+class PageStatistics:
+    """Counters since the table was made."""
+
+    evicted_pages: int = 0
+    merged_pages: int = 0  # given back because another sequence had published the same content
+
+
+@dataclass(slots=True)
+class _Published:
+    """What a published page is called and how it hangs in its chain."""
+
+    name: Name
+    serial: int  # never used again, so that a stale child cannot find a new parent
+    parent: int | None  # page number
+    children: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class PageTable:
+    """Hands out, shares, keeps and evicts the `total` pages of a cache."""
+
+    total: int
+    page_size: int
+    statistics: PageStatistics = field(default_factory=PageStatistics)
+    _references: list[int] = field(init=False)
+    _published: dict[int, _Published] = field(init=False, default_factory=dict)
+    _by_name: dict[Name, int] = field(init=False, default_factory=dict)
+    _is_blank: bytearray = field(init=False)
+    _blank_heap: list[int] = field(init=False)  # lowest first; may hold pages that are not blank any more
+    _blank_count: int = field(init=False)
+    _cached_count: int = field(init=False, default=0)
+    _used_at: list[int] = field(init=False)
+    _leaves: list[tuple[int, int]] = field(init=False, default_factory=list)  # heap of (used_at, page); may be stale
+    _clock: int = field(init=False, default=0)
+    _next_serial: int = field(init=False, default=1)
+    _open: set[SequencePages] = field(init=False, default_factory=set)
+
+    def __post_init__(self) -> None:
+        if self.total < 1 or self.page_size < 1:
+            raise ValueError(f"a page table needs at least one page of one token, not {self.total} of {self.page_size}")
+        self._references = [0] * self.total
+        self._used_at = [0] * self.total
+        self._is_blank = bytearray(b"\x01" * self.total)
+        self._blank_heap = list(range(self.total))
+        self._blank_count = self.total
+
+    # ------------------------------------------------------------------------------------------------ what there is
+
+    @property
+    def blank(self) -> int:
+        """Pages that hold nothing."""
+        return self._blank_count
+
+    @property
+    def cached(self) -> int:
+        """Pages that hold a prefix and are referenced by nobody."""
+        return self._cached_count
+
+    @property
+    def referenced(self) -> int:
+        """Pages that running sequences use."""
+        return self.total - self._blank_count - self._cached_count
+
+    @property
+    def available(self) -> int:
+        """Pages that a sequence could get now."""
+        return self._blank_count + self._cached_count
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that hold so many tokens."""
+        return -(-tokens // self.page_size)
+
+    # ------------------------------------------------------------------------------------------------ sequences
+
+    def cached_prefix(self, tokens: Tokens, salt: str) -> list[int]:
+        """The longest chain of published pages that `tokens` begins with; at least one token is left to compute."""
+        found: list[int] = []
+        parent: int | str = salt
+        size = self.page_size
+        data = tokens.tobytes()
+        step = size * tokens.itemsize
+        for index in range((len(tokens) - 1) // size):
+            page = self._by_name.get((parent, data[index * step : (index + 1) * step]))
+            if page is None:
+                break
+            found.append(page)
+            parent = self._published[page].serial
+        return found
+
+    def open(self, tokens: Tokens, *, salt: str = "", bypass: bool = False) -> SequencePages:
+        """Begins a sequence with what is cached of `tokens` `[n >= 1]`; takes no other page yet."""
+        prefix = [] if bypass else self.cached_prefix(tokens, salt)
+        pages = np.empty(max(4, self.pages_for(len(tokens)) + 1), dtype=np.int64)
+        pages[: len(prefix)] = prefix
+        sequence = SequencePages(
+            salt=salt,
+            bypass=bypass,
+            pages=pages,
+            count=len(prefix),
+            published=len(prefix),
+            cached_tokens=len(prefix) * self.page_size,
+            tail=self._published[prefix[-1]].serial if prefix else salt,
+        )
+        self._clock += 1
+        for page in prefix:
+            self._reference(page)
+        self._open.add(sequence)
+        return sequence
+
+    def reserve(self, sequence: SequencePages, tokens: int) -> bool:
+        """Gives `sequence` room for `tokens` tokens in all; False, and nothing changed, if there is not enough."""
+        missing = self.pages_for(tokens) - sequence.count
+        if missing <= 0:
+            return True
+        if missing > self.available:
+            return False
+        if sequence.count + missing > len(sequence.pages):
+            grown = np.empty(max(sequence.count + missing, 2 * len(sequence.pages)), dtype=np.int64)
+            grown[: sequence.count] = sequence.held
+            sequence.pages = grown
+        last = int(sequence.pages[sequence.count - 1]) if sequence.count else -2
+        for _ in range(missing):
+            last = self._take(last + 1)
+            self._references[last] = 1
+            sequence.pages[sequence.count] = last
+            sequence.count += 1
+        return True
+
+    def publish(self, sequence: SequencePages, tokens: Tokens, computed: int) -> None:
+        """Names the pages that are full now: the keys and values of `tokens[:computed]` are in the cache."""
+        size = self.page_size
+        if sequence.bypass or computed // size <= sequence.published:
+            return
+        for index in range(sequence.published, computed // size):
+            page = int(sequence.pages[index])
+            name = (sequence.tail, tokens[index * size : (index + 1) * size].tobytes())
+            twin = self._by_name.get(name)
+            if twin is not None:
+                self._reference(twin)
+                self._give_back(page)
+                sequence.pages[index] = page = twin
+                self.statistics.merged_pages += 1
+            else:
+                parent = int(sequence.pages[index - 1]) if index else None
+                self._published[page] = _Published(name, self._next_serial, parent)
+                self._by_name[name] = page
+                self._next_serial += 1
+                if parent is not None:
+                    self._published[parent].children += 1
+            sequence.tail = self._published[page].serial
+            sequence.published = index + 1
+
+    def close(self, sequence: SequencePages, *, discard: bool = False) -> list[int]:
+        """Ends a sequence. Its published pages stay cached, the others become blank. With `discard`, published pages
+        become blank too, unless somebody else uses them or pages that hang on them. Returns what became blank."""
+        assert not sequence.closed, "a sequence is closed once"
+        sequence.closed = True
+        self._open.remove(sequence)
+        self._clock += 1
+        dropped: list[int] = sequence.held[sequence.published :].tolist()
+        for page in dropped:
+            self._give_back(page)
+        # From the end, so that each page is a leaf when its turn comes.
+        for page in sequence.held[: sequence.published][::-1].tolist():
+            self._release(page)
+            if discard and not self._references[page] and not self._published[page].children:
+                self._unpublish(page)
+                self._make_blank(page)
+                dropped.append(page)
+        sequence.count = 0
+        return dropped
+
+    def clear(self) -> int:
+        """Forgets every cached page; returns how many there were."""
+        forgotten = self._cached_count
+        for _ in range(forgotten):
+            self._make_blank(self._evict())
+        return forgotten
+
+    # ------------------------------------------------------------------------------------------------ pages
+
+    def _reference(self, page: int) -> None:
+        """One more sequence uses a published page."""
+        if self._references[page] == 0:
+            self._cached_count -= 1
+        self._references[page] += 1
+        self._used_at[page] = self._clock
+
+    def _release(self, page: int) -> None:
+        """One sequence less uses a published page."""
+        self._references[page] -= 1
+        self._used_at[page] = self._clock
+        if self._references[page] == 0:
+            self._cached_count += 1
+            if self._published[page].children == 0:
+                self._add_leaf(page)
+
+    def _give_back(self, page: int) -> None:
+        """A page that was never published, from its only sequence."""
+        assert self._references[page] == 1 and page not in self._published
+        self._references[page] = 0
+        self._make_blank(page)
+
+    def _make_blank(self, page: int) -> None:
+        self._is_blank[page] = 1
+        self._blank_count += 1
+        heapq.heappush(self._blank_heap, page)
+        if len(self._blank_heap) > 2 * self.total:  # mostly stale: pages that were taken as preferred
+            self._blank_heap = [blank for blank in range(self.total) if self._is_blank[blank]]
+
+    def _take(self, preferred: int) -> int:
+        """A page for a sequence: `preferred` if it is blank (contiguous runs need no gathering), any blank one, or the
+        oldest leaf."""
+        if self._blank_count == 0:
+            return self._evict()
+        if not (0 <= preferred < self.total and self._is_blank[preferred]):
+            # Pages that were taken as preferred are still in the heap; each is skipped once.
+            preferred = heapq.heappop(self._blank_heap)
+            while not self._is_blank[preferred]:
+                preferred = heapq.heappop(self._blank_heap)
+        self._is_blank[preferred] = 0
+        self._blank_count -= 1
+        return preferred
+
+    def _evict(self) -> int:
+        """Un-publishes the least recently used leaf that nobody references and returns it."""
+        while True:
+            used_at, page = heapq.heappop(self._leaves)
+            entry = self._published.get(page)
+            if entry and not self._references[page] and not entry.children and self._used_at[page] == used_at:
+                break
+        self._unpublish(page)
+        self.statistics.evicted_pages += 1
+        return page
+
+    def _unpublish(self, page: int) -> None:
+        """Forgets a leaf that nobody references."""
+        entry = self._published.pop(page)
+        del self._by_name[entry.name]
+        self._cached_count -= 1
+        if entry.parent is not None:
+            parent = self._published[entry.parent]
+            parent.children -= 1
+            if parent.children == 0 and self._references[entry.parent] == 0:
+                self._add_leaf(entry.parent)
+
+    def _add_leaf(self, page: int) -> None:
+        heapq.heappush(self._leaves, (self._used_at[page], page))
+        if len(self._leaves) > 2 * self.total:  # mostly stale: pages that were used again
+            self._leaves = [
+                (self._used_at[leaf], leaf)
+                for leaf, entry in self._published.items()
+                if not entry.children and not self._references[leaf]
+            ]
+            heapq.heapify(self._leaves)
+
+    # ------------------------------------------------------------------------------------------------ integrity
+
+    def check(self) -> None:
+        """Derives every number anew; raises AssertionError with what is wrong."""
+        held = Counter(page for sequence in self._open for page in sequence.held.tolist())
+        for page, references in enumerate(self._references):
+            assert references == held[page], f"page {page}: {references} references, {held[page]} holders"
+            blank = not references and page not in self._published
+            assert bool(self._is_blank[page]) == blank, f"page {page}: blank is {not blank}"
+            assert references <= 1 or page in self._published, f"page {page} is shared but not published"
+        cached = [page for page in self._published if not self._references[page]]
+        assert self._cached_count == len(cached), f"{self._cached_count} cached pages counted, {len(cached)} found"
+        assert self._blank_count == sum(self._is_blank), "blank pages miscounted"
+        _all_in({page for page in range(self.total) if self._is_blank[page]}, self._blank_heap, "blank heap")
+        children = Counter(entry.parent for entry in self._published.values() if entry.parent is not None)
+        for page, entry in self._published.items():
+            assert self._by_name[entry.name] == page, f"page {page} is not found by its name"
+            assert entry.children == children[page], f"page {page}: children miscounted"
+            if entry.parent is not None:
+                parent = self._published[entry.parent]
+                assert parent.serial == entry.name[0], f"page {page} hangs on a page that is not its parent"
+                holders = self._references[entry.parent]
+                assert holders >= self._references[page], f"page {page} has more holders than its parent"
+                # Only cached pages are evicted, so only their order matters.
+                newer = self._used_at[page] > self._used_at[entry.parent]
+                assert holders or not newer, f"page {page} was used after its parent"
+        assert len(self._by_name) == len(self._published), "names and pages differ in number"
+        leaves = {(self._used_at[page], page) for page in cached if not children[page]}
+        _all_in(leaves, self._leaves, "leaves")
+        for sequence in self._open:
+            self._check_sequence(sequence)
+
+    def _check_sequence(self, sequence: SequencePages) -> None:
+        pages = sequence.held.tolist()
+        assert len(set(pages)) == len(pages), "a sequence holds a page twice"
+        parent: int | str = sequence.salt
+        for index, page in enumerate(pages):
+            assert (page in self._published) == (index < sequence.published), f"page {page}: published or not?"
+            if index < sequence.published:
+                assert self._published[page].name[0] == parent, f"page {page} is out of its chain"
+                parent = self._published[page].serial
+        assert sequence.tail == parent, "a sequence forgot where its chain ends"
+
+
+def _all_in(wanted: set[object] | set[int] | set[tuple[int, int]], heap: Iterable[object], what: str) -> None:
+    missing = set(wanted) - set(heap)
+    assert not missing, f"{what} lacks {sorted(missing, key=repr)[:5]}"

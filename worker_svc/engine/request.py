@@ -1,0 +1,149 @@
+"""A request inside the engine: what was asked, how far it has come, and what it cost."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from worker_svc.engine.pages import SequencePages, Tokens
+
+MAX_PRIORITY = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen; the contract is `SamplingParams` in inference.proto, every value effective."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    repetition_window: int = 64
+    seed: int = 0  # 0 to 2^64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """When generation ends; `eos_ids` are the model's own, empty where they are ignored."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    eos_ids: frozenset[int] = frozenset()
+    stop_ids: frozenset[int] = frozenset()
+    include_stop: bool = False
+
+    @property
+    def masked_ids(self) -> list[int]:
+        """Ids that may not be sampled before `min_tokens`, ascending."""
+        return sorted(self.eos_ids | self.stop_ids)
+
+
+class FinishReason(enum.IntEnum):
+    """Numbers as in inference.proto; ERROR is no finish on the wire but ends the stream with INTERNAL."""
+
+    MAX_TOKENS = 1
+    STOP_TOKEN = 2
+    EOS = 3
+    CANCELLED = 5
+    ERROR = 100
+
+
+@dataclass(slots=True)
+class RequestStatistics:
+    """Times are seconds of the engine's monotonic clock; 0 is not yet."""
+
+    arrived: float = 0.0
+    scheduled: float = 0.0
+    first_token: float = 0.0
+    finished: float = 0.0
+    cached_prompt_tokens: int = 0
+    forward_passes: int = 0
+    preemptions: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """`tokens[:num_tokens]` is prompt, resumed output and output; `num_computed` of them have keys and values."""
+
+    handle: int  # the front's number for it
+    tokens: Tokens  # with room for every token that may come
+    prompt_tokens: int
+    num_tokens: int
+    sampling: Sampling
+    stopping: Stopping
+    priority: int = 0
+    salt: str = ""
+    bypass: bool = False
+    logprobs: bool = False
+    arrival: int = 0  # order of arrival, given by the scheduler
+    overtaken: int = 0  # later arrivals that were admitted first
+    num_computed: int = 0
+    pages: SequencePages | None = None
+    statistics: RequestStatistics = field(default_factory=RequestStatistics)
+
+    @classmethod
+    def make(
+        cls,
+        handle: int,
+        prompt: npt.ArrayLike,
+        sampling: Sampling,
+        stopping: Stopping,
+        *,
+        resumed: npt.ArrayLike = (),
+        priority: int = 0,
+        salt: str = "",
+        bypass: bool = False,
+        logprobs: bool = False,
+    ) -> Request:
+        """`prompt` and `resumed` (output that was produced elsewhere) are ids; `max_tokens` counts `resumed` too."""
+        head = np.asarray(prompt, dtype=np.int32)
+        tail = np.asarray(resumed, dtype=np.int32)
+        tokens = np.zeros(len(head) + stopping.max_tokens, dtype=np.int32)
+        tokens[: len(head)] = head
+        tokens[len(head) : len(head) + len(tail)] = tail
+        return cls(
+            handle=handle,
+            tokens=tokens,
+            prompt_tokens=len(head),
+            num_tokens=len(head) + len(tail),
+            sampling=sampling,
+            stopping=stopping,
+            priority=priority,
+            salt=salt,
+            bypass=bypass,
+            logprobs=logprobs,
+        )
+
+    @property
+    def known(self) -> Tokens:
+        """Every token so far; a view."""
+        return self.tokens[: self.num_tokens]
+
+    @property
+    def owed(self) -> int:
+        """Tokens whose keys and values are not there yet."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens produced so far, those of another worker included."""
+        return self.num_tokens - self.prompt_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """Only the last token is owed."""
+        return self.owed == 1 and self.num_computed > 0
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Smaller runs first: by priority, then by arrival."""
+        return (-self.priority, self.arrival)
+
+    def append(self, token: int) -> None:
+        """Adds a sampled token."""
+        self.tokens[self.num_tokens] = token
+        self.num_tokens += 1

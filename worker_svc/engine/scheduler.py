@@ -1,0 +1,275 @@
+"""What the next step computes.
+
+One rule and no modes: a request owes the keys and values of its tokens (`owed = num_tokens - num_computed`), and every
+step hands out a budget of tokens. A prefill owes many, a decode owes one, a preempted request owes everything again.
+
+    1. Running requests that owe one token (decodes) get it first; no prefill can hold up a stream.
+    2. Running requests that owe more get chunks, in order of rank: priority, then arrival. A chunk that does not
+       finish what is owed ends on a page boundary where it can, so that whole pages are published.
+    3. What is left of the budget admits waiting requests, in order of rank and none past one that does not fit. It fits
+       when the pages for all it owes are there, and beside them one for each running request to grow into.
+
+When a running request needs a page and there is none, the running request of the last rank loses its pages and waits
+again. Its published pages stay cached while there is room, so it seldom computes much twice. The first in rank is
+never the victim, therefore it always gets on, and therefore everything finishes.
+
+Overtaking is bounded: after MAX_OVERTAKES later arrivals of higher priority went first, a request gets the highest one.
+
+No torch, no clock, no randomness: given the same arrivals, every rank of a tensor-parallel engine decides alike.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+from worker_svc.engine.pages import PageTable
+from worker_svc.engine.request import MAX_PRIORITY, Request
+
+MAX_OVERTAKES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """Bounds of one step."""
+
+    max_batch_tokens: int
+    max_running: int
+
+    def __post_init__(self) -> None:
+        if self.max_running < 1:
+            raise ValueError(f"max_running must be at least 1, not {self.max_running}")
+        if self.max_batch_tokens < self.max_running:
+            raise ValueError(
+                f"max_batch_tokens ({self.max_batch_tokens}) must be at least max_running ({self.max_running}): "
+                "every running request may decode in every step"
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """`length` tokens of `request` from `start` on; `samples` if they reach its last one, so that the next is drawn."""
+
+    request: Request
+    start: int
+    length: int
+    samples: bool
+
+
+@dataclass(slots=True)
+class SchedulerStatistics:
+    """Counters since the scheduler was made."""
+
+    steps: int = 0
+    prompt_tokens: int = 0  # of admitted requests, each once
+    cached_prompt_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Scheduler:
+    """Owns the requests from arrival to end, and through the page table their pages."""
+
+    table: PageTable
+    limits: SchedulerLimits
+    running: list[Request] = field(default_factory=list)  # in order of rank
+    statistics: SchedulerStatistics = field(default_factory=SchedulerStatistics)
+    _waiting: dict[int, list[tuple[int, Request]]] = field(default_factory=dict)  # by priority, a heap by arrival
+    _requests: dict[int, Request] = field(default_factory=dict)
+    _arrivals: int = 0
+    _waiting_tokens: int = 0
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return len(self._requests) - len(self.running)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens that the waiting requests owe."""
+        return self._waiting_tokens
+
+    @property
+    def has_work(self) -> bool:
+        """Any request, running or waiting."""
+        return bool(self._requests)
+
+    # ------------------------------------------------------------------------------------------------ arrivals and ends
+
+    def add(self, request: Request) -> None:
+        """Puts a request in the queue; it must fit into the cache when it is alone there."""
+        assert request.handle not in self._requests, "a handle is used once at a time"
+        assert self.table.pages_for(len(request.tokens)) <= self.table.total, "validated before: it fits into the cache"
+        request.arrival = self._arrivals
+        self._arrivals += 1
+        self._requests[request.handle] = request
+        self._wait(request)
+
+    def find(self, handle: int) -> Request | None:
+        """The request of a handle while it runs or waits."""
+        return self._requests.get(handle)
+
+    def remove(self, request: Request, *, discard: bool = False) -> list[int]:
+        """Ends a request, wherever it is; returns the pages that became blank. With `discard` its pages are not kept
+        as prompt cache either."""
+        del self._requests[request.handle]
+        if request.pages is None:
+            self._leave_queue(request)
+            return []
+        self.running.remove(request)
+        return self._release(request, discard=discard)
+
+    def _wait(self, request: Request) -> None:
+        self._waiting_tokens += request.owed
+        heapq.heappush(self._waiting.setdefault(request.priority, []), (request.arrival, request))
+
+    def _leave_queue(self, request: Request) -> None:
+        self._waiting_tokens -= request.owed
+        queue = self._waiting[request.priority]
+        if queue[0][1] is request:
+            heapq.heappop(queue)
+        else:
+            queue.remove((request.arrival, request))
+            heapq.heapify(queue)
+        if not queue:
+            del self._waiting[request.priority]
+
+    def _release(self, request: Request, *, discard: bool = False) -> list[int]:
+        assert request.pages is not None
+        dropped = self.table.close(request.pages, discard=discard)
+        request.pages = None
+        return dropped
+
+    # ------------------------------------------------------------------------------------------------ steps
+
+    def schedule(self) -> list[Chunk]:
+        """Chooses the chunks of the next step and reserves their pages; empty when nothing waits or runs."""
+        planned: dict[int, Chunk] = {}
+        used = 0
+        for decoding in (True, False):
+            for request in list(self.running):
+                budget = self.limits.max_batch_tokens - used
+                # Without pages it was a victim earlier in this very step.
+                if request.is_decoding is not decoding or request.pages is None or budget == 0:
+                    continue
+                length = self._chunk_length(request, budget)
+                victims = self._make_room(request, request.num_computed + length)
+                used -= sum(planned.pop(victim.handle).length for victim in victims if victim.handle in planned)
+                if request.pages is not None:
+                    planned[request.handle] = self._chunk(request, length)
+                    used += length
+        while used < self.limits.max_batch_tokens and len(self.running) < self.limits.max_running:
+            admitted = self._admit()
+            if admitted is None:
+                break
+            length = self._chunk_length(admitted, self.limits.max_batch_tokens - used)
+            planned[admitted.handle] = self._chunk(admitted, length)
+            used += length
+        assert planned or not self._requests, "the first in rank always gets on"
+        return list(planned.values())
+
+    def advance(self, chunks: list[Chunk]) -> None:
+        """The step is done: the keys and values of its chunks are in the cache."""
+        self.statistics.steps += 1
+        for chunk in chunks:
+            request = chunk.request
+            if request.pages is None:  # ended meanwhile
+                continue
+            request.num_computed = chunk.start + chunk.length
+            request.statistics.forward_passes += 1
+            self.table.publish(request.pages, request.tokens, request.num_computed)
+
+    @staticmethod
+    def _chunk(request: Request, length: int) -> Chunk:
+        start = request.num_computed
+        return Chunk(request, start, length, samples=start + length == request.num_tokens)
+
+    def _chunk_length(self, request: Request, budget: int) -> int:
+        """Tokens of `request` for this step, at most `budget`; to a page boundary where it is cut."""
+        if request.owed <= budget:
+            return request.owed
+        size = self.table.page_size
+        aligned = (request.num_computed + budget) // size * size - request.num_computed
+        return aligned if aligned > 0 else budget
+
+    def _make_room(self, request: Request, tokens: int) -> list[Request]:
+        """Reserves pages for `tokens` tokens of `request`, if need be by taking them from the last in rank; returns the
+        victims, of which the last may be `request` itself."""
+        assert request.pages is not None
+        victims: list[Request] = []
+        while request.pages is not None and not self.table.reserve(request.pages, tokens):
+            victims.append(self.running[-1])
+            self._preempt(victims[-1])
+        return victims
+
+    def _preempt(self, request: Request) -> None:
+        """Takes a request's pages and lets it wait again."""
+        self.running.remove(request)
+        self._release(request)
+        request.num_computed = 0
+        request.statistics.preemptions += 1
+        self.statistics.preemptions += 1
+        self._wait(request)
+
+    def _admit(self) -> Request | None:
+        """Moves the first waiting request to the running ones, with pages for all it owes; None if they are lacking."""
+        if not self._waiting:
+            return None
+        request = self._waiting[max(self._waiting)][0][1]
+        pages = self.table.open(request.known, salt=request.salt, bypass=request.bypass)
+        reserve = len(self.running)
+        wanted = self.table.pages_for(request.num_tokens) - pages.count
+        # When nothing runs, whatever is there must do: the request fits, and nobody else could give pages back.
+        if self.running and wanted + reserve > self.table.available:
+            self.table.close(pages)
+            return None
+        if not self.table.reserve(pages, request.num_tokens):
+            raise AssertionError("validated before: it fits into the cache")
+        self._leave_queue(request)
+        request.pages = pages
+        request.num_computed = pages.cached_tokens
+        if not request.statistics.preemptions:
+            request.statistics.cached_prompt_tokens = min(pages.cached_tokens, request.prompt_tokens)
+            self.statistics.prompt_tokens += request.prompt_tokens
+            self.statistics.cached_prompt_tokens += request.statistics.cached_prompt_tokens
+        self._insert_running(request)
+        self._count_overtaking(request)
+        return request
+
+    def _insert_running(self, request: Request) -> None:
+        place = len(self.running)
+        while place and self.running[place - 1].rank > request.rank:
+            place -= 1
+        self.running.insert(place, request)
+
+    def _count_overtaking(self, admitted: Request) -> None:
+        """Bounds how often a waiting request is overtaken by later arrivals of higher priority. Only the oldest of each
+        priority counts, since nobody of its own priority overtakes it."""
+        for priority in [priority for priority in self._waiting if priority < admitted.priority]:
+            arrival, request = self._waiting[priority][0]
+            if arrival < admitted.arrival:
+                request.overtaken += 1
+                if request.overtaken >= MAX_OVERTAKES:
+                    self._leave_queue(request)
+                    request.priority = MAX_PRIORITY
+                    self._wait(request)
+
+    # ------------------------------------------------------------------------------------------------ integrity
+
+    def check(self) -> None:
+        """Derives every number anew; raises AssertionError with what is wrong."""
+        self.table.check()
+        waiting = [request for queue in self._waiting.values() for _, request in queue]
+        assert len(waiting) == self.waiting, "a request is neither waiting nor running"
+        assert {r.handle for r in waiting} | {r.handle for r in self.running} == set(self._requests)
+        assert self._waiting_tokens == sum(request.owed for request in waiting), "waiting tokens miscounted"
+        assert [r.rank for r in self.running] == sorted(r.rank for r in self.running), "running out of rank"
+        assert len(self.running) <= self.limits.max_running
+        for request in waiting:
+            assert request.pages is None and request.num_computed == 0, "a waiting request holds pages"
+        for request in self.running:
+            assert request.pages is not None and request.owed >= 0, "a running request has no pages"
+            assert request.num_computed <= request.pages.count * self.table.page_size, "computed tokens without pages"
+        held = sum(request.pages is not None for request in self._requests.values())
+        assert held == len(self.running), "pages of a request that does not run"

@@ -1,0 +1,115 @@
+"""Turns a step's chunks into one forward pass of the model.
+
+Rows are padded to a multiple of 4, because then a row's bits do not depend on how many others there are; padding rows
+write to the cache's padding page and are attended to by nobody. `is_row_invariant` measures it on the machine at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from worker_svc.model.attention import ROW_MULTIPLE, AttentionPlan, Segment
+from worker_svc.model.kv_cache import KVCache
+from worker_svc.model.transformer import Transformer
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Tokens of one sequence to compute: `tokens` `[length]` from `position` on, into `pages`; `samples`: logits of the
+    last one are wanted."""
+
+    tokens: npt.NDArray[np.int32]
+    position: int
+    pages: npt.NDArray[np.int64]
+    samples: bool
+
+
+class ModelRunner:
+    """A model with its cache."""
+
+    def __init__(self, model: Transformer, cache: KVCache) -> None:
+        self.model = model
+        self.cache = cache
+        self._device = cache.keys[0].device
+
+    @torch.inference_mode()
+    def forward(self, work: Sequence[Work]) -> torch.Tensor:
+        """Computes the keys and values of all work, and the logits `[>= samples, vocabulary]` (float32) of the last
+        token of each that samples, in order; further rows are padding."""
+        size = self.cache.shape.page_size
+        lengths = np.array([len(item.tokens) for item in work], dtype=np.int64)
+        rows = np.cumsum(lengths) - lengths
+        total = int(lengths.sum())
+        padded = _padded(total)
+
+        ids = np.zeros(padded, dtype=np.int64)
+        positions = np.zeros(padded, dtype=np.int64)
+        slots = np.empty((2, padded), dtype=np.int64)
+        slots[0, total:] = self.cache.padding_page
+        slots[1, total:] = np.arange(padded - total)
+        ids[:total] = np.concatenate([item.tokens for item in work])
+        starts = np.array([item.position for item in work], dtype=np.int64)
+        positions[:total] = np.arange(total) + np.repeat(starts - rows, lengths)
+        slots[1, :total] = positions[:total] % size
+        slots[0, :total] = np.concatenate(
+            [
+                item.pages[np.arange(item.position, item.position + length) // size]
+                if length > 1
+                else item.pages[item.position // size, None]
+                for item, length in zip(work, lengths.tolist(), strict=True)
+            ]
+        )
+        segments = [
+            Segment(row, length, item.position, item.pages)
+            for row, length, item in zip(rows.tolist(), lengths.tolist(), work, strict=True)
+        ]
+        sampled = rows[[item.samples for item in work]] + lengths[[item.samples for item in work]] - 1
+        logit_rows = np.zeros(_padded(len(sampled)), dtype=np.int64)
+        logit_rows[: len(sampled)] = sampled
+
+        plan = AttentionPlan(segments, self.cache, self.model.config.num_heads)
+        to_device = self._to_device
+        return self.model(
+            to_device(ids), to_device(positions), self.cache, to_device(slots), plan, to_device(logit_rows)
+        )
+
+    def _to_device(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+    def zero(self, pages: Sequence[int]) -> None:
+        """Clears pages that hold numbers that are not finite."""
+        self.cache.zero(pages)
+
+    def is_row_invariant(self) -> bool:
+        """Whether a sequence's logits are the same bits in one piece, in chunks, token by token and in company.
+
+        Uses the cache's first pages, which must not hold anything yet, and leaves them zero.
+        """
+        size = self.cache.shape.page_size
+        length = min(2 * size + 3, self.model.config.context_length, self.cache.shape.pages // 2 * size)
+        if length < 2:
+            return True
+        pages = -(-length // size)
+        generator = np.random.default_rng(0)
+        tokens = generator.integers(0, self.model.config.vocab_size, length).astype(np.int32)
+        others = generator.integers(0, self.model.config.vocab_size, length).astype(np.int32)
+        own, foreign = np.arange(pages, dtype=np.int64), np.arange(pages, 2 * pages, dtype=np.int64)
+
+        whole = self.forward([Work(tokens, 0, own, True)])[0].clone()
+        cut = length // 3 + 1
+        self.forward([Work(tokens[:cut], 0, own, False)])
+        chunked = self.forward([Work(tokens[cut:], cut, own, True)])[0].clone()
+        crowd = [Work(others[: length - 1], 0, foreign, True), Work(tokens[-1:], length - 1, own, True)]
+        in_company = self.forward(crowd)[1].clone()
+        alone = self.forward([Work(tokens[-1:], length - 1, own, True)])[0].clone()
+        self.zero([*own.tolist(), *foreign.tolist(), self.cache.padding_page])
+        return all(torch.equal(whole, other) for other in (chunked, in_company, alone))
+
+
+def _padded(rows: int) -> int:
+    return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE

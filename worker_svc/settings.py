@@ -1,0 +1,55 @@
+"""Settings of the inference worker; each is a flag, an environment variable and a key of the configuration file."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from svc_common.settings import ServiceSettings
+from worker_svc.engine.build import EngineConfig
+
+
+class WorkerSettings(ServiceSettings):
+    """What an operator may choose; the defaults serve one model on what the machine has."""
+
+    model: str = Field(description="checkpoint folder: Meta (params.json) or Hugging Face (config.json)")
+    model_name: str = Field(default="", description="name that requests may ask for; empty: the folder's name")
+    device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N")
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
+        default="auto", description="of weights and cache; auto: the checkpoint's own on a GPU, float32 on a CPU"
+    )
+    threads: int = Field(default=0, ge=0, le=1024, description="of the engine on a CPU; 0: the cores it may use")
+    engine: Literal["process", "thread"] = Field(
+        default="process", description="run the engine in a process of its own, or in a thread (for debugging)"
+    )
+    page_size: int = Field(default=64, ge=4, le=256, description="tokens in a page of the KV cache")
+    kv_cache_tokens: int = Field(
+        default=0, ge=0, description="capacity of the KV cache; 0: a share of the memory that is free"
+    )
+    context_length: int = Field(default=0, ge=0, description="prompt and output together; 0: the model's own")
+    max_batch_tokens: int = Field(default=512, ge=1, description="tokens computed in one step")
+    max_running_requests: int = Field(default=64, ge=1, le=4096, description="requests that run at once")
+    max_waiting_requests: int = Field(default=1024, ge=0, description="requests that may wait; more are refused")
+    max_waiting_tokens: int = Field(default=1 << 20, ge=1, description="prompt tokens that may wait; more are refused")
+    tokenizer_address: str = Field(
+        default="",
+        description="HOST:PORT of the tokenizer service; asked at start for the fingerprint and the vocabulary size",
+    )
+    tokenizer_name: str = Field(default="", description="which of its tokenizers; empty: its default")
+    tokenizer_fingerprint: str = Field(default="", description="known fingerprint, instead of tokenizer_address")
+    tokenizer_wait_seconds: float = Field(default=60.0, gt=0, description="how long to wait for the tokenizer service")
+
+    def engine_config(self) -> EngineConfig:
+        """The part that the engine needs."""
+        return EngineConfig(
+            model=self.model,
+            device=self.device,
+            dtype=self.dtype,
+            threads=self.threads,
+            page_size=self.page_size,
+            kv_cache_tokens=self.kv_cache_tokens,
+            context_length=self.context_length,
+            max_batch_tokens=max(self.max_batch_tokens, self.max_running_requests),
+            max_running=self.max_running_requests,
+        )

@@ -1,0 +1,281 @@
+"""A GenerateRequest of the wire to a Submit for the engine, or every violation by name.
+
+Pure: no engine, no clock, no randomness but the seed that is handed in. Three refusals, in this order:
+
+    UNIMPLEMENTED        a field is set that this version does not serve; all of them are named
+    INVALID_ARGUMENT     values out of range; all of them are named, with what is allowed
+    FAILED_PRECONDITION  the prompt comes from another tokenizer
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from google.protobuf.message import Message
+
+from svc_common.errors import FieldViolation, failed_precondition, invalid_argument, unimplemented
+from tandem.inference.v1 import inference_pb2 as pb
+from worker_svc.engine.messages import EngineInfo, Submit
+
+MAX_REQUEST_ID_BYTES = 128
+MAX_SALT_BYTES = 256
+MAX_STOP_IDS = 256
+MAX_PRIORITY = 100
+MAX_STREAM_DELAY_MS = 60_000
+
+SERVED_FIELDS = frozenset(
+    {
+        "request_id",
+        "model",
+        "prompt_ids",
+        "resumed_output_ids",
+        "sampling",
+        "sampling.temperature",
+        "sampling.top_k",
+        "sampling.top_p",
+        "sampling.min_p",
+        "sampling.repetition_penalty",
+        "sampling.repetition_window",
+        "sampling.seed",
+        "stopping",
+        "stopping.max_tokens",
+        "stopping.min_tokens",
+        "stopping.stop_token_ids",
+        "stopping.ignore_eos",
+        "stopping.include_stop",
+        "output",
+        "output.logprobs",
+        "output.logprobs_mode",
+        "output.stream_interval_tokens",
+        "output.stream_max_delay_ms",
+        "cache",
+        "cache.salt",
+        "cache.bypass",
+        "n",
+        "best_of",
+        "priority",
+        "expected_tokenizer_fingerprint",
+    }
+)
+
+# Scalars of SamplingParams: default, smallest, largest, whether the smallest itself is allowed.
+SAMPLING_RANGES: dict[str, tuple[float, float, float, bool]] = {
+    "temperature": (1.0, 0.0, math.inf, True),
+    "top_p": (1.0, 0.0, 1.0, True),
+    "min_p": (0.0, 0.0, 1.0, True),
+    "repetition_penalty": (1.0, 0.0, math.inf, False),
+}
+DEFAULT_TOP_K = 0
+DEFAULT_REPETITION_WINDOW = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How the answer is cut into messages."""
+
+    interval_tokens: int
+    max_delay_seconds: float | None
+
+
+def validate(
+    request: pb.GenerateRequest, info: EngineInfo, *, handle: int, seed: int, fingerprint: str
+) -> tuple[Submit, Delivery]:
+    """The engine's form of a request; raises ServiceError. `seed` is used where the request has none, `fingerprint` is
+    the served tokenizer's, empty if unknown."""
+    _refuse_unserved(request)
+    violations = list(_violations(request, info))
+    if violations:
+        raise invalid_argument(violations)
+    _check_fingerprint(request.expected_tokenizer_fingerprint, fingerprint)
+
+    stopping, sampling, output = request.stopping, request.sampling, request.output
+    room = info.context_length - len(request.prompt_ids)
+    max_tokens = min(room, stopping.max_tokens) if stopping.HasField("max_tokens") else room
+    submit = Submit(
+        handle=handle,
+        prompt=_ids(request.prompt_ids),
+        resumed=_ids(request.resumed_output_ids),
+        max_tokens=max_tokens,
+        min_tokens=stopping.min_tokens,
+        eos_ids=[] if stopping.ignore_eos else info.eos_ids,
+        stop_ids=sorted(set(stopping.stop_token_ids)),
+        include_stop=stopping.include_stop,
+        temperature=_scalar(sampling, "temperature", info),
+        top_k=int(sampling.top_k if sampling.HasField("top_k") else info.sampling_defaults.get("top_k", DEFAULT_TOP_K)),
+        top_p=_scalar(sampling, "top_p", info),
+        min_p=_scalar(sampling, "min_p", info),
+        repetition_penalty=_scalar(sampling, "repetition_penalty", info),
+        repetition_window=(
+            min(sampling.repetition_window, info.context_length)
+            if sampling.HasField("repetition_window")
+            else DEFAULT_REPETITION_WINDOW
+        ),
+        seed=sampling.seed if sampling.HasField("seed") else seed,
+        priority=request.priority,
+        salt=request.cache.salt,
+        bypass=request.cache.bypass,
+        logprobs=output.logprobs,
+    )
+    delay = output.stream_max_delay_ms / 1000 if output.HasField("stream_max_delay_ms") else None
+    return submit, Delivery(max(1, output.stream_interval_tokens), delay)
+
+
+def effective_sampling(submit: Submit) -> pb.SamplingParams:
+    """What Accepted reports: every served scalar, the seed included."""
+    return pb.SamplingParams(
+        temperature=submit.temperature,
+        top_k=submit.top_k,
+        top_p=submit.top_p,
+        min_p=submit.min_p,
+        repetition_penalty=submit.repetition_penalty,
+        repetition_window=submit.repetition_window,
+        seed=submit.seed,
+    )
+
+
+def _refuse_unserved(request: pb.GenerateRequest) -> None:
+    unserved = sorted(path for path in _set_fields(request, "") if path not in SERVED_FIELDS)
+    for name in ("n", "best_of"):
+        if request.HasField(name) and getattr(request, name) > 1:
+            unserved.append(f"{name} > 1")
+    if request.output.logprobs_mode == pb.LOGPROBS_MODE_PROCESSED:
+        unserved.append("output.logprobs_mode = LOGPROBS_MODE_PROCESSED")
+    if unserved:
+        raise unimplemented(unserved)
+
+
+def _set_fields(message: Message, prefix: str) -> Iterator[str]:
+    """Paths of all fields that are set; does not look into messages that are not served themselves."""
+    for descriptor, value in message.ListFields():
+        path = f"{prefix}{descriptor.name}"
+        yield path
+        if path in SERVED_FIELDS and isinstance(value, Message):
+            yield from _set_fields(value, f"{path}.")
+
+
+def _violations(request: pb.GenerateRequest, info: EngineInfo) -> Iterator[FieldViolation]:
+    yield from _too_long("request_id", request.request_id, MAX_REQUEST_ID_BYTES)
+    yield from _too_long("cache.salt", request.cache.salt, MAX_SALT_BYTES)
+    yield from _prompt_violations(request, info)
+    yield from _sampling_violations(request.sampling)
+    yield from _stopping_violations(request, info)
+    for name in ("n", "best_of"):
+        if request.HasField(name) and getattr(request, name) < 1:
+            yield FieldViolation(name, "must be at least 1, not 0")
+    if abs(request.priority) > MAX_PRIORITY:
+        yield FieldViolation("priority", f"must be -{MAX_PRIORITY} to {MAX_PRIORITY}, not {request.priority}")
+    output = request.output
+    if output.logprobs_mode not in pb.LogprobsMode.values():
+        yield FieldViolation("output.logprobs_mode", f"{output.logprobs_mode} is not a known mode")
+    if output.HasField("stream_interval_tokens") and output.stream_interval_tokens < 1:
+        yield FieldViolation("output.stream_interval_tokens", "must be at least 1, not 0")
+    if output.stream_max_delay_ms > MAX_STREAM_DELAY_MS:
+        yield FieldViolation(
+            "output.stream_max_delay_ms", f"must be at most {MAX_STREAM_DELAY_MS}, not {output.stream_max_delay_ms}"
+        )
+
+
+def _too_long(field: str, text: str, limit: int) -> Iterator[FieldViolation]:
+    size = len(text.encode())
+    if size > limit:
+        yield FieldViolation(field, f"must have at most {limit} bytes, not {size}")
+
+
+def _prompt_violations(request: pb.GenerateRequest, info: EngineInfo) -> Iterator[FieldViolation]:
+    prompt, resumed = len(request.prompt_ids), len(request.resumed_output_ids)
+    if prompt == 0:
+        yield FieldViolation("prompt_ids", "must have at least one id")
+    if prompt >= info.context_length:
+        yield FieldViolation(
+            "prompt_ids",
+            f"has {prompt} ids; with room for one new token the context of {info.context_length} tokens "
+            f"takes at most {info.context_length - 1}",
+        )
+    elif prompt + resumed > info.context_length:
+        yield FieldViolation(
+            "resumed_output_ids",
+            f"has {resumed} ids; beside a prompt of {prompt} the context of {info.context_length} tokens "
+            f"takes at most {info.context_length - prompt}",
+        )
+    yield from _id_violations("prompt_ids", request.prompt_ids, info)
+    yield from _id_violations("resumed_output_ids", request.resumed_output_ids, info)
+
+
+def _id_violations(field: str, ids: Sequence[int], info: EngineInfo) -> Iterator[FieldViolation]:
+    """Names the first id that is out of the vocabulary."""
+    if not ids:
+        return
+    array = np.asarray(ids, dtype=np.int64)
+    bad = np.flatnonzero(array >= info.vocabulary_size)
+    if bad.size:
+        place = int(bad[0])
+        yield FieldViolation(
+            f"{field}[{place}]", f"must be below the vocabulary size {info.vocabulary_size}, not {array[place]}"
+        )
+
+
+def _sampling_violations(sampling: pb.SamplingParams) -> Iterator[FieldViolation]:
+    for name, (_, low, high, closed) in SAMPLING_RANGES.items():
+        if not sampling.HasField(name):  # type: ignore[arg-type]
+            continue
+        value = getattr(sampling, name)
+        if not math.isfinite(value) or value > high or value < low or (value == low and not closed):
+            bounds = f"{'at least' if closed else 'more than'} {low:g}" + (f" and at most {high:g}" * (high < math.inf))
+            yield FieldViolation(f"sampling.{name}", f"must be a finite number, {bounds}, not {value:g}")
+
+
+def _stopping_violations(request: pb.GenerateRequest, info: EngineInfo) -> Iterator[FieldViolation]:
+    stopping = request.stopping
+    if stopping.HasField("max_tokens"):
+        if not 1 <= stopping.max_tokens <= info.context_length:
+            yield FieldViolation(
+                "stopping.max_tokens",
+                f"must be 1 to the context length {info.context_length}, not {stopping.max_tokens}",
+            )
+        if stopping.min_tokens > stopping.max_tokens:
+            yield FieldViolation(
+                "stopping.min_tokens", f"must be at most max_tokens {stopping.max_tokens}, not {stopping.min_tokens}"
+            )
+        elif len(request.resumed_output_ids) > stopping.max_tokens:
+            yield FieldViolation(
+                "resumed_output_ids",
+                f"has {len(request.resumed_output_ids)} ids, more than max_tokens {stopping.max_tokens}",
+            )
+    elif stopping.min_tokens > info.context_length:
+        yield FieldViolation(
+            "stopping.min_tokens",
+            f"must be at most the context length {info.context_length}, not {stopping.min_tokens}",
+        )
+    if len(stopping.stop_token_ids) > MAX_STOP_IDS:
+        yield FieldViolation(
+            "stopping.stop_token_ids", f"has {len(stopping.stop_token_ids)} ids; at most {MAX_STOP_IDS} are allowed"
+        )
+    yield from _id_violations("stopping.stop_token_ids", stopping.stop_token_ids, info)
+
+
+def _check_fingerprint(expected: str, served: str) -> None:
+    if not expected or expected == served:
+        return
+    if not served:
+        raise failed_precondition(
+            "expected_tokenizer_fingerprint cannot be checked: this worker does not know its tokenizer "
+            "(start it with tokenizer_address or tokenizer_fingerprint)",
+            reason="TOKENIZER_UNKNOWN",
+        )
+    raise failed_precondition(
+        f"the prompt was encoded by a tokenizer with fingerprint {expected[:64]}, this worker's model uses {served}",
+        reason="TOKENIZER_MISMATCH",
+    )
+
+
+def _scalar(sampling: pb.SamplingParams, name: str, info: EngineInfo) -> float:
+    if sampling.HasField(name):  # type: ignore[arg-type]
+        return float(getattr(sampling, name))
+    return float(info.sampling_defaults.get(name, SAMPLING_RANGES[name][0]))
+
+
+def _ids(ids: Iterable[int]) -> bytes:
+    return np.fromiter(ids, dtype=np.int32).tobytes()
