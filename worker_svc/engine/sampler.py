@@ -63,7 +63,8 @@ class SamplingTable:
 
     def gather(self, requests: Sequence[Request]) -> npt.NDArray[np.void]:
         """The parameters of each request, one row of `_ROW` a request."""
-        return self._rows[[self._slot_of(request) for request in requests]]
+        slots = [self._slot_of(request) for request in requests]  # may replace the array
+        return self._rows[slots]
 
     def free(self, request: Request) -> None:
         """Forgets a request; nothing happens if it was never seen."""

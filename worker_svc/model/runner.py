@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,9 @@ import torch
 
 from worker_svc.model.attention import ROW_MULTIPLE, AttentionPlan, Segment
 from worker_svc.model.kv_cache import KVCache
-from worker_svc.model.transformer import Transformer
+
+if TYPE_CHECKING:
+    from worker_svc.model.transformer import Transformer
 
 
 @dataclass(frozen=True, slots=True)

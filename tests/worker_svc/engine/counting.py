@@ -1,0 +1,56 @@
+"""A synthetic model that counts: after tokens 3, 4, 5 comes 6. A wrong page, slot or position shows at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from worker_svc.engine.request import Request, Sampling, Stopping
+from worker_svc.model.runner import Work
+
+VOCABULARY = 64
+
+
+class CountingRunner:
+    """Keeps, instead of keys and values, the tokens themselves in its pages, and says what follows the last one.
+
+    Each step it reads every token of a sequence back through its pages and checks that they count upward.
+    """
+
+    def __init__(self, pages: int, page_size: int) -> None:
+        self.memory = np.full((pages, page_size), -1, dtype=np.int64)
+        self.page_size = page_size
+        self.computed_tokens = 0
+        self.largest_batch = 0
+        self.poisoned: set[int] = set()  # tokens that make the numbers break
+
+    def forward(self, work: Sequence[Work]) -> torch.Tensor:
+        logits = []
+        self.largest_batch = max(self.largest_batch, sum(len(item.tokens) for item in work))
+        for item in work:
+            positions = np.arange(item.position, item.position + len(item.tokens))
+            self.memory[item.pages[positions // self.page_size], positions % self.page_size] = item.tokens
+            self.computed_tokens += len(item.tokens)
+        for item in work:
+            end = np.arange(item.position + len(item.tokens))
+            seen = self.memory[item.pages[end // self.page_size], end % self.page_size]
+            assert np.array_equal(seen, (seen[0] + end) % VOCABULARY), f"does not count: {seen}"
+            if item.samples:
+                row = torch.zeros(VOCABULARY)
+                row[(int(seen[-1]) + 1) % VOCABULARY] = 50.0
+                if self.poisoned & set(seen.tolist()):
+                    row[:] = float("nan")
+                logits.append(row)
+        return torch.stack(logits) if logits else torch.empty(0, VOCABULARY)
+
+    def zero(self, pages: Sequence[int]) -> None:
+        self.memory[list(pages)] = -1
+
+
+def counting_request(handle: int, first: int, prompt: int, output: int, **options: object) -> Request:
+    """A request whose prompt is `prompt` numbers from `first` on, and that wants `output` more."""
+    ids = (first + np.arange(prompt)) % VOCABULARY
+    sampling = Sampling(temperature=0.0)
+    return Request.make(handle, ids, sampling, Stopping(max_tokens=output), **options)  # type: ignore[arg-type]

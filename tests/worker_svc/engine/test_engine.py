@@ -1,0 +1,267 @@
+"""Scheduler and engine on a model that counts: any interleaving must go on counting."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.worker_svc.engine.counting import VOCABULARY, CountingRunner, counting_request
+from worker_svc.engine.loop import Engine, Finish
+from worker_svc.engine.pages import PageTable
+from worker_svc.engine.request import FinishReason, Request, Sampling, Stopping
+from worker_svc.engine.scheduler import MAX_OVERTAKES, SchedulerLimits
+
+
+class Driver:
+    """An engine with its model, and what came out of it."""
+
+    def __init__(self, pages: int = 32, page_size: int = 4, budget: int = 16, running: int = 8) -> None:
+        self.runner = CountingRunner(pages, page_size)
+        limits = SchedulerLimits(max_batch_tokens=budget, max_running=running)
+        self.engine = Engine(self.runner, PageTable(pages, page_size), limits)
+        self.output: dict[int, list[int]] = defaultdict(list)
+        self.finished: dict[int, Finish] = {}
+
+    def step(self) -> None:
+        result = self.engine.step()
+        for handle, token in zip(result.handles.tolist(), result.ids.tolist(), strict=True):
+            assert handle not in self.finished, "a finished request goes on"
+            self.output[handle].append(token)
+        for finish in result.finished:
+            assert finish.handle not in self.finished, "a request finishes twice"
+            self.finished[finish.handle] = finish
+        self.engine.check()
+        assert result.prefill_tokens + result.decode_tokens <= self.engine.scheduler.limits.max_batch_tokens
+
+    def run(self) -> None:
+        for _ in range(100_000):
+            if not self.engine.has_work:
+                assert self.engine.table.referenced == 0, "pages leak"
+                return
+            self.step()
+        raise AssertionError("it never ends")
+
+
+def counted(first: int, prompt: int, output: int) -> list[int]:
+    return [(first + prompt + i) % VOCABULARY for i in range(output)]
+
+
+def test_one_request_counts_on():
+    driver = Driver()
+    driver.engine.submit(counting_request(1, 5, 10, 20))
+    driver.run()
+    assert driver.output[1] == counted(5, 10, 20)
+    assert driver.finished[1].reason is FinishReason.MAX_TOKENS
+
+
+@given(
+    requests=st.lists(
+        st.tuples(
+            st.integers(0, 3),  # first
+            st.integers(1, 30),  # prompt
+            st.integers(1, 20),  # output
+            st.integers(-2, 2),  # priority
+            st.sampled_from(["", "x"]),  # salt
+            st.booleans(),  # bypass
+            st.integers(0, 40),  # step at which it arrives
+            st.one_of(st.none(), st.integers(0, 30)),  # steps until it is aborted
+        ),
+        min_size=1,
+        max_size=14,
+    ),
+    pages=st.integers(13, 40),
+    budget=st.integers(4, 40),
+    running=st.integers(1, 4),
+)
+@settings(max_examples=200, deadline=None)
+def test_any_history_counts_on_and_leaks_nothing(requests, pages, budget, running):
+    driver = Driver(pages=pages, page_size=4, budget=budget, running=running)
+    pending = sorted(enumerate(requests), key=lambda item: item[1][6])
+    aborts = {handle: r[6] + r[7] for handle, r in enumerate(requests) if r[7] is not None}
+    step = 0
+    while pending or driver.engine.has_work:
+        while pending and pending[0][1][6] <= step:
+            handle, (first, prompt, output, priority, salt, bypass, *_) = pending.pop(0)
+            driver.engine.submit(
+                counting_request(handle, first, prompt, output, priority=priority, salt=salt, bypass=bypass)
+            )
+            driver.engine.check()
+        for handle in [handle for handle, when in aborts.items() if when == step]:
+            driver.engine.abort(handle)
+            driver.engine.check()
+        driver.step()
+        step += 1
+        assert step < 20_000, "it never ends"
+    assert driver.engine.table.referenced == 0
+    assert set(driver.finished) == set(range(len(requests)))
+    for handle, (first, prompt, output, *_) in enumerate(requests):
+        expected = counted(first, prompt, output)
+        got = driver.output[handle]
+        if driver.finished[handle].reason is FinishReason.CANCELLED:
+            assert got == expected[: len(got)]
+        else:
+            assert got == expected
+
+
+def test_the_same_arrivals_give_the_same_steps():
+    def history() -> list[list[int]]:
+        driver = Driver(pages=14, budget=10, running=3)
+        for handle in range(9):
+            driver.engine.submit(counting_request(handle, handle, 3 + 5 * (handle % 3), 12, priority=handle % 2))
+        steps = []
+        while driver.engine.has_work:
+            driver.step()
+            steps.append(sorted((h, len(t)) for h, t in driver.output.items()))
+        return steps
+
+    assert history() == history()
+
+
+def test_a_cache_smaller_than_the_work_preempts_and_still_finishes_everything():
+    driver = Driver(pages=12, page_size=4, budget=32, running=8)
+    for handle in range(10):
+        driver.engine.submit(counting_request(handle, 3 * handle, 6, 30))
+    driver.run()
+    assert driver.engine.scheduler.statistics.preemptions > 0
+    for handle in range(10):
+        assert driver.output[handle] == counted(3 * handle, 6, 30)
+
+
+def test_a_shared_prefix_is_computed_once():
+    driver = Driver(pages=64, page_size=4, budget=64, running=4)
+    driver.engine.submit(counting_request(0, 0, 40, 1))
+    driver.run()
+    before = driver.runner.computed_tokens
+    for handle in range(1, 11):
+        driver.engine.submit(counting_request(handle, 0, 40, 1))
+    driver.run()
+    # 36 of 40 prompt tokens are in whole pages that end before the last token.
+    assert driver.runner.computed_tokens - before == 10 * 4
+    assert driver.finished[10].statistics.cached_prompt_tokens == 36
+
+
+def test_the_next_turn_of_a_chat_computes_its_new_tokens_only():
+    driver = Driver(pages=64, page_size=4, budget=64)
+    driver.engine.submit(counting_request(0, 0, 10, 10))
+    driver.run()
+    before = driver.runner.computed_tokens
+    driver.engine.submit(counting_request(1, 0, 22, 1))
+    driver.run()
+    # Of the first turn, the 19 tokens with keys and values fill 4 pages.
+    assert driver.runner.computed_tokens - before == 22 - 16
+
+
+def test_decodes_are_never_held_up_by_a_prefill():
+    driver = Driver(pages=64, page_size=4, budget=8, running=4)
+    driver.engine.submit(counting_request(0, 0, 2, 30))
+    driver.step()
+    driver.engine.submit(counting_request(1, 0, 60, 1, bypass=True))
+    for step in range(2, 9):
+        driver.step()
+        assert len(driver.output[0]) == step
+
+
+def test_chunks_end_on_page_boundaries():
+    driver = Driver(pages=64, page_size=4, budget=10, running=4)
+    request = counting_request(0, 0, 30, 1)
+    driver.engine.submit(request)
+    ends = []
+    while driver.engine.has_work:
+        driver.step()
+        ends.append(request.num_computed)
+    assert ends == [8, 16, 24, 30]
+
+
+def test_a_higher_priority_goes_first():
+    driver = Driver(running=1)
+    for handle, priority in enumerate((0, 0, 5)):
+        driver.engine.submit(counting_request(handle, 0, 2, 2, priority=priority))
+    driver.run()
+    assert list(driver.finished) == [2, 0, 1]
+
+
+def test_nobody_is_overtaken_for_ever():
+    driver = Driver(running=1)
+    driver.engine.submit(counting_request(0, 0, 2, 2, priority=-5))
+    overtakers = 0
+    for handle in range(1, 4 * MAX_OVERTAKES):
+        driver.engine.submit(counting_request(handle, 0, 2, 2, priority=5))
+        driver.step()
+        driver.step()
+        if 0 in driver.finished:
+            break
+        overtakers += 1
+    assert 0 in driver.finished
+    assert overtakers <= MAX_OVERTAKES + 1
+
+
+def test_an_aborted_request_ends_once_and_gives_back_its_pages_wherever_it_is():
+    driver = Driver(running=1)
+    driver.engine.submit(counting_request(0, 0, 4, 50))
+    driver.engine.submit(counting_request(1, 0, 4, 50))
+    driver.step()
+    driver.engine.abort(0)  # runs
+    driver.engine.abort(1)  # waits
+    driver.engine.abort(1)
+    driver.engine.abort(77)
+    driver.run()
+    assert {f.reason for f in driver.finished.values()} == {FinishReason.CANCELLED}
+
+
+def test_broken_numbers_end_their_request_alone_and_leave_no_page_behind():
+    driver = Driver(pages=64, page_size=4)
+    driver.runner.poisoned = {20}
+    driver.engine.submit(counting_request(0, 10, 8, 30))  # reaches 20
+    driver.engine.submit(counting_request(1, 30, 8, 12))
+    driver.run()
+    assert driver.finished[0].reason is FinishReason.ERROR
+    assert driver.output[0] == [18, 19, 20]
+    assert driver.output[1] == counted(30, 8, 12)
+    again = counting_request(2, 10, 8, 1)
+    driver.engine.submit(again)
+    driver.run()
+    assert driver.finished[2].statistics.cached_prompt_tokens == 0
+
+
+@pytest.mark.parametrize("include_stop", [False, True])
+def test_stop_and_end_of_sequence_ids_end_a_request(include_stop: bool):
+    driver = Driver()
+    for handle, (stop, eos) in enumerate([({9}, set()), (set(), {9}), ({9}, {9})]):
+        stopping = Stopping(20, eos_ids=frozenset(eos), stop_ids=frozenset(stop), include_stop=include_stop)
+        driver.engine.submit(Request.make(handle, [5, 6], Sampling(temperature=0.0), stopping))
+    driver.run()
+    assert [driver.finished[h].reason.name for h in range(3)] == ["STOP_TOKEN", "EOS", "STOP_TOKEN"]
+    for handle in range(3):
+        assert driver.output[handle] == [7, 8, 9][: 3 if include_stop else 2]
+        assert driver.finished[handle].matched_token == 9
+
+
+def test_resumed_output_counts_as_output():
+    driver = Driver()
+    stopping = Stopping(max_tokens=6)
+    driver.engine.submit(Request.make(0, [1, 2], Sampling(temperature=0.0), stopping, resumed=[3, 4]))
+    driver.engine.submit(Request.make(1, [1, 2], Sampling(temperature=0.0), stopping, resumed=[3, 4, 5, 6, 7, 8]))
+    driver.run()
+    assert driver.output[0] == [5, 6, 7, 8]
+    assert driver.output[1] == []
+    assert driver.finished[1].reason is FinishReason.MAX_TOKENS
+
+
+def test_limits_that_cannot_work_are_refused():
+    with pytest.raises(ValueError, match="max_batch_tokens"):
+        SchedulerLimits(max_batch_tokens=3, max_running=4)
+    with pytest.raises(ValueError, match="max_running"):
+        SchedulerLimits(max_batch_tokens=3, max_running=0)
+
+
+def test_the_budget_is_used_whole_when_there_is_work():
+    driver = Driver(pages=64, page_size=4, budget=16, running=8)
+    for handle in range(8):
+        driver.engine.submit(counting_request(handle, handle, 16, 4, bypass=True))
+    driver.run()
+    assert driver.runner.largest_batch == 16
+    assert np.all([len(driver.output[h]) == 4 for h in range(8)])
