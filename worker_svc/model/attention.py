@@ -17,6 +17,7 @@ multiples of 4 (fp32 and bf16, MKL and oneDNN; other machines: the runner's self
 
 Queries come in blocks of consecutive tokens of one sequence: 1 token for decodes, PREFILL_BLOCK for prefills. A (block,
 tile) pair is a *job*; all jobs of a step are one batched product, in slabs of bounded memory. No loop over requests.
+On a CPU the products are in fp32 whatever the cache's dtype: batched bf16 products of this size are five times slower.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import torch
 from worker_svc.model.kv_cache import KVCache
 
 PREFILL_BLOCK = 16  # query tokens; larger blocks gather a page less often and waste more on short prompts
-SLAB_FLOATS = 8 << 20  # scores or outputs that one slab may hold: 32 MiB in fp32
+SLAB_FLOATS = 1 << 20  # numbers in the largest operand of a slab: 4 MiB stay in a core's cache between two products
 ROW_MULTIPLE = 4  # rows of a matrix product come in multiples of this
 
 
@@ -79,6 +80,7 @@ class AttentionPlan:
             *self._plan(decodes, 1, num_heads, shape.head_dim),
             *self._plan(prefills, PREFILL_BLOCK, num_heads, shape.head_dim),
         ]
+        self._tiles = cache.reader
 
     def _plan(self, segments: Sequence[Segment], block: int, num_heads: int, head_dim: int) -> list[_Slab]:
         """Cuts segments into blocks of `block` tokens and packs the blocks into slabs."""
@@ -95,7 +97,7 @@ class AttentionPlan:
         tiles = (position + count - 1) // size + 1
 
         rows_per_block = -(-block * (num_heads // self._kv_heads) // ROW_MULTIPLE) * ROW_MULTIPLE * self._kv_heads
-        floats = tiles * rows_per_block * max(size, head_dim)
+        floats = tiles * max(rows_per_block * max(size, head_dim), self._kv_heads * size * head_dim)
         slabs: list[_Slab] = []
         first = 0
         total = np.cumsum(floats)
@@ -164,14 +166,14 @@ class AttentionPlan:
         padding = -rows % ROW_MULTIPLE
 
         # Queries as rows (token, group) of each block and kv head: [B, kv_heads, rows, head_dim].
-        blocks = (q.index_select(0, slab.query_rows) * scale).view(-1, block, kv_heads, group, head_dim).transpose(1, 2)
-        blocks = blocks.reshape(-1, kv_heads, rows, head_dim)
+        blocks = q.index_select(0, slab.query_rows).to(self._tiles.dtype) * scale
+        blocks = blocks.view(-1, block, kv_heads, group, head_dim).transpose(1, 2).reshape(-1, kv_heads, rows, head_dim)
         if padding:
             blocks = torch.nn.functional.pad(blocks, (0, 0, 0, padding))
         padded = rows + padding
 
         job_queries = blocks.index_select(0, slab.job_block).view(jobs * kv_heads, padded, head_dim)
-        job_keys = keys.index_select(0, slab.job_page).view(jobs * kv_heads, size, head_dim)
+        job_keys = self._tiles.gather(keys, slab.job_page)
         scores = torch.bmm(job_queries, job_keys.transpose(1, 2)).float()
         if padding:
             scores = scores[:, :rows]
@@ -182,10 +184,10 @@ class AttentionPlan:
         m = scores.amax(-1)  # [J, kv_heads, Q, group]
         scores.sub_(m.clamp_min(torch.finfo(torch.float32).min).unsqueeze(-1)).exp_()
         l = scores.sum(-1)
-        weights = scores.view(jobs * kv_heads, rows, size).to(q.dtype)
+        weights = scores.view(jobs * kv_heads, rows, size).to(self._tiles.dtype)
         if padding:
             weights = torch.nn.functional.pad(weights, (0, 0, 0, padding))
-        job_values = values.index_select(0, slab.job_page).view(jobs * kv_heads, size, head_dim)
+        job_values = self._tiles.gather(values, slab.job_page)
         o = torch.bmm(weights, job_values)[:, :rows].float().view(jobs, kv_heads, block, group, head_dim)
 
         if slab.tiles > 1:

@@ -9,6 +9,7 @@ Which page holds what is the page table's business (`engine/pages.py`); this fil
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,6 +46,7 @@ class KVCache:
         size = (shape.pages + 1, shape.kv_heads, shape.page_size, shape.head_dim)
         self.keys = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
         self.values = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
+        self.reader = TileReader(torch.float32 if torch.device(device).type == "cpu" else shape.dtype)
 
     @property
     def padding_page(self) -> int:
@@ -62,3 +64,33 @@ class KVCache:
         index = torch.as_tensor(list(pages), dtype=torch.int64, device=self.keys[0].device)
         for tensor in (*self.keys, *self.values):
             tensor[index] = 0
+
+
+class TileReader:
+    """Gathers pages as operands of a batched matrix product.
+
+    Its buffers are used again and again: fresh memory of this size would cost a page fault for every 4 KiB in every
+    layer, which took longer than the copy itself. What it returns holds until the next call.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype  # of what it returns
+        self._stored = torch.empty(0)
+        self._converted = torch.empty(0)
+
+    def gather(self, layer: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+        """Pages of one layer's keys or values as `[pages * kv_heads, page_size, head_dim]`."""
+        size = (pages.shape[0], *layer.shape[1:])
+        self._stored = _room(self._stored, size, layer.dtype, layer.device)
+        tiles = torch.index_select(layer, 0, pages, out=self._stored[: math.prod(size)].view(size))
+        if layer.dtype != self.dtype:
+            self._converted = _room(self._converted, size, self.dtype, layer.device)
+            tiles = self._converted[: math.prod(size)].view(size).copy_(tiles)
+        return tiles.view(-1, *size[2:])
+
+
+def _room(buffer: torch.Tensor, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The buffer, or a larger one."""
+    if buffer.dtype == dtype and buffer.numel() >= math.prod(size):
+        return buffer
+    return torch.empty(math.prod(size), dtype=dtype, device=device)

@@ -1,0 +1,62 @@
+# Everything a newcomer needs. The first target that needs it makes the environment.
+#
+#   make run      serve the embedded demo model and complete PROMPT
+#   make test     the whole suite
+#   make check    what continuous integration runs besides: stubs, ruff, mypy, buf
+#   make protos   generate the stubs after a change of protos/
+#   make compose-test   build the images, bring the stack up in a container engine of its own, ask it, take it down
+
+VENV ?= .venv
+PYTHON ?= python3
+MODEL ?= models/demo
+PROMPT ?= First Citizen:
+
+# Through the environment, so that quotes and dollars in a prompt stay what they are.
+export MODEL PROMPT
+
+STAMP := $(VENV)/.installed
+BIN := $(VENV)/bin
+
+.PHONY: run test check lint types protos fresh buf compose-test clean
+
+# The stamp is written last: an interrupted installation is begun again.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $(STAMP)
+
+run: $(STAMP)
+	@$(BIN)/tandem run --model "$$MODEL" "$$PROMPT"
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+check: fresh lint types buf
+
+fresh: $(STAMP)
+	$(BIN)/python protos/generate.py --check
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+# buf comes from npm; where there is none, the rules are not checked, and that is said loudly.
+buf:
+	@if command -v npm >/dev/null; then \
+	    npm install --silent --no-audit --no-fund --prefix .buf @bufbuild/buf@1 >/dev/null && cd protos && ../.buf/node_modules/.bin/buf lint && echo "buf lint: clean"; \
+	else \
+	    echo "SKIPPED: buf lint, because npm is not installed" >&2; \
+	fi
+
+protos: $(STAMP)
+	$(BIN)/python protos/generate.py
+
+compose-test: $(STAMP)
+	$(BIN)/python deploy/compose_test.py $(COMPOSE_TEST_FLAGS)
+
+clean:
+	rm -rf $(VENV) .buf

@@ -1,0 +1,70 @@
+"""What a result must say about where it was measured, and where it is kept."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+_PACKAGES = ("torch", "grpcio", "protobuf", "numpy", "tiktoken", "sentencepiece", "tokenizers")
+
+
+def describe_machine() -> dict[str, object]:
+    """Processor, cores, memory, and the versions that matter."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def add_output_flags(parser: argparse.ArgumentParser) -> None:
+    """`--machine` and `--no-save`."""
+    parser.add_argument(
+        "--machine", default=f"cpu{len(os.sched_getaffinity(0))}", help="name in the result's file name"
+    )
+    parser.add_argument("--no-save", action="store_true", help="print only")
+
+
+def save(benchmark: str, options: argparse.Namespace, results: object) -> None:
+    """Writes `benchmarks/results/BENCHMARK-MACHINE-DATE.json` unless told not to."""
+    if options.no_save:
+        return
+    now = datetime.now(UTC)
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{benchmark}-{options.machine}-{now:%Y-%m-%d}.json"
+    arguments = {name: value for name, value in vars(options).items() if isinstance(value, (str, int, float, list))}
+    record = {
+        "benchmark": benchmark,
+        "measured": now.isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "machine": describe_machine(),
+        "arguments": arguments,
+        "results": results,
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"\nsaved {path.relative_to(ROOT)}")

@@ -1,0 +1,162 @@
+"""What do the two services cost? Tokens/s of one model in three ways, side by side in one run:
+
+    engine   the engine in this process: scheduler, model and sampler, no wire (= 1.0)
+    worker   a worker process over raw gRPC: ids in, ids out
+    sdk      text to text through the SDK, the tokenizer service and the worker
+
+    python benchmarks/serving.py [--model models/demo] [--streams 1 16 64] [--rounds 5]
+
+Prompts differ, so that nothing is cached; answers are greedy and of fixed length. Rounds alternate between the three
+ways, and medians are reported: on a shared machine only ratios within one run mean something. The client runs on the
+same cores as the services.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import grpc
+import numpy as np
+
+from benchmarks.machine import add_output_flags, save
+from tandem.client import AsyncClient
+from tandem.inference.v1 import inference_pb2, inference_pb2_grpc
+from worker_svc.engine.build import EngineConfig, build_engine
+from worker_svc.engine.request import Request, Sampling, Stopping
+
+PROMPT_TOKENS = 64
+
+
+def prompts(count: int, vocabulary: int, seed: int) -> list[list[int]]:
+    """Random prompts of ordinary ids."""
+    return np.random.default_rng(seed).integers(300, vocabulary, (count, PROMPT_TOKENS)).tolist()
+
+
+@asynccontextmanager
+async def service(module: str, *flags: str) -> AsyncIterator[str]:
+    """A service in a process of its own; its address."""
+    with tempfile.TemporaryDirectory() as folder:
+        address_file = Path(folder, "address.json")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", module, "--address-file", str(address_file), "--log-level=warning", *flags
+        )
+        try:
+            while not address_file.exists():
+                assert process.returncode is None, f"{module} ended with {process.returncode}"
+                await asyncio.sleep(0.05)
+            yield json.loads(address_file.read_text())["address"]
+        finally:
+            process.terminate()
+            await process.wait()
+
+
+async def measure(options: argparse.Namespace) -> list[dict[str, object]]:
+    config = EngineConfig(model=options.model, threads=options.threads, dtype=options.dtype)
+    engine = build_engine(config)
+    vocabulary = engine.config.vocab_size
+
+    async def in_engine(batch: list[list[int]]) -> None:
+        for handle, prompt in enumerate(batch):
+            stopping = Stopping(max_tokens=options.tokens)
+            engine.engine.submit(Request.make(handle, prompt, Sampling(temperature=0.0), stopping))
+        while engine.engine.has_work:
+            engine.engine.step()
+
+    async with AsyncExitStack() as stack:
+        tokenizer = await stack.enter_async_context(service("tokenizer_svc", f"--tokenizer={options.model}"))
+        flags = (f"--model={options.model}", f"--threads={options.threads}", f"--dtype={options.dtype}")
+        worker = await stack.enter_async_context(service("worker_svc", *flags))
+        client = await stack.enter_async_context(AsyncClient(tokenizer=tokenizer, worker=worker))
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(worker))
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+
+        async def over_grpc(batch: list[list[int]]) -> None:
+            async def one(prompt: list[int]) -> None:
+                request = inference_pb2.GenerateRequest(
+                    prompt_ids=prompt,
+                    sampling=inference_pb2.SamplingParams(temperature=0.0, repetition_penalty=1.0),
+                    stopping=inference_pb2.StoppingParams(max_tokens=options.tokens, ignore_eos=True),
+                )
+                count = 0
+                async for message in stub.Generate(request):
+                    count += len(message.delta.ids)
+                assert count == options.tokens
+
+            await asyncio.gather(*(one(prompt) for prompt in batch))
+
+        texts: dict[tuple[int, ...], str] = {}
+
+        async def over_sdk(batch: list[list[int]]) -> None:
+            async def one(ids: list[int]) -> None:
+                # The text of random ids encodes to about as many ids again.
+                stream = client.stream(
+                    texts[tuple(ids)],
+                    max_tokens=options.tokens,
+                    ignore_eos=True,
+                    temperature=0.0,
+                    repetition_penalty=1.0,
+                )
+                async with stream:
+                    async for _ in stream:
+                        pass
+                assert len(stream.result.output_ids) == options.tokens
+
+            await asyncio.gather(*(one(prompt) for prompt in batch))
+
+        ways: dict[str, Callable[[list[list[int]]], Awaitable[None]]] = {
+            "engine": in_engine,
+            "worker": over_grpc,
+            "sdk": over_sdk,
+        }
+        rows = []
+        for streams in options.streams:
+            rates: dict[str, list[float]] = {name: [] for name in ways}
+            for round_number in range(options.rounds + 1):
+                for place, (name, way) in enumerate(ways.items()):
+                    batch = prompts(streams, vocabulary, seed=1000 * round_number + 10 * streams + place)
+                    if name == "sdk":
+                        decoded = await client.decode_batch(batch)
+                        texts.update({tuple(prompt): text for prompt, text in zip(batch, decoded, strict=True)})
+                    began = time.perf_counter()
+                    await way(batch)
+                    if round_number:  # the first round warms up
+                        rates[name].append(streams * options.tokens / (time.perf_counter() - began))
+            medians = {name: statistics.median(values) for name, values in rates.items()}
+            row = {"streams": streams, "tokens_per_second": medians, "all_rounds": rates}
+            row["share"] = {name: medians[name] / medians["engine"] for name in ways}
+            rows.append(row)
+            print(
+                f"{streams:4d} streams"
+                + "".join(f"   {name} {medians[name]:8.0f} tok/s ({row['share'][name]:.2f})" for name in ways)
+            )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="models/demo")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=64, help="output tokens a stream")
+    parser.add_argument("--threads", type=int, default=1, help="of the engine")
+    parser.add_argument("--dtype", default="float32")
+    add_output_flags(parser)
+    options = parser.parse_args()
+    save("serving", options, asyncio.run(measure(options)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""The worker over the wire: concurrent, cancelled, expired, aborted and crashing callers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+
+import grpc
+import numpy as np
+import pytest
+
+from tandem.inference.v1 import admin_pb2, inference_pb2_grpc
+from tandem.inference.v1 import inference_pb2 as pb
+from tests.integration.worker_process import Worker, greedy
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def varied_request(number: int) -> pb.GenerateRequest:
+    """One of many: lengths, seeds, samplers and shared prefixes differ."""
+    draw = random.Random(number)
+    prompt = [1] + [draw.randrange(3, 300) for _ in range(draw.choice([0, 1, 15, 16, 17, 40, 120]))]
+    if number % 3 == 0:
+        prompt = [1] + [7] * 40 + prompt
+    sampling = pb.SamplingParams(seed=number)
+    if number % 4:
+        sampling.temperature = draw.choice([0.5, 1.0, 1.5])
+        sampling.top_k = draw.choice([0, 5, 50])
+        sampling.top_p = draw.choice([1.0, 0.9])
+        sampling.min_p = draw.choice([0.0, 0.05])
+        sampling.repetition_penalty = draw.choice([1.0, 1.2])
+    else:
+        sampling.temperature = 0.0
+    return pb.GenerateRequest(
+        prompt_ids=prompt,
+        sampling=sampling,
+        stopping=pb.StoppingParams(max_tokens=draw.choice([1, 2, 30, 90]), ignore_eos=number % 2 == 0),
+        output=pb.OutputOptions(logprobs=True),
+    )
+
+
+async def test_64_streams_get_what_each_gets_alone_in_a_cache_too_small_for_them(worker: Worker):
+    requests = [varied_request(number) for number in range(64)]
+    together = await asyncio.gather(*(worker.generate(request) for request in requests))
+    load = await worker.settled()
+    assert load.pages_referenced == 0
+    assert load.preemptions > 0, "the cache was meant to be too small"
+    for request, crowded in zip(requests, together, strict=True):
+        await worker.admin.ClearPrefixCache(admin_pb2.ClearPrefixCacheRequest())
+        alone = await worker.generate(request)
+        assert crowded.ids == alone.ids
+        assert crowded.logprobs == alone.logprobs, "not the same bits"
+        assert crowded.finished.reason == alone.finished.reason
+
+
+async def test_an_answer_that_is_resumed_elsewhere_goes_on_as_if_nothing_had_happened(worker: Worker):
+    request = varied_request(7)
+    request.stopping.max_tokens = 30
+    request.stopping.ignore_eos = True
+    whole = await worker.generate(request)
+    for cut in (1, 13, 29, 30):
+        resumed = pb.GenerateRequest()
+        resumed.CopyFrom(request)
+        resumed.resumed_output_ids.extend(whole.ids[:cut])
+        rest = await worker.generate(resumed)
+        assert whole.ids[:cut] + rest.ids == whole.ids
+        assert rest.finished.reason == pb.FINISH_REASON_MAX_TOKENS
+
+
+async def test_an_absent_seed_is_drawn_and_reported_and_repeats_the_answer(worker: Worker):
+    request = pb.GenerateRequest(prompt_ids=[1, 5, 9], stopping=pb.StoppingParams(max_tokens=20, ignore_eos=True))
+    first, second = await worker.generate(request), await worker.generate(request)
+    assert first.accepted.sampling.seed != second.accepted.sampling.seed
+    request.sampling.CopyFrom(first.accepted.sampling)
+    assert (await worker.generate(request)).ids == first.ids
+
+
+async def test_a_second_request_with_the_same_prompt_computes_only_the_rest(worker: Worker):
+    prompt = [1] + [11] * 100
+    await worker.generate(greedy(prompt, 1))
+    assert (await worker.generate(greedy(prompt, 1))).finished.usage.cached_prompt_tokens == 96
+    salted = greedy(prompt, 1, cache=pb.CacheParams(salt="another tenant"))
+    assert (await worker.generate(salted)).finished.usage.cached_prompt_tokens == 0
+    bypassing = greedy(prompt, 1, cache=pb.CacheParams(bypass=True))
+    assert (await worker.generate(bypassing)).finished.usage.cached_prompt_tokens == 0
+
+
+async def test_stop_ids_end_the_answer_with_and_without_them(worker: Worker):
+    whole = (await worker.generate(greedy([1, 5, 9], 20))).ids
+    stop = whole[6]
+    first = whole.index(stop)
+    request = greedy([1, 5, 9], 20)
+    request.stopping.stop_token_ids.append(stop)
+    answer = await worker.generate(request)
+    assert answer.ids == whole[:first]
+    assert answer.finished.reason == pb.FINISH_REASON_STOP_TOKEN
+    assert answer.finished.matched_stop_token == stop
+    request.stopping.include_stop = True
+    assert (await worker.generate(request)).ids == whole[: first + 1]
+    request.stopping.min_tokens = first + 3
+    assert stop not in (await worker.generate(request)).ids[: first + 3]
+
+
+async def test_deltas_are_as_large_as_asked_for(worker: Worker):
+    request = greedy([1, 5, 9], 20, output=pb.OutputOptions(stream_interval_tokens=8))
+    answer = await worker.generate(request)
+    assert len(answer.ids) == 20
+    assert answer.deltas <= 3
+    # A delay of nothing sends whatever is there.
+    request.output.stream_max_delay_ms = 0
+    assert (await worker.generate(request)).ids == answer.ids
+
+
+async def test_aborted_requests_finish_as_cancelled(worker: Worker):
+    request = greedy([1, 5, 9], 500, request_id="to-be-aborted")
+    answers = worker.inference.Generate(request)
+    first = await answers.read()
+    assert first.accepted.request_id == "to-be-aborted"
+    response = await worker.inference.Abort(pb.AbortRequest(request_ids=["to-be-aborted", "unknown", "to-be-aborted"]))
+    assert response.aborted_ids == ["to-be-aborted"]
+    messages = [message async for message in answers]
+    assert messages[-1].finished.reason == pb.FINISH_REASON_CANCELLED
+
+
+async def test_a_request_id_can_be_used_again_once_its_request_is_over(worker: Worker):
+    running = worker.inference.Generate(greedy([1, 5], 500, request_id="mine"))
+    await running.read()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await worker.generate(greedy([1, 5], 1, request_id="mine"))
+    assert caught.value.code() == grpc.StatusCode.ALREADY_EXISTS
+    running.cancel()
+    await worker.settled()
+    assert (await worker.generate(greedy([1, 5], 1, request_id="mine"))).accepted.request_id == "mine"
+
+
+_CRASHING_CLIENT = """
+import asyncio, os, sys, grpc
+from tandem.inference.v1 import inference_pb2 as pb, inference_pb2_grpc
+async def main():
+    channel = grpc.aio.insecure_channel(sys.argv[1])
+    stub = inference_pb2_grpc.InferenceServiceStub(channel)
+    calls = [stub.Generate(pb.GenerateRequest(prompt_ids=[1, 5, 9 + i], stopping=pb.StoppingParams(
+        max_tokens=400, ignore_eos=True))) for i in range(8)]
+    for call in calls:
+        await call.read()
+    os._exit(9)
+asyncio.run(main())
+"""
+
+
+async def test_any_mix_of_ends_returns_every_page_and_alters_no_other_answer(worker: Worker):
+    generator = np.random.default_rng(0)
+    witness = varied_request(5)
+    witness.stopping.max_tokens = 90
+    expected = await worker.generate(witness)
+
+    async def one(number: int) -> None:
+        request = varied_request(number)
+        request.request_id = f"mixed-{number}"
+        kind = number % 5
+        try:
+            if kind == 0:
+                await worker.generate(request)
+            elif kind == 1:
+                await worker.generate(request, timeout=float(generator.uniform(0, 0.3)))
+            else:
+                call = worker.inference.Generate(request)
+                for _ in range(int(generator.integers(0, 5))):
+                    if await call.read() is grpc.aio.EOF:
+                        return
+                if kind == 2:
+                    call.cancel()
+                elif kind == 3:
+                    await worker.inference.Abort(pb.AbortRequest(request_ids=[request.request_id]))
+                    async for _ in call:
+                        pass
+                else:
+                    # Closing the channel is what a client that goes away looks like.
+                    async with grpc.aio.insecure_channel(worker.address) as channel:
+                        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+                        request.request_id += "-again"
+                        await stub.Generate(request).read()
+                    call.cancel()
+        except grpc.aio.AioRpcError as error:
+            assert error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+        except asyncio.CancelledError:
+            pass
+
+    crashing = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _CRASHING_CLIENT, worker.address, env=dict(os.environ)
+    )
+    witnesses = [asyncio.create_task(worker.generate(witness)) for _ in range(3)]
+    await asyncio.gather(*(one(number) for number in range(100)))
+    assert await crashing.wait() == 9
+    for answer in await asyncio.gather(*witnesses):
+        assert answer.ids == expected.ids
+        assert answer.logprobs == expected.logprobs
+    load = await worker.settled()
+    assert load.pages_referenced == 0
+    assert load.pages_free + load.pages_cached == load.pages_total
+
+
+async def test_a_slow_reader_gets_everything_in_few_messages(worker: Worker):
+    expected = await worker.generate(greedy([1, 5, 9], 400))
+    call = worker.inference.Generate(greedy([1, 5, 9], 400))
+    ids: list[int] = []
+    first = await call.read()
+    assert first.HasField("accepted")
+    # Another request of the same length passes by while nobody reads.
+    assert (await worker.generate(greedy([1, 5, 9], 400))).ids == expected.ids
+    async for message in call:
+        ids += message.delta.ids
+    assert ids == expected.ids
+
+
+async def test_get_model_and_get_server_tell_what_is_served(worker: Worker):
+    model = await worker.admin.GetModel(admin_pb2.GetModelRequest())
+    assert (model.name, model.vocabulary_size, model.context_length) == ("random", 300, 512)
+    assert list(model.eos_ids) == [2]
+    assert model.bos_id == 1
+    assert (model.layers, model.attention_heads, model.kv_heads, model.head_dim) == (2, 4, 2, 12)
+    server = await worker.admin.GetServer(admin_pb2.GetServerRequest())
+    assert server.state == admin_pb2.SERVER_STATE_SERVING
+    assert server.kv_cache_tokens == 1600
+    assert server.kv_bytes_per_token == 2 * 2 * 2 * 12 * 4
+    assert server.row_invariant
+    assert (await worker.load()).pages_total == 100

@@ -1,0 +1,189 @@
+"""The sampler against Hugging Face's logits processors, and as a distribution."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import LogitsProcessorList
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from worker_svc.engine.randomness import uniform
+from worker_svc.engine.request import Request, Sampling, Stopping
+from worker_svc.engine.sampler import SamplingTable, sample
+
+VOCABULARY = 1000
+
+
+def request(sampling: Sampling, prompt=(1, 2, 3), handle: int = 0, **options) -> Request:
+    return Request.make(handle, prompt, sampling, options.pop("stopping", Stopping(max_tokens=8)), **options)
+
+
+def logits_of(rows: int, seed: int = 0, vocabulary: int = VOCABULARY, spread: float = 2.0) -> torch.Tensor:
+    return torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def draw_many(logits: torch.Tensor, sampling: Sampling, count: int) -> np.ndarray:
+    """`count` draws from one row of logits, each with a seed of its own."""
+    table = SamplingTable(count)
+    requests = [request(Sampling(**{**_fields(sampling), "seed": seed}), handle=seed) for seed in range(count)]
+    return sample(logits.expand(count, -1).clone(), requests, table).ids
+
+
+def _fields(sampling: Sampling) -> dict[str, float]:
+    return {name: getattr(sampling, name) for name in Sampling.__dataclass_fields__}
+
+
+CASES = [
+    Sampling(),
+    Sampling(temperature=0.6),
+    Sampling(temperature=1.7),
+    Sampling(top_k=1),
+    Sampling(top_k=5),
+    Sampling(top_k=5000),
+    Sampling(top_p=0.5),
+    Sampling(top_p=0.95),
+    Sampling(top_p=0.0),
+    Sampling(min_p=0.1),
+    Sampling(min_p=1.0),
+    Sampling(repetition_penalty=1.3),
+    Sampling(repetition_penalty=0.7),
+    Sampling(temperature=0.8, top_k=40, top_p=0.9, min_p=0.02, repetition_penalty=1.1),
+]
+
+
+def reference_probabilities(logits: torch.Tensor, prompt: list[int], sampling: Sampling) -> np.ndarray:
+    """Hugging Face's processors, in our order of stages, in float64 where they allow it."""
+    ids = torch.tensor([prompt])
+    stages = LogitsProcessorList()
+    if sampling.repetition_penalty != 1.0:
+        stages.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+    if sampling.top_k:
+        stages.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1.0:
+        stages.append(TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p:
+        stages.append(MinPLogitsWarper(sampling.min_p))
+    stages.append(TemperatureLogitsWarper(sampling.temperature))
+    return torch.softmax(stages(ids, logits.clone().double()), dim=-1)[0].numpy()
+
+
+@pytest.mark.parametrize("sampling", CASES, ids=str)
+@pytest.mark.parametrize("spread", [0.5, 3.0])
+def test_draws_follow_the_distribution_of_hugging_faces_processors(sampling: Sampling, spread: float):
+    prompt = [1, 2, 3, 3, 7]
+    logits = logits_of(1, seed=3, vocabulary=60, spread=spread)
+    count = 20_000
+    expected = reference_probabilities(logits, prompt, sampling)
+    table = SamplingTable(count)
+    requests = [request(Sampling(**{**_fields(sampling), "seed": seed}), prompt, handle=seed) for seed in range(count)]
+    drawn = np.bincount(sample(logits.expand(count, -1).clone(), requests, table).ids, minlength=60)
+    assert not drawn[expected == 0].any(), "a filtered id was drawn"
+    kept = expected > 0
+    statistic = ((drawn[kept] - count * expected[kept]) ** 2 / (count * expected[kept])).sum()
+    freedom = kept.sum() - 1
+    assert statistic <= freedom + 5 * np.sqrt(2 * max(1, freedom)), "chi-squared is more than five deviations off"
+
+
+@pytest.mark.parametrize("top_p", [0.3, 0.9, 0.999])
+def test_top_p_of_a_row_too_flat_for_the_candidates_is_exact(top_p: float):
+    logits = logits_of(1, vocabulary=4000, spread=0.01)
+    expected = reference_probabilities(logits, [1], Sampling(top_p=top_p))
+    drawn = draw_many(logits, Sampling(top_p=top_p), 2000)
+    assert (expected[drawn] > 0).all()
+    assert len(set(drawn.tolist())) > 0.3 * min(2000, (expected > 0).sum())
+
+
+def test_zero_temperature_takes_the_largest_after_the_penalty():
+    logits = torch.tensor([[0.0, 3.0, 2.9, -1.0]])
+    sampling = Sampling(temperature=0.0, repetition_penalty=1.2)
+    table = SamplingTable(1)
+    assert sample(logits.clone(), [request(sampling, prompt=[1])], table).ids.tolist() == [2]
+    # Outside of the window nothing is penalized.
+    outside = Sampling(temperature=0.0, repetition_penalty=1.2, repetition_window=2)
+    assert sample(logits.clone(), [request(outside, prompt=[1, 0, 0], handle=2)], SamplingTable(1)).ids.tolist() == [1]
+
+
+def test_a_row_draws_the_same_token_alone_and_in_a_crowd():
+    rows = 64
+    logits = logits_of(rows, vocabulary=517)
+    requests = [
+        request(Sampling(**{**_fields(CASES[row % len(CASES)]), "seed": row}), handle=row, logprobs=row % 2 == 0)
+        for row in range(rows)
+    ]
+    together = sample(logits.clone(), requests, SamplingTable(rows))
+    for row in range(rows):
+        alone = sample(logits[row : row + 1].clone(), [requests[row]], SamplingTable(1))
+        assert alone.ids[0] == together.ids[row]
+        assert np.array_equal(alone.logprobs, together.logprobs[row : row + 1], equal_nan=True)
+
+
+def test_logprobs_are_of_the_raw_logits():
+    logits = logits_of(2)
+    sampling = Sampling(temperature=0.5, top_k=3, repetition_penalty=2.0)
+    result = sample(logits.clone(), [request(sampling, logprobs=True), request(sampling, handle=1)], SamplingTable(2))
+    assert result.logprobs[0] == pytest.approx(
+        torch.log_softmax(logits.double(), -1)[0, result.ids[0]].item(), abs=1e-5
+    )
+    assert np.isnan(result.logprobs[1])
+
+
+def test_stop_ids_cannot_be_drawn_before_min_tokens():
+    logits = torch.zeros(1, 8)
+    logits[0, 3] = 100.0
+    stopping = Stopping(max_tokens=8, min_tokens=1, eos_ids=frozenset({3}), stop_ids=frozenset({4}))
+    early = request(Sampling(temperature=0.0), stopping=stopping)
+    assert sample(logits.clone(), [early], SamplingTable(1)).ids[0] not in (3, 4)
+    later = request(Sampling(temperature=0.0), stopping=stopping, resumed=[0], handle=1)
+    assert sample(logits.clone(), [later], SamplingTable(1)).ids[0] == 3
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_rows_with_broken_numbers_are_named_and_the_others_unharmed(bad: float):
+    logits = logits_of(4)
+    clean = sample(logits.clone(), [request(Sampling(seed=h), handle=h) for h in range(4)], SamplingTable(4))
+    logits[2, 17] = bad
+    result = sample(logits.clone(), [request(Sampling(seed=h), handle=h) for h in range(4)], SamplingTable(4))
+    assert result.finite.tolist() == [True, True, False, True]
+    assert result.ids[[0, 1, 3]].tolist() == clean.ids[[0, 1, 3]].tolist()
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e30])
+def test_extreme_temperatures_do_not_overflow(temperature: float):
+    logits = logits_of(1, vocabulary=50)
+    result = sample(logits.clone(), [request(Sampling(temperature=temperature))], SamplingTable(1))
+    assert 0 <= result.ids[0] < 50
+    if temperature < 1:
+        assert result.ids[0] == logits.argmax()
+
+
+def test_a_slot_is_used_again_and_holds_the_new_parameters():
+    table = SamplingTable(1)
+    logits = torch.tensor([[0.0, 1.0, 0.9]])
+    first = request(Sampling(temperature=0.0), handle=1)
+    assert sample(logits.clone(), [first], table).ids[0] == 1
+    table.free(first)
+    second = request(Sampling(temperature=0.0, repetition_penalty=5.0), prompt=[1], handle=2)
+    assert sample(logits.clone(), [second], table).ids[0] == 2
+
+
+def test_uniform_numbers_are_uniform_independent_and_pure():
+    seeds, positions = np.meshgrid(np.arange(300, dtype=np.uint64), np.arange(300, dtype=np.uint64))
+    numbers = uniform(seeds, positions)
+    assert np.array_equal(numbers, uniform(seeds, positions))
+    assert (numbers >= 0).all()
+    assert (numbers < 1).all()
+    counts, _ = np.histogram(numbers, bins=100, range=(0, 1))
+    expected = numbers.size / 100
+    assert ((counts - expected) ** 2 / expected).sum() < 99 + 5 * np.sqrt(198)
+    for other in (numbers[1:, :], numbers[:, 1:].T):  # next position, next seed
+        base = numbers[:-1, :] if other.shape == numbers[1:, :].shape and other is not None else numbers[:, :-1].T
+        correlation = np.corrcoef(base.ravel()[: other.size], other.ravel())[0, 1]
+        assert abs(correlation) < 0.02
+    assert uniform(np.array([2**64 - 1], dtype=np.uint64), np.array([2**40], dtype=np.uint64))[0] < 1

@@ -1,0 +1,118 @@
+"""Paged attention equals torch's in float64, and its bits do not depend on company or chunking."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from worker_svc.model import attention
+from worker_svc.model.attention import AttentionPlan, Segment
+from worker_svc.model.kv_cache import CacheShape, KVCache
+
+LAYOUTS = [(8, 4, 8), (8, 2, 64), (5, 5, 12), (6, 1, 16), (4, 2, 32)]  # heads, kv heads, head dim
+ERRORS = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 4e-2}
+
+
+@dataclass
+class Sequence:
+    pages: np.ndarray
+    q: torch.Tensor  # [length, heads, head_dim]
+    k: torch.Tensor
+    v: torch.Tensor
+
+    @property
+    def length(self) -> int:
+        return len(self.q)
+
+
+class Scene:
+    """Sequences of awkward lengths in scattered pages."""
+
+    def __init__(self, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, page_size: int = 16) -> None:
+        self.generator = np.random.default_rng(0)
+        self.heads, self.scale = heads, head_dim**-0.5
+        self.cache = KVCache(CacheShape(1, 100, page_size, kv_heads, head_dim, dtype), "cpu")
+        # What is not written yet must not matter.
+        for tensor in (*self.cache.keys, *self.cache.values):
+            tensor.copy_(torch.randn(tensor.shape) * 100)
+        torch.manual_seed(0)
+        scattered = self.generator.permutation(100)
+        self.sequences = []
+        for length in (1, 3, page_size - 1, page_size, page_size + 1, 2 * page_size + 5, 7 * page_size + 3, 300):
+            count = -(-length // page_size)
+            pages, scattered = scattered[:count].astype(np.int64), scattered[count:]
+            q = torch.randn(length, heads, head_dim).to(dtype)
+            k, v = torch.randn(2, length, kv_heads, head_dim).to(dtype)
+            place = np.arange(length)
+            slots = torch.from_numpy(np.stack([pages[place // page_size], place % page_size]))
+            self.cache.write(0, slots, k, v)
+            self.sequences.append(Sequence(pages, q, k, v))
+
+    def attend(self, parts: list[tuple[Sequence, int, int]]) -> list[torch.Tensor]:
+        """Attention of tokens `start` to `end` of each sequence, all in one batch, padded as the runner does."""
+        segments, row = [], 0
+        for sequence, start, end in parts:
+            segments.append(Segment(row, end - start, start, sequence.pages))
+            row += end - start
+        q = torch.cat([sequence.q[start:end] for sequence, start, end in parts])
+        q = torch.cat([q, q.new_full((-row % 4, *q.shape[1:]), 7.0)])
+        plan = AttentionPlan(segments, self.cache, self.heads)
+        out = plan.attend(self.cache.keys[0], self.cache.values[0], q, self.scale)
+        return [out[s.row : s.row + s.length] for s in segments]
+
+
+def exact(scene: Scene, sequence: Sequence) -> torch.Tensor:
+    group = scene.heads // sequence.k.shape[1]
+    q, k, v = (
+        tensor.double().transpose(0, 1)
+        for tensor in (sequence.q, sequence.k.repeat_interleave(group, 1), sequence.v.repeat_interleave(group, 1))
+    )
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scene.scale)
+    return out.transpose(0, 1)
+
+
+@pytest.mark.parametrize("dtype", ERRORS, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_it_equals_attention_in_float64(layout: tuple[int, int, int], dtype: torch.dtype):
+    scene = Scene(*layout, dtype)
+    results = scene.attend([(sequence, 0, sequence.length) for sequence in scene.sequences])
+    for sequence, result in zip(scene.sequences, results, strict=True):
+        assert (result - exact(scene, sequence)).abs().max() < ERRORS[dtype]
+
+
+@pytest.mark.parametrize("dtype", ERRORS, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_the_bits_are_the_same_alone_in_chunks_and_in_company(layout: tuple[int, int, int], dtype: torch.dtype):
+    scene = Scene(*layout, dtype)
+    whole = scene.attend([(sequence, 0, sequence.length) for sequence in scene.sequences])
+    for sequence, expected in zip(scene.sequences, whole, strict=True):
+        start = 0
+        while start < sequence.length:
+            end = min(sequence.length, start + int(scene.generator.integers(1, 40)))
+            assert torch.equal(scene.attend([(sequence, start, end)])[0], expected[start:end])
+            start = end
+    decodes = scene.attend([(sequence, sequence.length - 1, sequence.length) for sequence in scene.sequences])
+    for result, expected in zip(decodes, whole, strict=True):
+        assert torch.equal(result[0], expected[-1])
+
+
+def test_small_slabs_give_the_same_bits(monkeypatch: pytest.MonkeyPatch):
+    scene = Scene(8, 4, 8, torch.float32)
+    parts = [(sequence, 0, sequence.length) for sequence in scene.sequences]
+    whole = scene.attend(parts)
+    monkeypatch.setattr(attention, "SLAB_FLOATS", 1)
+    for result, expected in zip(scene.attend(parts), whole, strict=True):
+        assert torch.equal(result, expected)
+
+
+def test_rows_of_no_segment_give_zeros():
+    scene = Scene(8, 4, 8, torch.float32)
+    first = scene.sequences[0]
+    q = torch.randn(4, 8, 8)
+    plan = AttentionPlan([Segment(2, 1, 0, first.pages)], scene.cache, 8)
+    out = plan.attend(scene.cache.keys[0], scene.cache.values[0], q, 1.0)
+    assert not out[[0, 1, 3]].any()
+    assert out[2].any()
