@@ -1,0 +1,145 @@
+"""What a checkpoint is, whatever its format: facts about a model, and an iterator of its tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+
+from worker_svc.model.config import ModelConfig
+
+STORED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class CheckpointError(Exception):
+    """A checkpoint cannot be served. One line: which file, what is wrong with it, what is expected."""
+
+    def __init__(self, message: str) -> None:
+        # Names inside a hostile file may hold anything; the message stays one line.
+        super().__init__("".join(char if char.isprintable() else " " for char in message))
+
+
+class Checkpoint(Protocol):
+    """An open checkpoint whose tensors are known to be there, in the right shapes, before the first one is read."""
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+
+    @property
+    def format(self) -> Literal["meta", "hugging_face"]:
+        """The kind of folder."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's sizes and constants."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of most of the stored bytes."""
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Ids that end an answer; empty when the checkpoint does not say."""
+
+    @property
+    def bos_id(self) -> int | None:
+        """The id that begins a sequence; None when the checkpoint does not say."""
+
+    @property
+    def sampling_defaults(self) -> Mapping[str, float | int]:
+        """The model's own temperature, top_k, top_p, min_p and repetition_penalty, those that it states."""
+
+    @property
+    def total_bytes(self) -> int:
+        """The stored size of all tensors that `tensors` gives."""
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor of `config.tensor_shapes()`, by canonical name and in that order, as a read-only view of its
+        file where possible. Raises CheckpointError."""
+
+    def release(self, piece: torch.Tensor) -> None:
+        """Gives back the memory behind rows of a tensor of `tensors` that were copied; they can still be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """What a file says about one of its tensors; a dtype that torch is not asked for stays text."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype | str
+
+    @property
+    def bytes(self) -> int:
+        """Its size in the file."""
+        assert isinstance(self.dtype, torch.dtype)
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def match_tensors(path: Path, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, StoredTensor]) -> None:
+    """Compares what a config promises with what the files hold, both by the names of the files.
+
+    Raises CheckpointError for the first kind of difference: missing, extra, misshapen, of a dtype that is not served.
+    """
+    if missing := [name for name in expected if name not in found]:
+        raise CheckpointError(f"{path}: {_listed(missing)} missing")
+    if extra := [name for name in found if name not in expected]:
+        raise CheckpointError(f"{path}: {_listed(extra)} not part of the model that the config describes")
+    for name, shape in expected.items():
+        stored = found[name]
+        if stored.shape != shape:
+            raise CheckpointError(
+                f"{path}: tensor {name} has the shape {list(stored.shape)}, but the config makes it {list(shape)}"
+            )
+        if stored.dtype not in STORED_DTYPES:
+            allowed = ", ".join(_dtype_name(dtype) for dtype in STORED_DTYPES)
+            raise CheckpointError(f"{path}: tensor {name} is stored as {_dtype_name(stored.dtype)}; served: {allowed}")
+
+
+def main_dtype(tensors: Iterable[StoredTensor]) -> torch.dtype:
+    """The dtype that holds most of the bytes."""
+    sizes = dict.fromkeys(STORED_DTYPES, 0)
+    for tensor in tensors:
+        assert isinstance(tensor.dtype, torch.dtype)
+        sizes[tensor.dtype] += tensor.bytes
+    return max(sizes, key=lambda dtype: sizes[dtype])
+
+
+def release_mapped(piece: torch.Tensor) -> None:
+    """Drops the resident pages that lie wholly inside a tensor which is an unmodified view of a mapped file.
+
+    Without this, a process that copies its weights counts them twice. They are read again when somebody looks. Never
+    call it for memory that is not a file's: that would be zeroed.
+    """
+    if sys.platform != "linux":
+        return  # other systems reclaim clean pages by themselves; the advice means something else there
+    assert piece.is_contiguous()
+    start = -(-piece.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (piece.data_ptr() + piece.numel() * piece.element_size()) // mmap.PAGESIZE * mmap.PAGESIZE
+    if start < end:
+        # Advice: if it fails, nothing is lost but the saving.
+        _MADVISE(start, end - start, mmap.MADV_DONTNEED)
+
+
+def _listed(names: list[str]) -> str:
+    if len(names) == 1:
+        return f"tensor {names[0]} is"
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"tensors {', '.join(names[:3])}{more} are"
+
+
+def _dtype_name(dtype: torch.dtype | str) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+if sys.platform == "linux":
+    _MADVISE = ctypes.CDLL(None, use_errno=True).madvise
+    _MADVISE.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    _MADVISE.restype = ctypes.c_int

@@ -1,0 +1,219 @@
+"""Meta's layout: `params.json`, `consolidated.00.pth` and, beside them, `tokenizer.model`.
+
+What differs from other formats:
+
+- The size of the feed-forward layer is not stated but follows from `dim`, `multiple_of` and `ffn_dim_multiplier`.
+- `vocab_size` may be -1: then the embedding says it. `n_kv_heads` may be absent: as many as heads.
+- RoPE pairs are neighbours (rows 2i and 2i + 1 of a head); the rows of q and k are permuted to halves when read.
+- The context length is usually absent. Then it is 131,072 with `use_scaled_rope` (Llama 3.1), 8,192 with a
+  `rope_theta` of 500,000 or more (Llama 3) and 4,096 otherwise (Llama 2); serve a shorter one where that is too long.
+- `use_scaled_rope` means the scaling of Llama 3.1, factor 8; `rope_scaling_factor` in params.json sets another one.
+- The end of a sequence is the tokenizer's business: its ids are read from `tokenizer.model`.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from worker_svc.checkpoints.checkpoint import (
+    CheckpointError,
+    StoredTensor,
+    main_dtype,
+    match_tensors,
+    release_mapped,
+)
+from worker_svc.checkpoints.fields import Fields, build
+from worker_svc.checkpoints.special_ids import read_special_ids
+from worker_svc.model.config import ModelConfig, RopeScaling
+
+_KEYS = {
+    "hidden_size": "dim",
+    "intermediate_size": "ffn_dim_multiplier",
+    "num_layers": "n_layers",
+    "num_heads": "n_heads",
+    "num_kv_heads": "n_kv_heads",
+    "context_length": "max_seq_len",
+    "rope_scaling.factor": "rope_scaling_factor",
+    "rope_scaling.high_freq_factor": "rope_high_freq_factor",
+}
+_NOT_SERVED = ("moe", "moe_args", "lora_args", "quantization_args")
+_IGNORED = re.compile(r"(.+\.)?rope\.freqs")  # a table that older exports carry; we compute our own
+_ZIP_MAGIC = b"PK\x03\x04"
+_LAYER_NAMES = {
+    "attention.norm": "attention_norm",
+    "attention.q": "attention.wq",
+    "attention.k": "attention.wk",
+    "attention.v": "attention.wv",
+    "attention.output": "attention.wo",
+    "mlp.norm": "ffn_norm",
+    "mlp.gate": "feed_forward.w1",
+    "mlp.up": "feed_forward.w3",
+    "mlp.down": "feed_forward.w2",
+}
+
+
+class MetaCheckpoint:
+    """An open folder in Meta's layout; see `Checkpoint`."""
+
+    format: Literal["meta"] = "meta"
+
+    def __init__(self, path: Path) -> None:
+        """Reads everything but the weights themselves. Raises CheckpointError."""
+        self.path = path
+        params = Fields.read(path / "params.json")
+        self._file = _weights_file(path)
+        self._tensors = _load(self._file)
+        self.config = _config(params, self._file, self._tensors)
+        shapes = self.config.tensor_shapes()
+        if self.config.tie_embeddings:
+            self._tensors.pop("output.weight", None)
+        stored = {name: StoredTensor(tuple(tensor.shape), tensor.dtype) for name, tensor in self._tensors.items()}
+        self._mapped = {tensor.untyped_storage().data_ptr() for tensor in self._tensors.values()}
+        match_tensors(self._file, {_stored_name(name): shape for name, shape in shapes.items()}, stored)
+        self.dtype = main_dtype(stored.values())
+        self.total_bytes = sum(tensor.bytes for tensor in stored.values())
+        self.bos_id, self.eos_ids = read_special_ids(path / "tokenizer.model", self.config.vocab_size)
+        self.sampling_defaults: Mapping[str, float | int] = {}
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See `Checkpoint.tensors`."""
+        for name in self.config.tensor_shapes():
+            tensor = self._tensors[_stored_name(name)]
+            if name.endswith((".q", ".k")):
+                yield name, _halves(tensor, self.config.head_dim)
+                release_mapped(tensor)
+            else:
+                yield name, tensor
+
+    def release(self, piece: torch.Tensor) -> None:
+        """See `Checkpoint.release`."""
+        if piece.untyped_storage().data_ptr() in self._mapped:  # not a permuted copy of q or k
+            release_mapped(piece)
+
+
+def _stored_name(name: str) -> str:
+    if name.startswith("layers."):
+        _, layer, part = name.split(".", 2)
+        return f"layers.{layer}.{_LAYER_NAMES[part]}.weight"
+    return {"embedding": "tok_embeddings", "output": "output", "norm": "norm"}[name] + ".weight"
+
+
+def _halves(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Rows of q or k whose RoPE pairs are neighbours, brought to pairs half a head apart (a copy)."""
+    rows, columns = weight.shape
+    return weight.view(rows // head_dim, head_dim // 2, 2, columns).transpose(1, 2).reshape(rows, columns)
+
+
+def _weights_file(path: Path) -> Path:
+    files = sorted(file.name for file in path.glob("consolidated.*.pth"))
+    first = "consolidated.00.pth"
+    if len(files) > 1:
+        raise CheckpointError(
+            f"{path}: the weights are split over {len(files)} files ({files[0]} to {files[-1]}); "
+            f"several shards are not served yet, one {first} is"
+        )
+    if files != [first]:
+        there = f"; there is {files[0]}" if files else ""
+        raise CheckpointError(f"{path / first}: no such file{there}")
+    return path / first
+
+
+def _load(file: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a .pth file, mapped; nothing but tensors is accepted."""
+    try:
+        with file.open("rb") as stream:
+            if stream.read(len(_ZIP_MAGIC)) != _ZIP_MAGIC:
+                raise CheckpointError(f"{file}: not an archive of torch.save, or damaged at its beginning")
+        state = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read: {error.strerror or error}") from error
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(f"{file}: holds something other than weights, which is not loaded for safety") from error
+    except Exception as error:  # a damaged archive makes torch raise nearly anything
+        raise CheckpointError(f"{file}: damaged or truncated: {_first_sentence(error)}") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{file}: holds a {type(state).__name__} where a dictionary of tensors is expected")
+    return {name: tensor for name, tensor in state.items() if _is_weight(file, name, tensor)}
+
+
+def _is_weight(file: Path, name: Any, tensor: Any) -> bool:
+    if not isinstance(name, str):
+        raise CheckpointError(f"{file}: has the key {name!r} where names of tensors are expected")
+    if not isinstance(tensor, torch.Tensor):
+        raise CheckpointError(f"{file}: {name} is a {type(tensor).__name__} where a tensor is expected")
+    if _IGNORED.fullmatch(name):
+        return False
+    if tensor.layout != torch.strided or tensor.is_quantized or not tensor.is_contiguous():
+        raise CheckpointError(f"{file}: tensor {name} is not dense and contiguous")
+    return True
+
+
+def _config(params: Fields, file: Path, tensors: Mapping[str, torch.Tensor]) -> ModelConfig:
+    for key in _NOT_SERVED:
+        if params.values.get(key):
+            raise params.error(key, "is set; such models are not served yet")
+    dim, heads = params.integer("dim"), params.integer("n_heads")
+    if dim < 1 or heads < 1 or dim % heads:
+        raise params.error("dim", f"{dim} cannot be split over n_heads {heads}")
+    vocab_size = params.integer("vocab_size", -1)
+    embedding = tensors.get("tok_embeddings.weight")
+    if vocab_size == -1:
+        if embedding is None or embedding.dim() != 2:
+            raise CheckpointError(f"{file}: tensor tok_embeddings.weight is missing or not a matrix")
+        vocab_size = embedding.shape[0]
+    output = tensors.get("output.weight")
+    tied = output is None or (embedding is not None and output.data_ptr() == embedding.data_ptr())
+    theta = params.number("rope_theta", 10000.0)
+    scaling = None
+    if params.boolean("use_scaled_rope", False):
+        scaling = build(
+            RopeScaling,
+            params,
+            _KEYS,
+            kind="llama3",
+            factor=params.number("rope_scaling_factor", 8.0),
+            high_freq_factor=params.number("rope_high_freq_factor", 4.0),
+        )
+    known_context = 131072 if scaling else 8192 if theta >= 500000 else 4096
+    return build(
+        ModelConfig,
+        params,
+        _KEYS,
+        architecture="llama",
+        vocab_size=vocab_size,
+        hidden_size=dim,
+        intermediate_size=_intermediate_size(params, dim),
+        num_layers=params.integer("n_layers"),
+        num_heads=heads,
+        num_kv_heads=params.integer("n_kv_heads", heads),
+        head_dim=dim // heads,
+        context_length=params.integer("max_seq_len", known_context),
+        norm_eps=params.number("norm_eps", 1e-5),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        tie_embeddings=tied,
+    )
+
+
+def _intermediate_size(params: Fields, dim: int) -> int:
+    """Two thirds of 4 dim, times the multiplier, rounded up to a multiple of `multiple_of`."""
+    multiple = params.integer("multiple_of", 256)
+    if multiple < 1:
+        raise params.error("multiple_of", f"must be at least 1, but is {multiple}")
+    size = int(2 * (4 * dim) / 3)
+    multiplier = params.number("ffn_dim_multiplier", None)
+    if multiplier is not None:
+        size = int(multiplier * size)
+    return -(-size // multiple) * multiple
+
+
+def _first_sentence(error: Exception) -> str:
+    return str(error).strip().split("\n")[0].split(". ")[0] or type(error).__name__
