@@ -1,0 +1,100 @@
+"""The Tandem SDK: text in, text out, through a tokenizer service and inference workers.
+
+from tandem.client import Client
+
+with Client(tokenizer="localhost:50051", worker="localhost:50052") as client:
+    with client.stream("Once upon a time", max_tokens=64) as stream:
+        for chunk in stream:
+            print(chunk.text, end="", flush=True)
+"""
+
+from .async_client import AsyncClient
+from .async_stream import AsyncStream
+from .errors import (
+    AbortedError,
+    AlreadyExistsError,
+    CancelledError,
+    ClientClosedError,
+    ConfigurationError,
+    DataLossError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    FieldViolation,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfRangeError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    ResultNotReadyError,
+    StatusError,
+    TandemError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnimplementedError,
+    UnknownError,
+)
+from .params import GenerateOptions, SamplingParams, StoppingParams
+from .settings import ConnectionSettings, Credentials, FailoverSettings
+from .sync_client import Client, Stream
+from .types import (
+    Chunk,
+    Encoding,
+    FinishReason,
+    GenerationResult,
+    ModelInfo,
+    Prompt,
+    Segment,
+    SpecialToken,
+    TextInput,
+    Timings,
+    TokenizerInfo,
+    Usage,
+)
+
+__all__ = [
+    "AbortedError",
+    "AlreadyExistsError",
+    "AsyncClient",
+    "AsyncStream",
+    "CancelledError",
+    "Chunk",
+    "Client",
+    "ClientClosedError",
+    "ConfigurationError",
+    "ConnectionSettings",
+    "Credentials",
+    "DataLossError",
+    "DeadlineExceededError",
+    "Encoding",
+    "FailedPreconditionError",
+    "FailoverSettings",
+    "FieldViolation",
+    "FinishReason",
+    "GenerateOptions",
+    "GenerationResult",
+    "InternalError",
+    "InvalidArgumentError",
+    "ModelInfo",
+    "NotFoundError",
+    "OutOfRangeError",
+    "PermissionDeniedError",
+    "Prompt",
+    "ResourceExhaustedError",
+    "ResultNotReadyError",
+    "SamplingParams",
+    "Segment",
+    "SpecialToken",
+    "StatusError",
+    "StoppingParams",
+    "Stream",
+    "TandemError",
+    "TextInput",
+    "Timings",
+    "TokenizerInfo",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "UnimplementedError",
+    "UnknownError",
+    "Usage",
+]

@@ -1,0 +1,111 @@
+"""One answer as it is made, asynchronously."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from .errors import CancelledError, ResultNotReadyError, TandemError
+from .pipeline import Pipeline
+from .plan import GenerationPlan
+from .types import Chunk, GenerationResult
+
+
+class AsyncStream:
+    """An async context manager and an async iterator of `Chunk`.
+
+        async with client.stream("Once upon a time", max_tokens=64) as stream:
+            async for chunk in stream:
+                print(chunk.text, end="")
+        print(stream.result.finish_reason)
+
+    Leaving the block early, `cancel()`, or dropping the object ends the calls at both services. Errors are raised by
+    the iteration, after everything that came before them.
+    """
+
+    def __init__(self, plan: GenerationPlan, start: Callable[[GenerationPlan], Pipeline]) -> None:
+        self._plan = plan
+        self._start = start
+        self._running: Pipeline | None = None
+
+    async def __aenter__(self) -> Self:
+        self._pipeline()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        chunk = await self.next_chunk()
+        if chunk is None:
+            raise StopAsyncIteration
+        return chunk
+
+    async def next_chunk(self) -> Chunk | None:
+        """The next chunk; None at the end."""
+        return await self._pipeline().next_chunk()
+
+    async def collect(self) -> GenerationResult:
+        """Waits for the end; the result."""
+        return await self._pipeline().finish()
+
+    def cancel(self) -> None:
+        """Ends the calls; whoever iterates gets CancelledError. After the end, nothing happens."""
+        self._pipeline().cancel(cancelled_by_caller(self._plan))
+
+    async def close(self) -> None:
+        """As `cancel`, and waits until no call is open any more."""
+        if self._running is not None:
+            self.cancel()
+            await self._running.closed()
+
+    @property
+    def request_id(self) -> str:
+        """What the servers' logs call this answer."""
+        return self._plan.request_id
+
+    @property
+    def text(self) -> str:
+        """All text so far, also after an error."""
+        return self._running.text if self._running else ""
+
+    @property
+    def output_ids(self) -> list[int]:
+        """All ids so far whose text is complete."""
+        return self._running.output_ids if self._running else []
+
+    @property
+    def result(self) -> GenerationResult:
+        """After the end: everything about the answer. Raises what ended the stream early, or ResultNotReadyError."""
+        if self._running is not None:
+            if self._running.result is not None:
+                return self._running.result
+            if isinstance(self._running.error, TandemError):
+                raise self._running.error
+        raise ResultNotReadyError("the stream has not ended: iterate to its end, or use collect()")
+
+    def _pipeline(self) -> Pipeline:
+        """The calls; they start when the stream is entered or first read."""
+        if self._running is None:
+            self._running = self._start(self._plan)
+            abandon = weakref.finalize(self, _abandon, asyncio.get_running_loop(), self._running)
+            abandon.atexit = False
+        return self._running
+
+
+def cancelled_by_caller(plan: GenerationPlan) -> CancelledError:
+    return CancelledError("the caller cancelled the request", service="client", request_id=plan.request_id)
+
+
+def _abandon(loop: asyncio.AbstractEventLoop, pipeline: Pipeline) -> None:
+    """Nobody can read the answer any more. Runs wherever the object was collected, perhaps in another thread."""
+    if not pipeline.done and not loop.is_closed():
+        loop.call_soon_threadsafe(pipeline.cancel, cancelled_by_caller(pipeline.plan))

@@ -1,0 +1,329 @@
+"""What the SDK raises.
+
+TandemError
+├── ClientClosedError            the client was closed before or during the call
+├── ConfigurationError           the client was built without what this call needs, or with what cannot work
+├── ResultNotReadyError          `.result` was asked for before the stream ended
+└── StatusError                  a call ended with a gRPC status; one subclass for each code
+    ├── InvalidArgumentError     .violations names every field; also raised before anything is sent
+    ├── UnimplementedError       .fields names what this version does not serve
+    ├── ResourceExhaustedError   .retry_after says when to try again; without it the request itself is too large
+    ├── DeadlineExceededError    also a TimeoutError
+    └── CancelledError, UnknownError, NotFoundError, AlreadyExistsError, PermissionDeniedError,
+        UnauthenticatedError, FailedPreconditionError, AbortedError, OutOfRangeError, InternalError,
+        UnavailableError, DataLossError
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+
+_DETAILS_KEY = "grpc-status-details-bin"
+_PUSHBACK_KEY = "grpc-retry-pushback-ms"
+_REQUEST_ID_KEY = "x-request-id"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """One field of a request that is out of range."""
+
+    field: str  # path, for example "sampling.temperature" or "input.segments[2].text"
+    description: str  # what is allowed
+
+
+class TandemError(Exception):
+    """Everything that this package raises on purpose."""
+
+
+class ClientClosedError(TandemError):
+    """The client was closed before or during the call."""
+
+
+class ConfigurationError(TandemError):
+    """The client lacks what this call needs (an address), or was given what cannot work (unreadable certificates)."""
+
+
+class ResultNotReadyError(TandemError):
+    """The result of a stream was asked for before the stream ended."""
+
+
+class StatusError(TandemError):
+    """A call ended with a gRPC status other than OK.
+
+    `service` is where it came from: "tokenizer", "worker", or "client" when nothing was sent. `reason` is a constant in
+    capitals that programs can compare ("" when the server gave none). `retry_after` is in seconds.
+    """
+
+    code: ClassVar[grpc.StatusCode] = grpc.StatusCode.UNKNOWN
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        service: str = "client",
+        reason: str = "",
+        request_id: str = "",
+        retry_after: float | None = None,
+        violations: Sequence[FieldViolation] = (),
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.service = service
+        self.reason = reason
+        self.request_id = request_id
+        self.retry_after = retry_after
+        self.violations = tuple(violations)
+        self.metadata = dict(metadata or {})
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request may succeed later, or elsewhere."""
+        return False
+
+    def __str__(self) -> str:
+        return f"{self.service}: {self.code.name}: {self.message}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, {k: v for k, v in self.__dict__.items() if k != "message"}))
+
+
+def _rebuild(cls: type[StatusError], message: str, fields: dict[str, Any]) -> StatusError:
+    return cls(message, **fields)
+
+
+class CancelledError(StatusError):
+    """The call was cancelled, by the caller or by the server. Not asyncio's: that one ends the task itself."""
+
+    code = grpc.StatusCode.CANCELLED
+
+
+class UnknownError(StatusError):
+    """The server answered with a status that says nothing more."""
+
+    code = grpc.StatusCode.UNKNOWN
+
+
+class InvalidArgumentError(StatusError):
+    """Fields of the request are out of range; `violations` names each of them."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class DeadlineExceededError(StatusError, TimeoutError):
+    """The time that `timeout` allows for the whole call was over."""
+
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class NotFoundError(StatusError):
+    """No tokenizer or model of that name is served there."""
+
+    code = grpc.StatusCode.NOT_FOUND
+
+
+class AlreadyExistsError(StatusError):
+    """A request with that request_id is running."""
+
+    code = grpc.StatusCode.ALREADY_EXISTS
+
+
+class PermissionDeniedError(StatusError):
+    """The credentials do not allow this call."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+
+
+class UnauthenticatedError(StatusError):
+    """Credentials are missing or not valid."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+
+
+class ResourceExhaustedError(StatusError):
+    """A queue is full (then `retry_after` is set), or the input is over a size limit (then it is None)."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    @property
+    def retryable(self) -> bool:
+        return self.retry_after is not None
+
+
+class FailedPreconditionError(StatusError):
+    """The server is not in the state that the call needs, for example it uses another tokenizer."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class AbortedError(StatusError):
+    """The call lost against a concurrent one."""
+
+    code = grpc.StatusCode.ABORTED
+
+    @property
+    def retryable(self) -> bool:
+        return True
+
+
+class OutOfRangeError(StatusError):
+    """The operation went past the valid range."""
+
+    code = grpc.StatusCode.OUT_OF_RANGE
+
+
+class UnimplementedError(StatusError):
+    """The server does not serve this method or one of these fields."""
+
+    code = grpc.StatusCode.UNIMPLEMENTED
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields that this server does not serve; empty when it is the method."""
+        return tuple(name.strip() for name in self.metadata.get("fields", "").split(",") if name.strip())
+
+
+class InternalError(StatusError):
+    """A defect of the server, or a stream that broke its own rules."""
+
+    code = grpc.StatusCode.INTERNAL
+
+
+class UnavailableError(StatusError):
+    """The server cannot be reached, drains, or lost its engine. Safe to send again."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+
+    @property
+    def retryable(self) -> bool:
+        return True
+
+
+class DataLossError(StatusError):
+    """Data was lost or damaged for good."""
+
+    code = grpc.StatusCode.DATA_LOSS
+
+
+BY_CODE: Mapping[grpc.StatusCode, type[StatusError]] = {
+    cls.code: cls
+    for cls in (
+        CancelledError,
+        UnknownError,
+        InvalidArgumentError,
+        DeadlineExceededError,
+        NotFoundError,
+        AlreadyExistsError,
+        PermissionDeniedError,
+        UnauthenticatedError,
+        ResourceExhaustedError,
+        FailedPreconditionError,
+        AbortedError,
+        OutOfRangeError,
+        UnimplementedError,
+        InternalError,
+        UnavailableError,
+        DataLossError,
+    )
+}
+
+
+class RpcFailure(Protocol):
+    """What a failed call tells: `grpc.aio.AioRpcError` has this shape."""
+
+    def code(self) -> grpc.StatusCode: ...
+    def details(self) -> str | None: ...
+    def trailing_metadata(self) -> Any: ...
+
+
+def from_rpc_error(error: RpcFailure, *, service: str, request_id: str = "") -> StatusError:
+    """The exception for a failed call, with everything that its rich details carry."""
+    return from_status(
+        error.code(), error.details() or "", error.trailing_metadata() or (), service=service, request_id=request_id
+    )
+
+
+def from_status(
+    code: grpc.StatusCode,
+    message: str,
+    trailing_metadata: Iterable[tuple[str, str | bytes]],
+    *,
+    service: str,
+    request_id: str = "",
+) -> StatusError:
+    """As `from_rpc_error`, from the parts. Details that cannot be parsed are ignored: the status still counts."""
+    reason, retry_after = "", None
+    violations: list[FieldViolation] = []
+    metadata: dict[str, str] = {}
+    for key, value in trailing_metadata:
+        if key == _DETAILS_KEY and isinstance(value, bytes):
+            for detail in _details(value):
+                if isinstance(detail, error_details_pb2.BadRequest):
+                    violations.extend(FieldViolation(v.field, v.description) for v in detail.field_violations)
+                elif isinstance(detail, error_details_pb2.ErrorInfo):
+                    reason = detail.reason
+                    metadata.update(detail.metadata)
+                elif isinstance(detail, error_details_pb2.RetryInfo):
+                    retry_after = detail.retry_delay.seconds + detail.retry_delay.nanos / 1e9
+                elif detail.request_id:
+                    request_id = detail.request_id
+        elif key == _PUSHBACK_KEY and retry_after is None and isinstance(value, str) and value.isdigit():
+            retry_after = int(value) / 1000
+        elif key == _REQUEST_ID_KEY and isinstance(value, str):
+            request_id = value
+    return BY_CODE.get(code, UnknownError)(
+        message or code.name.lower().replace("_", " "),
+        service=service,
+        reason=reason,
+        request_id=request_id,
+        retry_after=retry_after,
+        violations=violations,
+        metadata=metadata,
+    )
+
+
+_DETAIL_KINDS = (
+    error_details_pb2.BadRequest,
+    error_details_pb2.ErrorInfo,
+    error_details_pb2.RetryInfo,
+    error_details_pb2.RequestInfo,
+)
+
+
+def _details(
+    serialized: bytes,
+) -> Iterable[
+    error_details_pb2.BadRequest
+    | error_details_pb2.ErrorInfo
+    | error_details_pb2.RetryInfo
+    | error_details_pb2.RequestInfo
+]:
+    try:
+        status = status_pb2.Status.FromString(serialized)
+        for packed in status.details:
+            for kind in _DETAIL_KINDS:
+                if packed.Is(kind.DESCRIPTOR):
+                    detail = kind()
+                    packed.Unpack(detail)
+                    yield detail
+    except DecodeError:  # a proxy may send anything; a broken detail must not hide the status
+        return
+
+
+def invalid_argument(violations: Sequence[FieldViolation], *, request_id: str = "") -> InvalidArgumentError:
+    """The error for arguments that were found wrong before anything was sent."""
+    words = "; ".join(f"{v.field} {v.description}" for v in violations)
+    return InvalidArgumentError(
+        words, service="client", reason="INVALID_FIELDS", request_id=request_id, violations=violations
+    )
+
+
+def deadline_exceeded(waiting_for: str, *, service: str, request_id: str = "") -> DeadlineExceededError:
+    """The error for a budget that ran out between two calls."""
+    return DeadlineExceededError(f"the deadline passed while {waiting_for}", service=service, request_id=request_id)

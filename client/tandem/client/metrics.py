@@ -1,0 +1,56 @@
+"""Prometheus metrics of the SDK, in a registry that the caller gives."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class ClientMetrics:
+    """Time to first token as a caller sees it, and which hop it was spent in."""
+
+    def __init__(self, registry: CollectorRegistry | None) -> None:
+        self.requests = Counter(
+            "tandem_client_requests",
+            "Calls of the SDK by method and outcome: ok, cancelled by the caller, or the gRPC code.",
+            ["method", "outcome"],
+            registry=registry,
+        )
+        self.failovers = Counter(
+            "tandem_client_failovers",
+            "How often another server took over in the middle of an answer.",
+            ["service"],
+            registry=registry,
+        )
+        self.time_to_first_token = Histogram(
+            "tandem_client_time_to_first_token_seconds",
+            "From the call until the first output was here.",
+            registry=registry,
+            buckets=_SECONDS,
+        )
+        self._hops = Histogram(
+            "tandem_client_hop_seconds",
+            "Parts of the time to first token: encode (text to ids), first_token (queue and prefill), "
+            "first_text (first id to its text).",
+            ["hop"],
+            registry=registry,
+            buckets=_SECONDS,
+        )
+        self.encode = self._hops.labels("encode")
+        self.first_token = self._hops.labels("first_token")
+        self.first_text = self._hops.labels("first_text")
+
+
+_by_registry: WeakKeyDictionary[CollectorRegistry, ClientMetrics] = WeakKeyDictionary()
+
+
+def metrics_in(registry: CollectorRegistry | None) -> ClientMetrics:
+    """The metrics of a registry, shared by all clients that name it; None: counted, but nowhere to be seen."""
+    if registry is None:
+        return ClientMetrics(None)
+    if registry not in _by_registry:
+        _by_registry[registry] = ClientMetrics(registry)
+    return _by_registry[registry]

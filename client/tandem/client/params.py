@@ -1,0 +1,113 @@
+"""What a caller may ask of a generation: sampling, stopping, output, and how the call itself is made.
+
+A value that is None is not sent: the model's own default applies. Nothing is checked when an object is built; a call
+checks everything together (`validation.py`) and names all violations at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypedDict
+
+SpecialTokens = Literal["text", "parse", "parse_listed", "reject"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is chosen. None: the model's default."""
+
+    temperature: float | None = None  # >= 0; 0 is greedy
+    top_k: int | None = None  # >= 0; 0 is off
+    top_p: float | None = None  # 0 to 1; 1 is off
+    min_p: float | None = None  # 0 to 1; 0 is off
+    repetition_penalty: float | None = None  # > 0; 1 is off
+    repetition_window: int | None = None  # how many last tokens count; 0 is off
+    seed: int | None = None  # fixes every draw; None: the worker draws one and the result tells it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoppingParams:
+    """When generation ends."""
+
+    max_tokens: int | None = None  # at least 1; None, or more than fits: as many as fit into the context
+    min_tokens: int | None = None  # stop ids and end-of-sequence are masked before this many
+    stop: str | Sequence[str] = ()  # strings that end the text; at most 64, each 1 to 1,024 bytes
+    stop_token_ids: Sequence[int] = ()  # at most 256
+    ignore_eos: bool = False  # the model's own end-of-sequence ids do not stop
+    include_stop: bool = False  # what stopped (string or id) is part of the output
+
+
+class CallOptions(TypedDict, total=False):
+    """Keywords of every call."""
+
+    timeout: float | None  # seconds for everything together; None: no limit; default: the client's
+    request_id: str  # at most 128 bytes, for the servers' logs; default: a random one
+    metadata: Mapping[str, str]  # further gRPC metadata, for example traceparent
+
+
+class CountOptions(CallOptions, total=False):
+    """Keywords of `count_tokens` and `count_tokens_batch`."""
+
+    tokenizer: str  # name; default "": the service's default
+    special_tokens: (
+        SpecialTokens  # policy for a text that is a str; default "text": control tokens are plain characters
+    )
+    add_special: bool  # add BOS and EOS as the model expects; default True
+
+
+class EncodeOptions(CountOptions, total=False):
+    """Keywords of `encode` and `encode_batch`."""
+
+    truncate_to: int | None  # at most so many tokens; the end is cut
+    offsets: bool  # fill byte_offsets and code_point_offsets
+    pieces: bool  # fill pieces
+
+
+class DecodeOptions(CallOptions, total=False):
+    """Keywords of `decode`, `decode_bytes` and `decode_batch`. The words are llama.cpp's."""
+
+    tokenizer: str  # name; default "": the service's default
+    remove_special: bool  # drop a leading BOS and a trailing EOS
+    unparse_special: bool  # control tokens appear as their text; default: they are dropped
+    clean_spaces: bool  # remove the space before punctuation; loses information
+
+
+class GenerateOptions(CallOptions, total=False):
+    """Keywords of `generate`, `stream` and `generate_batch`.
+
+    Every field of `SamplingParams` and `StoppingParams` may be given directly; it replaces the one of the object.
+    """
+
+    sampling: SamplingParams | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    repetition_window: int | None
+    seed: int | None
+
+    stopping: StoppingParams | None
+    max_tokens: int | None
+    min_tokens: int | None
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    include_stop: bool
+
+    logprobs: bool  # of each output token
+    detokenize: bool  # default True; False: ids only, no tokenizer is needed for a prompt of ids
+    graphemes: bool  # never split a user-perceived character over two chunks
+    stream_interval_tokens: int | None  # at least this many tokens in a message of the worker
+
+    tokenizer: str  # name; "": the service's default
+    model: str  # name; "": the one that is served
+    special_tokens: SpecialTokens  # policy for a prompt that is a str; default "text"
+    add_special: bool  # BOS as the model expects; default True
+
+    priority: int | None  # -100 to 100; higher runs first
+    cache_salt: str  # prompts share cached prefixes only under the same salt
+    bypass_cache: bool  # neither read nor fill the prefix cache
+
+    routing_key: str  # equal keys go to the same worker; default: made from the salt and the prompt's beginning

@@ -1,0 +1,134 @@
+"""A generation as it was asked for: checked, with one set of parameters, ready to become requests."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tandem.inference.v1 import inference_pb2 as pb
+from tandem.tokenizer.v1 import tokenizer_pb2
+
+from .errors import FieldViolation, invalid_argument
+from .params import GenerateOptions, SamplingParams, SpecialTokens, StoppingParams
+from .prompts import prompt_violations
+from .types import Prompt
+from .validation import RULES, check, check_metadata, check_timeout
+
+SAMPLING_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
+STOPPING_FIELDS = tuple(field.name for field in dataclasses.fields(StoppingParams))
+
+_INTEGERS = ("top_k", "repetition_window", "seed")
+
+Params = TypeVar("Params", SamplingParams, StoppingParams)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationPlan:
+    """What `generate` and `stream` were asked to do; all of it is valid."""
+
+    prompt: Prompt
+    sampling: SamplingParams
+    stopping: StoppingParams
+    timeout: float | None
+    request_id: str
+    logprobs: bool = False
+    detokenize: bool = True
+    graphemes: bool = False
+    stream_interval_tokens: int | None = None
+    tokenizer: str = ""
+    model: str = ""
+    special_tokens: SpecialTokens = "text"
+    add_special: bool = True
+    priority: int | None = None
+    cache_salt: str = ""
+    bypass_cache: bool = False
+    routing_key: str = ""
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def stop_strings(self) -> list[str]:
+        stop = self.stopping.stop
+        return [stop] if isinstance(stop, str) else list(stop)
+
+    def decode_open(self, prompt_tail: Sequence[int]) -> tokenizer_pb2.DecodeStreamOpen:
+        """How the text of the answer is made; `prompt_tail` are the last ids of the prompt."""
+        return tokenizer_pb2.DecodeStreamOpen(
+            tokenizer=self.tokenizer,
+            context_ids=prompt_tail,
+            stop_strings=self.stop_strings,
+            include_stop=self.stopping.include_stop,
+            graphemes=self.graphemes,
+        )
+
+    def request(self, prompt_ids: Sequence[int], fingerprint: str) -> pb.GenerateRequest:
+        """The request for the first worker."""
+        stopping = self.stopping
+        return pb.GenerateRequest(
+            request_id=self.request_id,
+            model=self.model,
+            prompt_ids=prompt_ids,
+            sampling=_sampling(self.sampling),
+            stopping=pb.StoppingParams(
+                max_tokens=stopping.max_tokens,
+                min_tokens=stopping.min_tokens,
+                stop_token_ids=stopping.stop_token_ids,
+                ignore_eos=stopping.ignore_eos,
+                include_stop=stopping.include_stop,
+            ),
+            output=pb.OutputOptions(logprobs=self.logprobs, stream_interval_tokens=self.stream_interval_tokens),
+            cache=pb.CacheParams(salt=self.cache_salt, bypass=self.bypass_cache),
+            priority=self.priority,
+            expected_tokenizer_fingerprint=fingerprint,
+        )
+
+
+def make_plan(
+    prompt: Prompt, options: GenerateOptions, default_timeout: float | None, field: str = "prompt"
+) -> GenerationPlan:
+    """Checks everything together: InvalidArgumentError names all violations, TypeError the unknown options."""
+    given: dict[str, Any] = dict(options)
+    sampling = _merged(SamplingParams, given.pop("sampling", None), given, SAMPLING_FIELDS)
+    stopping = _merged(StoppingParams, given.pop("stopping", None), given, STOPPING_FIELDS)
+    unknown = sorted(
+        given.keys() - {field.name for field in dataclasses.fields(GenerationPlan)} | given.keys() & {"prompt"}
+    )
+    if unknown:
+        raise TypeError(f"unknown option{'s' if len(unknown) > 1 else ''}: {', '.join(unknown)}")
+    given.setdefault("timeout", default_timeout)
+    given["request_id"] = given.get("request_id") or uuid.uuid4().hex
+    given = {name: value for name, value in given.items() if value is not None or name == "timeout"}
+    metadata = given.get("metadata", {})
+
+    values: dict[str, object] = {f"sampling.{name}": getattr(sampling, name) for name in SAMPLING_FIELDS}
+    values |= {f"stopping.{name}": getattr(stopping, name) for name in STOPPING_FIELDS}
+    if isinstance(stopping.stop, str):
+        values["stopping.stop"] = [stopping.stop]
+    values |= {name: value for name, value in given.items() if name in RULES}
+    violations: list[FieldViolation] = prompt_violations(prompt, given.get("special_tokens", "text"), field)
+    violations += check(values) + check_timeout(given["timeout"]) + check_metadata(metadata)
+    if not given.get("detokenize", True) and values["stopping.stop"]:
+        violations.append(FieldViolation("stopping.stop", "needs text; with detokenize=False use stop_token_ids"))
+    if violations:
+        raise invalid_argument(violations, request_id=str(given["request_id"]))
+    return GenerationPlan(prompt=prompt, sampling=sampling, stopping=stopping, **given)
+
+
+def _sampling(params: SamplingParams) -> pb.SamplingParams:
+    message = pb.SamplingParams()
+    for name in SAMPLING_FIELDS:
+        value = getattr(params, name)
+        if value is not None:  # numbers of other libraries are welcome; protobuf wants Python's own
+            setattr(message, name, int(value) if name in _INTEGERS else float(value))
+    return message
+
+
+def _merged(cls: type[Params], base: Params | None, given: dict[str, Any], names: Sequence[str]) -> Params:
+    taken = {name: given.pop(name) for name in names if name in given}
+    changes = {name: value for name, value in taken.items() if value is not None}
+    base = cls() if base is None else base
+    if not isinstance(base, cls):
+        raise TypeError(f"expected {cls.__name__}, not {type(base).__name__}")
+    return dataclasses.replace(base, **changes) if changes else base

@@ -1,0 +1,127 @@
+"""Prompts and texts to the messages that the tokenizer takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tandem.tokenizer.v1 import tokenizer_pb2 as pb
+
+from .errors import FieldViolation, invalid_argument
+from .params import SpecialTokens
+from .types import Encoding, Prompt, Segment, TextInput
+from .validation import Text, check_ids
+
+POLICIES = {
+    "text": pb.SPECIAL_TOKEN_POLICY_TEXT,
+    "parse": pb.SPECIAL_TOKEN_POLICY_PARSE,
+    "parse_listed": pb.SPECIAL_TOKEN_POLICY_PARSE_LISTED,
+    "reject": pb.SPECIAL_TOKEN_POLICY_REJECT,
+}
+
+
+def ids_of(prompt: Prompt) -> Sequence[int] | None:
+    """The token ids of a prompt that already is ids; None for text. An empty list is a prompt of no ids."""
+    if isinstance(prompt, Encoding):
+        return prompt.ids
+    if isinstance(prompt, str | Segment):
+        return None
+    if len(prompt) and isinstance(prompt[0], str | Segment):
+        return None
+    return prompt  # type: ignore[return-value]  # what is neither text nor segments is checked as ids
+
+
+def prompt_violations(prompt: Prompt, special_tokens: SpecialTokens, field: str = "prompt") -> list[FieldViolation]:
+    """What is wrong with a prompt, of either kind."""
+    if not isinstance(prompt, str | Segment | Encoding) and not _is_list(prompt):
+        return [_wrong_kind(field, prompt)]
+    ids = ids_of(prompt)
+    if ids is not None:
+        return check_ids(field, ids, least=1)
+    return encode_input(prompt, special_tokens, add_special=True, truncate_to=None, field=field)[1]  # type: ignore[arg-type]
+
+
+def encode_input(
+    text: TextInput,
+    special_tokens: SpecialTokens,
+    *,
+    add_special: bool,
+    truncate_to: int | None,
+    field: str = "input",
+) -> tuple[pb.EncodeInput, list[FieldViolation]]:
+    """The message for one text, and what is wrong with it (then the message is incomplete)."""
+    message = pb.EncodeInput(add_special=add_special)
+    if truncate_to is not None:
+        message.truncation.max_tokens = truncate_to
+    violations: list[FieldViolation] = []
+    if special_tokens not in POLICIES:
+        violations.append(_wrong_policy("special_tokens", special_tokens))
+    elif special_tokens == "parse_listed" and isinstance(text, str):
+        violations.append(
+            FieldViolation("special_tokens", 'can be "parse_listed" only for a Segment, which lists the ids')
+        )
+    if isinstance(text, str):
+        segments: Sequence[Segment] = [Segment(text, special_tokens)]
+    elif isinstance(text, Segment):
+        segments = [text]
+    elif _is_list(text) and len(text):
+        segments = text
+    else:
+        return message, [*violations, _wrong_kind(field, text)]
+    for index, segment in enumerate(segments):
+        path = field if isinstance(text, str) else f"{field}.segments[{index}]"
+        if not isinstance(segment, Segment):
+            what = "a Segment; several texts are a batch" if isinstance(segment, str) else "a Segment"
+            violations.append(FieldViolation(path, f"must be {what}, not {type(segment).__name__}"))
+            continue
+        violations.extend(_segment_violations(path, segment))
+        if not violations:
+            part = message.segments.add(special_tokens=POLICIES[segment.special_tokens], parse_ids=segment.parse_ids)
+            if isinstance(segment.text, bytes):
+                part.text_bytes = segment.text
+            else:
+                part.text = segment.text
+    return message, violations
+
+
+def checked_encode_input(
+    text: TextInput, special_tokens: SpecialTokens, *, add_special: bool, truncate_to: int | None, field: str = "input"
+) -> pb.EncodeInput:
+    """As `encode_input`; raises InvalidArgumentError."""
+    message, violations = encode_input(
+        text, special_tokens, add_special=add_special, truncate_to=truncate_to, field=field
+    )
+    if violations:
+        raise invalid_argument(violations)
+    return message
+
+
+def _segment_violations(path: str, segment: Segment) -> list[FieldViolation]:
+    violations: list[FieldViolation] = []
+    if isinstance(segment.text, bytes):
+        try:
+            segment.text.decode()
+        except UnicodeDecodeError as error:
+            violations.append(FieldViolation(f"{path}.text", f"must be valid UTF-8; it is not at byte {error.start}"))
+    else:
+        violations.extend(Text(0).problems(path if "segments[" not in path else f"{path}.text", segment.text))
+    if segment.special_tokens not in POLICIES:
+        violations.append(_wrong_policy(f"{path}.special_tokens", segment.special_tokens))
+    listed = segment.special_tokens == "parse_listed"
+    if listed != bool(len(segment.parse_ids)):
+        rule = "is required with" if listed else "is allowed only with"
+        violations.append(FieldViolation(f"{path}.parse_ids", f'{rule} special_tokens="parse_listed"'))
+    violations.extend(check_ids(f"{path}.parse_ids", segment.parse_ids))
+    return violations
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview)
+
+
+def _wrong_kind(field: str, value: object) -> FieldViolation:
+    shown = "an empty list" if _is_list(value) else type(value).__name__
+    return FieldViolation(field, f"must be a str, a Segment, a list of Segments or token ids, not {shown}")
+
+
+def _wrong_policy(field: str, value: object) -> FieldViolation:
+    return FieldViolation(field, f"must be one of {', '.join(map(repr, POLICIES))}, not {value!r}")

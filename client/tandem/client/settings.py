@@ -1,0 +1,139 @@
+"""How the SDK connects: transport, credentials, and what it does when a server goes away."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from .errors import ConfigurationError
+
+ChannelOption = tuple[str, int | str]
+
+# The tokenizer's unary methods have no side effects, so gRPC may send them again by itself. Generate is not listed: its
+# retries are the failover below, which also knows what was already produced.
+_RETRY_UNAVAILABLE = json.dumps(
+    {
+        "methodConfig": [
+            {
+                "name": [
+                    {"service": "tandem.tokenizer.v1.TokenizerService", "method": method}
+                    for method in (
+                        "ListTokenizers",
+                        "GetTokenizer",
+                        "Encode",
+                        "BatchEncode",
+                        "CountTokens",
+                        "Decode",
+                        "BatchDecode",
+                        "EncodeChat",
+                    )
+                ],
+                "retryPolicy": {
+                    "maxAttempts": 4,
+                    "initialBackoff": "0.1s",
+                    "maxBackoff": "1s",
+                    "backoffMultiplier": 2,
+                    "retryableStatusCodes": ["UNAVAILABLE"],
+                },
+            }
+        ]
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionSettings:
+    """The transport. The defaults suit a local network and the servers of this project."""
+
+    keepalive_seconds: float = 30.0  # a silent connection is probed this often, so that a vanished machine is noticed
+    keepalive_timeout_seconds: float = 10.0
+    max_message_bytes: int = 64 * 1024 * 1024  # received; the servers have their own limit for what they receive
+    channel_options: Sequence[ChannelOption] = ()  # gRPC's own; they replace ours
+
+    def options(self) -> list[ChannelOption]:
+        chosen: dict[str, int | str] = {
+            "grpc.keepalive_time_ms": int(self.keepalive_seconds * 1000),
+            "grpc.keepalive_timeout_ms": int(self.keepalive_timeout_seconds * 1000),
+            "grpc.http2.max_pings_without_data": 0,
+            "grpc.max_receive_message_length": self.max_message_bytes,
+            "grpc.max_send_message_length": self.max_message_bytes,
+            # A server that restarts is found again within about a second.
+            "grpc.initial_reconnect_backoff_ms": 100,
+            "grpc.min_reconnect_backoff_ms": 100,
+            "grpc.max_reconnect_backoff_ms": 2000,
+            "grpc.enable_retries": 1,
+            "grpc.service_config": _RETRY_UNAVAILABLE,
+        }
+        chosen.update(self.channel_options)
+        return list(chosen.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """TLS, mutual TLS, and a bearer token. PEM material is given as bytes or as the path of a file.
+
+    The token travels as `authorization: Bearer ...` with each call. `tls=False` sends it over a plain connection: only
+    for a network that encrypts by itself (a service mesh) or for loopback.
+    """
+
+    tls: bool = True
+    root_certificates: bytes | Path | str | None = field(default=None, repr=False)  # None: the system's
+    private_key: bytes | Path | str | None = field(default=None, repr=False)  # with certificate_chain: mutual TLS
+    certificate_chain: bytes | Path | str | None = field(default=None, repr=False)
+    server_name: str | None = None  # expected in the certificate, where it differs from the address
+    bearer_token: str | Callable[[], str] | None = field(default=None, repr=False)  # a function is asked for each call
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What each call carries."""
+        if self.bearer_token is None:
+            return ()
+        token = self.bearer_token() if callable(self.bearer_token) else self.bearer_token
+        return (("authorization", f"Bearer {token}"),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailoverSettings:
+    """What happens when a worker or the tokenizer goes away in the middle of an answer.
+
+    The rest is asked from another worker (or the same one, when it is back), at most `attempts` times an answer, so
+    that a request that kills its workers cannot take down all of them.
+    """
+
+    attempts: int = 3  # 0: the error goes to the caller at once
+    initial_backoff_seconds: float = 0.2  # before the same server is asked again; doubles each time
+    max_backoff_seconds: float = 2.0
+
+    def backoff(self, attempt: int) -> float:
+        """Seconds to wait before attempt 1, 2, ..."""
+        return float(min(self.initial_backoff_seconds * 2 ** (attempt - 1), self.max_backoff_seconds))
+
+
+def open_channel(address: str, connection: ConnectionSettings, credentials: Credentials | None) -> grpc.aio.Channel:
+    """A channel of the running event loop. Connects at the first call."""
+    options = connection.options()
+    if credentials is None or not credentials.tls:
+        return grpc.aio.insecure_channel(address, options=options)
+    if (credentials.private_key is None) != (credentials.certificate_chain is None):
+        raise ConfigurationError("mutual TLS needs both private_key and certificate_chain")
+    if credentials.server_name is not None:
+        options.append(("grpc.ssl_target_name_override", credentials.server_name))
+    tls = grpc.ssl_channel_credentials(
+        _pem("root_certificates", credentials.root_certificates),
+        _pem("private_key", credentials.private_key),
+        _pem("certificate_chain", credentials.certificate_chain),
+    )
+    return grpc.aio.secure_channel(address, tls, options=options)
+
+
+def _pem(name: str, material: bytes | Path | str | None) -> bytes | None:
+    if material is None or isinstance(material, bytes):
+        return material
+    try:
+        return Path(material).read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"{name}: cannot read {material}: {error.strerror}") from error

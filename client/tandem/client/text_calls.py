@@ -1,0 +1,83 @@
+"""The arguments of the text calls to messages: checked, every violation named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tandem.tokenizer.v1 import tokenizer_pb2 as pb
+
+from .errors import FieldViolation, invalid_argument
+from .params import CallOptions, CountOptions, DecodeOptions, EncodeOptions
+from .prompts import checked_encode_input
+from .types import Encoding, TextInput
+from .validation import RULES, check, check_ids, check_metadata, check_timeout
+
+_CALL = CallOptions.__optional_keys__
+
+
+def check_call(options: Mapping[str, Any], known: frozenset[str] = _CALL) -> None:
+    """Unknown names raise TypeError, wrong values InvalidArgumentError."""
+    if unknown := sorted(options.keys() - known):
+        raise TypeError(f"unknown option{'s' if len(unknown) > 1 else ''}: {', '.join(unknown)}")
+    violations = (
+        check({name: value for name, value in options.items() if name in RULES})
+        + check_timeout(options.get("timeout"))
+        + check_metadata(options.get("metadata", {}))
+    )
+    if violations:
+        raise invalid_argument(violations)
+
+
+def encode_message(text: TextInput, options: EncodeOptions, field: str = "text") -> pb.EncodeInput:
+    check_call(options, EncodeOptions.__optional_keys__)
+    return _input(text, options, options.get("truncate_to"), field)
+
+
+def encode_messages(texts: Sequence[TextInput], options: EncodeOptions) -> list[pb.EncodeInput]:
+    check_call(options, EncodeOptions.__optional_keys__)
+    return [_input(text, options, options.get("truncate_to"), field) for field, text in _each("texts", texts)]
+
+
+def count_messages(texts: Sequence[TextInput], options: CountOptions) -> list[pb.EncodeInput]:
+    check_call(options, CountOptions.__optional_keys__)
+    return [_input(text, options, None, field) for field, text in _each("texts", texts)]
+
+
+def decode_ids(ids: Sequence[int] | Encoding, field: str = "ids") -> Sequence[int]:
+    if isinstance(ids, Encoding):
+        return ids.ids
+    if isinstance(ids, str | bytes) or not isinstance(ids, Sequence):
+        raise invalid_argument([FieldViolation(field, f"must be a list of token ids, not {type(ids).__name__}")])
+    if violations := check_ids(field, ids):
+        raise invalid_argument(violations)
+    return ids
+
+
+def decode_id_lists(id_lists: Sequence[Sequence[int] | Encoding]) -> list[Sequence[int]]:
+    return [decode_ids(ids, field) for field, ids in _each("id_lists", id_lists)]
+
+
+def decode_options(options: DecodeOptions) -> pb.DecodeOptions:
+    check_call(options, DecodeOptions.__optional_keys__)
+    return pb.DecodeOptions(
+        remove_special=options.get("remove_special", False),
+        unparse_special=options.get("unparse_special"),
+        clean_spaces=options.get("clean_spaces", False),
+    )
+
+
+def _input(text: TextInput, options: CountOptions, truncate_to: int | None, field: str) -> pb.EncodeInput:
+    return checked_encode_input(
+        text,
+        options.get("special_tokens", "text"),
+        add_special=options.get("add_special", True),
+        truncate_to=truncate_to,
+        field=field,
+    )
+
+
+def _each(field: str, values: Sequence[Any]) -> list[tuple[str, Any]]:
+    if isinstance(values, str | bytes | Encoding) or not isinstance(values, Sequence):
+        raise invalid_argument([FieldViolation(field, f"must be a list, not {type(values).__name__}")])
+    return [(f"{field}[{index}]", value) for index, value in enumerate(values)]

@@ -1,0 +1,140 @@
+"""The tokenizer's unary calls: text to ids and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from tandem.tokenizer.v1 import tokenizer_pb2 as pb
+from tandem.tokenizer.v1 import tokenizer_pb2_grpc
+
+from .rpc import CallContext, unary
+from .types import Encoding, SpecialToken, TokenizerInfo
+
+SERVICE = "tokenizer"
+M = TypeVar("M", pb.EncodeInput, pb.DecodeInput)
+
+# Limits of one batch message; larger batches are sent in several.
+BATCH_INPUTS = 4096
+BATCH_BYTES = 4 * 1024 * 1024
+
+
+class TextService:
+    """One tokenizer service. Every method raises StatusError."""
+
+    def __init__(self, stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub) -> None:
+        self.stub = stub
+        self._fingerprints: dict[str, str] = {}
+
+    async def encode(
+        self, tokenizer: str, text: pb.EncodeInput, context: CallContext, *, offsets: bool = False, pieces: bool = False
+    ) -> Encoding:
+        request = pb.EncodeRequest(tokenizer=tokenizer, input=text, include_offsets=offsets, include_pieces=pieces)
+        response = await unary(self.stub.Encode, request, context, service=SERVICE)
+        return _encoding(response.encoding, response.fingerprint)
+
+    async def encode_batch(
+        self,
+        tokenizer: str,
+        texts: Sequence[pb.EncodeInput],
+        context: CallContext,
+        *,
+        offsets: bool = False,
+        pieces: bool = False,
+    ) -> list[Encoding]:
+        encodings: list[Encoding] = []
+        for part in _parts(texts):
+            request = pb.BatchEncodeRequest(
+                tokenizer=tokenizer, inputs=part, include_offsets=offsets, include_pieces=pieces
+            )
+            response = await unary(self.stub.BatchEncode, request, context, service=SERVICE)
+            encodings.extend(_encoding(encoding, response.fingerprint) for encoding in response.encodings)
+        return encodings
+
+    async def count(self, tokenizer: str, texts: Sequence[pb.EncodeInput], context: CallContext) -> list[int]:
+        counts: list[int] = []
+        for part in _parts(texts):
+            request = pb.CountTokensRequest(tokenizer=tokenizer, inputs=part)
+            counts.extend((await unary(self.stub.CountTokens, request, context, service=SERVICE)).counts)
+        return counts
+
+    async def decode(
+        self, tokenizer: str, ids: Sequence[int], options: pb.DecodeOptions, context: CallContext
+    ) -> pb.DecodedText:
+        request = pb.DecodeRequest(tokenizer=tokenizer, input=pb.DecodeInput(ids=ids), options=options)
+        return (await unary(self.stub.Decode, request, context, service=SERVICE)).decoded
+
+    async def decode_batch(
+        self, tokenizer: str, id_lists: Sequence[Sequence[int]], options: pb.DecodeOptions, context: CallContext
+    ) -> list[str]:
+        texts: list[str] = []
+        for part in _parts([pb.DecodeInput(ids=ids) for ids in id_lists]):
+            request = pb.BatchDecodeRequest(tokenizer=tokenizer, inputs=part, options=options)
+            response = await unary(self.stub.BatchDecode, request, context, service=SERVICE)
+            texts.extend(decoded.text for decoded in response.decoded)
+        return texts
+
+    async def tokenizers(self, context: CallContext) -> list[TokenizerInfo]:
+        response = await unary(self.stub.ListTokenizers, pb.ListTokenizersRequest(), context, service=SERVICE)
+        return [_tokenizer_info(tokenizer) for tokenizer in response.tokenizers]
+
+    async def tokenizer(self, name: str, context: CallContext) -> TokenizerInfo:
+        request = pb.GetTokenizerRequest(tokenizer=name)
+        response = await unary(self.stub.GetTokenizer, request, context, service=SERVICE)
+        return _tokenizer_info(response.tokenizer)
+
+    async def fingerprint(self, name: str, context: CallContext) -> str:
+        """Of the tokenizer of that name; asked once."""
+        if name not in self._fingerprints:
+            self._fingerprints[name] = (await self.tokenizer(name, context)).fingerprint
+        return self._fingerprints[name]
+
+    def forget_fingerprints(self) -> None:
+        """A worker contradicted one: the tokenizer may have been replaced."""
+        self._fingerprints.clear()
+
+
+def _parts(messages: Sequence[M]) -> Iterator[list[M]]:
+    """`messages` in runs that fit one request each; none at all for an empty list."""
+    part: list[M] = []
+    size = 0
+    for message in messages:
+        message_size = message.ByteSize()
+        if part and (len(part) == BATCH_INPUTS or size + message_size > BATCH_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(message)
+        size += message_size
+    if part:
+        yield part
+
+
+def _encoding(message: pb.Encoding, fingerprint: str) -> Encoding:
+    return Encoding(
+        ids=list(message.ids),
+        fingerprint=fingerprint,
+        truncated=message.truncated,
+        total_tokens=message.total_tokens,
+        byte_offsets=list(message.byte_offsets),
+        code_point_offsets=list(message.code_point_offsets),
+        pieces=list(message.pieces),
+    )
+
+
+def _tokenizer_info(message: pb.Tokenizer) -> TokenizerInfo:
+    return TokenizerInfo(
+        name=message.name,
+        vocabulary_type=pb.VocabularyType.Name(message.vocabulary_type).removeprefix("VOCABULARY_TYPE_").lower(),
+        vocabulary_size=message.vocabulary_size,
+        fingerprint=message.fingerprint,
+        bos_id=message.bos_id if message.HasField("bos_id") else None,
+        eos_id=message.eos_id if message.HasField("eos_id") else None,
+        end_of_generation_ids=list(message.end_of_generation_ids),
+        adds_bos=message.adds_bos,
+        adds_eos=message.adds_eos,
+        source=message.source,
+        max_input_bytes=message.max_input_bytes,
+        special_tokens=[
+            SpecialToken(token.id, token.text, token.type == pb.TOKEN_TYPE_CONTROL) for token in message.special_tokens
+        ],
+    )

@@ -1,0 +1,176 @@
+"""What the SDK takes and gives: prompts, encodings, chunks of a stream, results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from .params import SamplingParams, SpecialTokens
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of a prompt with its own special-token policy. No token spans two segments."""
+
+    text: str | bytes  # bytes must be valid UTF-8
+    special_tokens: SpecialTokens = "text"
+    parse_ids: Sequence[int] = ()  # only with "parse_listed": the control tokens that are parsed
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """Token ids of one input. The optional lists are parallel to `ids`, empty unless they were asked for."""
+
+    ids: list[int]
+    fingerprint: str  # of the tokenizer; a worker that knows its own refuses a prompt of another
+    truncated: bool = False
+    total_tokens: int = 0  # before truncation
+    byte_offsets: list[int] = field(default_factory=list)  # start of each token in the UTF-8 of the text
+    code_point_offsets: list[int] = field(default_factory=list)
+    pieces: list[bytes] = field(default_factory=list)  # the bytes that each token decodes to
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+Prompt = str | Segment | Sequence[Segment] | Sequence[int] | Encoding
+TextInput = str | Segment | Sequence[Segment]
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended."""
+
+    MAX_TOKENS = "max_tokens"  # max_tokens were produced, or the context is full
+    STOP_STRING = "stop_string"  # `matched_stop` says which
+    STOP_TOKEN = "stop_token"  # noqa: S105  an id of stop_token_ids; `matched_stop_token` says which
+    EOS = "eos"  # an end-of-sequence id of the model
+    STOP_SEQUENCE = "stop_sequence"
+    GRAMMAR_END = "grammar_end"
+    CANCELLED = "cancelled"  # by an Abort at the worker
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What is new in a stream. Texts joined are `result.text`, ids joined are `result.output_ids`.
+
+    An id is given once all of its text is: while the tokenizer holds back bytes of an unfinished character or of a
+    possible stop string, the ids that they belong to wait too. A slow reader gets fewer, larger chunks.
+    """
+
+    text: str
+    ids: list[int]
+    logprobs: list[float] | None = None  # parallel to ids; None unless logprobs were asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a generation cost, in tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int  # produced by all workers together, trimmed ones included
+    cached_prompt_tokens: int | None = (
+        None  # of the prompt, from the prefix cache; None: the worker was lost before it told
+    )
+    forward_passes: int | None = None
+    preemptions: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds. The first four are measured at the client, the others by the (last) worker; None where unknown."""
+
+    total_seconds: float
+    encode_seconds: float | None = None  # None: the prompt came as ids
+    time_to_first_token: float | None = None  # from the call until output was here; None: there was none
+    decode_seconds: float | None = None  # first token here until its text was here
+    worker_queue_seconds: float | None = None
+    worker_prefill_seconds: float | None = None
+    worker_decode_seconds: float | None = None
+    worker_total_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """A finished generation."""
+
+    text: str
+    output_ids: list[int]  # without those of a matched stop string (unless include_stop)
+    logprobs: list[float] | None  # parallel to output_ids
+    finish_reason: FinishReason
+    matched_stop: str | None
+    matched_stop_token: int | None
+    prompt_ids: list[int]
+    usage: Usage
+    timings: Timings
+    seed: int | None  # gives the same answer again, with the same parameters
+    sampling: SamplingParams  # as the worker used them
+    max_tokens: int | None  # as the worker used it
+    model: str
+    request_id: str
+    worker: str  # address of the one that finished
+    failovers: int = 0  # how often another worker took over
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """Seconds from the call until the first output was here."""
+        return self.timings.time_to_first_token
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Completion tokens a second after the first; None for fewer than two."""
+        first = self.timings.time_to_first_token
+        if first is None or self.usage.completion_tokens < 2 or self.timings.total_seconds <= first:
+            return None
+        return (self.usage.completion_tokens - 1) / (self.timings.total_seconds - first)
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialToken:
+    id: int
+    text: str
+    control: bool  # False: user-defined, ordinary text that always stays one token
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerInfo:
+    """What a tokenizer is."""
+
+    name: str
+    vocabulary_type: str  # "spm", "bpe", "wpm", "ugm" or "rwkv"
+    vocabulary_size: int
+    fingerprint: str
+    bos_id: int | None
+    eos_id: int | None
+    end_of_generation_ids: list[int]
+    adds_bos: bool
+    adds_eos: bool
+    source: str
+    max_input_bytes: int
+    special_tokens: list[SpecialToken]  # empty in a listing
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a worker serves."""
+
+    name: str
+    architecture: str
+    checkpoint_format: str
+    vocabulary_size: int
+    context_length: int
+    eos_ids: list[int]
+    parameters: int
+    dtype: str
+    layers: int
+    hidden_size: int
+    tokenizer_fingerprint: str  # "": not known to the worker
+
+    def answers_like(self, other: ModelInfo) -> bool:
+        """Whether a generation may move between the two: every described fact is equal but the worker's knowledge of
+        its tokenizer, which one of them may lack."""
+        fingerprints = {self.tokenizer_fingerprint, other.tokenizer_fingerprint} - {""}
+        return len(fingerprints) < 2 and (
+            (self.name, self.architecture, self.vocabulary_size, self.parameters, self.dtype, self.layers)
+            == (other.name, other.architecture, other.vocabulary_size, other.parameters, other.dtype, other.layers)
+        )

@@ -1,0 +1,206 @@
+"""The rules that a request must keep, checked before anything is sent; the same as the comments of the protos.
+
+Each rule says what is allowed; a violation is worded "<field> must be <rule>, not <value>". Pure: no grpc, no protobuf.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Protocol
+
+from .errors import FieldViolation
+
+UINT32_MAX = 2**32 - 1
+UINT64_MAX = 2**64 - 1
+FLOAT32_MAX = 3.4028234663852886e38
+
+
+class Rule(Protocol):
+    def problems(self, field: str, value: object) -> Iterator[FieldViolation]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A finite number that a 32-bit float can hold."""
+
+    low: float
+    high: float | None = None
+    low_allowed: bool = True
+
+    @property
+    def words(self) -> str:
+        if self.high is not None:
+            return f"a number from {self.low:g} to {self.high:g}"
+        return f"a finite number {'>=' if self.low_allowed else '>'} {self.low:g}"
+
+    def problems(self, field: str, value: object) -> Iterator[FieldViolation]:
+        if isinstance(value, Real) and not isinstance(value, bool):
+            number = float(value)
+            above = number >= self.low if self.low_allowed else number > self.low
+            if math.isfinite(number) and above and number <= (FLOAT32_MAX if self.high is None else self.high):
+                return
+        yield _violation(field, self.words, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    low: int
+    high: int
+
+    @property
+    def words(self) -> str:
+        return f"an integer from {self.low} to {self.high}"
+
+    def problems(self, field: str, value: object) -> Iterator[FieldViolation]:
+        if not isinstance(value, Integral) or isinstance(value, bool) or not self.low <= int(value) <= self.high:
+            yield _violation(field, self.words, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    def problems(self, field: str, value: object) -> Iterator[FieldViolation]:
+        if not isinstance(value, bool):
+            yield _violation(field, "True or False", value)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A string that UTF-8 can express, of so many bytes. The value itself is not repeated: it may be private."""
+
+    low: int
+    high: int | None = None
+
+    @property
+    def words(self) -> str:
+        if self.high is None:
+            return "a string"
+        return f"a string of {f'{self.low} to' if self.low else 'at most'} {self.high} bytes of UTF-8"
+
+    def problems(self, field: str, value: object) -> Iterator[FieldViolation]:
+        if not isinstance(value, str):
+            yield FieldViolation(field, f"must be {self.words}, not {type(value).__name__}")
+            return
+        try:
+            size = len(value.encode())
+        except UnicodeEncodeError as error:
+            yield FieldViolation(
+                field,
+                f"must be valid Unicode: U+{ord(value[error.start]):04X} at position {error.start} is a lone surrogate",
+            )
+            return
+        if size < self.low or (self.high is not None and size > self.high):
+            yield FieldViolation(field, f"must be {self.words}, not {size}")
+
+
+@dataclass(frozen=True, slots=True)
+class Each:
+    """A sequence with a rule for each element."""
+
+    rule: Rule
+    most: int
+    least: int = 0
+
+    def problems(self, field: str, value: object) -> Iterator[FieldViolation]:
+        if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+            yield _violation(field, "a sequence", value)
+            return
+        if not self.least <= len(value) <= self.most:
+            allowed = f"{self.least} to {self.most}" if self.least else f"at most {self.most}"
+            yield FieldViolation(field, f"must have {allowed} elements, not {len(value)}")
+            return
+        for index, element in enumerate(value):
+            yield from self.rule.problems(f"{field}[{index}]", element)
+
+
+RULES: Mapping[str, Rule] = {
+    "sampling.temperature": Number(0),
+    "sampling.top_k": Integer(0, UINT32_MAX),
+    "sampling.top_p": Number(0, 1),
+    "sampling.min_p": Number(0, 1),
+    "sampling.repetition_penalty": Number(0, low_allowed=False),
+    "sampling.repetition_window": Integer(0, UINT32_MAX),
+    "sampling.seed": Integer(0, UINT64_MAX),
+    "stopping.max_tokens": Integer(1, UINT32_MAX),
+    "stopping.min_tokens": Integer(0, UINT32_MAX),
+    "stopping.stop": Each(Text(1, 1024), most=64),
+    "stopping.stop_token_ids": Each(Integer(0, UINT32_MAX), most=256),
+    "stopping.ignore_eos": Flag(),
+    "stopping.include_stop": Flag(),
+    "logprobs": Flag(),
+    "detokenize": Flag(),
+    "graphemes": Flag(),
+    "stream_interval_tokens": Integer(1, UINT32_MAX),
+    "tokenizer": Text(0),
+    "model": Text(0),
+    "add_special": Flag(),
+    "priority": Integer(-100, 100),
+    "cache_salt": Text(0, 256),
+    "bypass_cache": Flag(),
+    "request_id": Text(0, 128),
+    "routing_key": Text(0, 1024),
+    "truncate_to": Integer(1, UINT32_MAX),
+    "offsets": Flag(),
+    "pieces": Flag(),
+    "remove_special": Flag(),
+    "unparse_special": Flag(),
+    "clean_spaces": Flag(),
+}
+
+
+def check(values: Mapping[str, object]) -> list[FieldViolation]:
+    """All violations among `values` (name of a rule -> value), in their order. None is absence and always allowed."""
+    return [
+        violation
+        for field, value in values.items()
+        if value is not None
+        for violation in RULES[field].problems(field, value)
+    ]
+
+
+def check_ids(field: str, ids: Sequence[int], *, least: int = 0) -> list[FieldViolation]:
+    """Token ids are integers that fit 32 bits; only the first offender is named, lists may be long."""
+    if len(ids) < least:
+        return [FieldViolation(field, f"must have at least {least} element{'s' if least > 1 else ''}")]
+    try:
+        array("I", ids)  # at the speed of C; only when it refuses is the offender searched
+    except (TypeError, OverflowError, ValueError):
+        rule = Integer(0, UINT32_MAX)
+        for index, value in enumerate(ids):
+            for violation in rule.problems(f"{field}[{index}]", value):
+                return [violation]
+    return []
+
+
+def check_timeout(timeout: object) -> list[FieldViolation]:
+    """Seconds, more than zero; None is no limit."""
+    if timeout is None:
+        return []
+    if isinstance(timeout, Real) and not isinstance(timeout, bool) and float(timeout) > 0:
+        return []
+    return [_violation("timeout", "a number of seconds > 0, or None", timeout)]
+
+
+def check_metadata(metadata: Mapping[str, str]) -> list[FieldViolation]:
+    """What gRPC can carry as ASCII metadata."""
+    violations = []
+    for key, value in metadata.items():
+        if not isinstance(key, str) or not key or not key.isascii() or key != key.lower() or key.endswith("-bin"):
+            violations.append(FieldViolation("metadata", f"must have lower-case ASCII keys without -bin, not {key!r}"))
+        elif not all(character in "-_." or character.isalnum() for character in key):
+            violations.append(
+                FieldViolation("metadata", f"must have keys of letters, digits, '-', '_', '.', not {key!r}")
+            )
+        elif not isinstance(value, str) or not value.isascii() or not value.isprintable():
+            violations.append(FieldViolation(f"metadata[{key!r}]", "must be printable ASCII"))
+    return violations
+
+
+def _violation(field: str, allowed: str, value: object) -> FieldViolation:
+    shown = repr(value)
+    if len(shown) > 60:
+        shown = f"{shown[:57]}..."
+    return FieldViolation(field, f"must be {allowed}, not {shown}")

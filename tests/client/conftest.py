@@ -1,0 +1,32 @@
+"""A tokenizer, a worker that counts through TEXT, and a client between them; each test may turn their switches."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from tandem.client import AsyncClient
+
+from tests.client.fakes import EOS, TEXT, ByteTokenizer, CountingWorker, ids_of_text, serving_tokenizer, serving_workers
+
+
+@pytest.fixture
+def tokenizer() -> ByteTokenizer:
+    return ByteTokenizer()
+
+
+@pytest.fixture
+def worker() -> CountingWorker:
+    return CountingWorker([*ids_of_text(TEXT), EOS])
+
+
+@pytest.fixture
+async def tokenizer_address(tokenizer: ByteTokenizer) -> AsyncIterator[str]:
+    async with serving_tokenizer(tokenizer) as (_, address):
+        yield address
+
+
+@pytest.fixture
+async def client(worker: CountingWorker, tokenizer_address: str) -> AsyncIterator[AsyncClient]:
+    async with serving_workers(worker) as addresses, AsyncClient(tokenizer_address, addresses) as client:
+        yield client

@@ -1,0 +1,201 @@
+"""Whoever leaves, the work at both services ends; deadlines are one budget for all hops."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+from tandem.client import (
+    AsyncClient,
+    CancelledError,
+    ClientClosedError,
+    ConfigurationError,
+    DeadlineExceededError,
+    ResultNotReadyError,
+)
+
+from tests.client.fakes import TEXT, ByteTokenizer, CountingWorker
+
+
+async def _first_chunk(stream) -> None:
+    assert (await anext(stream)).text
+
+
+async def test_leaving_the_block_early_cancels_at_both_services(
+    client: AsyncClient, worker: CountingWorker, tokenizer: ByteTokenizer
+) -> None:
+    worker.pause_at = 5
+    async with client.stream("Hi", seed=0) as stream:
+        async for _chunk in stream:
+            break
+    await worker.seen[0].cancelled.wait()
+    assert stream.text and TEXT.startswith(stream.text)
+    with pytest.raises(CancelledError):
+        _ = stream.result
+    await tokenizer.all_streams_closed.wait()
+
+
+async def test_an_exception_in_the_block_cancels(client: AsyncClient, worker: CountingWorker) -> None:
+    worker.pause_at = 5
+    with pytest.raises(KeyError):
+        async with client.stream("Hi", seed=0) as stream:
+            await _first_chunk(stream)
+            raise KeyError
+    await worker.seen[0].cancelled.wait()
+
+
+async def test_cancelling_the_reading_task_cancels(client: AsyncClient, worker: CountingWorker) -> None:
+    worker.pause_at = 5
+    started = asyncio.Event()
+
+    async def read() -> None:
+        async with client.stream("Hi", seed=0) as stream:
+            async for _ in stream:
+                started.set()
+
+    task = asyncio.create_task(read())
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await worker.seen[0].cancelled.wait()
+
+
+async def test_cancelling_a_generate_cancels(client: AsyncClient, worker: CountingWorker) -> None:
+    worker.pause_at = 5
+    task = asyncio.create_task(client.generate("Hi", seed=0))
+    await worker.paused.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await worker.seen[0].cancelled.wait()
+
+
+async def test_cancel_from_elsewhere_wakes_the_reader(client: AsyncClient, worker: CountingWorker) -> None:
+    worker.pause_at = 0
+    stream = client.stream("Hi", seed=0)
+    reader = asyncio.create_task(anext(stream))
+    await worker.paused.wait()
+    stream.cancel()
+    with pytest.raises(CancelledError) as caught:
+        await reader
+    assert caught.value.service == "client"
+    assert caught.value.request_id == stream.request_id
+    await worker.seen[0].cancelled.wait()
+
+
+async def test_a_stream_that_nobody_holds_any_more_is_cancelled(client: AsyncClient, worker: CountingWorker) -> None:
+    worker.pause_at = 5
+    async for _chunk in client.stream("Hi", seed=0):
+        break
+    gc.collect()
+    await worker.seen[0].cancelled.wait()
+
+
+async def test_a_stream_that_was_never_read_never_calls(client: AsyncClient, worker: CountingWorker) -> None:
+    stream = client.stream("Hi")
+    with pytest.raises(ResultNotReadyError):
+        _ = stream.result
+    await stream.close()
+    assert stream.text == ""
+    assert not worker.seen
+
+
+async def test_cancel_after_the_end_changes_nothing(client: AsyncClient) -> None:
+    stream = client.stream("Hi", seed=0)
+    result = await stream.collect()
+    stream.cancel()
+    await stream.close()
+    assert stream.result is result
+
+
+async def test_the_deadline_ends_a_stream_after_what_came(client: AsyncClient, worker: CountingWorker) -> None:
+    worker.pause_at = 5
+    text = ""
+    with pytest.raises(DeadlineExceededError) as caught:
+        async with client.stream("Hi", seed=0, timeout=0.3) as stream:
+            async for chunk in stream:
+                text += chunk.text
+    assert text == TEXT[:5]
+    assert isinstance(caught.value, TimeoutError)
+    assert caught.value.service in ("worker", "tokenizer")
+    await worker.seen[0].cancelled.wait()
+
+
+async def test_the_deadline_counts_the_hop_before(
+    client: AsyncClient, worker: CountingWorker, tokenizer: ByteTokenizer
+) -> None:
+    tokenizer.hold.clear()
+    with pytest.raises(DeadlineExceededError) as caught:
+        await client.generate("Hi", timeout=0.2)
+    assert caught.value.service == "tokenizer"
+    assert not worker.seen
+    tokenizer.hold.set()
+
+
+async def test_a_tokenizer_that_hangs_in_the_middle_meets_the_deadline(
+    client: AsyncClient, worker: CountingWorker, tokenizer: ByteTokenizer
+) -> None:
+    worker.pause_at = 5
+    stream = client.stream("Hi", seed=0, timeout=0.5)
+    await _first_chunk(stream)
+    tokenizer.hold.clear()
+    worker.go.set()
+    with pytest.raises(DeadlineExceededError):
+        await stream.collect()
+    tokenizer.hold.set()
+
+
+async def test_closing_the_client_ends_what_runs(client: AsyncClient, worker: CountingWorker) -> None:
+    worker.pause_at = 5
+    stream = client.stream("Hi", seed=0)
+    await _first_chunk(stream)
+    task = asyncio.create_task(client.generate("Hi"))
+    await worker.paused.wait()
+    await client.close()
+    await client.close()
+    with pytest.raises(ClientClosedError):
+        async for _ in stream:
+            pass
+    with pytest.raises(ClientClosedError):
+        await task
+    for call in (client.generate("Hi"), client.encode("Hi"), client.get_models()):
+        with pytest.raises(ClientClosedError):
+            await call
+    with pytest.raises(ClientClosedError):
+        client.stream("Hi")
+    await worker.seen[0].cancelled.wait()
+
+
+async def test_closing_the_client_ends_a_unary_call(client: AsyncClient, tokenizer: ByteTokenizer) -> None:
+    tokenizer.hold.clear()
+    task = asyncio.create_task(client.encode("Hi"))
+    await tokenizer.called.wait()
+    await client.close()
+    with pytest.raises(ClientClosedError):
+        await task
+    tokenizer.hold.set()
+
+
+async def test_a_failing_batch_leaves_nothing_behind(client: AsyncClient, worker: CountingWorker) -> None:
+    worker.pause_at = 5
+    with pytest.raises(DeadlineExceededError):
+        await client.generate_batch(["a", "b", "c"], timeout=0.3)
+    for seen in worker.seen:
+        await seen.cancelled.wait()
+
+
+def test_a_client_belongs_to_one_event_loop() -> None:
+    client = AsyncClient("127.0.0.1:1", "127.0.0.1:2")
+
+    async def use() -> None:
+        async with client:
+            pass
+
+    async def touch() -> None:
+        client._connect()
+
+    asyncio.run(touch())
+    with pytest.raises(ConfigurationError, match="event loop"):
+        asyncio.run(use())

@@ -1,0 +1,187 @@
+"""generate and stream over loopback: text in, text out, ids and facts right."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tandem.client import (
+    AsyncClient,
+    Encoding,
+    FinishReason,
+    SamplingParams,
+    Segment,
+    StoppingParams,
+)
+
+from tests.client.fakes import TEXT, BOS, CONTROL, EOS, ByteTokenizer, CountingWorker, ids_of_text, serving_tokenizer, serving_workers
+
+
+async def test_an_answer_carries_text_ids_and_facts(client: AsyncClient, worker: CountingWorker) -> None:
+    result = await client.generate("Hi", seed=0, logprobs=True, request_id="the-request")
+    assert result.text == TEXT
+    assert result.output_ids == ids_of_text(TEXT)
+    assert result.logprobs == [-0.5 * p for p in range(len(result.output_ids))]
+    assert result.finish_reason is FinishReason.EOS
+    assert (result.matched_stop_token, result.matched_stop) == (EOS, None)
+    assert result.prompt_ids == [BOS, *ids_of_text("Hi")]
+    assert (result.usage.prompt_tokens, result.usage.cached_prompt_tokens) == (3, 1)
+    assert result.usage.completion_tokens == len(result.output_ids)
+    assert result.seed == 0
+    assert result.model == "counting"
+    assert result.request_id == "the-request"
+    assert result.timings.worker_total_seconds == pytest.approx(0.006)
+    assert result.timings.encode_seconds is not None
+    assert result.time_to_first_token is not None
+    assert 0 < result.time_to_first_token <= result.timings.total_seconds
+    assert worker.seen[0].metadata["x-request-id"] == "the-request"
+
+
+async def test_chunks_joined_are_the_result(client: AsyncClient) -> None:
+    texts, ids, logprobs = [], [], []
+    async with client.stream("Hi", seed=0, logprobs=True) as stream:
+        async for chunk in stream:
+            texts.append(chunk.text)
+            ids += chunk.ids
+            assert chunk.logprobs is not None
+            logprobs += chunk.logprobs
+    assert "".join(texts) == stream.result.text == stream.text == TEXT
+    assert ids == stream.result.output_ids == stream.output_ids
+    assert logprobs == stream.result.logprobs
+    assert all("\ufffd" not in text for text in texts), "characters arrive whole"
+
+
+async def test_text_arrives_while_the_worker_still_generates(client: AsyncClient, worker: CountingWorker) -> None:
+    worker.pause_at = 5
+    async with client.stream("Hi", seed=0) as stream:
+        text = ""
+        while len(text) < 5:
+            text += (await anext(stream)).text
+        assert text == TEXT[:5]
+        assert not worker.seen[0].finished.is_set()
+        worker.go.set()
+        async for chunk in stream:
+            text += chunk.text
+    assert text == TEXT
+
+
+async def test_every_parameter_reaches_the_worker(client: AsyncClient, worker: CountingWorker) -> None:
+    await client.generate(
+        "Hi",
+        sampling=SamplingParams(temperature=0.5, top_k=3, top_p=0.25, min_p=0.125, seed=1),
+        repetition_penalty=1.5,
+        repetition_window=7,
+        seed=9,
+        stopping=StoppingParams(max_tokens=4, min_tokens=2, stop_token_ids=[7, 8]),
+        ignore_eos=True,
+        include_stop=True,
+        logprobs=True,
+        priority=-3,
+        cache_salt="tenant",
+        bypass_cache=True,
+        stream_interval_tokens=2,
+        model="counting",
+        routing_key="conversation",
+        metadata={"traceparent": "00-1-2-01"},
+    )
+    request = worker.seen[0].request
+    sampling, stopping = request.sampling, request.stopping
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.5, 3, 0.25, 0.125)
+    assert (sampling.repetition_penalty, sampling.repetition_window, sampling.seed) == (1.5, 7, 9)
+    assert (stopping.max_tokens, stopping.min_tokens, list(stopping.stop_token_ids)) == (4, 2, [7, 8])
+    assert stopping.ignore_eos and stopping.include_stop
+    assert request.output.logprobs and request.output.stream_interval_tokens == 2
+    assert (request.cache.salt, request.cache.bypass, request.priority) == ("tenant", True, -3)
+    assert request.model == "counting"
+    assert worker.seen[0].metadata["x-routing-key"] == "conversation"
+    assert worker.seen[0].metadata["traceparent"] == "00-1-2-01"
+
+
+async def test_what_is_not_given_is_not_sent(client: AsyncClient, worker: CountingWorker) -> None:
+    await client.generate("Hi", max_tokens=1)
+    request = worker.seen[0].request
+    assert not request.sampling.ListFields()
+    assert [field.name for field, _ in request.stopping.ListFields()] == ["max_tokens"]
+    assert not request.HasField("priority")
+    assert not request.output.ListFields()
+
+
+async def test_prompts_may_be_text_segments_ids_or_an_encoding(client: AsyncClient, worker: CountingWorker) -> None:
+    plain = [BOS, *ids_of_text("a<|control|>b")]
+    parsed = [BOS, *ids_of_text("a"), CONTROL, *ids_of_text("b")]
+    for prompt, options, expected in [
+        ("a<|control|>b", {}, plain),
+        ("a<|control|>b", {"special_tokens": "parse"}, parsed),
+        ("ab", {"add_special": False}, ids_of_text("ab")),
+        ([Segment("a"), Segment("<|control|>", "parse"), Segment(b"b")], {}, parsed),
+        ([5, 6, 7], {}, [5, 6, 7]),
+        (Encoding([5, 6], ""), {}, [5, 6]),
+    ]:
+        await client.generate(prompt, max_tokens=1, **options)
+        assert list(worker.seen[-1].request.prompt_ids) == expected
+
+
+async def test_a_generation_without_text_needs_no_tokenizer(worker: CountingWorker) -> None:
+    async with serving_workers(worker) as addresses, AsyncClient(worker=addresses) as client:
+        async with client.stream([5, 6], detokenize=False, seed=0, max_tokens=5) as stream:
+            ids = [i async for chunk in stream for i in chunk.ids]
+        assert ids == stream.result.output_ids == ids_of_text(TEXT)[:5]
+        assert stream.result.text == ""
+
+
+async def test_64_streams_at_once_each_get_their_own_answer(client: AsyncClient, worker: CountingWorker) -> None:
+    async def one(number: int) -> str:
+        text = ""
+        async with client.stream(f"prompt {number}", seed=number, max_tokens=10 + number, ignore_eos=True) as stream:
+            async for chunk in stream:
+                text += chunk.text
+        assert stream.result.output_ids == [worker.token(p, number) for p in range(10 + number)]
+        return text
+
+    alone = [await one(number) for number in range(64)]
+    assert await asyncio.gather(*(one(number) for number in range(64))) == alone
+    assert not worker.running
+
+
+async def test_a_batch_answers_in_order_and_encodes_together(
+    client: AsyncClient, worker: CountingWorker, tokenizer: ByteTokenizer
+) -> None:
+    prompts = ["a", [9, 9], "ccc", Encoding([4], "")]
+    results = await client.generate_batch(prompts, seed=0, max_tokens=3, concurrency=2, request_id="batch")
+    assert [result.prompt_ids for result in results] == [[BOS, *ids_of_text("a")], [9, 9], [BOS, *ids_of_text("ccc")], [4]]
+    assert [result.request_id for result in results] == ["batch-0", "batch-1", "batch-2", "batch-3"]
+    assert {result.text for result in results} == {TEXT[:3]}
+    assert await client.generate_batch([]) == []
+
+
+async def test_a_slow_reader_gets_everything_in_fewer_chunks(client: AsyncClient, worker: CountingWorker) -> None:
+    async with client.stream("Hi", seed=0) as stream:
+        first = await anext(stream)
+        await worker.seen[0].finished.wait()
+        await stream.collect()
+        rest = [chunk async for chunk in stream]
+    assert first.text + "".join(chunk.text for chunk in rest) == TEXT
+    assert len(rest) <= 1, "what piled up comes as one chunk"
+
+
+async def test_generate_decodes_once_where_no_stop_string_is_watched_for(
+    client: AsyncClient, tokenizer: ByteTokenizer
+) -> None:
+    await client.generate("Hi", seed=0)
+    assert tokenizer.decode_messages == 1
+
+
+async def test_the_tokenizer_sees_the_end_of_the_prompt(client: AsyncClient, tokenizer: ByteTokenizer) -> None:
+    await client.generate("0123456789abcdefghij", max_tokens=1)
+    assert list(tokenizer.opened[0].context_ids) == ids_of_text("0123456789abcdefghij")[-16:]
+
+
+async def test_a_fingerprint_is_sent_only_to_a_worker_that_knows_its_own(tokenizer_address: str) -> None:
+    knows, does_not = CountingWorker([EOS], fingerprint="f" * 64), CountingWorker([EOS])
+    async with serving_workers(knows, does_not) as (first, second):
+        for address, worker, expected in [(first, knows, "f" * 64), (second, does_not, "")]:
+            async with AsyncClient(tokenizer_address, address) as client:
+                for prompt in ("text", [5, 6], "again"):
+                    await client.generate(prompt)
+            assert [seen.request.expected_tokenizer_fingerprint for seen in worker.seen] == [expected] * 3
+            assert worker.get_model_calls == 1, "asked once"

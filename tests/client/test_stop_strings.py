@@ -1,0 +1,82 @@
+"""Stop strings: the text, the ids and the logprobs end where they should, and the worker stops working."""
+
+from __future__ import annotations
+
+import pytest
+from tandem.client import AsyncClient, FinishReason, InvalidArgumentError
+
+from tests.client.fakes import ByteTokenizer, CountingWorker, ids_of_text
+
+
+@pytest.mark.parametrize("delta_tokens", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("include_stop", [False, True])
+async def test_a_stop_string_across_tokens_ends_text_and_ids_together(
+    client: AsyncClient, worker: CountingWorker, delta_tokens: int, include_stop: bool
+) -> None:
+    worker.delta_tokens = delta_tokens
+    expected = "Once there was a wörk" + ("er" if include_stop else "")
+    options = {"seed": 0, "stop": ["never", "er "], "include_stop": include_stop, "logprobs": True}
+    ids, logprobs, text = [], [], ""
+    async with client.stream("Hi", **options) as stream:
+        async for chunk in stream:
+            assert chunk.logprobs is not None
+            ids, logprobs, text = ids + chunk.ids, logprobs + chunk.logprobs, text + chunk.text
+    result = stream.result
+    expected += " " if include_stop else ""
+    assert text == result.text == expected
+    assert ids == result.output_ids == ids_of_text(expected)
+    assert logprobs == result.logprobs == [-0.5 * p for p in range(len(ids))]
+    assert (result.finish_reason, result.matched_stop) == (FinishReason.STOP_STRING, "er ")
+    assert (await client.generate("Hi", **options)).text == expected
+
+
+async def test_on_a_match_the_worker_is_stopped_and_still_reports_what_it_did(
+    client: AsyncClient, worker: CountingWorker
+) -> None:
+    worker.pause_at = 20
+    result = await client.generate("Hi", seed=0, stop="re ")
+    assert result.text == "Once the"
+    assert worker.abort_calls == 1
+    await worker.seen[0].finished.wait()
+    assert result.usage.cached_prompt_tokens == 1
+    assert result.usage.completion_tokens >= len("Once there ")
+    assert result.timings.worker_total_seconds is not None
+    assert not worker.running
+
+
+async def test_a_worker_that_does_not_heed_the_abort_is_cancelled(
+    client: AsyncClient, worker: CountingWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.pause_at, worker.heeds_abort = 20, False
+    monkeypatch.setattr("tandem.client.pipeline.ACCOUNT_SECONDS", 0.05)
+    result = await client.generate("Hi", seed=0, stop="re ")
+    assert (result.text, result.finish_reason) == ("Once the", FinishReason.STOP_STRING)
+    assert result.usage.cached_prompt_tokens is None
+    await worker.seen[0].cancelled.wait()
+
+
+async def test_what_looks_like_a_stop_string_is_given_when_it_is_none(client: AsyncClient) -> None:
+    result = await client.generate("Hi", seed=0, max_tokens=13, stop=["ere wax", "there wash"])
+    assert result.text == "Once there wa"
+    assert result.output_ids == ids_of_text("Once there wa")
+    assert result.finish_reason is FinishReason.MAX_TOKENS
+
+
+async def test_ids_wait_for_their_text(client: AsyncClient, worker: CountingWorker) -> None:
+    worker.pause_at = 8  # "Once the": "the" may become the stop string
+    async with client.stream("Hi", seed=0, stop=["them"]) as stream:
+        ids: list[int] = []
+        while len(ids) < 5:
+            ids += (await anext(stream)).ids
+        await worker.paused.wait()
+        assert ids == stream.output_ids == ids_of_text("Once ")
+        worker.go.set()
+        async for chunk in stream:
+            ids += chunk.ids
+    assert ids == stream.result.output_ids
+
+
+async def test_stop_strings_need_text(client: AsyncClient, tokenizer: ByteTokenizer) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"stopping\.stop"):
+        await client.generate([5], detokenize=False, stop="x")
+    assert not tokenizer.opened
