@@ -1,0 +1,69 @@
+"""The RPCs that run now: what a drain waits for, and what it cuts when its grace is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(eq=False, slots=True)
+class RunningRpc:
+    """One RPC whose handler runs."""
+
+    method: str  # /package.Service/Method
+    task: asyncio.Task[object]
+    work: bool  # a drain waits for it: not so health, admin, reflection
+    cut: bool = False  # the server has ended it; its handler sees a cancellation
+
+
+class RunningRpcs:
+    """A set that can be waited for."""
+
+    def __init__(self) -> None:
+        self._rpcs: set[RunningRpc] = set()
+        self._left = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._rpcs)
+
+    def add(self, rpc: RunningRpc) -> None:
+        """An RPC begins."""
+        self._rpcs.add(rpc)
+
+    def remove(self, rpc: RunningRpc) -> None:
+        """An RPC has ended."""
+        self._rpcs.remove(rpc)
+        self._left.set()
+
+    @property
+    def work(self) -> int:
+        """How many RPCs a drain waits for."""
+        return sum(rpc.work for rpc in self._rpcs)
+
+    def by_method(self) -> dict[str, int]:
+        """How many run of each method, for a log line."""
+        return dict(Counter(rpc.method for rpc in self._rpcs))
+
+    async def wait_for_work(self, timeout: float) -> bool:
+        """Waits until none of the work runs; False if some still does after `timeout` seconds."""
+        return await self._wait(timeout, lambda: self.work == 0)
+
+    async def cut_all(self, timeout: float) -> bool:
+        """Ends every RPC (its client hears UNAVAILABLE); False if a handler has not obeyed in `timeout` seconds."""
+        for rpc in self._rpcs:
+            if not rpc.cut:
+                rpc.cut = True
+                rpc.task.cancel()
+        return await self._wait(timeout, lambda: not self._rpcs)
+
+    async def _wait(self, timeout: float, reached: Callable[[], bool]) -> bool:
+        try:
+            async with asyncio.timeout(timeout):
+                while not reached():
+                    self._left.clear()
+                    await self._left.wait()
+        except TimeoutError:
+            return reached()
+        return True

@@ -1,0 +1,63 @@
+"""What asks a process to end: SIGTERM, SIGINT, the end of standard input."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from svc_common.state import Lifecycle
+
+
+@contextlib.contextmanager
+def stop_on_signals(lifecycle: Lifecycle, *, supervised: bool) -> Iterator[None]:
+    """SIGTERM or SIGINT asks for a drain; the second one ends the process at once, with code 128 + its number.
+
+    These are plain signal handlers, not the event loop's: the second signal must work when the loop is stuck.
+    `supervised`: SIGINT is ignored, because Ctrl-C reaches our parent as well, and that one tells us what to do.
+    """
+    loop = asyncio.get_running_loop()
+    asked = False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        name = signal.Signals(number).name
+        if asked:
+            os.write(2, f"second signal ({name}): leaving now\n".encode())
+            os._exit(128 + number)
+        asked = True
+        loop.call_soon_threadsafe(lifecycle.request_stop, 0, name)
+
+    previous = {
+        signal.SIGTERM: signal.signal(signal.SIGTERM, handle),
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN if supervised else handle),
+    }
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def stop_on_end_of_stdin(lifecycle: Lifecycle) -> threading.Event:
+    """Asks for a drain when standard input ends, which is how we learn of the death of a parent, SIGKILL included.
+
+    The event that is answered is set then.
+    """
+    loop = asyncio.get_running_loop()
+    ended = threading.Event()
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        ended.set()
+        with contextlib.suppress(RuntimeError):  # the loop may have ended before
+            loop.call_soon_threadsafe(lifecycle.request_stop, 0, "standard input has ended")
+
+    threading.Thread(target=watch, name="stdin", daemon=True).start()
+    return ended

@@ -1,0 +1,159 @@
+"""A service of all four RPC kinds whose requests say in words what its handlers shall do; also a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.wrappers_pb2 import StringValue
+
+from svc_common.errors import FieldViolation, ServiceError, StartError, internal, invalid_argument, resource_exhausted
+from svc_common.lifecycle import Lifecycle, run_service
+from svc_common.logs import request_id_var
+from svc_common.metrics import ServiceMetrics
+from svc_common.settings import ServiceSettings, load_settings
+
+NAME = "probe.v1.ProbeService"
+ADMIN = "probe.v1.ProbeAdminService"
+KINDS = ("UnaryUnary", "UnaryStream", "StreamUnary", "StreamStream")
+
+
+class PanicException(BaseException):
+    """No Exception, as the panics of Rust extensions are not."""
+
+
+class ProbeService:
+    """Obeys words: see `_obey`."""
+
+    name = NAME
+    reachable_while_draining = (f"/{NAME}/Reachable",)
+
+    def __init__(self, start: Callable[[Lifecycle], Awaitable[None]] | None = None) -> None:
+        self.metrics = ServiceMetrics("tandem-probe")
+        self.lifecycle: Lifecycle | None = None
+        self.entered = asyncio.Event()  # a handler began to wait
+        self.left = asyncio.Event()  # that handler was cancelled, and its `finally` has run
+        self.release = asyncio.Event()  # lets waiting handlers go on
+        self.stopped = False
+        self._start = start
+
+    async def start(self, lifecycle: Lifecycle) -> None:
+        self.lifecycle = lifecycle
+        if self._start is not None:
+            await self._start(lifecycle)
+
+    async def stop(self) -> None:
+        assert not self.stopped, "stop is called once"
+        self.stopped = True
+
+    def register(self, server: grpc.aio.Server) -> None:
+        behaviours: dict[str, tuple[Any, Any]] = {
+            "UnaryUnary": (grpc.unary_unary_rpc_method_handler, self.unary_unary),
+            "UnaryStream": (grpc.unary_stream_rpc_method_handler, self.unary_stream),
+            "StreamUnary": (grpc.stream_unary_rpc_method_handler, self.stream_unary),
+            "StreamStream": (grpc.stream_stream_rpc_method_handler, self.stream_stream),
+            "Writes": (grpc.unary_stream_rpc_method_handler, self.writes),
+            "Reachable": (grpc.unary_unary_rpc_method_handler, self.unary_unary),
+        }
+        parse, write = StringValue.FromString, StringValue.SerializeToString
+        handlers = {name: make(behaviour, parse, write) for name, (make, behaviour) in behaviours.items()}
+        for service in (NAME, ADMIN):
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+
+    async def unary_unary(self, request: StringValue, context: Any) -> StringValue:
+        return await self._obey(request.value, context)
+
+    async def unary_stream(self, request: StringValue, context: Any) -> AsyncIterator[StringValue]:
+        try:
+            for word in request.value.split(","):
+                yield await self._obey(word, context)
+        finally:
+            self.left.set()
+
+    async def stream_unary(self, requests: AsyncIterator[StringValue], context: Any) -> StringValue:
+        return StringValue(value=",".join([(await self._obey(each.value, context)).value async for each in requests]))
+
+    async def stream_stream(self, requests: AsyncIterator[StringValue], context: Any) -> AsyncIterator[StringValue]:
+        async for request in requests:
+            yield await self._obey(request.value, context)
+
+    async def writes(self, request: StringValue, context: Any) -> None:
+        for word in request.value.split(","):
+            await context.write(await self._obey(word, context))
+
+    async def _obey(self, word: str, context: Any) -> StringValue:
+        match word:
+            case "invalid":
+                raise invalid_argument([FieldViolation("sampling.temperature", "must be at least 0, not -1")])
+            case "full":
+                raise resource_exhausted("the queue is full", reason="QUEUE_FULL", retry_after=1.5)
+            case "internal":
+                raise internal("the engine answered nonsense", reason="ENGINE_PROTOCOL")
+            case "enormous":
+                violations = [FieldViolation(f"messages[{i}].text", "ü" * 5000) for i in range(10_000)]
+                raise ServiceError(
+                    grpc.StatusCode.INVALID_ARGUMENT, "ü" * 50_000, reason="X" * 500, violations=violations
+                )
+            case "surrogate":
+                raise invalid_argument([FieldViolation("text", "lone \ud800 surrogate")])
+            case "crash":
+                raise RuntimeError("secret prompt text")
+            case "panic":
+                raise PanicException("secret prompt text")
+            case "stray-cancel":
+                task = asyncio.ensure_future(asyncio.Event().wait())
+                task.cancel()
+                await task
+            case "wrong-type":
+                return "not a message"  # type: ignore[return-value]
+            case "abort":
+                await context.abort(grpc.StatusCode.DATA_LOSS, "aborted by hand")
+            case "set-code":
+                context.set_code(grpc.StatusCode.NOT_FOUND)
+                context.set_details("set by hand")
+            case "trailers":
+                context.set_trailing_metadata((("x-mine", "1"),))
+            case "rename":
+                request_id_var.set("from-the-request-field")
+            case "request-id":
+                return StringValue(value=request_id_var.get())
+            case "wait":
+                self.entered.set()
+                try:
+                    await self.release.wait()
+                finally:
+                    self.left.set()
+        return StringValue(value=word)
+
+
+class FromFlags(ServiceSettings):
+    """What the process is told."""
+
+    fail_start: str = ""
+    hang_start: bool = False
+    stop_code: int = -1
+    block_loop: bool = False
+
+
+async def _start(settings: FromFlags, lifecycle: Lifecycle) -> None:
+    import time
+
+    if settings.fail_start == "panic":
+        raise PanicException("boom")
+    if settings.fail_start:
+        raise StartError(settings.fail_start)
+    if settings.hang_start:
+        await asyncio.Event().wait()
+    if settings.stop_code >= 0:
+        lifecycle.request_stop(settings.stop_code, "told to")
+    if settings.block_loop:
+        asyncio.get_running_loop().call_later(0.2, time.sleep, 3600)
+
+
+if __name__ == "__main__":
+    settings = load_settings(FromFlags, sys.argv[1:], prog="tandem-probe", env_prefix="TANDEM_PROBE_")
+    sys.exit(run_service(ProbeService(lambda lifecycle: _start(settings, lifecycle)), settings))
