@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from svc_common import __version__
+from svc_common.metrics import version
 from tandem.inference.v1 import admin_pb2 as pb
 from tandem.inference.v1 import admin_pb2_grpc
 
@@ -50,7 +50,7 @@ class AdminServicer(admin_pb2_grpc.WorkerAdminServiceServicer):
     ) -> pb.GetServerResponse:
         worker, settings = self._worker, self._worker.settings
         response = pb.GetServerResponse(
-            version=__version__,
+            version=version(),
             state=self._state(),
             start_time=Timestamp(seconds=int(worker.started_at)),
             max_batch_tokens=settings.engine_config().max_batch_tokens,
@@ -118,7 +118,7 @@ class AdminServicer(admin_pb2_grpc.WorkerAdminServiceServicer):
         self._worker.lifecycle.set_draining(request.draining)
         return pb.SetDrainingResponse(state=self._state())
 
-    def _state(self) -> pb.ServerState:
+    def _state(self) -> pb.ServerState.ValueType:
         worker = self._worker
         assert worker.lifecycle is not None
         if worker.lifecycle.state == "draining":

@@ -32,6 +32,13 @@ logger = logging.getLogger("worker_svc")
 
 MAX_ABORT_IDS = 4096
 
+_REASONS = {
+    FinishReason.MAX_TOKENS: pb.FINISH_REASON_MAX_TOKENS,
+    FinishReason.STOP_TOKEN: pb.FINISH_REASON_STOP_TOKEN,
+    FinishReason.EOS: pb.FINISH_REASON_EOS,
+    FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
+}
+
 
 @dataclass(slots=True, eq=False)
 class _Running:
@@ -248,10 +255,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
 
 def _finished(running: _Running, ended: Ended) -> pb.Finished:
-    if ended.reason == FinishReason.ERROR:
+    reason = FinishReason(ended.reason)
+    if reason is FinishReason.ERROR:
         raise internal(ended.detail, reason="MODEL_ERROR")
     return pb.Finished(
-        reason=pb.FinishReason.Name(ended.reason),
+        reason=_REASONS[reason],
         matched_stop_token=ended.matched_token,
         usage=pb.Usage(
             prompt_tokens=running.prompt_tokens,

@@ -24,6 +24,9 @@ class WorkerSettings(ServiceSettings):
         default="process", description="run the engine in a process of its own, or in a thread (for debugging)"
     )
     page_size: int = Field(default=64, ge=4, le=256, description="tokens in a page of the KV cache")
+    kv_cache_dtype: Literal["auto", "int8", "int4"] = Field(
+        default="auto", description="how keys and values are stored; auto: as the model computes"
+    )
     kv_cache_tokens: int = Field(
         default=0, ge=0, description="capacity of the KV cache; 0: a share of the memory that is free"
     )
@@ -48,6 +51,7 @@ class WorkerSettings(ServiceSettings):
             dtype=self.dtype,
             threads=self.threads,
             page_size=self.page_size,
+            kv_cache_dtype=self.kv_cache_dtype,
             kv_cache_tokens=self.kv_cache_tokens,
             context_length=self.context_length,
             max_batch_tokens=max(self.max_batch_tokens, self.max_running_requests),

@@ -11,6 +11,7 @@ import torch
 from worker_svc.model import attention
 from worker_svc.model.attention import AttentionPlan, Segment
 from worker_svc.model.kv_cache import CacheShape, KVCache
+from worker_svc.model.kv_formats import Plain
 
 LAYOUTS = [(8, 4, 8), (8, 2, 64), (5, 5, 12), (6, 1, 16), (4, 2, 32)]  # heads, kv heads, head dim
 ERRORS = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 4e-2}
@@ -34,9 +35,9 @@ class Scene:
     def __init__(self, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, page_size: int = 16) -> None:
         self.generator = np.random.default_rng(0)
         self.heads, self.scale = heads, head_dim**-0.5
-        self.cache = KVCache(CacheShape(1, 100, page_size, kv_heads, head_dim, dtype), "cpu")
+        self.cache = KVCache(CacheShape(1, 100, page_size, kv_heads, head_dim, Plain(dtype)), "cpu")
         # What is not written yet must not matter.
-        for tensor in (*self.cache.keys, *self.cache.values):
+        for (tensor,) in (*self.cache.keys, *self.cache.values):
             tensor.copy_(torch.randn(tensor.shape) * 100)
         torch.manual_seed(0)
         scattered = self.generator.permutation(100)

@@ -15,6 +15,7 @@ from worker_svc.engine.pages import PageTable
 from worker_svc.engine.scheduler import SchedulerLimits
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.kv_cache import CacheShape, KVCache
+from worker_svc.model.kv_formats import kv_format
 from worker_svc.model.runner import ModelRunner
 from worker_svc.model.transformer import load_transformer
 
@@ -35,6 +36,7 @@ class EngineConfig:
     dtype: str = "auto"
     threads: int = 0
     page_size: int = 64
+    kv_cache_dtype: str = "auto"
     kv_cache_tokens: int = 0
     context_length: int = 0
     max_batch_tokens: int = 512
@@ -146,7 +148,8 @@ def _cache_shape(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, d
     """The cache's size: as asked, or a share of the free memory."""
 
     def shape(pages: int) -> CacheShape:
-        return CacheShape(model.num_layers, pages, config.page_size, model.num_kv_heads, model.head_dim, dtype)
+        stored = kv_format(config.kv_cache_dtype, dtype)
+        return CacheShape(model.num_layers, pages, config.page_size, model.num_kv_heads, model.head_dim, stored)
 
     page_bytes = shape(1).bytes_per_token * config.page_size
     if config.kv_cache_tokens:

@@ -17,7 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import zmq
@@ -97,8 +97,9 @@ class ProcessEngine:
         )
         self._reader = asyncio.create_task(self._read(receive, progress))
         dead = asyncio.create_task(self.wait_until_dead())
+        either: set[asyncio.Future[Any]] = {self._info, dead}
         try:
-            await asyncio.wait({self._info, dead}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not self._info.done():
                 # The reason may still be on its way from a process that has just left.
                 with contextlib.suppress(TimeoutError):
@@ -204,7 +205,8 @@ class ThreadEngine:
                 loop.call_soon_threadsafe(dead.set_result, why)
 
         threading.Thread(target=run, name="engine", daemon=True).start()
-        await asyncio.wait({info, dead}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {info, dead}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not info.done():
             raise EngineStartError(f"the engine ended while it started: {dead.result()}")
         return info.result()

@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -40,6 +41,8 @@ from worker_svc.engine.messages import (
 from worker_svc.model.config import ConfigError
 
 logger = logging.getLogger("worker_svc.engine")
+
+_PROGRESS_SECONDS = 1.0
 
 
 class Transport(Protocol):
@@ -85,14 +88,13 @@ def run_engine(config: EngineConfig, transport: Transport) -> bool:
 
 
 def _throttled(report: Callable[[int, int], None]) -> Callable[[int, int], None]:
-    """Passes on a progress report at each whole percent."""
-    last = -1
+    """Passes on a progress report once a second."""
+    last = time.monotonic()
 
     def progress(done: int, total: int) -> None:
         nonlocal last
-        percent = 100 * done // max(1, total)
-        if percent != last:
-            last = percent
+        if time.monotonic() - last >= _PROGRESS_SECONDS:
+            last = time.monotonic()
             report(done, total)
 
     return progress
@@ -153,7 +155,7 @@ def describe(built: BuiltEngine) -> EngineInfo:
         head_dim=model.head_dim,
         device=str(built.device),
         device_name=device_name(built.device),
-        torch_version=torch.__version__,
+        torch_version=str(torch.__version__),
         threads=built.threads,
         weight_bytes=built.weight_bytes,
         kv_cache_bytes=shape.bytes,
@@ -177,7 +179,7 @@ class _ZmqTransport:
     """Messages over one PAIR socket. When the front stops reading, sending blocks: the engine waits for it."""
 
     def __init__(self, endpoint: str) -> None:
-        self._socket = zmq.Context.instance().socket(zmq.PAIR)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.connect(endpoint)
         self._decoder = msgspec.msgpack.Decoder(Inbound)
@@ -201,7 +203,8 @@ def _leave_with_parent() -> None:
     """Ends this process, whatever it does, as soon as the parent closes our standard input."""
 
     def watch() -> None:
-        while sys.stdin.buffer.read(4096):
+        # Not through sys.stdin: the interpreter could not close it at its end while this thread reads.
+        while os.read(0, 4096):
             pass
         os._exit(0)
 

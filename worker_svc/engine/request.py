@@ -43,7 +43,7 @@ class Stopping:
 
 
 class FinishReason(enum.IntEnum):
-    """Numbers as in inference.proto; ERROR is no finish on the wire but ends the stream with INTERNAL."""
+    """Why a request ended; ERROR is no finish on the wire but ends the stream with INTERNAL."""
 
     MAX_TOKENS = 1
     STOP_TOKEN = 2

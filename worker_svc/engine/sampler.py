@@ -110,7 +110,7 @@ def sample(logits: torch.Tensor, requests: Sequence[Request], table: SamplingTab
         rule = rules[drawn]
         rows = torch.from_numpy(drawn).to(logits.device)
         chosen = logits if drawn.size == count else logits[rows]
-        positions = np.fromiter((requests[row].num_tokens for row in drawn), dtype=np.uint64, count=drawn.size)
+        positions = np.fromiter((requests[row].num_tokens for row in drawn.tolist()), dtype=np.uint64, count=drawn.size)
         keep = _threshold(chosen, rule["top_k"], rule["top_p"], rule["min_p"])
         if keep is not None:
             chosen = chosen.masked_fill(chosen < keep, float("-inf"))
@@ -142,7 +142,7 @@ def _penalize_repetition(logits: torch.Tensor, requests: Sequence[Request], pena
     active = np.flatnonzero(penalties != 1.0)
     if not active.size:
         return
-    windows = [_window(requests[row]) for row in active]
+    windows = [_window(requests[row]) for row in active.tolist()]
     width = max(len(window) for window in windows)
     # Short windows repeat their first id: the same value is written twice, which changes nothing.
     recent = np.empty((active.size, width), dtype=np.int64)

@@ -17,7 +17,7 @@ multiples of 4 (fp32 and bf16, MKL and oneDNN; other machines: the runner's self
 
 Queries come in blocks of consecutive tokens of one sequence: 1 token for decodes, PREFILL_BLOCK for prefills. A (block,
 tile) pair is a *job*; all jobs of a step are one batched product, in slabs of bounded memory. No loop over requests.
-On a CPU the products are in fp32 whatever the cache's dtype: batched bf16 products of this size are five times slower.
+A slab of one long context whose pages follow each other reads them where they lie.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ import numpy.typing as npt
 import torch
 
 from worker_svc.model.kv_cache import KVCache
+from worker_svc.model.kv_formats import Parts
 
+LONG_TILES = 8  # a block that looks at so many tiles gets a slab of its own
 PREFILL_BLOCK = 16  # query tokens; larger blocks gather a page less often and waste more on short prompts
 SLAB_FLOATS = 1 << 20  # numbers in the largest operand of a slab: 4 MiB stay in a core's cache between two products
 ROW_MULTIPLE = 4  # rows of a matrix product come in multiples of this
@@ -57,6 +59,7 @@ class _Slab:
     query_rows: torch.Tensor  # [B * Q] rows of the batch
     job_block: torch.Tensor  # [J]
     job_page: torch.Tensor  # [J]
+    first_page: int | None  # the jobs' pages are this one and those that follow it
     job_place: torch.Tensor  # [J] block * T + tile, where T is a power of two
     mask: torch.Tensor  # [J, 1, Q, 1, page_size] true where a query must not look
     tiles: int  # T
@@ -68,12 +71,14 @@ class _Slab:
 class AttentionPlan:
     """What one step's attention does, worked out once and used by every layer."""
 
-    def __init__(self, segments: Sequence[Segment], cache: KVCache, num_heads: int) -> None:
+    def __init__(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, window: int = 0) -> None:
+        """With `window`, a token sees itself and the `window - 1` tokens before it; 0: all of them."""
         shape = cache.shape
         self._kv_heads = shape.kv_heads
         self._group = num_heads // shape.kv_heads
         self._page_size = shape.page_size
-        self._device = cache.keys[0].device
+        self._device = cache.device
+        self._window = window
         decodes = [segment for segment in segments if segment.length == 1]
         prefills = [segment for segment in segments if segment.length > 1]
         self._slabs = [
@@ -104,6 +109,9 @@ class AttentionPlan:
         while first < len(owner):
             before = total[first - 1] if first else 0
             last = max(first + 1, int(np.searchsorted(total, before + SLAB_FLOATS, side="right")))
+            longs = np.flatnonzero(tiles[first:last] >= LONG_TILES)
+            if longs.size:
+                last = first + max(1, int(longs[0]))
             part = slice(first, last)
             slabs.append(self._slab(segments, owner[part], row[part], count[part], position[part], tiles[part], block))
             first = last
@@ -131,13 +139,17 @@ class AttentionPlan:
         inner = np.minimum(token, count[:, None] - 1)
         query_position = position[:, None] + inner
         key_position = job_tile[:, None] * size + np.arange(size)  # [J, page_size]
-        mask = key_position[:, None, :] > query_position[job_block][:, :, None]  # [J, Q, page_size]
+        queries = query_position[job_block][:, :, None]
+        mask = key_position[:, None, :] > queries  # [J, Q, page_size]
+        if self._window:
+            mask |= key_position[:, None, :] <= queries - self._window
         places = np.flatnonzero(real)
         tensor = self._tensor
         return _Slab(
             query_rows=tensor((row[:, None] + inner).reshape(-1)),
             job_block=tensor(job_block),
             job_page=tensor(pages),
+            first_page=int(pages[0]) if (np.diff(pages) == 1).all() else None,
             job_place=tensor(job_block * width + job_tile),
             mask=tensor(mask)[:, None, :, None, :],
             tiles=width,
@@ -149,7 +161,7 @@ class AttentionPlan:
     def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
 
-    def attend(self, keys: torch.Tensor, values: torch.Tensor, q: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scale: float) -> torch.Tensor:
         """Attention of queries `q` `[N, heads, head_dim]` over one layer's pages; rows of no segment give zeros."""
         out = torch.zeros_like(q)
         for slab in self._slabs:
@@ -157,9 +169,7 @@ class AttentionPlan:
             out[slab.output_rows] = result.index_select(0, slab.output_places)
         return out
 
-    def _attend_slab(
-        self, slab: _Slab, keys: torch.Tensor, values: torch.Tensor, q: torch.Tensor, scale: float
-    ) -> torch.Tensor:
+    def _attend_slab(self, slab: _Slab, keys: Parts, values: Parts, q: torch.Tensor, scale: float) -> torch.Tensor:
         kv_heads, group, block, size = self._kv_heads, self._group, slab.block, self._page_size
         head_dim = q.shape[-1]
         jobs, rows = slab.job_block.shape[0], block * group
@@ -173,7 +183,7 @@ class AttentionPlan:
         padded = rows + padding
 
         job_queries = blocks.index_select(0, slab.job_block).view(jobs * kv_heads, padded, head_dim)
-        job_keys = self._tiles.gather(keys, slab.job_page)
+        job_keys = self._tiles.gather(keys, slab.job_page, slab.first_page, head_dim)
         scores = torch.bmm(job_queries, job_keys.transpose(1, 2)).float()
         if padding:
             scores = scores[:, :rows]
@@ -187,7 +197,7 @@ class AttentionPlan:
         weights = scores.view(jobs * kv_heads, rows, size).to(self._tiles.dtype)
         if padding:
             weights = torch.nn.functional.pad(weights, (0, 0, 0, padding))
-        job_values = self._tiles.gather(values, slab.job_page)
+        job_values = self._tiles.gather(values, slab.job_page, slab.first_page, head_dim)
         o = torch.bmm(weights, job_values)[:, :rows].float().view(jobs, kv_heads, block, group, head_dim)
 
         if slab.tiles > 1:

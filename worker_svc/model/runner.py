@@ -38,7 +38,7 @@ class ModelRunner:
     def __init__(self, model: Transformer, cache: KVCache) -> None:
         self.model = model
         self.cache = cache
-        self._device = cache.keys[0].device
+        self._device = cache.device
 
     @torch.inference_mode()
     def forward(self, work: Sequence[Work]) -> torch.Tensor:
@@ -77,9 +77,10 @@ class ModelRunner:
 
         plan = AttentionPlan(segments, self.cache, self.model.config.num_heads)
         to_device = self._to_device
-        return self.model(
+        logits: torch.Tensor = self.model(
             to_device(ids), to_device(positions), self.cache, to_device(slots), plan, to_device(logit_rows)
         )
+        return logits
 
     def _to_device(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
