@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 
 from svc_common.errors import StartError
@@ -10,6 +11,16 @@ from svc_common.errors import StartError
 def join(host: str, port: int) -> str:
     """`127.0.0.1:80`, `[::1]:80`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def check_bindable(host: str, port: int, what: str) -> None:

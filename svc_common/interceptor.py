@@ -9,6 +9,7 @@
 | any other exception, a Rust panic included       | INTERNAL with an error id that the log has too |
 | (before it) a message that cannot be parsed      | INVALID_ARGUMENT                             |
 | (before it) starting, draining                   | UNAVAILABLE, reason STARTING or DRAINING     |
+| (before it) no bearer token, where one is asked  | UNAUTHENTICATED                              |
 
 Nothing is sent before the handler's first message: gRPC's transparent retries end with the response headers.
 """
@@ -29,11 +30,13 @@ import grpc
 import grpc.aio
 
 from svc_common.errors import ServiceError, unavailable
+from svc_common.health import SERVICE_NAME as HEALTH
 from svc_common.logs import request_id_var, trace_id_var
 from svc_common.metrics import MethodMetrics, ServiceMetrics
 from svc_common.rich_status import to_wire
 from svc_common.running import RunningRpc, RunningRpcs
 from svc_common.state import Lifecycle
+from svc_common.tokens import BearerTokens
 
 logger = logging.getLogger("svc_common.rpc")
 
@@ -41,6 +44,7 @@ REQUEST_ID = "x-request-id"
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _OUR_FAULT = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS}
+_OPEN = f"/{HEALTH}/"  # probes come from the platform, which has no token
 _MALFORMED = object()
 
 T = TypeVar("T")
@@ -52,7 +56,7 @@ class Border(grpc.aio.ServerInterceptor):
     """Errors, request ids, metrics, logs and admission of one server.
 
     `work` are the proto services whose new RPCs are refused while the server does not accept; methods in `reachable`
-    are let in nevertheless.
+    are let in nevertheless. With `tokens`, every RPC but health's must carry one of them.
     """
 
     def __init__(
@@ -62,12 +66,14 @@ class Border(grpc.aio.ServerInterceptor):
         running: RunningRpcs,
         work: Collection[str],
         reachable: Collection[str] = (),
+        tokens: BearerTokens | None = None,
     ) -> None:
         self._metrics = metrics
         self._lifecycle = lifecycle
         self._running = running
         self._work = frozenset(work)
         self._reachable = frozenset(reachable)
+        self._tokens = tokens
         self._methods: dict[str, _Method] = {}
 
     async def intercept_service(
@@ -84,7 +90,11 @@ class Border(grpc.aio.ServerInterceptor):
             work = service in self._work and path not in self._reachable
             method = _Method(self, path, work, self._metrics.method(service, name), handler)
             self._methods[path] = method
-        return method.wrapped if method.refusal() is None else method.refusing
+        refusal = None
+        if self._tokens is not None and not path.startswith(_OPEN):
+            refusal = self._tokens.refusal(handler_call_details.invocation_metadata)
+        refusal = refusal or method.refusal()
+        return method.wrapped if refusal is None else method.refusing(refusal)
 
     def refusal(self) -> ServiceError | None:
         """Why new work is not let in now."""
@@ -109,18 +119,23 @@ class _Method:
         self._work = work
         self._metrics = metrics
         self.wrapped = self._wrap(handler)
-        # Of the kind that reads no message: a refusal need not wait for a request to arrive and to be parsed.
-        self.refusing: Handler = grpc.stream_stream_rpc_method_handler(self._refuse)
 
     def refusal(self) -> ServiceError | None:
         return self._border.refusal() if self._work else None
 
-    async def _refuse(self, requests: object, context: Context) -> None:
-        async def body() -> None:
-            # Reached only when the server began to accept between the two looks.
-            raise unavailable("this server has just become ready; try again", reason="STARTING", retry_after=0.0)
+    def refusing(self, error: ServiceError) -> Handler:
+        """A handler that ends the RPC with `error`.
 
-        await self._guard(context, body)
+        Whatever the method is, it is of the kind that reads no message: a refusal need not wait for a request.
+        """
+
+        async def refuse(requests: object, context: Context) -> None:
+            async def body() -> None:
+                raise error
+
+            await self._guard(context, body)
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
 
     def _wrap(self, handler: Handler) -> Handler:
         behaviour: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream

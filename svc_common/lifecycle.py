@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ __all__ = ["Lifecycle", "RunningService", "Service", "run_service", "serving"]
 
 logger = logging.getLogger("svc_common.lifecycle")
 
+_TEARDOWN_SECONDS = 10.0
 _ORPHAN_GRACE = 2.0  # seconds for running requests when our parent is gone
 
 
@@ -30,7 +32,14 @@ def run_service(service: Service, settings: ServiceSettings) -> int:
     Answers the exit code: 0 after a clean stop, 1 when the start failed, else what `request_stop` was given.
     """
     configure_logging(settings.log_format, settings.log_level, service.metrics.service)
-    return asyncio.run(_run(service, settings))
+    with asyncio.Runner() as runner:
+        exit_code = runner.run(_run(service, settings))
+        # Closing the runner waits for every task and thread that is left; one that never ends must not keep us here.
+        last_resort = threading.Timer(_TEARDOWN_SECONDS, _leave_anyway, (exit_code,))
+        last_resort.daemon = True
+        last_resort.start()
+    last_resort.cancel()
+    return exit_code
 
 
 @asynccontextmanager
@@ -81,6 +90,11 @@ async def _run(service: Service, settings: ServiceSettings) -> int:
                     settings.address_file.unlink()
     logger.info("%s has stopped", name)
     return exit_code
+
+
+def _leave_anyway(exit_code: int) -> None:
+    os.write(2, b"tasks or threads do not end: leaving without them\n")
+    os._exit(exit_code)
 
 
 async def _start_unless_stopped(running: RunningService) -> bool:

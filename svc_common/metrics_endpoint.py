@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     App = Callable[[WSGIEnvironment, StartResponse], Iterable[bytes]]
 
+_POLL = 0.1  # seconds between looks for a stop
 _PATIENCE = 10.0  # seconds that a client may be silent
 
 
@@ -46,7 +47,7 @@ class MetricsEndpoint:
         except OSError as error:
             raise StartError(f"cannot serve metrics on {join(self._host, self._port)}: {error.strerror}") from None
         self._server = server
-        self._thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+        self._thread = threading.Thread(target=server.serve_forever, args=(_POLL,), name="metrics", daemon=True)
         self._thread.start()
         return join(self._host, int(server.server_address[1]))
 

@@ -21,7 +21,7 @@ import grpc.aio
 from google.protobuf.internal import api_implementation
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
-from svc_common.addresses import check_bindable, join
+from svc_common.addresses import check_bindable, is_loopback, join
 from svc_common.errors import StartError
 from svc_common.health import SERVICE_NAME as HEALTH
 from svc_common.health import Health, add_health
@@ -31,6 +31,8 @@ from svc_common.metrics_endpoint import MetricsEndpoint
 from svc_common.running import RunningRpcs
 from svc_common.settings import ServiceSettings
 from svc_common.state import Lifecycle, Service
+from svc_common.tls import TlsFiles, server_credentials
+from svc_common.tokens import BearerTokens
 
 logger = logging.getLogger("svc_common.server")
 
@@ -72,6 +74,7 @@ class RunningService:
                     self.running,
                     work=names,
                     reachable=getattr(service, "reachable_while_draining", ()),
+                    tokens=BearerTokens(settings.auth_token_file) if settings.auth_token_file else None,
                 )
             ],
             options=server_options(settings),
@@ -110,7 +113,7 @@ class RunningService:
             names = (self._service.name, *_names(self._service), HEALTH, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server)
         try:
-            port = self._server.add_insecure_port(join(host, port))
+            port = self._open(join(host, port))
         except RuntimeError:
             raise StartError(f"cannot serve gRPC on {join(host, port)}: the port is not to be had") from None
         self.address = join(host, port)
@@ -157,6 +160,15 @@ class RunningService:
                 await self._watch
         if self._endpoint is not None:
             await asyncio.to_thread(self._endpoint.stop)
+
+    def _open(self, address: str) -> int:
+        settings = self._settings
+        if settings.tls_certificate is None or settings.tls_key is None:
+            if settings.auth_token_file is not None and not is_loopback(settings.host):
+                logger.warning("bearer tokens travel in clear text on %s: set tls_certificate and tls_key", address)
+            return self._server.add_insecure_port(address)
+        files = TlsFiles(settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
+        return self._server.add_secure_port(address, server_credentials(files))
 
     def _show_state(self) -> None:
         self._health.set_ready(self.lifecycle.serving)

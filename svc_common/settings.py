@@ -10,9 +10,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NoReturn, TypeVar
+from typing import Literal, NoReturn, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from svc_common.settings_sources import Given, SettingsError, from_environment, from_file, from_flags
 
@@ -41,12 +41,32 @@ class ServiceSettings(BaseModel):
     drain_grace_seconds: float = Field(
         default=30.0, ge=0, le=86400, description="let running requests finish for so long before a stop"
     )
+    tls_certificate: Path | None = Field(
+        default=None,
+        description="PEM file of the server's certificate chain: gRPC speaks TLS only; read again on change",
+    )
+    tls_key: Path | None = Field(default=None, description="PEM file of the certificate's private key")
+    tls_client_ca: Path | None = Field(
+        default=None, description="PEM file of the authorities whose client certificates are let in (mutual TLS)"
+    )
+    auth_token_file: Path | None = Field(
+        default=None,
+        description="file of bearer tokens, one a line: every call but health's must carry one; read again on change",
+    )
     address_file: Path | None = Field(
         default=None, description="write the addresses here, as JSON, once requests are served"
     )
     exit_when_stdin_closes: bool = Field(
         default=False, description="stop when standard input ends: our parent holds it open as long as it lives"
     )
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key go together: give both or neither")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("tls_client_ca needs tls_certificate and tls_key")
+        return self
 
 
 def load_settings(cls: type[S], argv: Sequence[str], *, prog: str, env_prefix: str) -> S:
