@@ -1,0 +1,95 @@
+"""Bearer tokens: who may call.
+
+A token file has one token a line; empty lines and lines that begin with # are skipped. Two lines during a rotation let
+old and new callers in at once. The file is read again when it changes; should that fail, the known tokens stay good.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import grpc
+
+from svc_common.errors import ServiceError, StartError
+
+logger = logging.getLogger("svc_common.tokens")
+
+_LOOK_AGAIN = 1.0  # seconds between two looks at the file
+_SHORTEST = 16  # characters
+
+
+class BearerTokens:
+    """The tokens of one file. Raises StartError when there are none to begin with."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._digests: tuple[bytes, ...] = ()
+        self._stamp: tuple[int, int, int] | None = None
+        self._looked = time.monotonic()
+        try:
+            self._read()
+        except (OSError, ValueError) as error:
+            raise StartError(f"auth_token_file {path}: {_words(error)}") from None
+
+    def refusal(self, metadata: Iterable[tuple[str, str | bytes]]) -> ServiceError | None:
+        """None for a caller with a token of ours, else what to tell it."""
+        self._look()
+        for key, value in metadata:
+            if key == "authorization" and isinstance(value, str):
+                scheme, _, token = value.partition(" ")
+                if scheme.lower() != "bearer":
+                    continue
+                digest = _digest(token.strip())
+                # Digests have one length, and all are compared: the time tells nothing about any token.
+                if sum(hmac.compare_digest(digest, known) for known in self._digests):
+                    return None
+                return _unauthenticated("the bearer token is not one of this server's")
+        return _unauthenticated("this server asks for a bearer token: send the metadata 'authorization: Bearer TOKEN'")
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < _LOOK_AGAIN:
+            return
+        self._looked = now
+        try:
+            if _stamp(self._path) != self._stamp:
+                self._read()
+                logger.info("%s has changed: %d tokens", self._path, len(self._digests))
+        except (OSError, ValueError) as error:
+            logger.error("%s: %s; the tokens read before stay good", self._path, _words(error))
+
+    def _read(self) -> None:
+        stamp = _stamp(self._path)
+        lines = [line.strip() for line in self._path.read_text(encoding="utf-8").splitlines()]
+        tokens = [line for line in lines if line and not line.startswith("#")]
+        if not tokens:
+            raise ValueError("holds no token")
+        if any(len(token) < _SHORTEST for token in tokens):
+            raise ValueError(f"holds a token of fewer than {_SHORTEST} characters")
+        self._digests = tuple(_digest(token) for token in tokens)
+        self._stamp = stamp
+
+
+def _unauthenticated(message: str) -> ServiceError:
+    return ServiceError(grpc.StatusCode.UNAUTHENTICATED, message, reason="UNAUTHENTICATED")
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    status = os.stat(path)  # noqa: PTH116  (follows the links by which Kubernetes swaps secrets)
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "is not UTF-8 text"  # and its own words would quote the file
+    return (error.strerror or "cannot be read") if isinstance(error, OSError) else str(error)
