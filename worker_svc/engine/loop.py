@@ -31,6 +31,10 @@ class Runner(Protocol):
         """Logits `[>= samples, vocabulary]` of the last token of each work that samples, in order."""
         ...
 
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies whole pages; reads all sources before it writes any target."""
+        ...
+
     def zero(self, pages: Sequence[int]) -> None:
         """Clears pages."""
         ...
@@ -112,6 +116,8 @@ class Engine:
         for chunk in chunks:
             if not chunk.request.statistics.scheduled:
                 chunk.request.statistics.scheduled = scheduled
+        if copies := self.scheduler.take_copies():
+            self._runner.copy([copy.source for copy in copies], [copy.target for copy in copies])
         logits = self._runner.forward([_work(chunk) for chunk in chunks])
         forwarded = time.monotonic()
         sampling = [chunk.request for chunk in chunks if chunk.samples]

@@ -17,6 +17,9 @@ sequence's salt. Names are compared in full, so that no collision of hashes can 
   3. A name is published once. When two sequences complete the same page, the second one takes over the first one's page
      and gives its own back: their contents are the same bits.
 
+A page that begins like what a new sequence needs, but ends otherwise, can be copied: its first keys and values are
+right. For this, the last page of a sequence that ends is published too, with the tokens that it has.
+
 No torch here: numbers only. `check()` derives everything anew and is meant to be called after every operation in tests.
 """
 
@@ -30,8 +33,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+SIMILAR_PAGES = 16  # of a page's children, the latest so many are compared with what a new sequence needs
+
 Tokens = npt.NDArray[np.int32]
 Name = tuple[int | str, bytes]  # (serial of the parent page, or the salt; the tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class SimilarPage:
+    """A published page that begins with the tokens that a sequence needs next: a copy of it saves computing them."""
+
+    page: int
+    tokens: int
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +56,8 @@ class SequencePages:
     pages: npt.NDArray[np.int64]  # room for more than `count`
     count: int = 0
     published: int = 0  # of `count`, from the front
-    cached_tokens: int = 0  # tokens that were there already when it was opened
+    cached_tokens: int = 0  # tokens in whole pages that were there already when it was opened
+    similar: SimilarPage | None = None  # how the page after those begins
     tail: int | str = ""  # name by which the next page to be published knows its parent
     closed: bool = False
 
@@ -68,7 +82,6 @@ class _Published:
     name: Name
     serial: int  # never used again, so that a stale child cannot find a new parent
     parent: int | None  # page number
-    children: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +94,7 @@ class PageTable:
     _references: list[int] = field(init=False)
     _published: dict[int, _Published] = field(init=False, default_factory=dict)
     _by_name: dict[Name, int] = field(init=False, default_factory=dict)
+    _children: dict[int | str, list[int]] = field(init=False, default_factory=dict)  # by the parent's serial, or salt
     _is_blank: bytearray = field(init=False)
     _blank_heap: list[int] = field(init=False)  # lowest first; may hold pages that are not blank any more
     _blank_count: int = field(init=False)
@@ -143,19 +157,37 @@ class PageTable:
             parent = self._published[page].serial
         return found
 
+    def _similar_page(self, tokens: Tokens, prefix: int, parent: int | str) -> SimilarPage | None:
+        """The child of `parent` that begins most like `tokens[prefix:]`; at least one token is left to compute."""
+        wanted = tokens[prefix : min(prefix + self.page_size, len(tokens) - 1)]
+        best: SimilarPage | None = None
+        for page in self._children.get(parent, ())[-SIMILAR_PAGES:]:
+            content = np.frombuffer(self._published[page].name[1], dtype=tokens.dtype)[: len(wanted)]
+            differs = np.flatnonzero(content != wanted[: len(content)])
+            same = int(differs[0]) if differs.size else len(content)
+            if same > (best.tokens if best else 0):
+                best = SimilarPage(page, same)
+        return best
+
     def open(self, tokens: Tokens, *, salt: str = "", bypass: bool = False) -> SequencePages:
-        """Begins a sequence with what is cached of `tokens` `[n >= 1]`; takes no other page yet."""
+        """Begins a sequence with what is cached of `tokens` `[n >= 1]`; takes no other page yet.
+
+        `similar` names a page that the caller may copy into the next one, before anything else is written.
+        """
         prefix = [] if bypass else self.cached_prefix(tokens, salt)
         pages = np.empty(max(4, self.pages_for(len(tokens)) + 1), dtype=np.int64)
         pages[: len(prefix)] = prefix
+        tail = self._published[prefix[-1]].serial if prefix else salt
+        cached_tokens = len(prefix) * self.page_size
         sequence = SequencePages(
             salt=salt,
             bypass=bypass,
             pages=pages,
             count=len(prefix),
             published=len(prefix),
-            cached_tokens=len(prefix) * self.page_size,
-            tail=self._published[prefix[-1]].serial if prefix else salt,
+            cached_tokens=cached_tokens,
+            similar=None if bypass else self._similar_page(tokens, cached_tokens, tail),
+            tail=tail,
         )
         self._clock += 1
         for page in prefix:
@@ -184,27 +216,36 @@ class PageTable:
 
     def publish(self, sequence: SequencePages, tokens: Tokens, computed: int) -> None:
         """Names the pages that are full now: the keys and values of `tokens[:computed]` are in the cache."""
-        size = self.page_size
-        if sequence.bypass or computed // size <= sequence.published:
+        if sequence.bypass:
             return
-        for index in range(sequence.published, computed // size):
-            page = int(sequence.pages[index])
-            name = (sequence.tail, tokens[index * size : (index + 1) * size].tobytes())
-            twin = self._by_name.get(name)
-            if twin is not None:
-                self._reference(twin)
-                self._give_back(page)
-                sequence.pages[index] = page = twin
-                self.statistics.merged_pages += 1
-            else:
-                parent = int(sequence.pages[index - 1]) if index else None
-                self._published[page] = _Published(name, self._next_serial, parent)
-                self._by_name[name] = page
-                self._next_serial += 1
-                if parent is not None:
-                    self._published[parent].children += 1
-            sequence.tail = self._published[page].serial
-            sequence.published = index + 1
+        for _ in range(sequence.published, computed // self.page_size):
+            self._publish_next(sequence, tokens, computed)
+
+    def publish_tail(self, sequence: SequencePages, tokens: Tokens, computed: int) -> None:
+        """Names all pages, the last one too if it is not full; nothing may be computed for the sequence afterwards."""
+        self.publish(sequence, tokens, computed)
+        if not sequence.bypass and computed > sequence.published * self.page_size:
+            self._publish_next(sequence, tokens, computed)
+
+    def _publish_next(self, sequence: SequencePages, tokens: Tokens, computed: int) -> None:
+        index = sequence.published
+        page = int(sequence.pages[index])
+        start = index * self.page_size
+        name = (sequence.tail, tokens[start : min(start + self.page_size, computed)].tobytes())
+        twin = self._by_name.get(name)
+        if twin is not None:
+            self._reference(twin)
+            self._give_back(page)
+            sequence.pages[index] = page = twin
+            self.statistics.merged_pages += 1
+        else:
+            parent = int(sequence.pages[index - 1]) if index else None
+            self._published[page] = _Published(name, self._next_serial, parent)
+            self._by_name[name] = page
+            self._children.setdefault(sequence.tail, []).append(page)
+            self._next_serial += 1
+        sequence.tail = self._published[page].serial
+        sequence.published = index + 1
 
     def close(self, sequence: SequencePages, *, discard: bool = False) -> list[int]:
         """Ends a sequence. Its published pages stay cached, the others become blank. With `discard`, published pages
@@ -219,7 +260,7 @@ class PageTable:
         # From the end, so that each page is a leaf when its turn comes.
         for page in sequence.held[: sequence.published][::-1].tolist():
             self._release(page)
-            if discard and not self._references[page] and not self._published[page].children:
+            if discard and not self._references[page] and not self._has_children(page):
                 self._unpublish(page)
                 self._make_blank(page)
                 dropped.append(page)
@@ -248,7 +289,7 @@ class PageTable:
         self._used_at[page] = self._clock
         if self._references[page] == 0:
             self._cached_count += 1
-            if self._published[page].children == 0:
+            if not self._has_children(page):
                 self._add_leaf(page)
 
     def _give_back(self, page: int) -> None:
@@ -282,8 +323,8 @@ class PageTable:
         """Un-publishes the least recently used leaf that nobody references and returns it."""
         while True:
             used_at, page = heapq.heappop(self._leaves)
-            entry = self._published.get(page)
-            if entry and not self._references[page] and not entry.children and self._used_at[page] == used_at:
+            cached = page in self._published and not self._references[page]
+            if cached and not self._has_children(page) and self._used_at[page] == used_at:
                 break
         self._unpublish(page)
         self.statistics.evicted_pages += 1
@@ -294,19 +335,23 @@ class PageTable:
         entry = self._published.pop(page)
         del self._by_name[entry.name]
         self._cached_count -= 1
-        if entry.parent is not None:
-            parent = self._published[entry.parent]
-            parent.children -= 1
-            if parent.children == 0 and self._references[entry.parent] == 0:
+        siblings = self._children[entry.name[0]]
+        siblings.remove(page)
+        if not siblings:
+            del self._children[entry.name[0]]
+            if entry.parent is not None and not self._references[entry.parent]:
                 self._add_leaf(entry.parent)
+
+    def _has_children(self, page: int) -> bool:
+        return self._published[page].serial in self._children
 
     def _add_leaf(self, page: int) -> None:
         heapq.heappush(self._leaves, (self._used_at[page], page))
         if len(self._leaves) > 2 * self.total:  # mostly stale: pages that were used again
             self._leaves = [
                 (self._used_at[leaf], leaf)
-                for leaf, entry in self._published.items()
-                if not entry.children and not self._references[leaf]
+                for leaf in self._published
+                if not self._references[leaf] and not self._has_children(leaf)
             ]
             heapq.heapify(self._leaves)
 
@@ -324,10 +369,12 @@ class PageTable:
         assert self._cached_count == len(cached), f"{self._cached_count} cached pages counted, {len(cached)} found"
         assert self._blank_count == sum(self._is_blank), "blank pages miscounted"
         _all_in({page for page in range(self.total) if self._is_blank[page]}, self._blank_heap, "blank heap")
-        children = Counter(entry.parent for entry in self._published.values() if entry.parent is not None)
+        parents = {entry.parent for entry in self._published.values()}
+        listed = sorted(page for children in self._children.values() for page in children)
+        assert listed == sorted(self._published), "the lists of children differ from what is published"
         for page, entry in self._published.items():
             assert self._by_name[entry.name] == page, f"page {page} is not found by its name"
-            assert entry.children == children[page], f"page {page}: children miscounted"
+            assert page in self._children[entry.name[0]], f"page {page} is not among its parent's children"
             if entry.parent is not None:
                 parent = self._published[entry.parent]
                 assert parent.serial == entry.name[0], f"page {page} hangs on a page that is not its parent"
@@ -337,7 +384,7 @@ class PageTable:
                 newer = self._used_at[page] > self._used_at[entry.parent]
                 assert holders or not newer, f"page {page} was used after its parent"
         assert len(self._by_name) == len(self._published), "names and pages differ in number"
-        leaves = {(self._used_at[page], page) for page in cached if not children[page]}
+        leaves = {(self._used_at[page], page) for page in cached if page not in parents}
         _all_in(leaves, self._leaves, "leaves")
         for sequence in self._open:
             self._check_sequence(sequence)

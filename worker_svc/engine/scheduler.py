@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from worker_svc.engine.pages import PageTable
 from worker_svc.engine.request import MAX_PRIORITY, Request
@@ -56,6 +57,13 @@ class Chunk:
     samples: bool
 
 
+class PageCopy(NamedTuple):
+    """A page whose content is to be copied into another one before the step's chunks are computed."""
+
+    source: int
+    target: int
+
+
 @dataclass(slots=True)
 class SchedulerStatistics:
     """Counters since the scheduler was made."""
@@ -77,6 +85,7 @@ class Scheduler:
     statistics: SchedulerStatistics = field(default_factory=SchedulerStatistics)
     _waiting: dict[int, list[tuple[int, Request]]] = field(default_factory=dict)  # by priority, a heap by arrival
     _requests: dict[int, Request] = field(default_factory=dict)
+    _copies: list[PageCopy] = field(default_factory=list)
     _arrivals: int = 0
     _waiting_tokens: int = 0
 
@@ -137,6 +146,8 @@ class Scheduler:
 
     def _release(self, request: Request, *, discard: bool = False) -> list[int]:
         assert request.pages is not None
+        if not discard:
+            self.table.publish_tail(request.pages, request.tokens, request.num_computed)
         dropped = self.table.close(request.pages, discard=discard)
         request.pages = None
         return dropped
@@ -168,6 +179,11 @@ class Scheduler:
             used += length
         assert planned or not self._requests, "the first in rank always gets on"
         return list(planned.values())
+
+    def take_copies(self) -> list[PageCopy]:
+        """The copies that must be made before the chunks of the last `schedule` are computed; read all, then write."""
+        copies, self._copies = self._copies, []
+        return copies
 
     def advance(self, chunks: list[Chunk]) -> None:
         """The step is done: the keys and values of its chunks are in the cache."""
@@ -228,9 +244,16 @@ class Scheduler:
             raise AssertionError("validated before: it fits into the cache")
         self._leave_queue(request)
         request.pages = pages
-        request.num_computed = pages.cached_tokens
+        cached = pages.cached_tokens
+        if pages.similar is not None:
+            # The source may have been evicted for this very request; its content is there until the step writes.
+            self._copies.append(
+                PageCopy(pages.similar.page, int(pages.held[pages.cached_tokens // self.table.page_size]))
+            )
+            cached += pages.similar.tokens
+        request.num_computed = cached
         if not request.statistics.preemptions:
-            request.statistics.cached_prompt_tokens = min(pages.cached_tokens, request.prompt_tokens)
+            request.statistics.cached_prompt_tokens = min(cached, request.prompt_tokens)
             self.statistics.prompt_tokens += request.prompt_tokens
             self.statistics.cached_prompt_tokens += request.statistics.cached_prompt_tokens
         self._insert_running(request)

@@ -85,6 +85,10 @@ class ModelRunner:
     def _to_device(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
 
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies whole pages; reads all sources before it writes any target."""
+        self.cache.copy(sources, targets)
+
     def zero(self, pages: Sequence[int]) -> None:
         """Clears pages that hold numbers that are not finite."""
         self.cache.zero(pages)

@@ -45,6 +45,9 @@ class CountingRunner:
                 logits.append(row)
         return torch.stack(logits) if logits else torch.empty(0, VOCABULARY)
 
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self.memory[list(targets)] = self.memory[list(sources)]
+
     def zero(self, pages: Sequence[int]) -> None:
         self.memory[list(pages)] = -1
 

@@ -139,9 +139,9 @@ def test_a_shared_prefix_is_computed_once():
     for handle in range(1, 11):
         driver.engine.submit(counting_request(handle, 0, 40, 1))
     driver.run()
-    # 36 of 40 prompt tokens are in whole pages that end before the last token.
-    assert driver.runner.computed_tokens - before == 10 * 4
-    assert driver.finished[10].statistics.cached_prompt_tokens == 36
+    # All but the last token: 36 in whole pages, 3 in a copy of the page that the first request filled.
+    assert driver.runner.computed_tokens - before == 10
+    assert driver.finished[10].statistics.cached_prompt_tokens == 39
 
 
 def test_the_next_turn_of_a_chat_computes_its_new_tokens_only():
@@ -151,8 +151,36 @@ def test_the_next_turn_of_a_chat_computes_its_new_tokens_only():
     before = driver.runner.computed_tokens
     driver.engine.submit(counting_request(1, 0, 22, 1))
     driver.run()
-    # Of the first turn, the 19 tokens with keys and values fill 4 pages.
-    assert driver.runner.computed_tokens - before == 22 - 16
+    # Of the first turn, 19 tokens have keys and values; the last one was only sampled.
+    assert driver.runner.computed_tokens - before == 22 - 19
+
+
+def test_two_alternating_chats_compute_their_new_tokens_only():
+    driver = Driver(pages=64, page_size=4, budget=64)
+    lengths = {0: 9, 30: 14}
+    for turn in range(5):
+        for first in lengths:
+            handle = 2 * turn + (first > 0)
+            before = driver.runner.computed_tokens
+            driver.engine.submit(counting_request(handle, first, lengths[first], 6))
+            driver.run()
+            known = 0 if turn == 0 else lengths[first] - 6
+            # What is new, and the 5 sampled tokens that were fed back.
+            assert driver.runner.computed_tokens - before == lengths[first] - known + 5
+            lengths[first] += 6 + 5
+
+
+def test_a_prompt_that_ends_within_a_page_of_another_copies_its_beginning():
+    driver = Driver(pages=64, page_size=16)
+    driver.engine.submit(counting_request(0, 0, 32, 1))
+    driver.run()
+    before = driver.runner.computed_tokens
+    request = counting_request(1, 0, 26, 3)
+    driver.engine.submit(request)
+    driver.run()
+    assert request.statistics.cached_prompt_tokens == 25
+    assert driver.output[1] == counted(0, 26, 3)
+    assert driver.runner.computed_tokens - before == 1 + 2
 
 
 def test_decodes_are_never_held_up_by_a_prefill():

@@ -13,9 +13,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from worker_svc.model.attention import AttentionPlan, Segment
 from worker_svc.model.kv_cache import CacheShape, KVCache
+from worker_svc.model.kv_formats import Plain
 from worker_svc.model.transformer import Transformer
 
-PAGE_SIZE = 8  # small, so that short sequences cross pages
+PAGE_SIZE = 16  # small, so that short sequences cross pages
 
 
 def random_llama(**sizes: Any) -> LlamaForCausalLM:
@@ -94,7 +95,8 @@ def new_cache(model: Transformer, tokens: int, dtype: torch.dtype = torch.float3
     """A cache with room for that many tokens."""
     config = model.config
     pages = -(-tokens // PAGE_SIZE)
-    return KVCache(CacheShape(config.num_layers, pages, PAGE_SIZE, config.num_kv_heads, config.head_dim, dtype), "cpu")
+    shape = CacheShape(config.num_layers, pages, PAGE_SIZE, config.num_kv_heads, config.head_dim, Plain(dtype))
+    return KVCache(shape, "cpu")
 
 
 @torch.inference_mode()

@@ -25,7 +25,7 @@ from worker_svc.model.transformer import Transformer, load_transformer
 LENGTH = 43
 SHAPES: dict[str, dict[str, Any]] = {
     "multi-head": {},
-    "grouped": {"num_attention_heads": 6, "num_key_value_heads": 2},
+    "grouped": {"hidden_size": 72, "num_attention_heads": 6, "num_key_value_heads": 2},
     "multi-query": {"num_key_value_heads": 1},
     "tied": {"tie_word_embeddings": True},
     "one layer, wide head": {"num_hidden_layers": 1, "head_dim": 32, "num_key_value_heads": 1},
@@ -67,7 +67,7 @@ def test_logits_equal_transformers(shape: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", ["multi-head", "grouped", "tied"])
 def test_a_meta_folder_of_the_same_weights_gives_identical_logits(shape: str, tmp_path: Path) -> None:
-    reference = random_llama(**(SHAPES[shape] | {"intermediate_size": 160}))
+    reference = random_llama(**(SHAPES[shape] | {"intermediate_size": 192}))
     reference.save_pretrained(tmp_path / "hf")
     save_meta(reference, tmp_path / "meta")
     ids = some_ids(reference.config.vocab_size, LENGTH)
@@ -127,7 +127,7 @@ def test_a_rows_logits_do_not_depend_on_how_many_rows_there_are(
 def test_half_precision_is_as_close_to_fp32_as_transformers_half_precision_is(
     dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    reference = random_llama(num_attention_heads=6, num_key_value_heads=2)
+    reference = random_llama(**SHAPES["grouped"])
     reference.save_pretrained(tmp_path)
     ids = some_ids(reference.config.vocab_size, LENGTH)
     exact = reference_logits(reference, ids)
