@@ -1,0 +1,53 @@
+"""Finds out what a tokenizer file is, by its content, and loads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenizer_svc.formats import sentencepiece_model, tiktoken_ranks
+from tokenizer_svc.formats.errors import FormatError
+from tokenizer_svc.formats.sidecar import read_sidecar
+from tokenizer_svc.tokenizer import Tokenizer
+
+__all__ = ["FormatError", "load_tokenizer"]
+
+_MAX_BYTES = 256 * 1024 * 1024
+_KNOWN_NAMES = ("tokenizer.model",)
+_EXPECTED = "expected a SentencePiece model or a tiktoken rank file"
+
+
+def load_tokenizer(path: Path | str, *, llama3_version: str = "auto") -> Tokenizer:
+    """The tokenizer in a file or a model folder.
+
+    A `tokenizer_config.json` beside the file is honoured. `llama3_version` ("3.0", "3.1", "auto") chooses Meta's table
+    of special tokens for a Llama 3 rank file that has none. Raises FormatError.
+    """
+    file = _find(Path(path))
+    try:
+        if file.stat().st_size > _MAX_BYTES:
+            raise FormatError(file, f"is larger than {_MAX_BYTES} bytes; {_EXPECTED}")
+        data = file.read_bytes()
+    except OSError as error:
+        raise FormatError(file, f"cannot be read: {error.strerror}") from None
+    if not data:
+        raise FormatError(file, f"is empty; {_EXPECTED}")
+    sidecar = read_sidecar(file.parent)
+    if tiktoken_ranks.is_tiktoken_ranks(data[:4096]):
+        return tiktoken_ranks.load(file, data, sidecar, llama3_version)
+    model = sentencepiece_model.parse(data)
+    if model is not None:
+        return sentencepiece_model.load(file, model, sidecar)
+    raise FormatError(file, f"is no tokenizer of a known format, or is damaged; {_EXPECTED}")
+
+
+def _find(path: Path) -> Path:
+    if path.is_dir():
+        for name in _KNOWN_NAMES:
+            if (path / name).is_file():
+                return path / name
+        raise FormatError(path, f"the folder has no tokenizer file ({', '.join(_KNOWN_NAMES)})")
+    if not path.exists():
+        raise FormatError(path, "does not exist")
+    if not path.is_file():
+        raise FormatError(path, "is not a file")
+    return path

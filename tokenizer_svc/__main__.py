@@ -1,0 +1,20 @@
+"""`python -m tokenizer_svc --tokenizer NAME=PATH`: the tokenizer service."""
+
+from __future__ import annotations
+
+import sys
+
+from svc_common.lifecycle import run_service
+from svc_common.settings import load_settings
+from tokenizer_svc.server import TokenizerService
+from tokenizer_svc.settings import TokenizerSettings
+
+
+def main() -> int:
+    """Runs the service until it is told to stop; returns the exit code."""
+    settings = load_settings(TokenizerSettings, sys.argv[1:], prog="tandem-tokenizer", env_prefix="TANDEM_TOKENIZER_")
+    return run_service(TokenizerService(settings), settings)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,14 @@
+"""What can be wrong with a tokenizer file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class FormatError(Exception):
+    """A tokenizer cannot be read: one line with the file, what is wrong, and what was expected."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
+        self.path = path
+        self.problem = problem

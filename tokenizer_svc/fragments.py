@@ -1,0 +1,139 @@
+"""Splits text at special tokens, before a vocabulary sees what lies between them.
+
+The rule is llama.cpp's `tokenizer_st_partition`: the longest special token is searched first, from left to right, in
+all text; then the next longest in what is left; and so on. A token with `lstrip` or `rstrip` swallows the ASCII white
+space on that side, as far as the neighbouring special token.
+
+One regular expression does all this in one pass where no special token can reach into another one. Where they can
+overlap (runs of spaces as tokens, for instance) the passes are made one by one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tokenizer_svc.vocabulary import SpecialToken
+
+WHITE_SPACE = " \t\n\v\f\r"  # isspace() of the C locale
+_TAKEN = "\ud800"  # never part of valid text, so that nothing matches across it
+
+
+class Fragment(NamedTuple):
+    """A stretch `text[start:end]`, plain text where `token` is None."""
+
+    start: int
+    end: int
+    token: int | None
+
+
+class FragmentSplitter:
+    """Splits text at one set of special tokens. Ties between equal texts go to the lowest id."""
+
+    def __init__(self, tokens: Sequence[SpecialToken]) -> None:
+        by_text: dict[str, SpecialToken] = {}
+        for token in sorted(tokens, key=lambda token: token.id):
+            if token.text:
+                by_text.setdefault(token.text, token)
+        self._by_text = by_text
+        self._longest_first = sorted(by_text.values(), key=lambda token: -len(token.text.encode()))
+        self._pattern = (
+            re.compile("|".join(re.escape(token.text) for token in self._longest_first)) if by_text else None
+        )
+        self._one_pass = not _can_overlap(self._longest_first)
+
+    def split(self, text: str) -> list[Fragment]:
+        """The fragments of `text` in order; white space that a token swallows is in none of them."""
+        if not text:
+            return []
+        if self._pattern is None or self._pattern.search(text) is None:
+            return [Fragment(0, len(text), None)]
+        return self._split_in_one_pass(text) if self._one_pass else self._split_longest_first(text)
+
+    def first_match(self, text: str) -> tuple[SpecialToken, int] | None:
+        """The leftmost special token in `text` and where it starts, in code points."""
+        match = self._pattern.search(text) if self._pattern is not None else None
+        return None if match is None else (self._by_text[match[0]], match.start())
+
+    def _split_in_one_pass(self, text: str) -> list[Fragment]:
+        assert self._pattern is not None
+        fragments: list[Fragment] = []
+        at = 0
+        for match in self._pattern.finditer(text):
+            start, end = match.span()
+            token = self._by_text[match[0]]
+            left = _strip_left_of(text, start, at) if token.lstrip else start
+            if left > at:
+                fragments.append(Fragment(at, left, None))
+            fragments.append(Fragment(start, end, token.id))
+            at = _strip_right_of(text, end) if token.rstrip else end
+        if at < len(text):
+            fragments.append(Fragment(at, len(text), None))
+        return fragments
+
+    def _split_longest_first(self, text: str) -> list[Fragment]:
+        """Each token's pass blanks out what it takes, so that shorter tokens see only what is left."""
+        rest = text
+        taken: list[tuple[int, int, int | None]] = []  # start, end, token; None for swallowed white space
+        for token in self._longest_first:
+            at = rest.find(token.text)
+            if at < 0:
+                continue
+            parts: list[str] = []
+            done = 0
+            while at >= 0:
+                end = at + len(token.text)
+                left = _strip_left_of(rest, at, done) if token.lstrip else at
+                right = _strip_right_of(rest, end) if token.rstrip else end
+                taken.append((at, end, token.id))
+                if left < at:
+                    taken.append((left, at, None))
+                if right > end:
+                    taken.append((end, right, None))
+                parts += (rest[done:left], _TAKEN * (right - left))
+                done = right
+                at = rest.find(token.text, done)
+            parts.append(rest[done:])
+            rest = "".join(parts)
+        fragments: list[Fragment] = []
+        at = 0
+        for start, end, token_id in sorted(taken):
+            if start > at:
+                fragments.append(Fragment(at, start, None))
+            if token_id is not None:
+                fragments.append(Fragment(start, end, token_id))
+            at = end
+        if at < len(text):
+            fragments.append(Fragment(at, len(text), None))
+        return fragments
+
+
+def _strip_left_of(text: str, at: int, floor: int) -> int:
+    while at > floor and text[at - 1] in WHITE_SPACE:
+        at -= 1
+    return at
+
+
+def _strip_right_of(text: str, at: int) -> int:
+    while at < len(text) and text[at] in WHITE_SPACE:
+        at += 1
+    return at
+
+
+def _can_overlap(tokens: Sequence[SpecialToken]) -> bool:
+    """Whether one leftmost pass could take a short token where the rule takes a longer one that starts inside it,
+    or whether swallowed white space could be part of a token."""
+    strips = any(token.lstrip or token.rstrip for token in tokens)
+    if strips and any(token.text[0] in WHITE_SPACE or token.text[-1] in WHITE_SPACE for token in tokens):
+        return True
+    longest_with_prefix: dict[str, int] = {}
+    for token in tokens:
+        for cut in range(1, len(token.text)):
+            prefix = token.text[:cut]
+            longest_with_prefix[prefix] = max(longest_with_prefix.get(prefix, 0), len(token.text))
+    return any(
+        longest_with_prefix.get(token.text[cut:], 0) > len(token.text)
+        for token in tokens
+        for cut in range(1, len(token.text))
+    )

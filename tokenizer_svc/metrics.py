@@ -1,0 +1,88 @@
+"""What the tokenizer service counts, beside what every service counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from svc_common.metrics import ServiceMetrics
+
+_TOKEN_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
+_WAIT_BUCKETS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedMetrics:
+    """The children of one tokenizer; looking labels up costs more than counting."""
+
+    encoded_tokens: Counter
+    encoded_bytes: Counter
+    input_tokens: Histogram
+    decoded_tokens: Counter
+    decoded_bytes: Counter
+    streams: Counter
+    stop_matches: Counter
+
+
+class TokenizerMetrics(ServiceMetrics):
+    """| metric                                   | type      | meaning                                        |
+    |------------------------------------------|-----------|------------------------------------------------|
+    | tandem_tokenizer_encoded_tokens_total    | counter   | tokens made from text, by tokenizer            |
+    | tandem_tokenizer_encoded_bytes_total     | counter   | text they were made from, in bytes             |
+    | tandem_tokenizer_input_tokens            | histogram | tokens of one input                            |
+    | tandem_tokenizer_decoded_tokens_total    | counter   | ids turned into text, streams included         |
+    | tandem_tokenizer_decoded_bytes_total     | counter   | text they gave, in bytes                       |
+    | tandem_tokenizer_streams_total           | counter   | streams that were opened                       |
+    | tandem_tokenizer_stop_matches_total      | counter   | streams that a stop string ended               |
+    | tandem_tokenizer_open_streams            | gauge     | streams that are open now                      |
+    | tandem_tokenizer_pool_queued             | gauge     | jobs that wait for a thread                    |
+    | tandem_tokenizer_pool_running            | gauge     | jobs that run in a thread                      |
+    | tandem_tokenizer_pool_wait_seconds       | histogram | how long a job waited                          |
+    | tandem_tokenizer_pool_refused_total      | counter   | jobs refused because too many waited           |
+    """
+
+    def __init__(self) -> None:
+        super().__init__("tandem-tokenizer")
+
+        def counter(name: str, words: str, *labels: str) -> Counter:
+            return Counter(f"tandem_tokenizer_{name}", words, labels, registry=self.registry)
+
+        def gauge(name: str, words: str) -> Gauge:
+            return Gauge(f"tandem_tokenizer_{name}", words, registry=self.registry)
+
+        self._encoded_tokens = counter("encoded_tokens_total", "Tokens made from text.", "tokenizer")
+        self._encoded_bytes = counter("encoded_bytes_total", "Text that was encoded, in bytes.", "tokenizer")
+        self._decoded_tokens = counter("decoded_tokens_total", "Ids turned into text.", "tokenizer")
+        self._decoded_bytes = counter("decoded_bytes_total", "Text that ids gave, in bytes.", "tokenizer")
+        self._streams = counter("streams_total", "Decode streams that were opened.", "tokenizer")
+        self._stop_matches = counter("stop_matches_total", "Decode streams that a stop string ended.", "tokenizer")
+        self._input_tokens = Histogram(
+            "tandem_tokenizer_input_tokens",
+            "Tokens of one input.",
+            ("tokenizer",),
+            buckets=_TOKEN_BUCKETS,
+            registry=self.registry,
+        )
+        self.open_streams = gauge("open_streams", "Decode streams that are open now.")
+        self.pool_queued = gauge("pool_queued", "Jobs that wait for a thread.")
+        self.pool_running = gauge("pool_running", "Jobs that run in a thread.")
+        self.pool_refused = counter("pool_refused_total", "Jobs refused because too many waited.")
+        self.pool_wait = Histogram(
+            "tandem_tokenizer_pool_wait_seconds",
+            "How long a job waited for a thread.",
+            buckets=_WAIT_BUCKETS,
+            registry=self.registry,
+        )
+
+    def named(self, tokenizer: str) -> NamedMetrics:
+        """The children for one tokenizer; ask once and keep them."""
+        return NamedMetrics(
+            self._encoded_tokens.labels(tokenizer),
+            self._encoded_bytes.labels(tokenizer),
+            self._input_tokens.labels(tokenizer),
+            self._decoded_tokens.labels(tokenizer),
+            self._decoded_bytes.labels(tokenizer),
+            self._streams.labels(tokenizer),
+            self._stop_matches.labels(tokenizer),
+        )

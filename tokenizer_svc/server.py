@@ -1,0 +1,251 @@
+"""The gRPC face of the tokenizers: requests are validated, small ones answered at once, others by a thread."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from svc_common.errors import FieldViolation, StartError, invalid_argument, resource_exhausted, unimplemented
+from svc_common.lifecycle import Lifecycle
+from tandem.tokenizer.v1 import tokenizer_pb2 as pb
+from tandem.tokenizer.v1 import tokenizer_pb2_grpc
+from tokenizer_svc import validation
+from tokenizer_svc.loaded import Loaded, LoadedTokenizers
+from tokenizer_svc.metrics import TokenizerMetrics
+from tokenizer_svc.pool import PoolFullError, WorkPool
+from tokenizer_svc.settings import TokenizerSettings
+from tokenizer_svc.stream_calls import DecodeStreamCall
+from tokenizer_svc.tokenizer import Encoding, SpecialTokenInText
+from tokenizer_svc.validation import EncodeJob
+
+T = TypeVar("T")
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_INLINE_IDS = 4096  # ids that are decoded without a thread
+
+
+class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
+    """The service, as `svc_common` runs it."""
+
+    name = pb.DESCRIPTOR.services_by_name["TokenizerService"].full_name
+
+    def __init__(self, settings: TokenizerSettings) -> None:
+        self.metrics = TokenizerMetrics()
+        self._settings = settings
+        self._loaded = LoadedTokenizers(self.metrics)
+        self._pool = WorkPool(settings.thread_count, settings.max_queued_jobs, self.metrics)
+
+    async def start(self, lifecycle: Lifecycle) -> None:
+        """Loads the tokenizers. Raises StartError."""
+        paths = self._settings.tokenizers()
+        if not paths:
+            raise StartError("no tokenizer is given; name at least one with --tokenizer PATH")
+        await self._loaded.load(paths, self._settings.llama3_version)
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds the servicer."""
+        tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(self, server)
+
+    async def stop(self) -> None:
+        """Lets the threads go."""
+        self._pool.close()
+
+    # -- about tokenizers
+
+    async def ListTokenizers(  # noqa: N802 - the method's name on the wire
+        self, request: pb.ListTokenizersRequest, context: Context
+    ) -> pb.ListTokenizersResponse:
+        return pb.ListTokenizersResponse(
+            tokenizers=[self._describe(loaded, with_specials=False) for loaded in self._loaded.all()]
+        )
+
+    async def GetTokenizer(  # noqa: N802
+        self, request: pb.GetTokenizerRequest, context: Context
+    ) -> pb.GetTokenizerResponse:
+        return pb.GetTokenizerResponse(
+            tokenizer=self._describe(self._loaded.get(request.tokenizer), with_specials=True)
+        )
+
+    def _describe(self, loaded: Loaded, with_specials: bool) -> pb.Tokenizer:
+        tokenizer, config = loaded.tokenizer, loaded.tokenizer.config
+        return pb.Tokenizer(
+            name=loaded.name,
+            vocabulary_type=pb.VocabularyType.ValueType(tokenizer.type),
+            vocabulary_size=tokenizer.vocabulary_size,
+            fingerprint=tokenizer.fingerprint,
+            bos_id=config.bos_id,
+            eos_id=config.eos_id,
+            unk_id=config.unk_id,
+            pad_id=config.pad_id,
+            end_of_generation_ids=sorted(config.end_of_generation_ids),
+            adds_bos=config.adds_bos,
+            adds_eos=config.adds_eos,
+            adds_space_prefix=config.adds_space_prefix,
+            special_tokens=[
+                pb.SpecialToken(id=token.id, text=token.text, type=pb.TokenType.ValueType(token.type))
+                for token in (tokenizer.table.specials if with_specials else ())
+            ],
+            source=config.source,
+            has_chat_template=config.chat_template is not None,
+            max_input_bytes=self._settings.max_input_bytes,
+        )
+
+    # -- text to ids
+
+    async def Encode(self, request: pb.EncodeRequest, context: Context) -> pb.EncodeResponse:  # noqa: N802
+        loaded = self._loaded.get(request.tokenizer)
+        job = validation.encode_job(request, loaded.tokenizer, self._settings)
+        [encoding] = await self._encode(loaded, [job], request.include_offsets, request.include_pieces)
+        return pb.EncodeResponse(encoding=encoding, fingerprint=loaded.tokenizer.fingerprint)
+
+    async def BatchEncode(  # noqa: N802
+        self, request: pb.BatchEncodeRequest, context: Context
+    ) -> pb.BatchEncodeResponse:
+        loaded = self._loaded.get(request.tokenizer)
+        jobs = validation.encode_jobs(request.inputs, loaded.tokenizer, self._settings)
+        encodings = await self._encode(loaded, jobs, request.include_offsets, request.include_pieces)
+        return pb.BatchEncodeResponse(encodings=encodings, fingerprint=loaded.tokenizer.fingerprint)
+
+    async def CountTokens(  # noqa: N802
+        self, request: pb.CountTokensRequest, context: Context
+    ) -> pb.CountTokensResponse:
+        loaded = self._loaded.get(request.tokenizer)
+        jobs = validation.encode_jobs(request.inputs, loaded.tokenizer, self._settings)
+        counts = await self._spread(loaded, jobs, lambda job: len(_encode(loaded, job, False).ids))
+        return pb.CountTokensResponse(counts=counts, fingerprint=loaded.tokenizer.fingerprint)
+
+    async def _encode(
+        self, loaded: Loaded, jobs: Sequence[EncodeJob], offsets: bool, pieces: bool
+    ) -> list[pb.Encoding]:
+        return await self._spread(
+            loaded, jobs, lambda job: self._message(loaded, _encode(loaded, job, offsets), pieces)
+        )
+
+    def _message(self, loaded: Loaded, encoding: Encoding, with_pieces: bool) -> pb.Encoding:
+        pieces = loaded.tokenizer.pieces(encoding.ids) if with_pieces else ()
+        if with_pieces and (size := sum(map(len, pieces))) > self._settings.max_output_bytes:
+            raise validation.too_much_output("pieces", size, self._settings)
+        return pb.Encoding(
+            ids=encoding.ids,
+            byte_offsets=encoding.byte_offsets,
+            code_point_offsets=encoding.code_point_offsets,
+            pieces=pieces,
+            truncated=encoding.truncated,
+            total_tokens=encoding.total_tokens,
+        )
+
+    async def _spread(self, loaded: Loaded, jobs: Sequence[EncodeJob], work: Callable[[EncodeJob], T]) -> list[T]:
+        """Does the work at once where it is small, else in as many threads as it can fill."""
+        total = sum(job.size for job in jobs)
+        loaded.metrics.encoded_bytes.inc(total)
+        if total <= self._settings.inline_bytes:
+            return [work(job) for job in jobs]
+        groups = _groups(jobs, min(self._pool.threads, 1 + total // max(1, self._settings.inline_bytes)))
+        results = await self._in_pool([partial(_each, work, group) for group in groups])
+        return [result for group in results for result in group]
+
+    async def _in_pool(self, functions: list[Callable[[], T]]) -> list[T]:
+        try:
+            return await self._pool.run_all(functions)
+        except PoolFullError as error:
+            raise resource_exhausted(str(error), reason="QUEUE_FULL", retry_after=error.retry_after) from None
+
+    # -- ids to text
+
+    async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.DecodeResponse:  # noqa: N802
+        loaded = self._loaded.get(request.tokenizer)
+        ids = validation.decode_input(request, loaded.tokenizer, self._settings)
+        [decoded] = await self._decode(loaded, [ids], request.options)
+        return pb.DecodeResponse(decoded=decoded, fingerprint=loaded.tokenizer.fingerprint)
+
+    async def BatchDecode(  # noqa: N802
+        self, request: pb.BatchDecodeRequest, context: Context
+    ) -> pb.BatchDecodeResponse:
+        loaded = self._loaded.get(request.tokenizer)
+        inputs = validation.decode_inputs(request.inputs, loaded.tokenizer, self._settings)
+        decoded = await self._decode(loaded, inputs, request.options)
+        return pb.BatchDecodeResponse(decoded=decoded, fingerprint=loaded.tokenizer.fingerprint)
+
+    async def _decode(self, loaded: Loaded, inputs: list[list[int]], options: pb.DecodeOptions) -> list[pb.DecodedText]:
+        count = sum(map(len, inputs))
+        work = partial(self._decode_all, loaded, inputs, options)
+        decoded = work() if count <= _INLINE_IDS else (await self._in_pool([work]))[0]
+        loaded.metrics.decoded_tokens.inc(count)
+        return decoded
+
+    def _decode_all(self, loaded: Loaded, inputs: list[list[int]], options: pb.DecodeOptions) -> list[pb.DecodedText]:
+        tokenizer = loaded.tokenizer
+        size = sum(tokenizer.decoded_size(ids) for ids in inputs)
+        if size > self._settings.max_output_bytes:
+            raise validation.too_much_output("text", size, self._settings)
+        loaded.metrics.decoded_bytes.inc(size)
+        return [
+            _decoded_message(
+                tokenizer.decode_bytes(ids, options.remove_special, options.unparse_special, options.clean_spaces)
+            )
+            for ids in inputs
+        ]
+
+    async def DecodeStream(  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.DecodeStreamRequest], context: Context
+    ) -> AsyncIterator[pb.DecodeStreamResponse]:
+        call = DecodeStreamCall(self._loaded.get, self._settings, self.metrics)
+        try:
+            async for request in request_iterator:
+                yield call.handle(request)
+        finally:
+            call.close()
+
+    # -- not served yet
+
+    async def EncodeChat(self, request: pb.EncodeChatRequest, context: Context) -> pb.EncodeChatResponse:  # noqa: N802
+        raise unimplemented(["EncodeChat"])
+
+    async def DownloadVocabulary(  # noqa: N802
+        self, request: pb.DownloadVocabularyRequest, context: Context
+    ) -> AsyncIterator[pb.DownloadVocabularyResponse]:
+        raise unimplemented(["DownloadVocabulary"])
+        yield  # makes this a stream
+
+
+def _encode(loaded: Loaded, job: EncodeJob, with_offsets: bool) -> Encoding:
+    try:
+        encoding = loaded.tokenizer.encode_segments(job.segments, job.add_special, with_offsets)
+    except SpecialTokenInText as error:
+        field = f"{job.field}.segments[{error.segment}].text"
+        raise invalid_argument([FieldViolation(field, f"{error}, and the segment's policy is REJECT")]) from None
+    if job.max_tokens is not None:
+        encoding.truncate(job.max_tokens, job.cut_left)
+    loaded.metrics.encoded_tokens.inc(encoding.total_tokens)
+    loaded.metrics.input_tokens.observe(encoding.total_tokens)
+    return encoding
+
+
+def _decoded_message(raw: bytes) -> pb.DecodedText:
+    try:
+        return pb.DecodedText(text=raw.decode())
+    except UnicodeDecodeError:
+        return pb.DecodedText(text=raw.decode("utf-8", "replace"), raw=raw)
+
+
+def _each(work: Callable[[EncodeJob], T], jobs: Sequence[EncodeJob]) -> list[T]:
+    return [work(job) for job in jobs]
+
+
+def _groups(jobs: Sequence[EncodeJob], count: int) -> list[Sequence[EncodeJob]]:
+    """The jobs in order, in at most `count` groups of about equal size; none is empty."""
+    share = sum(job.size for job in jobs) / count
+    groups: list[Sequence[EncodeJob]] = []
+    start, size = 0, 0
+    for index, job in enumerate(jobs):
+        size += job.size
+        if size >= share * (len(groups) + 1) and len(groups) < count - 1:
+            groups.append(jobs[start : index + 1])
+            start = index + 1
+    if start < len(jobs):
+        groups.append(jobs[start:])
+    return groups

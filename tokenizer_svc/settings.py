@@ -1,0 +1,70 @@
+"""Settings of the tokenizer service; each is a flag, an environment variable and a key of the configuration file."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from svc_common.settings import ServiceSettings
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)*")
+_TOKENIZER_FILES = {"tokenizer.model", "tokenizer.json"}
+
+
+class TokenizerSettings(ServiceSettings):
+    """What an operator may choose; the defaults serve one tokenizer on all cores."""
+
+    tokenizer: tuple[str, ...] = Field(
+        default=(),
+        description="NAME=PATH or PATH of a tokenizer file or model folder; repeatable, the first is the default",
+    )
+    llama3_version: Literal["auto", "3.0", "3.1"] = Field(
+        default="auto",
+        description="whose special tokens a Llama 3 rank file gets where no tokenizer_config.json is beside it",
+    )
+    max_input_bytes: int = Field(default=4 << 20, ge=1, description="longest text of one input")
+    max_batch_inputs: int = Field(default=4096, ge=1, le=4096, description="most inputs in one batch")
+    max_decode_ids: int = Field(default=1 << 20, ge=1, description="most ids to decode in one call")
+    max_output_bytes: int = Field(default=16 << 20, ge=1, description="longest text or pieces in one response")
+    max_streams_per_call: int = Field(default=16_384, ge=1, description="streams open at once in one DecodeStream call")
+    max_stream_ids: int = Field(default=65_536, ge=1, description="most ids in one DecodeStream message")
+    threads: int = Field(default=0, ge=0, le=1024, description="for inputs that are not small; 0: the cores we may use")
+    inline_bytes: int = Field(default=4096, ge=0, description="text up to this size is encoded without a thread")
+    max_queued_jobs: int = Field(default=256, ge=0, description="inputs that may wait for a thread; more are refused")
+
+    @model_validator(mode="after")
+    def _check_tokenizers(self) -> TokenizerSettings:
+        self.tokenizers()
+        return self
+
+    def tokenizers(self) -> dict[str, Path]:
+        """Name to path, the default first. Raises ValueError for a name that is empty, malformed or given twice."""
+        found: dict[str, Path] = {}
+        for entry in self.tokenizer:
+            name, path = _name_and_path(entry)
+            if not _NAME.fullmatch(name) or len(name) > 256:
+                raise ValueError(f"--tokenizer {entry}: {name!r} is no name; letters, digits and . _ - / make one")
+            if name in found:
+                raise ValueError(f"--tokenizer {entry}: the name {name!r} is given twice; choose names with NAME=PATH")
+            found[name] = path
+        return found
+
+    @property
+    def thread_count(self) -> int:
+        """Threads that encode, at least one."""
+        return self.threads or len(os.sched_getaffinity(0)) or 1
+
+
+def _name_and_path(entry: str) -> tuple[str, Path]:
+    """A bare path is named after its folder where the file has a name that every model's has."""
+    name, equals, path = entry.partition("=")
+    if equals and _NAME.fullmatch(name) and not Path(entry).exists():
+        return name, Path(path)
+    place = Path(entry).absolute()
+    if place.name in _TOKENIZER_FILES:
+        return place.parent.name, Path(entry)
+    return (place.name if place.is_dir() else place.stem), Path(entry)

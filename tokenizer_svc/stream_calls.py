@@ -1,0 +1,121 @@
+"""One DecodeStream call: many streams by key, each request answered in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from svc_common.errors import FieldViolation, ServiceError, invalid_argument, resource_exhausted, unimplemented
+from tandem.tokenizer.v1 import tokenizer_pb2 as pb
+from tokenizer_svc.loaded import Loaded
+from tokenizer_svc.metrics import TokenizerMetrics
+from tokenizer_svc.settings import TokenizerSettings
+from tokenizer_svc.streaming import StreamDecoder
+from tokenizer_svc.validation import MAX_STREAM_KEY_BYTES, Violations, check_ids, check_open
+
+_DONE_KEYS_KEPT = 65_536  # how long ago a key may have been done and still be answered
+
+
+@dataclass(slots=True)
+class _Stream:
+    loaded: Loaded
+    decoder: StreamDecoder
+
+
+class DecodeStreamCall:
+    """The streams of one call. `close` it however the call ends."""
+
+    def __init__(self, find: Callable[[str], Loaded], settings: TokenizerSettings, metrics: TokenizerMetrics) -> None:
+        self._find = find
+        self._settings = settings
+        self._metrics = metrics
+        self._open: dict[str, _Stream] = {}
+        self._done: dict[str, None] = {}  # in the order in which they ended
+
+    def handle(self, request: pb.DecodeStreamRequest) -> pb.DecodeStreamResponse:
+        """The one response to a request. Raises ServiceError, which ends the call."""
+        key = request.stream_key
+        if request.HasField("open"):
+            stream = self._start(key, request.open)
+        else:
+            found = self._open.get(key)
+            if found is None:
+                if key in self._done:
+                    return pb.DecodeStreamResponse(stream_key=key, done=True)
+                raise _violation("open", f"is required in the first request of stream_key {key!r}")
+            stream = found
+        ids = list(request.ids)
+        self._check(ids, stream)
+        delta = stream.decoder.push(ids, request.end)
+        metrics = stream.loaded.metrics
+        metrics.decoded_tokens.inc(len(ids))
+        metrics.decoded_bytes.inc(len(delta.text.encode()))
+        if delta.done:
+            self._finish(key)
+            if delta.matched_stop is not None:
+                metrics.stop_matches.inc()
+        return pb.DecodeStreamResponse(
+            stream_key=key,
+            text=delta.text,
+            held_bytes=delta.held_bytes,
+            ids_consumed=delta.ids_consumed,
+            done=delta.done,
+            matched_stop=delta.matched_stop,
+            trim_ids=delta.trim_ids,
+        )
+
+    def close(self) -> None:
+        """Forgets all streams."""
+        self._metrics.open_streams.dec(len(self._open))
+        self._open.clear()
+
+    def _start(self, key: str, message: pb.DecodeStreamOpen) -> _Stream:
+        if len(key.encode()) > MAX_STREAM_KEY_BYTES:
+            raise _violation("stream_key", f"has {len(key.encode())} bytes; at most {MAX_STREAM_KEY_BYTES} are allowed")
+        if key in self._open:
+            raise _violation("open", f"stream_key {key!r} is open already")
+        if len(self._open) >= self._settings.max_streams_per_call:
+            raise resource_exhausted(
+                f"{len(self._open)} streams are open in this call, which is the limit",
+                reason="TOO_MANY_STREAMS",
+                retry_after=None,
+            )
+        if message.graphemes:
+            raise unimplemented(["open.graphemes"])
+        loaded = self._find(message.tokenizer)
+        check_open(message, loaded.tokenizer)
+        options = message.options
+        decoder = loaded.tokenizer.stream(
+            context_ids=list(message.context_ids),
+            remove_special=options.remove_special,
+            unparse_special=options.unparse_special,
+            stop_strings=list(message.stop_strings),
+            include_stop=message.include_stop,
+        )
+        stream = self._open[key] = _Stream(loaded, decoder)
+        self._done.pop(key, None)
+        self._metrics.open_streams.inc()
+        loaded.metrics.streams.inc()
+        return stream
+
+    def _check(self, ids: list[int], stream: _Stream) -> None:
+        if len(ids) > self._settings.max_stream_ids:
+            raise resource_exhausted(
+                f"ids: {len(ids)} in one message; at most {self._settings.max_stream_ids} are taken",
+                reason="INPUT_TOO_LARGE",
+                retry_after=None,
+            )
+        violations = Violations()
+        check_ids(ids, "ids", stream.loaded.tokenizer, violations)
+        violations.raise_any()
+
+    def _finish(self, key: str) -> None:
+        del self._open[key]
+        self._metrics.open_streams.dec()
+        self._done[key] = None
+        if len(self._done) > _DONE_KEYS_KEPT:
+            del self._done[next(iter(self._done))]
+
+
+def _violation(field: str, description: str) -> ServiceError:
+    return invalid_argument([FieldViolation(field, description)])

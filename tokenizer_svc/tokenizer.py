@@ -1,0 +1,362 @@
+"""The tokenizer: what every vocabulary type shares.
+
+Encoding goes in two steps, as in llama.cpp: text is split at special tokens (`fragments`), then the vocabulary encodes
+what lies between them. Decoding is table work: every id stands for bytes (`streaming` does it bit by bit).
+
+The rules that are not obvious, written once:
+
+- Segments are encoded apart from each other. A space prefix, where the vocabulary has one, goes in front of the first
+  text and of text that follows a special token; a segment's border alone brings none.
+- USER_DEFINED tokens are cut out of the text under every policy, CONTROL and UNKNOWN tokens only where one says so.
+- Decoding strips one space prefix, from the first id only, and not where `remove_special` took away a BOS.
+- `remove_special` drops the BOS and EOS that `add_special` would have put there, no others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import lru_cache
+
+from tokenizer_svc.fragments import FragmentSplitter
+from tokenizer_svc.offsets import to_code_points
+from tokenizer_svc.spacing import clean_spaces as without_spaces
+from tokenizer_svc.streaming import StopMatcher, StreamDecoder
+from tokenizer_svc.vocabulary import (
+    CONTROL_TYPES,
+    LoneSurrogateError,
+    SpecialToken,
+    TokenTable,
+    TokenType,
+    Vocabulary,
+    VocabularyType,
+)
+
+_SPLITTERS_KEPT = 64
+
+
+class Policy(IntEnum):
+    """What happens where text contains the text of a control token; numbers as on the wire."""
+
+    TEXT = 1
+    PARSE = 2
+    PARSE_LISTED = 3
+    REJECT = 4
+
+
+class SpecialTokenInText(ValueError):  # noqa: N818 - what it reports is a fact about the text
+    """A segment whose policy is REJECT contains the text of a control token."""
+
+    def __init__(self, segment: int, token: SpecialToken, position: int) -> None:
+        super().__init__(f"the special token {token.text!r} (id {token.id}) stands at code point {position}")
+        self.segment = segment
+        self.token = token
+        self.position = position
+
+
+class TokenIdError(ValueError):
+    """An id lies outside of the vocabulary."""
+
+    def __init__(self, index: int, token_id: int, size: int) -> None:
+        super().__init__(f"id {token_id} at index {index} is not below the vocabulary size {size}")
+        self.index = index
+        self.token_id = token_id
+
+
+class TruncationError(ValueError):
+    """Fewer tokens are allowed than `add_special` adds, and those are never cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Text with its own policy; `parse_ids` are the control tokens that PARSE_LISTED parses."""
+
+    text: str
+    policy: Policy = Policy.TEXT
+    parse_ids: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class Encoding:
+    """Ids and, where asked for, positions. `front` and `back` count what `add_special` added at either end."""
+
+    ids: list[int]
+    front: int = 0
+    back: int = 0
+    byte_offsets: list[int] | None = None
+    code_point_offsets: list[int] | None = None
+    total_tokens: int = field(init=False)  # before truncation
+
+    def __post_init__(self) -> None:
+        self.total_tokens = len(self.ids)
+
+    @property
+    def truncated(self) -> bool:
+        return len(self.ids) < self.total_tokens
+
+    def truncate(self, max_tokens: int, left: bool = False) -> None:
+        """Cuts the end (or with `left` the beginning) of what lies between the added special tokens."""
+        if max_tokens < self.front + self.back:
+            raise TruncationError(
+                f"at least {self.front + self.back} tokens are needed, because add_special adds that many"
+            )
+        excess = len(self.ids) - max_tokens
+        if excess <= 0:
+            return
+        start = self.front if left else len(self.ids) - self.back - excess
+        for values in (self.ids, self.byte_offsets, self.code_point_offsets):
+            if values is not None:
+                del values[start : start + excess]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerConfig:
+    """What a model says about its tokenizer, beside the vocabulary itself."""
+
+    source: str  # the format it came from
+    bos_id: int | None = None
+    eos_id: int | None = None
+    unk_id: int | None = None
+    pad_id: int | None = None
+    sep_id: int | None = None
+    end_of_generation_ids: frozenset[int] = frozenset()
+    adds_bos: bool = False
+    adds_eos: bool = False
+    adds_space_prefix: bool = False
+    clean_spaces: bool = False  # the model's own wish; decoding does it only when asked
+    chat_template: str | None = None
+
+
+class Tokenizer:
+    """Encodes and decodes. Immutable, and safe to use from many threads at once."""
+
+    def __init__(self, vocabulary: Vocabulary, table: TokenTable, config: TokenizerConfig) -> None:
+        self.vocabulary = vocabulary
+        self.table = table
+        self.config = config
+        for name in ("bos_id", "eos_id", "unk_id", "pad_id", "sep_id"):
+            index = getattr(config, name)
+            if index is not None and not 0 <= index < len(table):
+                raise ValueError(f"{name} {index} lies outside of the vocabulary of {len(table)} tokens")
+        if (config.adds_bos and config.bos_id is None) or (config.adds_eos and config.eos_id is None):
+            raise ValueError("the tokenizer is to add a BOS or EOS token, but has none")
+        self._controls = {token.id: token for token in table.specials if token.type in CONTROL_TYPES}
+        self._user_defined = [token for token in table.specials if token.type == TokenType.USER_DEFINED]
+        self._plain = FragmentSplitter(self._user_defined)
+        self._parsing = FragmentSplitter(table.specials)
+        self._forbidden = FragmentSplitter(list(self._controls.values()))
+        self._listed = lru_cache(_SPLITTERS_KEPT)(self._make_listed_splitter)
+        self.fingerprint = self._make_fingerprint()
+
+    @property
+    def type(self) -> VocabularyType:
+        return self.vocabulary.type
+
+    @property
+    def vocabulary_size(self) -> int:
+        return len(self.table)
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether the id can only come from parsing: a CONTROL or UNKNOWN token."""
+        return token_id in self._controls
+
+    # -- text to ids
+
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Ids of one text, in llama.cpp's terms."""
+        segment = Segment(text, Policy.PARSE if parse_special else Policy.TEXT)
+        return self.encode_segments((segment,), add_special).ids
+
+    def encode_segments(
+        self, segments: Sequence[Segment], add_special: bool = True, with_offsets: bool = False
+    ) -> Encoding:
+        """Ids of segments that follow one another.
+
+        Raises LoneSurrogateError where text is not valid Unicode, SpecialTokenInText where a segment must not hold one.
+        """
+        ids: list[int] = []
+        offsets: list[int] | None = [] if with_offsets else None
+        prefix = self.config.adds_space_prefix
+        front, back = self._added() if add_special else ((), ())
+        ids += front
+        if offsets is not None:
+            offsets += [0] * len(front)
+        base = 0  # bytes in front of the segment
+        wants_prefix = prefix
+        for number, segment in enumerate(segments):
+            text = segment.text
+            data = _utf8(text)
+            counted = base  # bytes in front of the fragment
+            done = 0  # code points of the segment that are counted
+            for start, end, token in self._splitter(number, segment).split(text):
+                if offsets is not None:
+                    counted += len(text[done:start].encode())
+                    done = start
+                if token is not None:
+                    ids.append(token)
+                    if offsets is not None:
+                        offsets.append(counted)
+                    wants_prefix = prefix
+                    continue
+                piece = text if end - start == len(text) else text[start:end]
+                spaced = " " + piece if wants_prefix else piece
+                if offsets is None:
+                    ids += self.vocabulary.encode(spaced)
+                else:
+                    found, starts = self.vocabulary.encode_with_offsets(spaced)
+                    ids += found
+                    shortened = len(spaced) - len(piece)
+                    offsets += [counted + max(0, at - shortened) for at in starts]
+                wants_prefix = False
+            base += len(data)
+        ids += back
+        encoding = Encoding(ids, len(front), len(back))
+        if offsets is not None:
+            offsets += [base] * len(back)
+            encoding.byte_offsets = offsets
+            encoding.code_point_offsets = to_code_points(b"".join(_utf8(s.text) for s in segments), offsets)
+        return encoding
+
+    def count_added(self) -> int:
+        """How many tokens add_special adds."""
+        front, back = self._added()
+        return len(front) + len(back)
+
+    def _added(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What add_special puts in front and behind."""
+        config = self.config
+        front = (config.bos_id,) if config.adds_bos and config.bos_id is not None else ()
+        back = (config.eos_id,) if config.adds_eos and config.eos_id is not None else ()
+        return front, back
+
+    def _splitter(self, number: int, segment: Segment) -> FragmentSplitter:
+        match segment.policy:
+            case Policy.TEXT:
+                return self._plain
+            case Policy.PARSE:
+                return self._parsing
+            case Policy.PARSE_LISTED:
+                return self._listed(segment.parse_ids)
+            case Policy.REJECT:
+                found = self._forbidden.first_match(segment.text)
+                if found is not None:
+                    raise SpecialTokenInText(number, *found)
+                return self._plain
+
+    def _make_listed_splitter(self, parse_ids: frozenset[int]) -> FragmentSplitter:
+        unknown = sorted(parse_ids - self._controls.keys())
+        if unknown:
+            raise ValueError(f"id {unknown[0]} is not a control token")
+        return FragmentSplitter([*self._user_defined, *(self._controls[index] for index in parse_ids)])
+
+    # -- ids to text
+
+    def pieces(self, ids: Iterable[int], unparse_special: bool = True) -> list[bytes]:
+        """The bytes of each id."""
+        table = self.table.pieces if unparse_special else self.table.hidden_pieces
+        return [table[index] for index in ids]
+
+    def decode_bytes(
+        self,
+        ids: Sequence[int],
+        remove_special: bool = False,
+        unparse_special: bool = False,
+        clean_spaces: bool = False,
+    ) -> bytes:
+        """The bytes of a whole id list. Raises TokenIdError."""
+        self.check_ids(ids)
+        first, last, strip = 0, len(ids), self.config.adds_space_prefix
+        if remove_special and ids:
+            drop_first, drop_last = self._dropped()
+            if ids[0] == drop_first:
+                first, strip = 1, False
+            if last > first and ids[last - 1] == drop_last:
+                last -= 1
+        parts = self.pieces(ids[first:last] if last - first < len(ids) else ids, unparse_special)
+        if strip and parts and parts[0][:1] == b" ":
+            parts[0] = parts[0][1:]
+        text = b"".join(parts)
+        return without_spaces(text) if clean_spaces else text
+
+    def decode(self, ids: Sequence[int], remove_special: bool = False, unparse_special: bool = False) -> str:
+        """The text of a whole id list; bytes that are not UTF-8 become U+FFFD. Raises TokenIdError."""
+        return self.decode_bytes(ids, remove_special, unparse_special).decode("utf-8", "replace")
+
+    def stream(
+        self,
+        *,
+        context_ids: Sequence[int] = (),
+        remove_special: bool = False,
+        unparse_special: bool = False,
+        stop_strings: Sequence[str] = (),
+        include_stop: bool = False,
+    ) -> StreamDecoder:
+        """A stream that follows `context_ids`. Without stop strings it gives what `decode` gives.
+
+        After a context that ends in text, a leading space is text; after one that ends in a control token it is the
+        prefix that encoding would have put there.
+        """
+        self.check_ids(context_ids)
+        drop_first, drop_last = self._dropped() if remove_special else (None, None)
+        return StreamDecoder(
+            self.table.pieces if unparse_special else self.table.hidden_pieces,
+            strip_space=self.config.adds_space_prefix and (not context_ids or self.is_control(context_ids[-1])),
+            drop_first=None if context_ids else drop_first,
+            drop_last=drop_last,
+            stops=StopMatcher(stop_strings) if stop_strings else None,
+            include_stop=include_stop,
+        )
+
+    def decoded_size(self, ids: Iterable[int]) -> int:
+        """An upper bound of the bytes that valid ids decode to."""
+        pieces = self.table.pieces
+        return sum(len(pieces[index]) for index in ids)
+
+    def check_ids(self, ids: Collection[int]) -> None:
+        """Raises TokenIdError for the first id that is outside of the vocabulary."""
+        size = len(self.table)
+        if ids and (max(ids) >= size or min(ids) < 0):
+            for index, token_id in enumerate(ids):
+                if not 0 <= token_id < size:
+                    raise TokenIdError(index, token_id, size)
+
+    def _dropped(self) -> tuple[int | None, int | None]:
+        """The ids that remove_special takes away at the front and at the back."""
+        config = self.config
+        return (config.bos_id if config.adds_bos else None, config.eos_id if config.adds_eos else None)
+
+    # -- identity
+
+    def _make_fingerprint(self) -> str:
+        """SHA-256 over all that decides how text becomes ids and ids become text, in a form no file format shows in."""
+        digest = hashlib.sha256(b"tandem tokenizer fingerprint, form 1\n")
+
+        def add(label: str, data: bytes) -> None:
+            digest.update(struct.pack("<I", len(label)) + label.encode() + struct.pack("<Q", len(data)) + data)
+
+        config, table = self.config, self.table
+        add("type", self.type.name.encode())
+        for name in ("bos_id", "eos_id", "unk_id", "pad_id", "sep_id"):
+            add(name, str(getattr(config, name)).encode())
+        add("end of generation", repr(sorted(config.end_of_generation_ids)).encode())
+        add("adds", repr((config.adds_bos, config.adds_eos, config.adds_space_prefix)).encode())
+        add("lengths", struct.pack(f"<{len(table)}I", *map(len, table.pieces)))
+        add("pieces", b"".join(table.pieces))
+        add("types", table.types)
+        if table.scores is not None:
+            add("scores", struct.pack(f"<{len(table)}f", *table.scores))
+        for token in table.specials:
+            add("special", repr((token.id, token.text, token.type.name, token.lstrip, token.rstrip)).encode())
+        for item in self.vocabulary.behaviour():
+            add("vocabulary", item)
+        return digest.hexdigest()
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise LoneSurrogateError(f"the text has a lone surrogate at code point {error.start}") from None

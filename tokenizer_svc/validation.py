@@ -1,0 +1,225 @@
+"""Requests to plain arguments. Every violated field is named, with what is allowed; limits on size are checked here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from svc_common.errors import FieldViolation, ServiceError, invalid_argument, resource_exhausted
+from tandem.tokenizer.v1 import tokenizer_pb2 as pb
+from tokenizer_svc.settings import TokenizerSettings
+from tokenizer_svc.tokenizer import Policy, Segment, TokenIdError, Tokenizer
+
+MAX_STOP_STRINGS = 64
+MAX_STOP_BYTES = 1024
+MAX_STREAM_KEY_BYTES = 256
+_MAX_VIOLATIONS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeJob:
+    """One input, ready to be encoded."""
+
+    field: str  # its path in the request, for errors that only encoding finds
+    segments: tuple[Segment, ...]
+    add_special: bool
+    max_tokens: int | None
+    cut_left: bool
+    size: int  # bytes of text
+
+
+class Violations:
+    """Collects what is wrong, so that a caller hears of all of it at once."""
+
+    def __init__(self) -> None:
+        self._found: list[FieldViolation] = []
+
+    def add(self, field: str, description: str) -> None:
+        if len(self._found) < _MAX_VIOLATIONS:
+            self._found.append(FieldViolation(field, description))
+
+    def raise_any(self) -> None:
+        """Raises INVALID_ARGUMENT where something was added."""
+        if self._found:
+            raise invalid_argument(self._found)
+
+
+def encode_jobs(inputs: Sequence[pb.EncodeInput], tokenizer: Tokenizer, settings: TokenizerSettings) -> list[EncodeJob]:
+    """The inputs of a batch. Raises ServiceError."""
+    _check_batch(len(inputs), settings)
+    violations = Violations()
+    jobs = [
+        _encode_job(message, f"inputs[{index}]", tokenizer, settings, violations)
+        for index, message in enumerate(inputs)
+    ]
+    violations.raise_any()
+    return jobs
+
+
+def encode_job(request: pb.EncodeRequest, tokenizer: Tokenizer, settings: TokenizerSettings) -> EncodeJob:
+    """The input of a single request. Raises ServiceError."""
+    violations = Violations()
+    if not request.HasField("input"):
+        violations.add("input", "is required")
+    job = _encode_job(request.input, "input", tokenizer, settings, violations)
+    violations.raise_any()
+    return job
+
+
+def _encode_job(
+    message: pb.EncodeInput, field: str, tokenizer: Tokenizer, settings: TokenizerSettings, violations: Violations
+) -> EncodeJob:
+    if not message.segments:
+        violations.add(f"{field}.segments", "must have at least one segment")
+    segments: list[Segment] = []
+    size = 0
+    for index, segment in enumerate(message.segments):
+        place = f"{field}.segments[{index}]"
+        text, length = _text(segment, place, violations)
+        size += length
+        segments.append(
+            Segment(text, _policy(segment, place, violations), _parse_ids(segment, place, tokenizer, violations))
+        )
+    if size > settings.max_input_bytes:
+        raise resource_exhausted(
+            f"{field}: {size} bytes of text; at most {settings.max_input_bytes} are taken in one input",
+            reason="INPUT_TOO_LARGE",
+            retry_after=None,
+        )
+    add_special = message.add_special if message.HasField("add_special") else True
+    max_tokens: int | None = None
+    cut_left = False
+    if message.HasField("truncation"):
+        truncation = message.truncation
+        max_tokens = truncation.max_tokens
+        added = tokenizer.count_added() if add_special else 0
+        if max_tokens < max(1, added):
+            violations.add(
+                f"{field}.truncation.max_tokens",
+                f"is {max_tokens}; at least {max(1, added)} is needed"
+                + (", because add_special adds that many and they are never cut" if added > 1 else ""),
+            )
+        if truncation.side not in pb.TruncationSide.values():
+            violations.add(f"{field}.truncation.side", f"has the unknown value {truncation.side}")
+        cut_left = truncation.side == pb.TRUNCATION_SIDE_LEFT
+    return EncodeJob(field, tuple(segments), add_special, max_tokens, cut_left, size)
+
+
+def _text(segment: pb.TextSegment, place: str, violations: Violations) -> tuple[str, int]:
+    match segment.WhichOneof("content"):
+        case "text":
+            return segment.text, len(segment.text.encode())
+        case "text_bytes":
+            raw = segment.text_bytes
+            try:
+                return raw.decode("utf-8"), len(raw)
+            except UnicodeDecodeError as error:
+                violations.add(f"{place}.text_bytes", f"is not valid UTF-8: {error.reason} at byte {error.start}")
+                return "", len(raw)
+        case _:
+            violations.add(place, "must have text or text_bytes")
+            return "", 0
+
+
+def _policy(segment: pb.TextSegment, place: str, violations: Violations) -> Policy:
+    value = segment.special_tokens or pb.SPECIAL_TOKEN_POLICY_TEXT
+    try:
+        return Policy(value)
+    except ValueError:
+        violations.add(f"{place}.special_tokens", f"has the unknown value {value}")
+        return Policy.TEXT
+
+
+def _parse_ids(segment: pb.TextSegment, place: str, tokenizer: Tokenizer, violations: Violations) -> frozenset[int]:
+    listed = segment.special_tokens == pb.SPECIAL_TOKEN_POLICY_PARSE_LISTED
+    if listed and not segment.parse_ids:
+        violations.add(f"{place}.parse_ids", "is required with the policy PARSE_LISTED")
+    if not listed and segment.parse_ids:
+        violations.add(f"{place}.parse_ids", "is allowed only with the policy PARSE_LISTED")
+        return frozenset()
+    known: set[int] = set()
+    for index, token_id in enumerate(segment.parse_ids):
+        if token_id in known:
+            continue
+        if tokenizer.is_control(token_id):
+            known.add(token_id)
+        else:
+            violations.add(f"{place}.parse_ids[{index}]", f"id {token_id} is not a control token")
+    return frozenset(known)
+
+
+def decode_inputs(
+    inputs: Sequence[pb.DecodeInput], tokenizer: Tokenizer, settings: TokenizerSettings
+) -> list[list[int]]:
+    """The id lists of a batch. Raises ServiceError."""
+    _check_batch(len(inputs), settings)
+    return _id_lists([(f"inputs[{index}].ids", message) for index, message in enumerate(inputs)], tokenizer, settings)
+
+
+def decode_input(request: pb.DecodeRequest, tokenizer: Tokenizer, settings: TokenizerSettings) -> list[int]:
+    """The ids of a single request. Raises ServiceError."""
+    if not request.HasField("input"):
+        raise invalid_argument([FieldViolation("input", "is required")])
+    return _id_lists([("input.ids", request.input)], tokenizer, settings)[0]
+
+
+def _id_lists(
+    named: Sequence[tuple[str, pb.DecodeInput]], tokenizer: Tokenizer, settings: TokenizerSettings
+) -> list[list[int]]:
+    total = sum(len(message.ids) for _, message in named)
+    if total > settings.max_decode_ids:
+        raise resource_exhausted(
+            f"{total} ids to decode; at most {settings.max_decode_ids} are taken in one call",
+            reason="INPUT_TOO_LARGE",
+            retry_after=None,
+        )
+    violations = Violations()
+    result: list[list[int]] = []
+    for field, message in named:
+        ids = list(message.ids)
+        check_ids(ids, field, tokenizer, violations)
+        result.append(ids)
+    violations.raise_any()
+    return result
+
+
+def check_ids(ids: list[int], field: str, tokenizer: Tokenizer, violations: Violations) -> None:
+    """Adds a violation for the first id that the vocabulary does not have."""
+    try:
+        tokenizer.check_ids(ids)
+    except TokenIdError as error:
+        violations.add(
+            f"{field}[{error.index}]",
+            f"id {error.token_id} is out of the vocabulary, whose ids are 0 to {tokenizer.vocabulary_size - 1}",
+        )
+
+
+def check_open(message: pb.DecodeStreamOpen, tokenizer: Tokenizer) -> None:
+    """Raises ServiceError where a stream must not be opened so."""
+    violations = Violations()
+    if message.options.clean_spaces:
+        violations.add("open.options.clean_spaces", "must be false: a stream never takes text back")
+    check_ids(list(message.context_ids), "open.context_ids", tokenizer, violations)
+    if len(message.stop_strings) > MAX_STOP_STRINGS:
+        violations.add("open.stop_strings", f"has {len(message.stop_strings)} entries; at most {MAX_STOP_STRINGS}")
+    for index, stop in enumerate(message.stop_strings):
+        length = len(stop.encode())
+        if not 1 <= length <= MAX_STOP_BYTES:
+            violations.add(f"open.stop_strings[{index}]", f"has {length} bytes; 1 to {MAX_STOP_BYTES} are allowed")
+    violations.raise_any()
+
+
+def _check_batch(count: int, settings: TokenizerSettings) -> None:
+    if not 1 <= count <= settings.max_batch_inputs:
+        raise invalid_argument(
+            [FieldViolation("inputs", f"has {count} entries; 1 to {settings.max_batch_inputs} are allowed")]
+        )
+
+
+def too_much_output(what: str, size: int, settings: TokenizerSettings) -> ServiceError:
+    """The answer would be longer than a response may be."""
+    return resource_exhausted(
+        f"{what} of {size} bytes; at most {settings.max_output_bytes} are sent in one response",
+        reason="OUTPUT_TOO_LARGE",
+        retry_after=None,
+    )

@@ -1,0 +1,130 @@
+"""Byte-level byte-pair encoding (GPT-2, Llama 3): a pattern cuts text into pieces, then byte pairs merge by rank.
+
+tiktoken does the work. Three things are ours:
+
+- Ranks are merge order, and a table leads from rank to id; the two differ in some vocabularies.
+- Some vocabularies cut text by several patterns, each one the pieces of the last. tiktoken knows one pattern, so these
+  are cut here and only merged there. Text that no pattern matches is a piece of its own, as in llama.cpp.
+- tiktoken's pattern engine overflows its stack on about a million white-space characters in a row. Such text is cut
+  here too; and should the engine panic all the same, that is not allowed out of this file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import regex  # type: ignore[import-untyped]
+import tiktoken
+
+from tokenizer_svc.vocabularies.words import WordCache
+from tokenizer_svc.vocabulary import VocabularyType
+
+_LONG_RUN = 100_000  # white-space characters in a row that tiktoken is spared
+_LONG_WHITE_SPACE = re.compile(rf"\s{{{_LONG_RUN}}}")
+
+
+class BpeVocabulary:
+    """`ranked` lists (bytes, id) in merge order, single bytes among them; bytes that are missing are dropped from text.
+
+    `patterns` are applied one after the other. Raises ValueError when the ranks hold a token twice or are empty.
+    """
+
+    type = VocabularyType.BPE
+
+    def __init__(self, ranked: Sequence[tuple[bytes, int]], patterns: Sequence[str]) -> None:
+        if not ranked:
+            raise ValueError("there are no ranks")
+        ranks = {token: rank for rank, (token, _) in enumerate(ranked)}
+        if len(ranks) != len(ranked):
+            raise ValueError("a token has two ranks")
+        self._ids: list[int | None] = [index for _, index in ranked]
+        self._patterns = tuple(patterns)
+        for byte in range(256):
+            if bytes([byte]) not in ranks:
+                ranks[bytes([byte])] = len(self._ids)
+                self._ids.append(None)
+        self._lengths = [0] * len(self._ids)
+        for token, rank in ranks.items():
+            self._lengths[rank] = len(token)
+        self._ranks_are_ids = all(rank == index for rank, index in enumerate(self._ids))
+        self._cutters = [regex.compile(pattern) for pattern in self._patterns]
+        # One pattern is complete in itself when it also takes what it would have missed, as a piece of its own.
+        self._whole = tiktoken.Encoding("pieces", pat_str=r"(?s:.+)", mergeable_ranks=ranks, special_tokens={})
+        self._cutting = (
+            tiktoken.Encoding("text", pat_str=self._patterns[0], mergeable_ranks=ranks, special_tokens={})
+            if len(self._patterns) == 1 and self._patterns[0].endswith(r"|\s+")
+            else None
+        )
+        self._words = WordCache(lambda words: [self._encode_whole(word) for word in words])
+
+    def encode(self, text: str) -> list[int]:
+        ranks = self._encode_ranks(text)
+        if self._ranks_are_ids:
+            return ranks
+        ids = self._ids
+        return [index for rank in ranks if (index := ids[rank]) is not None]
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[int]]:
+        ids: list[int] = []
+        offsets: list[int] = []
+        at = 0
+        for rank in self._encode_ranks(text):
+            index = self._ids[rank]
+            if index is not None:
+                ids.append(index)
+                offsets.append(at)
+            at += self._lengths[rank]
+        return ids, offsets
+
+    def behaviour(self) -> Iterator[bytes]:
+        for pattern in self._patterns:
+            yield b"pattern " + pattern.encode()
+        yield b"ids in merge order " + b",".join(str(index).encode() for index in self._ids if index is not None)
+
+    def _encode_ranks(self, text: str) -> list[int]:
+        if self._cutting is not None and not _has_long_white_space(text):
+            try:
+                return self._cutting.encode_ordinary(text)
+            except BaseException as error:
+                _raise_unless_panic(error)
+        return self._words.encode(self._cut(text))
+
+    def _encode_whole(self, piece: str) -> list[int]:
+        try:
+            return self._whole.encode_ordinary(piece)
+        except BaseException as error:
+            _raise_unless_panic(error)
+            raise ValueError("the text cannot be encoded") from None
+
+    def _cut(self, text: str) -> list[str]:
+        pieces = [text]
+        for cutter in self._cutters:
+            finer: list[str] = []
+            for piece in pieces:
+                at = 0
+                for match in cutter.finditer(piece):
+                    start, end = match.span()
+                    if start > at:
+                        finer.append(piece[at:start])
+                    if end > start:
+                        finer.append(piece[start:end])
+                    at = end
+                if at < len(piece):
+                    finer.append(piece[at:])
+            pieces = finer
+        return pieces
+
+
+def _has_long_white_space(text: str) -> bool:
+    """Whether there is a run of twice `_LONG_RUN` white-space characters (a shorter one may be reported as well)."""
+    return any(
+        text[at].isspace() and _LONG_WHITE_SPACE.match(text, at) is not None
+        for at in range(_LONG_RUN - 1, len(text), _LONG_RUN)
+    )
+
+
+def _raise_unless_panic(error: BaseException) -> None:
+    """A Rust panic arrives as a BaseException of a class that cannot be imported."""
+    if type(error).__name__ != "PanicException":
+        raise error

@@ -1,0 +1,90 @@
+"""What every vocabulary has: typed ids with bytes behind them, and a way from text to ids."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol
+
+
+class VocabularyType(IntEnum):
+    """How a vocabulary splits text; names as in llama.cpp, numbers as on the wire."""
+
+    SPM = 1
+    BPE = 2
+    WPM = 3
+    UGM = 4
+    RWKV = 5
+
+
+class TokenType(IntEnum):
+    """What one id is; numbers as in SentencePiece, GGUF and on the wire."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+# Token types that decoding drops unless it is told to unparse them, and that encoding finds only where it may parse.
+CONTROL_TYPES = frozenset({TokenType.CONTROL, TokenType.UNKNOWN})
+
+
+class LoneSurrogateError(ValueError):
+    """A text holds a code point that UTF-8 cannot express."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialToken:
+    """A token that is cut out of the text before the vocabulary sees the rest."""
+
+    id: int
+    text: str
+    type: TokenType
+    lstrip: bool = False  # white space to its left is swallowed
+    rstrip: bool = False  # white space to its right is swallowed
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTable:
+    """What each id is. The index into each sequence is the id.
+
+    `pieces` are the bytes that an id decodes to, control tokens as their text and unused ids as nothing.
+    """
+
+    pieces: Sequence[bytes]
+    types: bytes
+    specials: tuple[SpecialToken, ...]  # ascending by id
+    scores: array[float] | None = None
+    hidden_pieces: Sequence[bytes] = field(init=False)  # the same with control and unknown tokens as nothing
+
+    def __post_init__(self) -> None:
+        if len(self.types) != len(self.pieces) or (self.scores is not None and len(self.scores) != len(self.pieces)):
+            raise ValueError("pieces, types and scores must have one entry an id")
+        hidden = [b"" if kind in CONTROL_TYPES else piece for piece, kind in zip(self.pieces, self.types, strict=True)]
+        object.__setattr__(self, "hidden_pieces", hidden)
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+
+class Vocabulary(Protocol):
+    """Text without special tokens to ids. Implementations are safe to call from many threads."""
+
+    type: VocabularyType
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`, which is valid Unicode and not empty."""
+        ...
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[int]]:
+        """Ids, and for each of them where it starts in the UTF-8 of `text`, in bytes."""
+        ...
+
+    def behaviour(self) -> Iterator[bytes]:
+        """Everything beyond the token table that decides what `encode` answers, in a canonical form."""
+        ...
