@@ -39,6 +39,7 @@ class ProbeService:
         self.left = asyncio.Event()  # that handler was cancelled, and its `finally` has run
         self.release = asyncio.Event()  # lets waiting handlers go on
         self.stopped = False
+        self.address = ""
         self._start = start
 
     async def start(self, lifecycle: Lifecycle) -> None:
