@@ -353,7 +353,8 @@ Global___GetTokenizerResponse: _TypeAlias = GetTokenizerResponse  # noqa: Y015
 @_typing.final
 class TextSegment(_message.Message):
     """A piece of text with its own special-token policy. Segments of one input are encoded apart from each other, in order:
-    no token spans two segments, and only the first may receive a space prefix.
+    no token spans two segments. A space prefix, where the vocabulary has one, is put before the first text and before
+    text that follows a special token; the border of a segment alone brings none.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -672,7 +673,7 @@ class DecodeOptions(_message.Message):
     UNPARSE_SPECIAL_FIELD_NUMBER: _builtins.int
     CLEAN_SPACES_FIELD_NUMBER: _builtins.int
     remove_special: _builtins.bool
-    """drop a leading BOS and a trailing EOS"""
+    """drop the leading BOS and the trailing EOS that add_special would have put there"""
     unparse_special: _builtins.bool
     """control tokens appear as their text; default false: they are dropped"""
     clean_spaces: _builtins.bool
@@ -873,7 +874,8 @@ class DecodeStreamOpen(_message.Message):
     @_builtins.property
     def context_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The last ids of what precedes the stream (the prompt's tail, a few are enough): they decide whether a leading space
-        is text or SentencePiece's prefix. Absent: the stream begins a text.
+        is text or SentencePiece's prefix. It is a prefix where the last of them is a control token, text after any other.
+        Absent: the stream begins a text.
         """
 
     @_builtins.property
