@@ -1,0 +1,315 @@
+"""Starts the real stack of docker-compose.yml, asks it for a completion, checks it, and takes it down again.
+
+    python deploy/compose_test.py              a Docker engine that answers is used, with public base images
+    python deploy/compose_test.py --install    where none answers, one of our own is started for the test
+                                               (root on Debian or Ubuntu), with base images made on this machine
+    python deploy/compose_test.py --skip-ok    exit code 0 where no engine can be had; it says so loudly
+
+Needs the SDK in the Python that runs it. Whatever happens, containers, images, volumes and engine are gone afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from local_engine import EngineUnavailableError, engine_answers, local_engine, run, say
+from local_images import local_base_image, local_prometheus_image
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SERVICES = ("tokenizer", "worker", "prometheus")
+JOBS = {"tandem-tokenizer": 1, "tandem-worker": 2, "prometheus": 1}  # targets of each job, with two workers
+QUICK_STOP_SECONDS = 8  # an engine kills after stop_grace_period; a process that ignores SIGTERM takes that long
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The compose project under test."""
+
+    environment: dict[str, str]
+
+    def docker(self, *arguments: str, timeout: float = 900) -> str:
+        return run("docker", *arguments, env=self.environment, cwd=REPOSITORY, timeout=timeout)
+
+    def compose(self, *arguments: str, timeout: float = 900) -> str:
+        return self.docker("compose", "--progress=plain", *arguments, timeout=timeout)
+
+    def containers(self, service: str) -> list[str]:
+        """Names, in order."""
+        return sorted(self.compose("ps", "--all", "--format={{.Name}}", service).split())
+
+    def inspect(self, container: str) -> dict[str, object]:
+        details: dict[str, object] = json.loads(self.docker("inspect", container))[0]
+        return details
+
+    def address(self, service: str, port: int, index: int = 1) -> str:
+        """Where this machine reaches a published port."""
+        return self.compose("port", f"--index={index}", service, str(port)).strip()
+
+    def image(self, service: str) -> str:
+        return f"tandem-{service}:{self.environment['TANDEM_VERSION']}"
+
+
+@contextlib.contextmanager
+def step(what: str) -> Iterator[None]:
+    started = time.monotonic()
+    say(f"{what} ...")
+    yield
+    say(f"{what}: {time.monotonic() - started:.1f} s")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def project_environment(base: dict[str, str]) -> dict[str, str]:
+    """A project of its own, on free ports, with the demo model: nothing that runs here already is disturbed."""
+    own = {
+        "COMPOSE_PROJECT_NAME": f"tandem-test-{os.getpid()}",
+        "TANDEM_VERSION": f"test-{os.getpid()}",
+        "MODEL_DIR": "./models/demo",
+        "MODEL_NAME": "demo",
+        "BIND_ADDRESS": "127.0.0.1",
+        "TOKENIZER_PORT": str(free_port()),
+        "PROMETHEUS_PORT": str(free_port()),
+        "WORKER_PORT": "0",  # each worker gets a free one
+        "WORKER_THREADS": "1",
+    }
+    return base | own
+
+
+# ------------------------------------------------------------------------------------------------------------- checks
+
+
+def check(condition: bool, what: str) -> None:
+    if not condition:
+        raise AssertionError(what)
+
+
+def soon(condition: Callable[[], str], seconds: float, what: str) -> None:
+    """Waits until `condition` returns no complaint; the last complaint is the failure."""
+    deadline = time.monotonic() + seconds
+    while complaint := condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}, after {seconds:.0f} s: {complaint}")
+        time.sleep(0.5)
+
+
+def check_completion(stack: Stack) -> None:
+    """The same seeded completion from each of the two workers, streamed, through the SDK on the host."""
+    from tandem.client import Client
+
+    texts = []
+    for index in (1, 2):
+        addresses = {"tokenizer": stack.address("tokenizer", 50051), "worker": stack.address("worker", 50052, index)}
+        with Client(**addresses) as client, client.stream("ROMEO:\n", max_tokens=40, seed=7, timeout=60) as stream:
+            texts.append("".join(chunk.text for chunk in stream))
+            usage = stream.result().usage
+        check(0 < usage.output_tokens <= 40, f"worker {index} counts {usage.output_tokens} output tokens")
+    check(bool(texts[0].strip()), "the completion is empty")
+    check(texts[0] == texts[1], f"two workers answer the same request differently: {texts!r}")
+    say(f"two workers answered alike: {texts[0]!r}")
+
+
+def prometheus(stack: Stack, path: str, **query: str) -> dict[str, object]:
+    address = stack.address("prometheus", 9090)
+    url = f"http://{address}/api/v1/{path}?{urllib.parse.urlencode(query)}"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=10) as response:
+        answer: dict[str, object] = json.load(response)["data"]
+    return answer
+
+
+def check_prometheus(stack: Stack) -> None:
+    """Every replica is found and up, every rule evaluates, and the completion's tokens have arrived."""
+
+    def targets() -> str:
+        found = [
+            (t["labels"]["job"], t["health"], t["lastError"]) for t in prometheus(stack, "targets")["activeTargets"]
+        ]
+        counted = {job: sum(health == "up" for name, health, _ in found if name == job) for job in JOBS}
+        return (
+            "" if counted == JOBS and len(found) == sum(JOBS.values()) else f"targets up {counted} of {JOBS}: {found}"
+        )
+
+    def rules() -> str:
+        every = [rule for group in prometheus(stack, "rules")["groups"] for rule in group["rules"]]
+        bad = [(rule["name"], rule["health"], rule.get("lastError")) for rule in every if rule["health"] != "ok"]
+        return f"rules {bad}" if bad or not every else ""
+
+    def tokens() -> str:
+        result = prometheus(stack, "query", query="min(vllm:generation_tokens_total)")["result"]
+        return "" if result and float(result[0]["value"][1]) > 0 else f"generated tokens: {result}"
+
+    def quiet() -> str:
+        firing = [alert["labels"] for alert in prometheus(stack, "alerts")["alerts"] if alert["state"] == "firing"]
+        return f"alerts fire: {firing}" if firing else ""
+
+    soon(targets, 60, "Prometheus finds all targets up")
+    soon(rules, 60, "all rules are healthy")
+    soon(tokens, 60, "the tokens of both workers are counted, under vLLM's name too")
+    soon(quiet, 1, "no alert fires")
+
+
+def check_hardening(stack: Stack) -> None:
+    """What docker-compose.yml promises holds in the running containers."""
+    for service in SERVICES:
+        for name in stack.containers(service):
+            details = stack.inspect(name)
+            host = details["HostConfig"]
+            check(host["ReadonlyRootfs"] is True, f"{name}: the root filesystem can be written")
+            check(host["CapDrop"] == ["ALL"], f"{name}: capabilities {host['CapDrop']}")
+            check(host["Memory"] > 0 and host["PidsLimit"] > 0, f"{name}: no limit of memory or processes")
+            check(details["State"]["Health"]["Status"] == "healthy", f"{name}: {details['State']['Health']}")
+            published = [
+                binding for bindings in details["NetworkSettings"]["Ports"].values() for binding in bindings or []
+            ]
+            check(len(published) == 1, f"{name}: published ports {published}")
+            check(published[0]["HostIp"] == "127.0.0.1", f"{name}: published at {published[0]['HostIp']}")
+            for mount in details["Mounts"]:
+                check(mount["Type"] != "bind" or mount["RW"] is False, f"{name}: {mount['Destination']} can be written")
+            facts = process_facts(stack, name)
+            check(facts["Uid"].split()[0] != "0", f"{name}: runs as root")
+            check(int(facts["CapEff"], 16) == 0 and facts["NoNewPrivs"] == "1", f"{name}: privileges {facts}")
+    worker = stack.containers("worker")[0]
+    probe = "import pathlib; pathlib.Path('{}/probe').touch()"
+    for folder, writable in (("/", False), ("/opt/tandem", False), ("/model", False), ("/tmp", True)):
+        done = subprocess.run(
+            ["docker", "exec", worker, "python", "-c", probe.format(folder.rstrip("/"))],
+            env=stack.environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        check(
+            (done.returncode == 0) == writable, f"{worker}: writing to {folder} ended {done.returncode}: {done.stderr}"
+        )
+
+
+def process_facts(stack: Stack, container: str) -> dict[str, str]:
+    """/proc/1/status of a container, read from outside: an image need not have a `cat`."""
+    pid = stack.inspect(container)["State"]["Pid"]
+    text = (
+        Path(f"/proc/{pid}/status").read_text()
+        if os.geteuid() == 0
+        else stack.docker("exec", container, "cat", "/proc/1/status")
+    )
+    return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+
+
+def check_tokenizer_has_no_torch(stack: Stack) -> None:
+    listing = "import importlib.metadata as m; print(*sorted(d.name.lower() for d in m.distributions()))"
+    image = stack.image("tokenizer")
+    installed = stack.docker("run", "--rm", "--network=none", "--entrypoint=python", image, "-c", listing).split()
+    check("tandem-llm" in installed, f"the image lists {installed}")
+    heavy = {"torch", "numpy", "triton", "safetensors"} & set(installed)
+    check(not heavy, f"the tokenizer image has {heavy}")
+    say(f"the tokenizer image has {len(installed)} distributions, none of them torch")
+
+
+def check_stop(stack: Stack) -> None:
+    """SIGTERM reaches each service, which ends by itself, at once when nothing runs."""
+    names = [name for service in ("worker", "tokenizer") for name in stack.containers(service)]
+    started = time.monotonic()
+    stack.compose("stop")
+    seconds = time.monotonic() - started
+    states = {name: stack.inspect(name)["State"] for name in names}
+    for name, state in states.items():
+        check(state["ExitCode"] == 0 and not state["OOMKilled"], f"{name} ended with {state['ExitCode']}")
+    check(seconds < QUICK_STOP_SECONDS, f"stopping took {seconds:.1f} s")
+    say(f"all containers stopped by themselves in {seconds:.1f} s")
+
+
+# ---------------------------------------------------------------------------------------------------------------- run
+
+
+@contextlib.contextmanager
+def running(stack: Stack) -> Iterator[None]:
+    """The stack, built and up; its logs are shown when something fails."""
+    try:
+        with step("building the images"):
+            stack.compose("build")
+        sizes = stack.docker(
+            "images", "--format={{.Repository}} {{.Size}}", "--filter=label=org.opencontainers.image.title"
+        )
+        say(f"images: {', '.join(sizes.splitlines())}")
+        with step("starting the stack"):
+            stack.compose("up", "--detach", "--wait", "--wait-timeout=180", "--scale=worker=2")
+        yield
+    except BaseException:
+        with contextlib.suppress(Exception):
+            say("the state and the last lines of each container:")
+            print(stack.compose("ps", "--all"), stack.compose("logs", "--tail=60"), sep="\n")
+        raise
+    finally:
+        with contextlib.suppress(Exception), step("taking the stack down"):
+            stack.compose("down", "--volumes", "--remove-orphans", "--timeout=10")
+        for service in ("tokenizer", "worker"):
+            with contextlib.suppress(Exception):
+                stack.docker("image", "rm", "--force", stack.image(service))
+
+
+def smoke_test(environment: dict[str, str]) -> None:
+    stack = Stack(project_environment(environment))
+    with running(stack):
+        with step("a completion through each worker"):
+            check_completion(stack)
+        with step("hardening"):
+            check_hardening(stack)
+            check_tokenizer_has_no_torch(stack)
+        with step("Prometheus"):
+            check_prometheus(stack)
+        with step("stopping"):
+            check_stop(stack)
+
+
+def test_with_any_engine(may_install: bool) -> None:
+    if engine_answers(dict(os.environ)):
+        say("using the Docker engine that answers here")
+        smoke_test(dict(os.environ))
+        return
+    with contextlib.ExitStack() as stack:
+        with step("starting a Docker engine"):
+            environment = stack.enter_context(local_engine(may_install))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-images-")))
+        with step("making base images"):
+            environment["BASE_IMAGE"] = stack.enter_context(local_base_image(folder, environment))
+            environment["PROMETHEUS_IMAGE"] = local_prometheus_image(folder, environment["BASE_IMAGE"], environment)
+            environment["TORCH_INDEX"] = ""  # torch comes from where this machine's pip takes it
+        smoke_test(environment)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Smoke test of docker-compose.yml with a real Docker engine.")
+    parser.add_argument("--install", action="store_true", help="install what an engine of our own needs (apt-get)")
+    parser.add_argument("--skip-ok", action="store_true", help="exit code 0 where no engine can be had")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is taken down
+    started = time.monotonic()
+    try:
+        test_with_any_engine(options.install)
+    except EngineUnavailableError as reason:
+        print(f"\n{'=' * 100}\nSKIPPED: docker-compose.yml was NOT tested: {reason}\n{'=' * 100}\n", flush=True)
+        return 0 if options.skip_ok else 3
+    except (AssertionError, RuntimeError, subprocess.TimeoutExpired) as error:
+        print(f"\ncompose-test FAILED: {error}", file=sys.stderr, flush=True)
+        return 1
+    say(f"passed in {time.monotonic() - started:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+# The tokenizer service. Small: no torch. Build from the root of the source tree:
+#   docker build -f deploy/docker/tokenizer.Dockerfile -t tandem-tokenizer .
+ARG BASE=python:3.12-slim-bookworm
+
+FROM ${BASE} AS build
+WORKDIR /build
+RUN python3 -m venv --without-pip /opt/tandem
+# Dependencies first: this layer stays when only the sources change.
+COPY pyproject.toml constraints.txt deploy/docker/requirements.py ./
+RUN python3 requirements.py pyproject.toml tokenizer > requirements.txt \
+ && python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir -c constraints.txt -r requirements.txt
+COPY . .
+RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
+ && /opt/tandem/bin/python -c "import tokenizer_svc.server, svc_common.healthcheck" \
+ && ! /opt/tandem/bin/python -c "import torch" 2>/dev/null
+
+FROM ${BASE}
+LABEL org.opencontainers.image.title="tandem-tokenizer" \
+      org.opencontainers.image.description="Tandem's tokenizer service" \
+      org.opencontainers.image.licenses="Apache-2.0"
+RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin tandem
+COPY --from=build /opt/tandem /opt/tandem
+ENV PATH=/opt/tandem/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    TANDEM_TOKENIZER_HOST=0.0.0.0 \
+    TANDEM_TOKENIZER_PORT=50051 \
+    TANDEM_TOKENIZER_METRICS_HOST=0.0.0.0 \
+    TANDEM_TOKENIZER_METRICS_PORT=9401 \
+    TANDEM_TOKENIZER_LOG_FORMAT=json
+USER 10001:10001
+WORKDIR /tmp
+EXPOSE 50051 9401
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
+    CMD ["python", "-m", "svc_common.healthcheck", "127.0.0.1:50051", "tandem.tokenizer.v1.TokenizerService"]
+ENTRYPOINT ["python", "-m", "tokenizer_svc"]

@@ -1,0 +1,42 @@
+# The inference worker, for the CPU. Build from the root of the source tree:
+#   docker build -f deploy/docker/worker.Dockerfile -t tandem-worker .
+# For NVIDIA GPUs choose a CUDA build of torch:
+#   docker build -f deploy/docker/worker.Dockerfile -t tandem-worker:cuda \
+#     --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 .
+ARG BASE=python:3.12-slim-bookworm
+
+FROM ${BASE} AS build
+# Where torch's wheels come from, besides the package index; empty: the package index alone.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+WORKDIR /build
+RUN python3 -m venv --without-pip /opt/tandem
+# Dependencies first: this layer, torch in it, stays when only the sources change.
+COPY pyproject.toml constraints.txt deploy/docker/requirements.py ./
+RUN python3 requirements.py pyproject.toml worker > requirements.txt \
+ && python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir -c constraints.txt -r requirements.txt \
+      ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"}
+COPY . .
+RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
+ && /opt/tandem/bin/python -c "import worker_svc.server, svc_common.healthcheck"
+
+FROM ${BASE}
+LABEL org.opencontainers.image.title="tandem-worker" \
+      org.opencontainers.image.description="Tandem's inference worker" \
+      org.opencontainers.image.licenses="Apache-2.0"
+RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin tandem
+COPY --from=build /opt/tandem /opt/tandem
+ENV PATH=/opt/tandem/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    TANDEM_WORKER_HOST=0.0.0.0 \
+    TANDEM_WORKER_PORT=50052 \
+    TANDEM_WORKER_METRICS_HOST=0.0.0.0 \
+    TANDEM_WORKER_METRICS_PORT=9402 \
+    TANDEM_WORKER_LOG_FORMAT=json
+USER 10001:10001
+WORKDIR /tmp
+EXPOSE 50052 9402
+# Loading a large checkpoint takes minutes: the start period is long, and readiness is what is asked for.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=600s --retries=3 \
+    CMD ["python", "-m", "svc_common.healthcheck", "127.0.0.1:50052", "tandem.inference.v1.InferenceService"]
+ENTRYPOINT ["python", "-m", "worker_svc"]

@@ -1,0 +1,195 @@
+"""A Docker engine of our own for a test: started by hand, stopped by its pid, nothing of the machine's own touched.
+
+Needs root on Debian or Ubuntu. Everything lies in one temporary folder: data, state, sockets, client configuration.
+What an engine changes outside of it (packet filter rules, bridges, IP forwarding) is put back at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+ENGINE_PACKAGES = {"dockerd": "docker.io", "iptables": "iptables", "ip": "iproute2", "mmdebstrap": "mmdebstrap"}
+PLUGIN_PACKAGES = ["docker-compose", "docker-buildx"]  # each has a program of its own name
+NEWER_RELEASE = "trixie"  # Debian 12's docker-compose is the old one, without `up --wait`
+FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
+
+
+class EngineUnavailableError(Exception):
+    """Why no engine can run here."""
+
+
+def say(text: str) -> None:
+    print(f"compose-test: {text}", flush=True)
+
+
+def run(*command: str | Path, timeout: float = 300, **options: object) -> str:
+    """Standard output of a command; its whole output is shown when it fails."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        **options,
+    )
+    if done.returncode:
+        shown = " ".join(str(part) for part in command)
+        raise RuntimeError(f"{shown}: exit code {done.returncode}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}")
+    return done.stdout
+
+
+def engine_answers(environment: Mapping[str, str]) -> bool:
+    """Whether `docker` reaches an engine with this environment."""
+    if shutil.which("docker") is None:
+        return False
+    probe = ["docker", "version", "--format", "{{.Server.Version}}"]
+    return subprocess.run(probe, env=environment, capture_output=True, timeout=30).returncode == 0
+
+
+def install_packages(names: list[str]) -> None:
+    """From the machine's own package sources."""
+    say(f"installing {' '.join(names)}")
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    run("apt-get", "update", "-qq", env=environment, timeout=600)
+    run("apt-get", "install", "-y", "-qq", "--no-install-recommends", *names, env=environment, timeout=600)
+
+
+def require_engine_packages(may_install: bool) -> None:
+    """Raises EngineUnavailableError when something is missing and may not, or cannot, be installed."""
+    if os.geteuid() != 0:
+        raise EngineUnavailableError("no Docker engine answers, and starting one needs root")
+    missing = sorted({package for program, package in ENGINE_PACKAGES.items() if shutil.which(program) is None})
+    if not missing:
+        return
+    if not may_install:
+        raise EngineUnavailableError(
+            f"no Docker engine answers; to start one, install {' '.join(missing)} or give --install"
+        )
+    if shutil.which("apt-get") is None:
+        raise EngineUnavailableError("no Docker engine answers, and this is not a Debian or Ubuntu machine")
+    try:
+        install_packages(missing)
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        raise EngineUnavailableError(f"the engine's packages cannot be installed: {error}") from error
+
+
+def unpacked(folder: Path, packages: list[str]) -> Path:
+    """These packages of `NEWER_RELEASE`, unpacked into a folder below `folder` and not installed."""
+    state, tree = folder / "apt", folder / "tree"
+    for part in ("lists/partial", "cache/archives/partial"):
+        (state / part).mkdir(parents=True)
+    keys = "/usr/share/keyrings/debian-archive-keyring.gpg"
+    source = f"deb [signed-by={keys}] http://deb.debian.org/debian {NEWER_RELEASE} main\n"
+    (state / "sources.list").write_text(source)
+    options = [
+        f"Dir::Etc::SourceList={state / 'sources.list'}",
+        "Dir::Etc::SourceParts=-",
+        f"Dir::State::Lists={state / 'lists'}",
+        f"Dir::Cache={state / 'cache'}",
+        "Dir::State::Status=/dev/null",
+        "Acquire::Languages=none",
+        "APT::Sandbox::User=root",
+    ]
+    flags = [part for option in options for part in ("-o", option)]
+    run("apt-get", *flags, "update", "-qq", timeout=300)
+    run("apt-get", *flags, "download", "-qq", *packages, cwd=state, timeout=300)
+    for package in state.glob("*.deb"):
+        run("dpkg", "-x", package, tree)
+    shutil.rmtree(state)
+    return tree
+
+
+def download_plugins(folder: Path, plugins: Path) -> None:
+    """Compose and buildx as plugins of the `docker` command."""
+    tree = unpacked(folder, PLUGIN_PACKAGES)
+    plugins.mkdir(parents=True)
+    for program in PLUGIN_PACKAGES:
+        found = next(path for path in tree.rglob(program) if path.is_file() and os.access(path, os.X_OK))
+        shutil.copy2(found, plugins / program)
+
+
+def network_interfaces() -> set[str]:
+    return {entry.name for entry in Path("/sys/class/net").iterdir()}
+
+
+@contextmanager
+def network_put_back() -> Iterator[None]:
+    """Afterwards packet filter rules, bridges and IP forwarding are as they were before."""
+    rules, links, forwarding = run("iptables-save"), network_interfaces(), FORWARDING.read_text()
+    try:
+        yield
+    finally:
+        for link in network_interfaces() - links:
+            with suppress(RuntimeError):  # the other end of a pair goes with the first
+                run("ip", "link", "delete", link)
+        # Tables that were not in use before are emptied too.
+        empty = "*filter\n:INPUT ACCEPT\n:FORWARD ACCEPT\n:OUTPUT ACCEPT\nCOMMIT\n"
+        empty += "*nat\n:PREROUTING ACCEPT\n:INPUT ACCEPT\n:OUTPUT ACCEPT\n:POSTROUTING ACCEPT\nCOMMIT\n"
+        run("iptables-restore", input=empty)
+        run("iptables-restore", input=rules)
+        FORWARDING.write_text(forwarding)
+
+
+@contextmanager
+def local_engine(may_install: bool) -> Iterator[dict[str, str]]:
+    """Yields the environment in which `docker` and `docker compose` use an engine of our own."""
+    require_engine_packages(may_install)
+    with ExitStack() as stack:
+        folder = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-engine-", ignore_cleanup_errors=True))
+        )
+        try:
+            download_plugins(folder, folder / "client" / "cli-plugins")
+        except (RuntimeError, subprocess.TimeoutExpired, StopIteration) as error:
+            raise EngineUnavailableError(f"docker compose cannot be had: {error}") from error
+        stack.enter_context(network_put_back())
+        environment = stack.enter_context(dockerd(folder))
+        yield environment
+
+
+@contextmanager
+def dockerd(folder: Path) -> Iterator[dict[str, str]]:
+    """The engine process."""
+    socket, log = folder / "docker.sock", folder / "dockerd.log"
+    command = [
+        "dockerd",
+        f"--host=unix://{socket}",
+        f"--data-root={folder / 'data'}",
+        f"--exec-root={folder / 'state'}",
+        f"--pidfile={folder / 'dockerd.pid'}",
+        f"--config-file={folder / 'daemon.json'}",
+        "--oom-score-adjust=0",
+    ]
+    (folder / "daemon.json").write_text("{}")
+    environment = os.environ | {"DOCKER_HOST": f"unix://{socket}", "DOCKER_CONFIG": str(folder / "client")}
+    environment.pop("DOCKER_CONTEXT", None)
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not engine_answers(environment):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise EngineUnavailableError(f"the Docker engine did not start:\n{log.read_text()[-3000:]}")
+            time.sleep(0.2)
+        yield environment
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        unmount_below(folder)
+
+
+def unmount_below(folder: Path) -> None:
+    """Mounts that a killed engine left would keep the folder from being removed."""
+    points = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for point in sorted((point for point in points if point.startswith(str(folder))), reverse=True):
+        subprocess.run(["umount", "--lazy", point], capture_output=True, check=False)

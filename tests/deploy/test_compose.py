@@ -1,0 +1,231 @@
+"""docker-compose.yml, the Dockerfiles and the Prometheus configuration agree with each other and with the services."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from svc_common.metrics import ServiceMetrics
+from svc_common.settings import ServiceSettings, load_settings
+from tandem.inference.v1 import inference_pb2
+from tandem.tokenizer.v1 import tokenizer_pb2
+from tests.deploy.stack_files import OWN_SERVICES, Dockerfile, compose, seconds
+from tokenizer_svc.metrics import TokenizerMetrics
+from tokenizer_svc.settings import TokenizerSettings
+from worker_svc.metrics import WorkerMetrics
+from worker_svc.settings import WorkerSettings
+
+SETTINGS: dict[str, tuple[type[ServiceSettings], str]] = {
+    "tokenizer": (TokenizerSettings, "TANDEM_TOKENIZER_"),
+    "worker": (WorkerSettings, "TANDEM_WORKER_"),
+}
+PROTO_SERVICES = {
+    "tokenizer": tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name,
+    "worker": inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
+}
+
+
+@pytest.fixture(scope="module")
+def stack(repository: Path) -> dict[str, Any]:
+    return compose(repository)
+
+
+@pytest.fixture(params=OWN_SERVICES)
+def own(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def dockerfile(repository: Path, own: str) -> Dockerfile:
+    return Dockerfile.read(repository / "deploy" / "docker" / f"{own}.Dockerfile")
+
+
+@pytest.fixture
+def settings(
+    stack: dict[str, Any], own: str, dockerfile: Dockerfile, monkeypatch: pytest.MonkeyPatch
+) -> ServiceSettings:
+    """What the service in the container reads from the image's and compose's environment and its command line."""
+    kind, prefix = SETTINGS[own]
+    environment = dockerfile.environment | stack["services"][own].get("environment", {})
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return load_settings(kind, stack["services"][own].get("command", []), prog=own, env_prefix=prefix)
+
+
+def test_every_variable_of_image_and_compose_is_a_setting(
+    stack: dict[str, Any], own: str, dockerfile: Dockerfile
+) -> None:
+    kind, prefix = SETTINGS[own]
+    names = [*dockerfile.environment, *stack["services"][own].get("environment", {})]
+    ours = [name for name in names if name.startswith("TANDEM_")]
+    assert len(ours) >= 5
+    for name in ours:
+        assert name.startswith(prefix), name
+        assert name.removeprefix(prefix).lower() in kind.model_fields, name
+
+
+def test_containers_listen_on_all_interfaces_on_the_ports_that_everybody_means(
+    stack: dict[str, Any], own: str, dockerfile: Dockerfile, settings: ServiceSettings
+) -> None:
+    assert (settings.host, settings.metrics_host, settings.log_format) == ("0.0.0.0", "0.0.0.0", "json")
+    assert dockerfile.last_stage.all("EXPOSE") == [f"{settings.port} {settings.metrics_port}"]
+    health = stack["services"][own]["healthcheck"]["test"]
+    assert health == ["CMD", *dockerfile.health_command]
+    assert health[1:] == ["python", "-m", "svc_common.healthcheck", f"127.0.0.1:{settings.port}", PROTO_SERVICES[own]]
+    assert stack["services"][own]["ports"] == [f"127.0.0.1:{settings.port}:{settings.port}"]
+
+
+def test_a_stop_waits_longer_than_running_requests_may_take(
+    stack: dict[str, Any], own: str, settings: ServiceSettings
+) -> None:
+    grace = seconds(stack["services"][own]["stop_grace_period"])
+    assert grace > settings.drain_grace_seconds + settings.drain_propagation_seconds + 5
+
+
+def test_the_worker_asks_the_tokenizer_for_the_model_that_both_serve(
+    repository: Path, stack: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, tokenizer = stack["services"]["worker"], stack["services"]["tokenizer"]
+    environment = Dockerfile.read(repository / "deploy" / "docker" / "tokenizer.Dockerfile").environment
+    assert (
+        worker["environment"]["TANDEM_WORKER_TOKENIZER_ADDRESS"] == f"tokenizer:{environment['TANDEM_TOKENIZER_PORT']}"
+    )
+    assert worker["depends_on"]["tokenizer"]["condition"] == "service_healthy"
+    assert set(worker["networks"]) & set(tokenizer["networks"])
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    served = load_settings(
+        TokenizerSettings, tokenizer["command"], prog="", env_prefix="TANDEM_TOKENIZER_"
+    ).tokenizers()
+    assert {name: str(path) for name, path in served.items()} == {
+        worker["environment"]["TANDEM_WORKER_MODEL_NAME"]: worker["environment"]["TANDEM_WORKER_MODEL"]
+    }
+    for service in (worker, tokenizer):
+        (mount,) = service["volumes"]
+        assert (mount["target"], mount["read_only"]) == ("/model", True)
+        assert (repository / mount["source"] / "config.json").is_file()
+
+
+def test_another_model_is_mounted_and_named_by_variables_alone(repository: Path) -> None:
+    stack = compose(repository, MODEL_DIR="/models/large", MODEL_NAME="large")
+    assert {stack["services"][own]["volumes"][0]["source"] for own in OWN_SERVICES} == {"/models/large"}
+    assert stack["services"]["tokenizer"]["command"] == ["--tokenizer", "large=/model"]
+    assert stack["services"]["worker"]["environment"]["TANDEM_WORKER_MODEL_NAME"] == "large"
+
+
+def test_every_service_is_hardened_and_limited(stack: dict[str, Any]) -> None:
+    assert set(stack["services"]) == {*OWN_SERVICES, "prometheus"}
+    for name, service in stack["services"].items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["restart"] == "unless-stopped", name
+        assert not {"privileged", "user", "cap_add", "network_mode", "pid"} & set(service), name
+        limits = service["deploy"]["resources"]["limits"]
+        assert limits["memory"], name
+        assert limits["pids"] > 0, name
+        assert service["healthcheck"]["test"][0] == "CMD", name
+        for port in service["ports"]:
+            assert port.startswith("127.0.0.1:"), name
+
+
+def test_metrics_ports_are_scraped_and_never_published(repository: Path, stack: dict[str, Any]) -> None:
+    config = yaml.safe_load((repository / "deploy" / "prometheus" / "prometheus.yml").read_text())
+    jobs = {job["job_name"]: job for job in config["scrape_configs"]}
+    prometheus_networks = set(stack["services"]["prometheus"]["networks"])
+    for own in OWN_SERVICES:
+        environment = Dockerfile.read(repository / "deploy" / "docker" / f"{own}.Dockerfile").environment
+        port = int(environment[f"TANDEM_{own.upper()}_METRICS_PORT"])
+        (discovery,) = jobs[f"tandem-{own}"]["dns_sd_configs"]
+        assert (discovery["names"], discovery["type"], discovery["port"]) == ([own], "A", port)
+        assert prometheus_networks & set(stack["services"][own]["networks"])
+        assert not any(published.endswith(f":{port}") for published in stack["services"][own]["ports"])
+
+
+def exported_names() -> set[str]:
+    """Every series name that a freshly started tokenizer or worker can show."""
+    worker, tokenizer = ServiceMetrics("tandem-worker"), ServiceMetrics("tandem-tokenizer")
+    WorkerMetrics(worker.registry, "demo")
+    registries: list[CollectorRegistry] = [worker.registry, tokenizer.registry, TokenizerMetrics().registry]
+    names = set()
+    for registry in registries:
+        for metric in registry.collect():
+            suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(metric.type, [""])
+            names |= {metric.name + suffix for suffix in suffixes}
+    return names
+
+
+def test_rules_speak_of_metrics_that_exist(repository: Path) -> None:
+    known, used = exported_names(), set()
+    for file in sorted((repository / "deploy" / "prometheus" / "rules").glob("*.yml")):
+        for group in yaml.safe_load(file.read_text())["groups"]:
+            for rule in group["rules"]:
+                used |= set(re.findall(r"\btandem_\w+", rule["expr"]))
+    assert len(used) > 20
+    assert used <= known
+
+
+def test_vllm_names_stand_for_the_series_of_the_same_stem(repository: Path) -> None:
+    rules = yaml.safe_load((repository / "deploy" / "prometheus" / "rules" / "recording.yml").read_text())
+    aliases = {
+        rule["record"]: rule["expr"] for group in rules["groups"] for rule in group["rules"] if "vllm" in rule["record"]
+    }
+    assert len(aliases) > 20
+    for name, expression in aliases.items():
+        assert expression == name.replace("vllm:", "tandem_")
+
+
+def test_images_run_as_a_numbered_user_and_start_the_service(
+    repository: Path, own: str, dockerfile: Dockerfile
+) -> None:
+    last = dockerfile.last_stage
+    assert re.fullmatch(r"[1-9]\d+:[1-9]\d+", last.all("USER")[-1])
+    (module,) = re.findall(r'\["python", "-m", "(\w+)"\]', last.all("ENTRYPOINT")[-1])
+    assert importlib.util.find_spec(f"{module}.__main__") is not None
+    assert dockerfile.all("ARG")[0] == "BASE=python:3.12-slim-bookworm"
+    assert [stage.split()[0] for stage in dockerfile.all("FROM")] == ["${BASE}", "${BASE}"]
+    assert "syntax=" not in (repository / "deploy" / "docker" / f"{own}.Dockerfile").read_text()
+
+
+def requirements(repository: Path, extra: str) -> list[str]:
+    spec = importlib.util.spec_from_file_location("requirements", repository / "deploy" / "docker" / "requirements.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
+    listed: list[str] = module.requirements_of(project, extra)
+    return listed
+
+
+def test_the_requirement_lists_hold_what_each_image_needs_and_no_more(repository: Path) -> None:
+    tokenizer, worker = (
+        {re.split(r"[^\w-]", entry)[0] for entry in requirements(repository, extra)} for extra in OWN_SERVICES
+    )
+    assert {"grpcio", "grpcio-health-checking", "protobuf", "prometheus-client"} <= tokenizer & worker
+    assert {"sentencepiece", "tiktoken"} <= tokenizer
+    assert {"torch", "safetensors"} <= worker
+    assert not {"torch", "numpy", "tandem-llm"} & tokenizer
+    assert "tandem-llm" not in worker
+
+
+def test_an_unknown_extra_is_refused(repository: Path) -> None:
+    with pytest.raises(SystemExit, match="tokenizer"):
+        requirements(repository, "tokeniser")
+
+
+def test_the_build_context_holds_all_that_the_wheel_is_made_of(repository: Path) -> None:
+    allowed = {line[1:] for line in (repository / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    project = tomllib.loads((repository / "pyproject.toml").read_text())
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    files = ["pyproject.toml", "constraints.txt", project["project"]["readme"], *project["project"]["license-files"]]
+    for needed in [*files, *(package.split("/")[0] for package in packages), "deploy/docker/requirements.py"]:
+        assert needed in allowed, needed
+        assert (repository / needed).exists(), needed
