@@ -22,7 +22,7 @@ __all__ = ["Lifecycle", "RunningService", "Service", "run_service", "serving"]
 
 logger = logging.getLogger("svc_common.lifecycle")
 
-_TEARDOWN_SECONDS = 10.0
+_TEARDOWN_SECONDS = 5.0  # for tasks and threads that nobody waited for
 _ORPHAN_GRACE = 2.0  # seconds for running requests when our parent is gone
 
 
@@ -67,8 +67,8 @@ async def _run(service: Service, settings: ServiceSettings) -> int:
             await running.bind()
             logger.info("%s is starting; health answers on %s", name, running.address)
             if await _start_unless_stopped(running):
-                logger.info("%s listening on %s (metrics %s)", name, running.address, running.metrics_address or "off")
                 _write_address_file(settings.address_file, running)
+                logger.info("%s listening on %s (metrics %s)", name, running.address, running.metrics_address or "off")
                 await lifecycle.wait_stop_requested()
             if orphaned is not None and orphaned.is_set():
                 await running.drain(propagation=0.0, grace=min(_ORPHAN_GRACE, settings.drain_grace_seconds))

@@ -50,13 +50,20 @@ class RunningRpcs:
         """Waits until none of the work runs; False if some still does after `timeout` seconds."""
         return await self._wait(timeout, lambda: self.work == 0)
 
-    async def cut_all(self, timeout: float) -> bool:
-        """Ends every RPC (its client hears UNAVAILABLE); False if a handler has not obeyed in `timeout` seconds."""
+    async def wait_until_empty(self, timeout: float) -> bool:
+        """Waits until nothing runs; False if something still does after `timeout` seconds."""
+        return await self._wait(timeout, lambda: not self._rpcs)
+
+    async def cut(self, timeout: float, *, spare: str) -> bool:
+        """Ends every RPC (its client hears UNAVAILABLE) and waits; False if some still run after `timeout` seconds.
+
+        Methods that begin with `spare` are waited for only: they end by themselves.
+        """
         for rpc in self._rpcs:
-            if not rpc.cut:
+            if not rpc.cut and not rpc.method.startswith(spare):
                 rpc.cut = True
                 rpc.task.cancel()
-        return await self._wait(timeout, lambda: not self._rpcs)
+        return await self.wait_until_empty(timeout)
 
     async def _wait(self, timeout: float, reached: Callable[[], bool]) -> bool:
         try:

@@ -64,6 +64,7 @@ class RunningService:
         self._settings = settings
         self.lifecycle = Lifecycle()
         self.running = RunningRpcs()
+        self._tokens = BearerTokens(settings.auth_token_file) if settings.auth_token_file else None
         names = (service.name, *_names(service))
         self._health = Health(names)
         self._server = grpc.aio.server(
@@ -74,7 +75,7 @@ class RunningService:
                     self.running,
                     work=names,
                     reachable=getattr(service, "reachable_while_draining", ()),
-                    tokens=BearerTokens(settings.auth_token_file) if settings.auth_token_file else None,
+                    tokens=self._tokens,
                 )
             ],
             options=server_options(settings),
@@ -102,6 +103,8 @@ class RunningService:
                 "protobuf runs on its slow %r implementation instead of upb: expect half the throughput",
                 api_implementation.Type(),
             )
+        if self._tokens is not None:
+            self._tokens.load()
         self._watch = asyncio.create_task(watch_event_loop(self._service.metrics.event_loop_lag))
         if self._endpoint is not None:
             self.metrics_address = self._endpoint.start()
@@ -144,7 +147,7 @@ class RunningService:
         self.lifecycle.mark_stopping()
         self.lifecycle.mark_refusing()
         self._health.close()
-        if not await self.running.cut_all(_OBEY_SECONDS):
+        if not await self.running.cut(_OBEY_SECONDS, spare=f"/{HEALTH}/"):
             logger.error("handlers do not end when told to", extra={"running": self.running.by_method()})
         await self._server.stop(_FLUSH_SECONDS)
         try:

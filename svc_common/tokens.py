@@ -25,17 +25,20 @@ _SHORTEST = 16  # characters
 
 
 class BearerTokens:
-    """The tokens of one file. Raises StartError when there are none to begin with."""
+    """The tokens of one file. Until `load`, nobody is let in."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._digests: tuple[bytes, ...] = ()
         self._stamp: tuple[int, int, int] | None = None
         self._looked = time.monotonic()
+
+    def load(self) -> None:
+        """Reads the file for the first time. Raises StartError when it gives no tokens."""
         try:
             self._read()
         except (OSError, ValueError) as error:
-            raise StartError(f"auth_token_file {path}: {_words(error)}") from None
+            raise StartError(f"auth_token_file {self._path}: {_words(error)}") from None
 
     def refusal(self, metadata: Iterable[tuple[str, str | bytes]]) -> ServiceError | None:
         """None for a caller with a token of ours, else what to tell it."""

@@ -78,9 +78,9 @@ async def outcome(call: Any) -> Outcome:
     """Reads an RPC to its end."""
     words: list[str] = []
     try:
-        if hasattr(call, "__aiter__"):
-            async for message in call:
-                words.append(message.value)  # noqa: PERF401  (keeps what came before an error)
+        if hasattr(call, "read"):
+            while (message := await call.read()) is not grpc.aio.EOF:
+                words.append(message.value)
         else:
             words.append((await call).value)
     except grpc.aio.AioRpcError:

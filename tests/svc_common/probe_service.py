@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -122,6 +125,8 @@ class ProbeService:
                 request_id_var.set("from-the-request-field")
             case "request-id":
                 return StringValue(value=request_id_var.get())
+            case "release":
+                self.release.set()
             case "wait":
                 self.entered.set()
                 try:
@@ -138,11 +143,21 @@ class FromFlags(ServiceSettings):
     hang_start: bool = False
     stop_code: int = -1
     block_loop: bool = False
+    immortal_task: bool = False
+
+
+def _block() -> None:
+    os.write(2, b"blocked for ever\n")
+    time.sleep(3600)
+
+
+async def _never_end() -> None:
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
 
 
 async def _start(settings: FromFlags, lifecycle: Lifecycle) -> None:
-    import time
-
     if settings.fail_start == "panic":
         raise PanicException("boom")
     if settings.fail_start:
@@ -152,7 +167,9 @@ async def _start(settings: FromFlags, lifecycle: Lifecycle) -> None:
     if settings.stop_code >= 0:
         lifecycle.request_stop(settings.stop_code, "told to")
     if settings.block_loop:
-        asyncio.get_running_loop().call_later(0.2, time.sleep, 3600)
+        asyncio.get_running_loop().call_later(0.2, _block)
+    if settings.immortal_task:
+        lifecycle.immortal = asyncio.create_task(_never_end())  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":
