@@ -39,6 +39,6 @@ async def worker(random_llama: Path, tmp_path_factory: pytest.TempPathFactory) -
     """One worker with a cache that is far smaller than what 64 streams could fill."""
     folder = tmp_path_factory.mktemp("worker")
     async with running_worker(
-        folder, "--model", str(random_llama), "--model-name=random", "--kv-cache-tokens=1600", "--page-size=16"
+        folder, "--model", str(random_llama), "--model-name=random", "--kv-cache-tokens=640", "--page-size=16"
     ) as worker:
         yield worker

@@ -17,7 +17,7 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.inference.v1 import admin_pb2
-from tests.integration.worker_process import failed_start, greedy, running_worker
+from tests.integration.worker_process import failed_start, greedy, rest, running_worker
 
 SERVICE = "tandem.inference.v1.InferenceService"
 
@@ -43,8 +43,7 @@ async def test_a_killed_engine_fails_its_streams_at_once_and_comes_back(random_l
 
         async def drained(stream: object) -> grpc.StatusCode:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                async for _ in stream:
-                    pass
+                await rest(stream)
             return caught.value.code()
 
         codes = await asyncio.gather(*(drained(stream) for stream in streams))
@@ -75,7 +74,7 @@ async def test_sigterm_lets_running_answers_finish(random_llama: Path, tmp_path:
         call = worker.inference.Generate(greedy([1, 5, 9], 400))
         await call.read()
         worker.process.terminate()
-        messages = [message async for message in call]
+        messages = await rest(call)
         assert messages[-1].finished.usage.completion_tokens == 400
         assert await asyncio.wait_for(worker.process.wait(), 60) == 0
 

@@ -82,6 +82,14 @@ class Worker:
                 return load
 
 
+async def rest(call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]) -> list[pb.GenerateResponse]:
+    """What is still to come of a call that was begun with `read`."""
+    messages = []
+    while (message := await call.read()) is not grpc.aio.EOF:
+        messages.append(message)
+    return messages
+
+
 def greedy(prompt: Sequence[int], max_tokens: int = 16, **fields: object) -> pb.GenerateRequest:
     """A greedy request."""
     return pb.GenerateRequest(

@@ -28,7 +28,11 @@ GOOD = ModelConfig(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *((name, value) for name in ("vocab_size", "hidden_size", "num_layers", "num_heads") for value in (0, -1, 1 << 40)),
+        *(
+            (name, value)
+            for name in ("vocab_size", "hidden_size", "num_layers", "num_heads")
+            for value in (0, -1, 1 << 40)
+        ),
         ("context_length", 0),
         ("context_length", 1 << 30),
         ("num_kv_heads", 0),

@@ -36,7 +36,9 @@ def config(context_length: int, **changes: Any) -> ModelConfig:
 
 @pytest.mark.parametrize("head_dim", [12, 64, 128])
 @pytest.mark.parametrize("theta", [10000.0, 500000.0])
-@pytest.mark.parametrize("scaling", [LLAMA_3_1, RopeScaling("llama3", 32.0, 1.0, 4.0, 8192), RopeScaling("linear", 4.0)])
+@pytest.mark.parametrize(
+    "scaling", [LLAMA_3_1, RopeScaling("llama3", 32.0, 1.0, 4.0, 8192), RopeScaling("linear", 4.0)]
+)
 def test_stretched_frequencies_equal_transformers(head_dim: int, theta: float, scaling: RopeScaling) -> None:
     parameters = {
         "rope_type": scaling.kind,

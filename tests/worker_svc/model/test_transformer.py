@@ -30,7 +30,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tied": {"tie_word_embeddings": True},
     "one layer, wide head": {"num_hidden_layers": 1, "head_dim": 32, "num_key_value_heads": 1},
     "odd feed-forward and vocabulary": {"intermediate_size": 101, "vocab_size": 103},
-    "another theta and epsilon": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "rms_norm_eps": 0.1},
+    "another theta and epsilon": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        "rms_norm_eps": 0.1,
+    },
     "linear rope scaling": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
     # Wavelengths on both sides of the blend: 6 to 4,600 positions with theta 10,000 and 12 coordinates a head.
     "llama3 rope scaling": {
