@@ -1,0 +1,102 @@
+"""Log lines are whole, say who and when, and cannot be forged by what they report."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sys
+from datetime import datetime
+
+import pytest
+
+from svc_common.logs import HumanFormatter, JsonFormatter, configure_logging, request_id_var, trace_id_var
+
+
+def record(message: str, *args: object, error: BaseException | None = None, **extra: object) -> logging.LogRecord:
+    made = logging.makeLogRecord({"name": "a.b", "levelno": logging.WARNING, "levelname": "WARNING", "msg": message})
+    made.args = args
+    if error is not None:
+        made.exc_info = (type(error), error, error.__traceback__)
+    vars(made).update(extra)
+    return made
+
+
+def as_json(made: logging.LogRecord) -> dict[str, object]:
+    line = JsonFormatter("tandem-probe").format(made)
+    assert "\n" not in line
+    parsed: dict[str, object] = json.loads(line)
+    return parsed
+
+
+def test_a_json_line_has_its_fields() -> None:
+    tokens = request_id_var.set("req"), trace_id_var.set("trace")
+    try:
+        line = as_json(record("%d tokens", 3, model="llama"))
+    finally:
+        request_id_var.reset(tokens[0])
+        trace_id_var.reset(tokens[1])
+    stamp = str(line.pop("ts"))
+    assert datetime.fromisoformat(stamp).tzinfo is not None and stamp.endswith("Z")
+    assert line == {
+        "level": "warning",
+        "service": "tandem-probe",
+        "logger": "a.b",
+        "message": "3 tokens",
+        "request_id": "req",
+        "trace_id": "trace",
+        "model": "llama",
+    }
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, {1, 2}, object(), b"\xff", "\ud800", "line\nbreak \u2028"])
+def test_any_extra_value_gives_one_valid_json_line(value: object) -> None:
+    assert "extra" in as_json(record("m", extra=value))
+
+
+def test_an_extra_field_cannot_replace_one_of_ours() -> None:
+    line = as_json(record("m", service="forged", level="forged"))
+    assert (line["service"], line["extra_service"]) == ("tandem-probe", "forged")
+
+
+def test_the_words_of_an_exception_are_cut_and_its_frames_are_not() -> None:
+    try:
+        raise ValueError("prompt " * 1000)
+    except ValueError as error:
+        text = str(as_json(record("failed", error=error))["exception"])
+    assert "test_logs.py" in text
+    assert len(text) < 1500 and "(7000 characters)" in text
+
+
+def test_a_line_break_in_a_message_does_not_begin_a_new_human_line() -> None:
+    line = HumanFormatter().format(record("user %s", "x\n12:00:00.000 error forged: all is lost"))
+    assert all(each.startswith("    ") for each in line.splitlines()[1:])
+
+
+def test_a_human_line_shows_ids_and_extras() -> None:
+    token = request_id_var.set("req")
+    try:
+        line = HumanFormatter().format(record("m", model="llama"))
+    finally:
+        request_id_var.reset(token)
+    assert line.endswith("warning a.b: m (model=llama, request_id=req)")
+
+
+@pytest.fixture
+def root_logger() -> object:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield root
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)
+
+
+def test_configuring_twice_prints_once(root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("json", "debug", "tandem-probe")
+    configure_logging("human", "INFO", "tandem-probe")
+    logging.getLogger("x").info("hello")
+    logging.getLogger("x").debug("too fine")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].endswith("x: hello")
+    assert sys.stdout is not sys.stderr
