@@ -36,7 +36,8 @@ def random_llama(**sizes: Any) -> LlamaForCausalLM:
         "attn_implementation": "eager",
     }
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**(settings | sizes))).eval()
+    model: LlamaForCausalLM = LlamaForCausalLM(LlamaConfig(**(settings | sizes)))
+    model.train(False)
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
@@ -101,14 +102,17 @@ def new_cache(model: Transformer, tokens: int, dtype: torch.dtype = torch.float3
 
 @torch.inference_mode()
 def step(
-    model: Transformer, cache: KVCache, work: Sequence[tuple[Sequence[int], int, Sequence[int]]], rows: int = 0
+    model: Transformer,
+    cache: KVCache,
+    work: Sequence[tuple[Sequence[int], int, Sequence[int]]],
+    wanted: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """The logits of all tokens of one forward pass, padded to at least `rows` rows and a multiple of 4.
+    """The logits of the `wanted` rows, else of all tokens, of one forward pass padded to a multiple of 4 rows.
 
     work: sequences' token ids, their first position and their pages.
     """
     total = sum(len(ids) for ids, _, _ in work)
-    padded = max(rows, -(-total // 4) * 4)
+    padded = -(-total // 4) * 4
     all_ids, positions = torch.zeros(padded, dtype=torch.int64), torch.zeros(padded, dtype=torch.int64)
     slots = torch.stack([torch.full((padded,), cache.padding_page), torch.arange(padded) % PAGE_SIZE])
     segments, row = [], 0
@@ -121,6 +125,8 @@ def step(
         segments.append(Segment(row, len(ids), position, np.array(pages, dtype=np.int64)))
         row += len(ids)
     plan = AttentionPlan(segments, cache, model.config.num_heads)
+    if wanted is not None:
+        return model(all_ids, positions, cache, slots, plan, torch.tensor(wanted, dtype=torch.int64))
     return model(all_ids, positions, cache, slots, plan, torch.arange(padded))[:total]
 
 

@@ -143,16 +143,10 @@ def test_only_the_wanted_rows_are_answered_and_in_their_order(tmp_path: Path) ->
     reference = random_llama()
     reference.save_pretrained(tmp_path)
     model = loaded(tmp_path)
-    cache = new_cache(model, 8)
-    ids = some_ids(97, 8)
+    cache, ids = new_cache(model, 8), some_ids(97, 8)
     every = step(model, cache, [(ids, 0, [0])])
-    model_forward = model.forward
-    wanted = torch.tensor([6, 1, 1, 3])
-    model.forward = lambda *args: model_forward(*args[:-1], wanted)  # type: ignore[method-assign]
-    assert torch.equal(step(model, cache, [(ids, 0, [0])]), every[wanted])
-    nothing = torch.tensor([], dtype=torch.int64)
-    model.forward = lambda *args: model_forward(*args[:-1], nothing)  # type: ignore[method-assign]
-    assert step(model, cache, [(ids, 0, [0])]).shape == (0, 97)
+    assert torch.equal(step(model, cache, [(ids, 0, [0])], wanted=[6, 1, 1, 3]), every[[6, 1, 1, 3]])
+    assert step(model, cache, [(ids, 0, [0])], wanted=[]).shape == (0, 97)
 
 
 @pytest.mark.parametrize("layout", ["meta", "hf"])
