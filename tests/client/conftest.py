@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from tandem.client import AsyncClient
 
+from tandem.client import AsyncClient
 from tests.client.fakes import EOS, TEXT, ByteTokenizer, CountingWorker, ids_of_text, serving_tokenizer, serving_workers
 
 
@@ -28,5 +28,5 @@ async def tokenizer_address(tokenizer: ByteTokenizer) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def client(worker: CountingWorker, tokenizer_address: str) -> AsyncIterator[AsyncClient]:
-    async with serving_workers(worker) as addresses, AsyncClient(tokenizer_address, addresses) as client:
+    async with serving_workers(worker) as addresses, AsyncClient(tokenizer_address, addresses, timeout=30) as client:
         yield client

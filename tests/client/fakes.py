@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_status import rpc_status
+
 from tandem.inference.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 from tandem.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 
@@ -97,7 +98,9 @@ class ByteTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         pieces = [bytes([i - FIRST_BYTE]) if i >= FIRST_BYTE else b"" for i in ids]
         return tokenizer_pb2.Encoding(ids=ids, total_tokens=total, truncated=len(ids) < total, pieces=pieces)
 
-    async def _check(self, context: grpc.aio.ServicerContext, segments: Sequence[tokenizer_pb2.TextSegment] = ()) -> None:
+    async def _check(
+        self, context: grpc.aio.ServicerContext, segments: Sequence[tokenizer_pb2.TextSegment] = ()
+    ) -> None:
         self.called.set()
         self.metadata.append({key: str(value) for key, value in context.invocation_metadata() or ()})
         await self.hold.wait()
@@ -258,6 +261,7 @@ class Seen:
     metadata: dict[str, str]
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     finished: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)  # either way
     sent: int = 0
 
 
@@ -265,7 +269,9 @@ class CountingWorker(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc
     """Its model: the token at output position p is script[(p + seed) % len(script)]. So, as with the real one, an answer is
     a pure function of the prompt, the seed and the position."""
 
-    def __init__(self, script: Sequence[int], *, name: str = "counting", fingerprint: str = "", context: int = 4096) -> None:
+    def __init__(
+        self, script: Sequence[int], *, name: str = "counting", fingerprint: str = "", context: int = 4096
+    ) -> None:
         self.script = list(script)
         self.name = name
         self.fingerprint = fingerprint
@@ -300,11 +306,12 @@ class CountingWorker(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc
             async for response in self._generate(request, context, seen):
                 yield response
             seen.finished.set()
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):  # the latter when it was cancelled while a message was sent
             seen.cancelled.set()
             raise
         finally:
             self.running.pop(request.request_id, None)
+            seen.ended.set()
 
     async def _generate(self, request, context, seen) -> AsyncIterator[inference_pb2.GenerateResponse]:
         if self.full_calls:
@@ -320,9 +327,7 @@ class CountingWorker(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc
             await refuse(context, *self.fail, reason="TEST")
         expected = request.expected_tokenizer_fingerprint
         if expected and expected != self.fingerprint:
-            await refuse(
-                context, grpc.StatusCode.FAILED_PRECONDITION, "another tokenizer", reason="TOKENIZER_MISMATCH"
-            )
+            await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "another tokenizer", reason="TOKENIZER_MISMATCH")
         if request.request_id in self.running:
             await refuse(context, grpc.StatusCode.ALREADY_EXISTS, "running", reason="REQUEST_ID_IN_USE")
         aborted = self.running[request.request_id] = asyncio.Event()

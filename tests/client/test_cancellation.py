@@ -6,6 +6,7 @@ import asyncio
 import gc
 
 import pytest
+
 from tandem.client import (
     AsyncClient,
     CancelledError,
@@ -14,7 +15,6 @@ from tandem.client import (
     DeadlineExceededError,
     ResultNotReadyError,
 )
-
 from tests.client.fakes import TEXT, ByteTokenizer, CountingWorker
 
 

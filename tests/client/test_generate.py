@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+
 from tandem.client import (
     AsyncClient,
     Encoding,
@@ -13,8 +14,16 @@ from tandem.client import (
     Segment,
     StoppingParams,
 )
-
-from tests.client.fakes import TEXT, BOS, CONTROL, EOS, ByteTokenizer, CountingWorker, ids_of_text, serving_tokenizer, serving_workers
+from tests.client.fakes import (
+    BOS,
+    CONTROL,
+    EOS,
+    TEXT,
+    ByteTokenizer,
+    CountingWorker,
+    ids_of_text,
+    serving_workers,
+)
 
 
 async def test_an_answer_carries_text_ids_and_facts(client: AsyncClient, worker: CountingWorker) -> None:
@@ -148,7 +157,12 @@ async def test_a_batch_answers_in_order_and_encodes_together(
 ) -> None:
     prompts = ["a", [9, 9], "ccc", Encoding([4], "")]
     results = await client.generate_batch(prompts, seed=0, max_tokens=3, concurrency=2, request_id="batch")
-    assert [result.prompt_ids for result in results] == [[BOS, *ids_of_text("a")], [9, 9], [BOS, *ids_of_text("ccc")], [4]]
+    assert [result.prompt_ids for result in results] == [
+        [BOS, *ids_of_text("a")],
+        [9, 9],
+        [BOS, *ids_of_text("ccc")],
+        [4],
+    ]
     assert [result.request_id for result in results] == ["batch-0", "batch-1", "batch-2", "batch-3"]
     assert {result.text for result in results} == {TEXT[:3]}
     assert await client.generate_batch([]) == []

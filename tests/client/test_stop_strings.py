@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tandem.client import AsyncClient, FinishReason, InvalidArgumentError
 
+from tandem.client import AsyncClient, FinishReason, InvalidArgumentError
 from tests.client.fakes import ByteTokenizer, CountingWorker, ids_of_text
 
 

@@ -16,6 +16,7 @@ from .errors import FieldViolation
 
 UINT32_MAX = 2**32 - 1
 UINT64_MAX = 2**64 - 1
+MAX_TIMEOUT_SECONDS = 1e9  # what gRPC's deadlines can express with room to spare
 FLOAT32_MAX = 3.4028234663852886e38
 
 
@@ -179,9 +180,9 @@ def check_timeout(timeout: object) -> list[FieldViolation]:
     """Seconds, more than zero; None is no limit."""
     if timeout is None:
         return []
-    if isinstance(timeout, Real) and not isinstance(timeout, bool) and float(timeout) > 0:
+    if isinstance(timeout, Real) and not isinstance(timeout, bool) and 0 < float(timeout) <= MAX_TIMEOUT_SECONDS:
         return []
-    return [_violation("timeout", "a number of seconds > 0, or None", timeout)]
+    return [_violation("timeout", f"a number of seconds > 0 and <= {MAX_TIMEOUT_SECONDS:g}, or None", timeout)]
 
 
 def check_metadata(metadata: Mapping[str, str]) -> list[FieldViolation]:

@@ -1,0 +1,255 @@
+"""What the SDK refuses before anything is sent: everything at once, each by name, with what is allowed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.client import AsyncClient, ConfigurationError, Encoding, InvalidArgumentError, SamplingParams, Segment
+from tandem.client.plan import make_plan
+from tandem.client.validation import RULES, check
+from tandem.inference.v1 import inference_pb2
+
+BIG = 2**64
+WRONG: list[tuple[str, list[Any]]] = [
+    ("sampling.temperature", [-0.1, math.nan, math.inf, 1e39, "1", True]),
+    ("sampling.top_k", [-1, 2**32, 1.5, "1", True]),
+    ("sampling.top_p", [-0.1, 1.1, math.nan]),
+    ("sampling.min_p", [-0.1, 1.5, -math.inf]),
+    ("sampling.repetition_penalty", [0, -1, math.nan, math.inf]),
+    ("sampling.repetition_window", [-1, 2**32]),
+    ("sampling.seed", [-1, BIG, 0.5]),
+    ("stopping.max_tokens", [0, -1, 2**32, 1.0]),
+    ("stopping.min_tokens", [-1, 2**32]),
+    ("stopping.stop", [["a"] * 65, 5, {"a"}, b"x"]),
+    ("stopping.stop_token_ids", [[1] * 257, "1", 3]),
+    ("stopping.ignore_eos", [1, "yes"]),
+    ("stopping.include_stop", [0]),
+    ("logprobs", [1]),
+    ("detokenize", ["no"]),
+    ("graphemes", [0]),
+    ("stream_interval_tokens", [0, 2**32]),
+    ("tokenizer", [5, "\ud800"]),
+    ("model", [5]),
+    ("add_special", [1]),
+    ("priority", [-101, 101, 0.5]),
+    ("cache_salt", ["ä" * 129, 5]),
+    ("bypass_cache", ["no"]),
+    ("request_id", ["x" * 129, 5]),
+    ("routing_key", ["x" * 1025]),
+]
+RIGHT: list[tuple[str, list[Any]]] = [
+    ("sampling.temperature", [0, 0.0, 2, 100.0, 3.4e38, np.float32(0.5)]),
+    ("sampling.top_k", [0, 1, 2**32 - 1, np.int64(3)]),
+    ("sampling.top_p", [0, 1, 0.5]),
+    ("sampling.min_p", [0, 1.0]),
+    ("sampling.repetition_penalty", [1e-6, 1, 2]),
+    ("sampling.seed", [0, 2**64 - 1]),
+    ("stopping.max_tokens", [1, 2**31, 2**32 - 1]),
+    ("stopping.stop", ["x", ["a", "b"], ("🚀" * 256,), []]),
+    ("stopping.stop_token_ids", [[], [0, 2**32 - 1], (1,)]),
+    ("priority", [-100, 0, 100]),
+    ("cache_salt", ["", "ä" * 128]),
+    ("request_id", ["", "x" * 128]),
+]
+
+
+def _cases(table: list[tuple[str, list[Any]]]) -> list[tuple[str, Any]]:
+    return [(field, value) for field, values in table for value in values]
+
+
+@pytest.mark.parametrize(("field", "value"), _cases(WRONG))
+def test_a_wrong_value_is_named_with_what_is_allowed(field: str, value: Any) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        make_plan("Hi", {field.rpartition(".")[2]: value}, None)  # type: ignore[misc]
+    (violation,) = caught.value.violations
+    assert violation.field == field
+    assert violation.description.startswith("must ")
+    assert field in caught.value.message
+    assert caught.value.service == "client"
+
+
+@pytest.mark.parametrize(("field", "value"), _cases(RIGHT))
+def test_a_right_value_becomes_a_request(field: str, value: Any) -> None:
+    plan = make_plan("Hi", {field.rpartition(".")[2]: value}, None)  # type: ignore[misc]
+    plan.request([1], "")
+    plan.decode_open([1])
+
+
+@pytest.mark.parametrize("value", [[""], ["x" * 1025], ["ä" * 513], ["\udc80"], ["ok", 7]])
+def test_a_wrong_stop_string_is_named_by_its_place(value: list[Any]) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        make_plan("Hi", {"stop": value}, None)
+    assert [violation.field for violation in caught.value.violations] == [f"stopping.stop[{len(value) - 1}]"]
+
+
+@pytest.mark.parametrize("value", [[-1], [2**32], [1, "2"], [1.5]])
+def test_a_wrong_stop_id_is_named_by_its_place(value: list[Any]) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        make_plan("Hi", {"stop_token_ids": value}, None)
+    assert [violation.field for violation in caught.value.violations] == [f"stopping.stop_token_ids[{len(value) - 1}]"]
+
+
+def test_all_violations_are_named_at_once() -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        make_plan(
+            [],
+            {
+                "sampling": SamplingParams(temperature=-1, top_p=2),
+                "max_tokens": 0,
+                "priority": 1000,
+                "timeout": 0,
+                "metadata": {"Upper": "x"},
+            },
+            None,
+        )
+    fields = [violation.field for violation in caught.value.violations]
+    assert fields == [
+        "prompt",
+        "sampling.temperature",
+        "sampling.top_p",
+        "stopping.max_tokens",
+        "priority",
+        "timeout",
+        "metadata",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field"),
+    [
+        ([], "prompt"),
+        (b"bytes", "prompt"),
+        (None, "prompt"),
+        (5, "prompt"),
+        ({"text": "x"}, "prompt"),
+        ([1, -1], "prompt[1]"),
+        ([1, 2**32], "prompt[1]"),
+        ([1, "x"], "prompt[1]"),
+        (["a", Segment("b")], "prompt.segments[0]"),
+        ([Segment("a"), "b"], "prompt.segments[1]"),
+        ("lone \ud800", "prompt"),
+        ([Segment("a"), Segment("\ud800")], "prompt.segments[1].text"),
+        (Segment(b"\xff"), "prompt.segments[0].text"),
+        (Segment(5), "prompt.segments[0].text"),
+        (Segment("a", "maybe"), "prompt.segments[0].special_tokens"),
+        (Segment("a", "parse_listed"), "prompt.segments[0].parse_ids"),
+        (Segment("a", "text", [1]), "prompt.segments[0].parse_ids"),
+        (Segment("a", "parse_listed", [-1]), "prompt.segments[0].parse_ids[0]"),
+        (Encoding([], ""), "prompt"),
+    ],
+)
+def test_a_wrong_prompt_is_named(prompt: Any, field: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        make_plan(prompt, {}, None)
+    assert [violation.field for violation in caught.value.violations] == [field]
+
+
+def test_a_wrong_policy_is_named() -> None:
+    with pytest.raises(InvalidArgumentError, match="special_tokens"):
+        make_plan("Hi", {"special_tokens": "maybe"}, None)  # type: ignore[typeddict-item]
+    with pytest.raises(InvalidArgumentError, match="Segment"):
+        make_plan("Hi", {"special_tokens": "parse_listed"}, None)
+
+
+def test_prompt_text_is_not_repeated_in_errors() -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        make_plan("secret words \ud800", {}, None)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, math.nan, math.inf, 1e10, "5", True])
+def test_a_wrong_timeout_is_named(timeout: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="timeout"):
+        make_plan("Hi", {"timeout": timeout}, None)
+    with pytest.raises(InvalidArgumentError, match="timeout"):
+        AsyncClient("a:1", "b:1", timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"UPPER": "x"}, {"x-bin": "x"}, {"a b": "x"}, {"": "x"}, {"x": "ä"}, {"x": "a\nb"}]
+)
+def test_metadata_that_grpc_cannot_carry_is_named(metadata: dict[str, str]) -> None:
+    with pytest.raises(InvalidArgumentError, match="metadata"):
+        make_plan("Hi", {"metadata": metadata}, None)
+
+
+def test_unknown_options_are_type_errors() -> None:
+    with pytest.raises(TypeError, match="tempreature"):
+        make_plan("Hi", {"tempreature": 1}, None)  # type: ignore[typeddict-unknown-key]
+    with pytest.raises(TypeError, match="SamplingParams"):
+        make_plan("Hi", {"sampling": {"temperature": 1}}, None)  # type: ignore[typeddict-item]
+
+
+async def test_text_calls_check_their_arguments_too() -> None:
+    client = AsyncClient("127.0.0.1:1", timeout=5)
+    for call in (
+        lambda: client.encode(5),  # type: ignore[arg-type]
+        lambda: client.encode("", truncate_to=0),
+        lambda: client.encode("x", timeout=-1),
+        lambda: client.encode_batch("not a list"),
+        lambda: client.encode_batch(["ok", 7]),  # type: ignore[list-item]
+        lambda: client.count_tokens_batch("not a list"),
+        lambda: client.decode("text"),  # type: ignore[arg-type]
+        lambda: client.decode([-1]),
+        lambda: client.decode_batch([[1], [2**32]]),
+        lambda: client.decode([1], remove_special=1),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidArgumentError):
+            await call()
+    with pytest.raises(TypeError, match="unknown option: offset"):
+        await client.encode("x", offset=True)  # type: ignore[call-arg]
+    with pytest.raises(ConfigurationError, match="worker"):
+        await client.generate("x")
+    with pytest.raises(ConfigurationError, match="worker"):
+        await client.get_models()
+    with pytest.raises(ConfigurationError, match="tokenizer"):
+        await AsyncClient(worker="127.0.0.1:1").encode("x")
+    with pytest.raises(ConfigurationError, match="tokenizer"):
+        AsyncClient(worker="127.0.0.1:1").stream("x")
+    with pytest.raises(InvalidArgumentError, match=r"prompts\[1\]"):
+        await AsyncClient("a:1", "b:1").generate_batch(["ok", 5])  # type: ignore[list-item]
+    for concurrency in (0, True, "2"):
+        with pytest.raises(InvalidArgumentError, match="concurrency"):
+            await AsyncClient("a:1", "b:1").generate_batch(["ok"], concurrency=concurrency)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"tokenizer": ""}, {"worker": ["a:1", "a:1"]}, {"worker": [5]}, {"tokenizer": 5}, {"worker": []}]
+)
+def test_a_client_without_usable_addresses_cannot_be_built(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        AsyncClient(**arguments)
+
+
+@given(
+    temperature=st.none() | st.floats(),
+    top_p=st.none() | st.floats(),
+    seed=st.none() | st.integers(),
+    top_k=st.none() | st.integers(),
+)
+def test_what_passes_the_rules_survives_the_wire(
+    temperature: float | None, top_p: float | None, seed: int | None, top_k: int | None
+) -> None:
+    options = {"temperature": temperature, "top_p": top_p, "seed": seed, "top_k": top_k}
+    try:
+        plan = make_plan([1], options, None)  # type: ignore[arg-type]
+    except InvalidArgumentError:
+        return
+    request = inference_pb2.GenerateRequest.FromString(plan.request([1], "").SerializeToString())
+    for name, value in options.items():
+        assert request.sampling.HasField(name) is (value is not None)
+        if value is not None:
+            assert getattr(request.sampling, name) == pytest.approx(value, rel=1e-6, abs=1e-37)
+            assert math.isfinite(getattr(request.sampling, name))
+
+
+def test_every_rule_has_a_wrong_example_here() -> None:
+    text_only = {"truncate_to", "offsets", "pieces", "remove_special", "unparse_special", "clean_spaces"}
+    assert {field for field, _ in WRONG} == set(RULES) - text_only
+    assert check(dict.fromkeys(RULES)) == []
