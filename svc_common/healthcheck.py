@@ -1,7 +1,8 @@
 """`python -m svc_common.healthcheck HOST:PORT [SERVICE]`: exit code 0 when the service says SERVING, 1 otherwise.
 
 For container health checks: needs nothing that a server's image does not have. Without SERVICE it asks for liveness,
-with one for readiness (grpc.health.v1).
+with one for readiness (grpc.health.v1). Health asks for no bearer token; a server with TLS needs `--tls-ca`, one with
+mutual TLS also a client's certificate and key.
 """
 
 from __future__ import annotations
@@ -9,17 +10,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
-
-
-def serving_status(address: str, service: str, timeout: float) -> str:
-    """SERVING, NOT_SERVING, SERVICE_UNKNOWN or UNKNOWN. Raises grpc.RpcError when there is no answer in `timeout` s."""
-    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
-        request = health_pb2.HealthCheckRequest(service=service)
-        response = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout)
-    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(response.status))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,13 +22,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("address", help="HOST:PORT")
     parser.add_argument("service", nargs="?", default="", help="full service name (readiness); none: liveness")
     parser.add_argument("--timeout", type=float, default=3.0, help="seconds (default %(default)s)")
+    parser.add_argument("--tls-ca", type=Path, help="PEM file of the authority that signed the server's certificate")
+    parser.add_argument("--tls-server-name", help="name in that certificate, when it is not HOST")
+    parser.add_argument("--tls-certificate", type=Path, help="PEM file of our own certificate (mutual TLS)")
+    parser.add_argument("--tls-key", type=Path, help="PEM file of its key")
     options = parser.parse_args(arguments)
     try:
-        status = serving_status(options.address, options.service, options.timeout)
+        with _channel(options) as channel:
+            request = health_pb2.HealthCheckRequest(service=options.service)
+            response = health_pb2_grpc.HealthStub(channel).Check(request, timeout=options.timeout)
+        status = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
     except grpc.RpcError as error:
         status = f"{error.code().name}: {error.details()}"  # an error of a call is a Call
+    except OSError as error:
+        status = f"{error.filename}: {error.strerror}"
     print(f"{options.address} {options.service}: {status}", file=sys.stderr)  # noqa: T201
     return 0 if status == "SERVING" else 1
+
+
+def _channel(options: argparse.Namespace) -> grpc.Channel:
+    arguments: list[tuple[str, str | int]] = [("grpc.enable_http_proxy", 0)]
+    if options.tls_ca is None:
+        return grpc.insecure_channel(options.address, arguments)
+    if options.tls_server_name:
+        arguments.append(("grpc.ssl_target_name_override", options.tls_server_name))
+    credentials = grpc.ssl_channel_credentials(
+        options.tls_ca.read_bytes(),
+        options.tls_key.read_bytes() if options.tls_key else None,
+        options.tls_certificate.read_bytes() if options.tls_certificate else None,
+    )
+    return grpc.secure_channel(options.address, credentials, arguments)
 
 
 if __name__ == "__main__":
