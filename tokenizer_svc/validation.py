@@ -58,9 +58,9 @@ def encode_jobs(inputs: Sequence[pb.EncodeInput], tokenizer: Tokenizer, settings
 
 def encode_job(request: pb.EncodeRequest, tokenizer: Tokenizer, settings: TokenizerSettings) -> EncodeJob:
     """The input of a single request. Raises ServiceError."""
-    violations = Violations()
     if not request.HasField("input"):
-        violations.add("input", "is required")
+        raise invalid_argument([FieldViolation("input", "is required")])
+    violations = Violations()
     job = _encode_job(request.input, "input", tokenizer, settings, violations)
     violations.raise_any()
     return job

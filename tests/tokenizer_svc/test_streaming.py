@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,8 +12,9 @@ from tokenizer_svc.streaming import StopMatcher, StreamDecoder, StreamDelta
 
 PIECES = [
     *(bytes([byte]) for byte in range(256)),
-    *(b"", b" hello", b"ab", b"abc", b"\xf0\x9f", b"\x98\x80", b"\xe2\x96", "é".encode(), "👩‍🚀".encode(), b"stop", b"\xff"),
-]  # fmt: skip
+    *(b"", b" hello", b"ab", b"abc", b"\xf0\x9f", b"\x98\x80", b"\xe2\x96", "é".encode(), "👩‍🚀".encode()),
+    *(b"stop", b"\xff"),
+]
 EMPTY, STOP = 256, PIECES.index(b"stop")
 IDS = st.lists(
     st.one_of(st.integers(0, len(PIECES) - 1), st.sampled_from([97, 98, 99, *range(256, len(PIECES))])), max_size=40
@@ -30,7 +33,7 @@ def run(ids: list[int], cuts: list[int], **options: object) -> tuple[str, Stream
     decoder = StreamDecoder(PIECES, **options)  # type: ignore[arg-type]
     places = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
     texts: list[str] = []
-    for start, end in zip(places, places[1:], strict=False):
+    for start, end in itertools.pairwise(places):
         delta = decoder.push(ids[start:end])
         texts.append(delta.text)
         if delta.done:

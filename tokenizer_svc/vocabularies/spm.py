@@ -4,7 +4,8 @@ The model is built without its own space prefix: llama.cpp puts one in front of 
 token, which the caller knows and the library does not.
 
 Most of these vocabularies have no piece with a space anywhere but at its beginning. Then no merge can ever cross from
-one word into the next, and text is encoded word by word from memory; this is exact, and many times faster.
+one word into the next, and text is encoded word by word from memory; this is exact, and many times faster. Characters
+that no piece joins to another (line breaks and digits in Llama 2) are words of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from tokenizer_svc.vocabularies.words import WordCache
 from tokenizer_svc.vocabulary import TokenType, VocabularyType
 
 SPACE = "▁"  # U+2581, which stands for a space in the pieces
-_WORD = re.compile(f"[ {SPACE}]*[^ {SPACE}]+|[ {SPACE}]+")
+_ASCII = frozenset(map(chr, range(128)))
+_MANY_WORDS = 64  # from so many new words on, one call that releases the interpreter lock pays for its thread
 _WORD_BORDER = re.compile(f"[^ {SPACE}][ {SPACE}]")
 _STRETCH = 32_768  # characters whose words are found in one go: the interpreter lock is held meanwhile
 _SPACE_INSIDE = re.compile(f"[^{SPACE}]{SPACE}")
@@ -50,22 +52,21 @@ class SpmVocabulary:
             spec.precompiled_charsmap or spec.remove_extra_whitespaces or not spec.escape_whitespaces
         )
         known_space = self._byte_fallback or any(piece.piece == SPACE for piece in model.pieces)
-        words_stand_alone = (
-            self._keeps_text
-            and known_space
-            and not any(
-                _SPACE_INSIDE.search(piece.piece)
-                for piece in model.pieces
-                if piece.type not in (TokenType.CONTROL, TokenType.UNKNOWN)
-            )
-        )
-        self._words = WordCache(self._processor.EncodeAsIds) if words_stand_alone else None
+        merging = [
+            piece.piece
+            for piece in model.pieces
+            if piece.type not in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE) and len(piece.piece) > 1
+        ]
+        words_stand_alone = self._keeps_text and known_space and not any(map(_SPACE_INSIDE.search, merging))
+        self._words = WordCache(self._encode_words) if words_stand_alone else None
+        loners = re.escape("".join(sorted(_ASCII - set("".join(merging)) - {" "})))
+        self._word = re.compile(f"[ {SPACE}]*[^ {SPACE}{loners}]+|[ {SPACE}]+" + (f"|[{loners}]" if loners else ""))
 
     def encode(self, text: str) -> list[int]:
         if self._words is not None:
             ids: list[int] = []
             for stretch in _stretches(text):
-                ids += self._words.encode(_WORD.findall(stretch))
+                ids += self._words.encode(self._word.findall(stretch))
             return ids
         return list(self._processor.EncodeAsIds(text))
 
@@ -78,6 +79,12 @@ class SpmVocabulary:
         mapping = self._processor.EncodeAsOffsetMapping(text)
         bytes_before = list(accumulate((len(character.encode()) for character in text), initial=0))
         return list(mapping["ids"]), [bytes_before[start] for start, _ in mapping["offsets"]]
+
+    def _encode_words(self, words: list[str]) -> list[list[int]]:
+        if len(words) < _MANY_WORDS:
+            return [self._processor.EncodeAsIds(word) for word in words]
+        found: list[list[int]] = self._processor.EncodeAsIds(words, num_threads=1)
+        return found
 
     def behaviour(self) -> Iterator[bytes]:
         yield b"normalizer " + self._normalizer

@@ -1,0 +1,224 @@
+"""DecodeStream over the wire: the invariants that the proto file states, and what breaks them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tandem.tokenizer.v1 import tokenizer_pb2 as pb
+from tokenizer_svc.formats import load_tokenizer
+from tokenizer_svc.tokenizer import Tokenizer
+
+Request, Open = pb.DecodeStreamRequest, pb.DecodeStreamOpen
+
+
+@pytest.fixture(scope="module")
+def small(shared_data: Path) -> Tokenizer:
+    return load_tokenizer(shared_data / "models/stories260K/meta")
+
+
+async def exchange(stub: Any, requests: Sequence[Request]) -> list[pb.DecodeStreamResponse]:
+    """Sends all requests, closes, and collects the responses."""
+
+    async def send() -> AsyncIterator[Request]:
+        for request in requests:
+            yield request
+
+    return [response async for response in stub.DecodeStream(send())]
+
+
+async def test_one_response_a_request_in_order_and_text_equals_decode(start_service: Any, small: Tokenizer) -> None:
+    running = await start_service()
+    text = "Once upon a time, there was an emoji 👩‍🚀."
+    ids = small.encode(text, add_special=False)
+    requests = [Request(open=Open()), *(Request(ids=[each]) for each in ids), Request(end=True)]
+    responses = await exchange(running.stub, requests)
+    assert len(responses) == len(requests)
+    assert "".join(each.text for each in responses) == text
+    assert [each.ids_consumed for each in responses] == [0, *range(1, len(ids) + 1), len(ids)]
+    assert [each.done for each in responses] == [False] * (len(ids) + 1) + [True]
+    assert any(each.held_bytes for each in responses)
+    assert all("\ufffd" not in each.text for each in responses)
+
+
+async def test_many_streams_share_a_call_and_do_not_mix(start_service: Any, small: Tokenizer) -> None:
+    running = await start_service()
+    texts = {f"key-{number}": f"stream number {number} é" for number in range(50)}
+    ids = {key: small.encode(text, add_special=False) for key, text in texts.items()}
+    requests = [Request(stream_key=key, open=Open()) for key in texts]
+    for place in range(max(map(len, ids.values()))):
+        requests += [Request(stream_key=key, ids=each[place : place + 1]) for key, each in ids.items()]
+    requests += [Request(stream_key=key, end=True) for key in texts]
+    responses = await exchange(running.stub, requests)
+    assert [each.stream_key for each in responses] == [each.stream_key for each in requests]
+    for key, text in texts.items():
+        assert "".join(each.text for each in responses if each.stream_key == key) == text
+    assert running.service.metrics.registry.get_sample_value("tandem_tokenizer_open_streams") == 0
+
+
+@pytest.mark.parametrize("include", [False, True])
+async def test_a_stop_string_ends_the_stream_and_says_how_much_to_trim(
+    start_service: Any, small: Tokenizer, include: bool
+) -> None:
+    running = await start_service()
+    ids = small.encode("one two three four", add_special=False)
+    opened = Open(stop_strings=["never", "three"], include_stop=include)
+    responses = await exchange(running.stub, [Request(open=opened, ids=ids)])
+    [last] = responses
+    assert last.done
+    assert last.matched_stop == "three"
+    assert last.text == ("one two three" if include else "one two ")
+    assert last.ids_consumed <= len(ids)
+    kept = small.decode(ids[: last.ids_consumed - last.trim_ids])
+    assert "one two".startswith(kept) or kept.startswith("one two ")  # a token may reach into the stop string
+    assert last.trim_ids > 0
+    assert "three".endswith(small.decode(ids[: last.ids_consumed]).removeprefix(kept))
+    assert last.held_bytes == 0
+
+
+async def test_no_matched_stop_is_absent_and_not_empty(start_service: Any) -> None:
+    running = await start_service()
+    [response] = await exchange(running.stub, [Request(open=Open(stop_strings=["x"]), end=True)])
+    assert response.done
+    assert not response.HasField("matched_stop")
+
+
+async def test_after_done_a_key_answers_done_until_it_is_opened_again(start_service: Any, small: Tokenizer) -> None:
+    running = await start_service()
+    ids = small.encode("again", add_special=False)
+    requests = [
+        Request(stream_key="k", open=Open(), ids=ids, end=True),
+        Request(stream_key="k", ids=ids),
+        Request(stream_key="k", end=True),
+        Request(stream_key="k", open=Open(), ids=ids),
+    ]
+    responses = await exchange(running.stub, requests)
+    assert [each.text for each in responses] == ["again", "", "", "again"]
+    assert [each.done for each in responses] == [True, True, True, False]
+    assert responses[1] == pb.DecodeStreamResponse(stream_key="k", done=True)
+    assert responses[3].ids_consumed == len(ids)
+
+
+async def test_context_decides_whether_a_leading_space_is_text(start_service: Any, small: Tokenizer) -> None:
+    running = await start_service()
+    ids = small.encode("hello", add_special=False)
+    cases = {"hello": [(), (1,), (5, 1)], " hello": [(ids[0],), (1, ids[0])]}
+    for expected, contexts in cases.items():
+        for context in contexts:
+            [response] = await exchange(running.stub, [Request(open=Open(context_ids=context), ids=ids, end=True)])
+            assert response.text == expected, context
+
+
+async def test_special_tokens_follow_the_options(start_service: Any, small: Tokenizer) -> None:
+    running = await start_service()
+    ids = [1, *small.encode("a", add_special=False), 2]
+    for options, expected in (
+        (pb.DecodeOptions(), " a"),
+        (pb.DecodeOptions(unparse_special=True), "<s> a</s>"),
+        (pb.DecodeOptions(unparse_special=True, remove_special=True), " a</s>"),
+    ):
+        [response] = await exchange(running.stub, [Request(open=Open(options=options), ids=ids, end=True)])
+        assert response.text == expected
+        whole = small.decode(ids, options.remove_special, options.unparse_special)
+        assert response.text == whole
+
+
+@given(
+    ids=st.lists(st.integers(0, 511), max_size=60),
+    cuts=st.lists(st.integers(0, 60), max_size=5),
+    stops=st.lists(st.sampled_from(["a", "the", " o", "\ufffd", "ere"]), max_size=2, unique=True),
+)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_stream_equals_whole_decoding_for_any_ids_and_split(
+    small: Tokenizer, ids: list[int], cuts: list[int], stops: list[str]
+) -> None:
+    whole = small.decode(ids)
+    ends = [whole.index(stop) + len(stop) for stop in stops if stop in whole]
+    stream = small.stream(stop_strings=stops)
+    places = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
+    text, matched = "", None
+    for start, end in zip(places, [*places[1:], len(ids)], strict=True):
+        if not stream.done:
+            delta = stream.push(ids[start:end])
+            text, matched = text + delta.text, delta.matched_stop
+    if not stream.done:
+        delta = stream.push([], end=True)
+        text, matched = text + delta.text, delta.matched_stop
+    if not ends:
+        assert (text, matched) == (whole, None)
+    else:
+        assert matched is not None
+        assert text + matched == whole[: min(ends)]
+
+
+BAD_REQUESTS = [
+    ([Request(ids=[5])], "open"),
+    ([Request(end=True)], "open"),
+    ([Request(stream_key="a", open=Open()), Request(stream_key="b", ids=[5])], "open"),
+    ([Request(open=Open()), Request(open=Open())], "open"),
+    ([Request(stream_key="k" * 257, open=Open())], "stream_key"),
+    ([Request(open=Open(options=pb.DecodeOptions(clean_spaces=True)))], "open.options.clean_spaces"),
+    ([Request(open=Open(stop_strings=["ok", ""]))], "open.stop_strings[1]"),
+    ([Request(open=Open(stop_strings=["é" * 513]))], "open.stop_strings[0]"),
+    ([Request(open=Open(stop_strings=["x"] * 65))], "open.stop_strings"),
+    ([Request(open=Open(context_ids=[5, 512]))], "open.context_ids[1]"),
+    ([Request(open=Open(), ids=[5, 6, 4_000_000_000])], "ids[2]"),
+]
+
+
+@pytest.mark.parametrize(("requests", "field"), BAD_REQUESTS)
+async def test_a_wrong_request_ends_the_call_and_names_the_field(
+    start_service: Any, refusal: Any, requests: Any, field: str
+) -> None:
+    running = await start_service()
+    refused = await refusal(exchange(running.stub, requests))
+    assert refused.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert list(refused.violations) == [field]
+    assert running.service.metrics.registry.get_sample_value("tandem_tokenizer_open_streams") == 0
+
+
+async def test_unknown_tokenizer_too_many_streams_and_graphemes(start_service: Any, refusal: Any) -> None:
+    running = await start_service(max_streams_per_call=2, max_stream_ids=3)
+    unknown = await refusal(exchange(running.stub, [Request(open=Open(tokenizer="nobody"))]))
+    assert unknown.code is grpc.StatusCode.NOT_FOUND
+    many = [Request(stream_key=str(number), open=Open()) for number in range(3)]
+    crowded = await refusal(exchange(running.stub, many))
+    assert (crowded.code, crowded.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS")
+    long = await refusal(exchange(running.stub, [Request(open=Open(), ids=[5] * 4)]))
+    assert (long.code, long.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "INPUT_TOO_LARGE")
+    graphemes = await refusal(exchange(running.stub, [Request(open=Open(graphemes=True))]))
+    assert graphemes.code is grpc.StatusCode.UNIMPLEMENTED
+    assert "open.graphemes" in graphemes.message
+
+
+async def test_ten_thousand_streams_in_one_call(start_service: Any, small: Tokenizer) -> None:
+    running = await start_service()
+    ids = small.encode("hi", add_special=False)
+    keys = [str(number) for number in range(10_000)]
+    requests = [Request(stream_key=key, open=Open(), ids=ids) for key in keys]
+    responses = await exchange(running.stub, requests)
+    assert {each.text for each in responses} == {"hi"}
+    assert len(responses) == 10_000
+
+
+async def test_a_client_that_leaves_gives_its_streams_back(start_service: Any) -> None:
+    running = await start_service()
+    call = running.stub.DecodeStream()
+    for number in range(5):
+        await call.write(Request(stream_key=str(number), open=Open()))
+        await call.read()
+    registry = running.service.metrics.registry
+    assert registry.get_sample_value("tandem_tokenizer_open_streams") == 5
+    call.cancel()
+    again = running.stub.DecodeStream()
+    await again.write(Request(open=Open(), end=True))
+    assert (await again.read()).done
+    await again.done_writing()
+    while registry.get_sample_value("tandem_tokenizer_open_streams"):
+        await running.stub.ListTokenizers(pb.ListTokenizersRequest())

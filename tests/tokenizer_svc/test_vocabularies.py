@@ -1,0 +1,142 @@
+"""Vocabularies agree with the libraries of those who made them, and no text brings one down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiktoken
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sentencepiece import SentencePieceProcessor
+from tiktoken.load import load_tiktoken_bpe
+
+from tokenizer_svc.formats import load_tokenizer
+from tokenizer_svc.tokenizer import Tokenizer
+from tokenizer_svc.vocabularies.bpe import BpeVocabulary
+from tokenizer_svc.vocabularies.words import WordCache
+
+META_PATTERN = (  # as Meta publishes it
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+CHARACTERS = st.characters(exclude_categories=["Cs"], exclude_characters="ſ")  # see patterns.LLAMA3
+WORDS = ["def ", "  ", "\n", "\t", "x = 1", "don't", "I'LL", "12345", "!!", "\r\n", "▁", " é", "龘", "\0", "👩‍🚀"]
+TEXT = st.one_of(
+    st.text(alphabet=CHARACTERS, max_size=60),
+    st.lists(
+        st.sampled_from(WORDS),
+        max_size=30,
+    ).map("".join),
+)
+
+
+@pytest.fixture(scope="module")
+def llama2(shared_data: Path) -> Tokenizer:
+    return load_tokenizer(shared_data / "formats/llama2")
+
+
+@pytest.fixture(scope="module")
+def llama3(shared_data: Path) -> Tokenizer:
+    return load_tokenizer(shared_data / "formats/llama3")
+
+
+@pytest.fixture(scope="module")
+def sentencepiece(shared_data: Path) -> SentencePieceProcessor:
+    return SentencePieceProcessor(model_file=str(shared_data / "formats/llama2/tokenizer.model"))
+
+
+@pytest.fixture(scope="module")
+def metas_tiktoken(shared_data: Path) -> tiktoken.Encoding:
+    ranks = load_tiktoken_bpe(str(shared_data / "formats/llama3/tokenizer.model"))
+    return tiktoken.Encoding("llama3", pat_str=META_PATTERN, mergeable_ranks=ranks, special_tokens={})
+
+
+@relaxed
+@given(text=TEXT)
+def test_llama2_equals_sentencepiece(llama2: Tokenizer, sentencepiece: SentencePieceProcessor, text: str) -> None:
+    assert llama2.encode(text, add_special=False) == sentencepiece.encode(text)
+
+
+@relaxed
+@given(text=TEXT)
+def test_llama3_equals_tiktoken(llama3: Tokenizer, metas_tiktoken: tiktoken.Encoding, text: str) -> None:
+    assert llama3.encode(text, add_special=False) == metas_tiktoken.encode_ordinary(text)
+
+
+def test_whole_corpora_equal_the_libraries(
+    llama2: Tokenizer,
+    llama3: Tokenizer,
+    sentencepiece: SentencePieceProcessor,
+    metas_tiktoken: tiktoken.Encoding,
+    shared_data: Path,
+) -> None:
+    text = (shared_data / "corpus/botchan.txt").read_text(encoding="utf-8")
+    assert llama2.encode(text, add_special=False) == sentencepiece.encode(text)
+    assert llama3.encode(text, add_special=False) == metas_tiktoken.encode_ordinary(text)
+
+
+def test_every_piece_of_the_vocabulary_is_encoded_as_the_library_does(
+    llama2: Tokenizer, sentencepiece: SentencePieceProcessor
+) -> None:
+    texts = [piece.decode("utf-8", "ignore") for piece in llama2.table.pieces]
+    assert [llama2.encode(text, add_special=False) for text in texts] == sentencepiece.encode(texts)
+
+
+def test_cutting_here_equals_cutting_in_the_library(llama3: Tokenizer) -> None:
+    vocabulary = llama3.vocabulary
+    assert isinstance(vocabulary, BpeVocabulary)
+    for text in ("a  b\n\n c", "  \n x", "don't 12345!!\r\n\r\n", "é" * 50, "\0\x1f", " \u3000x"):
+        assert vocabulary._words.encode(vocabulary._cut(text)) == vocabulary._encode_ranks(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " " * 2_000_000 + "a",
+        "\n" * 1_500_000 + "a",
+        ("x" + " " * 250_000) * 6,
+        "a" * 1_000_000,
+        "!" * 1_000_000,
+        "\0" * 300_000,
+        "👩‍🚀" * 100_000,
+        "\ufffd" * 300_000,
+    ],
+    ids=["spaces", "newlines", "runs", "letters", "punctuation", "nul", "emoji", "replacement"],
+)
+@pytest.mark.parametrize("name", ["llama2", "llama3"])
+def test_pathological_text_is_encoded(name: str, text: str, request: pytest.FixtureRequest) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(name)
+    assert tokenizer.decode(tokenizer.encode(text, add_special=False)) == text
+
+
+def test_bytes_that_a_vocabulary_lacks_are_dropped_and_offsets_stay_right() -> None:
+    vocabulary = BpeVocabulary([(b"a", 7), (b"b", 3), (b"ab", 5)], (r"\S+|\s+",))
+    assert vocabulary.encode("ab?ba") == [5, 3, 7]
+    assert vocabulary.encode_with_offsets("é?ab b") == ([5, 3], [3, 6])
+
+
+def test_several_patterns_cut_one_after_the_other_and_unmatched_text_stays() -> None:
+    ranked = [(bytes([byte]), byte) for byte in range(256)] + [(b"12", 256), (b"ab", 257), (b"  ", 258)]
+    one = BpeVocabulary(ranked, (r"[a-z]+|[0-9]+",))
+    two = BpeVocabulary(ranked, (r"[0-9]", r"[a-z]+"))
+    assert one.encode("ab12  ab") == [257, 256, 258, 257]
+    assert two.encode("ab12  ab") == [257, ord("1"), ord("2"), 258, 257]
+
+
+def test_the_word_memory_answers_as_without_it_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenizer_svc.vocabularies.words._MAX_WORDS", 8)
+    calls: list[str] = []
+
+    def encode_many(words: list[str]) -> list[list[int]]:
+        calls.extend(words)
+        return [[len(word), ord(word[0])] for word in words]
+
+    cache = WordCache(encode_many)
+    words = [letter * count for letter in "abcdef" for count in (1, 2, 3, 100)]
+    for start in range(0, len(words), 5):
+        part = words[start : start + 5] * 2
+        assert cache.encode(part) == [number for word in part for number in (len(word), ord(word[0]))]
+        assert len(cache._known) <= 8
+    assert len(calls) == len(words)
