@@ -97,6 +97,8 @@ class AdminServicer(admin_pb2_grpc.WorkerAdminServiceServicer):
             output_tokens=load.output_tokens,
             preemptions=load.preemptions,
             evictions=load.evictions,
+            merged_pages=load.merged_pages,
+            moved_pages=load.moved_pages,
             integrity_ok=None if reply is None else not reply.error,
             integrity_error="" if reply is None else reply.error,
         )

@@ -59,6 +59,8 @@ class WorkerMetrics:
         self._prefix_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
         self._preemptions = counter("num_preemptions", "Requests that lost their pages to others")
         self._evictions = counter("kv_cache_evicted_pages", "Cached pages that made room")
+        self._merged = counter("kv_cache_merged_pages", "Pages given back because their content was there already")
+        self._moved = counter("kv_cache_moved_pages", "Pages moved by defragmentation")
         self._steps = counter("engine_steps", "Forward passes")
 
         self._ttft = histogram("time_to_first_token_seconds", "Request received to first token", _LATENCY)
@@ -106,6 +108,8 @@ class WorkerMetrics:
         self._generation_tokens.inc(load.output_tokens - last.output_tokens)
         self._preemptions.inc(load.preemptions - last.preemptions)
         self._evictions.inc(load.evictions - last.evictions)
+        self._merged.inc(load.merged_pages - last.merged_pages)
+        self._moved.inc(load.moved_pages - last.moved_pages)
         self._steps.inc(load.steps - last.steps)
         self._last = load
         if step.prefill_tokens or step.decode_tokens:

@@ -215,6 +215,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """See inference.proto."""
         worker = self._worker
         running, submit = worker.open(request)
+        info = worker.supervisor.require_info()
         stream = running.stream
         admitted_tokens = running.prompt_tokens + len(request.resumed_output_ids)
         try:
@@ -238,7 +239,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     yield pb.GenerateResponse(delta=delta)
                 # More may have come while the reader was slow; the end is said when all of it is sent.
                 if stream.ended is not None and not stream.pending:
-                    yield pb.GenerateResponse(finished=_finished(running, stream.ended))
+                    yield pb.GenerateResponse(finished=_finished(running, stream.ended, info))
                     return
         finally:
             worker.close(running, admitted_tokens)
@@ -254,7 +255,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return pb.AbortResponse(aborted_ids=self._worker.abort(list(request.request_ids)))
 
 
-def _finished(running: _Running, ended: Ended) -> pb.Finished:
+def _finished(running: _Running, ended: Ended, info: EngineInfo) -> pb.Finished:
     reason = FinishReason(ended.reason)
     if reason is FinishReason.ERROR:
         raise internal(ended.detail, reason="MODEL_ERROR")
@@ -267,6 +268,8 @@ def _finished(running: _Running, ended: Ended) -> pb.Finished:
             completion_tokens=running.sent_tokens,
             forward_passes=ended.forward_passes,
             preemptions=ended.preemptions,
+            peak_pages=ended.peak_pages,
+            peak_kv_bytes=ended.peak_pages * info.page_size * info.kv_bytes_per_token,
         ),
         timings=pb.Timings(
             queue_seconds=ended.queue_seconds,

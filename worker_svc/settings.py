@@ -30,6 +30,13 @@ class WorkerSettings(ServiceSettings):
     kv_cache_tokens: int = Field(
         default=0, ge=0, description="capacity of the KV cache; 0: a share of the memory that is free"
     )
+    kv_cache_fraction: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="that share, measured when the weights are loaded and the largest chunk was computed once; "
+        "0: 0.25 of a CPU's memory, 0.9 of a GPU's, never more than all running requests could fill",
+    )
     context_length: int = Field(default=0, ge=0, description="prompt and output together; 0: the model's own")
     max_batch_tokens: int = Field(default=512, ge=1, description="tokens computed in one step")
     max_running_requests: int = Field(default=64, ge=1, le=4096, description="requests that run at once")
@@ -53,6 +60,7 @@ class WorkerSettings(ServiceSettings):
             page_size=self.page_size,
             kv_cache_dtype=self.kv_cache_dtype,
             kv_cache_tokens=self.kv_cache_tokens,
+            kv_cache_fraction=self.kv_cache_fraction,
             context_length=self.context_length,
             max_batch_tokens=max(self.max_batch_tokens, self.max_running_requests),
             max_running=self.max_running_requests,

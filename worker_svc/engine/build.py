@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from worker_svc.checkpoints import Checkpoint, open_checkpoint
@@ -16,8 +17,8 @@ from worker_svc.engine.scheduler import SchedulerLimits
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.kv_cache import CacheShape, KVCache
 from worker_svc.model.kv_formats import kv_format
-from worker_svc.model.runner import ModelRunner
-from worker_svc.model.transformer import load_transformer
+from worker_svc.model.runner import ModelRunner, Work
+from worker_svc.model.transformer import Transformer, load_transformer
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -38,6 +39,7 @@ class EngineConfig:
     page_size: int = 64
     kv_cache_dtype: str = "auto"
     kv_cache_tokens: int = 0
+    kv_cache_fraction: float = 0.0
     context_length: int = 0
     max_batch_tokens: int = 512
     max_running: int = 64
@@ -85,7 +87,10 @@ def build_engine(config: EngineConfig, progress: Callable[[int, int], None] | No
         model_config = model_config.with_context_length(config.context_length)
     dtype = _dtype(config.dtype, device, checkpoint)
     model = load_transformer(checkpoint, device, dtype, progress, config=model_config)
-    shape = _cache_shape(config, model_config, dtype, device)
+    if not config.kv_cache_tokens:
+        most = _warm_up_tokens(config, model_config)
+        _warm_up(model, _cache_shape(config, model_config, dtype, device, most), device)
+    shape = _cache_shape(config, model_config, dtype, device, config.kv_cache_tokens)
     cache = KVCache(shape, device)
     runner = ModelRunner(model, cache)
     limits = SchedulerLimits(max_batch_tokens=config.max_batch_tokens, max_running=config.max_running)
@@ -144,41 +149,53 @@ def _dtype(name: str, device: torch.device, checkpoint: Checkpoint) -> torch.dty
     return torch.float32
 
 
-def _cache_shape(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> CacheShape:
-    """The cache's size: as asked, or a share of the free memory."""
+def _warm_up_tokens(config: EngineConfig, model: ModelConfig) -> int:
+    return max(2 * config.page_size, min(config.max_batch_tokens, model.context_length) + config.page_size)
+
+
+def _warm_up(model: Transformer, shape: CacheShape, device: torch.device) -> None:
+    """Computes the largest chunk once, so that the memory it takes is no longer free when the cache is measured."""
+    tokens = np.zeros(min((shape.pages - 1) * shape.page_size, model.config.context_length), dtype=np.int32)
+    ModelRunner(model, KVCache(shape, device)).forward([Work(tokens, 0, np.arange(shape.pages), True)])
+
+
+def _cache_shape(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device, tokens: int
+) -> CacheShape:
+    """A cache of `tokens`, or with 0 one that takes a share of the free memory."""
 
     def shape(pages: int) -> CacheShape:
         stored = kv_format(config.kv_cache_dtype, dtype)
         return CacheShape(model.num_layers, pages, config.page_size, model.num_kv_heads, model.head_dim, stored)
 
     page_bytes = shape(1).bytes_per_token * config.page_size
-    if config.kv_cache_tokens:
-        pages = config.kv_cache_tokens // config.page_size
+    if tokens:
+        pages = tokens // config.page_size
     else:
-        free, fraction = _free_memory(device)
+        free = _free_memory(device)
+        fraction = config.kv_cache_fraction or (CUDA_CACHE_FRACTION if device.type == "cuda" else CPU_CACHE_FRACTION)
         pages_per_context = -(-model.context_length // config.page_size)
         pages = min(int(free * fraction) // page_bytes, config.max_running * pages_per_context)
     if pages < 2:
         raise BuildError(
             f"the KV cache would hold {pages} pages of {config.page_size} tokens; it needs at least 2: "
-            "raise kv_cache_tokens or lower page_size"
+            "raise kv_cache_tokens or kv_cache_fraction, or lower page_size"
         )
     return shape(pages)
 
 
-def _free_memory(device: torch.device) -> tuple[int, float]:
-    """Bytes that are free on the device, and the share of them that a cache may take."""
+def _free_memory(device: torch.device) -> int:
+    """Bytes that are free on the device, within the limit of our control group."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0], CUDA_CACHE_FRACTION
+        return torch.cuda.mem_get_info(device)[0]
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for limit_file, used_file in (("memory.max", "memory.current"),):
-        try:
-            limit = Path("/sys/fs/cgroup", limit_file).read_text().strip()
-            if limit != "max":
-                free = min(free, int(limit) - int(Path("/sys/fs/cgroup", used_file).read_text()))
-        except (OSError, ValueError):
-            continue  # no control group of version 2
-    return max(0, free), CPU_CACHE_FRACTION
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        if limit != "max":
+            free = min(free, int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    except (OSError, ValueError):
+        pass  # no control group of version 2: nothing limits us
+    return max(0, free)
 
 
 def device_name(device: torch.device) -> str:

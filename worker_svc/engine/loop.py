@@ -17,11 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from worker_svc.engine.defragmentation import defragment, is_fragmented
 from worker_svc.engine.pages import PageTable
 from worker_svc.engine.request import FinishReason, Request, RequestStatistics
 from worker_svc.engine.sampler import Sampled, SamplingTable, sample
 from worker_svc.engine.scheduler import Chunk, Scheduler, SchedulerLimits
 from worker_svc.model.runner import Work
+
+TIDY_PAGES = 64  # moved between two looks at what has come
 
 
 class Runner(Protocol):
@@ -75,6 +78,7 @@ class Engine:
         self._runner = runner
         self._sampling = SamplingTable(limits.max_running)
         self._ended: list[Finish] = []  # outside of a step
+        self._tidied_at = 0
 
     @property
     def has_work(self) -> bool:
@@ -95,6 +99,18 @@ class Engine:
         request = self.scheduler.find(handle)
         if request is not None:
             self._end(request, self._ended, FinishReason.CANCELLED)
+
+    def tidy(self) -> bool:
+        """Something useful to do while nothing runs: lays out the prompt cache in contiguous runs, a few pages at a
+        time; returns whether there is more to do."""
+        if self._tidied_at == self.table.published_ever or self.scheduler.has_work:
+            return False
+        if not is_fragmented(self.table):
+            self._tidied_at = self.table.published_ever
+            return False
+        if copies := defragment(self.table, TIDY_PAGES):
+            self._runner.copy([copy.source for copy in copies], [copy.target for copy in copies])
+        return True
 
     def clear_cache(self) -> int:
         """Forgets every cached page; returns how many there were."""

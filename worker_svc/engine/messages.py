@@ -147,6 +147,8 @@ class Load(msgspec.Struct, array_like=True):
     output_tokens: int = 0
     preemptions: int = 0
     evictions: int = 0
+    merged_pages: int = 0
+    moved_pages: int = 0
 
 
 class Ended(msgspec.Struct, array_like=True):
@@ -158,6 +160,7 @@ class Ended(msgspec.Struct, array_like=True):
     cached_prompt_tokens: int
     forward_passes: int
     preemptions: int
+    peak_pages: int
     queue_seconds: float
     prefill_seconds: float
     decode_seconds: float
@@ -177,6 +180,7 @@ class Ended(msgspec.Struct, array_like=True):
             cached_prompt_tokens=s.cached_prompt_tokens,
             forward_passes=s.forward_passes,
             preemptions=s.preemptions,
+            peak_pages=s.peak_pages,
             queue_seconds=scheduled - s.arrived,
             prefill_seconds=first - scheduled,
             decode_seconds=s.finished - first,

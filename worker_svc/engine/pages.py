@@ -29,6 +29,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,13 @@ SIMILAR_PAGES = 16  # of a page's children, the latest so many are compared with
 
 Tokens = npt.NDArray[np.int32]
 Name = tuple[int | str, bytes]  # (serial of the parent page, or the salt; the tokens)
+
+
+class PageCopy(NamedTuple):
+    """A page whose content goes into another one. Of several copies, all are read before any is written."""
+
+    source: int
+    target: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,7 @@ class PageStatistics:
 
     evicted_pages: int = 0
     merged_pages: int = 0  # given back because another sequence had published the same content
+    moved_pages: int = 0  # by defragmentation
 
 
 @dataclass(slots=True)
@@ -135,6 +144,11 @@ class PageTable:
     def available(self) -> int:
         """Pages that a sequence could get now."""
         return self._blank_count + self._cached_count
+
+    @property
+    def published_ever(self) -> int:
+        """Grows with every page that is published: a sign of change."""
+        return self._next_serial - 1
 
     def pages_for(self, tokens: int) -> int:
         """Pages that hold so many tokens."""
@@ -274,6 +288,43 @@ class PageTable:
             self._make_blank(self._evict())
         return forgotten
 
+    # ------------------------------------------------------------------------------------------------ layout
+
+    def chains(self) -> list[int]:
+        """Every published page, each chain in order from its root: a parent is followed by its latest child's chain,
+        then by those of the other children."""
+        order: list[int] = []
+        roots = [pages for parent, pages in self._children.items() if isinstance(parent, str)]
+        stack = [page for pages in roots for page in pages]
+        while stack:
+            page = stack.pop()
+            order.append(page)
+            stack.extend(self._children.get(self._published[page].serial, ()))
+        return order
+
+    def breaks(self) -> int:
+        """How many pages do not lie right behind their parent, though the parent has no other child there."""
+        total = 0
+        for siblings in self._children.values():
+            parent = self._published[siblings[0]].parent
+            total += parent is not None and parent + 1 not in siblings
+        return total
+
+    def relabel(self, new: dict[int, int]) -> None:
+        """Renumbers pages, when no sequence is open: what page p held is in page `new[p]` now (a permutation)."""
+        assert not self._open, "pages are renumbered only when nobody holds one"
+        assert set(new) == set(new.values()), "a permutation"
+        for entry in self._published.values():
+            entry.parent = None if entry.parent is None else new.get(entry.parent, entry.parent)
+        self._published = {new.get(page, page): entry for page, entry in self._published.items()}
+        self._by_name = {entry.name: page for page, entry in self._published.items()}
+        self._children = {parent: [new.get(page, page) for page in pages] for parent, pages in self._children.items()}
+        used_at, is_blank = list(self._used_at), bytes(self._is_blank)
+        for old, page in new.items():
+            self._used_at[page], self._is_blank[page] = used_at[old], is_blank[old]
+        self._rebuild_blank_heap()
+        self._rebuild_leaves()
+
     # ------------------------------------------------------------------------------------------------ pages
 
     def _reference(self, page: int) -> None:
@@ -303,7 +354,10 @@ class PageTable:
         self._blank_count += 1
         heapq.heappush(self._blank_heap, page)
         if len(self._blank_heap) > 2 * self.total:  # mostly stale: pages that were taken as preferred
-            self._blank_heap = [blank for blank in range(self.total) if self._is_blank[blank]]
+            self._rebuild_blank_heap()
+
+    def _rebuild_blank_heap(self) -> None:
+        self._blank_heap = [page for page in range(self.total) if self._is_blank[page]]
 
     def _take(self, preferred: int) -> int:
         """A page for a sequence: `preferred` if it is blank (contiguous runs need no gathering), any blank one, or the
@@ -348,12 +402,15 @@ class PageTable:
     def _add_leaf(self, page: int) -> None:
         heapq.heappush(self._leaves, (self._used_at[page], page))
         if len(self._leaves) > 2 * self.total:  # mostly stale: pages that were used again
-            self._leaves = [
-                (self._used_at[leaf], leaf)
-                for leaf in self._published
-                if not self._references[leaf] and not self._has_children(leaf)
-            ]
-            heapq.heapify(self._leaves)
+            self._rebuild_leaves()
+
+    def _rebuild_leaves(self) -> None:
+        self._leaves = [
+            (self._used_at[page], page)
+            for page in self._published
+            if not self._references[page] and not self._has_children(page)
+        ]
+        heapq.heapify(self._leaves)
 
     # ------------------------------------------------------------------------------------------------ integrity
 

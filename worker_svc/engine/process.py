@@ -71,7 +71,8 @@ def run_engine(config: EngineConfig, transport: Transport) -> bool:
     transport.send(describe(built))
     engine = built.engine
     while True:
-        for message in transport.receive(wait=not engine.has_work):
+        idle = not engine.has_work
+        for message in transport.receive(wait=idle and not engine.tidy()):
             match message:
                 case Submit():
                     engine.submit(message.to_request())
@@ -132,6 +133,8 @@ def load_of(engine: Engine) -> Load:
         output_tokens=counters.output_tokens,
         preemptions=counters.preemptions,
         evictions=table.statistics.evicted_pages,
+        merged_pages=table.statistics.merged_pages,
+        moved_pages=table.statistics.moved_pages,
     )
 
 
@@ -172,7 +175,7 @@ class ProcessOptions(msgspec.Struct):
     endpoint: str
     log_format: str
     log_level: str
-    config: dict[str, str | int]
+    config: dict[str, str | int | float]
 
 
 class _ZmqTransport:

@@ -63,6 +63,7 @@ class RequestStatistics:
     cached_prompt_tokens: int = 0
     forward_passes: int = 0
     preemptions: int = 0
+    peak_pages: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -132,11 +133,6 @@ class Request:
     def output_tokens(self) -> int:
         """Tokens produced so far, those of another worker included."""
         return self.num_tokens - self.prompt_tokens
-
-    @property
-    def is_decoding(self) -> bool:
-        """Only the last token is owed."""
-        return self.owed == 1 and self.num_computed > 0
 
     @property
     def rank(self) -> tuple[int, int]:

@@ -22,9 +22,8 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from worker_svc.engine.pages import PageTable
+from worker_svc.engine.pages import PageCopy, PageTable
 from worker_svc.engine.request import MAX_PRIORITY, Request
 
 MAX_OVERTAKES = 64
@@ -47,7 +46,7 @@ class SchedulerLimits:
             )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Chunk:
     """`length` tokens of `request` from `start` on; `samples` if they reach its last one, so that the next is drawn."""
 
@@ -55,13 +54,6 @@ class Chunk:
     start: int
     length: int
     samples: bool
-
-
-class PageCopy(NamedTuple):
-    """A page whose content is to be copied into another one before the step's chunks are computed."""
-
-    source: int
-    target: int
 
 
 @dataclass(slots=True)
@@ -146,6 +138,7 @@ class Scheduler:
 
     def _release(self, request: Request, *, discard: bool = False) -> list[int]:
         assert request.pages is not None
+        request.statistics.peak_pages = max(request.statistics.peak_pages, request.pages.count)
         if not discard:
             self.table.publish_tail(request.pages, request.tokens, request.num_computed)
         dropped = self.table.close(request.pages, discard=discard)
@@ -158,18 +151,32 @@ class Scheduler:
         """Chooses the chunks of the next step and reserves their pages; empty when nothing waits or runs."""
         planned: dict[int, Chunk] = {}
         used = 0
-        for decoding in (True, False):
-            for request in list(self.running):
-                budget = self.limits.max_batch_tokens - used
-                # Without pages it was a victim earlier in this very step.
-                if request.is_decoding is not decoding or request.pages is None or budget == 0:
+        size = self.table.page_size
+        prefills: list[Request] = []
+        for request in list(self.running):
+            computed, pages = request.num_computed, request.pages
+            if request.num_tokens != computed + 1 or not computed:
+                prefills.append(request)
+                continue
+            if pages is None:  # the victim of an earlier one in this very step
+                continue
+            if computed == pages.count * size:
+                used -= self._make_room(request, computed + 1, planned)
+                if request.pages is None:
                     continue
-                length = self._chunk_length(request, budget)
-                victims = self._make_room(request, request.num_computed + length)
-                used -= sum(planned.pop(victim.handle).length for victim in victims if victim.handle in planned)
-                if request.pages is not None:
-                    planned[request.handle] = self._chunk(request, length)
-                    used += length
+            planned[request.handle] = Chunk(request, computed, 1, True)
+            used += 1
+        for request in prefills:
+            budget = self.limits.max_batch_tokens - used
+            if budget == 0:
+                break
+            if request.pages is None:
+                continue
+            length = self._chunk_length(request, budget)
+            used -= self._make_room(request, request.num_computed + length, planned)
+            if request.pages is not None:
+                planned[request.handle] = self._chunk(request, length)
+                used += length
         while used < self.limits.max_batch_tokens and len(self.running) < self.limits.max_running:
             admitted = self._admit()
             if admitted is None:
@@ -188,13 +195,15 @@ class Scheduler:
     def advance(self, chunks: list[Chunk]) -> None:
         """The step is done: the keys and values of its chunks are in the cache."""
         self.statistics.steps += 1
+        size = self.table.page_size
         for chunk in chunks:
             request = chunk.request
             if request.pages is None:  # ended meanwhile
                 continue
-            request.num_computed = chunk.start + chunk.length
+            request.num_computed = computed = chunk.start + chunk.length
             request.statistics.forward_passes += 1
-            self.table.publish(request.pages, request.tokens, request.num_computed)
+            if computed // size > request.pages.published:
+                self.table.publish(request.pages, request.tokens, computed)
 
     @staticmethod
     def _chunk(request: Request, length: int) -> Chunk:
@@ -209,15 +218,16 @@ class Scheduler:
         aligned = (request.num_computed + budget) // size * size - request.num_computed
         return aligned if aligned > 0 else budget
 
-    def _make_room(self, request: Request, tokens: int) -> list[Request]:
-        """Reserves pages for `tokens` tokens of `request`, if need be by taking them from the last in rank; returns the
-        victims, of which the last may be `request` itself."""
-        assert request.pages is not None
-        victims: list[Request] = []
+    def _make_room(self, request: Request, tokens: int, planned: dict[int, Chunk]) -> int:
+        """Reserves pages for `tokens` tokens of `request`, if need be by taking them from the last in rank, which may
+        be `request` itself. Returns how many planned tokens the victims lose."""
+        lost = 0
         while request.pages is not None and not self.table.reserve(request.pages, tokens):
-            victims.append(self.running[-1])
-            self._preempt(victims[-1])
-        return victims
+            victim = self.running[-1]
+            self._preempt(victim)
+            chunk = planned.pop(victim.handle, None)
+            lost += chunk.length if chunk else 0
+        return lost
 
     def _preempt(self, request: Request) -> None:
         """Takes a request's pages and lets it wait again."""

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
+from worker_svc.engine.defragmentation import defragment, is_fragmented
 from worker_svc.engine.pages import PageTable, SequencePages
 
 
@@ -239,3 +240,60 @@ class AnySequenceOfOperations(RuleBasedStateMachine):
 
 TestAnySequenceOfOperations = AnySequenceOfOperations.TestCase
 TestAnySequenceOfOperations.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+def test_defragmentation_puts_interleaved_chains_side_by_side():
+    table = PageTable(32, 1)
+    chains = [tokens(*range(100 * i, 100 * i + 6)) for i in range(4)]
+    sequences = [table.open(ids) for ids in chains]
+    for length in range(1, 7):
+        for sequence in sequences:
+            assert table.reserve(sequence, length)
+    content = {}
+    for sequence, ids in zip(sequences, chains, strict=True):
+        content |= dict(zip(sequence.held.tolist(), ids.tolist(), strict=True))
+        table.publish(sequence, ids, 6)
+        table.close(sequence)
+    assert is_fragmented(table)
+    moves = 0
+    while is_fragmented(table):
+        copies = defragment(table, 3)
+        assert 0 < len(copies) <= 6
+        content |= {copy.target: content[copy.source] for copy in copies if copy.source in content}
+        table.check()
+        moves += 1
+        assert moves < 100
+    for ids in chains:
+        found = table.open(np.append(ids, 7).astype(np.int32))
+        assert [content[page] for page in found.held.tolist()] == ids.tolist()
+        assert np.all(np.diff(found.held) == 1)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=10), min_size=1, max_size=12),
+    st.integers(1, 3),
+    st.integers(1, 8),
+)
+@settings(max_examples=150, deadline=None)
+def test_defragmentation_moves_contents_and_names_together(prompts: list[list[int]], page_size: int, limit: int):
+    table = PageTable(40, page_size)
+    sequences = [table.open(np.array(prompt, dtype=np.int32)) for prompt in prompts]
+    content: dict[int, tuple[int, ...]] = {}
+    for length in range(1, 11):
+        for sequence, prompt in zip(sequences, prompts, strict=True):
+            table.reserve(sequence, min(length, len(prompt)))
+    for sequence, prompt in zip(sequences, prompts, strict=True):
+        for index, page in enumerate(sequence.held.tolist()):
+            content[page] = tuple(prompt[: (index + 1) * page_size])
+        computed = min(len(prompt), sequence.count * page_size)
+        table.publish_tail(sequence, np.array(prompt, dtype=np.int32), computed)
+        table.close(sequence)
+    for _ in range(50):
+        copies = defragment(table, limit)
+        table.check()
+        content |= {target: content[source] for source, target in copies if source in content}
+    assert table.chains() == list(range(table.cached)), "everything is in its place in the end"
+    for prompt in prompts:
+        found = table.open(np.array([*prompt, 5], dtype=np.int32))
+        for index, page in enumerate(found.held.tolist()):
+            assert content[page] == tuple(prompt[: (index + 1) * page_size])

@@ -265,6 +265,8 @@ class GetLoadResponse(_message.Message):
     EVICTIONS_FIELD_NUMBER: _builtins.int
     INTEGRITY_OK_FIELD_NUMBER: _builtins.int
     INTEGRITY_ERROR_FIELD_NUMBER: _builtins.int
+    MERGED_PAGES_FIELD_NUMBER: _builtins.int
+    MOVED_PAGES_FIELD_NUMBER: _builtins.int
     running_requests: _builtins.int
     waiting_requests: _builtins.int
     waiting_tokens: _builtins.int
@@ -284,10 +286,15 @@ class GetLoadResponse(_message.Message):
     output_tokens: _builtins.int
     preemptions: _builtins.int
     evictions: _builtins.int
+    """cached pages that made room"""
     integrity_ok: _builtins.bool
     """present when check_integrity was asked for"""
     integrity_error: _builtins.str
     """what is wrong, when integrity_ok is false"""
+    merged_pages: _builtins.int
+    """given back because another request had computed the same content"""
+    moved_pages: _builtins.int
+    """by defragmentation while nothing ran"""
     def __init__(
         self,
         *,
@@ -306,10 +313,12 @@ class GetLoadResponse(_message.Message):
         evictions: _builtins.int = ...,
         integrity_ok: _builtins.bool | None = ...,
         integrity_error: _builtins.str = ...,
+        merged_pages: _builtins.int = ...,
+        moved_pages: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_integrity_ok", b"_integrity_ok", "integrity_ok", b"integrity_ok"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_integrity_ok", b"_integrity_ok", "cached_prompt_tokens", b"cached_prompt_tokens", "evictions", b"evictions", "integrity_error", b"integrity_error", "integrity_ok", b"integrity_ok", "output_tokens", b"output_tokens", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_referenced", b"pages_referenced", "pages_total", b"pages_total", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "running_requests", b"running_requests", "steps", b"steps", "waiting_requests", b"waiting_requests", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_integrity_ok", b"_integrity_ok", "cached_prompt_tokens", b"cached_prompt_tokens", "evictions", b"evictions", "integrity_error", b"integrity_error", "integrity_ok", b"integrity_ok", "merged_pages", b"merged_pages", "moved_pages", b"moved_pages", "output_tokens", b"output_tokens", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_referenced", b"pages_referenced", "pages_total", b"pages_total", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "running_requests", b"running_requests", "steps", b"steps", "waiting_requests", b"waiting_requests", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__integrity_ok: _TypeAlias = _typing.Literal["integrity_ok"]  # noqa: Y015
     _WhichOneofArgType__integrity_ok: _TypeAlias = _typing.Literal["_integrity_ok", b"_integrity_ok"]  # noqa: Y015

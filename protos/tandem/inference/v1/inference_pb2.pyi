@@ -986,6 +986,8 @@ class Usage(_message.Message):
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     FORWARD_PASSES_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    PEAK_PAGES_FIELD_NUMBER: _builtins.int
+    PEAK_KV_BYTES_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_prompt_tokens: _builtins.int
     """of them, taken from the prefix cache when the request first ran"""
@@ -994,6 +996,10 @@ class Usage(_message.Message):
     forward_passes: _builtins.int
     preemptions: _builtins.int
     """how often it lost its pages and was computed again"""
+    peak_pages: _builtins.int
+    """of the KV cache, those that it shared included"""
+    peak_kv_bytes: _builtins.int
+    """of those pages"""
     def __init__(
         self,
         *,
@@ -1002,10 +1008,12 @@ class Usage(_message.Message):
         completion_tokens: _builtins.int = ...,
         forward_passes: _builtins.int = ...,
         preemptions: _builtins.int = ...,
+        peak_pages: _builtins.int = ...,
+        peak_kv_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "forward_passes", b"forward_passes", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "forward_passes", b"forward_passes", "peak_kv_bytes", b"peak_kv_bytes", "peak_pages", b"peak_pages", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
