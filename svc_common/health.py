@@ -63,12 +63,13 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         sent = None
         while True:
-            changed = self._changed  # taken before the status is read: a change in between is not lost
+            # Both are taken before the status is read: a change while the last one is being sent is not lost.
+            changed, closed = self._changed, self._closed
             status = self.status(request.service)
             if status != sent:
                 sent = status
                 yield _Response(status=status)
-            if self._closed:
+            if closed:
                 return
             await changed.wait()
 

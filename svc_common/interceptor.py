@@ -252,9 +252,8 @@ class _Method:
             raise asyncio.CancelledError from error
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
-        except (
-            BaseException
-        ) as error:  # a panic in Rust code is no Exception; unanswered, its client would wait for ever
+        except BaseException as error:
+            # A panic in Rust code is no Exception; gRPC would leave its client without an answer for ever.
             code = "INTERNAL"
             await self._unexpected(context, error)
         finally:

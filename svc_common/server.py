@@ -48,7 +48,8 @@ def server_options(settings: ServiceSettings) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.max_send_message_length", -1),
         # Clients ping during long silent phases (a prefill); by default the third ping within 5 minutes gets GOAWAY.
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+        # (The name is right: it limits received pings. The one with "recv" in it is unknown to gRPC and ignored.)
+        ("grpc.http2.min_ping_interval_without_data_ms", 100),
         ("grpc.keepalive_permit_without_calls", 1),
         # A client whose machine vanished never closes its streams: find out, and stop working for it.
         ("grpc.keepalive_time_ms", 60_000),

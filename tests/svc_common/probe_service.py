@@ -41,6 +41,7 @@ class ProbeService:
         self.entered = asyncio.Event()  # a handler began to wait
         self.left = asyncio.Event()  # that handler was cancelled, and its `finally` has run
         self.release = asyncio.Event()  # lets waiting handlers go on
+        self.counted_at_the_end = -1.0  # RPCs that were over when a generator's `finally` ran
         self.stopped = False
         self.address = ""
         self._start = start
@@ -76,6 +77,7 @@ class ProbeService:
             for word in request.value.split(","):
                 yield await self._obey(word, context)
         finally:
+            self.counted_at_the_end = handled_in_all(self.metrics)
             self.left.set()
 
     async def stream_unary(self, requests: AsyncIterator[StringValue], context: Any) -> StringValue:
@@ -134,6 +136,13 @@ class ProbeService:
                 finally:
                     self.left.set()
         return StringValue(value=word)
+
+
+def handled_in_all(metrics: ServiceMetrics) -> float:
+    """RPCs that are over, whatever came of them."""
+    name = "tandem_grpc_server_handled"
+    families = [family for family in metrics.registry.collect() if family.name == name]
+    return sum(each.value for each in families[0].samples if each.name.endswith("_total"))
 
 
 class FromFlags(ServiceSettings):

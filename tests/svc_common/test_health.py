@@ -7,7 +7,9 @@ import asyncio
 import grpc
 import grpc.aio
 import pytest
+from grpc_health.v1 import health_pb2
 
+from svc_common.health import Health
 from svc_common.lifecycle import Lifecycle, RunningService, serving
 from svc_common.settings import ServiceSettings
 from tests.svc_common.probe_client import ask, health_of, next_status, watch
@@ -51,6 +53,20 @@ async def test_watch_pushes_every_lasting_change(probe: ProbeService, channel: g
     assert not alive.done()
     for stream in (*streams, alive):
         stream.cancel()
+
+
+async def test_a_change_while_a_watcher_is_still_sending_the_last_one_is_not_lost() -> None:
+    health = Health([NAME])
+    statuses = health.Watch(health_pb2.HealthCheckRequest(service=NAME), None)
+    async with asyncio.timeout(20):
+        assert (await anext(statuses)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        health.set_ready(True)
+        assert (await anext(statuses)).status == health_pb2.HealthCheckResponse.SERVING
+        health.set_ready(False)
+        health.set_ready(True)
+        health.close()
+        assert (await anext(statuses)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert [status async for status in statuses] == []
 
 
 async def test_a_watcher_that_leaves_is_forgotten(probe: ProbeService, channel: grpc.aio.Channel) -> None:

@@ -14,7 +14,7 @@ from grpc_status import rpc_status
 
 from svc_common.lifecycle import serving
 from svc_common.settings import ServiceSettings
-from tests.svc_common.probe_client import ask, handled, open_call, sample
+from tests.svc_common.probe_client import ask, handled, open_call, outcome, sample
 from tests.svc_common.probe_service import ADMIN, KINDS, NAME, ProbeService
 
 ALL = (*KINDS, "Writes")
@@ -233,6 +233,7 @@ async def test_a_generator_that_waits_for_a_slow_reader_is_closed_when_the_reade
     assert (await call.read()).value == big
     call.cancel()
     await probe.left.wait()
+    assert probe.counted_at_the_end == 0, "the generator is closed within its RPC, not by the garbage collector"
     assert handled(probe.metrics.registry, "UnaryStream", "CANCELLED") == 1
 
 
@@ -273,3 +274,14 @@ async def test_a_refusal_does_not_wait_for_the_request(probe: ProbeService, chan
     for make in (channel.stream_stream, channel.stream_unary):
         call = make(f"/{NAME}/UnaryUnary")()  # a client that never sends its message
         assert await call.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.slow
+async def test_a_client_may_ping_during_a_long_silence(probe: ProbeService) -> None:
+    """Pings are a matter of time, so this takes some: the default ends the connection at the fourth."""
+    options = [("grpc.keepalive_time_ms", 400), ("grpc.http2.max_pings_without_data", 0)]
+    async with grpc.aio.insecure_channel(probe.address, options) as channel:
+        call = open_call(channel, "UnaryStream", ["one", "wait"], timeout=None)
+        assert (await call.read()).value == "one"
+        asyncio.get_running_loop().call_later(3.5, probe.release.set)
+        assert (await outcome(call)).words == ["wait"]

@@ -75,6 +75,22 @@ def test_the_first_violations_arrive_when_not_all_fit() -> None:
     assert fields == [violation.field for violation in many[: len(fields)]]
 
 
+def test_metadata_that_does_not_fit_leaves_room_for_the_violations() -> None:
+    error = ServiceError(
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "m",
+        reason="R",
+        violations=[FieldViolation("text", "too long")],
+        metadata={f"key-{i}": "v" * 1000 for i in range(100)},
+    )
+    status = status_pb2.Status.FromString(dict(to_wire(error)[2])["grpc-status-details-bin"])
+    info, bad_request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    assert status.details[0].Unpack(info) and status.details[1].Unpack(bad_request)
+    assert 1 <= len(info.metadata) < 10
+    assert bad_request.field_violations[0].field == "text"
+    assert status.ByteSize() < 3000
+
+
 @pytest.mark.parametrize(
     ("seconds", "milliseconds"),
     [(0.0, "0"), (1.5, "1500"), (0.0004, "0"), (-3.0, "0"), (math.inf, "3600000"), (math.nan, None), (None, None)],
