@@ -71,24 +71,32 @@ def step(what: str) -> Iterator[None]:
     say(f"{what}: {time.monotonic() - started:.1f} s")
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+def free_ports(count: int) -> range:
+    """Consecutive ports of the loopback interface that nobody listens on."""
+    while True:
+        with socket.socket() as first, contextlib.ExitStack() as stack:
+            first.bind(("127.0.0.1", 0))
+            start: int = first.getsockname()[1]
+            try:
+                for port in range(start + 1, start + count):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except (OSError, OverflowError):
+                continue
+            return range(start, start + count)
 
 
 def project_environment(base: dict[str, str]) -> dict[str, str]:
     """A project of its own, on free ports, with the demo model: nothing that runs here already is disturbed."""
+    tokenizer, prometheus, first_worker, last_worker = free_ports(4)
     own = {
         "COMPOSE_PROJECT_NAME": f"tandem-test-{os.getpid()}",
         "TANDEM_VERSION": f"test-{os.getpid()}",
         "MODEL_DIR": "./models/demo",
         "MODEL_NAME": "demo",
         "BIND_ADDRESS": "127.0.0.1",
-        "TOKENIZER_PORT": str(free_port()),
-        "PROMETHEUS_PORT": str(free_port()),
-        "WORKER_PORT": "0",  # each worker gets a free one
+        "TOKENIZER_PORT": str(tokenizer),
+        "PROMETHEUS_PORT": str(prometheus),
+        "WORKER_PORT": f"{first_worker}-{last_worker}",  # one of them for each worker
         "WORKER_THREADS": "1",
     }
     return base | own
@@ -120,8 +128,8 @@ def check_completion(stack: Stack) -> None:
         addresses = {"tokenizer": stack.address("tokenizer", 50051), "worker": stack.address("worker", 50052, index)}
         with Client(**addresses) as client, client.stream("ROMEO:\n", max_tokens=40, seed=7, timeout=60) as stream:
             texts.append("".join(chunk.text for chunk in stream))
-            usage = stream.result().usage
-        check(0 < usage.output_tokens <= 40, f"worker {index} counts {usage.output_tokens} output tokens")
+            usage = stream.result.usage
+        check(0 < usage.completion_tokens <= 40, f"worker {index} counts {usage.completion_tokens} output tokens")
     check(bool(texts[0].strip()), "the completion is empty")
     check(texts[0] == texts[1], f"two workers answer the same request differently: {texts!r}")
     say(f"two workers answered alike: {texts[0]!r}")
@@ -134,6 +142,20 @@ def prometheus(stack: Stack, path: str, **query: str) -> dict[str, object]:
     with opener.open(url, timeout=10) as response:
         answer: dict[str, object] = json.load(response)["data"]
     return answer
+
+
+def check_rules(stack: Stack) -> None:
+    """The unit tests of the rules, with the promtool of the image that evaluates them."""
+    image, tests = stack.inspect(stack.containers("prometheus")[0])["Config"]["Image"], "tests/deploy"
+    inside = [
+        "--rm",
+        "--network=none",
+        f"--volume={REPOSITORY}:/source:ro",
+        "--workdir=/source",
+        "--entrypoint=promtool",
+    ]
+    files = [f"{tests}/{file.name}" for file in sorted((REPOSITORY / tests).glob("*_test.yml"))]
+    stack.docker("run", *inside, str(image), "test", "rules", *files)
 
 
 def check_prometheus(stack: Stack) -> None:
@@ -272,6 +294,7 @@ def smoke_test(environment: dict[str, str]) -> None:
             check_tokenizer_has_no_torch(stack)
         with step("Prometheus"):
             check_prometheus(stack)
+            check_rules(stack)
         with step("stopping"):
             check_stop(stack)
 

@@ -103,6 +103,7 @@ Made by `python models/train_demo.py --text {source} --out models/demo{command_l
 
 
 def command_line(recipe: Recipe) -> str:
-    """The options that differ from the defaults."""
+    """The options that differ from the defaults, and the threads: sums in another order give other weights."""
     made, usual = asdict(recipe), asdict(Recipe())
-    return "".join(f" --{name} {made[name]}" for name in ("steps", "seed") if made[name] != usual[name])
+    changed = "".join(f" --{name} {made[name]}" for name in ("steps", "seed") if made[name] != usual[name])
+    return f"{changed} --threads {torch.get_num_threads()}"
