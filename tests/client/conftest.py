@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from tandem.client import AsyncClient
-from tests.client.fakes import EOS, TEXT, ByteTokenizer, CountingWorker, ids_of_text, serving_tokenizer, serving_workers
+from tests.client.fakes import (
+    EOS,
+    TEXT,
+    ByteTokenizer,
+    CountingWorker,
+    ServersThread,
+    ids_of_text,
+    serving_tokenizer,
+    serving_workers,
+)
 
 
 @pytest.fixture
@@ -30,3 +39,11 @@ async def tokenizer_address(tokenizer: ByteTokenizer) -> AsyncIterator[str]:
 async def client(worker: CountingWorker, tokenizer_address: str) -> AsyncIterator[AsyncClient]:
     async with serving_workers(worker) as addresses, AsyncClient(tokenizer_address, addresses, timeout=30) as client:
         yield client
+
+
+@pytest.fixture
+def servers() -> Iterator[ServersThread]:
+    """Both services on an event loop of their own, for what runs in other threads and processes."""
+    servers = ServersThread()
+    yield servers
+    servers.stop()

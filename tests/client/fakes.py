@@ -1,12 +1,13 @@
 """Small real servers for the SDK to talk to: a byte tokenizer and a worker whose model counts through a script.
 
-They speak the whole contract over loopback, with switches for what is hard to make happen on purpose: a worker that stops in
-the middle, waits, refuses, or goes away.
+They speak the whole contract over loopback, with switches for what is hard to make happen on purpose: a worker that
+stops in the middle, waits, refuses, or goes away.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_status import rpc_status
 
+from tandem.client.background import _handle
 from tandem.inference.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 from tandem.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 
@@ -266,8 +268,8 @@ class Seen:
 
 
 class CountingWorker(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.WorkerAdminServiceServicer):
-    """Its model: the token at output position p is script[(p + seed) % len(script)]. So, as with the real one, an answer is
-    a pure function of the prompt, the seed and the position."""
+    """Its model: the token at output position p is script[(p + seed) % len(script)]. So, as with the real one, an
+    answer is a pure function of the prompt, the seed and the position."""
 
     def __init__(
         self, script: Sequence[int], *, name: str = "counting", fingerprint: str = "", context: int = 4096
@@ -488,3 +490,36 @@ async def serving_workers(*workers: CountingWorker, health: bool = True) -> Asyn
     finally:
         for server, _ in started:
             await server.stop(0)
+
+
+class ServersThread:
+    """Both services on an event loop in a thread of their own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        # Several event loops in one process find gRPC's wake-up socket empty at times.
+        self.loop.set_exception_handler(_handle)
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+        self.tokenizer, self.worker = ByteTokenizer(), CountingWorker([*ids_of_text(TEXT), EOS])
+        self._servers = []
+        server, self.tokenizer_address = self.run(start_tokenizer(self.tokenizer))
+        self._servers.append(server)
+        server, self.worker_address = self.run(start_worker(self.worker))
+        self._servers.append(server)
+
+    def run(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
+
+    def set(self, event: asyncio.Event) -> None:
+        self.loop.call_soon_threadsafe(event.set)
+
+    def wait(self, event: asyncio.Event) -> None:
+        self.run(asyncio.wait_for(event.wait(), 30))
+
+    def stop(self) -> None:
+        for server in self._servers:
+            self.run(server.stop(0))
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()

@@ -38,7 +38,7 @@ async def test_leaving_the_block_early_cancels_at_both_services(
 
 async def test_an_exception_in_the_block_cancels(client: AsyncClient, worker: CountingWorker) -> None:
     worker.pause_at = 5
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError):  # noqa: PT012
         async with client.stream("Hi", seed=0) as stream:
             await _first_chunk(stream)
             raise KeyError
@@ -113,7 +113,7 @@ async def test_cancel_after_the_end_changes_nothing(client: AsyncClient) -> None
 async def test_the_deadline_ends_a_stream_after_what_came(client: AsyncClient, worker: CountingWorker) -> None:
     worker.pause_at = 5
     text = ""
-    with pytest.raises(DeadlineExceededError) as caught:
+    with pytest.raises(DeadlineExceededError) as caught:  # noqa: PT012
         async with client.stream("Hi", seed=0, timeout=0.3) as stream:
             async for chunk in stream:
                 text += chunk.text

@@ -202,8 +202,8 @@ async def test_a_request_waits_for_a_worker_that_is_about_to_serve(tokenizer_add
         await first.set_serving(False)
         await second.set_serving(False)
         task = asyncio.create_task(client.generate("Hi", seed=0))
-        while client._pool is None or any(w.health.value != "not serving" for w in client._pool.workers):
-            await asyncio.sleep(0)
+        for address in addresses:
+            await _until_health(client, address, "not serving")
         await second.set_serving(True)
         assert (await task).text == TEXT
 
@@ -298,9 +298,9 @@ async def test_a_lost_tokenizer_stream_is_opened_again_and_no_text_comes_twice(w
             serving_tokenizer(tokenizer) as (_, address),
             serving_workers(worker) as addresses,
             AsyncClient(address, addresses, failover=QUICK, timeout=30) as client,
+            client.stream("Hi", seed=0, stop=["counted"]) as stream,
         ):
-            async with client.stream("Hi", seed=0, stop=["counted"]) as stream:
-                text = "".join([chunk.text async for chunk in stream])
+            text = "".join([chunk.text async for chunk in stream])
         assert text == stream.result.text == TEXT[: TEXT.index("counted")]
         assert stream.result.output_ids == ids_of_text(text)
 
@@ -335,7 +335,7 @@ async def test_a_tokenizer_that_stays_away_fails_after_bounded_attempts(worker: 
         text = (await anext(stream)).text
         await server.stop(0)
         worker.go.set()
-        with pytest.raises(UnavailableError) as caught:
+        with pytest.raises(UnavailableError) as caught:  # noqa: PT012
             async for chunk in stream:
                 text += chunk.text
         assert caught.value.service == "tokenizer"

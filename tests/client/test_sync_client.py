@@ -21,53 +21,12 @@ from tandem.client import (
     InvalidArgumentError,
     ResultNotReadyError,
     Stream,
-    background,
 )
-from tests.client.fakes import EOS, TEXT, ByteTokenizer, CountingWorker, ids_of_text, start_tokenizer, start_worker
-
-
-class Servers:
-    """Both services on an event loop in a thread of their own."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        # Several event loops in one process find gRPC's wake-up socket empty at times.
-        self.loop.set_exception_handler(background._handle)
-        self.thread = threading.Thread(target=self.loop.run_forever)
-        self.thread.start()
-        self.tokenizer, self.worker = ByteTokenizer(), CountingWorker([*ids_of_text(TEXT), EOS])
-        self._servers = []
-        server, self.tokenizer_address = self.run(start_tokenizer(self.tokenizer))
-        self._servers.append(server)
-        server, self.worker_address = self.run(start_worker(self.worker))
-        self._servers.append(server)
-
-    def run(self, coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
-
-    def set(self, event: asyncio.Event) -> None:
-        self.loop.call_soon_threadsafe(event.set)
-
-    def wait(self, event: asyncio.Event) -> None:
-        self.run(asyncio.wait_for(event.wait(), 30))
-
-    def stop(self) -> None:
-        for server in self._servers:
-            self.run(server.stop(0))
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join()
-        self.loop.close()
+from tests.client.fakes import TEXT, ServersThread
 
 
 @pytest.fixture
-def servers() -> Iterator[Servers]:
-    servers = Servers()
-    yield servers
-    servers.stop()
-
-
-@pytest.fixture
-def sync_client(servers: Servers) -> Iterator[Client]:
+def sync_client(servers: ServersThread) -> Iterator[Client]:
     with Client(servers.tokenizer_address, servers.worker_address, timeout=30) as client:
         yield client
 
@@ -93,7 +52,7 @@ def test_every_call_works(sync_client: Client) -> None:
     assert sync_client.list_tokenizers()[0].name == sync_client.get_tokenizer().name
     assert sync_client.generate("Hi", seed=0).text == TEXT
     assert [r.text for r in sync_client.generate_batch(["a", "b"], seed=0)] == [TEXT, TEXT]
-    assert list(sync_client.get_models().values())[0] is not None
+    assert next(iter(sync_client.get_models().values())) is not None
 
 
 def test_a_stream_is_an_iterator_with_a_result(sync_client: Client) -> None:
@@ -104,7 +63,7 @@ def test_a_stream_is_an_iterator_with_a_result(sync_client: Client) -> None:
     assert sync_client.stream("Hi", seed=0).collect().text == TEXT
 
 
-def test_leaving_early_cancels(sync_client: Client, servers: Servers) -> None:
+def test_leaving_early_cancels(sync_client: Client, servers: ServersThread) -> None:
     servers.worker.pause_at = 5
     with sync_client.stream("Hi", seed=0) as stream:
         for _ in stream:
@@ -116,7 +75,7 @@ def test_leaving_early_cancels(sync_client: Client, servers: Servers) -> None:
         _ = stream.result
 
 
-def test_dropping_a_stream_cancels(sync_client: Client, servers: Servers) -> None:
+def test_dropping_a_stream_cancels(sync_client: Client, servers: ServersThread) -> None:
     servers.worker.pause_at = 5
     for _ in sync_client.stream("Hi", seed=0):
         break
@@ -124,7 +83,7 @@ def test_dropping_a_stream_cancels(sync_client: Client, servers: Servers) -> Non
     servers.wait(servers.worker.seen[0].cancelled)
 
 
-def test_cancel_from_another_thread_wakes_the_reader(sync_client: Client, servers: Servers) -> None:
+def test_cancel_from_another_thread_wakes_the_reader(sync_client: Client, servers: ServersThread) -> None:
     servers.worker.pause_at = 0
     stream = sync_client.stream("Hi", seed=0)
     with ThreadPoolExecutor(1) as pool:
@@ -135,7 +94,7 @@ def test_cancel_from_another_thread_wakes_the_reader(sync_client: Client, server
             reader.result(30)
 
 
-def test_many_threads_share_one_client(sync_client: Client, servers: Servers) -> None:
+def test_many_threads_share_one_client(sync_client: Client, servers: ServersThread) -> None:
     def one(number: int) -> None:
         with sync_client.stream(f"prompt {number}", seed=number, max_tokens=20, ignore_eos=True) as stream:
             ids = [i for chunk in stream for i in chunk.ids]
@@ -146,7 +105,7 @@ def test_many_threads_share_one_client(sync_client: Client, servers: Servers) ->
         list(pool.map(one, range(64)))
 
 
-def test_closing_twice_is_nothing_and_using_after_it_is_an_error(servers: Servers) -> None:
+def test_closing_twice_is_nothing_and_using_after_it_is_an_error(servers: ServersThread) -> None:
     client = Client(servers.tokenizer_address, servers.worker_address)
     assert client.encode("Hi").ids
     stream = client.stream("Hi", seed=0)
@@ -164,7 +123,7 @@ def test_closing_twice_is_nothing_and_using_after_it_is_an_error(servers: Server
         unused.encode("Hi")
 
 
-def test_closing_wakes_every_thread_that_waits(servers: Servers) -> None:
+def test_closing_wakes_every_thread_that_waits(servers: ServersThread) -> None:
     client = Client(servers.tokenizer_address, servers.worker_address)
     servers.worker.pause_at = 0
     with ThreadPoolExecutor(4) as pool:
@@ -176,7 +135,7 @@ def test_closing_wakes_every_thread_that_waits(servers: Servers) -> None:
                 future.result(30)
 
 
-def test_the_background_thread_ends_with_the_last_client(servers: Servers) -> None:
+def test_the_background_thread_ends_with_the_last_client(servers: ServersThread) -> None:
     def threads() -> int:
         return sum(thread.name == "tandem-client" for thread in threading.enumerate())
 
@@ -191,7 +150,7 @@ def test_the_background_thread_ends_with_the_last_client(servers: Servers) -> No
     assert threads() == 0
 
 
-def test_errors_and_deadlines_are_the_same(sync_client: Client, servers: Servers) -> None:
+def test_errors_and_deadlines_are_the_same(sync_client: Client, servers: ServersThread) -> None:
     with pytest.raises(InvalidArgumentError, match="temperature"):
         sync_client.generate("Hi", temperature=-1)
     with pytest.raises(InvalidArgumentError, match="temperature"):
@@ -218,7 +177,7 @@ print(next(stream).text[:1], flush=True)
 """
 
 
-def test_a_program_that_closes_nothing_ends_quietly(servers: Servers) -> None:
+def test_a_program_that_closes_nothing_ends_quietly(servers: ServersThread) -> None:
     servers.worker.pause_at = 5
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, servers.tokenizer_address, servers.worker_address],
@@ -246,6 +205,6 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def test_a_forked_child_is_told_rather_than_left_hanging(servers: Servers) -> None:
+def test_a_forked_child_is_told_rather_than_left_hanging(servers: ServersThread) -> None:
     command = [sys.executable, "-c", FORK, servers.tokenizer_address]
     assert subprocess.run(command, timeout=60, capture_output=True).returncode == 7

@@ -1,0 +1,46 @@
+"""The `tandem` command line."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+from .generate import generate
+from .run import run, serve
+from .status import status
+from .tokens import detokenize, tokenize
+
+app = typer.Typer(
+    name="tandem",
+    help="Run, serve and use Llama-family language models: a tokenizer service and inference workers over gRPC.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (run, serve, generate, tokenize, detokenize, status):
+    app.command()(command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            typer.echo(f"tandem {version('tandem-llm')}")
+        except PackageNotFoundError:
+            typer.echo("tandem (not installed)")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """The entry point of the `tandem` command. Exit codes: 1 for errors, 2 for usage, 128 + n for signal n."""
+    app()

@@ -1,0 +1,105 @@
+"""`tandem generate`: one completion from services that run somewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from typing import Annotated, Any
+
+import typer
+
+from ..async_client import AsyncClient
+from ..params import GenerateOptions
+from ..types import GenerationResult
+from . import options as o
+from .services import interruptible
+from .terminal import CommandError, TextStream, print_statistics, reporting_errors
+
+
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help='The text to continue; "-" (or none in a pipe): standard input.')
+    ] = None,
+    tokenizer_address: o.TokenizerAddress = "",
+    worker_address: o.WorkerAddresses = None,
+    max_tokens: o.MaxTokens = None,
+    min_tokens: o.MinTokens = None,
+    stop: o.Stop = None,
+    stop_id: o.StopIds = None,
+    ignore_eos: o.IgnoreEos = False,
+    include_stop: o.IncludeStop = False,
+    temperature: o.Temperature = None,
+    top_k: o.TopK = None,
+    top_p: o.TopP = None,
+    min_p: o.MinP = None,
+    repetition_penalty: o.RepetitionPenalty = None,
+    seed: o.Seed = None,
+    special: o.Special = "text",
+    timeout: o.Timeout = 600.0,
+    logprobs: Annotated[bool, typer.Option("--logprobs", help="With --json: of each token.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with everything, at the end.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Statistics on standard error at the end.")] = False,
+) -> None:
+    """Continue a text, as it is made."""
+    with reporting_errors():
+        tokenizer = o.required_tokenizer(tokenizer_address)
+        workers = worker_address or [w.strip() for w in os.environ.get(o.WORKER_VARIABLE, "").split(",") if w.strip()]
+        if not workers:
+            raise CommandError(f"which worker? Give --worker-address HOST:PORT or set {o.WORKER_VARIABLE}", exit_code=2)
+        text = o.text_argument(prompt)
+        wanted = o.sampling_options(
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            stop=stop,
+            stop_id=stop_id,
+            ignore_eos=ignore_eos,
+            include_stop=include_stop,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+            special=special,
+            timeout=timeout,
+        )
+        wanted["logprobs"] = logprobs
+        result = interruptible(_generate(tokenizer, workers, text, wanted, as_json))
+        if stats:
+            print_statistics(result)
+
+
+async def _generate(
+    tokenizer: str, workers: list[str], prompt: str, wanted: GenerateOptions, as_json: bool
+) -> GenerationResult:
+    async with AsyncClient(tokenizer, workers) as client:
+        if not as_json:
+            return await stream_to_terminal(client, prompt, wanted, show_prompt=False)
+        result = await client.generate(prompt, **wanted)
+        out = TextStream()
+        out.write(json.dumps(as_dictionary(result), ensure_ascii=False) + "\n")
+        await out.flushed()
+        return result
+
+
+async def stream_to_terminal(
+    client: AsyncClient, prompt: str, wanted: GenerateOptions, *, show_prompt: bool
+) -> GenerationResult:
+    """Writes the answer to standard output as it comes; on a terminal perhaps behind its prompt."""
+    out = TextStream()
+    async with client.stream(prompt, **wanted) as stream:
+        if show_prompt and out.terminal:
+            out.write(prompt, dim=True)
+        try:
+            async for chunk in stream:
+                out.write(chunk.text)
+        finally:
+            out.end_line()
+        await out.flushed()
+    return stream.result
+
+
+def as_dictionary(result: GenerationResult) -> dict[str, Any]:
+    """Everything about an answer, for JSON."""
+    return dataclasses.asdict(result)

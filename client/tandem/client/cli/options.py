@@ -1,0 +1,158 @@
+"""Flags that several commands share."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..params import GenerateOptions
+from .terminal import CommandError
+
+TOKENIZER_VARIABLE = "TANDEM_TOKENIZER_ADDRESS"
+WORKER_VARIABLE = "TANDEM_WORKER_ADDRESS"
+
+_SAMPLING, _STOPPING, _CONNECTION, _SERVICES = "Sampling", "Stopping", "Connection", "Services"
+
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", "-n", help="Most tokens to produce.", rich_help_panel=_STOPPING)
+]
+MinTokens = Annotated[
+    int | None, typer.Option("--min-tokens", help="Do not stop before so many tokens.", rich_help_panel=_STOPPING)
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--stop", help="String that ends the text; repeatable. \\n, \\t are understood.", rich_help_panel=_STOPPING
+    ),
+]
+StopIds = Annotated[
+    list[int] | None,
+    typer.Option("--stop-id", help="Token id that ends the text; repeatable.", rich_help_panel=_STOPPING),
+]
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", help="Go on at the model's own end of sequence.", rich_help_panel=_STOPPING)
+]
+IncludeStop = Annotated[
+    bool, typer.Option("--include-stop", help="Keep what stopped in the text.", rich_help_panel=_STOPPING)
+]
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=_SAMPLING)
+]
+TopK = Annotated[int | None, typer.Option("--top-k", help="0 is off.", rich_help_panel=_SAMPLING)]
+TopP = Annotated[float | None, typer.Option("--top-p", help="0 to 1; 1 is off.", rich_help_panel=_SAMPLING)]
+MinP = Annotated[float | None, typer.Option("--min-p", help="0 to 1; 0 is off.", rich_help_panel=_SAMPLING)]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option("--repetition-penalty", help="Above 0; 1 is off.", rich_help_panel=_SAMPLING)
+]
+Seed = Annotated[
+    int | None, typer.Option("--seed", help="The same seed gives the same answer.", rich_help_panel=_SAMPLING)
+]
+Special = Annotated[
+    str, typer.Option("--special", help="Special tokens in the text: text (plain characters), parse, or reject.")
+]
+Timeout = Annotated[
+    float, typer.Option("--timeout", help="Seconds for everything together; 0: no limit.", rich_help_panel=_CONNECTION)
+]
+TokenizerAddress = Annotated[
+    str,
+    typer.Option(
+        "--tokenizer-address",
+        help="HOST:PORT of the tokenizer service.",
+        envvar=TOKENIZER_VARIABLE,
+        rich_help_panel=_CONNECTION,
+    ),
+]
+WorkerAddresses = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--worker-address",
+        help=f"HOST:PORT of a worker; repeatable. Commas separate several in {WORKER_VARIABLE}.",
+        rich_help_panel=_CONNECTION,
+    ),
+]
+Model = Annotated[
+    Path | None,
+    typer.Option(
+        "--model", "-m", help="Checkpoint folder; default: models/demo of the source tree.", rich_help_panel=_SERVICES
+    ),
+]
+TokenizerPath = Annotated[
+    Path | None,
+    typer.Option("--tokenizer", help="Tokenizer file; default: the model folder's.", rich_help_panel=_SERVICES),
+]
+WorkerFlags = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--worker-flag",
+        help="Flag for the worker, such as --worker-flag=--threads=4; repeatable.",
+        rich_help_panel=_SERVICES,
+    ),
+]
+TokenizerFlags = Annotated[
+    list[str] | None,
+    typer.Option("--tokenizer-flag", help="The same for the tokenizer service.", rich_help_panel=_SERVICES),
+]
+
+
+def sampling_options(
+    *,
+    max_tokens: int | None,
+    min_tokens: int | None,
+    stop: list[str] | None,
+    stop_id: list[int] | None,
+    ignore_eos: bool,
+    include_stop: bool,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+    repetition_penalty: float | None,
+    seed: int | None,
+    special: str,
+    timeout: float,
+) -> GenerateOptions:
+    return {
+        "max_tokens": max_tokens,
+        "min_tokens": min_tokens,
+        "stop": [unescaped(one) for one in stop or []],
+        "stop_token_ids": stop_id or [],
+        "ignore_eos": ignore_eos,
+        "include_stop": include_stop,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+        "special_tokens": special,  # type: ignore[typeddict-item]  # checked with everything else
+        "timeout": timeout or None,
+    }
+
+
+def unescaped(text: str) -> str:
+    """A shell makes it hard to type a line break."""
+    return text.replace("\\n", "\n").replace("\\t", "\t")
+
+
+def text_argument(text: str | None, default: str | None = None) -> str:
+    """The text itself; standard input for "-", and for no text where there is no default."""
+    text = default if text is None else text
+    if text is not None and text != "-":
+        return text
+    if text is None and sys.stdin.isatty():
+        raise CommandError("give a text, or pipe one into standard input", exit_code=2)
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise CommandError(f"standard input is not valid UTF-8 (byte {error.start})") from None
+
+
+def required_tokenizer(address: str) -> str:
+    if not address:
+        raise CommandError(
+            f"which tokenizer? Give --tokenizer-address HOST:PORT or set {TOKENIZER_VARIABLE}", exit_code=2
+        )
+    return address

@@ -1,0 +1,160 @@
+"""`tandem run` and `tandem serve`: both services from one command."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from ..async_client import AsyncClient
+from ..params import GenerateOptions
+from ..types import GenerationResult
+from . import options as o
+from .generate import stream_to_terminal
+from .services import ServicePlan, find_model, interruptible, running_services
+from .terminal import errors, output, print_statistics, reporting_errors
+
+DEFAULT_PROMPT = "Once upon a time"
+DEFAULT_MAX_TOKENS = 200
+
+
+def run(
+    prompt: Annotated[str | None, typer.Argument(help='The text to continue; "-": standard input.')] = None,
+    model: o.Model = None,
+    tokenizer: o.TokenizerPath = None,
+    worker_flag: o.WorkerFlags = None,
+    tokenizer_flag: o.TokenizerFlags = None,
+    max_tokens: o.MaxTokens = DEFAULT_MAX_TOKENS,
+    min_tokens: o.MinTokens = None,
+    stop: o.Stop = None,
+    stop_id: o.StopIds = None,
+    ignore_eos: o.IgnoreEos = False,
+    include_stop: o.IncludeStop = False,
+    temperature: o.Temperature = None,
+    top_k: o.TopK = None,
+    top_p: o.TopP = None,
+    min_p: o.MinP = None,
+    repetition_penalty: o.RepetitionPenalty = None,
+    seed: o.Seed = None,
+    special: o.Special = "text",
+    timeout: o.Timeout = 600.0,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the logs of both services.")] = False,
+) -> None:
+    """Start both services, continue a text as it is made, show statistics, stop everything."""
+    with reporting_errors():
+        folder, tokenizer_path = find_model(model, tokenizer)
+        text = o.text_argument(prompt, default=DEFAULT_PROMPT)
+        wanted = o.sampling_options(
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            stop=stop,
+            stop_id=stop_id,
+            ignore_eos=ignore_eos,
+            include_stop=include_stop,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+            special=special,
+            timeout=timeout,
+        )
+        plan = ServicePlan(
+            model=folder,
+            tokenizer=tokenizer_path,
+            log_level="info" if verbose else "warning",
+            worker_flags=worker_flag or (),
+            tokenizer_flags=tokenizer_flag or (),
+        )
+        print_statistics(interruptible(_run(plan, text, wanted, verbose)))
+
+
+async def _run(plan: ServicePlan, prompt: str, wanted: GenerateOptions, verbose: bool) -> GenerationResult:
+    with progress_on_terminal(spinner=not verbose) as progress:
+        async with running_services(plan, progress=progress, on_line=print_line if verbose else None) as services:
+            progress("")
+            async with AsyncClient(services.tokenizer_address, services.worker_address) as client:
+                result = await services.run(stream_to_terminal(client, prompt, wanted, show_prompt=True))
+            progress("stopping")
+    return result
+
+
+def serve(
+    model: o.Model = None,
+    tokenizer: o.TokenizerPath = None,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    tokenizer_port: Annotated[int, typer.Option("--tokenizer-port", min=0, max=65535, help="0: a free one.")] = 50051,
+    worker_port: Annotated[int, typer.Option("--worker-port", min=0, max=65535, help="0: a free one.")] = 50052,
+    tokenizer_metrics_port: Annotated[int, typer.Option("--tokenizer-metrics-port", min=0, max=65535)] = 0,
+    worker_metrics_port: Annotated[int, typer.Option("--worker-metrics-port", min=0, max=65535)] = 0,
+    drain: Annotated[
+        float, typer.Option("--drain", min=0, help="Seconds that running requests get at the end.")
+    ] = 10.0,
+    worker_flag: o.WorkerFlags = None,
+    tokenizer_flag: o.TokenizerFlags = None,
+) -> None:
+    """Run both services in this terminal until Ctrl-C; their logs go to standard error."""
+    with reporting_errors():
+        folder, tokenizer_path = find_model(model, tokenizer)
+        plan = ServicePlan(
+            model=folder,
+            tokenizer=tokenizer_path,
+            host=host,
+            tokenizer_port=tokenizer_port,
+            worker_port=worker_port,
+            metrics=True,
+            tokenizer_metrics_port=tokenizer_metrics_port,
+            worker_metrics_port=worker_metrics_port,
+            log_level="info",
+            drain_seconds=drain,
+            worker_flags=worker_flag or (),
+            tokenizer_flags=tokenizer_flag or (),
+        )
+        interruptible(_serve(plan))
+
+
+async def _serve(plan: ServicePlan) -> None:
+    async with running_services(plan, progress=lambda words: None, on_line=print_line) as services:
+        out = output()
+        out.print(Text(f"{o.TOKENIZER_VARIABLE}={services.tokenizer_address}"))
+        out.print(Text(f"{o.WORKER_VARIABLE}={services.worker_address}"))
+        out.print(Text("ready"))
+        sys.stdout.flush()
+        await services.watch()
+
+
+_line_lock = threading.Lock()
+
+
+def print_line(service: str, line: str) -> None:
+    """A line of a service's log, on standard error. Called from one thread a service."""
+    colour = "cyan" if service == "tokenizer" else "magenta"
+    with _line_lock:
+        errors.print(Text.assemble((f"{service:>9} | ", colour), line))
+
+
+@contextmanager
+def progress_on_terminal(*, spinner: bool) -> Iterator[Callable[[str], None]]:
+    """A function that says what goes on: with a spinner on a terminal, as lines elsewhere; "" clears it."""
+    if not spinner or not errors.is_terminal:
+        yield lambda words: errors.print(Text(words)) if words else None
+        return
+    status = errors.status("")
+
+    def show(words: str) -> None:
+        if words:
+            status.update(Text(words))
+            status.start()
+        else:
+            status.stop()
+
+    try:
+        yield show
+    finally:
+        status.stop()

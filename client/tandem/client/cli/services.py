@@ -1,0 +1,313 @@
+"""Both services as child processes: started, watched, and never left behind.
+
+How no process survives:
+  - Each child reads a pipe that only we hold open (--exit-when-stdin-closes). If we end in any way, SIGKILL included,
+    the pipe ends and the child stops itself.
+  - Each child leads a session of its own, so Ctrl-C reaches only us, and we stop the children in order: SIGTERM, and
+    SIGKILL to the whole process group after a bound. The group gets a last SIGKILL also after a clean exit, for what a
+    child may have left.
+  - Signals arrive as callbacks of the event loop (`interruptible`), never between fork and bookkeeping.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .terminal import CommandError, Stopped
+
+T = TypeVar("T")
+
+POLL_SECONDS = 0.02
+# Settings of a service that our own start must decide; the environment may mean another instance.
+_OURS = ("ADDRESS", "ADDRESS_FILE", "CONFIG", "EXIT_WHEN_STDIN_CLOSES", "HOST", "PORT", "METRICS_HOST", "METRICS_PORT")
+
+Line = Callable[[str, str], None]  # (service, line of its log)
+
+
+class ServiceProcess:
+    """One service."""
+
+    def __init__(self, name: str, module: str, arguments: Sequence[str], folder: Path, on_line: Line | None) -> None:
+        self.name = name
+        self._address_file = folder / f"{name}.json"
+        self._on_line = on_line
+        self._last_lines: deque[str] = deque(maxlen=20)
+        command = [
+            sys.executable,
+            "-P",  # a folder that happens to be called worker_svc where we stand is not ours
+            "-m",
+            module,
+            *arguments,
+            f"--address-file={self._address_file}",
+            "--exit-when-stdin-closes",
+        ]
+        self._process = subprocess.Popen(  # noqa: S603  (our own interpreter and modules)
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=child_environment(os.environ),
+        )
+        self._reader = threading.Thread(target=self._read, name=f"{name} log", daemon=True)
+        self._reader.start()
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.poll()
+
+    async def address(self) -> str:
+        """HOST:PORT, once it serves. Raises CommandError with its own words when it ends before."""
+        while not self._address_file.exists():
+            if self.exit_code is not None:
+                raise self.failure("did not start")
+            await asyncio.sleep(POLL_SECONDS)
+        return str(json.loads(self._address_file.read_text())["address"])
+
+    async def ended(self) -> int:
+        while (code := self.exit_code) is None:  # noqa: ASYNC110  (there is no portable event for it)
+            await asyncio.sleep(POLL_SECONDS)
+        return code
+
+    def failure(self, what: str) -> CommandError:
+        """Why it ended, as its log tells."""
+        self._reader.join(1)
+        lines = [line for line in self._last_lines if line.strip()]
+        own = next((line for line in reversed(lines) if "cannot start: " in line), lines[-1] if lines else "")
+        words = own.partition("cannot start: ")[2] or own or f"exit code {self.exit_code}"
+        return CommandError(f"the {self.name} {what}: {words}")
+
+    def terminate(self) -> None:
+        if self.exit_code is None:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for raw in self._process.stdout:
+            line = raw.decode(errors="replace").rstrip()
+            self._last_lines.append(line)
+            if self._on_line is not None:
+                self._on_line(self.name, line)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServicePlan:
+    """What to start."""
+
+    model: Path
+    tokenizer: Path
+    host: str = "127.0.0.1"
+    tokenizer_port: int = 0
+    worker_port: int = 0
+    metrics: bool = False
+    tokenizer_metrics_port: int = 0
+    worker_metrics_port: int = 0
+    log_level: str = "warning"
+    drain_seconds: float = 1.0
+    tokenizer_flags: Sequence[str] = ()
+    worker_flags: Sequence[str] = ()
+
+    def common(self, port: int, metrics_port: int) -> list[str]:
+        return [
+            f"--host={self.host}",
+            f"--port={port}",
+            "--metrics-enabled" if self.metrics else "--no-metrics-enabled",
+            f"--metrics-host={self.host}",
+            f"--metrics-port={metrics_port}",
+            f"--log-level={self.log_level}",
+            f"--drain-grace-seconds={self.drain_seconds:g}",
+        ]
+
+
+class Services:
+    """Both services, or those that run so far."""
+
+    def __init__(self, plan: ServicePlan, folder: Path, on_line: Line | None) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._on_line = on_line
+        self._running: list[ServiceProcess] = []
+        self.tokenizer_address = ""
+        self.worker_address = ""
+
+    async def start(self, progress: Callable[[str], None]) -> None:
+        """Starts the tokenizer, then the worker, which asks the tokenizer whether they go together."""
+        plan = self._plan
+        progress("starting the tokenizer")
+        tokenizer = self._launch(
+            "tokenizer",
+            "tokenizer_svc",
+            [
+                f"--tokenizer={tokenizer_name(plan.model)}={plan.tokenizer}",
+                *plan.common(plan.tokenizer_port, plan.tokenizer_metrics_port),
+                *plan.tokenizer_flags,
+            ],
+        )
+        self.tokenizer_address = reachable(await tokenizer.address())
+        progress(f"starting the worker and loading {plan.model}")
+        worker = self._launch(
+            "worker",
+            "worker_svc",
+            [
+                f"--model={plan.model}",
+                f"--tokenizer-address={self.tokenizer_address}",
+                *plan.common(plan.worker_port, plan.worker_metrics_port),
+                *plan.worker_flags,
+            ],
+        )
+        self.worker_address = reachable(await self._while_running(worker.address()))
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`; raises CommandError when a service ends meanwhile."""
+        return await self._while_running(work)
+
+    async def watch(self) -> None:
+        """Never returns; raises CommandError when a service ends."""
+        await self._while_running(asyncio.Event().wait())
+
+    async def stop(self) -> None:
+        """The worker first: it may still ask the tokenizer. Bounded; afterwards nothing runs."""
+        for service in reversed(self._running):
+            service.terminate()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(service.ended(), self._plan.drain_seconds + 5)
+        self.kill()
+        for service in self._running:
+            await service.ended()
+            service.close()
+
+    def kill(self) -> None:
+        for service in self._running:
+            service.kill()
+
+    def _launch(self, name: str, module: str, arguments: Sequence[str]) -> ServiceProcess:
+        service = ServiceProcess(name, module, arguments, self._folder, self._on_line)
+        self._running.append(service)
+        return service
+
+    async def _while_running(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.ensure_future(work)
+        watches = {asyncio.ensure_future(service.ended()): service for service in self._running}
+        try:
+            await asyncio.wait([task, *watches], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            service = next(service for watch, service in watches.items() if watch.done())
+            raise service.failure("has ended" if self.worker_address else "did not start")
+        finally:
+            for each in (task, *watches):
+                each.cancel()
+            await asyncio.wait([task, *watches])
+
+
+@asynccontextmanager
+async def running_services(
+    plan: ServicePlan, *, progress: Callable[[str], None], on_line: Line | None = None
+) -> AsyncIterator[Services]:
+    """Both services, ready; stopped at the end, however it comes. A second signal meanwhile kills them at once."""
+    with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
+        services = Services(plan, Path(folder), on_line)
+        _alive.append(services)
+        try:
+            await services.start(progress)
+            yield services
+        finally:
+            await _to_its_end(services.stop())
+            _alive.remove(services)
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Awaits `work` even when a signal cancels us meanwhile; the cancellation counts afterwards."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    task.result()
+    if cancelled is not None:
+        raise cancelled
+
+
+_alive: list[Services] = []
+
+
+def interruptible(work: Coroutine[Any, Any, T]) -> T:
+    """Runs `work`. A signal cancels it, and Stopped is raised after its clean-up; a second one kills the services."""
+
+    async def guarded() -> T:
+        task = asyncio.ensure_future(work)
+        received: list[int] = []
+
+        def react(number: int) -> None:
+            received.append(number)
+            if len(received) == 1:
+                task.cancel()
+            else:
+                for services in _alive:
+                    services.kill()
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, react, int(number))
+        await asyncio.wait([task])
+        if received:
+            raise Stopped(received[0])
+        return task.result()
+
+    return asyncio.run(guarded())
+
+
+def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Ours, without the settings that only we may decide."""
+    dropped = {f"TANDEM_{service}_{name}" for service in ("TOKENIZER", "WORKER") for name in _OURS}
+    return {name: value for name, value in environment.items() if name not in dropped}
+
+
+def reachable(address: str) -> str:
+    """An address to connect to, of a server that may listen everywhere."""
+    host, _, port = address.rpartition(":")
+    return f"{ {'0.0.0.0': '127.0.0.1', '[::]': '[::1]', '::': '[::1]'}.get(host, host) }:{port}"  # noqa: S104
+
+
+def tokenizer_name(model: Path) -> str:
+    """The model's name, in the characters that a tokenizer's name may have."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", model.resolve().name).lstrip("._-") or "default"
+
+
+def find_model(model: Path | None, tokenizer: Path | None) -> tuple[Path, Path]:
+    """The checkpoint folder, and the tokenizer's file or folder; CommandError says what is missing."""
+    if model is None:
+        places = [Path.cwd(), *Path(__file__).resolve().parents]
+        model = next((place / "models" / "demo" for place in places if (place / "models" / "demo").is_dir()), None)
+        if model is None:
+            raise CommandError("no demo model here: it is part of the source tree. Give --model FOLDER", exit_code=2)
+    if not model.exists():
+        raise CommandError(f"--model {model}: no such folder")
+    if tokenizer is not None and not tokenizer.exists():
+        raise CommandError(f"--tokenizer {tokenizer}: no such file")
+    return model, tokenizer or model

@@ -1,0 +1,129 @@
+"""`tandem status`: what the services are and do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from typing import Annotated, Any
+
+import typer
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from rich.table import Table
+
+from tandem.inference.v1 import admin_pb2, admin_pb2_grpc
+from tandem.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+
+from ..deadline import Deadline
+from ..errors import StatusError
+from ..rpc import CallContext, unary
+from ..settings import ConnectionSettings, open_channel
+from . import options as o
+from .services import interruptible
+from .terminal import CommandError, complain, output, reporting_errors
+
+Report = dict[str, Any]
+
+
+def status(
+    tokenizer_address: o.TokenizerAddress = "",
+    worker_address: o.WorkerAddresses = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    timeout: o.Timeout = 10.0,
+) -> None:
+    """Show the tokenizers, and what each worker is, serves and does now."""
+    with reporting_errors():
+        workers = worker_address or [w.strip() for w in os.environ.get(o.WORKER_VARIABLE, "").split(",") if w.strip()]
+        if not tokenizer_address and not workers:
+            raise CommandError(
+                "whose? Give --tokenizer-address or --worker-address, "
+                f"or set {o.TOKENIZER_VARIABLE} or {o.WORKER_VARIABLE}",
+                exit_code=2,
+            )
+        reports = interruptible(_ask_all(tokenizer_address, workers, timeout or None))
+        if as_json:
+            output().print_json(json.dumps(reports), highlight=False, indent=None if not output().is_terminal else 2)
+        else:
+            for report in reports:
+                _show(report)
+        if any("error" in report for report in reports):
+            raise typer.Exit(1)
+
+
+async def _ask_all(tokenizer: str, workers: list[str], timeout: float | None) -> list[Report]:
+    context = CallContext(deadline=Deadline.after(timeout), closed=lambda: False)
+    asked = [_ask_tokenizer(tokenizer, context)] if tokenizer else []
+    asked += [_ask_worker(worker, context) for worker in workers]
+    return list(await asyncio.gather(*asked))
+
+
+async def _ask_tokenizer(address: str, context: CallContext) -> Report:
+    report: Report = {"address": address, "service": "tokenizer"}
+    async with open_channel(address, ConnectionSettings(), None) as channel:
+        stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
+        try:
+            listing = await unary(
+                stub.ListTokenizers, tokenizer_pb2.ListTokenizersRequest(), context, service="tokenizer"
+            )
+        except StatusError as error:
+            return {**report, "error": str(error)}
+    return {**report, "tokenizers": [_plain(tokenizer) for tokenizer in listing.tokenizers]}
+
+
+async def _ask_worker(address: str, context: CallContext) -> Report:
+    report: Report = {"address": address, "service": "worker"}
+    async with open_channel(address, ConnectionSettings(), None) as channel:
+        stub = admin_pb2_grpc.WorkerAdminServiceStub(channel)
+        try:
+            server, model, load = await asyncio.gather(
+                unary(stub.GetServer, admin_pb2.GetServerRequest(), context, service="worker"),
+                unary(stub.GetModel, admin_pb2.GetModelRequest(), context, service="worker"),
+                unary(stub.GetLoad, admin_pb2.GetLoadRequest(), context, service="worker"),
+            )
+        except StatusError as error:
+            return {**report, "error": str(error)}
+    state = admin_pb2.ServerState.Name(server.state).removeprefix("SERVER_STATE_").lower()
+    return {**report, "server": {**_plain(server), "state": state}, "model": _plain(model), "load": _plain(load)}
+
+
+def _plain(message: Message) -> Report:
+    """All fields with their names in the proto; 64-bit numbers as numbers."""
+    fields = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    return {name: int(value) if isinstance(value, str) and value.isdigit() else value for name, value in fields.items()}
+
+
+def _show(report: Report) -> None:
+    if "error" in report:
+        complain(f"{report['address']}: {report['error']}")
+        return
+    table = Table(title=f"{report['service']} {report['address']}", title_justify="left", show_header=False, box=None)
+    table.add_column(style="dim")
+    table.add_column()
+    for tokenizer in report.get("tokenizers", []):
+        kind = str(tokenizer["vocabulary_type"]).removeprefix("VOCABULARY_TYPE_").lower()
+        words = f"{kind}, {tokenizer['vocabulary_size']} tokens, from {tokenizer['source']}"
+        table.add_row(tokenizer["name"], f"{words}, fingerprint {tokenizer['fingerprint'][:16]}")
+    if "load" in report:
+        server, model, load = report["server"], report["model"], report["load"]
+        table.add_row("state", server["state"])
+        table.add_row("model", f"{model['name']}: {model['architecture']}, {_short(model['parameters'])} parameters")
+        table.add_row("context", f"{model['context_length']} tokens, {model['dtype']}")
+        table.add_row("device", f"{server['device']} {server['device_name']}".strip())
+        table.add_row("requests", f"{load['running_requests']} running, {load['waiting_requests']} waiting")
+        table.add_row(
+            "pages",
+            f"{load['pages_referenced']} in use, {load['pages_cached']} cached, {load['pages_free']} free, "
+            f"of {load['pages_total']}",
+        )
+        table.add_row(
+            "tokens", f"{load['prompt_tokens']} in ({load['cached_prompt_tokens']} cached), {load['output_tokens']} out"
+        )
+    output().print(table)
+
+
+def _short(number: int) -> str:
+    for unit, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= unit:
+            return f"{number / unit:.1f} {letter}"
+    return str(number)

@@ -1,0 +1,182 @@
+"""What the commands show: text on standard output, everything else on standard error, plain when piped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ..errors import StatusError, TandemError
+from ..types import GenerationResult
+
+BROKEN_PIPE_EXIT_CODE = 128 + 13  # as if SIGPIPE had ended the process, which is what a shell expects
+
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class CommandError(Exception):
+    """Ends a command with one line on standard error and this exit code."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Stopped(BaseException):
+    """A signal asked the command to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number
+
+
+def output() -> Console:
+    """Standard output: colours on a terminal, plain text in a pipe; never wrapped or highlighted."""
+    return Console(highlight=False, soft_wrap=True)
+
+
+def complain(message: str) -> None:
+    """One line on standard error. No markup: the message may hold anything."""
+    errors.print(Text.assemble(("error: ", "bold red"), message.replace("\n", " ")))
+
+
+@contextmanager
+def reporting_errors() -> Iterator[None]:
+    """Turns what a command raises into lines on standard error and an exit code."""
+    try:
+        yield
+        sys.stdout.flush()
+    except Stopped as stopped:
+        raise typer.Exit(stopped.exit_code) from None
+    except CommandError as error:
+        complain(str(error))
+        raise typer.Exit(error.exit_code) from None
+    except StatusError as error:
+        complain(_words(error))
+        for violation in error.violations:
+            errors.print(Text(f"  {violation.field}: {violation.description}"))
+        raise typer.Exit(1) from None
+    except TandemError as error:
+        complain(str(error))
+        raise typer.Exit(1) from None
+    except BrokenPipeError:
+        # Whoever read our output has left. Python would complain when it flushes standard output at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise typer.Exit(BROKEN_PIPE_EXIT_CODE) from None
+
+
+def _words(error: StatusError) -> str:
+    where = "" if error.service == "client" else f"{error.service}: "
+    if error.violations:
+        return f"{where}{error.code.name.lower().replace('_', ' ')}:"
+    retry = f" (try again in {error.retry_after:g} s)" if error.retry_after is not None else ""
+    return f"{where}{error.message}{retry}"
+
+
+class TextStream:
+    """Standard output for text that comes bit by bit.
+
+    A thread writes, so that a reader who does not read (`| less`) cannot keep Ctrl-C from being heard; it uses the file
+    descriptor itself, so that nothing is locked or left in a buffer when the process ends meanwhile.
+    """
+
+    def __init__(self) -> None:
+        sys.stdout.flush()
+        self.terminal = sys.stdout.isatty()
+        self._queue: queue.SimpleQueue[tuple[bytes, asyncio.Future[None] | None]] = queue.SimpleQueue()
+        self._error: OSError | None = None
+        self._loop = asyncio.get_running_loop()
+        self._ends_line = True
+        threading.Thread(target=self._work, name="stdout", daemon=True).start()
+
+    def write(self, text: str, *, dim: bool = False) -> None:
+        """Queues text. Raises what an earlier write ran into, BrokenPipeError for example."""
+        if not text:
+            return
+        self._ends_line = text.endswith("\n")
+        if self.terminal:
+            text = harmless(text)
+            text = f"\x1b[2m{text}\x1b[22m" if dim and "NO_COLOR" not in os.environ else text
+        self.write_bytes(text.encode("utf-8", "replace"))
+
+    def write_bytes(self, data: bytes) -> None:
+        """As `write`, exactly these bytes."""
+        if self._error is not None:
+            raise self._error
+        self._queue.put((data, None))
+
+    def end_line(self) -> None:
+        """On a terminal, the next thing begins at the left."""
+        if self.terminal and not self._ends_line:
+            self.write("\n")
+
+    async def flushed(self) -> None:
+        """Returns when everything is written."""
+        future = self._loop.create_future()
+        self._queue.put((b"", future))
+        await future
+        if self._error is not None:
+            raise self._error
+
+    def _work(self) -> None:
+        while True:
+            data, waiting = self._queue.get()
+            try:
+                while data and self._error is None:
+                    data = data[os.write(1, data) :]
+            except OSError as error:
+                self._error = error
+            if waiting is not None:
+                try:
+                    self._loop.call_soon_threadsafe(_finish, waiting)
+                except RuntimeError:  # the command has ended
+                    return
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def harmless(text: str) -> str:
+    """Without control characters, which a model could use to write anywhere on a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c for c in text if c in "\n\t" or not (ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0))
+
+
+def print_statistics(result: GenerationResult) -> None:
+    """What the answer cost and how it ended, on standard error."""
+    usage, timings = result.usage, result.timings
+    cached = "" if usage.cached_prompt_tokens is None else f" ({usage.cached_prompt_tokens} cached)"
+    rows = [
+        ("prompt", f"{usage.prompt_tokens} tokens{cached}"),
+        ("output", f"{usage.completion_tokens} tokens in {timings.total_seconds:.2f} s"),
+        (
+            "first token",
+            "none" if result.time_to_first_token is None else f"{result.time_to_first_token * 1000:.0f} ms",
+        ),
+        ("speed", "-" if result.tokens_per_second is None else f"{result.tokens_per_second:.1f} tokens/s"),
+        ("finish reason", finish_words(result)),
+        ("seed", "-" if result.seed is None else str(result.seed)),
+    ]
+    if result.failovers:
+        rows.append(("failovers", str(result.failovers)))
+    for name, value in rows:
+        errors.print(Text.assemble((f"{name:>13}  ", "dim"), value))
+
+
+def finish_words(result: GenerationResult) -> str:
+    if result.matched_stop is not None:
+        return f"{result.finish_reason} {result.matched_stop!r}"
+    if result.matched_stop_token is not None:
+        return f"{result.finish_reason} (token {result.matched_stop_token})"
+    return str(result.finish_reason)

@@ -1,0 +1,125 @@
+"""`tandem tokenize` and `tandem detokenize`."""
+
+from __future__ import annotations
+
+import json
+from itertools import cycle
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from ..async_client import AsyncClient
+from ..params import EncodeOptions
+from ..types import Encoding
+from . import options as o
+from .services import interruptible
+from .terminal import TextStream, harmless, output, reporting_errors
+
+_COLOURS = ("on dark_blue", "on dark_green", "on dark_red", "on purple4", "on dark_cyan")
+
+
+def tokenize(
+    text: Annotated[str | None, typer.Argument(help='The text; "-" (or none in a pipe): standard input.')] = None,
+    tokenizer_address: o.TokenizerAddress = "",
+    name: Annotated[str, typer.Option("--name", help="Which tokenizer; default: the service's default.")] = "",
+    special: o.Special = "text",
+    add_special: Annotated[
+        bool, typer.Option("--add-special/--no-add-special", help="Add BOS and EOS as the model expects.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    ids_only: Annotated[bool, typer.Option("--ids", help="Only the ids, in one line.")] = False,
+    timeout: o.Timeout = 60.0,
+) -> None:
+    """Show the tokens of a text: ids, pieces and offsets."""
+    with reporting_errors():
+        address = o.required_tokenizer(tokenizer_address)
+        content = o.text_argument(text)
+        wanted: EncodeOptions = {
+            "tokenizer": name,
+            "special_tokens": special,  # type: ignore[typeddict-item]  # checked with everything else
+            "add_special": add_special,
+            "offsets": True,
+            "pieces": True,
+            "timeout": timeout or None,
+        }
+        encoding = interruptible(_encode(address, content, wanted))
+        if as_json:
+            _plain(json.dumps(_dictionary(encoding), ensure_ascii=False))
+        elif ids_only:
+            _plain(" ".join(map(str, encoding.ids)))
+        else:
+            _show(content, encoding)
+
+
+def detokenize(
+    ids: Annotated[list[int], typer.Argument(help="Token ids.")],
+    tokenizer_address: o.TokenizerAddress = "",
+    name: Annotated[str, typer.Option("--name", help="Which tokenizer; default: the service's default.")] = "",
+    remove_special: Annotated[
+        bool, typer.Option("--remove-special", help="Drop a leading BOS and a trailing EOS.")
+    ] = False,
+    unparse_special: Annotated[
+        bool, typer.Option("--unparse-special", help="Show control tokens as their text.")
+    ] = False,
+    timeout: o.Timeout = 60.0,
+) -> None:
+    """Show the text of token ids, as its exact bytes."""
+    with reporting_errors():
+        address = o.required_tokenizer(tokenizer_address)
+        interruptible(_decode(address, ids, name, remove_special, unparse_special, timeout or None))
+
+
+async def _encode(address: str, text: str, wanted: EncodeOptions) -> Encoding:
+    async with AsyncClient(address) as client:
+        return await client.encode(text, **wanted)
+
+
+async def _decode(
+    address: str, ids: list[int], name: str, remove_special: bool, unparse_special: bool, timeout: float | None
+) -> None:
+    async with AsyncClient(address) as client:
+        raw = await client.decode_bytes(
+            ids, tokenizer=name, remove_special=remove_special, unparse_special=unparse_special, timeout=timeout
+        )
+    out = TextStream()
+    if out.terminal:
+        out.write(raw.decode(errors="replace"))
+        out.end_line()
+    else:
+        out.write_bytes(raw)
+    await out.flushed()
+
+
+def _show(text: str, encoding: Encoding) -> None:
+    """The text with a background for each token, then one line a token."""
+    out = output()
+    pieces = [harmless(piece.decode(errors="replace")) for piece in encoding.pieces]
+    if out.is_terminal:
+        line = Text()
+        for piece, colour in zip(pieces, cycle(_COLOURS), strict=False):
+            line.append(piece, style=colour)
+        out.print(line)
+    width = len(str(max(encoding.ids, default=0)))
+    for index, (token, piece) in enumerate(zip(encoding.ids, pieces, strict=True)):
+        row = Text(f"{encoding.byte_offsets[index]:>6}  {token:>{width}}  ")
+        row.append(repr(piece), style=_COLOURS[index % len(_COLOURS)])
+        out.print(row)
+    size = len(text.encode())
+    out.print(Text(f"{len(encoding.ids)} tokens, {len(text)} characters, {size} bytes", style="dim"))
+
+
+def _dictionary(encoding: Encoding) -> dict[str, object]:
+    return {
+        "ids": encoding.ids,
+        "pieces": [piece.decode(errors="replace") for piece in encoding.pieces],
+        "pieces_hex": [piece.hex() for piece in encoding.pieces],
+        "byte_offsets": encoding.byte_offsets,
+        "code_point_offsets": encoding.code_point_offsets,
+        "tokens": len(encoding.ids),
+        "fingerprint": encoding.fingerprint,
+    }
+
+
+def _plain(line: str) -> None:
+    output().print(Text(line))

@@ -1,0 +1,3 @@
+from tests.client.fake_service import main
+
+main("worker")

@@ -1,0 +1,266 @@
+"""`tandem generate`, `tokenize`, `detokenize` and `status`: what they print, where, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.client.fakes import BOS, EOS, TEXT, ServersThread, ids_of_text
+
+# sys.executable is written out, so that nothing depends on PATH.
+TANDEM = [sys.executable, "-m", "tandem.client"]
+
+
+def environment(servers: ServersThread | None, **more: str) -> dict[str, str]:
+    addresses = {}
+    if servers is not None:
+        addresses = {
+            "TANDEM_TOKENIZER_ADDRESS": servers.tokenizer_address,
+            "TANDEM_WORKER_ADDRESS": servers.worker_address,
+        }
+    return {**os.environ, "COLUMNS": "200", **addresses, **more}
+
+
+def tandem(servers: ServersThread | None, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    options.setdefault("stdin", None if "input" in options else subprocess.DEVNULL)
+    if options["stdin"] is None:
+        del options["stdin"]
+    return subprocess.run(
+        [*TANDEM, *arguments], env=environment(servers), capture_output=True, encoding="utf-8", timeout=60, **options
+    )
+
+
+def test_generate_prints_exactly_the_completion(servers: ServersThread) -> None:
+    done = tandem(servers, "generate", "Hello", "--seed", "0")
+    assert (done.returncode, done.stdout, done.stderr) == (0, TEXT, "")
+
+
+def test_generate_reads_a_prompt_from_a_pipe_and_shows_statistics_apart(servers: ServersThread) -> None:
+    for arguments in (["-"], []):
+        done = tandem(servers, "generate", *arguments, "--stats", "-n", "5", "--seed", "0", input="Hello\nwörld")
+        assert (done.returncode, done.stdout) == (0, TEXT[:5])
+        assert "finish reason  max_tokens" in done.stderr
+        assert "prompt  13 tokens" in done.stderr
+    assert list(servers.worker.seen[0].request.prompt_ids) == [BOS, *ids_of_text("Hello\nwörld")]
+
+
+def test_every_flag_reaches_the_worker(servers: ServersThread) -> None:
+    flags = "--max-tokens 9 --min-tokens 2 --temperature 0.5 --top-k 3 --top-p 0.25 --min-p 0.125 --seed 7"
+    flags += " --repetition-penalty 1.5 --stop-id 4 --stop-id 5 --ignore-eos --include-stop --stop zzz --stop a\\nb"
+    done = tandem(servers, "generate", "Hi", *flags.split())
+    assert done.returncode == 0, done.stderr
+    request = servers.worker.seen[0].request
+    sampling, stopping = request.sampling, request.stopping
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.5, 3, 0.25, 0.125)
+    assert (sampling.repetition_penalty, sampling.seed) == (1.5, 7)
+    assert (stopping.max_tokens, stopping.min_tokens, list(stopping.stop_token_ids)) == (9, 2, [4, 5])
+    assert stopping.ignore_eos
+    assert stopping.include_stop
+    assert list(servers.tokenizer.opened[0].stop_strings) == ["zzz", "a\nb"]
+
+
+def test_generate_tells_everything_as_json(servers: ServersThread) -> None:
+    done = tandem(servers, "generate", "Hello", "--json", "--logprobs", "--seed", "0", "--stop", "that")
+    answer = json.loads(done.stdout)
+    assert answer["text"] == TEXT[: TEXT.index("that")]
+    assert (answer["finish_reason"], answer["matched_stop"], answer["seed"]) == ("stop_string", "that", 0)
+    assert answer["output_ids"] == ids_of_text(answer["text"])
+    assert len(answer["logprobs"]) == len(answer["output_ids"])
+    assert answer["usage"]["prompt_tokens"] == 6
+    assert done.stdout.count("\n") == 1
+
+
+def test_several_workers_come_by_flag_or_by_commas(servers: ServersThread) -> None:
+    two = ["--worker-address", servers.worker_address, "--worker-address", "127.0.0.1:1"]
+    assert tandem(servers, "generate", "Hi", "--seed", "0", *two).stdout == TEXT
+    both = environment(servers, TANDEM_WORKER_ADDRESS=f"{servers.worker_address},127.0.0.1:1")
+    command = [*TANDEM, "generate", "Hi", "--seed", "0"]
+    assert subprocess.run(command, env=both, capture_output=True, timeout=60, encoding="utf-8").stdout == TEXT
+
+
+def test_errors_are_one_clear_line_and_one_for_each_field(servers: ServersThread) -> None:
+    done = tandem(servers, "generate", "Hello", "--temperature", "-1", "--top-p", "7", "--special", "maybe")
+    assert (done.returncode, done.stdout) == (1, "")
+    lines = done.stderr.splitlines()
+    assert lines[0] == "error: invalid argument:"
+    assert [line.split(":")[0].strip() for line in lines[1:]] == [
+        "special_tokens",
+        "sampling.temperature",
+        "sampling.top_p",
+    ]
+    servers.worker.fail = (grpc.StatusCode.NOT_FOUND, "no model\nof that name")
+    done = tandem(servers, "generate", "Hello")
+    assert (done.returncode, done.stderr) == (1, "error: worker: no model of that name\n")
+
+
+def test_a_server_that_is_not_there_is_one_line(servers: ServersThread) -> None:
+    done = tandem(servers, "generate", "Hi", "--tokenizer-address", "127.0.0.1:1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: tokenizer: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate"],
+        ["generate", "x", "--top-k", "many"],
+        ["generate", "x", "--unknown"],
+        ["tokenize", "x"],
+        ["detokenize", "x"],
+        ["detokenize"],
+        ["status"],
+        ["nothing"],
+        [],
+    ],
+)
+def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
+    done = tandem(None, *arguments)
+    assert done.returncode == 2
+    assert done.stderr or done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_help_and_version() -> None:
+    for arguments in (["--help"], ["generate", "--help"], ["run", "-h"], ["serve", "--help"]):
+        done = tandem(None, *arguments)
+        assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(r"tandem \S+\n", tandem(None, "--version").stdout)
+
+
+def test_interrupting_generate_cancels_at_the_worker(servers: ServersThread) -> None:
+    servers.worker.pause_at = 5
+    process = subprocess.Popen(
+        [*TANDEM, "generate", "Hi", "--seed", "0"],
+        env=environment(servers),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    text = b""
+    while len(text) < 5:
+        text += os.read(process.stdout.fileno(), 100)
+    process.send_signal(signal.SIGINT)
+    rest, stderr = process.communicate(timeout=60)
+    assert (process.returncode, text + rest, stderr) == (130, TEXT[:5].encode(), b"")
+    servers.wait(servers.worker.seen[0].cancelled)
+
+
+def test_a_reader_that_leaves_ends_it_quietly(servers: ServersThread) -> None:
+    servers.worker.pause_at = 5
+    process = subprocess.Popen(
+        [*TANDEM, "generate", "Hi", "--seed", "0"],
+        env=environment(servers),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    os.read(process.stdout.fileno(), 1)
+    process.stdout.close()
+    servers.set(servers.worker.go)
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    assert process.wait(60) == 128 + signal.SIGPIPE
+    process.stderr.close()
+
+
+def test_tokenize_shows_ids_pieces_and_counts(servers: ServersThread) -> None:
+    done = tandem(servers, "tokenize", "aä")
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert [row[1] for row in rows[:-1]] == [str(i) for i in [BOS, *ids_of_text("aä")]]
+    assert rows[1][2] == "'a'"
+    assert done.stdout.endswith("4 tokens, 2 characters, 3 bytes\n")
+    assert tandem(servers, "tokenize", "aä", "--ids", "--no-add-special").stdout == "100 198 167\n"
+    as_json = json.loads(tandem(servers, "tokenize", "-", "--json", input="aä").stdout)
+    assert as_json["ids"] == [BOS, *ids_of_text("aä")]
+    assert as_json["tokens"] == 4
+    assert bytes.fromhex("".join(as_json["pieces_hex"])).decode() == "aä"
+
+
+def test_tokenize_obeys_the_special_token_policy(servers: ServersThread) -> None:
+    assert tandem(servers, "tokenize", "<|control|>", "--special", "parse", "--ids").stdout == "0 2\n"
+    done = tandem(servers, "tokenize", "<|control|>", "--special", "reject")
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "error: tokenizer: invalid argument:",
+        "  input.segments[0].text: contains a control token",
+    ]
+
+
+def test_detokenize_gives_the_exact_bytes(servers: ServersThread) -> None:
+    ids = [str(i) for i in ids_of_text("aä🚀")]
+    assert tandem(servers, "detokenize", *ids).stdout == "aä🚀"
+    command = [*TANDEM, "detokenize", str(3 + 0xE2)]
+    assert subprocess.run(command, env=environment(servers), capture_output=True, timeout=60).stdout == b"\xe2"
+
+
+def test_status_tells_about_both(servers: ServersThread) -> None:
+    done = tandem(servers, "status")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "bytes" in done.stdout
+    assert "serving" in done.stdout
+    assert "counting" in done.stdout
+    assert "\x1b" not in done.stdout
+    tokenizer, worker = json.loads(tandem(servers, "status", "--json").stdout)
+    assert tokenizer["tokenizers"][0]["vocabulary_size"] == 259
+    assert (worker["server"]["state"], worker["model"]["context_length"]) == ("serving", 4096)
+    assert worker["load"]["running_requests"] == 0
+
+
+def test_status_of_what_is_not_there_is_an_error_beside_what_is(servers: ServersThread) -> None:
+    done = tandem(servers, "status", "--worker-address", "127.0.0.1:1")
+    assert done.returncode == 1
+    assert "bytes" in done.stdout
+    assert "127.0.0.1:1" in done.stderr
+
+
+def on_a_terminal(servers: ServersThread, *arguments: str) -> tuple[int, str]:
+    """Exit code and what a person would see on a terminal."""
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [*TANDEM, *arguments],
+        env=environment(servers, TERM="xterm-256color"),
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    shown = b""
+    while True:
+        try:
+            data = os.read(controller, 65536)
+        except OSError:  # Linux says so at the end of a terminal
+            break
+        if not data:
+            break
+        shown += data
+    os.close(controller)
+    return process.wait(60), shown.decode().replace("\r\n", "\n")
+
+
+def test_a_terminal_gets_a_last_line_break_and_no_control_characters(servers: ServersThread) -> None:
+    servers.worker.script = [*ids_of_text("plain \x1b[2J\x07text\u009b1m"), EOS]
+    assert on_a_terminal(servers, "generate", "Hi", "--seed", "0") == (0, "plain [2Jtext1m\n")
+
+
+def test_a_terminal_gets_colours(servers: ServersThread) -> None:
+    code, shown = on_a_terminal(servers, "tokenize", "abc")
+    assert code == 0
+    assert "\x1b[" in shown
+
+
+def test_a_terminal_without_a_prompt_is_wrong_usage(servers: ServersThread) -> None:
+    code, shown = on_a_terminal(servers, "generate")
+    assert code == 2
+    assert "give a text" in shown
