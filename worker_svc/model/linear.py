@@ -1,6 +1,17 @@
 """The matrix product of the model, and the one place that knows how a weight is stored.
 
-Everything else sees `Linear(x)`; other storage (prepacked, quantized) is added here.
+Everything else sees `Linear(x)`; other storage (quantized) is added here.
+
+On a CPU there are two libraries for `x W^T`. For a few rows and a large W, MKL rearranges all of W at each call; oneDNN
+can be given a W that was rearranged once. Measured in fp32 on one Zen 3 core, W `[11264, 2048]`, milliseconds:
+
+| rows                 | 1   | 4   | 8   | 16  | 64  | 512 |
+|----------------------|-----|-----|-----|-----|-----|-----|
+| MKL                  | 5   | 22  | 25  | 31  | 56  | 540 |
+| oneDNN, W as it is   | 5   | 12  | 14  | 20  | 48  | 470 |
+| oneDNN, W rearranged | 5   | 10  | 13  | 16  | 44  | 470 |
+
+A small W is quicker with MKL: 0.02 against 0.04 ms for `[288, 288]`.
 """
 
 from __future__ import annotations
@@ -9,6 +20,9 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+
+REARRANGE_FROM = 1 << 20  # numbers in a matrix; smaller ones stay as they are
+_ROWS = 16  # the number of rows for which oneDNN chooses the arrangement
 
 
 class Linear(torch.nn.Module):
@@ -20,7 +34,40 @@ class Linear(torch.nn.Module):
     def __init__(self, in_features: int, out_features: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.empty((out_features, in_features), dtype=dtype), requires_grad=False)
+        self._with_onednn = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[N, in] -> [N, out]`."""
+        if self._with_onednn:
+            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.weight, None, "none", [], "")
+            return product
         return F.linear(x, self.weight)
+
+    def will_rearrange(self, device: torch.device | str) -> bool:
+        """Whether `settle` will replace a weight on this device by a rearranged copy."""
+        return self.weight.numel() >= REARRANGE_FROM and _onednn_serves(torch.device(device), self.weight.dtype)
+
+    def settle(self, *, shared: bool = False) -> None:
+        """Chooses how to compute, once the weight is there; afterwards only `forward` may look at it.
+
+        A weight that something else reads too (`shared`) stays as it is.
+        """
+        if not self.will_rearrange(self.weight.device):
+            return
+        self._with_onednn = True
+        if not shared:
+            rearranged = torch.ops.mkldnn._reorder_linear_weight(self.weight.data, _ROWS)
+            self.weight = torch.nn.Parameter(rearranged, requires_grad=False)
+
+
+def _onednn_serves(device: torch.device, dtype: torch.dtype) -> bool:
+    if device.type != "cpu":
+        return False
+    operations = torch.ops.mkldnn
+    if not all(hasattr(operations, name) for name in ("_linear_pointwise", "_reorder_linear_weight")):
+        return False  # torch was built without oneDNN
+    if dtype == torch.bfloat16:
+        return bool(operations._is_mkldnn_bf16_supported())
+    if dtype == torch.float16:
+        return bool(operations._is_mkldnn_fp16_supported())
+    return dtype == torch.float32

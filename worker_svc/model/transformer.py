@@ -12,7 +12,7 @@ their number is a multiple of 4.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,8 +24,7 @@ from worker_svc.model.config import ModelConfig
 from worker_svc.model.kv_cache import KVCache
 from worker_svc.model.linear import Linear
 from worker_svc.model.rope import RotaryTable, rotate
-
-_PIECE_BYTES = 16 << 20  # of a mapped file that are copied at once
+from worker_svc.model.weights import WeightFiller
 
 
 class RMSNorm(torch.nn.Module):
@@ -97,7 +96,8 @@ class Layer(torch.nn.Module):
         qk = rotate(qkv[:, : self._rotated_heads], step.cos, step.signed_sin)
         step.cache.write(self._index, step.slots, qk[:, self._heads :], qkv[:, self._rotated_heads :])
         keys, values = step.cache.keys[self._index], step.cache.values[self._index]
-        attended = step.plan.attend(keys, values, qk[:, : self._heads], self._scale).view(-1, self._q_size)
+        queries = step.cache.scale_queries(self._index, qk[:, : self._heads])
+        attended = step.plan.attend(keys, values, queries, self._scale).view(-1, self._q_size)
         if wanted is not None:
             x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
         x += self.attention_output(attended)
@@ -198,26 +198,19 @@ def load_transformer(
 ) -> Transformer:
     """A model with the checkpoint's weights, in `dtype` on `device`.
 
-    Each weight is allocated when its first tensor comes and filled from the mapped file piece by piece, so that beside
-    the model itself there is never more than one matrix in memory. `progress(bytes done, bytes in all)` is called after
-    each tensor. `config` serves the weights with other constants, for example another context length.
-    Raises CheckpointError.
+    `progress(bytes done, bytes in all)` is called after each tensor. `config` serves the weights with other constants,
+    for example another context length. Raises CheckpointError.
     """
     model = Transformer(config or checkpoint.config, device, dtype)
     destinations = model.destinations()
+    filler = WeightFiller(device, dtype)
     done = 0
     for name, source in checkpoint.tensors():
         target = destinations.pop(name)
-        module = target.module
-        if module.weight.is_meta:
-            empty = torch.empty(module.weight.shape, dtype=dtype, device=device)
-            module.weight = torch.nn.Parameter(empty, requires_grad=False)
-        for start, piece in _pieces(source):
-            filled = module.weight.data[target.row + start : target.row + start + len(piece)]
-            filled.copy_(piece)
-            if dtype == torch.float16 and piece.dtype != dtype and not filled.isfinite().all():
-                raise CheckpointError(f"{checkpoint.path}: {name} has numbers that do not fit into float16")
-            checkpoint.release(piece)
+        try:
+            filler.fill(target.module, target.row, source, checkpoint.release)
+        except OverflowError as error:
+            raise CheckpointError(f"{checkpoint.path}: {name} has {error}") from error
         done += source.numel() * source.element_size()
         if progress is not None:
             progress(done, checkpoint.total_bytes)
@@ -225,12 +218,5 @@ def load_transformer(
         raise CheckpointError(f"{checkpoint.path}: {', '.join(destinations)} did not come")
     if model.config.tie_embeddings:
         model.output.weight = model.embedding.weight
+        model.output.settle(shared=True)
     return model
-
-
-def _pieces(tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """First row and rows of slices of at most about `_PIECE_BYTES`."""
-    row_bytes = tensor.element_size() * max(1, tensor.numel() // max(1, len(tensor)))
-    rows = max(1, _PIECE_BYTES // row_bytes)
-    for start in range(0, len(tensor), rows):
-        yield start, tensor[start : start + rows]

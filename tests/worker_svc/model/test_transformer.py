@@ -20,9 +20,18 @@ from tests.worker_svc.model.llama_folders import (
     step,
 )
 from worker_svc.checkpoints import open_checkpoint
+from worker_svc.model import linear
 from worker_svc.model.transformer import Transformer, load_transformer
 
 LENGTH = 43
+
+
+@pytest.fixture(params=[linear.REARRANGE_FROM, 0], ids=["plain weights", "rearranged weights"])
+def _storage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways in which a CPU stores weights; these matrices are too small for the second one by themselves."""
+    monkeypatch.setattr(linear, "REARRANGE_FROM", request.param)
+
+
 SHAPES: dict[str, dict[str, Any]] = {
     "multi-head": {},
     "grouped": {"hidden_size": 72, "num_attention_heads": 6, "num_key_value_heads": 2},
@@ -58,6 +67,7 @@ def reference_logits(model: LlamaForCausalLM, ids: list[int]) -> torch.Tensor:
         return model(torch.tensor([ids])).logits[0].float()
 
 
+@pytest.mark.usefixtures("_storage")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_logits_equal_transformers(shape: str, tmp_path: Path) -> None:
     reference = random_llama(**SHAPES[shape])
@@ -88,6 +98,7 @@ def test_the_scaled_rope_of_a_meta_folder_is_that_of_llama_3_1(tmp_path: Path) -
     torch.testing.assert_close(ours, reference_logits(reference, ids), atol=1e-4, rtol=0)
 
 
+@pytest.mark.usefixtures("_storage")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", ["multi-head", "grouped", "odd feed-forward and vocabulary"])
 def test_whole_prefill_chunks_and_single_tokens_agree_to_the_bit(
@@ -102,6 +113,7 @@ def test_whole_prefill_chunks_and_single_tokens_agree_to_the_bit(
         assert torch.equal(logits_in_chunks(model, ids, chunks), whole), chunks
 
 
+@pytest.mark.usefixtures("_storage")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", ["multi-head", "grouped", "odd feed-forward and vocabulary"])
 @pytest.mark.parametrize("threads", [1, 3])
