@@ -98,7 +98,10 @@ class ByteTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         if text.HasField("truncation"):
             ids = ids[: text.truncation.max_tokens]
         pieces = [bytes([i - FIRST_BYTE]) if i >= FIRST_BYTE else b"" for i in ids]
-        return tokenizer_pb2.Encoding(ids=ids, total_tokens=total, truncated=len(ids) < total, pieces=pieces)
+        offsets = [sum(map(len, pieces[:index])) for index in range(len(ids))] if len(ids) < 1000 else []
+        return tokenizer_pb2.Encoding(
+            ids=ids, total_tokens=total, truncated=len(ids) < total, pieces=pieces, byte_offsets=offsets
+        )
 
     async def _check(
         self, context: grpc.aio.ServicerContext, segments: Sequence[tokenizer_pb2.TextSegment] = ()

@@ -329,13 +329,13 @@ class AsyncClient:
         self._check_open()
         loop = asyncio.get_running_loop()
         if self._loop is None:
-            self._loop = loop
             if self._tokenizer_address is not None:
                 self._tokenizer_channel = open_channel(self._tokenizer_address, self._connection, self._credentials)
                 stub = tokenizer_pb2_grpc.TokenizerServiceStub(self._tokenizer_channel)
                 self._text_service = TextService(stub)
             if self._worker_addresses:
                 self._pool = WorkerPool(self._worker_addresses, self._connection, self._credentials)
+            self._loop = loop
         elif self._loop is not loop:
             raise ConfigurationError(
                 "an AsyncClient belongs to the event loop that used it first; make one for each loop"

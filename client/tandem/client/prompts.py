@@ -55,10 +55,12 @@ def encode_input(
     violations: list[FieldViolation] = []
     if special_tokens not in POLICIES:
         violations.append(_wrong_policy("special_tokens", special_tokens))
+        special_tokens = "text"
     elif special_tokens == "parse_listed" and isinstance(text, str):
         violations.append(
             FieldViolation("special_tokens", 'can be "parse_listed" only for a Segment, which lists the ids')
         )
+        special_tokens = "text"
     if isinstance(text, str):
         segments: Sequence[Segment] = [Segment(text, special_tokens)]
     elif isinstance(text, Segment):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +13,7 @@ from ..params import GenerateOptions
 from ..types import GenerationResult
 from . import options as o
 from .services import interruptible
-from .terminal import CommandError, TextStream, print_statistics, reporting_errors
+from .terminal import TextStream, print_statistics, reporting_errors
 
 
 def generate(
@@ -37,6 +36,9 @@ def generate(
     seed: o.Seed = None,
     special: o.Special = "text",
     timeout: o.Timeout = 600.0,
+    tls: o.Tls = False,
+    ca_file: o.CaFile = None,
+    token_file: o.TokenFile = None,
     logprobs: Annotated[bool, typer.Option("--logprobs", help="With --json: of each token.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with everything, at the end.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Statistics on standard error at the end.")] = False,
@@ -44,9 +46,8 @@ def generate(
     """Continue a text, as it is made."""
     with reporting_errors():
         tokenizer = o.required_tokenizer(tokenizer_address)
-        workers = worker_address or [w.strip() for w in os.environ.get(o.WORKER_VARIABLE, "").split(",") if w.strip()]
-        if not workers:
-            raise CommandError(f"which worker? Give --worker-address HOST:PORT or set {o.WORKER_VARIABLE}", exit_code=2)
+        workers = o.worker_addresses(worker_address)
+        credentials = o.credentials(tls, ca_file, token_file)
         text = o.text_argument(prompt)
         wanted = o.sampling_options(
             max_tokens=max_tokens,
@@ -65,15 +66,15 @@ def generate(
             timeout=timeout,
         )
         wanted["logprobs"] = logprobs
-        result = interruptible(_generate(tokenizer, workers, text, wanted, as_json))
+        result = interruptible(
+            _generate(AsyncClient(tokenizer, workers, credentials=credentials), text, wanted, as_json)
+        )
         if stats:
             print_statistics(result)
 
 
-async def _generate(
-    tokenizer: str, workers: list[str], prompt: str, wanted: GenerateOptions, as_json: bool
-) -> GenerationResult:
-    async with AsyncClient(tokenizer, workers) as client:
+async def _generate(client: AsyncClient, prompt: str, wanted: GenerateOptions, as_json: bool) -> GenerationResult:
+    async with client:
         if not as_json:
             return await stream_to_terminal(client, prompt, wanted, show_prompt=False)
         result = await client.generate(prompt, **wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 from ..params import GenerateOptions
+from ..settings import Credentials
 from .terminal import CommandError
 
 TOKENIZER_VARIABLE = "TANDEM_TOKENIZER_ADDRESS"
@@ -73,6 +75,27 @@ WorkerAddresses = Annotated[
         rich_help_panel=_CONNECTION,
     ),
 ]
+Tls = Annotated[
+    bool, typer.Option("--tls", help="Connect by TLS, with the system's authorities.", rich_help_panel=_CONNECTION)
+]
+CaFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca-file",
+        help="Connect by TLS, with the authorities in this PEM file.",
+        envvar="TANDEM_CA_FILE",
+        rich_help_panel=_CONNECTION,
+    ),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        help="File with the bearer token to send.",
+        envvar="TANDEM_TOKEN_FILE",
+        rich_help_panel=_CONNECTION,
+    ),
+]
 Model = Annotated[
     Path | None,
     typer.Option(
@@ -130,6 +153,27 @@ def sampling_options(
         "special_tokens": special,  # type: ignore[typeddict-item]  # checked with everything else
         "timeout": timeout or None,
     }
+
+
+def credentials(tls: bool, ca_file: Path | None, token_file: Path | None) -> Credentials | None:
+    """What the connection flags ask for; None: a plain connection without a token."""
+    if not tls and ca_file is None and token_file is None:
+        return None
+    token = None
+    if token_file is not None:
+        try:
+            token = token_file.read_text().strip()
+        except OSError as error:
+            raise CommandError(f"--token-file {token_file}: {error.strerror}") from None
+    return Credentials(tls=tls or ca_file is not None, root_certificates=ca_file, bearer_token=token)
+
+
+def worker_addresses(given: list[str] | None) -> list[str]:
+    """From the flags, or else from the environment; none at all is wrong usage."""
+    addresses = given or [one.strip() for one in os.environ.get(WORKER_VARIABLE, "").split(",") if one.strip()]
+    if not addresses:
+        raise CommandError(f"which worker? Give --worker-address HOST:PORT or set {WORKER_VARIABLE}", exit_code=2)
+    return addresses
 
 
 def unescaped(text: str) -> str:

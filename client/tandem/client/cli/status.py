@@ -21,7 +21,7 @@ from ..rpc import CallContext, unary
 from ..settings import ConnectionSettings, open_channel
 from . import options as o
 from .services import interruptible
-from .terminal import CommandError, complain, output, reporting_errors
+from .terminal import complain, output, reporting_errors
 
 Report = dict[str, Any]
 
@@ -31,17 +31,19 @@ def status(
     worker_address: o.WorkerAddresses = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     timeout: o.Timeout = 10.0,
+    tls: o.Tls = False,
+    ca_file: o.CaFile = None,
+    token_file: o.TokenFile = None,
 ) -> None:
     """Show the tokenizers, and what each worker is, serves and does now."""
     with reporting_errors():
-        workers = worker_address or [w.strip() for w in os.environ.get(o.WORKER_VARIABLE, "").split(",") if w.strip()]
-        if not tokenizer_address and not workers:
-            raise CommandError(
-                "whose? Give --tokenizer-address or --worker-address, "
-                f"or set {o.TOKENIZER_VARIABLE} or {o.WORKER_VARIABLE}",
-                exit_code=2,
-            )
-        reports = interruptible(_ask_all(tokenizer_address, workers, timeout or None))
+        if tokenizer_address and not worker_address and o.WORKER_VARIABLE not in os.environ:
+            workers = []
+        else:
+            workers = o.worker_addresses(worker_address)
+        credentials = o.credentials(tls, ca_file, token_file)
+        context = CallContext(deadline=Deadline.after(timeout or None), closed=lambda: False, credentials=credentials)
+        reports = interruptible(_ask_all(tokenizer_address, workers, context))
         if as_json:
             output().print_json(json.dumps(reports), highlight=False, indent=None if not output().is_terminal else 2)
         else:
@@ -51,8 +53,7 @@ def status(
             raise typer.Exit(1)
 
 
-async def _ask_all(tokenizer: str, workers: list[str], timeout: float | None) -> list[Report]:
-    context = CallContext(deadline=Deadline.after(timeout), closed=lambda: False)
+async def _ask_all(tokenizer: str, workers: list[str], context: CallContext) -> list[Report]:
     asked = [_ask_tokenizer(tokenizer, context)] if tokenizer else []
     asked += [_ask_worker(worker, context) for worker in workers]
     return list(await asyncio.gather(*asked))
@@ -60,7 +61,7 @@ async def _ask_all(tokenizer: str, workers: list[str], timeout: float | None) ->
 
 async def _ask_tokenizer(address: str, context: CallContext) -> Report:
     report: Report = {"address": address, "service": "tokenizer"}
-    async with open_channel(address, ConnectionSettings(), None) as channel:
+    async with open_channel(address, ConnectionSettings(), context.credentials) as channel:
         stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
         try:
             listing = await unary(
@@ -73,7 +74,7 @@ async def _ask_tokenizer(address: str, context: CallContext) -> Report:
 
 async def _ask_worker(address: str, context: CallContext) -> Report:
     report: Report = {"address": address, "service": "worker"}
-    async with open_channel(address, ConnectionSettings(), None) as channel:
+    async with open_channel(address, ConnectionSettings(), context.credentials) as channel:
         stub = admin_pb2_grpc.WorkerAdminServiceStub(channel)
         try:
             server, model, load = await asyncio.gather(

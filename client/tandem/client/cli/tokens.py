@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import cycle
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -30,10 +31,13 @@ def tokenize(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     ids_only: Annotated[bool, typer.Option("--ids", help="Only the ids, in one line.")] = False,
     timeout: o.Timeout = 60.0,
+    tls: o.Tls = False,
+    ca_file: o.CaFile = None,
+    token_file: o.TokenFile = None,
 ) -> None:
     """Show the tokens of a text: ids, pieces and offsets."""
     with reporting_errors():
-        address = o.required_tokenizer(tokenizer_address)
+        client = _client(tokenizer_address, tls, ca_file, token_file)
         content = o.text_argument(text)
         wanted: EncodeOptions = {
             "tokenizer": name,
@@ -43,7 +47,7 @@ def tokenize(
             "pieces": True,
             "timeout": timeout or None,
         }
-        encoding = interruptible(_encode(address, content, wanted))
+        encoding = interruptible(_encode(client, content, wanted))
         if as_json:
             _plain(json.dumps(_dictionary(encoding), ensure_ascii=False))
         elif ids_only:
@@ -63,22 +67,29 @@ def detokenize(
         bool, typer.Option("--unparse-special", help="Show control tokens as their text.")
     ] = False,
     timeout: o.Timeout = 60.0,
+    tls: o.Tls = False,
+    ca_file: o.CaFile = None,
+    token_file: o.TokenFile = None,
 ) -> None:
     """Show the text of token ids, as its exact bytes."""
     with reporting_errors():
-        address = o.required_tokenizer(tokenizer_address)
-        interruptible(_decode(address, ids, name, remove_special, unparse_special, timeout or None))
+        client = _client(tokenizer_address, tls, ca_file, token_file)
+        interruptible(_decode(client, ids, name, remove_special, unparse_special, timeout or None))
 
 
-async def _encode(address: str, text: str, wanted: EncodeOptions) -> Encoding:
-    async with AsyncClient(address) as client:
+def _client(address: str, tls: bool, ca_file: Path | None, token_file: Path | None) -> AsyncClient:
+    return AsyncClient(o.required_tokenizer(address), credentials=o.credentials(tls, ca_file, token_file))
+
+
+async def _encode(client: AsyncClient, text: str, wanted: EncodeOptions) -> Encoding:
+    async with client:
         return await client.encode(text, **wanted)
 
 
 async def _decode(
-    address: str, ids: list[int], name: str, remove_special: bool, unparse_special: bool, timeout: float | None
+    client: AsyncClient, ids: list[int], name: str, remove_special: bool, unparse_special: bool, timeout: float | None
 ) -> None:
-    async with AsyncClient(address) as client:
+    async with client:
         raw = await client.decode_bytes(
             ids, tokenizer=name, remove_special=remove_special, unparse_special=unparse_special, timeout=timeout
         )

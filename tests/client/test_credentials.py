@@ -1,0 +1,130 @@
+"""TLS, mutual TLS and bearer tokens, against real servers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from tandem.client import AsyncClient, ConfigurationError, Credentials, UnauthenticatedError, UnavailableError
+from tandem.inference.v1 import admin_pb2_grpc, inference_pb2_grpc
+from tandem.tokenizer.v1 import tokenizer_pb2_grpc
+from tests.client.fakes import EOS, TEXT, ByteTokenizer, CountingWorker, ids_of_text
+
+pytest.importorskip("cryptography", reason="certificates for the tests are made with it")
+from tests.svc_common.certificates import Authority
+
+TOKEN = "correct horse"
+
+
+class TokenGate(grpc.aio.ServerInterceptor):
+    async def intercept_service(self, continuation, details):
+        metadata = dict(details.invocation_metadata)
+        if metadata.get("authorization") == f"Bearer {TOKEN}":
+            return await continuation(details)
+
+        async def refuse(request, context):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "who are you?")
+
+        return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+@asynccontextmanager
+async def both_in_one(credentials: grpc.ServerCredentials | None, *, gate: bool = False) -> AsyncIterator[str]:
+    server = grpc.aio.server(interceptors=[TokenGate()] if gate else [])
+    worker = CountingWorker([*ids_of_text(TEXT), EOS])
+    tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(ByteTokenizer(), server)
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(worker, server)
+    admin_pb2_grpc.add_WorkerAdminServiceServicer_to_server(worker, server)
+    if credentials is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority("test authority")
+
+
+async def test_tls_with_an_authority_of_ones_own(authority: Authority, tmp_path: Path) -> None:
+    signed = authority.sign("server")
+    file = tmp_path / "ca.pem"
+    file.write_bytes(authority.certificate)
+    async with both_in_one(grpc.ssl_server_credentials([(signed.key, signed.certificate)])) as address:
+        for material in (authority.certificate, file, str(file)):
+            credentials = Credentials(root_certificates=material)
+            async with AsyncClient(address, address, credentials=credentials, timeout=30) as client:
+                assert (await client.generate("Hi", seed=0)).text == TEXT
+        for wrong in (None, Credentials(root_certificates=Authority("another").certificate)):
+            async with AsyncClient(address, credentials=wrong, timeout=10) as client:
+                with pytest.raises(UnavailableError):
+                    await client.encode("Hi")
+
+
+async def test_mutual_tls(authority: Authority) -> None:
+    server, own = authority.sign("server"), authority.sign("client")
+    demanding = grpc.ssl_server_credentials(
+        [(server.key, server.certificate)], root_certificates=authority.certificate, require_client_auth=True
+    )
+    async with both_in_one(demanding) as address:
+        whole = Credentials(
+            root_certificates=authority.certificate, private_key=own.key, certificate_chain=own.certificate
+        )
+        async with AsyncClient(address, address, credentials=whole, timeout=30) as client:
+            assert (await client.generate("Hi", seed=0)).text == TEXT
+        without = Credentials(root_certificates=authority.certificate)
+        async with AsyncClient(address, credentials=without, timeout=10) as client:
+            with pytest.raises(UnavailableError):
+                await client.encode("Hi")
+
+
+async def test_each_call_carries_the_bearer_token(authority: Authority) -> None:
+    asked = 0
+
+    def rotating() -> str:
+        nonlocal asked
+        asked += 1
+        return TOKEN
+
+    async with both_in_one(None, gate=True) as address:
+        async with AsyncClient(
+            address, address, credentials=Credentials(tls=False, bearer_token=rotating), timeout=30
+        ) as client:
+            result = await client.generate("Hi", seed=0)
+            assert result.text == TEXT
+            assert list((await client.get_models()).values())[0] is not None  # noqa: RUF015
+        assert asked >= 4, "encode, model, generate, decode"
+        for credentials in (None, Credentials(tls=False, bearer_token="wrong")):
+            async with AsyncClient(address, address, credentials=credentials, timeout=10) as client:
+                with pytest.raises(UnauthenticatedError, match="who are you"):
+                    await client.encode("Hi")
+                with pytest.raises(UnauthenticatedError):
+                    await client.generate([5], detokenize=False)
+
+
+async def test_credentials_that_cannot_work_are_named(tmp_path: Path) -> None:
+    for credentials, words in (
+        (Credentials(root_certificates=tmp_path / "none"), "root_certificates: cannot read"),
+        (Credentials(private_key=b"key"), "certificate_chain"),
+        (Credentials(certificate_chain=b"chain"), "private_key"),
+    ):
+        client = AsyncClient("a:1", credentials=credentials)
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match=words):
+                await client.encode("x")
+        await client.close()
+
+
+def test_secrets_are_not_shown() -> None:
+    credentials = Credentials(private_key=b"secret key", certificate_chain=b"c", bearer_token="secret token")
+    assert "secret" not in repr(credentials)
