@@ -222,7 +222,6 @@ class _Method:
             return result
         except asyncio.CancelledError as error:
             if rpc.cut:
-                task.uncancel()
                 code = "UNAVAILABLE"
                 await _abort(context, unavailable("this server is shutting down", reason="SHUTTING_DOWN"))
             elif task.cancelling():

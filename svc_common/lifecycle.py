@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import prometheus_client
+
 from svc_common.errors import StartError
 from svc_common.logs import configure_logging
 from svc_common.server import RunningService
@@ -32,6 +34,8 @@ def run_service(service: Service, settings: ServiceSettings) -> int:
     Answers the exit code: 0 after a clean stop, 1 when the start failed, else what `request_stop` was given.
     """
     configure_logging(settings.log_format, settings.log_level, service.metrics.service)
+    # Otherwise every counter and histogram has a second series that nobody uses.
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     with asyncio.Runner() as runner:
         exit_code = runner.run(_run(service, settings))
         # Closing the runner waits for every task and thread that is left; one that never ends must not keep us here.
@@ -61,13 +65,16 @@ async def _run(service: Service, settings: ServiceSettings) -> int:
     running = RunningService(service, settings)
     lifecycle = running.lifecycle
     name = service.metrics.service
+    written: Path | None = None
     with stop_on_signals(lifecycle, supervised=settings.exit_when_stdin_closes):
         orphaned = stop_on_end_of_stdin(lifecycle) if settings.exit_when_stdin_closes else None
         try:
             await running.bind()
             logger.info("%s is starting; health answers on %s", name, running.address)
             if await _start_unless_stopped(running):
-                _write_address_file(settings.address_file, running)
+                if settings.address_file is not None:
+                    _write_address_file(settings.address_file, running)
+                    written = settings.address_file
                 logger.info("%s listening on %s (metrics %s)", name, running.address, running.metrics_address or "off")
                 await lifecycle.wait_stop_requested()
             if orphaned is not None and orphaned.is_set():
@@ -85,9 +92,9 @@ async def _run(service: Service, settings: ServiceSettings) -> int:
             exit_code = 1
         finally:
             await running.stop()
-            if settings.address_file is not None:
+            if written is not None:  # and not merely configured: it may be another process's
                 with suppress(OSError):
-                    settings.address_file.unlink()
+                    written.unlink()
     logger.info("%s has stopped", name)
     return exit_code
 
@@ -113,10 +120,8 @@ async def _start_unless_stopped(running: RunningService) -> bool:
         await asyncio.gather(start, stop, return_exceptions=True)
 
 
-def _write_address_file(path: Path | None, running: RunningService) -> None:
+def _write_address_file(path: Path, running: RunningService) -> None:
     """Whole or not at all: a parent that waits for the file never reads half of it."""
-    if path is None:
-        return
     content = {"address": running.address, "metrics": running.metrics_address, "pid": os.getpid()}
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:

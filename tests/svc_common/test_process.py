@@ -32,6 +32,14 @@ async def test_one_signal_ends_an_idle_service_cleanly(number: signal.Signals, t
     assert not (tmp_path / "address.json").exists()
 
 
+async def test_a_second_instance_that_fails_leaves_the_firsts_address_file(tmp_path: Path) -> None:
+    async with serving_process(tmp_path) as first:
+        port = first.address.rpartition(":")[2]
+        async with probe_process("--port", port, "--address-file", str(tmp_path / "address.json")) as second:
+            assert (await second.end())[0] == 1
+        assert json.loads((tmp_path / "address.json").read_text())["pid"] == first.process.pid
+
+
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 async def test_a_signal_lets_the_running_stream_finish(number: signal.Signals, tmp_path: Path) -> None:
     async with serving_process(tmp_path) as probe, grpc.aio.insecure_channel(probe.address) as channel:
@@ -187,6 +195,7 @@ async def test_metrics_are_served_until_the_end(tmp_path: Path) -> None:
 
         text = await asyncio.to_thread(page, "/metrics")
         assert "tandem_ready 0.0" in text
+        assert "_created" not in text
         assert f'tandem_grpc_server_in_flight{{grpc_method="UnaryStream",grpc_service="{NAME}"}} 1.0' in text
         assert await asyncio.to_thread(page, "/healthz") == "draining\n"
         await ask(channel, "Reachable", "release")
