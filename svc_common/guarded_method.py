@@ -1,0 +1,252 @@
+"""One method of a server: its handler, guarded. Every RPC passes here, whatever its kind.
+
+| what happens                                    | what the client gets                           |
+|-------------------------------------------------|------------------------------------------------|
+| the handler returns                             | its answer                                     |
+| ServiceError                                    | that status with `google.rpc` details          |
+| the client cancels, or its deadline passes      | nothing more; the handler sees CancelledError  |
+| the server's drain runs out of grace            | UNAVAILABLE, reason SHUTTING_DOWN              |
+| a message cannot be parsed                      | INVALID_ARGUMENT, reason MALFORMED_MESSAGE     |
+| any other exception, a Rust panic included      | INTERNAL with an error id that the log has too |
+
+Nothing is sent before the handler's first message: gRPC's transparent retries end with the response headers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, NoReturn, TypeAlias, TypeVar
+
+import grpc
+import grpc.aio
+
+from svc_common.errors import ServiceError, unavailable
+from svc_common.metrics import MethodMetrics
+from svc_common.rich_status import to_wire
+from svc_common.rpc_ids import adopt_ids, echo_request_id
+from svc_common.running import RunningRpc, RunningRpcs
+
+logger = logging.getLogger("svc_common.rpc")
+
+_OUR_FAULT = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS}
+_MALFORMED = object()
+
+T = TypeVar("T")
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in the stubs only
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class GuardedMethod:
+    """One method of one server: its handler, wrapped."""
+
+    def __init__(
+        self,
+        path: str,
+        handler: Handler,
+        metrics: MethodMetrics,
+        running: RunningRpcs,
+        refusal: Callable[[], ServiceError | None] | None,
+    ) -> None:
+        """`path` is /package.Service/Method. `refusal` says why work is not let in now; None: the method is no work."""
+        self._path = path
+        self._metrics = metrics
+        self._running = running
+        self._refusal = refusal
+        self.wrapped = self._wrap(handler)
+
+    def refusal(self) -> ServiceError | None:
+        """Why an RPC of this method is not let in now."""
+        return self._refusal() if self._refusal is not None else None
+
+    def refusing(self, error: ServiceError) -> Handler:
+        """A handler that ends the RPC with `error`.
+
+        Whatever the method is, it is of the kind that reads no message: a refusal need not wait for a request.
+        """
+
+        async def refuse(requests: object, context: Context) -> None:
+            async def body() -> None:
+                raise error
+
+            await self._guard(context, body)
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+    def _wrap(self, handler: Handler) -> Handler:
+        behaviour: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+        serialize = handler.response_serializer or bytes
+        parse = handler.request_deserializer
+
+        def parse_or_mark(raw: bytes) -> object:
+            """For kinds whose message gRPC parses before it calls us: the error must come from the handler's place."""
+            try:
+                return parse(raw) if parse else raw
+            except Exception:
+                return _MALFORMED
+
+        def parse_or_raise(raw: bytes) -> object:
+            """For kinds whose handler reads: the error passes through it."""
+            try:
+                return parse(raw) if parse else raw
+            except Exception as error:
+                raise self._malformed() from error
+
+        async def single(request: Any, context: Context) -> bytes | None:
+            async def body() -> bytes:
+                if request is _MALFORMED:
+                    raise self._malformed()
+                # Serialized here, so that an answer of the wrong type is an error like any other.
+                return serialize(await behaviour(request, context))
+
+            return await self._guard(context, body)
+
+        async def stream(request: Any, context: Context) -> None:
+            async def body() -> None:
+                if request is _MALFORMED:
+                    raise self._malformed()
+                if not inspect.isasyncgenfunction(behaviour):
+                    await behaviour(request, context)  # writes through the context
+                    return
+                # Closed here and now: otherwise an RPC that is cancelled while its message is being written would run
+                # its handler's `finally` whenever the garbage collector comes by.
+                async with aclosing(behaviour(request, context)) as messages:
+                    async for message in messages:
+                        await context.write(message)
+
+            await self._guard(context, body)
+
+        make: Any
+        if handler.request_streaming:
+            deserialize: Callable[[bytes], object] = parse_or_raise
+            make = grpc.stream_stream_rpc_method_handler, grpc.stream_unary_rpc_method_handler
+        else:
+            deserialize = parse_or_mark
+            make = grpc.unary_stream_rpc_method_handler, grpc.unary_unary_rpc_method_handler
+        wrapped: Handler = (
+            make[0](stream, deserialize, serialize)
+            if handler.response_streaming
+            else make[1](single, deserialize, None)
+        )
+        return wrapped
+
+    def _malformed(self) -> ServiceError:
+        return ServiceError(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"the request message of {self._path} cannot be parsed: broken protobuf, or a string that is not UTF-8",
+            reason="MALFORMED_MESSAGE",
+        )
+
+    async def _guard(self, context: Context, body: Callable[[], Awaitable[T]]) -> T | None:
+        """Runs a handler; turns its end into a status, a count and, where somebody should know, a log line."""
+        task = asyncio.current_task()
+        assert task is not None
+        rpc = RunningRpc(self._path, task, work=self._refusal is not None)
+        adopt_ids(context)
+        echo_request_id(context)
+        budget = context.time_remaining()
+        begin = time.perf_counter()
+        code = "UNKNOWN"
+        self._metrics.in_flight.inc()
+        self._running.add(rpc)
+        try:
+            if (refusal := self.refusal()) is not None:
+                raise refusal
+            result = await body()
+            code = _name(context.code())
+            echo_request_id(context)
+            return result
+        except asyncio.CancelledError as error:
+            if rpc.cut:
+                code = "UNAVAILABLE"
+                await _abort(context, unavailable("this server is shutting down", reason="SHUTTING_DOWN"))
+            elif task.cancelling():
+                code = _how_cancelled(context, budget)
+                raise
+            else:
+                # Not ours: something that the handler waited for was cancelled. gRPC would take it for a cancelled RPC
+                # and never send a status.
+                code = "INTERNAL"
+                await self._unexpected(context, error)
+        except ServiceError as error:
+            code = error.code.name
+            if error.code in _OUR_FAULT:
+                logger.error("%s in %s", error, self._path)
+            if context.done():
+                raise
+            await _abort(context, error)
+        except grpc.aio.AbortError:
+            code = _name(context.code())
+            raise
+        except grpc.aio.BaseError as error:
+            if isinstance(error, grpc.aio.UsageError) and not context.done():
+                code = "INTERNAL"
+                await self._unexpected(context, error)
+            # A batch failed in gRPC's core because the other side is gone, perhaps before its cancellation reached us.
+            code = "CANCELLED"
+            raise asyncio.CancelledError from error
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:
+            # A panic in Rust code is no Exception; gRPC would leave its client without an answer for ever.
+            code = "INTERNAL"
+            await self._unexpected(context, error)
+        finally:
+            self._running.remove(rpc)
+            seconds = time.perf_counter() - begin
+            self._metrics.in_flight.dec()
+            self._metrics.handled(code, seconds)
+            logger.debug("%s %s in %.1f ms", self._path, code, seconds * 1000)
+        raise AssertionError("an abort always raises")
+
+    async def _unexpected(self, context: Context, error: BaseException) -> NoReturn:
+        error_id = secrets.token_hex(6)
+        logger.error(
+            "unexpected %s in %s, error id %s",
+            type(error).__name__,
+            self._path,
+            error_id,
+            exc_info=error,
+            extra={"error_id": error_id},
+        )
+        if context.done():
+            raise error
+        await _abort(
+            context,
+            ServiceError(
+                grpc.StatusCode.INTERNAL,
+                f"internal error; the server's log explains it under error id {error_id}",
+                reason="INTERNAL_ERROR",
+                metadata={"error_id": error_id},
+            ),
+        )
+
+
+async def _abort(context: Context, error: ServiceError) -> NoReturn:
+    code, message, trailers = to_wire(error)
+    echo_request_id(context)
+    await context.abort(code, message, (*context.trailing_metadata(), *trailers))
+
+
+def _name(code: object) -> str:
+    if code is None or code == 0:
+        return "OK"
+    if isinstance(code, grpc.StatusCode):
+        return code.name
+    return next((each.name for each in grpc.StatusCode if each.value[0] == code), "UNKNOWN")
+
+
+def _how_cancelled(context: Context, budget: float | None) -> str:
+    """A client that gives up at its deadline sends the same cancellation as one that has changed its mind.
+
+    The server's own clock for the deadline starts when the request arrives and the wire rounds the time, so the
+    cancellation may come a little before it ends: the last 2 %, and the last 50 ms, count as the deadline.
+    """
+    if budget is None or context.time_remaining() > max(0.05, 0.02 * budget):
+        return "CANCELLED"
+    return "DEADLINE_EXCEEDED"
