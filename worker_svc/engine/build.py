@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from worker_svc.checkpoints import Checkpoint, open_checkpoint
+from worker_svc.engine.calibration import key_channels
 from worker_svc.engine.loop import Engine
 from worker_svc.engine.pages import PageTable
 from worker_svc.engine.scheduler import SchedulerLimits
@@ -91,7 +92,8 @@ def build_engine(config: EngineConfig, progress: Callable[[int, int], None] | No
         most = _warm_up_tokens(config, model_config)
         _warm_up(model, _cache_shape(config, model_config, dtype, device, most), device)
     shape = _cache_shape(config, model_config, dtype, device, config.kv_cache_tokens)
-    cache = KVCache(shape, device)
+    channels = key_channels(model, device, dtype, checkpoint.bos_id) if config.kv_cache_dtype == "int4" else None
+    cache = KVCache(shape, device, channels)
     runner = ModelRunner(model, cache)
     limits = SchedulerLimits(max_batch_tokens=config.max_batch_tokens, max_running=config.max_running)
     weights = [*model.parameters(), *model.buffers()]

@@ -36,6 +36,7 @@ LONG_TILES = 8  # a block that looks at so many tiles gets a slab of its own
 PREFILL_BLOCK = 16  # query tokens; larger blocks gather a page less often and waste more on short prompts
 SLAB_FLOATS = 1 << 20  # numbers in the largest operand of a slab: 4 MiB stay in a core's cache between two products
 ROW_MULTIPLE = 4  # rows of a matrix product come in multiples of this
+_TINY_PRODUCT = 400  # torch computes batched products of fewer multiplications than this in another order
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ class AttentionPlan:
         self._page_size = shape.page_size
         self._device = cache.device
         self._window = window
+        smallest = -(-_TINY_PRODUCT // (shape.page_size * shape.head_dim))
+        self._row_multiple = -(-max(smallest, 1) // ROW_MULTIPLE) * ROW_MULTIPLE
         decodes = [segment for segment in segments if segment.length == 1]
         prefills = [segment for segment in segments if segment.length > 1]
         self._slabs = [
@@ -101,7 +104,8 @@ class AttentionPlan:
         position = np.array([s.position for s in segments], dtype=np.int64)[owner] + start
         tiles = (position + count - 1) // size + 1
 
-        rows_per_block = -(-block * (num_heads // self._kv_heads) // ROW_MULTIPLE) * ROW_MULTIPLE * self._kv_heads
+        multiple = self._row_multiple
+        rows_per_block = -(-block * (num_heads // self._kv_heads) // multiple) * multiple * self._kv_heads
         floats = tiles * max(rows_per_block * max(size, head_dim), self._kv_heads * size * head_dim)
         slabs: list[_Slab] = []
         first = 0
@@ -173,7 +177,7 @@ class AttentionPlan:
         kv_heads, group, block, size = self._kv_heads, self._group, slab.block, self._page_size
         head_dim = q.shape[-1]
         jobs, rows = slab.job_block.shape[0], block * group
-        padding = -rows % ROW_MULTIPLE
+        padding = -rows % self._row_multiple
 
         # Queries as rows (token, group) of each block and kv head: [B, kv_heads, rows, head_dim].
         blocks = q.index_select(0, slab.query_rows).to(self._tiles.dtype) * scale

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -41,15 +42,31 @@ class CacheShape:
         return (self.pages + 1) * self.page_size * self.bytes_per_token
 
 
-class KVCache:
-    """Keys and values of every layer, zero at first."""
+class KeyChannels(NamedTuple):
+    """How keys of one layer are stored: as `(k - mean) / scale`; both `[kv_heads, head_dim]` fp32."""
 
-    def __init__(self, shape: CacheShape, device: torch.device | str) -> None:
+    mean: torch.Tensor
+    scale: torch.Tensor
+
+
+class KVCache:
+    """Keys and values of every layer, zero at first.
+
+    With `key_channels`, one entry a layer, keys are stored normalized.
+    """
+
+    def __init__(
+        self,
+        shape: CacheShape,
+        device: torch.device | str,
+        key_channels: Sequence[KeyChannels] | None = None,
+    ) -> None:
         self.shape = shape
         self.device = torch.device(device)
         self.keys = [self._layer() for _ in range(shape.layers)]
         self.values = [self._layer() for _ in range(shape.layers)]
         self.reader = TileReader(shape.format, self.device)
+        self._key_channels = key_channels
 
     def _layer(self) -> Parts:
         shape = self.shape
@@ -71,10 +88,24 @@ class KVCache:
 
     def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Stores the keys and values `[N, kv_heads, head_dim]` of N tokens at `slots` `[2, N]` (page, place in it)."""
+        if self._key_channels is not None:
+            mean, scale = self._key_channels[layer]
+            k = (k.float() - mean) / scale
         page, place = slots[0], slots[1]
         for stored, x in ((self.keys[layer], k), (self.values[layer], v)):
             for part, numbers in zip(stored, self.shape.format.encode(x), strict=True):
                 part[page, :, place] = numbers
+
+    def scale_queries(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """Queries `[N, heads, head_dim]` that give the same attention over the stored keys as `q` over the true ones.
+
+        q . k = (q * scale) . stored + q . mean, and what is the same for every key is nothing to a softmax.
+        """
+        if self._key_channels is None:
+            return q
+        scale = self._key_channels[layer].scale
+        grouped = q.view(q.shape[0], scale.shape[0], -1, q.shape[-1])
+        return (grouped * scale.unsqueeze(1)).view(q.shape).to(q.dtype)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies whole pages. All are read before any is written, so that a target may be another's source."""

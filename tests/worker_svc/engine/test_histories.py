@@ -1,0 +1,162 @@
+"""Random engine histories on a real transformer: every answer is bit-equal to the one that its request gets alone.
+
+`TANDEM_HISTORIES` and `TANDEM_HISTORY_STEPS` make it longer; 200 and 1000 is what a release is tried with.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from worker_svc.engine.build import EngineConfig, build_engine
+from worker_svc.engine.loop import Engine
+from worker_svc.engine.pages import PageTable
+from worker_svc.engine.request import FinishReason, Request, Sampling, Stopping
+from worker_svc.engine.scheduler import SchedulerLimits
+from worker_svc.model.kv_cache import CacheShape, KVCache
+from worker_svc.model.kv_formats import kv_format
+from worker_svc.model.runner import ModelRunner
+
+HISTORIES = int(os.environ.get("TANDEM_HISTORIES", "6"))
+STEPS = int(os.environ.get("TANDEM_HISTORY_STEPS", "80"))
+VOCABULARY, CONTEXT = 64, 96
+VARIANTS = [(dtype, kv) for dtype in ("float32", "bfloat16") for kv in ("auto", "int8", "int4")]
+
+
+@pytest.fixture(scope="module")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.3,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@dataclass
+class Answer:
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    reason: FinishReason | None = None
+
+
+def random_request(draw: np.random.Generator, handle: int, capacity: int) -> Request:
+    """Prompts share prefixes often; lengths, samplers, priorities and salts differ."""
+    prompt = np.concatenate([np.arange(draw.integers(0, 40)) % 7, draw.integers(0, VOCABULARY, draw.integers(1, 20))])[
+        : capacity - 2
+    ]
+    output = int(draw.integers(1, min(40, capacity - len(prompt), CONTEXT - len(prompt))))
+    sampling = Sampling(
+        temperature=float(draw.choice([0.0, 0.7, 1.3])),
+        top_k=int(draw.choice([0, 8])),
+        top_p=float(draw.choice([1.0, 0.9])),
+        repetition_penalty=float(draw.choice([1.0, 1.3])),
+        seed=int(draw.integers(0, 2**63)),
+    )
+    return Request.make(
+        handle,
+        prompt,
+        sampling,
+        Stopping(max_tokens=output, stop_ids=frozenset({3} if draw.random() < 0.2 else ())),
+        priority=int(draw.integers(-2, 3)),
+        salt=str(draw.choice(["", "a"])),
+        bypass=bool(draw.random() < 0.1),
+        logprobs=True,
+    )
+
+
+def again(request: Request) -> Request:
+    """The same request, fresh."""
+    return Request.make(
+        request.handle,
+        request.tokens[: request.prompt_tokens],
+        request.sampling,
+        request.stopping,
+        bypass=True,
+        logprobs=True,
+    )
+
+
+def collect(engine: Engine, answers: dict[int, Answer]) -> None:
+    result = engine.step()
+    rows = zip(result.handles.tolist(), result.ids.tolist(), result.logprobs.tolist(), strict=True)
+    for handle, token, logprob in rows:
+        answers[handle].ids.append(token)
+        answers[handle].logprobs.append(logprob)
+    for finish in result.finished:
+        assert answers[finish.handle].reason is None
+        answers[finish.handle].reason = finish.reason
+
+
+@pytest.mark.parametrize(("dtype", "kv_cache_dtype"), VARIANTS)
+def test_any_history_gives_each_request_what_it_gets_alone(tiny_llama: Path, dtype: str, kv_cache_dtype: str):
+    built = build_engine(
+        EngineConfig(model=str(tiny_llama), threads=1, dtype=dtype, kv_cache_dtype=kv_cache_dtype, page_size=8)
+    )
+    assert built.row_invariant
+    runner = built.engine._runner
+    assert isinstance(runner, ModelRunner)
+    per_variant = max(1, HISTORIES // len(VARIANTS))
+    for history in range(per_variant):
+        draw = np.random.default_rng([history, VARIANTS.index((dtype, kv_cache_dtype))])
+        pages = int(draw.integers(13, 40))
+        stored = kv_format(kv_cache_dtype, getattr(torch, dtype))
+        shape = CacheShape(2, pages, 8, 2, 8, stored)
+        cache = KVCache(shape, "cpu", runner.cache._key_channels)
+        # A stale number that was read would show.
+        for part in (part for layer in (*cache.keys, *cache.values) for part in layer):
+            part.copy_((torch.randn(part.shape) * 50).to(part.dtype))
+        limits = SchedulerLimits(max_batch_tokens=int(draw.integers(8, 80)), max_running=int(draw.integers(1, 9)))
+        engine = Engine(ModelRunner(runner.model, cache), PageTable(pages, 8), limits)
+
+        requests: dict[int, Request] = {}
+        answers: dict[int, Answer] = {}
+        step = 0
+        while step < STEPS or engine.has_work:
+            if step < STEPS and draw.random() < 0.3:
+                for _ in range(draw.integers(1, 4)):
+                    handle = len(requests)
+                    requests[handle] = random_request(draw, handle, pages * 8)
+                    answers[handle] = Answer()
+                    engine.submit(requests[handle])
+            if requests and draw.random() < 0.05:
+                engine.abort(int(draw.integers(0, len(requests))))
+            if draw.random() < 0.01:
+                engine.clear_cache()
+            if engine.has_work:
+                collect(engine, answers)
+            else:
+                engine.tidy()
+            engine.check()
+            step += 1
+        assert engine.table.referenced == 0
+
+        for handle, request in requests.items():
+            crowded = answers[handle]
+            assert crowded.reason is not None
+            alone = {handle: Answer()}
+            engine.submit(again(request))
+            while engine.has_work:
+                collect(engine, alone)
+            expected = alone[handle]
+            if crowded.reason is FinishReason.CANCELLED:
+                expected.ids = expected.ids[: len(crowded.ids)]
+                expected.logprobs = expected.logprobs[: len(crowded.logprobs)]
+            else:
+                assert crowded.reason == expected.reason
+            assert crowded.ids == expected.ids
+            assert crowded.logprobs == expected.logprobs, "not the same bits"

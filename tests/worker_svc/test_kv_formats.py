@@ -1,0 +1,111 @@
+"""What a cache of fewer bits costs, in perplexity and in bytes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+import torch
+
+from worker_svc.engine.build import BuiltEngine, EngineConfig, build_engine
+from worker_svc.engine.request import Request, Sampling, Stopping
+from worker_svc.model.attention import AttentionPlan, Segment
+from worker_svc.model.kv_cache import CacheShape, KVCache
+from worker_svc.model.kv_formats import Int4, Int8, KVFormat, Plain
+
+FORMATS: list[KVFormat] = [Plain(torch.float32), Plain(torch.bfloat16), Int8(), Int4()]
+
+
+def built(model: Path, kv_cache_dtype: str) -> BuiltEngine:
+    return build_engine(EngineConfig(model=str(model), threads=1, dtype="float32", kv_cache_dtype=kv_cache_dtype))
+
+
+def written_by(model: Path, sequences: int, tokens: int) -> list[list[int]]:
+    """What the model writes from nothing, at temperature 1."""
+    engine = built(model, "auto").engine
+    text = {seed: [1] for seed in range(sequences)}
+    for seed in text:
+        engine.submit(Request.make(seed, [1], Sampling(seed=1000 + seed), Stopping(max_tokens=tokens)))
+    while engine.has_work:
+        result = engine.step()
+        for handle, token in zip(result.handles.tolist(), result.ids.tolist(), strict=True):
+            text[handle].append(token)
+    return list(text.values())
+
+
+def perplexity(model: Path, kv_cache_dtype: str, texts: list[list[int]]) -> float:
+    """Of all tokens but the first, each text read in one piece through the cache."""
+    engine = built(model, kv_cache_dtype)
+    runner = engine.engine._runner
+    cache = runner.cache  # type: ignore[attr-defined]
+    loss, count = 0.0, 0
+    for ids in texts:
+        length, padded = len(ids), -(-len(ids) // 4) * 4
+        place = np.arange(padded)
+        pages = np.arange(-(-padded // cache.shape.page_size))
+        slots = torch.from_numpy(np.stack([pages[place // cache.shape.page_size], place % cache.shape.page_size]))
+        plan = AttentionPlan([Segment(0, length, 0, pages)], cache, engine.config.num_heads)
+        rows = torch.from_numpy(np.array(ids + [0] * (padded - length)))
+        with torch.inference_mode():
+            logits = runner.model(  # type: ignore[attr-defined]
+                rows, torch.from_numpy(place), cache, slots, plan, torch.from_numpy(place)
+            )
+        logprobs = torch.log_softmax(logits[: length - 1].double(), dim=-1)
+        loss -= logprobs.gather(1, torch.tensor(ids[1:]).unsqueeze(1)).sum().item()
+        count += length - 1
+    return math.exp(loss / count)
+
+
+def test_perplexity_of_a_real_model_holds_with_fewer_bits(shared_data: Path):
+    model = shared_data / "models/stories260K/meta"
+    texts = written_by(model, 8, 250)
+    exact = perplexity(model, "auto", texts)
+    assert perplexity(model, "int8", texts) < 1.005 * exact
+    assert perplexity(model, "int4", texts) < 1.03 * exact
+
+
+def test_perplexity_of_the_demo_model_holds_with_fewer_bits(repository: Path, shared_data: Path):
+    model = repository / "models/demo"
+    tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(model / "tokenizer.model"))
+    ids = tokenizer.encode((shared_data / "corpus/tinyshakespeare.txt").read_text()[-30_000:])
+    texts = [[1, *ids[start : start + 400]] for start in range(0, len(ids) - 400, 1000)]
+    exact = perplexity(model, "auto", texts)
+    assert perplexity(model, "int8", texts) < 1.005 * exact
+    assert perplexity(model, "int4", texts) < 1.03 * exact
+
+
+@pytest.mark.parametrize("stored", FORMATS, ids=lambda stored: stored.name)
+@pytest.mark.parametrize("head_dim", [8, 12, 64, 128])
+def test_the_stated_bytes_are_the_allocated_ones(stored: KVFormat, head_dim: int):
+    shape = CacheShape(3, 5, 16, 2, head_dim, stored)
+    assert KVCache(shape, "cpu").allocated_bytes == shape.bytes
+    assert shape.bytes == shape.bytes_per_token * 16 * 6
+
+
+@pytest.mark.parametrize(("stored", "steps"), [(Int8(), 254), (Int4(), 15)], ids=["int8", "int4"])
+@pytest.mark.parametrize("head_dim", [8, 32, 64, 96])
+def test_a_vector_comes_back_within_half_a_step_whatever_its_company(stored: KVFormat, steps: int, head_dim: int):
+    x = torch.randn(33, 2, head_dim, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 33).view(
+        -1, 1, 1
+    )
+    x[5] = 0
+    decoded = stored.decode(stored.encode(x), torch.empty_like(x))
+    span = 2 * x.abs().amax(-1, keepdim=True) if steps == 254 else x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True)
+    assert ((decoded - x).abs() <= span / steps / 2 * 1.001 + 1e-30).all()
+    alone = stored.decode(stored.encode(x[7:8]), torch.empty(1, 2, head_dim))
+    assert torch.equal(alone, decoded[7:8])
+
+
+def test_copies_read_everything_before_they_write():
+    cache = KVCache(CacheShape(2, 4, 4, 1, 8, Int8()), "cpu")
+    for layer in (*cache.keys, *cache.values):
+        for part in layer:
+            part.copy_(torch.arange(part.numel()).view(part.shape) % 100)
+    before = [part.clone() for layer in (*cache.keys, *cache.values) for part in layer]
+    cache.copy([0, 1, 2], [1, 2, 0])
+    after = [part for layer in (*cache.keys, *cache.values) for part in layer]
+    for old, new in zip(before, after, strict=True):
+        assert torch.equal(new[[1, 2, 0, 3]], old[[0, 1, 2, 3]])
