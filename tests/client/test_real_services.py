@@ -1,0 +1,285 @@
+"""The SDK and the command line against the real tokenizer service and real workers, as separate processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+
+from tandem.client import AsyncClient, Client, FailoverSettings, FinishReason, InvalidArgumentError, Segment
+from tandem.client.affinity import score
+from tandem.inference.v1 import admin_pb2, admin_pb2_grpc
+
+pytest.importorskip("torch", reason="the worker needs torch")
+pytest.importorskip("sentencepiece", reason="the tokenizer service needs sentencepiece")
+
+pytestmark = pytest.mark.slow
+
+START_SECONDS = 120
+
+
+class Process:
+    """A service in a process of its own."""
+
+    def __init__(self, folder: Path, module: str, *arguments: str) -> None:
+        self._file = folder / f"{len(list(folder.iterdir()))}.json"
+        self._log = self._file.with_suffix(".log").open("w")
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                module,
+                *arguments,
+                f"--address-file={self._file}",
+                "--exit-when-stdin-closes",
+                "--no-metrics-enabled",
+                "--drain-grace-seconds=1",
+            ],
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+        )
+
+    def address(self) -> str:
+        until = time.monotonic() + START_SECONDS
+        while not self._file.exists():
+            assert self.process.poll() is None, Path(self._log.name).read_text()
+            assert time.monotonic() < until, Path(self._log.name).read_text()
+            time.sleep(0.05)
+        return json.loads(self._file.read_text())["address"]
+
+    def kill_group(self) -> None:
+        """As the kernel does when memory is short: front and engine at once, without a word."""
+        victims = [*psutil.Process(self.process.pid).children(recursive=True), psutil.Process(self.process.pid)]
+        for victim in victims:
+            victim.kill()
+        self.process.wait(30)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.wait(60)
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self._log.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("services")
+
+
+@pytest.fixture(scope="module")
+def demo(repository_root: Path) -> Path:
+    return repository_root / "models" / "demo"
+
+
+@pytest.fixture(scope="module")
+def repository_root() -> Path:
+    return Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path, demo: Path) -> Iterator[str]:
+    process = Process(folder, "tokenizer_svc", f"--tokenizer=demo={demo}")
+    yield process.address()
+    process.stop()
+
+
+@pytest.fixture(scope="module")
+def worker(folder: Path, demo: Path, tokenizer: str) -> Iterator[str]:
+    process = Process(folder, "worker_svc", f"--model={demo}", f"--tokenizer-address={tokenizer}", "--threads=1")
+    yield process.address()
+    process.stop()
+
+
+@pytest.fixture
+async def client(tokenizer: str, worker: str):
+    async with AsyncClient(tokenizer, worker, timeout=60) as client:
+        yield client
+
+
+async def test_streaming_equals_the_whole_answer(client: AsyncClient) -> None:
+    whole = await client.generate("ROMEO:", seed=3, max_tokens=60, logprobs=True)
+    async with client.stream("ROMEO:", seed=3, max_tokens=60, logprobs=True) as stream:
+        chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.text for chunk in chunks) == stream.result.text == whole.text
+    assert [i for chunk in chunks for i in chunk.ids] == stream.result.output_ids == whole.output_ids
+    assert stream.result.logprobs == whole.logprobs
+    assert whole.finish_reason in (FinishReason.MAX_TOKENS, FinishReason.EOS)
+    assert whole.seed == 3
+    assert whole.text.strip()
+
+
+async def test_the_seed_that_was_drawn_gives_the_same_answer_again(client: AsyncClient) -> None:
+    first = await client.generate("KING:", max_tokens=20)
+    again = await client.generate("KING:", max_tokens=20, seed=first.seed)
+    assert again.output_ids == first.output_ids
+    assert again.usage.cached_prompt_tokens is not None
+
+
+async def test_a_stop_string_cuts_text_and_ids(client: AsyncClient) -> None:
+    whole = await client.generate("ROMEO:", temperature=0, max_tokens=60)
+    words = whole.text.split(" ")
+    stop = f"{words[4]} {words[5]}"
+    cut = await client.generate("ROMEO:", temperature=0, max_tokens=60, stop=[stop])
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert (cut.finish_reason, cut.matched_stop) == (FinishReason.STOP_STRING, stop)
+    assert cut.output_ids == whole.output_ids[: len(cut.output_ids)]
+    assert cut.usage.cached_prompt_tokens is not None, "the worker accounts for what it did"
+    kept = await client.generate("ROMEO:", temperature=0, max_tokens=60, stop=[stop], include_stop=True)
+    assert kept.text == cut.text + stop
+    assert (await client.get_models()).popitem()[1] is not None
+
+
+async def test_64_streams_give_what_each_gives_alone(client: AsyncClient) -> None:
+    async def one(number: int) -> list[int]:
+        async with client.stream(f"Scene {number % 7}:", seed=number, max_tokens=4 + number % 9) as stream:
+            return [i async for chunk in stream for i in chunk.ids]
+
+    together = await asyncio.gather(*(one(number) for number in range(64)))
+    for number in range(0, 64, 9):
+        assert await one(number) == together[number]
+
+
+async def test_text_calls_go_both_ways(client: AsyncClient) -> None:
+    text = "Wherefore art thou, Römeo? 🚀"
+    encoding = await client.encode(text, pieces=True, offsets=True)
+    assert await client.decode(await client.encode(text, add_special=False)) == text
+    assert await client.count_tokens(text) == len(encoding)
+    assert len(encoding.byte_offsets) == len(encoding.pieces) == len(encoding)
+    assert (await client.get_tokenizer()).bos_id == encoding.ids[0]
+    parsed = await client.encode([Segment("</s>", "parse"), Segment("</s>")], add_special=False)
+    assert parsed.ids[0] == (await client.get_tokenizer()).eos_id
+    assert len(parsed.ids) > 2
+    with pytest.raises(InvalidArgumentError):
+        await client.encode("</s>", special_tokens="reject")
+
+
+async def test_what_the_worker_refuses_is_named(client: AsyncClient) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        await client.generate([1, 5_000_000], max_tokens=1)
+    assert caught.value.service == "worker"
+    assert "prompt_ids" in caught.value.violations[0].field
+
+
+def test_leaving_early_frees_the_workers_pages(tokenizer: str, worker: str) -> None:
+    with Client(tokenizer, worker, timeout=60) as client:
+        for _ in range(5):
+            with client.stream("ROMEO:", ignore_eos=True) as stream:
+                next(stream)
+    with grpc.insecure_channel(worker) as channel:
+        admin = admin_pb2_grpc.WorkerAdminServiceStub(channel)
+        until = time.monotonic() + 30
+        while True:
+            load = admin.GetLoad(admin_pb2.GetLoadRequest(check_integrity=True))
+            if load.pages_referenced == load.running_requests == 0:
+                break
+            assert time.monotonic() < until, load
+    assert load.integrity_ok
+
+
+async def test_an_answer_outlives_its_worker_to_the_last_token(
+    folder: Path, demo: Path, tokenizer: str, worker: str
+) -> None:
+    victim = Process(folder, "worker_svc", f"--model={demo}", f"--tokenizer-address={tokenizer}", "--threads=1")
+    patient = FailoverSettings(attempts=3, initial_backoff_seconds=0.5)
+    options = {"seed": 11, "max_tokens": 300, "ignore_eos": True, "logprobs": True}
+    try:
+        async with AsyncClient(tokenizer, [worker], timeout=120) as client:
+            undisturbed = await client.generate("ROMEO:", **options)
+        addresses = [worker, victim.address()]
+        async with AsyncClient(tokenizer, addresses, failover=patient, timeout=120) as client:
+            key = next(key for key in map(str, range(999)) if score(key, addresses[1]) > score(key, addresses[0]))
+            async with client.stream("ROMEO:", routing_key=key, **options) as stream:
+                chunks = [await anext(stream)]
+                victim.kill_group()
+                chunks += [chunk async for chunk in stream]
+        result = stream.result
+        assert result.failovers == 1
+        assert result.worker == worker
+        assert result.output_ids == undisturbed.output_ids
+        assert result.text == "".join(chunk.text for chunk in chunks) == undisturbed.text
+        assert result.logprobs == pytest.approx(undisturbed.logprobs, abs=1e-4)
+    finally:
+        victim.stop()
+
+
+def test_greedy_ids_of_a_real_model_equal_the_reference(folder: Path, shared_data: Path) -> None:
+    model = shared_data / "models" / "stories260K"
+    expected = json.loads((model / "expected_greedy.json").read_text())
+    tokenizer = Process(folder, "tokenizer_svc", f"--tokenizer={model / 'hf'}")
+    worker = Process(folder, "worker_svc", f"--model={model / 'hf'}", f"--tokenizer-address={tokenizer.address()}")
+    try:
+        with Client(tokenizer.address(), worker.address(), timeout=60) as client:
+            for case in expected:
+                result = client.generate(
+                    case["prompt"], temperature=0, max_tokens=len(case["output_ids"]), ignore_eos=True, logprobs=True
+                )
+                assert result.prompt_ids == case["prompt_ids"]
+                assert result.output_ids == case["output_ids"]
+                if "logprobs" in case:
+                    assert result.logprobs == pytest.approx(case["logprobs"], abs=1e-3)
+    finally:
+        worker.stop()
+        tokenizer.stop()
+
+
+def test_tandem_run_with_the_demo_model(repository_root: Path) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "tandem.client",
+            "run",
+            "ROMEO:",
+            "-n",
+            "12",
+            "--seed",
+            "1",
+            "--worker-flag=--threads=1",
+        ],
+        cwd=repository_root,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert "output  12 tokens" in done.stderr
+
+
+@pytest.mark.parametrize("words", ["starting the worker", "streams"])
+def test_interrupting_tandem_run_leaves_none_of_the_real_processes(repository_root: Path, words: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tandem.client", "run", "ROMEO:", "--ignore-eos", "--worker-flag=--threads=1"],
+        cwd=repository_root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    if words == "streams":
+        os.read(process.stdout.fileno(), 10)
+    else:
+        text = b""
+        while words.encode() not in text:
+            text += os.read(process.stderr.fileno(), 1000)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert children
+    _, alive = psutil.wait_procs(children, timeout=0)
+    assert not alive
