@@ -125,6 +125,7 @@ class TokenizerConfig:
     end_of_generation_ids: frozenset[int] = frozenset()
     adds_bos: bool = False
     adds_eos: bool = False
+    adds_sep: bool = False  # puts sep_id behind instead, and remove_special leaves it there, as in llama.cpp
     adds_space_prefix: bool = False
     clean_spaces: bool = False  # the model's own wish; decoding does it only when asked
     chat_template: str | None = None
@@ -133,8 +134,17 @@ class TokenizerConfig:
 class Tokenizer:
     """Encodes and decodes. Immutable, and safe to use from many threads at once."""
 
-    def __init__(self, vocabulary: Vocabulary, table: TokenTable, config: TokenizerConfig) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        table: TokenTable,
+        config: TokenizerConfig,
+        unguarded: Vocabulary | None = None,
+    ) -> None:
+        """`unguarded` is for types whose llama.cpp finds control tokens in text that it was told not to parse; only
+        `encode` follows it there."""
         self.vocabulary = vocabulary
+        self._unguarded = unguarded or vocabulary
         self.table = table
         self.config = config
         for name in ("bos_id", "eos_id", "unk_id", "pad_id", "sep_id"):
@@ -166,9 +176,9 @@ class Tokenizer:
     # -- text to ids
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Ids of one text, in llama.cpp's terms."""
+        """Ids of one text, in llama.cpp's terms and as it answers."""
         segment = Segment(text, Policy.PARSE if parse_special else Policy.TEXT)
-        return self.encode_segments((segment,), add_special).ids
+        return self._encode_segments((segment,), add_special, False, self._unguarded).ids
 
     def encode_segments(
         self, segments: Sequence[Segment], add_special: bool = True, with_offsets: bool = False
@@ -177,6 +187,11 @@ class Tokenizer:
 
         Raises LoneSurrogateError where text is not valid Unicode, SpecialTokenInText where a segment must not hold one.
         """
+        return self._encode_segments(segments, add_special, with_offsets, self.vocabulary)
+
+    def _encode_segments(
+        self, segments: Sequence[Segment], add_special: bool, with_offsets: bool, vocabulary: Vocabulary
+    ) -> Encoding:
         ids: list[int] = []
         offsets: list[int] | None = [] if with_offsets else None
         prefix = self.config.adds_space_prefix
@@ -204,9 +219,9 @@ class Tokenizer:
                 piece = text if end - start == len(text) else text[start:end]
                 spaced = " " + piece if wants_prefix else piece
                 if offsets is None:
-                    ids += self.vocabulary.encode(spaced)
+                    ids += vocabulary.encode(spaced)
                 else:
-                    found, starts = self.vocabulary.encode_with_offsets(spaced)
+                    found, starts = vocabulary.encode_with_offsets(spaced)
                     ids += found
                     shortened = len(spaced) - len(piece)
                     offsets += [counted + max(0, at - shortened) for at in starts]
@@ -229,8 +244,9 @@ class Tokenizer:
         """What add_special puts in front and behind."""
         config = self.config
         front = (config.bos_id,) if config.adds_bos and config.bos_id is not None else ()
-        back = (config.eos_id,) if config.adds_eos and config.eos_id is not None else ()
-        return front, back
+        if config.adds_sep and config.sep_id is not None:
+            return front, (config.sep_id,)
+        return front, (config.eos_id,) if config.adds_eos and config.eos_id is not None else ()
 
     def _splitter(self, number: int, segment: Segment) -> FragmentSplitter:
         match segment.policy:
@@ -342,7 +358,7 @@ class Tokenizer:
         for name in ("bos_id", "eos_id", "unk_id", "pad_id", "sep_id"):
             add(name, str(getattr(config, name)).encode())
         add("end of generation", repr(sorted(config.end_of_generation_ids)).encode())
-        add("adds", repr((config.adds_bos, config.adds_eos, config.adds_space_prefix)).encode())
+        add("adds", repr((config.adds_bos, config.adds_eos, config.adds_sep, config.adds_space_prefix)).encode())
         add("lengths", struct.pack(f"<{len(table)}I", *map(len, table.pieces)))
         add("pieces", b"".join(table.pieces))
         add("types", table.types)

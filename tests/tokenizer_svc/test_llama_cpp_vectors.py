@@ -1,4 +1,14 @@
-"""Answers equal llama.cpp's, on records made by running its vocabulary code."""
+"""Answers equal llama.cpp's, on records made by running its vocabulary code.
+
+A record is graded unless two releases of llama.cpp answer it differently, or it is marked as a peculiarity of
+llama.cpp. The marked ones are all of bert-bge; what we answer there is BERT's own answer:
+
+| text has                                    | llama.cpp                       | we                                |
+|---------------------------------------------|---------------------------------|-----------------------------------|
+| a literal U+2581 (`a▁b`)                    | takes it for a word's beginning | the word is unknown               |
+| Chinese characters outside of BERT's ranges | newer ranges stand alone, too   | BERT's ranges are kept            |
+| spacing combining marks (Devanagari vowels) | one release drops them          | only non-spacing marks are dropped |
+"""
 
 from __future__ import annotations
 
@@ -12,12 +22,27 @@ from typing import Any
 import pytest
 
 from tokenizer_svc.formats import load_tokenizer
-from tokenizer_svc.tokenizer import Tokenizer
+from tokenizer_svc.tokenizer import Segment, Tokenizer
 
 SOURCES = {
-    "llama-spm": ("formats/llama2", "ggml-vocab-llama-spm"),
-    "llama-bpe": ("formats/llama3", "ggml-vocab-llama-bpe"),
-    "stories260K": ("models/stories260K/meta", None),
+    "llama-spm": "formats/llama2",
+    "llama-bpe": "formats/llama3",
+    "stories260K": "models/stories260K/meta",
+    "llama-spm.gguf": "vocabularies/ggml-vocab-llama-spm.gguf",
+    "llama-bpe.gguf": "vocabularies/ggml-vocab-llama-bpe.gguf",
+    "stories260K.gguf": "models/stories260K/gguf/stories260K-f32.gguf",
+    "bert-bge.gguf": "vocabularies/ggml-vocab-bert-bge.gguf",
+    "gpt-2.gguf": "vocabularies/ggml-vocab-gpt-2.gguf",
+    "rwkv-world.gguf": "vocabularies/ggml-vocab-rwkv-world.gguf",
+    "t5-small.gguf": "vocabularies/ggml-vocab-t5-small.gguf",
+}
+PAIRS = {
+    "llama-spm": "formats/llama2",
+    "llama-bpe": "formats/llama3",
+    **{
+        f"{name}.gguf": f"vocabularies/ggml-vocab-{name}.gguf"
+        for name in ("bert-bge", "deepseek-coder", "falcon", "gpt-2", "llama-bpe", "llama-spm", "starcoder")
+    },
 }
 INP_SEPARATOR = "\n__ggml_vocab_test__\n"
 
@@ -27,17 +52,25 @@ def load(path: Path) -> Tokenizer:
     return load_tokenizer(path)
 
 
+def name_of(source: str) -> str:
+    return source.removesuffix(".gguf")
+
+
 @pytest.fixture(params=SOURCES)
 def case(request: pytest.FixtureRequest, shared_data: Path) -> tuple[Tokenizer, dict[str, Any], list[dict[str, Any]]]:
     """A tokenizer with the description and the records of the vocabulary it stands for."""
-    folder, _ = SOURCES[request.param]
-    records = [json.loads(line) for line in (shared_data / f"vectors/{request.param}.jsonl").open(encoding="utf-8")]
-    return load(shared_data / folder), records[0], records[1:]
+    lines = (shared_data / f"vectors/{name_of(request.param)}.jsonl").open(encoding="utf-8")
+    records = [json.loads(line) for line in lines]
+    return load(shared_data / SOURCES[request.param]), records[0], records[1:]
 
 
 def words(info: str) -> dict[str, int]:
     parts = info.split()
     return {key: int(value) for key, value in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def is_graded(record: dict[str, Any]) -> bool:
+    return not ("quirk" in record or "ids_2025" in record or "bytes_hex_2025" in record)
 
 
 def test_every_piece_has_the_bytes_of_llama_cpp(case: Any) -> None:
@@ -62,11 +95,12 @@ def test_facts_equal_llama_cpp(case: Any) -> None:
         facts["add_eos"],
         facts["asp"],
     )
+    assert config.clean_spaces == facts["clean"] or config.source != "gguf"
 
 
 def test_tokenize_records(case: Any) -> None:
     tokenizer, _, records = case
-    graded = [record for record in records if record["op"] == "tokenize" and "ids_2025" not in record]
+    graded = [record for record in records if record["op"] == "tokenize" and is_graded(record)]
     assert len(graded) > 100
     for record in graded:
         ids = tokenizer.encode(record["text"], record["add_special"], record["parse_special"])
@@ -76,7 +110,7 @@ def test_tokenize_records(case: Any) -> None:
 def test_detokenize_records(case: Any) -> None:
     tokenizer, meta, records = case
     clean = bool(words(meta["info"])["clean"])
-    graded = [record for record in records if record["op"] == "detokenize" and "bytes_hex_2025" not in record]
+    graded = [record for record in records if record["op"] == "detokenize" and is_graded(record)]
     assert len(graded) > 100
     for record in graded:
         expected = bytes.fromhex(record["bytes_hex"]) if "bytes_hex" in record else record["text"].encode()
@@ -84,13 +118,32 @@ def test_detokenize_records(case: Any) -> None:
         assert got == expected, record
 
 
-@pytest.mark.parametrize("name", [name for name, (_, stem) in SOURCES.items() if stem is not None])
-def test_inp_and_out_files_of_llama_cpp(name: str, shared_data: Path) -> None:
-    folder, stem = SOURCES[name]
-    tokenizer = load(shared_data / folder)
-    texts = (shared_data / f"vocabularies/{stem}.gguf.inp").read_bytes().decode().split(INP_SEPARATOR)
-    lines = (shared_data / f"vocabularies/{stem}.gguf.out").read_text().splitlines()
+@pytest.mark.parametrize("source", PAIRS)
+def test_inp_and_out_files_of_llama_cpp(source: str, shared_data: Path) -> None:
+    tokenizer = load(shared_data / PAIRS[source])
+    stem = shared_data / f"vocabularies/ggml-vocab-{name_of(source)}.gguf"
+    texts = Path(f"{stem}.inp").read_bytes().decode().split(INP_SEPARATOR)
+    lines = Path(f"{stem}.out").read_text().splitlines()
     pairs = list(zip(texts, lines, strict=False))
-    assert len(pairs) >= 40
+    assert len(pairs) == 46
     for text, line in pairs:
         assert tokenizer.encode(text, add_special=False) == [int(word) for word in line.split()], text
+
+
+def test_peculiar_records_get_berts_own_answer(shared_data: Path) -> None:
+    """The table above, on texts of its own."""
+    tokenizer = load(shared_data / SOURCES["bert-bge.gguf"])
+    unknown = tokenizer.config.unk_id
+    assert tokenizer.encode("a▁b", add_special=False) == [unknown]
+    beyond = tokenizer.encode("\U0002ceb0a", add_special=False)
+    within = tokenizer.encode("\U0002b820a", add_special=False)
+    assert beyond == [unknown]
+    assert within == [unknown, *tokenizer.encode("a", add_special=False)]
+    assert tokenizer.encode("हिन्दी", add_special=False) == [1339, 29877, 29863, 29861, 29878]
+
+
+def test_rwkv_text_becomes_a_control_token_only_for_callers_in_llama_cpps_terms(shared_data: Path) -> None:
+    """llama.cpp finds RWKV's control tokens even in text that it must not parse. Segments of the service are safe."""
+    tokenizer = load(shared_data / SOURCES["rwkv-world.gguf"])
+    assert tokenizer.encode("a<s>a", parse_special=False) == [98, 0, 98]
+    assert tokenizer.encode_segments([Segment("a<s>a")]).ids == [98, 61, 116, 63, 98]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import unicodedata
+from functools import cache
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 import tiktoken
+import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor
 from tiktoken.load import load_tiktoken_bpe
 
 from tokenizer_svc.formats import load_tokenizer
-from tokenizer_svc.tokenizer import Tokenizer
+from tokenizer_svc.tokenizer import Segment, Tokenizer
 from tokenizer_svc.vocabularies.bpe import BpeVocabulary
 from tokenizer_svc.vocabularies.words import WordCache
 
@@ -140,3 +144,116 @@ def test_the_word_memory_answers_as_without_it_when_it_is_full(monkeypatch: pyte
         assert cache.encode(part) == [number for word in part for number in (len(word), ord(word[0]))]
         assert len(cache._known) <= 8
     assert len(calls) == len(words)
+
+
+@pytest.fixture(scope="module", params=["spm-unigram1k", "spm-unigram-ja", "t5-small"])
+def unigram(request: pytest.FixtureRequest, shared_data: Path) -> Tokenizer:
+    return load_tokenizer(shared_data / f"vocabularies/ggml-vocab-{request.param}.gguf")
+
+
+@pytest.fixture(scope="module")
+def unigram_file(shared_data: Path) -> Path:
+    return shared_data / "formats/sentencepiece/test_model.model"
+
+
+UNIGRAM_TEXT = st.text(alphabet=st.one_of(st.sampled_from("  abcThe\n\u3000ａ①㌀é龘"), CHARACTERS), max_size=40)
+
+
+@relaxed
+@given(text=UNIGRAM_TEXT)
+def test_unigram_files_equal_the_library_in_either_format(shared_data: Path, unigram_file: Path, text: str) -> None:
+    reference = cached_processor(unigram_file).encode(text)
+    for source in (unigram_file, shared_data / "vocabularies/ggml-vocab-spm-unigram1k.gguf"):
+        assert cached_tokenizer(source).encode(text, add_special=False) == reference, source
+
+
+@cache
+def cached_processor(path: Path) -> SentencePieceProcessor:
+    return SentencePieceProcessor(model_file=str(path))
+
+
+@cache
+def cached_tokenizer(path: Path) -> Tokenizer:
+    return load_tokenizer(path)
+
+
+@relaxed
+@given(texts=st.lists(UNIGRAM_TEXT, min_size=1, max_size=3))
+def test_unigram_offsets_ascend_and_stay_in_the_text(unigram: Tokenizer, texts: list[str]) -> None:
+    encoding = unigram.encode_segments([Segment(text) for text in texts], with_offsets=True)
+    assert encoding.byte_offsets is not None
+    assert len(encoding.byte_offsets) == len(encoding.ids)
+    assert encoding.byte_offsets == sorted(encoding.byte_offsets)
+    assert all(offset <= len("".join(texts).encode()) for offset in encoding.byte_offsets)
+    without = unigram.encode_segments([Segment(text) for text in texts])
+    assert without.ids == encoding.ids
+
+
+def test_a_unigram_segment_that_goes_on_gets_no_space_of_its_own(unigram_file: Path) -> None:
+    tokenizer = cached_tokenizer(unigram_file)
+    for parts in (("wo", "rld"), ("wo", " rld")):
+        ids = tokenizer.encode_segments([Segment(part) for part in parts], add_special=False).ids
+        assert tokenizer.decode(ids) == "".join(parts)
+
+
+def naive_longest_match(data: bytes, ids: dict[bytes, int], longest: int) -> list[int]:
+    found: list[int] = []
+    while data:
+        length = next(length for length in range(min(longest, len(data)), 0, -1) if data[:length] in ids)
+        found.append(ids[data[:length]])
+        data = data[length:]
+    return found
+
+
+@relaxed
+@given(text=TEXT)
+def test_rwkv_takes_the_longest_match(shared_data: Path, text: str) -> None:
+    tokenizer = cached_tokenizer(shared_data / "vocabularies/ggml-vocab-rwkv-world.gguf")
+    ids = {piece: index for index, piece in enumerate(tokenizer.table.pieces) if index}
+    encoding = tokenizer.encode_segments([Segment(text)], with_offsets=True)
+    assert encoding.ids == naive_longest_match(text.encode(), ids, max(map(len, ids)))
+    assert tokenizer.decode(encoding.ids) == text
+    starts = [0, *accumulate(len(tokenizer.table.pieces[index]) for index in encoding.ids)]
+    assert encoding.byte_offsets == starts[:-1]
+
+
+@cache
+def bert_of_the_library(path: Path) -> tokenizers.Tokenizer:
+    tokenizer = cached_tokenizer(path)
+    shown = {}
+    for index, piece in enumerate(tokenizer.table.pieces):
+        text = piece.decode()
+        special = text.startswith("[") and text.endswith("]")
+        shown[text[1:] if text.startswith(" ") else text if special else "##" + text] = index
+    model = tokenizers.models.WordPiece(shown, unk_token="[UNK]", max_input_chars_per_word=1_000_000)
+    library = tokenizers.Tokenizer(model)
+    library.normalizer = tokenizers.normalizers.BertNormalizer()
+    library.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    return library
+
+
+@relaxed
+@given(text=TEXT.filter(lambda text: all(unicodedata.category(each) != "Cn" for each in text)))
+def test_word_pieces_equal_the_library(shared_data: Path, text: str) -> None:
+    """But for characters that Unicode has not assigned, which the library drops and llama.cpp keeps."""
+    path = shared_data / "vocabularies/ggml-vocab-bert-bge.gguf"
+    ours = cached_tokenizer(path).encode_segments([Segment(text)], add_special=False, with_offsets=True)
+    theirs = bert_of_the_library(path).encode(text, add_special_tokens=False)
+    assert ours.ids == theirs.ids
+    assert ours.ids == cached_tokenizer(path).encode(text, add_special=False)
+    assert ours.byte_offsets is not None
+    assert ours.byte_offsets == sorted(ours.byte_offsets)
+
+
+@pytest.mark.parametrize("name", ["bert-bge", "t5-small", "rwkv-world", "falcon", "deepseek-llm", "gpt-neox"])
+def test_other_vocabularies_take_pathological_text(name: str, shared_data: Path) -> None:
+    tokenizer = cached_tokenizer(shared_data / f"vocabularies/ggml-vocab-{name}.gguf")
+    for text in (
+        " " * 1_200_000 + "a",
+        "a" * 200_000,
+        "\0" * 50_000,
+        "1" * 200_000,
+        "\U0010ffff" * 20_000,
+        "é\n" * 50_000,
+    ):
+        tokenizer.encode(text)

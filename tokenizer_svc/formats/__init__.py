@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tokenizer_svc.formats import sentencepiece_model, tiktoken_ranks
+from tokenizer_svc.formats import gguf_file, sentencepiece_model, tiktoken_ranks
 from tokenizer_svc.formats.errors import FormatError
 from tokenizer_svc.formats.sidecar import read_sidecar
 from tokenizer_svc.tokenizer import Tokenizer
@@ -13,7 +13,7 @@ __all__ = ["FormatError", "load_tokenizer"]
 
 _MAX_BYTES = 256 * 1024 * 1024
 _KNOWN_NAMES = ("tokenizer.model",)
-_EXPECTED = "expected a SentencePiece model or a tiktoken rank file"
+_EXPECTED = "expected a SentencePiece model, a tiktoken rank file or a GGUF file"
 
 
 def load_tokenizer(path: Path | str, *, llama3_version: str = "auto") -> Tokenizer:
@@ -23,6 +23,8 @@ def load_tokenizer(path: Path | str, *, llama3_version: str = "auto") -> Tokeniz
     of special tokens for a Llama 3 rank file that has none. Raises FormatError.
     """
     file = _find(Path(path))
+    if gguf_file.is_gguf(_head(file)):
+        return gguf_file.load(file)
     try:
         if file.stat().st_size > _MAX_BYTES:
             raise FormatError(file, f"is larger than {_MAX_BYTES} bytes; {_EXPECTED}")
@@ -40,12 +42,25 @@ def load_tokenizer(path: Path | str, *, llama3_version: str = "auto") -> Tokeniz
     raise FormatError(file, f"is no tokenizer of a known format, or is damaged; {_EXPECTED}")
 
 
+def _head(file: Path) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(4096)
+    except OSError as error:
+        raise FormatError(file, f"cannot be read: {error.strerror}") from None
+
+
 def _find(path: Path) -> Path:
     if path.is_dir():
         for name in _KNOWN_NAMES:
             if (path / name).is_file():
                 return path / name
-        raise FormatError(path, f"the folder has no tokenizer file ({', '.join(_KNOWN_NAMES)})")
+        found = sorted(path.glob("*.gguf"))
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise FormatError(path, f"the folder has {len(found)} GGUF files; name one of them")
+        raise FormatError(path, f"the folder has no tokenizer file ({', '.join(_KNOWN_NAMES)} or a GGUF file)")
     if not path.exists():
         raise FormatError(path, "does not exist")
     if not path.is_file():

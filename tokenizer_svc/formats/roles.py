@@ -1,6 +1,7 @@
-"""Which tokens end an answer. Files rarely say; as in llama.cpp, the text of a token does.
+"""Which tokens have a role that files rarely tell. As in llama.cpp, the text of a token does.
 
-A token of such a text is a control token whatever its file calls it: otherwise untrusted text could end an answer.
+A token of such a text is a control token whatever its file calls it: otherwise untrusted text could end an answer, or
+open a fill-in-the-middle prompt.
 """
 
 from __future__ import annotations
@@ -33,8 +34,20 @@ END_OF_GENERATION_TEXTS = frozenset(
     }
 )
 
+_FILL_IN_END_TEXTS = frozenset(
+    {"<|fim_pad|>", "<fim-pad>", "<fim_pad>"}
+    | {"<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"}
+    | {"<|file_sep|>"}
+)
+_FILL_IN_TEXTS = frozenset(
+    {"<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>"}
+    | {"<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>"}
+    | {"<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>"}
+)
+CONTROL_TEXTS = END_OF_GENERATION_TEXTS | _FILL_IN_END_TEXTS | _FILL_IN_TEXTS
+
 
 def end_of_generation_ids(texts: Iterable[tuple[int, str]], eos_id: int | None) -> frozenset[int]:
     """The ids among (id, text) of special tokens that end an answer, and `eos_id`."""
-    found = {index for index, text in texts if text in END_OF_GENERATION_TEXTS}
+    found = {index for index, text in texts if text in END_OF_GENERATION_TEXTS or text in _FILL_IN_END_TEXTS}
     return frozenset(found if eos_id is None else found | {eos_id})

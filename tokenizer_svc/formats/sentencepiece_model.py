@@ -10,10 +10,11 @@ from google.protobuf.message import DecodeError
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
 from tokenizer_svc.formats.errors import FormatError
-from tokenizer_svc.formats.roles import END_OF_GENERATION_TEXTS, end_of_generation_ids
+from tokenizer_svc.formats.roles import CONTROL_TEXTS, end_of_generation_ids
 from tokenizer_svc.formats.sidecar import AddedToken, Sidecar
 from tokenizer_svc.tokenizer import Tokenizer, TokenizerConfig
 from tokenizer_svc.vocabularies.spm import SPACE, SpmVocabulary
+from tokenizer_svc.vocabularies.ugm import UgmVocabulary
 from tokenizer_svc.vocabulary import SpecialToken, TokenTable, TokenType
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -33,9 +34,9 @@ def parse(data: bytes) -> ModelProto | None:
 def load(path: Path, model: ModelProto, sidecar: Sidecar) -> Tokenizer:
     """Raises FormatError."""
     trainer = model.trainer_spec
-    if trainer.model_type != trainer.BPE:
+    if trainer.model_type not in (trainer.BPE, trainer.UNIGRAM):
         kind = trainer.ModelType.Name(trainer.model_type)
-        raise FormatError(path, f"is a SentencePiece model of type {kind}; BPE is served")
+        raise FormatError(path, f"is a SentencePiece model of type {kind}; BPE and UNIGRAM are served")
     if trainer.treat_whitespace_as_suffix:
         raise FormatError(path, "treats white space as a suffix, which is not served")
     _apply_added_tokens(path, model, sidecar)
@@ -49,6 +50,7 @@ def load(path: Path, model: ModelProto, sidecar: Sidecar) -> Tokenizer:
             return ids[text]
         return of_model if 0 <= of_model < len(model.pieces) else None
 
+    unigram = trainer.model_type == trainer.UNIGRAM  # the T5 family ends its texts, the Llama family begins them
     bos_id, eos_id = role("bos_token", trainer.bos_id), role("eos_token", trainer.eos_id)
     config = TokenizerConfig(
         source="sentencepiece",
@@ -57,8 +59,8 @@ def load(path: Path, model: ModelProto, sidecar: Sidecar) -> Tokenizer:
         unk_id=role("unk_token", trainer.unk_id),
         pad_id=role("pad_token", trainer.pad_id),
         end_of_generation_ids=end_of_generation_ids(((t.id, t.text) for t in specials), eos_id),
-        adds_bos=bos_id is not None if sidecar.add_bos is None else sidecar.add_bos,
-        adds_eos=bool(sidecar.add_eos),
+        adds_bos=bos_id is not None and (not unigram if sidecar.add_bos is None else sidecar.add_bos),
+        adds_eos=eos_id is not None and (unigram if sidecar.add_eos is None else sidecar.add_eos),
         adds_space_prefix=model.normalizer_spec.add_dummy_prefix,
         clean_spaces=bool(sidecar.clean_spaces),
         chat_template=sidecar.chat_template,
@@ -70,7 +72,8 @@ def load(path: Path, model: ModelProto, sidecar: Sidecar) -> Tokenizer:
         scores=array("f", (piece.score for piece in model.pieces)),
     )
     try:
-        return Tokenizer(SpmVocabulary(model), table, config)
+        vocabulary = UgmVocabulary(model) if unigram else SpmVocabulary(model)
+        return Tokenizer(vocabulary, table, config)
     except (ValueError, RuntimeError) as error:  # sentencepiece reports a bad model as RuntimeError
         raise FormatError(path, f"is no usable SentencePiece model: {error}") from None
 
@@ -90,7 +93,7 @@ def _apply_added_tokens(path: Path, model: ModelProto, sidecar: Sidecar) -> None
 
 
 def _added_type(token: AddedToken) -> int:
-    control = token.special or token.text in END_OF_GENERATION_TEXTS
+    control = token.special or token.text in CONTROL_TEXTS
     return int(TokenType.CONTROL if control else TokenType.USER_DEFINED)
 
 

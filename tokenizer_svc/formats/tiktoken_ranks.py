@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tokenizer_svc.formats.errors import FormatError
-from tokenizer_svc.formats.roles import END_OF_GENERATION_TEXTS, end_of_generation_ids
+from tokenizer_svc.formats.roles import CONTROL_TEXTS, end_of_generation_ids
 from tokenizer_svc.formats.sidecar import AddedToken, Sidecar, read_json_object
 from tokenizer_svc.tokenizer import Tokenizer, TokenizerConfig
 from tokenizer_svc.vocabularies.bpe import BpeVocabulary
@@ -83,7 +83,7 @@ def _build(path: Path, pieces: list[bytes], added: Mapping[int, AddedToken], sid
     for index, token in sorted(added.items()):
         if index < len(pieces) and pieces[index] != token.text.encode():
             raise FormatError(path, f"rank {index} and the special token {token.text!r} beside it have the same id")
-        control = token.special or token.text in END_OF_GENERATION_TEXTS
+        control = token.special or token.text in CONTROL_TEXTS
         kind = TokenType.CONTROL if control else TokenType.USER_DEFINED
         table[index] = token.text.encode()
         types[index] = kind

@@ -12,7 +12,8 @@ tiktoken does the work. Three things are ours:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 
 import regex  # type: ignore[import-untyped]
 import tiktoken
@@ -27,12 +28,18 @@ _LONG_WHITE_SPACE = re.compile(rf"\s{{{_LONG_RUN}}}")
 class BpeVocabulary:
     """`ranked` lists (bytes, id) in merge order, single bytes among them; bytes that are missing are dropped from text.
 
-    `patterns` are applied one after the other. Raises ValueError when the ranks hold a token twice or are empty.
+    `patterns` are applied one after the other. `whole_pieces` are tokens that no merge makes, but which a whole piece
+    may be. Raises ValueError when the ranks hold a token twice or are empty, or a pattern is none.
     """
 
     type = VocabularyType.BPE
 
-    def __init__(self, ranked: Sequence[tuple[bytes, int]], patterns: Sequence[str]) -> None:
+    def __init__(
+        self,
+        ranked: Sequence[tuple[bytes, int]],
+        patterns: Sequence[str],
+        whole_pieces: Mapping[bytes, int] | None = None,
+    ) -> None:
         if not ranked:
             raise ValueError("there are no ranks")
         ranks = {token: rank for rank, (token, _) in enumerate(ranked)}
@@ -44,19 +51,36 @@ class BpeVocabulary:
             if bytes([byte]) not in ranks:
                 ranks[bytes([byte])] = len(self._ids)
                 self._ids.append(None)
+        self._whole_pieces = {}
+        for piece, index in (whole_pieces or {}).items():
+            if piece not in ranks:
+                self._whole_pieces[piece] = len(self._ids)
+                self._ids.append(index)
+        self._ranks = ranks
         self._lengths = [0] * len(self._ids)
-        for token, rank in ranks.items():
+        for token, rank in (ranks | self._whole_pieces).items():
             self._lengths[rank] = len(token)
         self._ranks_are_ids = all(rank == index for rank, index in enumerate(self._ids))
-        self._cutters = [regex.compile(pattern) for pattern in self._patterns]
-        # One pattern is complete in itself when it also takes what it would have missed, as a piece of its own.
-        self._whole = tiktoken.Encoding("pieces", pat_str=r"(?s:.+)", mergeable_ranks=ranks, special_tokens={})
-        self._cutting = (
-            tiktoken.Encoding("text", pat_str=self._patterns[0], mergeable_ranks=ranks, special_tokens={})
-            if len(self._patterns) == 1 and self._patterns[0].endswith(r"|\s+")
-            else None
-        )
+        try:
+            self._cutters = [regex.compile(pattern) for pattern in self._patterns]
+        except regex.error as error:
+            raise ValueError(f"a pattern is no regular expression: {error}") from None
+        self._cutting = self._make_cutting()
         self._words = WordCache(lambda words: [self._encode_whole(word) for word in words])
+
+    def _make_cutting(self) -> tiktoken.Encoding | None:
+        """tiktoken with the pattern, where there is one and it leaves nothing out."""
+        if len(self._patterns) != 1 or not self._patterns[0].endswith(r"|\s+") or self._whole_pieces:
+            return None
+        try:
+            return tiktoken.Encoding("text", pat_str=self._patterns[0], mergeable_ranks=self._ranks, special_tokens={})
+        except ValueError:  # written for another engine
+            return None
+
+    @cached_property
+    def _whole(self) -> tiktoken.Encoding:
+        """tiktoken that takes any text for one piece."""
+        return tiktoken.Encoding("pieces", pat_str=r"(?s:.+)", mergeable_ranks=self._ranks, special_tokens={})
 
     def encode(self, text: str) -> list[int]:
         ranks = self._encode_ranks(text)
@@ -80,7 +104,10 @@ class BpeVocabulary:
     def behaviour(self) -> Iterator[bytes]:
         for pattern in self._patterns:
             yield b"pattern " + pattern.encode()
-        yield b"ids in merge order " + b",".join(str(index).encode() for index in self._ids if index is not None)
+        merged = self._ids[: len(self._ids) - len(self._whole_pieces)]
+        yield b"ids in merge order " + b",".join(b"%d" % index for index in merged if index is not None)
+        if self._whole_pieces:
+            yield b"whole pieces " + b",".join(b"%d" % (self._ids[rank] or 0) for rank in self._whole_pieces.values())
 
     def _encode_ranks(self, text: str) -> list[int]:
         if self._cutting is not None and not _has_long_white_space(text):
@@ -91,6 +118,8 @@ class BpeVocabulary:
         return self._words.encode(self._cut(text))
 
     def _encode_whole(self, piece: str) -> list[int]:
+        if self._whole_pieces and (rank := self._whole_pieces.get(piece.encode())) is not None:
+            return [rank]
         try:
             return self._whole.encode_ordinary(piece)
         except BaseException as error:

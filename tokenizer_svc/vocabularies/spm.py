@@ -38,7 +38,7 @@ class SpmVocabulary:
         if model.trainer_spec.model_type != model.trainer_spec.BPE:
             raise ValueError("the SentencePiece model is not of type BPE")
         model.normalizer_spec.add_dummy_prefix = False
-        self._normalizer = model.normalizer_spec.SerializeToString(deterministic=True)
+        self._normalizer = normalizer_behaviour(model)
         self._byte_fallback = model.trainer_spec.byte_fallback
         self._processor = SentencePieceProcessor(model_proto=model.SerializeToString())
         self._unk_id = self._processor.unk_id()
@@ -89,6 +89,13 @@ class SpmVocabulary:
     def behaviour(self) -> Iterator[bytes]:
         yield b"normalizer " + self._normalizer
         yield b"byte fallback " + str(self._byte_fallback).encode()
+
+
+def normalizer_behaviour(model: ModelProto) -> bytes:
+    """What a model does to text before it looks at it; its name for that says nothing."""
+    spec = model.normalizer_spec
+    flags = repr((spec.remove_extra_whitespaces, spec.escape_whitespaces)).encode()
+    return flags + bytes(spec.precompiled_charsmap)
 
 
 def _stretches(text: str) -> Iterator[str]:

@@ -1,0 +1,26 @@
+"""GPT-2's alphabet: every byte is written as one printable character in vocabulary files."""
+
+from __future__ import annotations
+
+import codecs
+
+
+def _alphabet() -> str:
+    """The character of each byte: printable Latin-1 stands for itself, the other bytes, in order, for U+0100 and on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return "".join(chr(byte) if byte in printable else chr(next(others)) for byte in range(256))
+
+
+ALPHABET = _alphabet()
+_ENCODING = codecs.charmap_build(ALPHABET)
+
+
+def from_alphabet(text: str) -> bytes:
+    """The bytes that a token's text stands for; a character outside of the alphabet stands for itself in UTF-8."""
+    try:
+        return codecs.charmap_encode(text, "strict", _ENCODING)[0]
+    except UnicodeEncodeError:
+        return b"".join(
+            bytes([ALPHABET.index(character)]) if character in ALPHABET else character.encode() for character in text
+        )

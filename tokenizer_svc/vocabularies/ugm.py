@@ -1,0 +1,50 @@
+"""SentencePiece unigram (T5), by the sentencepiece library, which normalizes text with the model's own character map.
+
+A model that merges white space swallows it at the beginning of a text, where the caller's space prefix would be. So
+there are two processors: one puts the prefix there itself, and takes text that begins with white space; the other takes
+text that goes on from what is before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+from sentencepiece import SentencePieceProcessor
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
+
+from tokenizer_svc.vocabularies.spm import normalizer_behaviour
+from tokenizer_svc.vocabulary import VocabularyType
+
+
+class UgmVocabulary:
+    """`model` is a SentencePiece model of type UNIGRAM. It is changed: its own space prefix is switched on and off."""
+
+    type = VocabularyType.UGM
+
+    def __init__(self, model: ModelProto) -> None:
+        if model.trainer_spec.model_type != model.trainer_spec.UNIGRAM:
+            raise ValueError("the SentencePiece model is not of type UNIGRAM")
+        self._normalizer = normalizer_behaviour(model)
+        self._byte_fallback = model.trainer_spec.byte_fallback
+        model.normalizer_spec.add_dummy_prefix = False
+        self._going_on = SentencePieceProcessor(model_proto=model.SerializeToString())
+        self._beginning = self._going_on
+        if model.normalizer_spec.remove_extra_whitespaces:
+            model.normalizer_spec.add_dummy_prefix = True
+            self._beginning = SentencePieceProcessor(model_proto=model.SerializeToString())
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._processor(text).EncodeAsIds(text))
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[int]]:
+        mapping = self._processor(text).EncodeAsOffsetMapping(text)
+        bytes_before = list(accumulate((len(character.encode()) for character in text), initial=0))
+        return list(mapping["ids"]), [bytes_before[start] for start, _ in mapping["offsets"]]
+
+    def behaviour(self) -> Iterator[bytes]:
+        yield b"normalizer " + self._normalizer
+        yield b"byte fallback " + str(self._byte_fallback).encode()
+
+    def _processor(self, text: str) -> SentencePieceProcessor:
+        return self._beginning if text[:1].isspace() else self._going_on

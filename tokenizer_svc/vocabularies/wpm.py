@@ -1,0 +1,94 @@
+"""WordPiece (BERT): words are normalized and cut at white space, punctuation and Chinese characters; then the longest
+pieces that match a word are taken from left to right. A word that cannot be made of pieces is one unknown token.
+
+Text is lower-cased and loses its accents, as the uncased models want it; `lowercase=False` is for the others.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+
+import regex  # type: ignore[import-untyped]
+
+from tokenizer_svc.vocabularies.words import WordCache
+from tokenizer_svc.vocabulary import VocabularyType
+
+_CHINESE = (
+    r"\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002b73f"
+    r"\U0002b740-\U0002b81f\U0002b820-\U0002ceaf\U0002f800-\U0002fa1f"
+)
+_ALONE = rf"\p{{P}}$+<=>^`|~{_CHINESE}"  # punctuation, ASCII symbols and Chinese characters are words of their own
+_WORD = regex.compile(rf"[{_ALONE}]|[^\s{_ALONE}]+")
+_DROPPED = regex.compile(r"(?!\s)[\p{Cc}\p{Cf}\p{Co}\ufffd]")
+_ACCENT = regex.compile(r"\p{Mn}")
+
+
+class WpmVocabulary:
+    """`begin` maps the pieces that begin a word to their ids, `inside` those that go on."""
+
+    type = VocabularyType.WPM
+
+    def __init__(
+        self,
+        begin: Mapping[str, int],
+        inside: Mapping[str, int],
+        unk_id: int,
+        *,
+        lowercase: bool = True,
+        max_word_characters: int | None = None,
+    ) -> None:
+        self._begin, self._inside = begin, inside
+        self._unk_id = unk_id
+        self._lowercase = lowercase
+        self._max_word = max_word_characters
+        self._lengths = {index: len(piece) for pieces in (inside, begin) for piece, index in pieces.items()}
+        self._longest = max(map(len, [*begin, *inside]), default=1)
+        self._words = WordCache(lambda words: [self._encode_word(word) for word in words])
+
+    def encode(self, text: str) -> list[int]:
+        return self._words.encode(_WORD.findall(self._normalize(text)))
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[int]]:
+        """A piece starts at the character that its first one was normalized from."""
+        parts = [self._normalize(character) for character in text]
+        sources = [number for number, part in enumerate(parts) for _ in part]
+        bytes_before = list(accumulate((len(character.encode()) for character in text), initial=0))
+        ids: list[int] = []
+        offsets: list[int] = []
+        for match in _WORD.finditer("".join(parts)):
+            at = match.start()
+            for index in self._words.encode([match[0]]):
+                ids.append(index)
+                offsets.append(bytes_before[sources[at]])
+                at += self._lengths.get(index, 0)
+        return ids, offsets
+
+    def behaviour(self) -> Iterator[bytes]:
+        yield b"lowercase " + str(self._lowercase).encode()
+        yield b"longest word " + str(self._max_word).encode()
+        yield b"unknown " + str(self._unk_id).encode()
+
+    def _normalize(self, text: str) -> str:
+        """Accents are dropped, not composed, so that characters can be normalized one by one with the same result."""
+        if self._lowercase:
+            text = _ACCENT.sub("", unicodedata.normalize("NFD", text)).lower()
+        return str(_DROPPED.sub("", text))
+
+    def _encode_word(self, word: str) -> list[int]:
+        if self._max_word is not None and len(word) > self._max_word:
+            return [self._unk_id]
+        ids: list[int] = []
+        at = 0
+        while at < len(word):
+            pieces = self._inside if at else self._begin
+            for end in range(min(len(word), at + self._longest), at, -1):
+                found = pieces.get(word[at:end])
+                if found is not None:
+                    ids.append(found)
+                    at = end
+                    break
+            else:
+                return [self._unk_id]
+        return ids
