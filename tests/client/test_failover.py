@@ -67,7 +67,7 @@ async def test_a_lost_worker_is_followed_by_another_and_the_text_goes_on(tokeniz
         assert again.request_id != lost.seen[0].request.request_id
         assert again.stopping.max_tokens == 100
     assert registry.get_sample_value("tandem_client_failovers_total", {"service": "worker"}) == 1
-    assert registry.get_sample_value("tandem_client_requests_total", {"method": "generate", "outcome": "ok"}) == 1
+    assert registry.get_sample_value("tandem_client_requests_total", {"method": "stream", "outcome": "ok"}) == 1
 
 
 async def test_the_answer_is_the_same_wherever_the_worker_is_lost(tokenizer_address: str) -> None:

@@ -89,6 +89,7 @@ async def test_every_parameter_reaches_the_worker(client: AsyncClient, worker: C
         cache_salt="tenant",
         bypass_cache=True,
         stream_interval_tokens=2,
+        stream_max_delay_ms=50,
         model="counting",
         routing_key="conversation",
         metadata={"traceparent": "00-1-2-01"},
@@ -99,7 +100,8 @@ async def test_every_parameter_reaches_the_worker(client: AsyncClient, worker: C
     assert (sampling.repetition_penalty, sampling.repetition_window, sampling.seed) == (1.5, 7, 9)
     assert (stopping.max_tokens, stopping.min_tokens, list(stopping.stop_token_ids)) == (4, 2, [7, 8])
     assert stopping.ignore_eos and stopping.include_stop
-    assert request.output.logprobs and request.output.stream_interval_tokens == 2
+    assert request.output.logprobs
+    assert (request.output.stream_interval_tokens, request.output.stream_max_delay_ms) == (2, 50)
     assert (request.cache.salt, request.cache.bypass, request.priority) == ("tenant", True, -3)
     assert request.model == "counting"
     assert worker.seen[0].metadata["x-routing-key"] == "conversation"
@@ -199,3 +201,13 @@ async def test_a_fingerprint_is_sent_only_to_a_worker_that_knows_its_own(tokeniz
                     await client.generate(prompt)
             assert [seen.request.expected_tokenizer_fingerprint for seen in worker.seen] == [expected] * 3
             assert worker.get_model_calls == 1, "asked once"
+
+
+async def test_a_very_long_answer_is_decoded_in_several_messages(
+    client: AsyncClient, worker: CountingWorker, tokenizer: ByteTokenizer
+) -> None:
+    worker.context, worker.delta_tokens, worker.script = 50_000, 5000, ids_of_text(TEXT)
+    result = await client.generate("Hi", seed=0, max_tokens=40_000)
+    assert result.output_ids == [worker.token(p, 0) for p in range(40_000)]
+    assert result.text.encode() == (TEXT.encode() * 1000)[:40_000]
+    assert tokenizer.decode_messages == 3

@@ -34,6 +34,7 @@ WRONG: list[tuple[str, list[Any]]] = [
     ("detokenize", ["no"]),
     ("graphemes", [0]),
     ("stream_interval_tokens", [0, 2**32]),
+    ("stream_max_delay_ms", [-1, 60_001]),
     ("tokenizer", [5, "\ud800"]),
     ("model", [5]),
     ("add_special", [1]),

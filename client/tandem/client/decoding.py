@@ -19,6 +19,9 @@ from .metrics import ClientMetrics
 from .rpc import CallContext
 from .settings import FailoverSettings
 
+# Servers bound the ids of one message.
+MESSAGE_IDS = 16_384
+
 Call = grpc.aio.StreamStreamCall[pb.DecodeStreamRequest, pb.DecodeStreamResponse]
 
 
@@ -48,11 +51,8 @@ class TextDecoder:
         self._fed.extend(ids)
         replay = self._call is None
         while True:
-            request = pb.DecodeStreamRequest(
-                open=self._opening if replay else None, ids=self._fed if replay else ids, end=end
-            )
             try:
-                response = await self._exchange(request)
+                response = await self._send(self._fed if replay else ids, opening=replay, end=end)
             except UnavailableError:
                 self.close()
                 self._attempts += 1
@@ -72,6 +72,22 @@ class TextDecoder:
         if self._call is not None:
             self._call.cancel()
             self._call = None
+
+    async def _send(self, ids: Sequence[int], *, opening: bool, end: bool) -> pb.DecodeStreamResponse:
+        """One response for any number of ids, in as many messages as it takes."""
+        texts = []
+        for start in range(0, len(ids) or 1, MESSAGE_IDS):
+            part = ids[start : start + MESSAGE_IDS]
+            last = start + MESSAGE_IDS >= len(ids)
+            request = pb.DecodeStreamRequest(
+                open=self._opening if opening and not start else None, ids=part, end=end and last
+            )
+            response = await self._exchange(request)
+            texts.append(response.text)
+            if response.done:
+                break
+        response.text = "".join(texts)
+        return response
 
     async def _exchange(self, request: pb.DecodeStreamRequest) -> pb.DecodeStreamResponse:
         with self._context.errors("tokenizer"):

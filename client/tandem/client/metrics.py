@@ -15,7 +15,7 @@ class ClientMetrics:
     def __init__(self, registry: CollectorRegistry | None) -> None:
         self.requests = Counter(
             "tandem_client_requests",
-            "Calls of the SDK by method and outcome: ok, cancelled by the caller, or the gRPC code.",
+            "Answers by method (generate, stream) and outcome: ok, cancelled by the caller, or the gRPC code.",
             ["method", "outcome"],
             registry=registry,
         )

@@ -100,6 +100,7 @@ class GenerateOptions(CallOptions, total=False):
     detokenize: bool  # default True; False: ids only, no tokenizer is needed for a prompt of ids
     graphemes: bool  # never split a user-perceived character over two chunks
     stream_interval_tokens: int | None  # at least this many tokens in a message of the worker
+    stream_max_delay_ms: int | None  # send a smaller one after this time; at most 60,000
 
     tokenizer: str  # name; "": the service's default
     model: str  # name; "": the one that is served

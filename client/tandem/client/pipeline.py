@@ -66,6 +66,7 @@ class Pipeline:
         self._failover = failover
         self._metrics = metrics
         # Nobody reads pieces and no stop string has to be watched for: the text is made once, at the end.
+        self._deliver_chunks = deliver_chunks
         self._decode_at_end = not deliver_chunks and not plan.stop_strings
 
         self._started_at = time.monotonic()
@@ -269,7 +270,7 @@ class Pipeline:
             outcome = "ok"
         else:
             outcome = error.code.name.lower() if isinstance(error, StatusError) else "cancelled"
-        self._metrics.requests.labels("generate", outcome).inc()
+        self._metrics.requests.labels("stream" if self._deliver_chunks else "generate", outcome).inc()
 
     def _result(self, tokens: TokenStream, matched_stop: str | None) -> GenerationResult:
         now = time.monotonic()
@@ -298,6 +299,8 @@ class Pipeline:
                 cached_prompt_tokens=usage.cached_prompt_tokens if usage else None,
                 forward_passes=usage.forward_passes if usage else None,
                 preemptions=usage.preemptions if usage else None,
+                peak_pages=usage.peak_pages if usage else None,
+                peak_kv_bytes=usage.peak_kv_bytes if usage else None,
             ),
             timings=Timings(
                 total_seconds=now - self._started_at,

@@ -38,6 +38,7 @@ class GenerationPlan:
     detokenize: bool = True
     graphemes: bool = False
     stream_interval_tokens: int | None = None
+    stream_max_delay_ms: int | None = None
     tokenizer: str = ""
     model: str = ""
     special_tokens: SpecialTokens = "text"
@@ -78,7 +79,11 @@ class GenerationPlan:
                 ignore_eos=stopping.ignore_eos,
                 include_stop=stopping.include_stop,
             ),
-            output=pb.OutputOptions(logprobs=self.logprobs, stream_interval_tokens=self.stream_interval_tokens),
+            output=pb.OutputOptions(
+                logprobs=self.logprobs,
+                stream_interval_tokens=self.stream_interval_tokens,
+                stream_max_delay_ms=self.stream_max_delay_ms,
+            ),
             cache=pb.CacheParams(salt=self.cache_salt, bypass=self.bypass_cache),
             priority=self.priority,
             expected_tokenizer_fingerprint=fingerprint,

@@ -73,7 +73,9 @@ class Usage:
         None  # of the prompt, from the prefix cache; None: the worker was lost before it told
     )
     forward_passes: int | None = None
-    preemptions: int | None = None
+    preemptions: int | None = None  # how often it lost its pages and was computed again
+    peak_pages: int | None = None  # of the KV cache, shared ones included
+    peak_kv_bytes: int | None = None  # of those pages
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,6 +135,7 @@ RULES: Mapping[str, Rule] = {
     "detokenize": Flag(),
     "graphemes": Flag(),
     "stream_interval_tokens": Integer(1, UINT32_MAX),
+    "stream_max_delay_ms": Integer(0, 60_000),
     "tokenizer": Text(0),
     "model": Text(0),
     "add_special": Flag(),
