@@ -143,7 +143,7 @@ class GuardedMethod:
         )
 
     async def _guard(self, context: Context, body: Callable[[], Awaitable[T]]) -> T | None:
-        """Runs a handler; turns its end into a status, a count and, where somebody should know, a log line."""
+        """Runs a handler, keeps the books, and answers."""
         task = asyncio.current_task()
         assert task is not None
         rpc = RunningRpc(self._path, task, work=self._refusal is not None)
@@ -152,78 +152,77 @@ class GuardedMethod:
         budget = context.time_remaining()
         begin = time.perf_counter()
         code = "UNKNOWN"
+        failure: ServiceError | None = None
         self._metrics.in_flight.inc()
         self._running.add(rpc)
         try:
-            if (refusal := self.refusal()) is not None:
-                raise refusal
-            result = await body()
+            result = await self._attempt(context, rpc, body)
             code = _name(context.code())
-            echo_request_id(context)
-            return result
-        except asyncio.CancelledError as error:
-            if rpc.cut:
-                code = "UNAVAILABLE"
-                await _abort(context, unavailable("this server is shutting down", reason="SHUTTING_DOWN"))
-            elif task.cancelling():
-                code = _how_cancelled(context, budget)
-                raise
-            else:
-                # Not ours: something that the handler waited for was cancelled. gRPC would take it for a cancelled RPC
-                # and never send a status.
-                code = "INTERNAL"
-                await self._unexpected(context, error)
         except ServiceError as error:
-            code = error.code.name
-            if error.code in _OUR_FAULT:
-                logger.error("%s in %s", error, self._path)
-            if context.done():
-                raise
-            await _abort(context, error)
+            code, failure = error.code.name, error
+        except asyncio.CancelledError:
+            code = _how_cancelled(context, budget)
+            raise
         except grpc.aio.AbortError:
             code = _name(context.code())
             raise
-        except grpc.aio.BaseError as error:
-            if isinstance(error, grpc.aio.UsageError) and not context.done():
-                code = "INTERNAL"
-                await self._unexpected(context, error)
-            # A batch failed in gRPC's core because the other side is gone, perhaps before its cancellation reached us.
-            code = "CANCELLED"
-            raise asyncio.CancelledError from error
-        except (KeyboardInterrupt, SystemExit, GeneratorExit):
-            raise
-        except BaseException as error:
-            # A panic in Rust code is no Exception; gRPC would leave its client without an answer for ever.
-            code = "INTERNAL"
-            await self._unexpected(context, error)
         finally:
             self._running.remove(rpc)
             seconds = time.perf_counter() - begin
             self._metrics.in_flight.dec()
             self._metrics.handled(code, seconds)
             logger.debug("%s %s in %.1f ms", self._path, code, seconds * 1000)
-        raise AssertionError("an abort always raises")
+        if failure is None:
+            echo_request_id(context)
+            return result
+        # Only here, where the books are closed: behind the messages of a reader that sleeps a status may wait for long.
+        if not context.done():
+            await _abort(context, failure)
+        return None
 
-    async def _unexpected(self, context: Context, error: BaseException) -> NoReturn:
+    async def _attempt(self, context: Context, rpc: RunningRpc, body: Callable[[], Awaitable[T]]) -> T:
+        """Runs a handler; all that may go wrong becomes a ServiceError, an abort by hand or a cancellation."""
+        try:
+            if (refusal := self.refusal()) is not None:
+                raise refusal
+            return await body()
+        except asyncio.CancelledError as error:
+            if rpc.cut:
+                raise unavailable("this server is shutting down", reason="SHUTTING_DOWN") from None
+            if rpc.task.cancelling():
+                raise
+            # Something else that the handler waited for was cancelled. gRPC would take it for a cancelled RPC and never
+            # send a status.
+            raise self._unexpected(error) from error
+        except ServiceError as error:
+            if error.code in _OUR_FAULT:
+                logger.error("%s in %s", error, self._path)
+            raise
+        except grpc.aio.AbortError:
+            raise
+        except grpc.aio.BaseError as error:
+            if isinstance(error, grpc.aio.UsageError) and not context.done():
+                raise self._unexpected(error) from error
+            # A batch failed in gRPC's core because the other side is gone, perhaps before its cancellation reached us.
+            raise asyncio.CancelledError from error
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:
+            # A panic in Rust code is no Exception; gRPC would leave its client without an answer for ever.
+            raise self._unexpected(error) from error
+
+    def _unexpected(self, error: BaseException) -> ServiceError:
+        """Logs a fault that nobody foresaw; the client gets its number and none of its words."""
         error_id = secrets.token_hex(6)
+        kind = type(error).__name__
         logger.error(
-            "unexpected %s in %s, error id %s",
-            type(error).__name__,
-            self._path,
-            error_id,
-            exc_info=error,
-            extra={"error_id": error_id},
+            "unexpected %s in %s, error id %s", kind, self._path, error_id, exc_info=error, extra={"error_id": error_id}
         )
-        if context.done():
-            raise error
-        await _abort(
-            context,
-            ServiceError(
-                grpc.StatusCode.INTERNAL,
-                f"internal error; the server's log explains it under error id {error_id}",
-                reason="INTERNAL_ERROR",
-                metadata={"error_id": error_id},
-            ),
+        return ServiceError(
+            grpc.StatusCode.INTERNAL,
+            f"internal error; the server's log explains it under error id {error_id}",
+            reason="INTERNAL_ERROR",
+            metadata={"error_id": error_id},
         )
 
 

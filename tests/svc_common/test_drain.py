@@ -123,3 +123,15 @@ async def test_stopping_twice_stops_once() -> None:
     await running.stop()
     await running.stop()
     assert service.stopped
+
+
+async def test_slow_protobuf_is_reported_loudly(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    running, _ = await running_probe()
+    await running.stop()
+    assert "instead of upb" not in caplog.text
+    monkeypatch.setattr("svc_common.server.api_implementation.Type", lambda: "python")
+    running, _ = await running_probe()
+    await running.stop()
+    assert "instead of upb" in caplog.text
