@@ -1,7 +1,7 @@
 """Generates the Python stubs and their types next to the proto files.
 
-    python protos/generate.py           write them
-    python protos/generate.py --check   exit 1 and name each file that is not what the proto files give
+python protos/generate.py           write them
+python protos/generate.py --check   exit 1 and name each file that is not what the proto files give
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ def generate(out: Path) -> None:
     """Writes the stubs of every proto file under ROOT into `out`; raises SystemExit when protoc refuses."""
     protos = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.proto"))
     well_known = files("grpc_tools").joinpath("_proto")
+    scripts = Path(sys.executable).parent  # the environment need not be activated
     code: int = protoc.main(
         ["protoc", f"-I{ROOT}", f"-I{well_known}"]
-        + [f"--{plugin}_out={out}" for plugin in ("python", "grpc_python", "mypy", "mypy_grpc")]
+        + [f"--plugin=protoc-gen-{name}={scripts / f'protoc-gen-{name}'}" for name in ("mypy", "mypy_grpc")]
+        + [f"--{plugin}_out={out}" for plugin in ("python", "grpc_python")]
+        + [f"--{plugin}_out=quiet:{out}" for plugin in ("mypy", "mypy_grpc")]
         + protos
     )
     if code:

@@ -21,7 +21,7 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Real vocabularies, vectors and a small real model, which stand beside the repository and are never copied into it."""
+    """Real vocabularies, vectors and a small real model, which stand beside the repository."""
     path = REPOSITORY.parent / "shared" / "data"
     if not path.is_dir():
         pytest.skip(f"real test data is absent: no folder {path}")

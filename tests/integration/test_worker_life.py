@@ -17,7 +17,7 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.inference.v1 import admin_pb2
-from tests.integration.worker_process import failed_start, greedy, rest, running_worker
+from tests.integration.worker_process import failed_start, greedy, rest, running_worker, service_process
 
 SERVICE = "tandem.inference.v1.InferenceService"
 
@@ -204,6 +204,31 @@ async def test_settings_that_do_not_go_together_are_refused(random_llama: Path):
     code, stderr = await failed_start()
     assert code == 2
     assert "model" in stderr
+
+
+async def test_a_tokenizer_with_more_ids_than_the_model_ends_the_start(
+    random_llama: Path, shared_data: Path, tmp_path: Path
+):
+    tokenizer = shared_data / "formats/llama2/tokenizer.model"
+    async with service_process("tokenizer_svc", tmp_path, "--tokenizer", str(tokenizer)) as (address, _):
+        code, stderr = await failed_start(
+            "--model", str(random_llama), "--tokenizer-address", address, "--engine=thread", "--log-level=error"
+        )
+    assert code == 1
+    assert "vocabulary mismatch" in stderr
+    assert "32000" in stderr
+    assert "300" in stderr
+    assert len(stderr.strip().splitlines()) == 1
+
+
+async def test_a_worker_learns_its_tokenizers_fingerprint(shared_data: Path, tmp_path: Path):
+    model = shared_data / "models/stories260K/meta"
+    async with service_process("tokenizer_svc", tmp_path, "--tokenizer", str(model)) as (address, _):
+        flags = ("--model", str(model), "--tokenizer-address", address, "--engine=thread")
+        async with running_worker(tmp_path, *flags) as worker:
+            fingerprint = (await worker.admin.GetModel(admin_pb2.GetModelRequest())).tokenizer_fingerprint
+            assert len(fingerprint) == 64
+            assert (await worker.generate(greedy([1], 1, expected_tokenizer_fingerprint=fingerprint))).ids
 
 
 async def test_a_tokenizer_service_that_does_not_come_ends_the_start(random_llama: Path):

@@ -16,6 +16,7 @@ import grpc
 from tandem.inference.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from tandem.inference.v1 import inference_pb2 as pb
 
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 START_SECONDS = 120  # a bound for a machine under load, not an expectation
 
 
@@ -101,33 +102,36 @@ def greedy(prompt: Sequence[int], max_tokens: int = 16, **fields: object) -> pb.
 
 
 @asynccontextmanager
-async def running_worker(folder: Path, *flags: str) -> AsyncIterator[Worker]:
-    """`python -m worker_svc FLAGS` until it serves, and its end afterwards; `folder` is for its address file."""
-    address_file = folder / "worker.json"
+async def service_process(
+    module: str, folder: Path, *flags: str
+) -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
+    """`python -m MODULE FLAGS` until it serves, and its end afterwards; `folder` is for its address file."""
+    address_file = folder / f"{module}.json"
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "worker_svc",
-        "--address-file",
-        str(address_file),
-        "--threads=1",
-        *flags,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        sys.executable, "-m", module, "--address-file", str(address_file), *flags, env=ENVIRONMENT
     )
     try:
         async with asyncio.timeout(START_SECONDS):
             while not address_file.exists():
                 if process.returncode is not None:
-                    raise AssertionError(f"the worker ended with {process.returncode}")
+                    raise AssertionError(f"{module} ended with {process.returncode}")
                 # The file appears by a rename; there is nothing to wait on but the file itself.
                 await asyncio.sleep(0.05)
-        address = json.loads(address_file.read_text())["address"]
-        async with grpc.aio.insecure_channel(address) as channel:
-            yield Worker(address, channel, process)
+        yield json.loads(address_file.read_text())["address"], process
     finally:
         if process.returncode is None:
             process.terminate()
         await asyncio.wait_for(process.wait(), 60)
+
+
+@asynccontextmanager
+async def running_worker(folder: Path, *flags: str) -> AsyncIterator[Worker]:
+    """A worker with these flags, and its end afterwards."""
+    async with (
+        service_process("worker_svc", folder, "--threads=1", *flags) as (address, process),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        yield Worker(address, channel, process)
 
 
 async def failed_start(*flags: str, timeout: float = START_SECONDS) -> tuple[int, str]:
@@ -138,7 +142,7 @@ async def failed_start(*flags: str, timeout: float = START_SECONDS) -> tuple[int
         "worker_svc",
         *flags,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env=ENVIRONMENT,
     )
     _, stderr = await asyncio.wait_for(process.communicate(), timeout)
     assert process.returncode is not None

@@ -144,6 +144,28 @@ def test_a_shared_prefix_is_computed_once():
     assert driver.finished[10].statistics.cached_prompt_tokens == 39
 
 
+def test_100_requests_share_a_long_prefix_in_a_cache_for_8_of_them_unshared():
+    driver = Driver(pages=8 * 126, page_size=16, budget=256, running=100)
+    prefix = np.arange(2000) % VOCABULARY
+    computed = 0
+    for handle in range(100):
+        # Each goes on counting, but from a place of its own after the prefix: 16 more tokens at most.
+        driver.engine.submit(
+            Request.make(handle, prefix[: 2000 - handle % 7], Sampling(temperature=0.0), Stopping(max_tokens=12))
+        )
+        if handle == 0:
+            driver.step()
+    driver.run()
+    computed = driver.runner.computed_tokens
+    assert len(driver.finished) == 100
+    for handle in range(100):
+        first = (2000 - handle % 7) % VOCABULARY
+        assert driver.output[handle] == [(first + i) % VOCABULARY for i in range(12)]
+    # The prefix once, and beside it at most two pages of each request's own.
+    assert computed < 2000 + 100 * (2 * 16 + 12)
+    assert driver.engine.scheduler.statistics.preemptions == 0
+
+
 def test_the_next_turn_of_a_chat_computes_its_new_tokens_only():
     driver = Driver(pages=64, page_size=4, budget=64)
     driver.engine.submit(counting_request(0, 0, 10, 10))

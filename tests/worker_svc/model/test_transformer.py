@@ -30,6 +30,7 @@ LENGTH = 43
 def _storage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways in which a CPU stores weights; these matrices are too small for the second one by themselves."""
     monkeypatch.setattr(linear, "REARRANGE_FROM", request.param)
+    monkeypatch.setattr(linear, "SHARED_FROM", request.param)
 
 
 SHAPES: dict[str, dict[str, Any]] = {
