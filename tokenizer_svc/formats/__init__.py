@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tokenizer_svc.formats import gguf_file, sentencepiece_model, tiktoken_ranks
+from tokenizer_svc.formats import gguf_file, hf_json, sentencepiece_model, tiktoken_ranks
 from tokenizer_svc.formats.errors import FormatError
-from tokenizer_svc.formats.sidecar import read_sidecar
+from tokenizer_svc.formats.sidecar import read_json_object, read_sidecar
 from tokenizer_svc.tokenizer import Tokenizer
 
 __all__ = ["FormatError", "load_tokenizer"]
 
 _MAX_BYTES = 256 * 1024 * 1024
-_KNOWN_NAMES = ("tokenizer.model",)
-_EXPECTED = "expected a SentencePiece model, a tiktoken rank file or a GGUF file"
+_KNOWN_NAMES = ("tokenizer.model", "tokenizer.json")
+_EXPECTED = "expected a SentencePiece model, a tiktoken rank file, a tokenizer.json or a GGUF file"
 
 
 def load_tokenizer(path: Path | str, *, llama3_version: str = "auto") -> Tokenizer:
@@ -34,6 +34,8 @@ def load_tokenizer(path: Path | str, *, llama3_version: str = "auto") -> Tokeniz
     if not data:
         raise FormatError(file, f"is empty; {_EXPECTED}")
     sidecar = read_sidecar(file.parent)
+    if data[:64].lstrip()[:1] == b"{":
+        return hf_json.load(file, read_json_object(file), sidecar)
     if tiktoken_ranks.is_tiktoken_ranks(data[:4096]):
         return tiktoken_ranks.load(file, data, sidecar, llama3_version)
     model = sentencepiece_model.parse(data)

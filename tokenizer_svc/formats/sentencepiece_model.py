@@ -17,7 +17,7 @@ from tokenizer_svc.vocabularies.spm import SPACE, SpmVocabulary
 from tokenizer_svc.vocabularies.ugm import UgmVocabulary
 from tokenizer_svc.vocabulary import SpecialToken, TokenTable, TokenType
 
-_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _MAX_ID = 1 << 22  # far above any vocabulary; a mistyped id must not allocate memory
 
 
@@ -66,7 +66,7 @@ def load(path: Path, model: ModelProto, sidecar: Sidecar) -> Tokenizer:
         chat_template=sidecar.chat_template,
     )
     table = TokenTable(
-        pieces=[_piece_bytes(piece.piece, piece.type) for piece in model.pieces],
+        pieces=[piece_bytes(piece.piece, piece.type) for piece in model.pieces],
         types=bytes(piece.type for piece in model.pieces),
         specials=specials,
         scores=array("f", (piece.score for piece in model.pieces)),
@@ -103,7 +103,7 @@ def _check(path: Path, model: ModelProto) -> None:
         if piece.piece in seen:
             raise FormatError(path, f"ids {seen[piece.piece]} and {index} have the same piece {piece.piece!r}")
         seen[piece.piece] = index
-        if piece.type == TokenType.BYTE and _BYTE_PIECE.fullmatch(piece.piece) is None:
+        if piece.type == TokenType.BYTE and BYTE_PIECE.fullmatch(piece.piece) is None:
             raise FormatError(path, f"id {index} is a byte, but its piece is {piece.piece!r}")
     unknown = sum(piece.type == TokenType.UNKNOWN for piece in model.pieces)
     if unknown != 1:
@@ -132,10 +132,11 @@ def _specials(model: ModelProto, sidecar: Sidecar) -> tuple[SpecialToken, ...]:
     return tuple(specials)
 
 
-def _piece_bytes(piece: str, kind: int) -> bytes:
+def piece_bytes(piece: str, kind: int) -> bytes:
+    """What a piece of that type decodes to."""
     match kind:
         case TokenType.BYTE:
-            found = _BYTE_PIECE.fullmatch(piece)
+            found = BYTE_PIECE.fullmatch(piece)
             assert found is not None
             return bytes([int(found[1], 16)])
         case TokenType.NORMAL | TokenType.USER_DEFINED:

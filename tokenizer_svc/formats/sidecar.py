@@ -1,4 +1,5 @@
-"""What Hugging Face folders say about a tokenizer beside its vocabulary: `tokenizer_config.json` and chat templates."""
+"""What Hugging Face folders say about a tokenizer beside its vocabulary: `tokenizer_config.json`, chat templates and,
+where the former is silent, `special_tokens_map.json`."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Any
 from tokenizer_svc.formats.errors import FormatError
 
 _MAX_BYTES = 64 * 1024 * 1024
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,9 @@ def read_sidecar(folder: Path) -> Sidecar:
     """Reads what is there; an empty Sidecar where nothing is. Raises FormatError."""
     path = folder / "tokenizer_config.json"
     config = read_json_object(path) if path.is_file() else {}
+    named = folder / "special_tokens_map.json"
+    if named.is_file():
+        config = {key: value for key, value in read_json_object(named).items() if key in _NAMED_TOKENS} | config
     template = _chat_template(path, config)
     template_file = folder / "chat_template.jinja"
     if template_file.is_file():
@@ -62,11 +67,7 @@ def read_sidecar(folder: Path) -> Sidecar:
             template = template_file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise FormatError(template_file, f"cannot be read: {error}") from None
-    texts = {
-        name: text
-        for name in ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
-        if (text := _token_text(path, name, config.get(name))) is not None
-    }
+    texts = {name: text for name in _NAMED_TOKENS if (text := _token_text(path, name, config.get(name))) is not None}
     return Sidecar(
         added_tokens=_added_tokens(path, config.get("added_tokens_decoder")),
         special_texts=texts,
@@ -116,12 +117,16 @@ def _added_tokens(path: Path, value: object) -> dict[int, AddedToken]:
             raise FormatError(path, f"added_tokens_decoder has the key {key!r}, which is no id")
         if not (isinstance(entry, dict) and isinstance(entry.get("content"), str)):
             raise FormatError(path, f"added_tokens_decoder[{key}] has no text")
-        index = int(key)
-        added[index] = AddedToken(
-            index,
-            entry["content"],
-            special=bool(entry.get("special", False)),
-            lstrip=bool(entry.get("lstrip", False)),
-            rstrip=bool(entry.get("rstrip", False)),
-        )
+        added[int(key)] = read_added_token(int(key), entry)
     return added
+
+
+def read_added_token(index: int, entry: Mapping[str, Any]) -> AddedToken:
+    """One entry of `added_tokens_decoder`, or of `added_tokens` in a `tokenizer.json`."""
+    return AddedToken(
+        index,
+        entry["content"],
+        special=bool(entry.get("special", False)),
+        lstrip=bool(entry.get("lstrip", False)),
+        rstrip=bool(entry.get("rstrip", False)),
+    )

@@ -12,12 +12,14 @@ tiktoken does the work. Three things are ours:
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import regex  # type: ignore[import-untyped]
 import tiktoken
 
+from tokenizer_svc.offsets import offsets_before_nfc
 from tokenizer_svc.vocabularies.words import WordCache
 from tokenizer_svc.vocabulary import VocabularyType
 
@@ -29,7 +31,8 @@ class BpeVocabulary:
     """`ranked` lists (bytes, id) in merge order, single bytes among them; bytes that are missing are dropped from text.
 
     `patterns` are applied one after the other. `whole_pieces` are tokens that no merge makes, but which a whole piece
-    may be. Raises ValueError when the ranks hold a token twice or are empty, or a pattern is none.
+    may be. With `nfc` text is composed first. Raises ValueError when the ranks hold a token twice or are empty, or a
+    pattern is none.
     """
 
     type = VocabularyType.BPE
@@ -39,6 +42,7 @@ class BpeVocabulary:
         ranked: Sequence[tuple[bytes, int]],
         patterns: Sequence[str],
         whole_pieces: Mapping[bytes, int] | None = None,
+        nfc: bool = False,
     ) -> None:
         if not ranked:
             raise ValueError("there are no ranks")
@@ -47,6 +51,7 @@ class BpeVocabulary:
             raise ValueError("a token has two ranks")
         self._ids: list[int | None] = [index for _, index in ranked]
         self._patterns = tuple(patterns)
+        self._nfc = nfc
         for byte in range(256):
             if bytes([byte]) not in ranks:
                 ranks[bytes([byte])] = len(self._ids)
@@ -90,6 +95,13 @@ class BpeVocabulary:
         return [index for rank in ranks if (index := ids[rank]) is not None]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[int]]:
+        if self._nfc and not unicodedata.is_normalized("NFC", text):
+            ids, offsets = self.encode_with_offsets(unicodedata.normalize("NFC", text))
+            return ids, offsets_before_nfc(text, offsets)
+        return self._partition(text)
+
+    def _partition(self, text: str) -> tuple[list[int], list[int]]:
+        """Ranks stand for bytes of the text one after the other."""
         ids: list[int] = []
         offsets: list[int] = []
         at = 0
@@ -102,6 +114,8 @@ class BpeVocabulary:
         return ids, offsets
 
     def behaviour(self) -> Iterator[bytes]:
+        if self._nfc:
+            yield b"NFC"
         for pattern in self._patterns:
             yield b"pattern " + pattern.encode()
         merged = self._ids[: len(self._ids) - len(self._whole_pieces)]
@@ -110,6 +124,8 @@ class BpeVocabulary:
             yield b"whole pieces " + b",".join(b"%d" % (self._ids[rank] or 0) for rank in self._whole_pieces.values())
 
     def _encode_ranks(self, text: str) -> list[int]:
+        if self._nfc:
+            text = unicodedata.normalize("NFC", text)
         if self._cutting is not None and not _has_long_white_space(text):
             try:
                 return self._cutting.encode_ordinary(text)

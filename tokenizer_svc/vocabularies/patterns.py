@@ -25,7 +25,7 @@ class PreTokenizer:
     raw_text: bool = False  # tokens are text with U+2581 for spaces, not bytes in GPT-2's alphabet
 
 
-_GPT2 = (
+GPT2 = (
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+"
     r"|\s+(?!\S)|\s+"
 )
@@ -102,14 +102,14 @@ _CUT_DEEPSEEK_CODER = (
 )
 _CUT_FALCON = (
     r"[\p{P}\$\+<=>\^~\|`]+",
-    _GPT2,
+    GPT2,
     r"[0-9][0-9][0-9]",
 )
 _CUT_STARCODER = (
     _NUMBER,
-    _GPT2,
+    GPT2,
 )
-_CUT_GPT2 = (_GPT2,)
+_CUT_GPT2 = (GPT2,)
 _CUT_STABLELM2 = (
     (
         r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -142,7 +142,7 @@ _CUT_CHAMELEON = (
     r"([\t\n]|    |  )",
     _NUMBER,
     r"[\p{P}!-/:-@\[-`{-~]",
-    _GPT2,
+    GPT2,
 )
 _CUT_GPT4O = (
     (
@@ -233,7 +233,7 @@ _CUT_MINICPM5 = (
 _CUT_WHITESPACE = (r"\S+",)
 _CUT_DEFAULT = (
     r"[\p{P}\$\+<=>\^~\|]+",
-    _GPT2,
+    GPT2,
     r"\p{N}+",
     r"[0-9][0-9][0-9]",
 )

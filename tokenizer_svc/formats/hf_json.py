@@ -1,0 +1,269 @@
+"""Hugging Face `tokenizer.json`: a pipeline of normalizer, pre-tokenizer, model and post-processor as JSON.
+
+The pipelines that language models use are recognised and rebuilt with the same kinds of vocabulary that other formats
+give. A step that is not among them is refused by name: to leave it out would be to tokenize wrongly in silence.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from base64 import b64decode
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
+
+from tokenizer_svc.formats.byte_alphabet import from_alphabet
+from tokenizer_svc.formats.errors import FormatError
+from tokenizer_svc.formats.hf_pipeline import Pipeline, read_pipeline, template_ends
+from tokenizer_svc.formats.roles import CONTROL_TEXTS, end_of_generation_ids
+from tokenizer_svc.formats.sentencepiece_model import BYTE_PIECE, piece_bytes
+from tokenizer_svc.formats.sidecar import Sidecar, read_added_token
+from tokenizer_svc.tokenizer import Tokenizer, TokenizerConfig
+from tokenizer_svc.vocabularies.bpe import BpeVocabulary
+from tokenizer_svc.vocabularies.spm import SpmVocabulary
+from tokenizer_svc.vocabularies.ugm import UgmVocabulary
+from tokenizer_svc.vocabularies.wpm import WpmVocabulary
+from tokenizer_svc.vocabulary import SpecialToken, TokenTable, TokenType, Vocabulary
+
+logger = logging.getLogger("tokenizer_svc")
+
+_MAX_ID = 1 << 22  # far above any vocabulary; a mistyped id must not allocate memory
+
+
+def load(path: Path, content: Mapping[str, Any], sidecar: Sidecar) -> Tokenizer:
+    """Raises FormatError."""
+    try:
+        return _Loader(path, content, sidecar).load()
+    except (ValueError, RuntimeError) as error:  # sentencepiece reports a bad model as RuntimeError
+        raise FormatError(path, str(error)) from None
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise FormatError(path, f"is not a tokenizer.json as it should be: {type(error).__name__} {error}") from None
+
+
+class _Loader:
+    def __init__(self, path: Path, content: Mapping[str, Any], sidecar: Sidecar) -> None:
+        self._path = path
+        self._sidecar = sidecar
+        self._content = content
+        self._model: Mapping[str, Any] = content["model"]
+        self._pipeline: Pipeline = read_pipeline(content)
+        self._kind = self._model.get("type") or ("Unigram" if "unk_id" in self._model else "BPE")
+        self._texts, self._known = self._read_texts()
+        self._specials, self._types = self._read_specials()
+        self._ids = {text: index for index, text in enumerate(self._texts) if index in self._known}
+
+    def load(self) -> Tokenizer:
+        scores: array[float] | None = None
+        vocabulary: Vocabulary
+        if self._kind == "BPE" and self._pipeline.byte_level:
+            pieces = [self._byte_level_piece(index) for index in range(len(self._texts))]
+            vocabulary = self._byte_pairs(pieces)
+        elif self._kind == "BPE" and self._pipeline.metaspace:
+            pieces, scores = self._spaced_pieces(), self._scores_of_merges()
+            vocabulary = SpmVocabulary(self._sentencepiece(scores))
+        elif self._kind == "Unigram" and self._pipeline.metaspace:
+            pieces, scores = self._spaced_pieces(), self._scores_of_unigrams()
+            vocabulary = UgmVocabulary(self._sentencepiece(scores))
+        elif self._kind == "WordPiece" and self._pipeline.bert is not None:
+            pieces = self._word_pieces()
+            vocabulary = self._words(self._pipeline.bert)
+        else:
+            raise ValueError(f"the model {self._kind} with this pre-tokenizer is not served")
+        return Tokenizer(vocabulary, TokenTable(pieces, bytes(self._types), self._specials, scores), self._config())
+
+    # -- tokens
+
+    def _entries(self) -> Iterator[tuple[int, str]]:
+        vocabulary = self._model["vocab"]
+        if isinstance(vocabulary, dict):
+            yield from ((index, text) for text, index in vocabulary.items())
+        else:
+            yield from ((index, text) for index, (text, _) in enumerate(vocabulary))
+        yield from ((token.id, token.text) for token in map(self._added, self._content.get("added_tokens") or ()))
+
+    def _added(self, entry: Mapping[str, Any]) -> Any:
+        if entry.get("single_word"):
+            logger.warning("%s: single_word of %r is not honoured", self._path, entry.get("content"))
+        return read_added_token(int(entry["id"]), entry)
+
+    def _read_texts(self) -> tuple[list[str], set[int]]:
+        found: dict[int, str] = {}
+        for index, text in self._entries():
+            if type(index) is not int or not 0 <= index < _MAX_ID or not isinstance(text, str):
+                raise ValueError(f"the vocabulary has the entry {text!r}: {index!r}")
+            if found.setdefault(index, text) != text:
+                raise ValueError(f"the id {index} is {found[index]!r} and {text!r} at once")
+        if not found:
+            raise ValueError("the vocabulary is empty")
+        return [found.get(index, "") for index in range(max(found) + 1)], set(found)
+
+    def _read_specials(self) -> tuple[tuple[SpecialToken, ...], bytearray]:
+        types = bytearray(
+            TokenType.NORMAL if index in self._known else TokenType.UNUSED for index in range(len(self._texts))
+        )
+        specials: dict[int, SpecialToken] = {}
+        for token in map(self._added, self._content.get("added_tokens") or ()):
+            control = token.special or token.text in CONTROL_TEXTS
+            kind = TokenType.CONTROL if control else TokenType.USER_DEFINED
+            specials[token.id] = SpecialToken(token.id, token.text, kind, token.lstrip, token.rstrip)
+        unk_id = self._unk_id()
+        if unk_id is not None:
+            token = specials.get(unk_id) or SpecialToken(unk_id, self._texts[unk_id], TokenType.UNKNOWN)
+            specials[unk_id] = SpecialToken(unk_id, token.text, TokenType.UNKNOWN, token.lstrip, token.rstrip)
+        for index, token in specials.items():
+            types[index] = token.type
+        if self._pipeline.metaspace and self._model.get("byte_fallback"):
+            for index, text in enumerate(self._texts):
+                if types[index] == TokenType.NORMAL and BYTE_PIECE.fullmatch(text):
+                    types[index] = TokenType.BYTE
+        return tuple(specials[index] for index in sorted(specials)), types
+
+    def _unk_id(self) -> int | None:
+        if self._kind == "Unigram":
+            index = self._model.get("unk_id")
+            return int(index) if index is not None else None
+        text = self._model.get("unk_token")
+        return self._texts.index(text) if text is not None and text in self._texts else None
+
+    def _byte_level_piece(self, index: int) -> bytes:
+        text = self._texts[index]
+        return from_alphabet(text) if self._types[index] == TokenType.NORMAL else text.encode()
+
+    def _spaced_pieces(self) -> list[bytes]:
+        return [piece_bytes(text, kind) for text, kind in zip(self._texts, self._types, strict=True)]
+
+    def _word_pieces(self) -> list[bytes]:
+        """As llama.cpp shows them: a space in front of what begins a word."""
+        prefix = self._model.get("continuing_subword_prefix", "##")
+        pieces: list[bytes] = []
+        for text, kind in zip(self._texts, self._types, strict=True):
+            if kind != TokenType.NORMAL or (text.startswith("[") and text.endswith("]") and len(text) > 2):
+                pieces.append(text.encode())
+            else:
+                pieces.append(text.removeprefix(prefix).encode() if text.startswith(prefix) else b" " + text.encode())
+        return pieces
+
+    # -- vocabularies
+
+    def _merges(self) -> list[str]:
+        """What each merge makes, each once."""
+        products: dict[str, None] = {}
+        for number, merge in enumerate(self._model["merges"]):
+            pair = merge.split(" ") if isinstance(merge, str) else merge
+            if len(pair) != 2 or not all(pair):
+                raise ValueError(f"merges[{number}] is not two tokens")
+            product = pair[0] + pair[1]
+            if product not in self._ids:
+                raise ValueError(f"merges[{number}] makes {product!r}, which is no token")
+            products[product] = None
+        return list(products)
+
+    def _byte_pairs(self, pieces: Sequence[bytes]) -> BpeVocabulary:
+        ranked: dict[bytes, int] = {}
+        for index, piece in enumerate(pieces):
+            if len(piece) == 1 and self._types[index] == TokenType.NORMAL:
+                ranked.setdefault(piece, index)
+        for product in self._merges():
+            index = self._ids[product]
+            if self._types[index] == TokenType.NORMAL:
+                ranked.setdefault(pieces[index], index)
+        whole = (
+            {piece: index for index, piece in enumerate(pieces) if self._types[index] == TokenType.NORMAL and piece}
+            if self._model.get("ignore_merges")
+            else {}
+        )
+        left = {piece: index for piece, index in whole.items() if piece not in ranked}
+        return BpeVocabulary(list(ranked.items()), self._pipeline.cuts, left, nfc=self._pipeline.nfc)
+
+    def _scores_of_merges(self) -> array[float]:
+        scores = array("f", bytes(4 * len(self._texts)))
+        for rank, product in enumerate(self._merges()):
+            scores[self._ids[product]] = -rank
+        return scores
+
+    def _scores_of_unigrams(self) -> array[float]:
+        scores = array("f", bytes(4 * len(self._texts)))
+        for index, (_, score) in enumerate(self._model["vocab"]):
+            scores[index] = score
+        return scores
+
+    def _sentencepiece(self, scores: Sequence[float]) -> ModelProto:
+        model = ModelProto()
+        trainer, normalizer = model.trainer_spec, model.normalizer_spec
+        trainer.model_type = trainer.UNIGRAM if self._kind == "Unigram" else trainer.BPE
+        trainer.byte_fallback = bytes(self._types).count(TokenType.BYTE) == 256
+        unk_id = self._unk_id()
+        if unk_id is None:
+            raise ValueError("there is no unknown token")
+        trainer.unk_id = unk_id
+        normalizer.name = "tokenizer.json"
+        normalizer.add_dummy_prefix = False
+        normalizer.remove_extra_whitespaces = self._pipeline.merges_white_space
+        if self._pipeline.charsmap is not None:
+            normalizer.precompiled_charsmap = b64decode(self._pipeline.charsmap)
+        made = set(self._merges()) if self._kind == "BPE" else None
+        for index, (text, kind) in enumerate(zip(self._texts, self._types, strict=True)):
+            if not text or kind == TokenType.UNUSED:
+                text, kind = f"<no text {index}>", TokenType.CONTROL
+            elif kind == TokenType.USER_DEFINED or (
+                kind == TokenType.NORMAL and made is not None and len(text) > 1 and text not in made
+            ):
+                kind = TokenType.CONTROL  # never made from text
+            model.pieces.add(piece=text, score=scores[index], type=kind)
+        return model
+
+    def _words(self, lowercase: bool) -> WpmVocabulary:
+        prefix = self._model.get("continuing_subword_prefix", "##")
+        begin: dict[str, int] = {}
+        inside: dict[str, int] = {}
+        for index, text in enumerate(self._texts):
+            if self._types[index] == TokenType.NORMAL:
+                place = inside if text.startswith(prefix) else begin
+                place[text.removeprefix(prefix)] = index
+        unk_id = self._unk_id()
+        if unk_id is None:
+            raise ValueError("there is no unknown token")
+        longest = self._model.get("max_input_chars_per_word", 100)
+        return WpmVocabulary(begin, inside, unk_id, lowercase=lowercase, max_word_characters=longest)
+
+    # -- what is added
+
+    def _role(self, *names: str) -> int | None:
+        for name in names:
+            text = self._sidecar.special_texts.get(name)
+            if text is not None and text in self._ids:
+                return self._ids[text]
+        return None
+
+    def _config(self) -> TokenizerConfig:
+        front, back = template_ends(self._content.get("post_processor"))
+        bos_id, eos_id = self._role("bos_token", "cls_token"), self._role("eos_token")
+        sep_id = self._role("sep_token")
+        if len(front) > 1 or len(back) > 1:
+            raise ValueError(f"the post-processor adds {front} and {back}; at most one token at either end is served")
+        if front:
+            bos_id = self._ids[front[0]]
+        adds_sep = bool(back) and self._ids[back[0]] == sep_id and sep_id != eos_id
+        if back and not adds_sep:
+            eos_id = self._ids[back[0]]
+        given = self._sidecar
+        adds_bos = bool(front) if given.add_bos is None else given.add_bos
+        adds_eos = bool(back) if given.add_eos is None else given.add_eos
+        return TokenizerConfig(
+            source="hugging_face",
+            bos_id=bos_id,
+            eos_id=eos_id,
+            unk_id=self._unk_id(),
+            pad_id=self._role("pad_token"),
+            sep_id=sep_id,
+            end_of_generation_ids=end_of_generation_ids(((t.id, t.text) for t in self._specials), eos_id),
+            adds_bos=adds_bos and bos_id is not None,
+            adds_eos=adds_eos and eos_id is not None and not adds_sep,
+            adds_sep=adds_sep,
+            adds_space_prefix=self._pipeline.space_prefix,
+            clean_spaces=bool(given.clean_spaces),
+            chat_template=given.chat_template,
+        )
