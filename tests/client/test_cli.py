@@ -55,13 +55,14 @@ def test_generate_reads_a_prompt_from_a_pipe_and_shows_statistics_apart(servers:
 
 def test_every_flag_reaches_the_worker(servers: ServersThread) -> None:
     flags = "--max-tokens 9 --min-tokens 2 --temperature 0.5 --top-k 3 --top-p 0.25 --min-p 0.125 --seed 7"
-    flags += " --repetition-penalty 1.5 --stop-id 4 --stop-id 5 --ignore-eos --include-stop --stop zzz --stop a\\nb"
+    flags += " --repetition-penalty 1.5 --repetition-window 8 --stop-id 4 --stop-id 5"
+    flags += " --ignore-eos --include-stop --stop zzz --stop a\\nb"
     done = tandem(servers, "generate", "Hi", *flags.split())
     assert done.returncode == 0, done.stderr
     request = servers.worker.seen[0].request
     sampling, stopping = request.sampling, request.stopping
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.5, 3, 0.25, 0.125)
-    assert (sampling.repetition_penalty, sampling.seed) == (1.5, 7)
+    assert (sampling.repetition_penalty, sampling.repetition_window, sampling.seed) == (1.5, 8, 7)
     assert (stopping.max_tokens, stopping.min_tokens, list(stopping.stop_token_ids)) == (9, 2, [4, 5])
     assert stopping.ignore_eos
     assert stopping.include_stop

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry
+
 from tandem.client import AsyncClient, UnavailableError
 from tandem.client.settings import FailoverSettings
-
 from tests.client.fakes import CountingWorker, serving_workers
 
 

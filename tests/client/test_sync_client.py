@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 import subprocess
 import sys
 import threading
@@ -186,6 +187,29 @@ def test_a_program_that_closes_nothing_ends_quietly(servers: ServersThread) -> N
         timeout=60,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, TEXT[0] + "\n", "")
+    servers.wait(servers.worker.seen[0].cancelled)
+
+
+INTERRUPTED = """
+import sys
+from tandem.client import Client
+with Client(sys.argv[1], sys.argv[2]) as client:
+    client.{call}
+"""
+
+
+@pytest.mark.parametrize("call", ['generate("Hi", seed=0)', 'stream("Hi", seed=0).collect()'])
+def test_an_interrupt_ends_the_call_and_cancels(servers: ServersThread, call: str) -> None:
+    servers.worker.pause_at = 5
+    code = INTERRUPTED.format(call=call)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, servers.tokenizer_address, servers.worker_address], stderr=subprocess.PIPE
+    )
+    servers.wait(servers.worker.paused)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+    assert stderr.decode().rstrip().endswith("KeyboardInterrupt")
     servers.wait(servers.worker.seen[0].cancelled)
 
 

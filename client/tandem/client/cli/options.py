@@ -49,6 +49,10 @@ MinP = Annotated[float | None, typer.Option("--min-p", help="0 to 1; 0 is off.",
 RepetitionPenalty = Annotated[
     float | None, typer.Option("--repetition-penalty", help="Above 0; 1 is off.", rich_help_panel=_SAMPLING)
 ]
+RepetitionWindow = Annotated[
+    int | None,
+    typer.Option("--repetition-window", help="How many last tokens the penalty looks at.", rich_help_panel=_SAMPLING),
+]
 Seed = Annotated[
     int | None, typer.Option("--seed", help="The same seed gives the same answer.", rich_help_panel=_SAMPLING)
 ]
@@ -133,6 +137,7 @@ def sampling_options(
     top_p: float | None,
     min_p: float | None,
     repetition_penalty: float | None,
+    repetition_window: int | None,
     seed: int | None,
     special: str,
     timeout: float,
@@ -149,6 +154,7 @@ def sampling_options(
         "top_p": top_p,
         "min_p": min_p,
         "repetition_penalty": repetition_penalty,
+        "repetition_window": repetition_window,
         "seed": seed,
         "special_tokens": special,  # type: ignore[typeddict-item]  # checked with everything else
         "timeout": timeout or None,

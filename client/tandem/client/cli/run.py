@@ -40,6 +40,7 @@ def run(
     top_p: o.TopP = None,
     min_p: o.MinP = None,
     repetition_penalty: o.RepetitionPenalty = None,
+    repetition_window: o.RepetitionWindow = None,
     seed: o.Seed = None,
     special: o.Special = "text",
     timeout: o.Timeout = 600.0,
@@ -61,6 +62,7 @@ def run(
             top_p=top_p,
             min_p=min_p,
             repetition_penalty=repetition_penalty,
+            repetition_window=repetition_window,
             seed=seed,
             special=special,
             timeout=timeout,
@@ -91,8 +93,12 @@ def serve(
     host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     tokenizer_port: Annotated[int, typer.Option("--tokenizer-port", min=0, max=65535, help="0: a free one.")] = 50051,
     worker_port: Annotated[int, typer.Option("--worker-port", min=0, max=65535, help="0: a free one.")] = 50052,
-    tokenizer_metrics_port: Annotated[int, typer.Option("--tokenizer-metrics-port", min=0, max=65535)] = 0,
-    worker_metrics_port: Annotated[int, typer.Option("--worker-metrics-port", min=0, max=65535)] = 0,
+    tokenizer_metrics_port: Annotated[
+        int, typer.Option("--tokenizer-metrics-port", min=0, max=65535, help="0: a free one, which the log tells.")
+    ] = 0,
+    worker_metrics_port: Annotated[
+        int, typer.Option("--worker-metrics-port", min=0, max=65535, help="0: a free one, which the log tells.")
+    ] = 0,
     drain: Annotated[
         float, typer.Option("--drain", min=0, help="Seconds that running requests get at the end.")
     ] = 10.0,

@@ -1,0 +1,44 @@
+"""The snippets of docs/sdk.md run as they stand, but for the addresses; its tables name what exists."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tandem.client import errors, params
+from tandem.client.plan import GenerationPlan
+from tests.client.fakes import ServersThread
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+SDK = (DOCS / "sdk.md").read_text()
+SNIPPETS = re.findall(r"```python\n(.*?)```", SDK, re.S)
+
+
+@pytest.mark.parametrize("number", range(len(SNIPPETS)))
+def test_snippets_run(servers: ServersThread, number: int) -> None:
+    code = SNIPPETS[number]
+    if "BEGIN CERTIFICATE" in code:
+        compile(code, "snippet", "exec")
+        return
+    code = code.replace("localhost:50051", servers.tokenizer_address).replace("localhost:50052", servers.worker_address)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
+def test_every_exception_is_in_the_table() -> None:
+    for cls in errors.BY_CODE.values():
+        assert f"`{cls.__name__}`" in SDK
+
+
+def test_every_option_is_in_the_table() -> None:
+    table = SDK[SDK.index("| option |") : SDK.index("Everything is checked together")]
+    fields = set(GenerationPlan.__dataclass_fields__) - {"prompt"}
+    fields |= set(params.SamplingParams.__dataclass_fields__) | set(params.StoppingParams.__dataclass_fields__)
+    assert fields == set(params.GenerateOptions.__optional_keys__)
+    for field in fields:
+        assert re.search(rf"\b{field}\b", table), field
