@@ -1,0 +1,177 @@
+"""What does the engine add to the forward pass? Four questions, each answered as medians of one run:
+
+schedule   scheduler and page table at 256 running requests of 2,000 tokens: us a step, us a scheduled token, and
+           us a token to look a prompt up
+loop       64 requests on the demo model: tokens/s of the engine against a bare loop over forward passes of the same
+           batches (no pages, no scheduler, no sampler but argmax)
+prefix     time to the first token of a prompt that is cached against one that is not
+kv         tokens/s and bytes a token of the KV cache formats
+
+python benchmarks/engine.py [--model models/demo] [--rounds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+
+from benchmarks.machine import add_output_flags, save
+from worker_svc.engine.build import BuiltEngine, EngineConfig, build_engine
+from worker_svc.engine.pages import PageTable
+from worker_svc.engine.request import Request, Sampling, Stopping
+from worker_svc.engine.scheduler import Scheduler, SchedulerLimits
+from worker_svc.model.runner import ModelRunner, Work
+
+GREEDY = Sampling(temperature=0.0)
+
+
+def schedule(options: argparse.Namespace) -> dict[str, float]:
+    requests, context = 256, 2000
+    table = PageTable(requests * 40, 64)
+    scheduler = Scheduler(table, SchedulerLimits(max_batch_tokens=8192, max_running=requests))
+    generator = np.random.default_rng(0)
+    for handle in range(requests):
+        prompt = generator.integers(0, 30_000, context)
+        scheduler.add(Request.make(handle, prompt, GREEDY, Stopping(max_tokens=512)))
+    seconds, tokens = [], []
+    for _ in range(360):
+        began = time.perf_counter()
+        chunks = scheduler.schedule()
+        scheduler.advance(chunks)
+        seconds.append(time.perf_counter() - began)
+        tokens.append(sum(chunk.length for chunk in chunks))
+        for chunk in chunks:
+            if chunk.samples:
+                chunk.request.append(1)
+    decode = statistics.median(s for s, t in zip(seconds, tokens, strict=True) if t == requests)
+    prefill = statistics.median(s / t for s, t in zip(seconds, tokens, strict=True) if t > requests)
+    known = scheduler.running[0].known
+    began = time.perf_counter()
+    for _ in range(100):
+        table.cached_prefix(known, "")
+    lookup = (time.perf_counter() - began) / 100 / len(known)
+    return {
+        "decode_step_us": decode * 1e6,
+        "us_per_decoded_token": decode / requests * 1e6,
+        "us_per_prefilled_token": prefill * 1e6,
+        "us_per_token_looked_up": lookup * 1e6,
+    }
+
+
+def build(options: argparse.Namespace, **fields: object) -> BuiltEngine:
+    return build_engine(EngineConfig(model=options.model, threads=options.threads, dtype="float32", **fields))  # type: ignore[arg-type]
+
+
+def random_prompts(built: BuiltEngine, count: int, length: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(3, built.config.vocab_size, (count, length)).astype(np.int32)
+
+
+def in_engine(built: BuiltEngine, prompts: np.ndarray, tokens: int) -> float:
+    """Seconds for `tokens` greedy tokens of each prompt."""
+    for handle, prompt in enumerate(prompts):
+        built.engine.submit(Request.make(handle, prompt, GREEDY, Stopping(max_tokens=tokens), bypass=True))
+    began = time.perf_counter()
+    while built.engine.has_work:
+        built.engine.step()
+    return time.perf_counter() - began
+
+
+def bare_loop(built: BuiltEngine, prompts: np.ndarray, tokens: int) -> float:
+    """The same work with the pages laid out by hand."""
+    runner = built.engine._runner
+    assert isinstance(runner, ModelRunner)
+    count, length = prompts.shape
+    size = built.shape.page_size
+    each = -(-(length + tokens) // size)
+    pages = [np.arange(i * each, (i + 1) * each) for i in range(count)]
+    began = time.perf_counter()
+    per_step = max(1, 512 // length)
+    last = []
+    for first in range(0, count, per_step):
+        part = range(first, min(count, first + per_step))
+        logits = runner.forward([Work(prompts[i], 0, pages[i], True) for i in part])
+        last.append(logits[: len(part)].argmax(-1).numpy())
+    ids = np.concatenate(last).astype(np.int32)
+    for position in range(length, length + tokens - 1):
+        work = [Work(ids[i : i + 1], position, pages[i], True) for i in range(count)]
+        ids = runner.forward(work)[:count].argmax(-1).numpy().astype(np.int32)
+    return time.perf_counter() - began
+
+
+def loop(options: argparse.Namespace) -> dict[str, float]:
+    built = build(options)
+    requests, length, tokens = 64, 64, 64
+    rates: dict[str, list[float]] = {"engine": [], "bare": []}
+    for round_number in range(options.rounds + 1):
+        prompts = random_prompts(built, requests, length, round_number)
+        for name, way in (("engine", in_engine), ("bare", bare_loop)):
+            seconds = way(built, prompts, tokens)
+            if round_number:
+                rates[name].append(requests * tokens / seconds)
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    return {
+        "engine_tokens_per_second": medians["engine"],
+        "bare_tokens_per_second": medians["bare"],
+        "share": medians["engine"] / medians["bare"],
+    }
+
+
+def prefix(options: argparse.Namespace) -> dict[str, float]:
+    built = build(options)
+    length = built.config.context_length - 8
+    cold, warm = [], []
+    for round_number in range(options.rounds + 1):
+        prompt = random_prompts(built, 1, length, 100 + round_number)[0]
+        for seconds in (cold, warm):
+            built.engine.submit(Request.make(0, prompt, GREEDY, Stopping(max_tokens=1)))
+            began = time.perf_counter()
+            while built.engine.has_work:
+                built.engine.step()
+            if round_number:
+                seconds.append(time.perf_counter() - began)
+    cold_ms, warm_ms = statistics.median(cold) * 1e3, statistics.median(warm) * 1e3
+    return {"prompt_tokens": length, "cold_ms": cold_ms, "cached_ms": warm_ms, "share": warm_ms / cold_ms}
+
+
+def kv(options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    formats = {name: build(options, kv_cache_dtype=name) for name in ("auto", "int8", "int4")}
+    rates: dict[str, list[float]] = {name: [] for name in formats}
+    for round_number in range(options.rounds + 1):
+        for name, built in formats.items():
+            seconds = in_engine(built, random_prompts(built, 16, 192, round_number), 48)
+            if round_number:
+                rates[name].append(16 * 48 / seconds)
+    return {
+        name: {
+            "tokens_per_second": statistics.median(rates[name]),
+            "bytes_per_token": built.shape.bytes_per_token,
+        }
+        for name, built in formats.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="models/demo")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    add_output_flags(parser)
+    options = parser.parse_args()
+    results = {}
+    for question in (schedule, loop, prefix, kv):
+        results[question.__name__] = answer = question(options)
+        print(f"{question.__name__:10s} {answer}")
+    save("engine", options, results)
+
+
+if __name__ == "__main__":
+    main()
