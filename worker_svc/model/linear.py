@@ -11,7 +11,7 @@ can be given a W that was rearranged once. Measured in fp32 on one Zen 3 core, W
 | oneDNN, W as it is   | 5   | 12  | 14  | 20  | 48  | 470 |
 | oneDNN, W rearranged | 5   | 10  | 13  | 16  | 44  | 470 |
 
-A small W is quicker with MKL: 0.02 against 0.04 ms for `[288, 288]`.
+A small W is quicker with MKL: 0.02 against 0.04 ms for `[288, 288]` and 4 rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-REARRANGE_FROM = 1 << 20  # numbers in a matrix; smaller ones stay as they are
+REARRANGE_FROM = 1 << 18  # numbers in a matrix that oneDNN is given rearranged
+SHARED_FROM = 1 << 22  # numbers in a matrix that oneDNN is given as it is, because something else reads it too
 _ROWS = 16  # the number of rows for which oneDNN chooses the arrangement
 
 
@@ -43,21 +44,28 @@ class Linear(torch.nn.Module):
             return product
         return F.linear(x, self.weight)
 
+    @property
+    def row_multiple(self) -> int:
+        """A row's bits do not depend on the other rows if their number is a multiple of this (measured on x86)."""
+        if not self._with_onednn:
+            return 4
+        return 1 if self.weight.is_mkldnn and self.weight.dtype == torch.float32 else 2
+
     def will_rearrange(self, device: torch.device | str) -> bool:
         """Whether `settle` will replace a weight on this device by a rearranged copy."""
         return self.weight.numel() >= REARRANGE_FROM and _onednn_serves(torch.device(device), self.weight.dtype)
 
-    def settle(self, *, shared: bool = False) -> None:
-        """Chooses how to compute, once the weight is there; afterwards only `forward` may look at it.
-
-        A weight that something else reads too (`shared`) stays as it is.
-        """
-        if not self.will_rearrange(self.weight.device):
-            return
-        self._with_onednn = True
-        if not shared:
+    def settle(self) -> None:
+        """Chooses how to compute, once the weight is there; afterwards only `forward` may look at it."""
+        if self.will_rearrange(self.weight.device):
             rearranged = torch.ops.mkldnn._reorder_linear_weight(self.weight.data, _ROWS)
             self.weight = torch.nn.Parameter(rearranged, requires_grad=False)
+            self._with_onednn = True
+
+    def share(self, weight: torch.nn.Parameter) -> None:
+        """Takes a weight that belongs to something else and stays as it is."""
+        self.weight = weight
+        self._with_onednn = weight.numel() >= SHARED_FROM and _onednn_serves(weight.device, weight.dtype)
 
 
 def _onednn_serves(device: torch.device, dtype: torch.dtype) -> bool:

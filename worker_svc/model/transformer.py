@@ -7,7 +7,7 @@ A layer, on rows `x [N, hidden]` that may belong to any sequences:
     x       = x + (silu(norm(x) Wgate) * norm(x) Wup) Wdown             one product for gate and up
 
 Everything but the attention works row by row, and only with operations whose bits do not depend on the other rows if
-their number is a multiple of 4.
+their number is a multiple of `row_multiple`.
 """
 
 from __future__ import annotations
@@ -110,10 +110,13 @@ def _swiglu(gate_up: torch.Tensor, size: int) -> torch.Tensor:
     gate, up = gate_up[:, :size], gate_up[:, size:]
     if gate_up.is_cuda:
         return F.silu(gate) * up
-    # On a CPU, F.silu computes the last elements of a thread's share by other instructions than the rest, so that their
-    # bits depend on the batch and on the number of threads; exp does not.
+    # On a CPU, F.silu computes the last elements of each thread by other instructions than the rest, so that their
+    # bits depend on the batch and on the number of threads; exp does not. One temporary: at 512 rows, allocating more
+    # of them takes longer than the arithmetic.
     gate = gate.float()
-    return (gate / gate.neg().exp_().add_(1)).mul_(up).to(gate_up.dtype)
+    result = gate.neg().exp_().add_(1)
+    torch.div(gate, result, out=result)
+    return result.mul_(up).to(gate_up.dtype)
 
 
 class Transformer(torch.nn.Module):
@@ -131,7 +134,7 @@ class Transformer(torch.nn.Module):
             self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
             self.output = Linear(config.hidden_size, config.vocab_size, dtype)
         if config.tie_embeddings:
-            self.output.weight = self.embedding.weight
+            self.output.share(self.embedding.weight)
 
     def forward(
         self,
@@ -159,6 +162,11 @@ class Transformer(torch.nn.Module):
         for index, layer in enumerate(self.layers):
             x = layer(x, step, logit_rows if index == last else None)
         return self.output(self.norm(x)).float()
+
+    @property
+    def row_multiple(self) -> int:
+        """A row's logits do not depend on the other rows if their number is a multiple of this."""
+        return max(module.row_multiple for module in self.modules() if isinstance(module, Linear))
 
     def destinations(self) -> dict[str, _Destination]:
         """Where each canonical tensor goes: a module's weight, from one of its rows on."""
@@ -217,6 +225,5 @@ def load_transformer(
     if destinations:
         raise CheckpointError(f"{checkpoint.path}: {', '.join(destinations)} did not come")
     if model.config.tie_embeddings:
-        model.output.weight = model.embedding.weight
-        model.output.settle(shared=True)
+        model.output.share(model.embedding.weight)
     return model

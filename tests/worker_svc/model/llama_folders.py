@@ -107,12 +107,12 @@ def step(
     work: Sequence[tuple[Sequence[int], int, Sequence[int]]],
     wanted: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """The logits of the `wanted` rows, else of all tokens, of one forward pass padded to a multiple of 4 rows.
+    """The logits of the `wanted` rows, else of all tokens, of one forward pass, padded to the model's row multiple.
 
     work: sequences' token ids, their first position and their pages.
     """
     total = sum(len(ids) for ids, _, _ in work)
-    padded = -(-total // 4) * 4
+    padded = -(-total // model.row_multiple) * model.row_multiple
     all_ids, positions = torch.zeros(padded, dtype=torch.int64), torch.zeros(padded, dtype=torch.int64)
     slots = torch.stack([torch.full((padded,), cache.padding_page), torch.arange(padded) % PAGE_SIZE])
     segments, row = [], 0
