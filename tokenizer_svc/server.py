@@ -9,11 +9,16 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from svc_common.errors import FieldViolation, StartError, invalid_argument, resource_exhausted, unimplemented
+from svc_common.errors import FieldViolation, StartError, invalid_argument, resource_exhausted
 from svc_common.lifecycle import Lifecycle
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 from tokenizer_svc import validation
+from tokenizer_svc.chat.encoding import encode_runs
+from tokenizer_svc.chat.formats import template_of
+from tokenizer_svc.chat.renderer import ChatRenderer, RendererBusyError
+from tokenizer_svc.chat.template import RenderError
+from tokenizer_svc.chat_validation import chat_question
 from tokenizer_svc.loaded import Loaded, LoadedTokenizers
 from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.pool import PoolFullError, WorkPool
@@ -25,6 +30,7 @@ from tokenizer_svc.validation import EncodeJob
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 
+_IDS_PER_CHUNK = 8192
 _INLINE_IDS = 4096  # ids that are decoded without a thread
 
 
@@ -38,6 +44,12 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._settings = settings
         self._loaded = LoadedTokenizers(self.metrics)
         self._pool = WorkPool(settings.thread_count, settings.max_queued_jobs, self.metrics)
+        self._renderer = ChatRenderer(
+            settings.chat_renderers,
+            max_waiting=settings.max_queued_jobs,
+            seconds=settings.chat_render_seconds,
+            max_characters=settings.max_input_bytes,
+        )
 
     async def start(self, lifecycle: Lifecycle) -> None:
         """Loads the tokenizers. Raises StartError."""
@@ -51,8 +63,9 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(self, server)
 
     async def stop(self) -> None:
-        """Lets the threads go."""
+        """Lets threads and processes go."""
         self._pool.close()
+        await self._renderer.close()
 
     # -- about tokenizers
 
@@ -90,7 +103,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 for token in (tokenizer.table.specials if with_specials else ())
             ],
             source=config.source,
-            has_chat_template=config.chat_template is not None,
+            has_chat_template=template_of(tokenizer) is not None,
             max_input_bytes=self._settings.max_input_bytes,
         )
 
@@ -200,16 +213,47 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         finally:
             call.close()
 
-    # -- not served yet
+    # -- conversations
 
     async def EncodeChat(self, request: pb.EncodeChatRequest, context: Context) -> pb.EncodeChatResponse:  # noqa: N802
-        raise unimplemented(["EncodeChat"])
+        loaded = self._loaded.get(request.tokenizer)
+        question = chat_question(request, loaded.tokenizer, self._settings)
+        try:
+            runs = await self._renderer.render(question)
+        except RenderError as error:
+            field = "chat_template" if request.chat_template else "messages"
+            raise invalid_argument([FieldViolation(field, str(error))]) from None
+        except RendererBusyError as error:
+            raise resource_exhausted(str(error), reason="QUEUE_FULL", retry_after=0.5) from None
+        text = "".join(part for _, part in runs)
+        work = partial(encode_runs, loaded.tokenizer, runs, request.include_content_mask)
+        encoding = work() if len(text) <= self._settings.inline_bytes else (await self._in_pool([work]))[0]
+        loaded.metrics.encoded_tokens.inc(len(encoding.ids))
+        loaded.metrics.encoded_bytes.inc(len(text.encode()))
+        loaded.metrics.input_tokens.observe(len(encoding.ids))
+        return pb.EncodeChatResponse(
+            ids=encoding.ids,
+            rendered_text=text if request.include_rendered_text else "",
+            content_ranges=[place for found in encoding.content_ranges for place in found],
+            fingerprint=loaded.tokenizer.fingerprint,
+        )
+
+    # -- whole vocabularies
 
     async def DownloadVocabulary(  # noqa: N802
         self, request: pb.DownloadVocabularyRequest, context: Context
     ) -> AsyncIterator[pb.DownloadVocabularyResponse]:
-        raise unimplemented(["DownloadVocabulary"])
-        yield  # makes this a stream
+        loaded = self._loaded.get(request.tokenizer)
+        table = loaded.tokenizer.table
+        for first in range(0, len(table), _IDS_PER_CHUNK):
+            last = min(first + _IDS_PER_CHUNK, len(table))
+            yield pb.DownloadVocabularyResponse(
+                tokenizer=None if first else self._describe(loaded, with_specials=True),
+                first_id=first,
+                pieces=table.pieces[first:last],
+                types=[pb.TokenType.ValueType(kind) for kind in table.types[first:last]],
+                scores=() if table.scores is None else table.scores[first:last],
+            )
 
 
 def _encode(loaded: Loaded, job: EncodeJob, with_offsets: bool) -> Encoding:

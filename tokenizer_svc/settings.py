@@ -34,6 +34,9 @@ class TokenizerSettings(ServiceSettings):
     max_stream_ids: int = Field(default=65_536, ge=1, description="most ids in one DecodeStream message")
     threads: int = Field(default=0, ge=0, le=1024, description="for inputs that are not small; 0: the cores we may use")
     inline_bytes: int = Field(default=4096, ge=0, description="text up to this size is encoded without a thread")
+    max_chat_messages: int = Field(default=4096, ge=1, description="most messages in one conversation")
+    chat_renderers: int = Field(default=2, ge=1, le=64, description="processes that render chat templates")
+    chat_render_seconds: float = Field(default=2.0, gt=0, description="how long one chat template may take")
     max_queued_jobs: int = Field(default=256, ge=0, description="inputs that may wait for a thread; more are refused")
 
     @model_validator(mode="after")

@@ -319,13 +319,24 @@ async def test_a_string_that_is_not_utf8_is_an_invalid_argument(start_service: A
     assert refused.code is INVALID
 
 
-async def test_what_is_not_served_yet_says_so(start_service: Any, refusal: Any) -> None:
-    running = await start_service()
-    chat = await refusal(running.stub.EncodeChat(pb.EncodeChatRequest()))
-    download = await refusal(running.stub.DownloadVocabulary(pb.DownloadVocabularyRequest()).read())
-    for refused, method in ((chat, "EncodeChat"), (download, "DownloadVocabulary")):
-        assert refused.code is grpc.StatusCode.UNIMPLEMENTED
-        assert method in refused.message
+async def test_a_vocabulary_is_downloaded_whole_and_in_order(start_service: Any, shared_data: Path) -> None:
+    running = await start_service(
+        tokenizer=(f"{shared_data}/formats/llama2", f"llama3={shared_data}/formats/llama3"),
+    )
+    for name in ("llama2", "llama3"):
+        tokenizer = load_tokenizer(shared_data / "formats" / name)
+        messages = [m async for m in running.stub.DownloadVocabulary(pb.DownloadVocabularyRequest(tokenizer=name))]
+        assert [message.HasField("tokenizer") for message in messages] == [True] + [False] * (len(messages) - 1)
+        assert messages[0].tokenizer.fingerprint == tokenizer.fingerprint
+        assert len(messages[0].tokenizer.special_tokens) == len(tokenizer.table.specials)
+        pieces: list[bytes] = []
+        for message in messages:
+            assert message.first_id == len(pieces)
+            assert len(message.pieces) == len(message.types)
+            assert len(message.scores) == (len(message.pieces) if tokenizer.table.scores is not None else 0)
+            pieces += message.pieces
+        assert pieces == list(tokenizer.table.pieces)
+        assert bytes(kind for message in messages for kind in message.types) == tokenizer.table.types
 
 
 async def test_a_full_queue_refuses_with_a_time_to_come_back_and_serves_again(start_service: Any, refusal: Any) -> None:

@@ -1,0 +1,112 @@
+"""Keeps renderer processes, asks them, and kills the one whose template takes too long."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from tokenizer_svc.chat.origin import Origin
+from tokenizer_svc.chat.template import RenderError
+
+_MEMORY = 512 << 20  # address space of a renderer, interpreter included
+_LINE_LIMIT = 256 << 20
+_START_SECONDS = 60.0
+
+
+class RendererBusyError(Exception):
+    """More conversations wait for a renderer than may."""
+
+
+class ChatRenderer:
+    """At most `processes` of them, started when first needed. Use it from one event loop."""
+
+    def __init__(self, processes: int, max_waiting: int, seconds: float, max_characters: int) -> None:
+        self._idle: list[asyncio.subprocess.Process] = []
+        self._slots = asyncio.Semaphore(processes)
+        self._max_waiting = max_waiting
+        self._waiting = 0
+        self._seconds = seconds
+        self._max_characters = max_characters
+        self._all: set[asyncio.subprocess.Process] = set()
+
+    async def render(self, request: Mapping[str, Any]) -> list[tuple[Origin, str]]:
+        """The rendered text by origin. Raises RenderError, RendererBusyError."""
+        if self._waiting >= self._max_waiting:
+            raise RendererBusyError(f"{self._waiting} conversations wait for their template, which is the limit")
+        self._waiting += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            return await self._ask(json.dumps(request).encode() + b"\n")
+        finally:
+            self._slots.release()
+
+    async def close(self) -> None:
+        """Ends all processes."""
+        for process in list(self._all):
+            await self._kill(process)
+        self._idle.clear()
+
+    async def _ask(self, line: bytes) -> list[tuple[Origin, str]]:
+        process = self._idle.pop() if self._idle else await self._start()
+        try:
+            answer = await asyncio.wait_for(self._exchange(process, line), self._seconds)
+        except TimeoutError:
+            await self._kill(process)
+            raise RenderError(f"the template takes longer than {self._seconds:g} seconds") from None
+        except BaseException:  # also a caller that is gone: what the process does now is of no use
+            await self._kill(process)
+            raise
+        if answer is None:
+            await self._kill(process)
+            raise RenderError("the template brought its renderer down, most likely by using too much memory")
+        self._idle.append(process)
+        if "error" in answer:
+            raise RenderError(answer["error"])
+        return [(Origin(origin), text) for origin, text in answer["runs"]]
+
+    async def _exchange(self, process: asyncio.subprocess.Process, line: bytes) -> dict[str, Any] | None:
+        assert process.stdin is not None and process.stdout is not None
+        with suppress(ConnectionError):
+            process.stdin.write(line)
+            await process.stdin.drain()
+        found = await process.stdout.readline()
+        if not found.endswith(b"\n"):
+            return None
+        answer: dict[str, Any] = json.loads(found)
+        return answer
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "tokenizer_svc.chat.worker", str(_MEMORY), str(self._max_characters)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            limit=_LINE_LIMIT,
+            env={
+                key: value for key, value in os.environ.items() if key in ("PATH", "PYTHONPATH", "LANG", "TZ", "HOME")
+            },
+            start_new_session=True,  # a Ctrl-C in the terminal is for its parent
+        )
+        self._all.add(process)
+        ready: dict[str, Any] | None = None
+        with suppress(TimeoutError):
+            ready = await asyncio.wait_for(self._exchange(process, b""), _START_SECONDS)
+        if ready is None:
+            await self._kill(process)
+            raise RuntimeError("a template renderer does not start")
+        return process
+
+    async def _kill(self, process: asyncio.subprocess.Process) -> None:
+        self._all.discard(process)
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

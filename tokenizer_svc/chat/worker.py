@@ -1,0 +1,37 @@
+"""The renderer's process: one JSON request a line on standard input, one answer a line on standard output.
+
+It holds no secrets, may use so much memory and no more, and is killed by its parent when a template takes too long.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+
+from tokenizer_svc.chat.template import RenderError, render
+
+
+def main() -> None:
+    """Serves until standard input ends. Arguments: bytes of memory, longest rendered text."""
+    memory, max_characters = int(sys.argv[1]), int(sys.argv[2])
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    _say({"ready": True})
+    for line in sys.stdin.buffer:
+        try:
+            _say({"runs": render(json.loads(line), max_characters)})
+        except RenderError as error:
+            _say({"error": str(error)[:2000]})
+        except MemoryError:
+            _say({"error": "the template needs too much memory"})
+
+
+def _say(answer: dict[str, object]) -> None:
+    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()
