@@ -55,10 +55,11 @@ class WorkerService:
     """`Service` of svc_common: the engine, the data plane and the control plane."""
 
     name = "tandem.inference.v1.InferenceService"
+    reachable_while_draining = (f"/{name}/Abort",)
 
     def __init__(self, settings: WorkerSettings) -> None:
         self.settings = settings
-        self.metrics = ServiceMetrics("worker")
+        self.metrics = ServiceMetrics("tandem-worker")
         self.model_name = settings.model_name or settings.model.rstrip("/").rsplit("/", 1)[-1]
         self.worker_metrics = WorkerMetrics(self.metrics.registry, self.model_name)
         self.supervisor = EngineSupervisor(self._make_engine, self, self._progress)
