@@ -101,11 +101,11 @@ class Layer(torch.nn.Module):
         if wanted is not None:
             x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
         x += self.attention_output(attended)
-        x += self.down(_swiglu(self.gate_up(self.mlp_norm(x)), self._intermediate_size))
+        x += self.down(swiglu(self.gate_up(self.mlp_norm(x)), self._intermediate_size))
         return x
 
 
-def _swiglu(gate_up: torch.Tensor, size: int) -> torch.Tensor:
+def swiglu(gate_up: torch.Tensor, size: int) -> torch.Tensor:
     """`silu(gate) * up` of `[N, 2 size]`, computed in float32."""
     gate, up = gate_up[:, :size], gate_up[:, size:]
     if gate_up.is_cuda:
