@@ -290,7 +290,7 @@ class CountingWorker(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc
         self.lose_at: int | None = None  # ends UNAVAILABLE before the token of this position
         self.lose_before_finished = False
         self.full_calls = 0  # refuse so many with RESOURCE_EXHAUSTED
-        self.retry_after = 0.01
+        self.retry_after: float | None = 0.01
         self.fail: tuple[grpc.StatusCode, str] | None = None
         self.incomplete = False
         self.heeds_abort = True

@@ -132,7 +132,7 @@ def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
 
 
 def test_help_and_version() -> None:
-    for arguments in (["--help"], ["generate", "--help"], ["run", "-h"], ["serve", "--help"]):
+    for arguments in (["--help"], ["run", "-h"]):
         done = tandem(None, *arguments)
         assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(r"tandem \S+\n", tandem(None, "--version").stdout)

@@ -118,17 +118,12 @@ def test_run_streams_the_completion_and_leaves_nothing(command: Callable[..., Co
     run.wait_for("fake worker serves")
     assert run.end() == 0
     assert run.stdout == TEXT
+    assert run.stderr.index("fake worker stops") < run.stderr.index("fake tokenizer stops")
     for words in ("prompt  6 tokens", "output  44 tokens", "first token  ", "tokens/s", "finish reason  eos"):
         assert words in run.stderr
     assert len(run.seen) == 2
     assert not run.survivors()
     assert '"tokenizer": "a-model-with-spaces=' in run.stderr
-
-
-def test_run_stops_the_worker_before_the_tokenizer(command: Callable[..., Command], model: str) -> None:
-    run = command("run", "Hello", "--model", model, "--verbose")
-    assert run.end() == 0
-    assert run.stderr.index("fake worker stops") < run.stderr.index("fake tokenizer stops")
 
 
 MOMENTS = {
@@ -145,7 +140,6 @@ MOMENTS = {
         *((moment, signal.SIGINT) for moment in MOMENTS),
         ("text streams", signal.SIGTERM),
         ("text streams", signal.SIGHUP),
-        ("the services stop", signal.SIGTERM),
     ],
 )
 def test_a_signal_at_any_moment_leaves_no_process(
@@ -189,14 +183,14 @@ def test_a_service_that_does_not_stop_is_killed_with_its_children(command: Calla
 
 
 def test_a_second_signal_does_not_wait(command: Callable[..., Command], model: str) -> None:
-    environment = {"FAKE_WORKER": "stubborn", "FAKE_TOKENIZER": "stubborn", "FAKE_PAUSE": "3"}
-    run = command("run", "Hello", "--model", model, **environment)
-    run.wait_for(TEXT[:3], "stdout")
-    run.process.send_signal(signal.SIGINT)
-    run.process.send_signal(signal.SIGINT)
-    run.process.send_signal(signal.SIGINT)
-    assert run.end() == 130
-    assert not run.survivors()
+    ports = ["--tokenizer-port", "0", "--worker-port", "0"]
+    serve = command("serve", "--model", model, *ports, "--drain", "3600", FAKE_WORKER="stubborn")
+    serve.wait_for("ready\n", "stdout")
+    serve.process.send_signal(signal.SIGINT)
+    serve.wait_for("once more to kill")
+    serve.process.send_signal(signal.SIGINT)
+    assert serve.end() == 130
+    assert not serve.survivors()
 
 
 @pytest.mark.parametrize("service", ["tokenizer", "worker"])

@@ -245,6 +245,22 @@ async def test_a_full_worker_passes_the_request_to_another(tokenizer_address: st
         with pytest.raises(ResourceExhaustedError) as caught:
             await client.generate("Hi", routing_key=key)
         assert (caught.value.retry_after, caught.value.retryable) == (7.5, True)
+        first.full_calls, first.retry_after = 1, None
+        with pytest.raises(ResourceExhaustedError) as caught:
+            await client.generate("Hi", routing_key=key)
+        assert not caught.value.retryable, "what is too large here is too large there"
+
+
+async def test_an_answer_that_has_begun_waits_for_room_at_a_full_worker(tokenizer_address: str) -> None:
+    first, second = pair()
+    async with (
+        serving_workers(first, second) as (one, two),
+        AsyncClient(tokenizer_address, [one, two], failover=QUICK, timeout=30) as client,
+    ):
+        first.lose_at, second.full_calls = 5, 1
+        result = await client.generate("Hi", seed=0, routing_key=_key_preferring(one, two))
+        assert result.text == TEXT
+        assert len(second.seen) + len(first.seen) > 2
 
 
 async def test_an_answer_does_not_move_to_another_model(tokenizer_address: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from tandem.client import AsyncClient, FinishReason, InvalidArgumentError
@@ -28,6 +30,36 @@ async def test_a_stop_string_across_tokens_ends_text_and_ids_together(
     assert logprobs == result.logprobs == [-0.5 * p for p in range(len(ids))]
     assert (result.finish_reason, result.matched_stop) == (FinishReason.STOP_STRING, "er ")
     assert (await client.generate("Hi", **options)).text == expected
+
+
+def _reference(text: bytes, stops: list[str], include_stop: bool) -> tuple[bytes, str | None]:
+    """What is left of the text, and the stop string that cut it: the one that is complete first."""
+    for end in range(1, len(text) + 1):
+        for stop in stops:
+            if text[:end].endswith(stop.encode()):
+                return text[: end if include_stop else end - len(stop.encode())], stop
+    return text, None
+
+
+async def test_any_text_cut_anywhere_equals_the_reference(client: AsyncClient, worker: CountingWorker) -> None:
+    random = Random(5)
+    for _ in range(120):
+        text = "".join(random.choice("aabbé🚀 ") for _ in range(random.randrange(1, 30)))
+        stops = [
+            "".join(random.choice("abé ") for _ in range(random.randrange(1, 4))) for _ in range(random.randrange(4))
+        ]
+        worker.script = ids_of_text(text)
+        worker.delta_tokens = random.choice([1, 1, 2, 5, 50])
+        include_stop = random.random() < 0.3
+        expected, matched = _reference(text.encode(), stops, include_stop)
+        async with client.stream(
+            "Hi", seed=0, max_tokens=len(worker.script), stop=stops, include_stop=include_stop
+        ) as stream:
+            chunks = [chunk async for chunk in stream]
+        result = stream.result
+        assert result.text == "".join(chunk.text for chunk in chunks) == expected.decode()
+        assert result.output_ids == [i for chunk in chunks for i in chunk.ids] == ids_of_text(expected.decode())
+        assert result.matched_stop == matched
 
 
 async def test_on_a_match_the_worker_is_stopped_and_still_reports_what_it_did(

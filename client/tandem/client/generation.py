@@ -89,9 +89,12 @@ class TokenStream:
                 error = lost
                 worker.forget_model()
             except ResourceExhaustedError as full:
-                error = full
-                if self.accepted is not None or await self._pool.pick(self._routing_key, {*tried, worker}) is None:
+                # An answer that has begun waits for room. One that has not goes elsewhere, or back to the caller, who
+                # knows best how long to wait.
+                begun = self.accepted is not None
+                if not full.retryable or (not begun and await self._nobody_else({*tried, worker})):
                     raise
+                error = full
             tried.add(worker)
             if self._ended_before_it_was_told():
                 return
@@ -158,7 +161,7 @@ class TokenStream:
             request.stopping.max_tokens = self.accepted.max_tokens
             del request.resumed_output_ids[:]
             request.resumed_output_ids.extend(self.output_ids)
-        if await self._pool.pick(self._routing_key, tried) is None:
+        if await self._nobody_else(tried):
             wait = self._failover.backoff(attempt)
             if isinstance(error, StatusError) and error.retry_after is not None:
                 wait = max(wait, error.retry_after)
@@ -168,6 +171,9 @@ class TokenStream:
                 await self._pool.wait_for_change(self._context.deadline.cap(wait))
                 self._context.timeout("worker")
             tried.clear()
+
+    async def _nobody_else(self, tried: set[Worker]) -> bool:
+        return await self._pool.pick(self._routing_key, tried) is None
 
     async def _pick(self, tried: set[Worker]) -> Worker | None:
         """A worker that was not tried; once output exists, one that serves the same model."""

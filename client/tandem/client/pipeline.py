@@ -232,7 +232,7 @@ class Pipeline:
             elif fed == len(self._received) and not pump.done():
                 self._ids_came.clear()
                 await self._ids_came.wait()
-            end = pump.done() and pump.exception() is None
+            end = pump.done() and not pump.cancelled() and pump.exception() is None
             new = self._received[fed:]
             if not new and not end:
                 if pump.done():

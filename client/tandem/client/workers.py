@@ -55,10 +55,15 @@ class Worker:
             return self._model
         if self._describing is None or self._describing.done():
             self._describing = asyncio.create_task(self._describe())
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(within):
                 return await asyncio.shield(self._describing)
-        return None
+        except TimeoutError:
+            return None
+        except asyncio.CancelledError:
+            if self._describing.cancelled():  # by close(), not by whoever cancels us
+                return None
+            raise
 
     def forget_model(self) -> None:
         """The worker went away, or contradicted what we knew: whoever answers next may serve something else."""

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .terminal import CommandError, Stopped
+from .terminal import CommandError, Stopped, errors
 
 T = TypeVar("T")
 
@@ -267,6 +267,8 @@ def interruptible(work: Coroutine[Any, Any, T]) -> T:
         def react(number: int) -> None:
             received.append(number)
             if len(received) == 1:
+                if _alive:
+                    errors.print("stopping (once more to kill)")
                 task.cancel()
             else:
                 for services in _alive:
