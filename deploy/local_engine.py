@@ -6,6 +6,7 @@ What an engine changes outside of it (packet filter rules, bridges, IP forwardin
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -18,6 +19,19 @@ from pathlib import Path
 ENGINE_PACKAGES = {"dockerd": "docker.io", "iptables": "iptables", "ip": "iproute2", "mmdebstrap": "mmdebstrap"}
 PLUGIN_PACKAGES = ["docker-compose", "docker-buildx"]  # each has a program of its own name
 NEWER_RELEASE = "trixie"  # Debian 12's docker-compose is the old one, without `up --wait`
+LOCK = Path("/run/tandem-docker.lock")
+EMPTY_TABLES = """*filter
+:INPUT ACCEPT
+:FORWARD ACCEPT
+:OUTPUT ACCEPT
+COMMIT
+*nat
+:PREROUTING ACCEPT
+:INPUT ACCEPT
+:OUTPUT ACCEPT
+:POSTROUTING ACCEPT
+COMMIT
+"""
 FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 
 
@@ -121,19 +135,28 @@ def network_interfaces() -> set[str]:
 @contextmanager
 def network_put_back() -> Iterator[None]:
     """Afterwards packet filter rules, bridges and IP forwarding are as they were before."""
-    rules, links, forwarding = run("iptables-save"), network_interfaces(), FORWARDING.read_text()
+    try:
+        rules, links, forwarding = run("iptables-save"), network_interfaces(), FORWARDING.read_text()
+    except (RuntimeError, OSError) as error:
+        raise EngineUnavailableError(f"the network of this machine cannot be set up: {error}") from error
     try:
         yield
     finally:
         for link in network_interfaces() - links:
-            with suppress(RuntimeError):  # the other end of a pair goes with the first
-                run("ip", "link", "delete", link)
-        # Tables that were not in use before are emptied too.
-        empty = "*filter\n:INPUT ACCEPT\n:FORWARD ACCEPT\n:OUTPUT ACCEPT\nCOMMIT\n"
-        empty += "*nat\n:PREROUTING ACCEPT\n:INPUT ACCEPT\n:OUTPUT ACCEPT\n:POSTROUTING ACCEPT\nCOMMIT\n"
-        run("iptables-restore", input=empty)
+            if link.startswith(("docker", "br-", "veth")):
+                with suppress(RuntimeError):  # the other end of a pair goes with the first
+                    run("ip", "link", "delete", link)
+        run("iptables-restore", input=EMPTY_TABLES)  # tables that were not in use before
         run("iptables-restore", input=rules)
         FORWARDING.write_text(forwarding)
+
+
+@contextmanager
+def only_one() -> Iterator[None]:
+    """Two engines at once would meet at the bridge docker0: the second waits."""
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager
@@ -141,16 +164,15 @@ def local_engine(may_install: bool) -> Iterator[dict[str, str]]:
     """Yields the environment in which `docker` and `docker compose` use an engine of our own."""
     require_engine_packages(may_install)
     with ExitStack() as stack:
-        folder = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-engine-", ignore_cleanup_errors=True))
-        )
+        stack.enter_context(only_one())
+        temporary = tempfile.TemporaryDirectory(prefix="tandem-docker-", ignore_cleanup_errors=True)
+        folder = Path(stack.enter_context(temporary))
         try:
             download_plugins(folder, folder / "client" / "cli-plugins")
         except (RuntimeError, subprocess.TimeoutExpired, StopIteration) as error:
             raise EngineUnavailableError(f"docker compose cannot be had: {error}") from error
         stack.enter_context(network_put_back())
-        environment = stack.enter_context(dockerd(folder))
-        yield environment
+        yield stack.enter_context(dockerd(folder))
 
 
 @contextmanager

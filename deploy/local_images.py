@@ -80,11 +80,16 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
         pass
 
 
+class QuietServer(http.server.ThreadingHTTPServer):
+    def handle_error(self, *arguments: object) -> None:
+        """A reader that goes away in the middle is no news."""
+
+
 @contextlib.contextmanager
 def served_on(address: str, folder: Path) -> Iterator[str]:
     """The folder over HTTP on a free port of the engine's bridge, so that a build can read it."""
     handler = functools.partial(QuietHandler, directory=str(folder))
-    server = http.server.ThreadingHTTPServer((address, 0), handler)
+    server = QuietServer((address, 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://{address}:{server.server_address[1]}/"

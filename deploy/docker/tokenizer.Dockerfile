@@ -5,10 +5,13 @@ ARG BASE=python:3.12-slim-bookworm
 FROM ${BASE} AS build
 WORKDIR /build
 RUN python3 -m venv --without-pip /opt/tandem
-# Dependencies first: this layer stays when only the sources change.
+# Dependencies first: this layer stays when only the sources change. Compiled on all cores, which pip does not: the
+# root filesystem is read-only later on.
 COPY pyproject.toml constraints.txt deploy/docker/requirements.py ./
 RUN python3 requirements.py pyproject.toml tokenizer > requirements.txt \
- && python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir -c constraints.txt -r requirements.txt
+ && python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-compile -c constraints.txt \
+      -r requirements.txt \
+ && (/opt/tandem/bin/python -m compileall -q -j 0 /opt/tandem/lib || echo "not every module was compiled")
 COPY . .
 RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
  && /opt/tandem/bin/python -c "import tokenizer_svc.server, svc_common.healthcheck" \

@@ -10,11 +10,13 @@ FROM ${BASE} AS build
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 WORKDIR /build
 RUN python3 -m venv --without-pip /opt/tandem
-# Dependencies first: this layer, torch in it, stays when only the sources change.
+# Dependencies first: this layer, torch in it, stays when only the sources change. Compiled on all cores, which pip
+# does not: the root filesystem is read-only later on.
 COPY pyproject.toml constraints.txt deploy/docker/requirements.py ./
 RUN python3 requirements.py pyproject.toml worker > requirements.txt \
- && python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir -c constraints.txt -r requirements.txt \
-      ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"}
+ && python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-compile -c constraints.txt \
+      -r requirements.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
+ && (/opt/tandem/bin/python -m compileall -q -j 0 /opt/tandem/lib || echo "not every module was compiled")
 COPY . .
 RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
  && /opt/tandem/bin/python -c "import worker_svc.server, svc_common.healthcheck"
