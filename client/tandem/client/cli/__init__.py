@@ -11,6 +11,7 @@ from .generate import generate
 from .run import run, serve
 from .status import status
 from .tokens import detokenize, tokenize
+from .top import top
 
 app = typer.Typer(
     name="tandem",
@@ -19,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, serve, generate, tokenize, detokenize, status):
+for command in (run, serve, generate, tokenize, detokenize, status, top):
     app.command()(command)
 
 
