@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from svc_common.metrics import ServiceMetrics
+from tokenizer_svc.encode_cache import EncodeCache
 
 _TOKEN_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
 _WAIT_BUCKETS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -25,6 +30,26 @@ class NamedMetrics:
     stop_matches: Counter
 
 
+class _CacheCollector(Collector):
+    """Reads the caches when somebody asks, so that counting costs an encode nothing."""
+
+    def __init__(self, caches: Mapping[str, EncodeCache]) -> None:
+        self._caches = caches
+
+    def collect(self) -> Iterable[Metric]:
+        lookups = CounterMetricFamily(
+            "tandem_tokenizer_cache_lookups", "Texts looked up in the encode cache.", labels=("tokenizer", "result")
+        )
+        size = GaugeMetricFamily(
+            "tandem_tokenizer_cache_bytes", "Memory that the encode cache takes.", labels=("tokenizer",)
+        )
+        for name, cache in list(self._caches.items()):
+            lookups.add_metric((name, "hit"), cache.hits)
+            lookups.add_metric((name, "miss"), cache.misses)
+            size.add_metric((name,), cache.bytes)
+        return lookups, size
+
+
 class TokenizerMetrics(ServiceMetrics):
     """| metric                                   | type      | meaning                                        |
     |------------------------------------------|-----------|------------------------------------------------|
@@ -35,6 +60,8 @@ class TokenizerMetrics(ServiceMetrics):
     | tandem_tokenizer_decoded_bytes_total     | counter   | text they gave, in bytes                       |
     | tandem_tokenizer_streams_total           | counter   | streams that were opened                       |
     | tandem_tokenizer_stop_matches_total      | counter   | streams that a stop string ended               |
+    | tandem_tokenizer_cache_lookups_total     | counter   | texts looked up in the encode cache, by result |
+    | tandem_tokenizer_cache_bytes             | gauge     | memory that it takes, by tokenizer             |
     | tandem_tokenizer_open_streams            | gauge     | streams that are open now                      |
     | tandem_tokenizer_pool_queued             | gauge     | jobs that wait for a thread                    |
     | tandem_tokenizer_pool_running            | gauge     | jobs that run in a thread                      |
@@ -64,6 +91,8 @@ class TokenizerMetrics(ServiceMetrics):
             buckets=_TOKEN_BUCKETS,
             registry=self.registry,
         )
+        self._caches: dict[str, EncodeCache] = {}
+        self.registry.register(_CacheCollector(self._caches))
         self.open_streams = gauge("open_streams", "Decode streams that are open now.")
         self.pool_queued = gauge("pool_queued", "Jobs that wait for a thread.")
         self.pool_running = gauge("pool_running", "Jobs that run in a thread.")
@@ -75,8 +104,9 @@ class TokenizerMetrics(ServiceMetrics):
             registry=self.registry,
         )
 
-    def named(self, tokenizer: str) -> NamedMetrics:
-        """The children for one tokenizer; ask once and keep them."""
+    def named(self, tokenizer: str, cache: EncodeCache) -> NamedMetrics:
+        """The children for one tokenizer; ask once and keep them. From now on `cache` is the one that is shown."""
+        self._caches[tokenizer] = cache
         return NamedMetrics(
             self._encoded_tokens.labels(tokenizer),
             self._encoded_bytes.labels(tokenizer),

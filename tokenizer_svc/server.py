@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
 
-from svc_common.errors import FieldViolation, StartError, invalid_argument, resource_exhausted
+from svc_common.errors import FieldViolation, invalid_argument, resource_exhausted
 from svc_common.lifecycle import Lifecycle
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
@@ -42,7 +45,8 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     def __init__(self, settings: TokenizerSettings) -> None:
         self.metrics = TokenizerMetrics()
         self._settings = settings
-        self._loaded = LoadedTokenizers(self.metrics)
+        self._loaded = LoadedTokenizers(settings, self.metrics)
+        self._reloads: set[asyncio.Task[None]] = set()
         self._pool = WorkPool(settings.thread_count, settings.max_queued_jobs, self.metrics)
         self._renderer = ChatRenderer(
             settings.chat_renderers,
@@ -52,11 +56,15 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         )
 
     async def start(self, lifecycle: Lifecycle) -> None:
-        """Loads the tokenizers. Raises StartError."""
-        paths = self._settings.tokenizers()
-        if not paths:
-            raise StartError("no tokenizer is given; name at least one with --tokenizer PATH")
-        await self._loaded.load(paths, self._settings.llama3_version)
+        """Loads the tokenizers, and from then on again at each SIGHUP. Raises StartError."""
+        await self._loaded.start()
+        with suppress(ValueError, RuntimeError):  # signals reach the main thread only
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._begin_reload)
+
+    def _begin_reload(self) -> None:
+        task = asyncio.create_task(self._loaded.reload())
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the servicer."""
@@ -64,6 +72,10 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     async def stop(self) -> None:
         """Lets threads and processes go."""
+        with suppress(ValueError, RuntimeError):
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+        for task in self._reloads:
+            task.cancel()
         self._pool.close()
         await self._renderer.close()
 
@@ -80,7 +92,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self, request: pb.GetTokenizerRequest, context: Context
     ) -> pb.GetTokenizerResponse:
         return pb.GetTokenizerResponse(
-            tokenizer=self._describe(self._loaded.get(request.tokenizer), with_specials=True)
+            tokenizer=self._describe(await self._loaded.get(request.tokenizer), with_specials=True)
         )
 
     def _describe(self, loaded: Loaded, with_specials: bool) -> pb.Tokenizer:
@@ -110,7 +122,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     # -- text to ids
 
     async def Encode(self, request: pb.EncodeRequest, context: Context) -> pb.EncodeResponse:  # noqa: N802
-        loaded = self._loaded.get(request.tokenizer)
+        loaded = await self._loaded.get(request.tokenizer)
         job = validation.encode_job(request, loaded.tokenizer, self._settings)
         [encoding] = await self._encode(loaded, [job], request.include_offsets, request.include_pieces)
         return pb.EncodeResponse(encoding=encoding, fingerprint=loaded.tokenizer.fingerprint)
@@ -118,7 +130,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def BatchEncode(  # noqa: N802
         self, request: pb.BatchEncodeRequest, context: Context
     ) -> pb.BatchEncodeResponse:
-        loaded = self._loaded.get(request.tokenizer)
+        loaded = await self._loaded.get(request.tokenizer)
         jobs = validation.encode_jobs(request.inputs, loaded.tokenizer, self._settings)
         encodings = await self._encode(loaded, jobs, request.include_offsets, request.include_pieces)
         return pb.BatchEncodeResponse(encodings=encodings, fingerprint=loaded.tokenizer.fingerprint)
@@ -126,7 +138,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def CountTokens(  # noqa: N802
         self, request: pb.CountTokensRequest, context: Context
     ) -> pb.CountTokensResponse:
-        loaded = self._loaded.get(request.tokenizer)
+        loaded = await self._loaded.get(request.tokenizer)
         jobs = validation.encode_jobs(request.inputs, loaded.tokenizer, self._settings)
         counts = await self._spread(loaded, jobs, lambda job: len(_encode(loaded, job, False).ids))
         return pb.CountTokensResponse(counts=counts, fingerprint=loaded.tokenizer.fingerprint)
@@ -170,7 +182,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     # -- ids to text
 
     async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.DecodeResponse:  # noqa: N802
-        loaded = self._loaded.get(request.tokenizer)
+        loaded = await self._loaded.get(request.tokenizer)
         ids = validation.decode_input(request, loaded.tokenizer, self._settings)
         [decoded] = await self._decode(loaded, [ids], request.options)
         return pb.DecodeResponse(decoded=decoded, fingerprint=loaded.tokenizer.fingerprint)
@@ -178,7 +190,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def BatchDecode(  # noqa: N802
         self, request: pb.BatchDecodeRequest, context: Context
     ) -> pb.BatchDecodeResponse:
-        loaded = self._loaded.get(request.tokenizer)
+        loaded = await self._loaded.get(request.tokenizer)
         inputs = validation.decode_inputs(request.inputs, loaded.tokenizer, self._settings)
         decoded = await self._decode(loaded, inputs, request.options)
         return pb.BatchDecodeResponse(decoded=decoded, fingerprint=loaded.tokenizer.fingerprint)
@@ -206,9 +218,11 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def DecodeStream(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.DecodeStreamRequest], context: Context
     ) -> AsyncIterator[pb.DecodeStreamResponse]:
-        call = DecodeStreamCall(self._loaded.get, self._settings, self.metrics)
+        call = DecodeStreamCall(self._loaded.at_hand, self._settings, self.metrics)
         try:
             async for request in request_iterator:
+                if request.HasField("open"):
+                    await self._loaded.get(request.open.tokenizer)
                 yield call.handle(request)
         finally:
             call.close()
@@ -216,7 +230,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     # -- conversations
 
     async def EncodeChat(self, request: pb.EncodeChatRequest, context: Context) -> pb.EncodeChatResponse:  # noqa: N802
-        loaded = self._loaded.get(request.tokenizer)
+        loaded = await self._loaded.get(request.tokenizer)
         question = chat_question(request, loaded.tokenizer, self._settings)
         try:
             runs = await self._renderer.render(question)
@@ -243,7 +257,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def DownloadVocabulary(  # noqa: N802
         self, request: pb.DownloadVocabularyRequest, context: Context
     ) -> AsyncIterator[pb.DownloadVocabularyResponse]:
-        loaded = self._loaded.get(request.tokenizer)
+        loaded = await self._loaded.get(request.tokenizer)
         table = loaded.tokenizer.table
         for first in range(0, len(table), _IDS_PER_CHUNK):
             last = min(first + _IDS_PER_CHUNK, len(table))

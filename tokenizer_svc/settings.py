@@ -22,6 +22,12 @@ class TokenizerSettings(ServiceSettings):
         default=(),
         description="NAME=PATH or PATH of a tokenizer file or model folder; repeatable, the first is the default",
     )
+    load_on_demand: bool = Field(
+        default=False, description="load only the default tokenizer at start, the others when they are first asked for"
+    )
+    max_loaded_tokenizers: int = Field(
+        default=64, ge=2, description="most tokenizers in memory; on demand, the one not asked for longest goes"
+    )
     llama3_version: Literal["auto", "3.0", "3.1"] = Field(
         default="auto",
         description="whose special tokens a Llama 3 rank file gets where no tokenizer_config.json is beside it",
@@ -34,6 +40,9 @@ class TokenizerSettings(ServiceSettings):
     max_stream_ids: int = Field(default=65_536, ge=1, description="most ids in one DecodeStream message")
     threads: int = Field(default=0, ge=0, le=1024, description="for inputs that are not small; 0: the cores we may use")
     inline_bytes: int = Field(default=4096, ge=0, description="text up to this size is encoded without a thread")
+    encode_cache_bytes: int = Field(
+        default=64 << 20, ge=0, description="memory for texts that were encoded before, each tokenizer; 0: none"
+    )
     max_chat_messages: int = Field(default=4096, ge=1, description="most messages in one conversation")
     chat_renderers: int = Field(default=2, ge=1, le=64, description="processes that render chat templates")
     chat_render_seconds: float = Field(default=2.0, gt=0, description="how long one chat template may take")

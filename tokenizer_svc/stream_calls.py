@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from svc_common.errors import FieldViolation, ServiceError, invalid_argument, resource_exhausted, unimplemented
+from svc_common.errors import FieldViolation, ServiceError, invalid_argument, resource_exhausted
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tokenizer_svc.loaded import Loaded
 from tokenizer_svc.metrics import TokenizerMetrics
@@ -25,7 +25,9 @@ class _Stream:
 class DecodeStreamCall:
     """The streams of one call. `close` it however the call ends."""
 
-    def __init__(self, find: Callable[[str], Loaded], settings: TokenizerSettings, metrics: TokenizerMetrics) -> None:
+    def __init__(
+        self, find: Callable[[str], Loaded | None], settings: TokenizerSettings, metrics: TokenizerMetrics
+    ) -> None:
         self._find = find
         self._settings = settings
         self._metrics = metrics
@@ -80,9 +82,8 @@ class DecodeStreamCall:
                 reason="TOO_MANY_STREAMS",
                 retry_after=None,
             )
-        if message.graphemes:
-            raise unimplemented(["open.graphemes"])
         loaded = self._find(message.tokenizer)
+        assert loaded is not None, "the caller has seen to it that it is loaded"
         check_open(message, loaded.tokenizer)
         options = message.options
         decoder = loaded.tokenizer.stream(
@@ -91,6 +92,7 @@ class DecodeStreamCall:
             unparse_special=options.unparse_special,
             stop_strings=list(message.stop_strings),
             include_stop=message.include_stop,
+            graphemes=message.graphemes,
         )
         stream = self._open[key] = _Stream(loaded, decoder)
         self._done.pop(key, None)

@@ -19,6 +19,8 @@ from codecs import utf_8_decode
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tokenizer_svc.graphemes import GraphemeHold
+
 _SLICE = 1024  # ids that are joined at once while stop strings are watched
 _WINDOW = 1024  # bytes that are decoded at once to find where a character starts
 
@@ -83,12 +85,13 @@ class StreamDecoder:
 
     `pieces` are the bytes of each id. `strip_space`: the stream begins a text, so a first id that begins with a space
     carries SentencePiece's prefix. `drop_first` and `drop_last` name an id that is left out where it is the first or
-    the last one of the stream.
+    the last one of the stream. `graphemes`: a character of several code points is never split over two deltas.
     """
 
     __slots__ = (
         "_drop_first",
         "_drop_last",
+        "_graphemes",
         "_include_stop",
         "_kept_last",
         "_offset",
@@ -111,6 +114,7 @@ class StreamDecoder:
         drop_last: int | None = None,
         stops: StopMatcher | None = None,
         include_stop: bool = False,
+        graphemes: bool = False,
     ) -> None:
         self._pieces = pieces
         self._strip_space = strip_space
@@ -119,6 +123,7 @@ class StreamDecoder:
         self._kept_last = False  # the newest id is `drop_last`; its text waits until another id follows
         self._stops = stops
         self._include_stop = include_stop
+        self._graphemes = GraphemeHold() if graphemes else None
         self._started = False
         self._raw = b""  # bytes that are not emitted yet; begins at a character
         self._offset = 0  # bytes of the stream before `_raw`
@@ -130,6 +135,15 @@ class StreamDecoder:
         """Takes more ids, each a valid index of the vocabulary; with `end` no more follow and nothing is held back."""
         if self.done:
             raise ValueError("the stream is done")
+        delta = self._push(ids, end)
+        if self._graphemes is None:
+            return delta
+        text = self._graphemes.push(delta.text)
+        if delta.done:
+            return delta._replace(text=text + self._graphemes.flush())
+        return delta._replace(text=text, held_bytes=delta.held_bytes + len(self._graphemes.held.encode()))
+
+    def _push(self, ids: Sequence[int], end: bool) -> StreamDelta:
         if self._stops is None:
             text = self._push_plain(ids, end)
             return StreamDelta(text, len(self._raw), self.ids_consumed, end)

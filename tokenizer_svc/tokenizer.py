@@ -17,10 +17,12 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Collection, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
 
+from tokenizer_svc.encode_cache import CachedVocabulary, EncodeCache
 from tokenizer_svc.fragments import FragmentSplitter
 from tokenizer_svc.offsets import to_code_points
 from tokenizer_svc.spacing import clean_spaces as without_spaces
@@ -143,7 +145,7 @@ class Tokenizer:
     ) -> None:
         """`unguarded` is for types whose llama.cpp finds control tokens in text that it was told not to parse; only
         `encode` follows it there."""
-        self.vocabulary = vocabulary
+        self.vocabulary: Vocabulary = vocabulary
         self._unguarded = unguarded or vocabulary
         self.table = table
         self.config = config
@@ -160,6 +162,14 @@ class Tokenizer:
         self._forbidden = FragmentSplitter(list(self._controls.values()))
         self._listed = lru_cache(_SPLITTERS_KEPT)(self._make_listed_splitter)
         self.fingerprint = self._make_fingerprint()
+
+    def with_cache(self, cache: EncodeCache) -> Tokenizer:
+        """The same tokenizer, which remembers texts."""
+        cached = copy(self)
+        cached.vocabulary = CachedVocabulary(self.vocabulary, cache)
+        if self._unguarded is self.vocabulary:
+            cached._unguarded = cached.vocabulary
+        return cached
 
     @property
     def type(self) -> VocabularyType:
@@ -309,6 +319,7 @@ class Tokenizer:
         unparse_special: bool = False,
         stop_strings: Sequence[str] = (),
         include_stop: bool = False,
+        graphemes: bool = False,
     ) -> StreamDecoder:
         """A stream that follows `context_ids`. Without stop strings it gives what `decode` gives.
 
@@ -324,6 +335,7 @@ class Tokenizer:
             drop_last=drop_last,
             stops=StopMatcher(stop_strings) if stop_strings else None,
             include_stop=include_stop,
+            graphemes=graphemes,
         )
 
     def decoded_size(self, ids: Iterable[int]) -> int:

@@ -77,7 +77,7 @@ class Vocabulary(Protocol):
 
     type: VocabularyType
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> Sequence[int]:
         """Ids of `text`, which is valid Unicode and not empty."""
         ...
 

@@ -183,7 +183,7 @@ async def test_a_wrong_request_ends_the_call_and_names_the_field(
     assert running.service.metrics.registry.get_sample_value("tandem_tokenizer_open_streams") == 0
 
 
-async def test_unknown_tokenizer_too_many_streams_and_graphemes(start_service: Any, refusal: Any) -> None:
+async def test_unknown_tokenizer_and_too_many_streams(start_service: Any, refusal: Any) -> None:
     running = await start_service(max_streams_per_call=2, max_stream_ids=3)
     unknown = await refusal(exchange(running.stub, [Request(open=Open(tokenizer="nobody"))]))
     assert unknown.code is grpc.StatusCode.NOT_FOUND
@@ -192,9 +192,16 @@ async def test_unknown_tokenizer_too_many_streams_and_graphemes(start_service: A
     assert (crowded.code, crowded.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS")
     long = await refusal(exchange(running.stub, [Request(open=Open(), ids=[5] * 4)]))
     assert (long.code, long.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "INPUT_TOO_LARGE")
-    graphemes = await refusal(exchange(running.stub, [Request(open=Open(graphemes=True))]))
-    assert graphemes.code is grpc.StatusCode.UNIMPLEMENTED
-    assert "open.graphemes" in graphemes.message
+
+
+async def test_graphemes_arrive_whole(start_service: Any, small: Tokenizer) -> None:
+    running = await start_service()
+    text = "a👩‍🚀e\u0301👍🏽b"
+    ids = small.encode(text, add_special=False)
+    requests = [Request(open=Open(graphemes=True)), *(Request(ids=[each]) for each in ids), Request(end=True)]
+    responses = await exchange(running.stub, requests)
+    assert [each.text for each in responses if each.text] == ["a", "👩‍🚀", "e\u0301", "👍🏽", "b"]
+    assert responses[-1].held_bytes == 0
 
 
 async def test_ten_thousand_streams_in_one_call(start_service: Any, small: Tokenizer) -> None:
