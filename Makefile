@@ -30,7 +30,7 @@ run: $(STAMP)
 	@$(BIN)/tandem run --model "$$MODEL" "$$PROMPT"
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope
 
 check: fresh lint types buf
 
