@@ -215,11 +215,12 @@ async def test_an_answer_outlives_its_worker_to_the_last_token(
         victim.stop()
 
 
-def test_greedy_ids_of_a_real_model_equal_the_reference(folder: Path, shared_data: Path) -> None:
+@pytest.mark.parametrize("form", ["meta", "hf"])
+def test_greedy_ids_of_a_real_model_equal_the_reference(folder: Path, shared_data: Path, form: str) -> None:
     model = shared_data / "models" / "stories260K"
     expected = json.loads((model / "expected_greedy.json").read_text())
-    tokenizer = Process(folder, "tokenizer_svc", f"--tokenizer={model / 'hf'}")
-    worker = Process(folder, "worker_svc", f"--model={model / 'hf'}", f"--tokenizer-address={tokenizer.address()}")
+    tokenizer = Process(folder, "tokenizer_svc", f"--tokenizer={model / form}")
+    worker = Process(folder, "worker_svc", f"--model={model / form}", f"--tokenizer-address={tokenizer.address()}")
     try:
         with Client(tokenizer.address(), worker.address(), timeout=60) as client:
             for case in expected:
