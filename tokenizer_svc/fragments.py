@@ -11,7 +11,7 @@ overlap (runs of spaces as tokens, for instance) the passes are made one by one.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tokenizer_svc.vocabulary import SpecialToken
@@ -38,10 +38,14 @@ class FragmentSplitter:
                 by_text.setdefault(token.text, token)
         self._by_text = by_text
         self._longest_first = sorted(by_text.values(), key=lambda token: -len(token.text.encode()))
-        self._pattern = (
-            re.compile("|".join(re.escape(token.text) for token in self._longest_first)) if by_text else None
-        )
+        self._pattern = self._compile() if by_text else None
         self._one_pass = not _can_overlap(self._longest_first)
+
+    def _compile(self) -> re.Pattern[str]:
+        try:
+            return re.compile(_any_of(self._by_text))
+        except RecursionError:  # hundreds of tokens, each the beginning of the next
+            return re.compile("|".join(re.escape(token.text) for token in self._longest_first))
 
     def split(self, text: str) -> list[Fragment]:
         """The fragments of `text` in order; white space that a token swallows is in none of them."""
@@ -107,6 +111,30 @@ class FragmentSplitter:
         if at < len(text):
             fragments.append(Fragment(at, len(text), None))
         return fragments
+
+
+def _any_of(texts: Iterable[str]) -> str:
+    """A pattern for the longest of `texts` at a place. Beginnings that they share are looked at once: 256 alternatives
+    one after the other took 4 microseconds a match."""
+    groups: dict[str, list[str]] = {}
+    for text in texts:
+        groups.setdefault(text[:1], []).append(text)
+    optional = "?" if groups.pop("", None) is not None else ""  # one of them ends here, but a longer one goes first
+    if not groups:
+        return ""
+    branches: list[str] = []
+    for group in groups.values():
+        shared = _shared_beginning(min(group), max(group))
+        branches.append(re.escape(shared) + _any_of(text[len(shared) :] for text in group))
+    alternatives = "|".join(branches)
+    return f"(?:{alternatives}){optional}" if optional or len(branches) > 1 else alternatives
+
+
+def _shared_beginning(left: str, right: str) -> str:
+    for at, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return left[:at]
+    return min(left, right, key=len)
 
 
 def _strip_left_of(text: str, at: int, floor: int) -> int:

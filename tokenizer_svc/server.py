@@ -6,7 +6,9 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
 import grpc
@@ -27,12 +29,13 @@ from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.pool import PoolFullError, WorkPool
 from tokenizer_svc.settings import TokenizerSettings
 from tokenizer_svc.stream_calls import DecodeStreamCall
-from tokenizer_svc.tokenizer import Encoding, SpecialTokenInText
+from tokenizer_svc.tokenizer import Encoding, Policy, Segment, SpecialTokenInText
 from tokenizer_svc.validation import EncodeJob
 
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 
+_SHARED_BYTES = 128 * 1024  # text that several threads share
 _IDS_PER_CHUNK = 8192
 _INLINE_IDS = 4096  # ids that are decoded without a thread
 
@@ -124,8 +127,32 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def Encode(self, request: pb.EncodeRequest, context: Context) -> pb.EncodeResponse:  # noqa: N802
         loaded = await self._loaded.get(request.tokenizer)
         job = validation.encode_job(request, loaded.tokenizer, self._settings)
-        [encoding] = await self._encode(loaded, [job], request.include_offsets, request.include_pieces)
-        return pb.EncodeResponse(encoding=encoding, fingerprint=loaded.tokenizer.fingerprint)
+        if not request.include_offsets and (parts := self._parts(loaded, job)) is not None:
+            encoding = await self._encode_parts(loaded, job, parts, request.include_pieces)
+        else:
+            [encoding] = await self._encode(loaded, [job], request.include_offsets, request.include_pieces)
+        response = pb.EncodeResponse(fingerprint=loaded.tokenizer.fingerprint)
+        response.encoding.MergeFrom(encoding)
+        return response
+
+    def _parts(self, loaded: Loaded, job: EncodeJob) -> list[Segment] | None:
+        """A text so large that several threads should share it, where it can be cut."""
+        if job.size < _SHARED_BYTES or len(job.segments) != 1 or self._pool.threads == 1:
+            return None
+        [segment] = job.segments
+        if segment.policy == Policy.REJECT:  # names a place in the whole
+            return None
+        texts = loaded.tokenizer.cut(segment.text, self._pool.threads)
+        return [replace(segment, text=text) for text in texts] if len(texts) > 1 else None
+
+    async def _encode_parts(self, loaded: Loaded, job: EncodeJob, parts: list[Segment], pieces: bool) -> pb.Encoding:
+        tokenizer = loaded.tokenizer
+        found = await self._in_pool([partial(tokenizer.encode_segments, (part,), False) for part in parts])
+        front, back = tokenizer.added_ids() if job.add_special else ((), ())
+        ids = [*front, *chain.from_iterable(each.ids for each in found), *back]
+        encoding = Encoding(ids, len(front), len(back))
+        loaded.metrics.encoded_bytes.inc(job.size)
+        return self._message(loaded, _finished(loaded, job, encoding), pieces)
 
     async def BatchEncode(  # noqa: N802
         self, request: pb.BatchEncodeRequest, context: Context
@@ -276,6 +303,11 @@ def _encode(loaded: Loaded, job: EncodeJob, with_offsets: bool) -> Encoding:
     except SpecialTokenInText as error:
         field = f"{job.field}.segments[{error.segment}].text"
         raise invalid_argument([FieldViolation(field, f"{error}, and the segment's policy is REJECT")]) from None
+    return _finished(loaded, job, encoding)
+
+
+def _finished(loaded: Loaded, job: EncodeJob, encoding: Encoding) -> Encoding:
+    """Truncated as the input asks for, and counted."""
     if job.max_tokens is not None:
         encoding.truncate(job.max_tokens, job.cut_left)
     loaded.metrics.encoded_tokens.inc(encoding.total_tokens)

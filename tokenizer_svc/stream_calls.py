@@ -20,6 +20,14 @@ _DONE_KEYS_KEPT = 65_536  # how long ago a key may have been done and still be a
 class _Stream:
     loaded: Loaded
     decoder: StreamDecoder
+    size: int  # of the vocabulary
+    tokens: int = 0
+    bytes: int = 0
+
+    def count(self) -> None:
+        """Once a stream: two counters a message would cost as much as decoding it."""
+        self.loaded.metrics.decoded_tokens.inc(self.tokens)
+        self.loaded.metrics.decoded_bytes.inc(self.bytes)
 
 
 class DecodeStreamCall:
@@ -30,6 +38,7 @@ class DecodeStreamCall:
     ) -> None:
         self._find = find
         self._settings = settings
+        self._max_ids = settings.max_stream_ids
         self._metrics = metrics
         self._open: dict[str, _Stream] = {}
         self._done: dict[str, None] = {}  # in the order in which they ended
@@ -47,27 +56,31 @@ class DecodeStreamCall:
                 raise _violation("open", f"is required in the first request of stream_key {key!r}")
             stream = found
         ids = list(request.ids)
-        self._check(ids, stream)
+        if len(ids) > self._max_ids or (ids and max(ids) >= stream.size):
+            self._refuse(ids, stream)
         delta = stream.decoder.push(ids, request.end)
-        metrics = stream.loaded.metrics
-        metrics.decoded_tokens.inc(len(ids))
-        metrics.decoded_bytes.inc(len(delta.text.encode()))
-        if delta.done:
-            self._finish(key)
-            if delta.matched_stop is not None:
-                metrics.stop_matches.inc()
+        stream.tokens += len(ids)
+        stream.bytes += len(delta.text.encode())
+        if not delta.done:
+            return pb.DecodeStreamResponse(
+                stream_key=key, text=delta.text, held_bytes=delta.held_bytes, ids_consumed=delta.ids_consumed
+            )
+        self._finish(key)
+        if delta.matched_stop is not None:
+            stream.loaded.metrics.stop_matches.inc()
         return pb.DecodeStreamResponse(
             stream_key=key,
             text=delta.text,
-            held_bytes=delta.held_bytes,
             ids_consumed=delta.ids_consumed,
-            done=delta.done,
+            done=True,
             matched_stop=delta.matched_stop,
             trim_ids=delta.trim_ids,
         )
 
     def close(self) -> None:
         """Forgets all streams."""
+        for stream in self._open.values():
+            stream.count()
         self._metrics.open_streams.dec(len(self._open))
         self._open.clear()
 
@@ -94,13 +107,13 @@ class DecodeStreamCall:
             include_stop=message.include_stop,
             graphemes=message.graphemes,
         )
-        stream = self._open[key] = _Stream(loaded, decoder)
+        stream = self._open[key] = _Stream(loaded, decoder, loaded.tokenizer.vocabulary_size)
         self._done.pop(key, None)
         self._metrics.open_streams.inc()
         loaded.metrics.streams.inc()
         return stream
 
-    def _check(self, ids: list[int], stream: _Stream) -> None:
+    def _refuse(self, ids: list[int], stream: _Stream) -> None:
         if len(ids) > self._settings.max_stream_ids:
             raise resource_exhausted(
                 f"ids: {len(ids)} in one message; at most {self._settings.max_stream_ids} are taken",
@@ -112,7 +125,7 @@ class DecodeStreamCall:
         violations.raise_any()
 
     def _finish(self, key: str) -> None:
-        del self._open[key]
+        self._open.pop(key).count()
         self._metrics.open_streams.dec()
         self._done[key] = None
         if len(self._done) > _DONE_KEYS_KEPT:

@@ -57,6 +57,10 @@ class StopMatcher:
                     best = match
         return best
 
+    def is_apart(self, text: str) -> bool:
+        """Whether no stop string can begin in `text`."""
+        return self._first_characters.isdisjoint(text)
+
     def held(self, text: str) -> int:
         """How many characters at the end of `text`, which holds no stop string, are the beginning of one."""
         length = len(text)
@@ -80,6 +84,9 @@ class StreamDelta(NamedTuple):
     trim_ids: int = 0  # trailing consumed ids that lie wholly within or behind the stop string
 
 
+_new_delta = tuple.__new__  # a third of what the constructor of a NamedTuple takes
+
+
 class StreamDecoder:
     """One stream. `push` ids as they come; `done` once it ended or met a stop string.
 
@@ -98,6 +105,7 @@ class StreamDecoder:
         "_pending",
         "_pieces",
         "_raw",
+        "_simple",
         "_started",
         "_stops",
         "_strip_space",
@@ -123,6 +131,7 @@ class StreamDecoder:
         self._kept_last = False  # the newest id is `drop_last`; its text waits until another id follows
         self._stops = stops
         self._include_stop = include_stop
+        self._simple = drop_last is None and not graphemes
         self._graphemes = GraphemeHold() if graphemes else None
         self._started = False
         self._raw = b""  # bytes that are not emitted yet; begins at a character
@@ -135,6 +144,15 @@ class StreamDecoder:
         """Takes more ids, each a valid index of the vocabulary; with `end` no more follow and nothing is held back."""
         if self.done:
             raise ValueError("the stream is done")
+        if self._simple and not self._raw and self._started and not end and len(ids) == 1:
+            # What nearly every call of a generation is: one id, whole characters, nothing held back.
+            piece = self._pieces[ids[0]]
+            if piece.isascii():
+                text = piece.decode("ascii")
+                if self._stops is None or self._stops.is_apart(text):
+                    self.ids_consumed += 1
+                    self._offset += len(piece)
+                    return _new_delta(StreamDelta, (text, 0, self.ids_consumed, False, None, 0))
         delta = self._push(ids, end)
         if self._graphemes is None:
             return delta

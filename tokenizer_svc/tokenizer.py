@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
 
-from tokenizer_svc.encode_cache import CachedVocabulary, EncodeCache
+from tokenizer_svc.encode_cache import EncodeCache
 from tokenizer_svc.fragments import FragmentSplitter
 from tokenizer_svc.offsets import to_code_points
 from tokenizer_svc.spacing import clean_spaces as without_spaces
@@ -38,6 +38,7 @@ from tokenizer_svc.vocabulary import (
 )
 
 _SPLITTERS_KEPT = 64
+_FRAGMENTS_KEPT_TOGETHER = 8  # a segment of more is remembered in parts only: its next turn has more of them
 
 
 class Policy(IntEnum):
@@ -147,6 +148,7 @@ class Tokenizer:
         `encode` follows it there."""
         self.vocabulary: Vocabulary = vocabulary
         self._unguarded = unguarded or vocabulary
+        self._cache: EncodeCache | None = None
         self.table = table
         self.config = config
         for name in ("bos_id", "eos_id", "unk_id", "pad_id", "sep_id"):
@@ -160,15 +162,15 @@ class Tokenizer:
         self._plain = FragmentSplitter(self._user_defined)
         self._parsing = FragmentSplitter(table.specials)
         self._forbidden = FragmentSplitter(list(self._controls.values()))
+        # Safe borders lie between a line break and a letter: no special token may reach across one.
+        self._cuttable = not any("\n" in token.text or token.lstrip for token in table.specials)
         self._listed = lru_cache(_SPLITTERS_KEPT)(self._make_listed_splitter)
         self.fingerprint = self._make_fingerprint()
 
     def with_cache(self, cache: EncodeCache) -> Tokenizer:
         """The same tokenizer, which remembers texts."""
         cached = copy(self)
-        cached.vocabulary = CachedVocabulary(self.vocabulary, cache)
-        if self._unguarded is self.vocabulary:
-            cached._unguarded = cached.vocabulary
+        cached._cache = cache
         return cached
 
     @property
@@ -211,12 +213,25 @@ class Tokenizer:
             offsets += [0] * len(front)
         base = 0  # bytes in front of the segment
         wants_prefix = prefix
+        cache = self._cache if offsets is None and vocabulary is self.vocabulary else None
         for number, segment in enumerate(segments):
             text = segment.text
+            key: tuple[str, Policy, frozenset[int], bool] | None = None
+            if cache is not None and text:
+                key = (text, segment.policy, segment.parse_ids, wants_prefix)
+                known = cache.get(key)
+                if known is not None:
+                    ids += known.ids
+                    wants_prefix = prefix and known.ends_special
+                    continue
+            before = len(ids)
+            fragments = 0
+            token: int | None = None
             data = _utf8(text)
             counted = base  # bytes in front of the fragment
             done = 0  # code points of the segment that are counted
             for start, end, token in self._splitter(number, segment).split(text):
+                fragments += 1
                 if offsets is not None:
                     counted += len(text[done:start].encode())
                     done = start
@@ -229,7 +244,7 @@ class Tokenizer:
                 piece = text if end - start == len(text) else text[start:end]
                 spaced = " " + piece if wants_prefix else piece
                 if offsets is None:
-                    ids += vocabulary.encode(spaced)
+                    ids += self._encode_text(spaced, vocabulary, cache if fragments > 1 or end < len(text) else None)
                 else:
                     found, starts = vocabulary.encode_with_offsets(spaced)
                     ids += found
@@ -237,6 +252,8 @@ class Tokenizer:
                     offsets += [counted + max(0, at - shortened) for at in starts]
                 wants_prefix = False
             base += len(data)
+            if cache is not None and key is not None and fragments <= _FRAGMENTS_KEPT_TOGETHER:
+                cache.put(key, text, ids[before:], token is not None)
         ids += back
         encoding = Encoding(ids, len(front), len(back))
         if offsets is not None:
@@ -244,6 +261,39 @@ class Tokenizer:
             encoding.byte_offsets = offsets
             encoding.code_point_offsets = to_code_points(b"".join(_utf8(s.text) for s in segments), offsets)
         return encoding
+
+    @staticmethod
+    def _encode_text(text: str, vocabulary: Vocabulary, cache: EncodeCache | None) -> Sequence[int]:
+        """Ids of a text without special tokens, from memory where a cache is given."""
+        if cache is None:
+            return vocabulary.encode(text)
+        known = cache.get(text)
+        if known is None:
+            found = vocabulary.encode(text)
+            cache.put(text, text, found)
+            return found
+        return known.ids
+
+    def cut(self, text: str, count: int) -> list[str]:
+        """`text` in at most `count` parts of about equal length, which have together the ids that it has as a whole.
+
+        One part where no such place is known to be safe.
+        """
+        border = self.vocabulary.safe_border
+        if border is None or self.config.adds_space_prefix or not self._cuttable:
+            return [text]
+        parts: list[str] = []
+        at = 0
+        for number in range(1, count):
+            found = border.search(text, max(at, len(text) * number // count))
+            if found is not None and found.start() > at:
+                parts.append(text[at : found.start()])
+                at = found.start()
+        return [*parts, text[at:]]
+
+    def added_ids(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What add_special puts in front and behind."""
+        return self._added()
 
     def count_added(self) -> int:
         """How many tokens add_special adds."""

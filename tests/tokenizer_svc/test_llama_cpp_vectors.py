@@ -7,6 +7,7 @@ llama.cpp. The marked ones are all of bert-bge; what we answer there is BERT's o
 |---------------------------------------------|---------------------------------|-----------------------------------|
 | a literal U+2581 (`a▁b`)                    | takes it for a word's beginning | the word is unknown               |
 | Chinese characters outside of BERT's ranges | newer ranges stand alone, too   | BERT's ranges are kept            |
+| U+000B, U+000C, U+0085                      | are white space                 | the same (BERT drops them)        |
 | spacing combining marks (Devanagari vowels) | one release drops them          | only non-spacing marks are dropped |
 """
 

@@ -379,3 +379,18 @@ async def test_metrics_count_tokens_and_bytes(start_service: Any) -> None:
     assert registry.get_sample_value("tandem_tokenizer_encoded_bytes_total", labels) == 4
     assert registry.get_sample_value("tandem_tokenizer_decoded_tokens_total", labels) == len(encoding.ids)
     assert registry.get_sample_value("tandem_tokenizer_pool_queued") == 0
+
+
+async def test_a_large_text_that_threads_share_has_the_ids_of_the_whole(start_service: Any, shared_data: Path) -> None:
+    running = await start_service(tokenizer=(f"{shared_data}/formats/llama3",), threads=3)
+    text = (shared_data / "corpus/botchan.txt").read_text(encoding="utf-8") + "<|eot_id|>"
+    tokenizer = load_tokenizer(shared_data / "formats/llama3")
+    for policy in (TEXT, PARSE):
+        request = pb.EncodeRequest(input=text_input(text, policy=policy), include_pieces=True)
+        encoding = (await running.stub.Encode(request)).encoding
+        assert list(encoding.ids) == tokenizer.encode(text, parse_special=policy == PARSE)
+        assert len(encoding.pieces) == len(encoding.ids)
+    cut = text_input(text, truncation=pb.Truncation(max_tokens=10))
+    encoding = (await running.stub.Encode(pb.EncodeRequest(input=cut))).encoding
+    assert list(encoding.ids) == tokenizer.encode(text)[:10]
+    assert encoding.truncated

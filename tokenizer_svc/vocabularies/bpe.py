@@ -20,10 +20,13 @@ import regex  # type: ignore[import-untyped]
 import tiktoken
 
 from tokenizer_svc.offsets import offsets_before_nfc
+from tokenizer_svc.vocabularies.patterns import PRE_TOKENIZERS
 from tokenizer_svc.vocabularies.words import WordCache
 from tokenizer_svc.vocabulary import VocabularyType
 
 _LONG_RUN = 100_000  # white-space characters in a row that tiktoken is spared
+_BEFORE_A_LINE = re.compile(r"(?<=\n)(?=[A-Za-z])")
+_CUT_AT_LINES = tuple(PRE_TOKENIZERS[name].patterns for name in ("llama-bpe", "qwen2"))
 _LONG_WHITE_SPACE = re.compile(rf"\s{{{_LONG_RUN}}}")
 
 
@@ -71,6 +74,8 @@ class BpeVocabulary:
         except regex.error as error:
             raise ValueError(f"a pattern is no regular expression: {error}") from None
         self._cutting = self._make_cutting()
+        # In these patterns a piece that ends in line breaks takes all of them, and none begins with one and goes on.
+        self.safe_border = _BEFORE_A_LINE if self._patterns in _CUT_AT_LINES and not self._nfc else None
         self._words = WordCache(lambda words: [self._encode_whole(word) for word in words])
 
     def _make_cutting(self) -> tiktoken.Encoding | None:

@@ -19,6 +19,7 @@ class RawBpeVocabulary:
     """`model` is a SentencePiece model of type BPE whose pieces that a merge makes have minus its rank as score."""
 
     type = VocabularyType.BPE
+    safe_border = None
 
     def __init__(self, model: ModelProto, patterns: Sequence[str]) -> None:
         self._patterns = tuple(patterns)

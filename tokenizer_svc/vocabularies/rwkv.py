@@ -18,6 +18,7 @@ class RwkvVocabulary:
     """
 
     type = VocabularyType.RWKV
+    safe_border = None
 
     def __init__(self, tokens: Sequence[tuple[bytes, int]], unk_id: int | None) -> None:
         self._ids = {token: index for token, index in tokens if token}

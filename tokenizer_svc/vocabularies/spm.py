@@ -33,6 +33,7 @@ class SpmVocabulary:
     """`model` is a SentencePiece model of type BPE. It is changed: its own space prefix is switched off."""
 
     type = VocabularyType.SPM
+    safe_border = None
 
     def __init__(self, model: ModelProto) -> None:
         if model.trainer_spec.model_type != model.trainer_spec.BPE:

@@ -21,6 +21,7 @@ class UgmVocabulary:
     """`model` is a SentencePiece model of type UNIGRAM. It is changed: its own space prefix is switched on and off."""
 
     type = VocabularyType.UGM
+    safe_border = None
 
     def __init__(self, model: ModelProto) -> None:
         if model.trainer_spec.model_type != model.trainer_spec.UNIGRAM:

@@ -29,6 +29,7 @@ class WpmVocabulary:
     """`begin` maps the pieces that begin a word to their ids, `inside` those that go on."""
 
     type = VocabularyType.WPM
+    safe_border = None
 
     def __init__(
         self,
