@@ -242,6 +242,18 @@ def check_tokenizer_has_no_torch(stack: Stack) -> None:
     say(f"the tokenizer image has {len(installed)} distributions, none of them torch")
 
 
+def check_gpu_overlay(stack: Stack) -> None:
+    """Compose reads it, and what it adds does not take away limits or hardening. It needs no GPU to be read."""
+    files = ["--file=docker-compose.yml", "--file=deploy/docker/compose.gpu.yml"]
+    worker = json.loads(stack.compose(*files, "config", "--format=json"))["services"]["worker"]
+    (device,) = worker["deploy"]["resources"]["reservations"]["devices"]
+    check(device["capabilities"] == ["gpu"] and device["driver"] == "nvidia", f"devices: {device}")
+    check("/whl/cu" in worker["build"]["args"]["TORCH_INDEX"], f"build arguments: {worker['build']['args']}")
+    check(worker["environment"]["TANDEM_WORKER_DEVICE"] == "cuda", f"environment: {worker['environment']}")
+    check(worker["read_only"] and worker["cap_drop"] == ["ALL"], "the overlay takes the hardening away")
+    check(int(worker["deploy"]["resources"]["limits"]["memory"]) > 0, "the overlay takes the memory limit away")
+
+
 def check_stop(stack: Stack) -> None:
     """SIGTERM reaches each service's process, which ends by itself."""
     started = time.monotonic()
@@ -309,6 +321,7 @@ def smoke_test(environment: dict[str, str]) -> None:
         with step("hardening"):
             check_hardening(stack)
             check_tokenizer_has_no_torch(stack)
+            check_gpu_overlay(stack)
         with step("Prometheus"):
             check_prometheus(stack)
             check_rules(stack)
