@@ -6,7 +6,6 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
@@ -143,7 +142,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         if segment.policy == Policy.REJECT:  # names a place in the whole
             return None
         texts = loaded.tokenizer.cut(segment.text, self._pool.threads)
-        return [replace(segment, text=text) for text in texts] if len(texts) > 1 else None
+        return [segment._replace(text=text) for text in texts] if len(texts) > 1 else None
 
     async def _encode_parts(self, loaded: Loaded, job: EncodeJob, parts: list[Segment], pieces: bool) -> pb.Encoding:
         tokenizer = loaded.tokenizer
@@ -152,6 +151,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         ids = [*front, *chain.from_iterable(each.ids for each in found), *back]
         encoding = Encoding(ids, len(front), len(back))
         loaded.metrics.encoded_bytes.inc(job.size)
+        loaded.metrics.encoded_tokens.inc(encoding.total_tokens)
         return self._message(loaded, _finished(loaded, job, encoding), pieces)
 
     async def BatchEncode(  # noqa: N802
@@ -167,15 +167,19 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     ) -> pb.CountTokensResponse:
         loaded = await self._loaded.get(request.tokenizer)
         jobs = validation.encode_jobs(request.inputs, loaded.tokenizer, self._settings)
-        counts = await self._spread(loaded, jobs, lambda job: len(_encode(loaded, job, False).ids))
+        encodings = await self._spread(loaded, jobs, lambda job: _encode(loaded, job, False))
+        loaded.metrics.encoded_tokens.inc(sum(encoding.total_tokens for encoding in encodings))
+        counts = [len(encoding.ids) for encoding in encodings]
         return pb.CountTokensResponse(counts=counts, fingerprint=loaded.tokenizer.fingerprint)
 
     async def _encode(
         self, loaded: Loaded, jobs: Sequence[EncodeJob], offsets: bool, pieces: bool
     ) -> list[pb.Encoding]:
-        return await self._spread(
+        encodings = await self._spread(
             loaded, jobs, lambda job: self._message(loaded, _encode(loaded, job, offsets), pieces)
         )
+        loaded.metrics.encoded_tokens.inc(sum(encoding.total_tokens for encoding in encodings))
+        return encodings
 
     def _message(self, loaded: Loaded, encoding: Encoding, with_pieces: bool) -> pb.Encoding:
         pieces = loaded.tokenizer.pieces(encoding.ids) if with_pieces else ()
@@ -310,7 +314,6 @@ def _finished(loaded: Loaded, job: EncodeJob, encoding: Encoding) -> Encoding:
     """Truncated as the input asks for, and counted."""
     if job.max_tokens is not None:
         encoding.truncate(job.max_tokens, job.cut_left)
-    loaded.metrics.encoded_tokens.inc(encoding.total_tokens)
     loaded.metrics.input_tokens.observe(encoding.total_tokens)
     return encoding
 

@@ -21,6 +21,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
+from typing import NamedTuple
 
 from tokenizer_svc.encode_cache import EncodeCache
 from tokenizer_svc.fragments import FragmentSplitter
@@ -73,8 +74,7 @@ class TruncationError(ValueError):
     """Fewer tokens are allowed than `add_special` adds, and those are never cut."""
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """Text with its own policy; `parse_ids` are the control tokens that PARSE_LISTED parses."""
 
     text: str
@@ -160,6 +160,7 @@ class Tokenizer:
         self._controls = {token.id: token for token in table.specials if token.type in CONTROL_TYPES}
         self._user_defined = [token for token in table.specials if token.type == TokenType.USER_DEFINED]
         self._plain = FragmentSplitter(self._user_defined)
+        self._plain_is_whole = not self._user_defined
         self._parsing = FragmentSplitter(table.specials)
         self._forbidden = FragmentSplitter(list(self._controls.values()))
         # Safe borders lie between a line break and a letter: no special token may reach across one.
@@ -228,6 +229,13 @@ class Tokenizer:
             fragments = 0
             token: int | None = None
             data = _utf8(text)
+            if self._plain_is_whole and segment.policy is Policy.TEXT and offsets is None and text:
+                # What most text is: no special token to look for, and nobody asks where its tokens lie.
+                ids += vocabulary.encode(" " + text if wants_prefix else text)
+                wants_prefix = False
+                if cache is not None and key is not None:
+                    cache.put(key, text, ids[before:])
+                continue
             counted = base  # bytes in front of the fragment
             done = 0  # code points of the segment that are counted
             for start, end, token in self._splitter(number, segment).split(text):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from svc_common.errors import FieldViolation, ServiceError, invalid_argument, resource_exhausted
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
@@ -14,18 +14,27 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_BYTES = 1024
 MAX_STREAM_KEY_BYTES = 256
 _MAX_VIOLATIONS = 32
+_TEXT_POLICIES = (pb.SPECIAL_TOKEN_POLICY_UNSPECIFIED, pb.SPECIAL_TOKEN_POLICY_TEXT)
 
 
-@dataclass(frozen=True, slots=True)
-class EncodeJob:
+class EncodeJob(NamedTuple):
     """One input, ready to be encoded."""
 
-    field: str  # its path in the request, for errors that only encoding finds
+    number: int  # its place in a batch; -1 for a single request
     segments: tuple[Segment, ...]
     add_special: bool
     max_tokens: int | None
     cut_left: bool
     size: int  # bytes of text
+
+    @property
+    def field(self) -> str:
+        """Its path in the request, for errors that only encoding finds."""
+        return _path(self.number)
+
+
+def _path(index: int) -> str:
+    return "input" if index < 0 else f"inputs[{index}]"
 
 
 class Violations:
@@ -48,10 +57,7 @@ def encode_jobs(inputs: Sequence[pb.EncodeInput], tokenizer: Tokenizer, settings
     """The inputs of a batch. Raises ServiceError."""
     _check_batch(len(inputs), settings)
     violations = Violations()
-    jobs = [
-        _encode_job(message, f"inputs[{index}]", tokenizer, settings, violations)
-        for index, message in enumerate(inputs)
-    ]
+    jobs = [_encode_job(message, index, tokenizer, settings, violations) for index, message in enumerate(inputs)]
     violations.raise_any()
     return jobs
 
@@ -61,28 +67,32 @@ def encode_job(request: pb.EncodeRequest, tokenizer: Tokenizer, settings: Tokeni
     if not request.HasField("input"):
         raise invalid_argument([FieldViolation("input", "is required")])
     violations = Violations()
-    job = _encode_job(request.input, "input", tokenizer, settings, violations)
+    job = _encode_job(request.input, -1, tokenizer, settings, violations)
     violations.raise_any()
     return job
 
 
 def _encode_job(
-    message: pb.EncodeInput, field: str, tokenizer: Tokenizer, settings: TokenizerSettings, violations: Violations
+    message: pb.EncodeInput, number: int, tokenizer: Tokenizer, settings: TokenizerSettings, violations: Violations
 ) -> EncodeJob:
     if not message.segments:
-        violations.add(f"{field}.segments", "must have at least one segment")
+        violations.add(f"{_path(number)}.segments", "must have at least one segment")
     segments: list[Segment] = []
     size = 0
     for index, segment in enumerate(message.segments):
-        place = f"{field}.segments[{index}]"
+        if segment.special_tokens in _TEXT_POLICIES and not segment.parse_ids and segment.text:
+            text = segment.text  # what most segments are
+            size += len(text) if text.isascii() else len(text.encode())
+            segments.append(Segment(text))
+            continue
+        place = f"{_path(number)}.segments[{index}]"
         text, length = _text(segment, place, violations)
         size += length
-        segments.append(
-            Segment(text, _policy(segment, place, violations), _parse_ids(segment, place, tokenizer, violations))
-        )
+        policy = _policy(segment, place, violations)
+        segments.append(Segment(text, policy, _parse_ids(segment, place, tokenizer, violations)))
     if size > settings.max_input_bytes:
         raise resource_exhausted(
-            f"{field}: {size} bytes of text; at most {settings.max_input_bytes} are taken in one input",
+            f"{_path(number)}: {size} bytes of text; at most {settings.max_input_bytes} are taken in one input",
             reason="INPUT_TOO_LARGE",
             retry_after=None,
         )
@@ -95,14 +105,14 @@ def _encode_job(
         added = tokenizer.count_added() if add_special else 0
         if max_tokens < max(1, added):
             violations.add(
-                f"{field}.truncation.max_tokens",
+                f"{_path(number)}.truncation.max_tokens",
                 f"is {max_tokens}; at least {max(1, added)} is needed"
                 + (", because add_special adds that many and they are never cut" if added > 1 else ""),
             )
         if truncation.side not in pb.TruncationSide.values():
-            violations.add(f"{field}.truncation.side", f"has the unknown value {truncation.side}")
+            violations.add(f"{_path(number)}.truncation.side", f"has the unknown value {truncation.side}")
         cut_left = truncation.side == pb.TRUNCATION_SIDE_LEFT
-    return EncodeJob(field, tuple(segments), add_special, max_tokens, cut_left, size)
+    return EncodeJob(number, tuple(segments), add_special, max_tokens, cut_left, size)
 
 
 def _text(segment: pb.TextSegment, place: str, violations: Violations) -> tuple[str, int]:

@@ -230,6 +230,7 @@ BAD_INPUTS = [
     (pb.EncodeInput(segments=[pb.TextSegment(text_bytes=b"a\xff")]), "input.segments[0].text_bytes"),
     (pb.EncodeInput(segments=[pb.TextSegment(text_bytes=b"\xed\xa0\x80")]), "input.segments[0].text_bytes"),
     (text_input("a", policy=77), "input.segments[0].special_tokens"),
+    (text_input("a", policy=-5), "input.segments[0].special_tokens"),
     (text_input("a", policy=LISTED), "input.segments[0].parse_ids"),
     (pb.EncodeInput(segments=[pb.TextSegment(text="a", parse_ids=[1])]), "input.segments[0].parse_ids"),
     (listed_input(1, 300), "input.segments[0].parse_ids[1]"),
