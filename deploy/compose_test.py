@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from local_engine import EngineUnavailableError, engine_answers, local_engine, run, say
+from local_engine import EngineUnavailableError, engine_answers, local_engine, run, say, scratch_folder
 from local_images import local_base_image, local_prometheus_image
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -337,7 +337,7 @@ def test_with_any_engine(may_install: bool) -> None:
     with contextlib.ExitStack() as stack:
         with step("starting a Docker engine"):
             environment = stack.enter_context(local_engine(may_install))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-images-")))
+        folder = stack.enter_context(scratch_folder("tandem-images-"))
         with step("making base images"):
             try:
                 environment["BASE_IMAGE"] = stack.enter_context(local_base_image(folder, environment))

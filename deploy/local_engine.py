@@ -20,6 +20,7 @@ ENGINE_PACKAGES = {"dockerd": "docker.io", "iptables": "iptables", "ip": "iprout
 PLUGIN_PACKAGES = ["docker-compose", "docker-buildx"]  # each has a program of its own name
 NEWER_RELEASE = "trixie"  # Debian 12's docker-compose is the old one, without `up --wait`
 LOCK = Path("/run/tandem-docker.lock")
+SCRATCH_BYTES = 8 << 30  # an engine's data with both images takes about 4 GiB
 EMPTY_TABLES = """*filter
 :INPUT ACCEPT
 :FORWARD ACCEPT
@@ -152,6 +153,21 @@ def network_put_back() -> Iterator[None]:
 
 
 @contextmanager
+def scratch_folder(prefix: str) -> Iterator[Path]:
+    """A temporary folder, in memory where there is plenty: images are tens of thousands of small files."""
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if available > 2 * SCRATCH_BYTES:
+            with suppress(RuntimeError):  # else on the disk
+                run("mount", "-t", "tmpfs", "-o", f"size={SCRATCH_BYTES},mode=700", "tandem-scratch", folder)
+        try:
+            yield folder
+        finally:
+            unmount_below(folder)
+
+
+@contextmanager
 def only_one() -> Iterator[None]:
     """Two engines at once would meet at the bridge docker0: the second waits."""
     with LOCK.open("w") as lock:
@@ -165,8 +181,7 @@ def local_engine(may_install: bool) -> Iterator[dict[str, str]]:
     require_engine_packages(may_install)
     with ExitStack() as stack:
         stack.enter_context(only_one())
-        temporary = tempfile.TemporaryDirectory(prefix="tandem-docker-", ignore_cleanup_errors=True)
-        folder = Path(stack.enter_context(temporary))
+        folder = stack.enter_context(scratch_folder("tandem-docker-"))
         try:
             download_plugins(folder, folder / "client" / "cli-plugins")
         except (RuntimeError, subprocess.TimeoutExpired, StopIteration) as error:
@@ -207,11 +222,10 @@ def dockerd(folder: Path) -> Iterator[dict[str, str]]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        unmount_below(folder)
 
 
 def unmount_below(folder: Path) -> None:
-    """Mounts that a killed engine left would keep the folder from being removed."""
+    """The folder's own mount and those that a killed engine left: they would keep it from being removed."""
     points = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
     for point in sorted((point for point in points if point.startswith(str(folder))), reverse=True):
         subprocess.run(["umount", "--lazy", point], capture_output=True, check=False)
