@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 from benchmarks.machine import add_output_flags, save
-from worker_svc.engine.build import BuiltEngine, EngineConfig, build_engine
+from worker_svc.engine.build import BuiltEngine, build_engine
+from worker_svc.engine.config import EngineConfig
 from worker_svc.engine.pages import PageTable
 from worker_svc.engine.request import Request, Sampling, Stopping
 from worker_svc.engine.scheduler import Scheduler, SchedulerLimits

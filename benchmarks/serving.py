@@ -34,7 +34,8 @@ import numpy as np
 from benchmarks.machine import add_output_flags, save
 from tandem.client import AsyncClient
 from tandem.inference.v1 import inference_pb2, inference_pb2_grpc
-from worker_svc.engine.build import EngineConfig, build_engine
+from worker_svc.engine.build import build_engine
+from worker_svc.engine.config import EngineConfig
 from worker_svc.engine.request import Request, Sampling, Stopping
 
 PROMPT_TOKENS = 64

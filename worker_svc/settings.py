@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from svc_common.settings import ServiceSettings
-from worker_svc.engine.build import EngineConfig
+from worker_svc.engine.config import EngineConfig
 
 
 class WorkerSettings(ServiceSettings):

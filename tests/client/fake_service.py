@@ -43,7 +43,9 @@ async def _serve(service: str, flags: dict[str, str], behaviour: list[str]) -> N
         loop.add_signal_handler(signal.SIGTERM, stop.set)
 
         def watch() -> None:
-            sys.stdin.buffer.read()
+            # Not through sys.stdin, which the interpreter could not close at its end while this thread reads.
+            while os.read(0, 4096):
+                pass
             loop.call_soon_threadsafe(stop.set)
 
         threading.Thread(target=watch, daemon=True).start()

@@ -10,7 +10,8 @@ import pytest
 import sentencepiece
 import torch
 
-from worker_svc.engine.build import BuiltEngine, EngineConfig, build_engine
+from worker_svc.engine.build import BuiltEngine, build_engine
+from worker_svc.engine.config import EngineConfig
 from worker_svc.engine.request import Request, Sampling, Stopping
 from worker_svc.model.attention import AttentionPlan, Segment
 from worker_svc.model.kv_cache import CacheShape, KVCache

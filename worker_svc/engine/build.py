@@ -12,6 +12,7 @@ import torch
 
 from worker_svc.checkpoints import Checkpoint, open_checkpoint
 from worker_svc.engine.calibration import key_channels
+from worker_svc.engine.config import EngineConfig
 from worker_svc.engine.loop import Engine
 from worker_svc.engine.pages import PageTable
 from worker_svc.engine.scheduler import SchedulerLimits
@@ -27,23 +28,6 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 # than every running request could fill.
 CPU_CACHE_FRACTION = 0.25
 CUDA_CACHE_FRACTION = 0.9
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """How to build an engine; 0 and "auto" let it choose."""
-
-    model: str
-    device: str = "auto"
-    dtype: str = "auto"
-    threads: int = 0
-    page_size: int = 64
-    kv_cache_dtype: str = "auto"
-    kv_cache_tokens: int = 0
-    kv_cache_fraction: float = 0.0
-    context_length: int = 0
-    max_batch_tokens: int = 512
-    max_running: int = 64
 
 
 @dataclass(frozen=True, slots=True)

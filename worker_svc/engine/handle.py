@@ -23,9 +23,16 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from worker_svc.engine.build import EngineConfig
-from worker_svc.engine.messages import EngineInfo, Inbound, Outbound, StartFailed, StartProgress, Stop
-from worker_svc.engine.process import ProcessOptions, run_engine
+from worker_svc.engine.config import EngineConfig
+from worker_svc.engine.messages import (
+    EngineInfo,
+    Inbound,
+    Outbound,
+    ProcessOptions,
+    StartFailed,
+    StartProgress,
+    Stop,
+)
 
 logger = logging.getLogger("worker_svc.engine")
 
@@ -195,6 +202,8 @@ class ThreadEngine:
                     receive(message)
 
         def run() -> None:
+            from worker_svc.engine.process import run_engine  # brings torch, which a front alone does not need
+
             why = "stopped"
             try:
                 run_engine(self._config, _QueueTransport(self._inbox, loop, deliver))

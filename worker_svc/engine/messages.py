@@ -6,15 +6,26 @@ Numbers that come by the thousand travel as the bytes of one little-endian array
 from __future__ import annotations
 
 import sys
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
 
-from worker_svc.engine.loop import Finish, StepResult
 from worker_svc.engine.request import Request, Sampling, Stopping
 
+if TYPE_CHECKING:  # the front reads this file without torch
+    from worker_svc.engine.loop import Finish, StepResult
+
 assert sys.byteorder == "little", "frames carry arrays in the machine's byte order"
+
+
+class ProcessOptions(msgspec.Struct):
+    """The one command-line argument of the engine process, as JSON."""
+
+    endpoint: str
+    log_format: str
+    log_level: str
+    config: dict[str, str | int | float]
 
 
 class Submit(msgspec.Struct, tag=True, array_like=True):

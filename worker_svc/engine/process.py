@@ -22,7 +22,8 @@ import zmq
 
 from svc_common.logs import configure_logging
 from worker_svc.checkpoints import CheckpointError
-from worker_svc.engine.build import BuildError, BuiltEngine, EngineConfig, build_engine, device_name
+from worker_svc.engine.build import BuildError, BuiltEngine, build_engine, device_name
+from worker_svc.engine.config import EngineConfig
 from worker_svc.engine.loop import Engine
 from worker_svc.engine.messages import (
     Abort,
@@ -31,6 +32,7 @@ from worker_svc.engine.messages import (
     Inbound,
     Load,
     Outbound,
+    ProcessOptions,
     Reply,
     StartFailed,
     StartProgress,
@@ -167,15 +169,6 @@ def describe(built: BuiltEngine) -> EngineInfo:
         page_size=shape.page_size,
         row_invariant=built.row_invariant,
     )
-
-
-class ProcessOptions(msgspec.Struct):
-    """The one command-line argument of the engine process, as JSON."""
-
-    endpoint: str
-    log_format: str
-    log_level: str
-    config: dict[str, str | int | float]
 
 
 class _ZmqTransport:

@@ -14,7 +14,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from worker_svc.engine.build import EngineConfig, build_engine
+from worker_svc.engine.build import build_engine
+from worker_svc.engine.config import EngineConfig
 from worker_svc.engine.loop import Engine
 from worker_svc.engine.pages import PageTable
 from worker_svc.engine.request import FinishReason, Request, Sampling, Stopping

@@ -1,0 +1,22 @@
+"""What an engine is told. No torch: the front reads this file too, and stays small."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How to build an engine; 0 and "auto" let it choose."""
+
+    model: str
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int = 0
+    page_size: int = 64
+    kv_cache_dtype: str = "auto"
+    kv_cache_tokens: int = 0
+    kv_cache_fraction: float = 0.0
+    context_length: int = 0
+    max_batch_tokens: int = 512
+    max_running: int = 64
