@@ -212,6 +212,11 @@ def test_content_ranges_cover_the_content(llama3: Tokenizer) -> None:
     assert [llama3.decode(ids).strip() for ids in covered] == ["Hello wörld 👩‍🚀", "Bye"]
 
 
+def test_an_empty_rendering_has_no_ids_and_no_ranges(llama3: Tokenizer) -> None:
+    encoding = encode_runs(llama3, [], True)
+    assert (encoding.ids, encoding.content_ranges) == ([], [])
+
+
 @pytest.mark.parametrize(
     "template",
     [

@@ -39,7 +39,7 @@ def encode_runs(tokenizer: Tokenizer, runs: Sequence[tuple[Origin, str]], with_r
         if with_ranges:
             places += range(start, end)
     encoding = tokenizer.encode_segments(segments, add_special=False, with_offsets=with_ranges)
-    if encoding.code_point_offsets is None:
+    if encoding.code_point_offsets is None or not encoding.ids:
         return ChatEncoding(encoding.ids, [])
     is_content = [origin == Origin.CONTENT for origin, part in runs for _ in part]
     counted = list(accumulate((is_content[place] for place in places), initial=0))

@@ -1,0 +1,256 @@
+"""What does tokenizing as a service cost, and how fast is it? Ratios within one run:
+
+    encode     1 MB texts and batches of 256 short ones through gRPC, beside the bare library in this process
+    threads    the same batch with two threads in the service, beside one
+    peers      Llama 3 in process, beside Hugging Face `tokenizers`
+    stream     the incremental detokenizer in process, beside Hugging Face's DecodeStream; through gRPC with 64 streams
+    cache      the last turn of a 20-turn conversation, beside encoding it whole
+
+    python benchmarks/tokenizer.py [--data ../shared/data] [--rounds 5]
+
+Rounds alternate between what is compared, and medians are reported: on a shared machine only ratios within one run mean
+something. The client runs on the same cores as the service.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+import grpc
+import psutil
+import tiktoken
+import tokenizers
+from sentencepiece import SentencePieceProcessor
+from tiktoken.load import load_tiktoken_bpe
+
+from benchmarks.machine import add_output_flags, save
+from tandem.tokenizer.v1 import tokenizer_pb2 as pb
+from tandem.tokenizer.v1 import tokenizer_pb2_grpc
+from tokenizer_svc.encode_cache import EncodeCache
+from tokenizer_svc.formats import load_tokenizer
+from tokenizer_svc.formats.byte_alphabet import ALPHABET
+from tokenizer_svc.formats.gguf_header import read_metadata
+from tokenizer_svc.tokenizer import Policy, Segment, Tokenizer
+from tokenizer_svc.vocabularies.patterns import LLAMA3
+
+Measured = dict[str, float]
+
+
+@asynccontextmanager
+async def service(*flags: str) -> AsyncIterator[tuple[tokenizer_pb2_grpc.TokenizerServiceAsyncStub, psutil.Process]]:
+    """A tokenizer service in a process of its own: a stub, and the process."""
+    with tempfile.TemporaryDirectory() as folder:
+        address_file = Path(folder, "address.json")
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tokenizer_svc", "--address-file", str(address_file)),
+            *("--log-level=warning", "--encode-cache-bytes=0", *flags),
+        )
+        try:
+            while not address_file.exists():
+                assert process.returncode is None, f"the service ended with {process.returncode}"
+                await asyncio.sleep(0.05)
+            address = json.loads(address_file.read_text())["address"]
+            options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+            async with grpc.aio.insecure_channel(address, options=options) as channel:
+                yield tokenizer_pb2_grpc.TokenizerServiceStub(channel), psutil.Process(process.pid)
+        finally:
+            process.terminate()
+            await process.wait()
+
+
+async def alternate(rounds: int, **ways: Callable[[], Awaitable[object] | object]) -> Measured:
+    """Median seconds of each way, measured in turns; the first turn is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(rounds + 1):
+        for name, way in ways.items():
+            started = time.perf_counter()
+            result = way()
+            if isinstance(result, Awaitable):
+                await result
+            if turn:
+                seconds[name].append(time.perf_counter() - started)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def input_of(text: str) -> pb.EncodeInput:
+    return pb.EncodeInput(segments=[pb.TextSegment(text=text)], add_special=False)
+
+
+async def measure_encode(data: Path, corpus: str, rounds: int) -> dict[str, object]:
+    """Through the service, beside the libraries."""
+    megabyte = corpus[:1_000_000]
+    short = [corpus[at : at + 200] for at in range(0, 256 * 200, 200)]
+    ranks = load_tiktoken_bpe(str(data / "formats/llama3/tokenizer.model"))
+    libraries = {
+        "llama3": tiktoken.Encoding("x", pat_str=LLAMA3, mergeable_ranks=ranks, special_tokens={}).encode_ordinary,
+        "llama2": SentencePieceProcessor(model_file=str(data / "formats/llama2/tokenizer.model")).encode,
+    }
+    results: dict[str, object] = {}
+    for name, library in libraries.items():
+        flags = (f"--tokenizer={data}/formats/{name}",)
+        async with service(*flags, "--threads=1") as (one, _), service(*flags, "--threads=2") as (two, _):
+            whole = pb.EncodeRequest(input=input_of(megabyte))
+            batch = pb.BatchEncodeRequest(inputs=[input_of(text) for text in short])
+            large = pb.BatchEncodeRequest(inputs=[input_of(corpus[at : at + 100_000]) for at in range(0, 10**6, 10**5)])
+            seconds = await alternate(
+                rounds,
+                library_1mb=lambda library=library: library(megabyte),
+                service_1mb=lambda two=two, whole=whole: two.Encode(whole),
+                library_256x200=lambda library=library: [library(text) for text in short],
+                service_256x200=lambda two=two, batch=batch: two.BatchEncode(batch),
+                one_thread_10x100kb=lambda one=one, large=large: one.BatchEncode(large),
+                two_threads_10x100kb=lambda two=two, large=large: two.BatchEncode(large),
+            )
+        results[name] = {
+            "seconds": seconds,
+            "service / library, 1 MB": seconds["library_1mb"] / seconds["service_1mb"],
+            "service / library, 256 x 200": seconds["library_256x200"] / seconds["service_256x200"],
+            "two threads / one": seconds["one_thread_10x100kb"] / seconds["two_threads_10x100kb"],
+        }
+    return results
+
+
+def hugging_face_llama3(data: Path) -> tokenizers.Tokenizer:
+    """The Llama 3 vocabulary in the `tokenizers` library."""
+    path = data / "vocabularies/ggml-vocab-llama-bpe.gguf"
+    metadata = read_metadata(path, lambda key: key.startswith("tokenizer.ggml."))
+    texts = [token.decode() for token in metadata["tokenizer.ggml.tokens"]]
+    merges = [tuple(merge.decode().split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    vocabulary = {text: index for index, text in enumerate(texts[:128_000])}
+    assert set(ALPHABET) <= vocabulary.keys()
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges, ignore_merges=True))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+        [
+            tokenizers.pre_tokenizers.Split(tokenizers.Regex(LLAMA3), "isolated"),
+            tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    library.decoder = tokenizers.decoders.ByteLevel()
+    return library
+
+
+async def measure_peers(ours: Tokenizer, theirs: tokenizers.Tokenizer, corpus: str, rounds: int) -> dict[str, object]:
+    """In process, one thread each."""
+    text = corpus[:300_000]
+    short = [corpus[at : at + 200] for at in range(0, 256 * 200, 200)]
+    assert ours.encode(text, add_special=False) == theirs.encode(text, add_special_tokens=False).ids
+    seconds = await alternate(
+        rounds,
+        ours_300kb=lambda: ours.encode(text, add_special=False),
+        tokenizers_300kb=lambda: theirs.encode(text, add_special_tokens=False).ids,
+        ours_256x200=lambda: [ours.encode(each, add_special=False) for each in short],
+        tokenizers_256x200=lambda: [theirs.encode(each, add_special_tokens=False).ids for each in short],
+    )
+    return {
+        "seconds": seconds,
+        "ours / tokenizers, 300 kB": seconds["tokenizers_300kb"] / seconds["ours_300kb"],
+        "ours / tokenizers, 256 x 200": seconds["tokenizers_256x200"] / seconds["ours_256x200"],
+    }
+
+
+async def measure_streams(
+    data: Path, ours: Tokenizer, theirs: tokenizers.Tokenizer, corpus: str, rounds: int
+) -> dict[str, object]:
+    """Ids one by one and eight by eight in process; then 64 streams over the wire."""
+    ids = ours.encode(corpus[:200_000], add_special=False)
+    ones = [[index] for index in ids]
+    eights = [ids[at : at + 8] for at in range(0, len(ids), 8)]
+
+    def decode(parts: list[list[int]], **options: object) -> None:
+        push = ours.stream(**options).push  # type: ignore[arg-type]
+        for part in parts:
+            push(part)
+
+    def decode_theirs() -> None:
+        stream = tokenizers.decoders.DecodeStream()
+        for index in ids:
+            stream.step(theirs, index)
+
+    seconds = await alternate(
+        rounds,
+        one_by_one=lambda: decode(ones),
+        eight_by_eight=lambda: decode(eights),
+        one_by_one_with_stop=lambda: decode(ones, stop_strings=["\n\nZZZ", "<stop>"]),
+        tokenizers_one_by_one=decode_theirs,
+    )
+    result: dict[str, object] = {f"million tokens/s, {name}": len(ids) / taken / 1e6 for name, taken in seconds.items()}
+    async with service(f"--tokenizer={data}/formats/llama3") as (stub, process):
+        for width in (1, 8):
+            result[f"server CPU microseconds a message, 64 streams, {width} ids"] = await wire_cost(
+                stub, process, ids, width
+            )
+    return result
+
+
+async def wire_cost(
+    stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub, process: psutil.Process, ids: list[int], width: int
+) -> float:
+    """64 streams in 64 calls, 300 messages each."""
+    messages = [pb.DecodeStreamRequest(ids=ids[at : at + width]) for at in range(0, 300 * width, width)]
+
+    async def one() -> None:
+        call = stub.DecodeStream()
+        await call.write(pb.DecodeStreamRequest(open=pb.DecodeStreamOpen()))
+        await call.read()
+        for message in messages:
+            await call.write(message)
+            await call.read()
+        await call.done_writing()
+
+    await asyncio.gather(*(one() for _ in range(8)))
+    before = sum(process.cpu_times()[:2])
+    await asyncio.gather(*(one() for _ in range(64)))
+    return (sum(process.cpu_times()[:2]) - before) / (64 * len(messages)) * 1e6
+
+
+async def measure_cache(ours: Tokenizer, corpus: str, rounds: int) -> dict[str, object]:
+    """A conversation of 20 turns of 500 characters; the last turn is new in every round."""
+    turns = [corpus[at : at + 500] for at in range(0, 20 * 500, 500)]
+    cached = ours.with_cache(EncodeCache(64 << 20))
+    number = iter(range(1_000_000))
+
+    def conversation() -> list[Segment]:
+        contents = [*turns[:-1], f"{next(number)} {turns[-1]}"]
+        border = Segment("<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n", Policy.PARSE)
+        return [segment for content in contents for segment in (border, Segment(content))]
+
+    seconds = await alternate(
+        rounds * 5,
+        whole=lambda: ours.encode_segments(conversation()),
+        last_turn=lambda: cached.encode_segments(conversation()),
+    )
+    return {"seconds": seconds, "last turn / whole": seconds["last_turn"] / seconds["whole"]}
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with formats/ and corpus/")
+    parser.add_argument("--rounds", type=int, default=5)
+    add_output_flags(parser)
+    options = parser.parse_args()
+    data = options.data.resolve()
+    corpus = (data / "corpus/tinyshakespeare.txt").read_text(encoding="utf-8")
+    ours, theirs = load_tokenizer(data / "formats/llama3"), hugging_face_llama3(data)
+    results = {
+        "encode": await measure_encode(data, corpus, options.rounds),
+        "peers": await measure_peers(ours, theirs, corpus, options.rounds),
+        "stream": await measure_streams(data, ours, theirs, corpus, options.rounds),
+        "cache": await measure_cache(ours, corpus, options.rounds),
+    }
+    print(json.dumps(results, indent=1))
+    save("tokenizer", options, results)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
