@@ -26,23 +26,35 @@ SHARED_FROM = 1 << 22  # numbers in a matrix that oneDNN is given as it is, beca
 _ROWS = 16  # the number of rows for which oneDNN chooses the arrangement
 
 
+class Bias(torch.nn.Module):
+    """What a `Linear` adds to each row. A module of its own, so that it is filled as any weight is."""
+
+    weight: torch.nn.Parameter  # [out]
+
+    def __init__(self, size: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
+
+
 class Linear(torch.nn.Module):
-    """`x [N, in] -> x weight^T [N, out]`; no bias, as in Llama."""
+    """`x [N, in] -> x weight^T [N, out]`, plus a bias where a model has one."""
 
     weight: torch.nn.Parameter  # [out, in]
     __call__: Callable[..., torch.Tensor]
 
-    def __init__(self, in_features: int, out_features: int, dtype: torch.dtype) -> None:
+    def __init__(self, in_features: int, out_features: int, dtype: torch.dtype, *, bias: bool = False) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.empty((out_features, in_features), dtype=dtype), requires_grad=False)
+        self.bias = Bias(out_features, dtype) if bias else None
         self._with_onednn = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[N, in] -> [N, out]`."""
+        bias = None if self.bias is None else self.bias.weight
         if self._with_onednn:
-            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.weight, None, "none", [], "")
+            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.weight, bias, "none", [], "")
             return product
-        return F.linear(x, self.weight)
+        return F.linear(x, self.weight, bias)
 
     @property
     def row_multiple(self) -> int:
