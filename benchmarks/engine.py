@@ -99,11 +99,11 @@ def bare_loop(built: BuiltEngine, prompts: np.ndarray, tokens: int) -> float:
     last = []
     for first in range(0, count, per_step):
         part = range(first, min(count, first + per_step))
-        logits = runner.forward([Work(prompts[i], 0, pages[i], True) for i in part])
+        logits = runner.forward([Work(prompts[i], 0, pages[i], 1) for i in part])
         last.append(logits[: len(part)].argmax(-1).numpy())
     ids = np.concatenate(last).astype(np.int32)
     for position in range(length, length + tokens - 1):
-        work = [Work(ids[i : i + 1], position, pages[i], True) for i in range(count)]
+        work = [Work(ids[i : i + 1], position, pages[i], 1) for i in range(count)]
         ids = runner.forward(work)[:count].argmax(-1).numpy().astype(np.int32)
     return time.perf_counter() - began
 

@@ -142,7 +142,7 @@ def _warm_up_tokens(config: EngineConfig, model: ModelConfig) -> int:
 def _warm_up(model: Transformer, shape: CacheShape, device: torch.device) -> None:
     """Computes the largest chunk once, so that the memory it takes is no longer free when the cache is measured."""
     tokens = np.zeros(min((shape.pages - 1) * shape.page_size, model.config.context_length), dtype=np.int32)
-    ModelRunner(model, KVCache(shape, device)).forward([Work(tokens, 0, np.arange(shape.pages), True)])
+    ModelRunner(model, KVCache(shape, device)).forward([Work(tokens, 0, np.arange(shape.pages), 1)])
 
 
 def _cache_shape(

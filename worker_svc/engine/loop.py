@@ -31,7 +31,7 @@ class Runner(Protocol):
     """What computes; `ModelRunner` does."""
 
     def forward(self, work: Sequence[Work]) -> torch.Tensor:
-        """Logits `[>= samples, vocabulary]` of the last token of each work that samples, in order."""
+        """Logits `[>= sum of samples, vocabulary]` of the last tokens of each work that samples, in order."""
         ...
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:

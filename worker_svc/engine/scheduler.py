@@ -48,12 +48,13 @@ class SchedulerLimits:
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """`length` tokens of `request` from `start` on; `samples` if they reach its last one, so that the next is drawn."""
+    """`length` tokens of `request` from `start` on, of which the logits of the last `samples` are wanted: 1 if they
+    reach its last token, so that the next is drawn, else 0."""
 
     request: Request
     start: int
     length: int
-    samples: bool
+    samples: int
 
 
 @dataclass(slots=True)
@@ -164,7 +165,7 @@ class Scheduler:
                 used -= self._make_room(request, computed + 1, planned)
                 if request.pages is None:
                     continue
-            planned[request.handle] = Chunk(request, computed, 1, True)
+            planned[request.handle] = Chunk(request, computed, 1, 1)
             used += 1
         for request in prefills:
             budget = self.limits.max_batch_tokens - used
@@ -208,7 +209,7 @@ class Scheduler:
     @staticmethod
     def _chunk(request: Request, length: int) -> Chunk:
         start = request.num_computed
-        return Chunk(request, start, length, samples=start + length == request.num_tokens)
+        return Chunk(request, start, length, samples=int(start + length == request.num_tokens))
 
     def _chunk_length(self, request: Request, budget: int) -> int:
         """Tokens of `request` for this step, at most `budget`; to a page boundary where it is cut."""

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Tokens of one sequence to compute: `tokens` `[length]` from `position` on, into `pages`; `samples`: logits of the
-    last one are wanted."""
+    """Tokens of one sequence to compute: `tokens` `[length]` from `position` on, into `pages`; logits of the last
+    `samples` (0 to length) of them are wanted."""
 
     tokens: npt.NDArray[np.int32]
     position: int
     pages: npt.NDArray[np.int64]
-    samples: bool
+    samples: int
 
 
 class ModelRunner:
@@ -42,8 +42,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, work: Sequence[Work]) -> torch.Tensor:
-        """Computes the keys and values of all work, and the logits `[>= samples, vocabulary]` (float32) of the last
-        token of each that samples, in order; further rows are padding."""
+        """Computes the keys and values of all work, and the logits `[>= sum of samples, vocabulary]` (float32) of the
+        last tokens of each that samples, in order; further rows are padding."""
         size = self.cache.shape.page_size
         lengths = np.array([len(item.tokens) for item in work], dtype=np.int64)
         rows = np.cumsum(lengths) - lengths
@@ -71,7 +71,9 @@ class ModelRunner:
             Segment(row, length, item.position, item.pages)
             for row, length, item in zip(rows.tolist(), lengths.tolist(), work, strict=True)
         ]
-        sampled = rows[[item.samples for item in work]] + lengths[[item.samples for item in work]] - 1
+        samples = np.array([item.samples for item in work], dtype=np.int64)
+        first = np.cumsum(samples) - samples
+        sampled = np.arange(samples.sum()) + np.repeat(rows + lengths - samples - first, samples)
         logit_rows = np.zeros(_padded(len(sampled)), dtype=np.int64)
         logit_rows[: len(sampled)] = sampled
 
@@ -94,7 +96,8 @@ class ModelRunner:
         self.cache.zero(pages)
 
     def is_row_invariant(self) -> bool:
-        """Whether a sequence's logits are the same bits in one piece, in chunks, token by token and in company.
+        """Whether a sequence's logits are the same bits in one piece, in chunks, token by token and in company,
+        and whether all of a chunk's logits are wanted or the last one's only.
 
         Uses the cache's first pages, which must not hold anything yet, and leaves them zero.
         """
@@ -108,15 +111,16 @@ class ModelRunner:
         others = generator.integers(0, self.model.config.vocab_size, length).astype(np.int32)
         own, foreign = np.arange(pages, dtype=np.int64), np.arange(pages, 2 * pages, dtype=np.int64)
 
-        whole = self.forward([Work(tokens, 0, own, True)])[0].clone()
+        whole = self.forward([Work(tokens, 0, own, 1)])[0].clone()
         cut = length // 3 + 1
-        self.forward([Work(tokens[:cut], 0, own, False)])
-        chunked = self.forward([Work(tokens[cut:], cut, own, True)])[0].clone()
-        crowd = [Work(others[: length - 1], 0, foreign, True), Work(tokens[-1:], length - 1, own, True)]
+        self.forward([Work(tokens[:cut], 0, own, 0)])
+        chunked = self.forward([Work(tokens[cut:], cut, own, 1)])[0].clone()
+        crowd = [Work(others[: length - 1], 0, foreign, 1), Work(tokens[-1:], length - 1, own, 1)]
         in_company = self.forward(crowd)[1].clone()
-        alone = self.forward([Work(tokens[-1:], length - 1, own, True)])[0].clone()
+        alone = self.forward([Work(tokens[-1:], length - 1, own, 1)])[0].clone()
+        each = self.forward([Work(tokens[cut:], cut, own, length - cut)])[length - cut - 1].clone()
         self.zero([*own.tolist(), *foreign.tolist(), self.cache.padding_page])
-        return all(torch.equal(whole, other) for other in (chunked, in_company, alone))
+        return all(torch.equal(whole, other) for other in (chunked, in_company, alone, each))
 
 
 def _padded(rows: int) -> int:

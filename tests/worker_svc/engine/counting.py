@@ -37,10 +37,10 @@ class CountingRunner:
             end = np.arange(item.position + len(item.tokens))
             seen = self.memory[item.pages[end // self.page_size], end % self.page_size]
             assert np.array_equal(seen, (seen[0] + end) % VOCABULARY), f"does not count: {seen}"
-            if item.samples:
+            for length in range(len(seen) - item.samples + 1, len(seen) + 1):
                 row = torch.zeros(VOCABULARY)
-                row[(int(seen[-1]) + 1) % VOCABULARY] = 50.0
-                if self.poisoned & set(seen.tolist()):
+                row[(int(seen[length - 1]) + 1) % VOCABULARY] = 50.0
+                if self.poisoned & set(seen[:length].tolist()):
                     row[:] = float("nan")
                 logits.append(row)
         return torch.stack(logits) if logits else torch.empty(0, VOCABULARY)
