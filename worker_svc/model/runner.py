@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from worker_svc.model.attention import ROW_MULTIPLE, AttentionPlan, Segment
+from worker_svc.model.attention import ROW_MULTIPLE, Segment
 from worker_svc.model.kv_cache import KVCache
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class ModelRunner:
         logit_rows = np.zeros(_padded(len(sampled)), dtype=np.int64)
         logit_rows[: len(sampled)] = sampled
 
-        plan = AttentionPlan(segments, self.cache, self.model.config.num_heads)
+        plan = self.model.operations.plan(segments, self.cache, self.model.config.num_heads)
         to_device = self._to_device
         logits: torch.Tensor = self.model(
             to_device(ids), to_device(positions), self.cache, to_device(slots), plan, to_device(logit_rows)

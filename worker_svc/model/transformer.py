@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 
 from worker_svc.checkpoints.checkpoint import Checkpoint, CheckpointError
-from worker_svc.model.attention import AttentionPlan
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.kv_cache import KVCache
 from worker_svc.model.linear import Linear
-from worker_svc.model.rope import RotaryTable, rotate
+from worker_svc.model.operations import Operations, Plan, TorchOperations
+from worker_svc.model.rope import RotaryTable
 from worker_svc.model.weights import WeightFiller
 
 
@@ -33,15 +33,19 @@ class RMSNorm(torch.nn.Module):
     weight: torch.nn.Parameter  # [size]
     __call__: Callable[..., torch.Tensor]
 
-    def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
+    def __init__(self, size: int, eps: float, dtype: torch.dtype, operations: Operations) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
-        self._shape = (size,)
         self._eps = eps
+        self._operations = operations
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[N, size] -> [N, size]`."""
-        return F.rms_norm(x, self._shape, self.weight, self._eps)
+        return self.after_adding(x, None)
+
+    def after_adding(self, x: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
+        """Adds `delta` to `x` `[N, size]` in place, then gives the norm of it."""
+        return self._operations.add_norm(x, delta, self.weight, self._eps)
 
 
 class Embedding(torch.nn.Module):
@@ -64,59 +68,43 @@ class Embedding(torch.nn.Module):
 class _Step:
     """What all layers of a forward pass share."""
 
-    cos: torch.Tensor  # [N, 1, head_dim]
-    signed_sin: torch.Tensor  # [N, 1, head_dim]
+    rotation: tuple[torch.Tensor, torch.Tensor]  # cosines and signed sines, each [N, 1, head_dim]
     cache: KVCache
     slots: torch.Tensor
-    plan: AttentionPlan
+    plan: Plan
 
 
 class Layer(torch.nn.Module):
     """Attention and feed-forward, each with its norm and residual."""
 
-    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype, operations: Operations) -> None:
         super().__init__()
+        self._operations = operations
         self._index = index
-        self._heads = config.num_heads
-        self._rotated_heads = config.num_heads + config.num_kv_heads
         self._qkv_shape = (-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
         self._q_size = config.q_size
         self._intermediate_size = config.intermediate_size
         self._scale = config.head_dim**-0.5
-        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
+        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, operations)
         self.qkv = Linear(config.hidden_size, config.q_size + 2 * config.kv_size, dtype)
         self.attention_output = Linear(config.q_size, config.hidden_size, dtype)
-        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, operations)
         self.gate_up = Linear(config.hidden_size, 2 * config.intermediate_size, dtype)
         self.down = Linear(config.intermediate_size, config.hidden_size, dtype)
 
-    def forward(self, x: torch.Tensor, step: _Step, wanted: torch.Tensor | None) -> torch.Tensor:
-        """`x [N, hidden]` after this layer, x itself being overwritten; with `wanted` `[M]`, only those rows of it."""
-        qkv = self.qkv(self.attention_norm(x)).view(self._qkv_shape)
-        qk = rotate(qkv[:, : self._rotated_heads], step.cos, step.signed_sin)
-        step.cache.write(self._index, step.slots, qk[:, self._heads :], qkv[:, self._rotated_heads :])
+    def forward(
+        self, x: torch.Tensor, delta: torch.Tensor | None, step: _Step, wanted: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`x [N, hidden]` and what is still to be added to it, before this layer and after it; x itself is overwritten.
+        With `wanted` `[M]`, only those rows come out."""
+        qkv = self.qkv(self.attention_norm.after_adding(x, delta)).view(self._qkv_shape)
+        queries = self._operations.rotate_and_store(qkv, step.rotation, step.cache, self._index, step.slots)
         keys, values = step.cache.keys[self._index], step.cache.values[self._index]
-        queries = step.cache.scale_queries(self._index, qk[:, : self._heads])
         attended = step.plan.attend(keys, values, queries, self._scale).view(-1, self._q_size)
         if wanted is not None:
             x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
-        x += self.attention_output(attended)
-        x += self.down(swiglu(self.gate_up(self.mlp_norm(x)), self._intermediate_size))
-        return x
-
-
-def swiglu(gate_up: torch.Tensor, size: int) -> torch.Tensor:
-    """`silu(gate) * up` of `[N, 2 size]`, computed in float32."""
-    gate, up = gate_up[:, :size], gate_up[:, size:]
-    if gate_up.is_cuda:
-        return F.silu(gate) * up
-    # On a CPU, F.silu computes the last elements of each thread by other instructions than the rest, so that their
-    # bits depend on the batch and on the number of threads; exp does not. One temporary: at 512 rows, allocating more
-    # of them takes longer than the arithmetic.
-    gate = gate.float()
-    result = gate.neg().exp_().add_(1)
-    torch.div(gate, result, out=result)
-    return result.mul_(up).to(gate_up.dtype)
+        gate_up = self.gate_up(self.mlp_norm.after_adding(x, self.attention_output(attended)))
+        return x, self.down(self._operations.swiglu(gate_up, self._intermediate_size))
 
 
 class Transformer(torch.nn.Module):
@@ -124,14 +112,23 @@ class Transformer(torch.nn.Module):
 
     __call__: Callable[..., torch.Tensor]
 
-    def __init__(self, config: ModelConfig, device: torch.device | str, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        operations: Operations | None = None,
+    ) -> None:
         super().__init__()
         self.config = config
+        self.operations = operations = operations or TorchOperations()
         self.rotary = RotaryTable(config, device)
         with torch.device("meta"):
             self.embedding = Embedding(config, dtype)
-            self.layers = torch.nn.ModuleList(Layer(config, index, dtype) for index in range(config.num_layers))
-            self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
+            self.layers = torch.nn.ModuleList(
+                Layer(config, index, dtype, operations) for index in range(config.num_layers)
+            )
+            self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, operations)
             self.output = Linear(config.hidden_size, config.vocab_size, dtype)
         if config.tie_embeddings:
             self.output.share(self.embedding.weight)
@@ -142,7 +139,7 @@ class Transformer(torch.nn.Module):
         positions: torch.Tensor,
         cache: KVCache,
         slots: torch.Tensor,
-        plan: AttentionPlan,
+        plan: Plan,
         logit_rows: torch.Tensor,
     ) -> torch.Tensor:
         """Stores keys and values of all rows and computes the logits of some.
@@ -155,13 +152,12 @@ class Transformer(torch.nn.Module):
 
         Returns `[M, vocab]` float32.
         """
-        cos, signed_sin = self.rotary.at(positions)
-        step = _Step(cos, signed_sin, cache, slots, plan)
-        x = self.embedding(ids)
+        step = _Step(self.rotary.at(positions), cache, slots, plan)
+        x, delta = self.embedding(ids), None
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
-            x = layer(x, step, logit_rows if index == last else None)
-        return self.output(self.norm(x)).float()
+            x, delta = layer(x, delta, step, logit_rows if index == last else None)
+        return self.output(self.norm.after_adding(x, delta)).float()
 
     @property
     def row_multiple(self) -> int:
@@ -203,13 +199,14 @@ def load_transformer(
     progress: Callable[[int, int], None] | None = None,
     *,
     config: ModelConfig | None = None,
+    operations: Operations | None = None,
 ) -> Transformer:
     """A model with the checkpoint's weights, in `dtype` on `device`.
 
     `progress(bytes done, bytes in all)` is called after each tensor. `config` serves the weights with other constants,
-    for example another context length. Raises CheckpointError.
+    for example another context length; `operations` computes by other kernels than torch's. Raises CheckpointError.
     """
-    model = Transformer(config or checkpoint.config, device, dtype)
+    model = Transformer(config or checkpoint.config, device, dtype, operations)
     destinations = model.destinations()
     filler = WeightFiller(device, dtype)
     done = 0

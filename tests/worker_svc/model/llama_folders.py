@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from worker_svc.model.attention import AttentionPlan, Segment
+from worker_svc.model.attention import Segment
 from worker_svc.model.kv_cache import CacheShape, KVCache
 from worker_svc.model.kv_formats import Plain
 from worker_svc.model.transformer import Transformer
@@ -124,7 +124,7 @@ def step(
         slots[1, part] = positions[part] % PAGE_SIZE
         segments.append(Segment(row, len(ids), position, np.array(pages, dtype=np.int64)))
         row += len(ids)
-    plan = AttentionPlan(segments, cache, model.config.num_heads)
+    plan = model.operations.plan(segments, cache, model.config.num_heads)
     if wanted is not None:
         return model(all_ids, positions, cache, slots, plan, torch.tensor(wanted, dtype=torch.int64))
     return model(all_ids, positions, cache, slots, plan, torch.arange(padded))[:total]
