@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 import torch
 
+from worker_svc.checkpoints.ggml_blocks import QuantizedTensor
 from worker_svc.model.config import ModelConfig
 
 STORED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -61,11 +62,11 @@ class Checkpoint(Protocol):
     def total_bytes(self) -> int:
         """The stored size of all tensors that `tensors` gives."""
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor | QuantizedTensor]]:
         """Every tensor of `config.tensor_shapes()`, by canonical name and in that order, as a read-only view of its
         file where possible. Raises CheckpointError."""
 
-    def release(self, piece: torch.Tensor) -> None:
+    def release(self, piece: torch.Tensor | QuantizedTensor) -> None:
         """Gives back the memory behind rows of a tensor of `tensors` that were copied; they can still be read."""
 
 
@@ -112,7 +113,7 @@ def main_dtype(tensors: Iterable[StoredTensor]) -> torch.dtype:
     return max(sizes, key=lambda dtype: sizes[dtype])
 
 
-def release_mapped(piece: torch.Tensor) -> None:
+def release_mapped(piece: torch.Tensor | QuantizedTensor) -> None:
     """Drops the resident pages that lie wholly inside a tensor which is an unmodified view of a mapped file.
 
     Without this, a process that copies its weights counts them twice. They are read again when somebody looks. Never
@@ -120,6 +121,7 @@ def release_mapped(piece: torch.Tensor) -> None:
     """
     if sys.platform != "linux":
         return  # other systems reclaim clean pages by themselves; the advice means something else there
+    piece = piece.blocks if isinstance(piece, QuantizedTensor) else piece
     assert piece.is_contiguous()
     start = -(-piece.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (piece.data_ptr() + piece.numel() * piece.element_size()) // mmap.PAGESIZE * mmap.PAGESIZE

@@ -25,6 +25,7 @@ from worker_svc.checkpoints.checkpoint import (
     release_mapped,
 )
 from worker_svc.checkpoints.fields import Fields, build
+from worker_svc.checkpoints.ggml_blocks import QuantizedTensor
 from worker_svc.model.config import ModelConfig, RopeScaling
 
 _log = logging.getLogger(__name__)
@@ -90,12 +91,12 @@ class HuggingFaceCheckpoint:
         self.bos_id = next(iter(_special_ids("bos_token_id", generation, config, self.config.vocab_size)), None)
         self.sampling_defaults = _sampling_defaults(generation)
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor | QuantizedTensor]]:
         """See `Checkpoint.tensors`."""
         for name in self.config.tensor_shapes():
             yield name, self._read(self._stored_name(name))
 
-    def release(self, piece: torch.Tensor) -> None:
+    def release(self, piece: torch.Tensor | QuantizedTensor) -> None:
         """See `Checkpoint.release`."""
         release_mapped(piece)
 

@@ -29,6 +29,7 @@ from worker_svc.checkpoints.checkpoint import (
     release_mapped,
 )
 from worker_svc.checkpoints.fields import Fields, build
+from worker_svc.checkpoints.ggml_blocks import QuantizedTensor
 from worker_svc.checkpoints.special_ids import read_special_ids
 from worker_svc.model.config import ModelConfig, RopeScaling
 
@@ -81,7 +82,7 @@ class MetaCheckpoint:
         self.bos_id, self.eos_ids = read_special_ids(path / "tokenizer.model", self.config.vocab_size)
         self.sampling_defaults: Mapping[str, float | int] = {}
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor | QuantizedTensor]]:
         """See `Checkpoint.tensors`."""
         for name in self.config.tensor_shapes():
             tensor = self._tensors[_stored_name(name)]
@@ -91,8 +92,9 @@ class MetaCheckpoint:
             else:
                 yield name, tensor
 
-    def release(self, piece: torch.Tensor) -> None:
+    def release(self, piece: torch.Tensor | QuantizedTensor) -> None:
         """See `Checkpoint.release`."""
+        assert isinstance(piece, torch.Tensor)
         if piece.untyped_storage().data_ptr() in self._mapped:  # not a permuted copy of q or k
             release_mapped(piece)
 

@@ -216,7 +216,7 @@ def load_transformer(
             filler.fill(target.module, target.row, source, checkpoint.release)
         except OverflowError as error:
             raise CheckpointError(f"{checkpoint.path}: {name} has {error}") from error
-        done += source.numel() * source.element_size()
+        done += source.nbytes
         if progress is not None:
             progress(done, checkpoint.total_bytes)
     if destinations:

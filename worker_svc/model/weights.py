@@ -7,11 +7,13 @@ freed one by one, they would leave holes behind that the C library keeps, a fift
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
 
+from worker_svc.checkpoints.ggml_blocks import QuantizedTensor
 from worker_svc.model.linear import Linear
 
 _PIECE_BYTES = 16 << 20  # of a mapped file that are copied at once
@@ -34,7 +36,13 @@ class WeightFiller:
         self._staging = torch.empty(0, dtype=dtype)
         self._staged: Weighted | None = None  # whose weight lies in the staging buffer
 
-    def fill(self, module: Weighted, row: int, source: torch.Tensor, release: Callable[[torch.Tensor], None]) -> None:
+    def fill(
+        self,
+        module: Weighted,
+        row: int,
+        source: torch.Tensor | QuantizedTensor,
+        release: Callable[[torch.Tensor | QuantizedTensor], None],
+    ) -> None:
         """Copies `source` `[rows, ...]` to the module's weight from `row` on, in the wanted dtype.
 
         Raises OverflowError when a number becomes infinite in float16.
@@ -43,12 +51,13 @@ class WeightFiller:
             self._rows_left[module] = len(module.weight)
             module.weight = torch.nn.Parameter(self._allocate(module), requires_grad=False)
         weight = module.weight.data
-        for start, piece in _pieces(source):
+        for start, stored in _pieces(source):
+            piece = stored.dequantize() if isinstance(stored, QuantizedTensor) else stored
             part = weight[row + start : row + start + len(piece)]
             part.copy_(piece)
             if self._dtype == torch.float16 and piece.dtype != self._dtype and not part.isfinite().all():
                 raise OverflowError("numbers that do not fit into float16")
-            release(piece)
+            release(stored)
         self._rows_left[module] -= len(source)
         if isinstance(module, Linear) and not self._rows_left[module]:
             module.settle()
@@ -66,9 +75,8 @@ class WeightFiller:
         return self._staging[:numel].view(shape)
 
 
-def _pieces(tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """First row and rows of slices of at most about `_PIECE_BYTES`."""
-    row_bytes = tensor.element_size() * max(1, tensor.numel() // max(1, len(tensor)))
-    rows = max(1, _PIECE_BYTES // row_bytes)
-    for start in range(0, len(tensor), rows):
-        yield start, tensor[start : start + rows]
+def _pieces(source: torch.Tensor | QuantizedTensor) -> Iterator[tuple[int, torch.Tensor | QuantizedTensor]]:
+    """First row and rows of slices of at most about `_PIECE_BYTES` in float32."""
+    rows = max(1, _PIECE_BYTES // (4 * math.prod(source.shape[1:])))
+    for start in range(0, len(source), rows):
+        yield start, source[start : start + rows]
