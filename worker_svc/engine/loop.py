@@ -20,7 +20,7 @@ import torch
 from worker_svc.engine.defragmentation import defragment, is_fragmented
 from worker_svc.engine.pages import PageTable
 from worker_svc.engine.request import FinishReason, Request, RequestStatistics
-from worker_svc.engine.sampler import Sampled, SamplingTable, sample
+from worker_svc.engine.sampler import Rows, Sampled, SamplingTable, sample
 from worker_svc.engine.scheduler import Chunk, Scheduler, SchedulerLimits
 from worker_svc.model.runner import Work
 
@@ -56,11 +56,10 @@ class Finish:
 
 @dataclass(slots=True)
 class StepResult:
-    """What one step produced. Arrays are parallel: token `ids[i]` belongs to the request `handles[i]`."""
+    """What one step produced: row i of `sampled` is a token of the request `handles[i]`."""
 
     handles: npt.NDArray[np.uint64]
-    ids: npt.NDArray[np.int32]
-    logprobs: npt.NDArray[np.float32]  # NaN where not asked for
+    sampled: Sampled
     finished: list[Finish] = field(default_factory=list)
     prefill_tokens: int = 0  # composition of the batch
     decode_tokens: int = 0
@@ -127,8 +126,7 @@ class Engine:
         chunks = self.scheduler.schedule()
         scheduled = time.monotonic()
         if not chunks:
-            nothing = np.empty(0)
-            return StepResult(nothing.astype(np.uint64), nothing.astype(np.int32), nothing.astype(np.float32), ended)
+            return StepResult(np.empty(0, np.uint64), Sampled.nothing(), ended)
         for chunk in chunks:
             if not chunk.request.statistics.scheduled:
                 chunk.request.statistics.scheduled = scheduled
@@ -138,7 +136,7 @@ class Engine:
         forwarded = time.monotonic()
         sampling = [chunk.request for chunk in chunks if chunk.samples]
         with torch.inference_mode():
-            sampled = sample(logits, sampling, self._sampling) if sampling else None
+            sampled = sample(logits, Rows.next_tokens(sampling), self._sampling) if sampling else Sampled.nothing()
         self.scheduler.advance(chunks)
         now = time.monotonic()
         result = self._collect(sampling, sampled, ended, now)
@@ -149,22 +147,19 @@ class Engine:
         result.sample_seconds = now - forwarded
         return result
 
-    def _collect(self, requests: list[Request], sampled: Sampled | None, ended: list[Finish], now: float) -> StepResult:
+    def _collect(self, requests: list[Request], sampled: Sampled, ended: list[Finish], now: float) -> StepResult:
         """Appends the sampled tokens, ends what is finished, and gathers what goes out."""
         keep: list[int] = []
-        if sampled is not None:
-            for row, (request, token, finite) in enumerate(
-                zip(requests, sampled.ids.tolist(), sampled.finite.tolist(), strict=True)
-            ):
-                if not finite:
-                    self._fail(request, ended)
-                elif self._append(request, token, ended, now):
-                    keep.append(row)
+        for row, (request, token, finite) in enumerate(
+            zip(requests, sampled.ids.tolist(), sampled.finite.tolist(), strict=True)
+        ):
+            if not finite:
+                self._fail(request, ended)
+            elif self._append(request, token, ended, now):
+                keep.append(row)
         handles = np.fromiter((request.handle for request in requests), dtype=np.uint64, count=len(requests))
-        ids = sampled.ids if sampled is not None else np.empty(0, dtype=np.int32)
-        logprobs = sampled.logprobs if sampled is not None else np.empty(0, dtype=np.float32)
         self.scheduler.statistics.output_tokens += len(keep)
-        return StepResult(handles[keep], ids[keep], logprobs[keep], ended)
+        return StepResult(handles[keep], sampled.take(keep), ended)
 
     def _append(self, request: Request, token: int, ended: list[Finish], now: float) -> bool:
         """Adds a token and ends the request if that was its last one; returns whether the token is output."""

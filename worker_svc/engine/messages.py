@@ -219,8 +219,8 @@ class Step(msgspec.Struct, tag=True, array_like=True):
         """The frame of a step's result."""
         return cls(
             handles=result.handles.tobytes(),
-            ids=result.ids.tobytes(),
-            logprobs=result.logprobs.tobytes(),
+            ids=result.sampled.ids.tobytes(),
+            logprobs=result.sampled.logprobs.tobytes(),
             ended=[Ended.of(finish) for finish in result.finished],
             load=load,
             prefill_tokens=result.prefill_tokens,

@@ -28,7 +28,7 @@ class Driver:
 
     def step(self) -> None:
         result = self.engine.step()
-        for handle, token in zip(result.handles.tolist(), result.ids.tolist(), strict=True):
+        for handle, token in zip(result.handles.tolist(), result.sampled.ids.tolist(), strict=True):
             assert handle not in self.finished, "a finished request goes on"
             self.output[handle].append(token)
         for finish in result.finished:

@@ -94,7 +94,7 @@ def again(request: Request) -> Request:
 
 def collect(engine: Engine, answers: dict[int, Answer]) -> None:
     result = engine.step()
-    rows = zip(result.handles.tolist(), result.ids.tolist(), result.logprobs.tolist(), strict=True)
+    rows = zip(result.handles.tolist(), result.sampled.ids.tolist(), result.sampled.logprobs.tolist(), strict=True)
     for handle, token, logprob in rows:
         answers[handle].ids.append(token)
         answers[handle].logprobs.append(logprob)

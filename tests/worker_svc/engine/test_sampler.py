@@ -16,13 +16,19 @@ from transformers.generation.logits_process import (
 
 from worker_svc.engine.randomness import uniform
 from worker_svc.engine.request import Request, Sampling, Stopping
-from worker_svc.engine.sampler import SamplingTable, sample
+from worker_svc.engine.sampler import Rows, Sampled, SamplingTable
+from worker_svc.engine.sampler import sample as sample_rows
 
 VOCABULARY = 1000
 
 
 def request(sampling: Sampling, prompt=(1, 2, 3), handle: int = 0, **options) -> Request:
     return Request.make(handle, prompt, sampling, options.pop("stopping", Stopping(max_tokens=8)), **options)
+
+
+def sample(logits: torch.Tensor, requests: list[Request], table: SamplingTable) -> Sampled:
+    """The next token of each request."""
+    return sample_rows(logits, Rows.next_tokens(requests), table)
 
 
 def logits_of(rows: int, seed: int = 0, vocabulary: int = VOCABULARY, spread: float = 2.0) -> torch.Tensor:
@@ -122,6 +128,45 @@ def test_a_row_draws_the_same_token_alone_and_in_a_crowd():
         alone = sample(logits[row : row + 1].clone(), [requests[row]], SamplingTable(1))
         assert alone.ids[0] == together.ids[row]
         assert np.array_equal(alone.logprobs, together.logprobs[row : row + 1], equal_nan=True)
+
+
+def test_several_positions_of_a_request_are_sampled_in_one_call_as_one_by_one():
+    sampling = Sampling(temperature=0.9, top_p=0.95, repetition_penalty=1.4, seed=5)
+    stopping = Stopping(max_tokens=8, min_tokens=2, eos_ids=frozenset({3}))
+    drafts = [9, 7, 3, 1]
+    logits = logits_of(len(drafts) + 1, vocabulary=20)
+    drafted = request(sampling, stopping=stopping)
+    drafted.tokens[3 : 3 + len(drafts)] = drafts
+    rows = Rows([drafted] * 5, 3 + np.arange(5), None)
+    together = sample_rows(logits.clone(), rows, SamplingTable(1)).ids
+    for place in range(5):
+        one = request(sampling, stopping=stopping, resumed=drafts[:place])
+        assert sample(logits[place : place + 1].clone(), [one], SamplingTable(1)).ids[0] == together[place]
+
+
+def test_a_mask_constrains_its_row_and_no_other():
+    vocabulary = 70
+    logits = logits_of(3, vocabulary=vocabulary)
+    requests = [request(Sampling(seed=h), handle=h) for h in range(3)]
+    free = sample(logits.clone(), requests, SamplingTable(3)).ids
+    mask = np.full((3, 3), -1, dtype=np.int32)
+    mask[1] = 0
+    allowed = [0, 31, 33, 69]
+    for token in allowed:
+        mask[1, token // 32] |= np.int32(np.uint32(1 << token % 32).view(np.int32))
+    positions = Rows.next_tokens(requests).positions
+    constrained = sample_rows(logits.clone(), Rows(requests, positions, mask), SamplingTable(3)).ids
+    assert constrained[[0, 2]].tolist() == free[[0, 2]].tolist()
+    drawn = {
+        int(
+            sample_rows(
+                logits[1:2].clone(), Rows([request(Sampling(seed=s))], positions[:1], mask[1:2]), SamplingTable(1)
+            ).ids[0]
+        )
+        for s in range(300)
+    }
+    assert drawn <= set(allowed)
+    assert len(drawn) > 1
 
 
 def test_logprobs_are_of_the_raw_logits():

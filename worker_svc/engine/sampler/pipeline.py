@@ -20,7 +20,6 @@ of rows (a plain sum does not): a row's token does not depend on its company. Lo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +27,7 @@ import torch
 
 from worker_svc.engine.randomness import uniform
 from worker_svc.engine.request import Request, Sampling
+from worker_svc.engine.sampler.rows import Rows, Sampled
 
 _CANDIDATES = 512  # of the ordered logits, looked at before a row is sorted whole for top_p
 
@@ -42,15 +42,6 @@ _ROW = np.dtype(
         ("seed", np.uint64),
     ]
 )
-
-
-@dataclass(slots=True)
-class Sampled:
-    """One entry a row."""
-
-    ids: npt.NDArray[np.int32]
-    logprobs: npt.NDArray[np.float32]  # NaN where not asked for
-    finite: npt.NDArray[np.bool_]  # false: the model's numbers are broken, the id means nothing
 
 
 class SamplingTable:
@@ -89,32 +80,34 @@ def _row(sampling: Sampling) -> tuple[float, int, float, float, float, int]:
     return (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, penalty, sampling.seed)
 
 
-def sample(logits: torch.Tensor, requests: Sequence[Request], table: SamplingTable) -> Sampled:
-    """Draws the next token of each request from `logits` `[>= len(requests), vocabulary]` (float32; overwritten).
+def sample(logits: torch.Tensor, rows: Rows, table: SamplingTable) -> Sampled:
+    """Draws the token of each row from `logits` `[>= len(rows), vocabulary]` (float32; overwritten).
 
-    The position of a draw is the request's number of tokens, so that it is the same wherever the request runs.
+    A draw depends on the request's seed and the row's position alone, so that it is the same wherever the request runs.
     """
-    count = len(requests)
+    requests, count = rows.requests, len(rows)
     logits = logits[:count]
     rules = table.gather(requests)
     raw = torch.log_softmax(logits, dim=-1) if any(request.logprobs for request in requests) else None
     largest = logits.amax(dim=-1)  # a NaN anywhere in a row comes out here
     finite = torch.isfinite(largest).cpu().numpy()
 
-    _mask_stops(logits, requests)
-    _penalize_repetition(logits, requests, rules["repetition_penalty"])
+    if rows.mask is not None:
+        _apply_mask(logits, rows.mask)
+    _mask_stops(logits, rows)
+    _penalize_repetition(logits, rows, rules["repetition_penalty"])
 
     ids = logits.argmax(dim=-1)
     drawn = np.flatnonzero((rules["temperature"] > 0) & finite)
     if drawn.size:
         rule = rules[drawn]
-        rows = torch.from_numpy(drawn).to(logits.device)
-        chosen = logits if drawn.size == count else logits[rows]
-        positions = np.fromiter((requests[row].num_tokens for row in drawn.tolist()), dtype=np.uint64, count=drawn.size)
+        places = torch.from_numpy(drawn).to(logits.device)
+        chosen = logits if drawn.size == count else logits[places]
+        positions = rows.positions[drawn].astype(np.uint64)
         keep = _threshold(chosen, rule["top_k"], rule["top_p"], rule["min_p"])
         if keep is not None:
             chosen = chosen.masked_fill(chosen < keep, float("-inf"))
-        ids[rows] = _draw(chosen, rule["temperature"], uniform(rule["seed"], positions))
+        ids[places] = _draw(chosen, rule["temperature"], uniform(rule["seed"], positions))
 
     logprobs = np.full(count, np.nan, dtype=np.float32)
     if raw is not None:
@@ -124,40 +117,52 @@ def sample(logits: torch.Tensor, requests: Sequence[Request], table: SamplingTab
     return Sampled(ids.cpu().numpy().astype(np.int32), logprobs, finite)
 
 
-def _mask_stops(logits: torch.Tensor, requests: Sequence[Request]) -> None:
+def _apply_mask(logits: torch.Tensor, mask: npt.NDArray[np.int32]) -> None:
+    """Forbids, in place, the ids whose bits are not set; rows with every bit set cost nothing."""
+    constrained = np.flatnonzero((mask != -1).any(axis=1))
+    if not constrained.size:
+        return
+    bits = np.unpackbits(mask[constrained].view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+    rows = torch.from_numpy(constrained).to(logits.device)
+    forbidden = torch.from_numpy(bits == 0).to(logits.device)
+    logits[rows] = logits[rows].masked_fill_(forbidden, float("-inf"))
+
+
+def _mask_stops(logits: torch.Tensor, rows: Rows) -> None:
     """Forbids, in place, what would end a request before its min_tokens."""
-    rows: list[int] = []
+    places: list[int] = []
     columns: list[int] = []
-    for row, request in enumerate(requests):
-        if request.output_tokens < request.stopping.min_tokens:
+    for row, (request, position) in enumerate(zip(rows.requests, rows.positions.tolist(), strict=True)):
+        if position - request.prompt_tokens < request.stopping.min_tokens:
             masked = request.stopping.masked_ids
-            rows.extend([row] * len(masked))
+            places.extend([row] * len(masked))
             columns.extend(masked)
-    if rows:
-        logits[torch.tensor(rows, device=logits.device), torch.tensor(columns, device=logits.device)] = float("-inf")
+    if places:
+        device = logits.device
+        logits[torch.tensor(places, device=device), torch.tensor(columns, device=device)] = float("-inf")
 
 
-def _penalize_repetition(logits: torch.Tensor, requests: Sequence[Request], penalties: npt.NDArray[np.float32]) -> None:
+def _penalize_repetition(logits: torch.Tensor, rows: Rows, penalties: npt.NDArray[np.float32]) -> None:
     """Applies the repetition penalty in place to the rows that have one."""
     active = np.flatnonzero(penalties != 1.0)
     if not active.size:
         return
-    windows = [_window(requests[row]) for row in active.tolist()]
+    windows = [_window(rows.requests[row], int(rows.positions[row])) for row in active.tolist()]
     width = max(len(window) for window in windows)
     # Short windows repeat their first id: the same value is written twice, which changes nothing.
     recent = np.empty((active.size, width), dtype=np.int64)
     for place, window in enumerate(windows):
         recent[place, : len(window)] = window
         recent[place, len(window) :] = window[0]
-    rows = torch.from_numpy(active).to(logits.device).unsqueeze(1)
+    places = torch.from_numpy(active).to(logits.device).unsqueeze(1)
     columns = torch.from_numpy(recent).to(logits.device)
     penalty = torch.from_numpy(penalties[active]).to(logits.device).unsqueeze(1)
-    values = logits[rows, columns]
-    logits[rows, columns] = torch.where(values > 0, values / penalty, values * penalty)
+    values = logits[places, columns]
+    logits[places, columns] = torch.where(values > 0, values / penalty, values * penalty)
 
 
-def _window(request: Request) -> npt.NDArray[np.int32]:
-    return request.tokens[max(0, request.num_tokens - request.sampling.repetition_window) : request.num_tokens]
+def _window(request: Request, position: int) -> npt.NDArray[np.int32]:
+    return request.tokens[max(0, position - request.sampling.repetition_window) : position]
 
 
 def _threshold(
