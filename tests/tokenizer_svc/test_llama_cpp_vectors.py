@@ -1,14 +1,7 @@
 """Answers equal llama.cpp's, on records made by running its vocabulary code.
 
 A record is graded unless two releases of llama.cpp answer it differently, or it is marked as a peculiarity of
-llama.cpp. The marked ones are all of bert-bge; what we answer there is BERT's own answer:
-
-| text has                                    | llama.cpp                       | we                                |
-|---------------------------------------------|---------------------------------|-----------------------------------|
-| a literal U+2581 (`a▁b`)                    | takes it for a word's beginning | the word is unknown               |
-| Chinese characters outside of BERT's ranges | newer ranges stand alone, too   | BERT's ranges are kept            |
-| U+000B, U+000C, U+0085                      | are white space                 | the same (BERT drops them)        |
-| spacing combining marks (Devanagari vowels) | one release drops them          | only non-spacing marks are dropped |
+llama.cpp: those are in `test_quirks.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +16,7 @@ from typing import Any
 import pytest
 
 from tokenizer_svc.formats import load_tokenizer
-from tokenizer_svc.tokenizer import Segment, Tokenizer
+from tokenizer_svc.tokenizer import Tokenizer
 
 SOURCES = {
     "llama-spm": "formats/llama2",
@@ -119,6 +112,14 @@ def test_detokenize_records(case: Any) -> None:
         assert got == expected, record
 
 
+def test_no_vector_and_no_pair_is_left_out(shared_data: Path) -> None:
+    assert {file.stem for file in (shared_data / "vectors").glob("*.jsonl")} == set(map(name_of, SOURCES))
+    pairs = (shared_data / "vocabularies").glob("*.inp")
+    assert {file.name.removeprefix("ggml-vocab-").removesuffix(".gguf.inp") for file in pairs} == set(
+        map(name_of, PAIRS)
+    )
+
+
 @pytest.mark.parametrize("source", PAIRS)
 def test_inp_and_out_files_of_llama_cpp(source: str, shared_data: Path) -> None:
     tokenizer = load(shared_data / PAIRS[source])
@@ -129,22 +130,3 @@ def test_inp_and_out_files_of_llama_cpp(source: str, shared_data: Path) -> None:
     assert len(pairs) == 46
     for text, line in pairs:
         assert tokenizer.encode(text, add_special=False) == [int(word) for word in line.split()], text
-
-
-def test_peculiar_records_get_berts_own_answer(shared_data: Path) -> None:
-    """The table above, on texts of its own."""
-    tokenizer = load(shared_data / SOURCES["bert-bge.gguf"])
-    unknown = tokenizer.config.unk_id
-    assert tokenizer.encode("a▁b", add_special=False) == [unknown]
-    beyond = tokenizer.encode("\U0002ceb0a", add_special=False)
-    within = tokenizer.encode("\U0002b820a", add_special=False)
-    assert beyond == [unknown]
-    assert within == [unknown, *tokenizer.encode("a", add_special=False)]
-    assert tokenizer.encode("हिन्दी", add_special=False) == [1339, 29877, 29863, 29861, 29878]
-
-
-def test_rwkv_text_becomes_a_control_token_only_for_callers_in_llama_cpps_terms(shared_data: Path) -> None:
-    """llama.cpp finds RWKV's control tokens even in text that it must not parse. Segments of the service are safe."""
-    tokenizer = load(shared_data / SOURCES["rwkv-world.gguf"])
-    assert tokenizer.encode("a<s>a", parse_special=False) == [98, 0, 98]
-    assert tokenizer.encode_segments([Segment("a<s>a")]).ids == [98, 61, 116, 63, 98]

@@ -74,7 +74,9 @@ class WpmVocabulary:
     def _normalize(self, text: str) -> str:
         """Accents are dropped, not composed, so that characters can be normalized one by one with the same result."""
         if self._lowercase:
-            text = _ACCENT.sub("", unicodedata.normalize("NFD", text)).lower()
+            text = _ACCENT.sub("", unicodedata.normalize("NFD", text))
+            # The one letter that Python lower-cases by its neighbours, which neither BERT's library nor llama.cpp does.
+            text = text.replace("\u03a3", "\u03c3").lower()
         return str(_DROPPED.sub("", text))
 
     def _encode_word(self, word: str) -> list[int]:
