@@ -38,6 +38,12 @@ class WorkerSettings(ServiceSettings):
         "0: 0.25 of a CPU's memory, 0.9 of a GPU's, never more than all running requests could fill",
     )
     context_length: int = Field(default=0, ge=0, description="prompt and output together; 0: the model's own")
+    rope_scale: float = Field(
+        default=1.0, ge=1, le=1024, description="divides positions, for so many times the model's context"
+    )
+    rope_alpha: float = Field(
+        default=1.0, ge=1, le=1024, description="raises rope's theta (NTK), for about so many times the model's context"
+    )
     max_batch_tokens: int = Field(default=512, ge=1, description="tokens computed in one step")
     max_running_requests: int = Field(default=64, ge=1, le=4096, description="requests that run at once")
     max_waiting_requests: int = Field(default=1024, ge=0, description="requests that may wait; more are refused")
@@ -62,6 +68,8 @@ class WorkerSettings(ServiceSettings):
             kv_cache_tokens=self.kv_cache_tokens,
             kv_cache_fraction=self.kv_cache_fraction,
             context_length=self.context_length,
+            rope_scale=self.rope_scale,
+            rope_alpha=self.rope_alpha,
             max_batch_tokens=max(self.max_batch_tokens, self.max_running_requests),
             max_running=self.max_running_requests,
         )

@@ -2,7 +2,6 @@
 
 - Weights are in `model.safetensors`, or spread over files that `model.safetensors.index.json` lists.
 - RoPE pairs are half a head apart, which is also our convention.
-- Old folders say `rope_theta` and `rope_scaling`, new ones `rope_parameters`.
 - `dtype` and `torch_dtype` of the config are not looked at: the files know better.
 """
 
@@ -24,36 +23,14 @@ from worker_svc.checkpoints.checkpoint import (
     match_tensors,
     release_mapped,
 )
-from worker_svc.checkpoints.fields import Fields, build
+from worker_svc.checkpoints.fields import Fields
 from worker_svc.checkpoints.ggml_blocks import QuantizedTensor
-from worker_svc.model.config import ModelConfig, RopeScaling
+from worker_svc.checkpoints.hugging_face_config import EMBEDDING, OUTPUT, architecture_of, read_config
 
 _log = logging.getLogger(__name__)
 
-_KEYS = {
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "num_kv_heads": "num_key_value_heads",
-    "context_length": "max_position_embeddings",
-    "norm_eps": "rms_norm_eps",
-    "tie_embeddings": "tie_word_embeddings",
-}
-_ARCHITECTURE = "LlamaForCausalLM"
 _IGNORED = re.compile(r"(.+\.)?rotary_emb\.inv_freq")  # a table that older exports carry; we compute our own
 _DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_LAYER_NAMES = {
-    "attention.norm": "input_layernorm",
-    "attention.q": "self_attn.q_proj",
-    "attention.k": "self_attn.k_proj",
-    "attention.v": "self_attn.v_proj",
-    "attention.output": "self_attn.o_proj",
-    "mlp.norm": "post_attention_layernorm",
-    "mlp.gate": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj",
-}
-_DEFAULT_IDS = {"bos_token_id": 1, "eos_token_id": 2}  # of transformers' LlamaConfig
-_EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class HuggingFaceCheckpoint:
@@ -65,30 +42,30 @@ class HuggingFaceCheckpoint:
         """Reads everything but the weights themselves. Raises CheckpointError."""
         self.path = path
         config = Fields.read(path / "config.json")
-        _refuse_what_is_not_served(config)
+        self._architecture = architecture_of(config)
         self._files = _open_files(path)  # stored name -> the open file that has it
         stored = {name: _stored(file, name) for name, file in self._files.items()}
-        self._embedding = _EMBEDDING
+        self._embedding = EMBEDDING
         tied = config.boolean("tie_word_embeddings", False)
-        if tied and _OUTPUT in stored:
-            if _EMBEDDING not in stored:
-                self._embedding = _OUTPUT
-            elif stored[_OUTPUT] == stored[_EMBEDDING] and self._equal(_OUTPUT, _EMBEDDING):
-                del stored[_OUTPUT]
+        if tied and OUTPUT in stored:
+            if EMBEDDING not in stored:
+                self._embedding = OUTPUT
+            elif stored[OUTPUT] == stored[EMBEDDING] and self._equal(OUTPUT, EMBEDDING):
+                del stored[OUTPUT]
             else:
                 tied = False
                 _log.warning(
-                    "%s: tie_word_embeddings is true, but %s differs from %s; both are used", path, _OUTPUT, _EMBEDDING
+                    "%s: tie_word_embeddings is true, but %s differs from %s; both are used", path, OUTPUT, EMBEDDING
                 )
-        self.config = _config(config, tied)
+        self.config = read_config(config, self._architecture, tied)
         shapes = self.config.tensor_shapes()
         match_tensors(path, {self._stored_name(name): shape for name, shape in shapes.items()}, stored)
         self.dtype = main_dtype(stored.values())
         self.total_bytes = sum(tensor.bytes for tensor in stored.values())
         generation_file = path / "generation_config.json"
         generation = Fields.read(generation_file) if generation_file.exists() else Fields(generation_file, {})
-        self.eos_ids = _special_ids("eos_token_id", generation, config, self.config.vocab_size)
-        self.bos_id = next(iter(_special_ids("bos_token_id", generation, config, self.config.vocab_size)), None)
+        self.eos_ids = self._special_ids("eos_token_id", generation, config)
+        self.bos_id = next(iter(self._special_ids("bos_token_id", generation, config)), None)
         self.sampling_defaults = _sampling_defaults(generation)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor | QuantizedTensor]]:
@@ -101,10 +78,18 @@ class HuggingFaceCheckpoint:
         release_mapped(piece)
 
     def _stored_name(self, name: str) -> str:
-        if name.startswith("layers."):
-            _, layer, part = name.split(".", 2)
-            return f"model.layers.{layer}.{_LAYER_NAMES[part]}.weight"
-        return {"embedding": self._embedding, "output": _OUTPUT, "norm": "model.norm.weight"}[name]
+        return self._embedding if name == "embedding" else self._architecture.stored_name(name)
+
+    def _special_ids(self, key: str, generation: Fields, config: Fields) -> tuple[int, ...]:
+        """Ids from generation_config.json, else from config.json, else those that the architecture has by default."""
+        vocab_size = self.config.vocab_size
+        for fields in (generation, config):
+            if fields.has(key):
+                return fields.token_ids(key, vocab_size)
+        default = self._architecture.special_ids.get(key)
+        if key in config.values or default is None or default >= vocab_size:
+            return ()  # null says that there is none
+        return (default,)
 
     def _read(self, stored_name: str) -> torch.Tensor:
         try:
@@ -119,88 +104,6 @@ class HuggingFaceCheckpoint:
         release_mapped(first)
         release_mapped(second)
         return same
-
-
-def _refuse_what_is_not_served(config: Fields) -> None:
-    architectures = config.values.get("architectures")
-    if architectures:
-        if architectures != [_ARCHITECTURE]:
-            raise config.error("architectures", f"{architectures} is not served; served is {_ARCHITECTURE}")
-    elif config.text("model_type") != "llama":
-        raise config.error("model_type", f"{config.values.get('model_type')!r} is not served; served is llama")
-    if config.values.get("quantization_config"):
-        raise config.error("quantization_config", "is set; quantized weights are not served yet")
-    for key in ("attention_bias", "mlp_bias"):
-        if config.boolean(key, False):
-            raise config.error(key, "is true; biases are not served yet")
-    if config.text("hidden_act", "silu") != "silu":
-        raise config.error("hidden_act", f"{config.text('hidden_act')!r} is not served; served is silu")
-
-
-def _config(config: Fields, tied: bool) -> ModelConfig:
-    hidden_size, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    head_dim = config.integer("head_dim", None)
-    if head_dim is None:
-        if hidden_size < 1 or heads < 1 or hidden_size % heads:
-            raise config.error("hidden_size", f"{hidden_size} cannot be split over num_attention_heads {heads}")
-        head_dim = hidden_size // heads
-    rope = config.object("rope_parameters" if config.has("rope_parameters") else "rope_scaling")
-    return build(
-        ModelConfig,
-        config,
-        _KEYS,
-        architecture="llama",
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=config.integer("intermediate_size"),
-        num_layers=config.integer("num_hidden_layers"),
-        num_heads=heads,
-        num_kv_heads=config.integer("num_key_value_heads", heads),
-        head_dim=head_dim,
-        context_length=config.integer("max_position_embeddings"),
-        norm_eps=config.number("rms_norm_eps"),
-        rope_theta=rope.number("rope_theta", config.number("rope_theta", 10000.0)),
-        rope_scaling=_rope_scaling(rope),
-        tie_embeddings=tied,
-    )
-
-
-def _rope_scaling(rope: Fields) -> RopeScaling | None:
-    kind = rope.text("rope_type", rope.text("type", "default"))
-    if rope.number("partial_rotary_factor", 1.0) != 1.0:
-        raise rope.error("partial_rotary_factor", "is not 1; rotating a part of the head is not served yet")
-    if kind == "default":
-        return None
-    keys = {
-        "rope_scaling.factor": "factor",
-        "rope_scaling.low_freq_factor": "low_freq_factor",
-        "rope_scaling.high_freq_factor": "high_freq_factor",
-        "rope_scaling.original_context_length": "original_max_position_embeddings",
-    }
-    if kind == "linear":
-        return build(RopeScaling, rope, keys, kind=kind, factor=rope.number("factor"))
-    if kind == "llama3":
-        return build(
-            RopeScaling,
-            rope,
-            keys,
-            kind=kind,
-            factor=rope.number("factor"),
-            low_freq_factor=rope.number("low_freq_factor"),
-            high_freq_factor=rope.number("high_freq_factor"),
-            original_context_length=rope.integer("original_max_position_embeddings"),
-        )
-    raise rope.error("rope_type", f"{kind!r} is not served yet; served are default, linear and llama3")
-
-
-def _special_ids(key: str, generation: Fields, config: Fields, vocab_size: int) -> tuple[int, ...]:
-    """Ids from generation_config.json, else from config.json, else what a Llama has by default."""
-    for fields in (generation, config):
-        if fields.has(key):
-            return fields.token_ids(key, vocab_size)
-    if key in config.values or _DEFAULT_IDS[key] >= vocab_size:
-        return ()  # null says that there is none
-    return (_DEFAULT_IDS[key],)
 
 
 def _sampling_defaults(generation: Fields) -> dict[str, float | int]:
@@ -261,9 +164,13 @@ def _open_shards(path: Path, index: Fields) -> dict[str, Any]:
 
 def _open(file: Path) -> Any:
     try:
+        with file.open("rb"):
+            pass  # safe_open calls a file that may not be read a missing one
         return safe_open(file, framework="pt", device="cpu")
     except FileNotFoundError:
         raise CheckpointError(f"{file}: no such file") from None
+    except (PermissionError, IsADirectoryError) as error:
+        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{file}: damaged or truncated: {error}") from error
 

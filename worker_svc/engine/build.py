@@ -62,14 +62,7 @@ def build_engine(config: EngineConfig, progress: Callable[[int, int], None] | No
     torch.set_num_threads(threads)
     device = _device(config.device)
     checkpoint = open_checkpoint(Path(config.model))
-    model_config = checkpoint.config
-    if config.context_length:
-        if config.context_length > model_config.context_length:
-            raise BuildError(
-                f"context_length {config.context_length} is more than the {model_config.context_length} tokens "
-                f"that the model in {config.model} was made for"
-            )
-        model_config = model_config.with_context_length(config.context_length)
+    model_config = served_config(checkpoint.config, config)
     dtype = _dtype(config.dtype, device, checkpoint)
     model = load_transformer(checkpoint, device, dtype, progress, config=model_config)
     if not config.kv_cache_tokens:
@@ -96,6 +89,19 @@ def build_engine(config: EngineConfig, progress: Callable[[int, int], None] | No
         row_invariant=runner.is_row_invariant(),
         sampling_defaults=checkpoint.sampling_defaults,
     )
+
+
+def served_config(model: ModelConfig, config: EngineConfig) -> ModelConfig:
+    """The model with the operator's own context length and rope; raises BuildError for a context that is too long."""
+    longest = int(model.context_length * config.rope_scale * config.rope_alpha)
+    if config.context_length > longest:
+        wanted = config.context_length / model.context_length
+        raise BuildError(
+            f"context_length {config.context_length} is more than the {longest} tokens that the model in "
+            f"{config.model} was made for; rope_scale or rope_alpha {wanted:.3g} would stretch it that far"
+        )
+    model = model.with_rope(config.rope_scale, config.rope_alpha)
+    return model.with_context_length(config.context_length or model.context_length)
 
 
 def available_cores() -> int:

@@ -18,5 +18,7 @@ class EngineConfig:
     kv_cache_tokens: int = 0
     kv_cache_fraction: float = 0.0
     context_length: int = 0
+    rope_scale: float = 1.0
+    rope_alpha: float = 1.0
     max_batch_tokens: int = 512
     max_running: int = 64

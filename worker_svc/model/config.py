@@ -22,6 +22,7 @@ _LIMITS: Mapping[str, int] = {
     "head_dim": 1 << 10,
     "context_length": 1 << 22,
 }
+_MOST_EXPERTS = 1 << 16  # in all layers together
 
 
 class ConfigError(ValueError):
@@ -37,30 +38,68 @@ class ConfigError(ValueError):
 class RopeScaling:
     """How the rotation frequencies are stretched beyond the context that a model was first trained on.
 
-    `linear` divides every frequency by `factor` (Chen et al. 2023, https://arxiv.org/abs/2306.15595). `llama3` divides
-    only those whose wavelength exceeds `original_context_length / low_freq_factor`, keeps those below
-    `original_context_length / high_freq_factor`, and blends in between (Llama 3.1).
+    - `linear` divides every frequency by `factor` (Chen et al. 2023, https://arxiv.org/abs/2306.15595).
+    - `dynamic` raises theta with the context (NTK-aware scaling). The published rule looks at the length that a
+      sequence has at the moment, so that a token's key would depend on when it was computed. Here it looks at the
+      context length that is served: the same frequencies at every position, those of a sequence that fills the context.
+    - `llama3` divides only the frequencies whose wavelength exceeds `original_context_length / low_freq_factor`, keeps
+      those below `original_context_length / high_freq_factor`, and blends in between (Llama 3.1).
+    - `yarn` blends by the number of turns within the original context, from `beta_slow` to `beta_fast`, and multiplies
+      cosines and sines by `attention_factor` (Peng et al. 2023, https://arxiv.org/abs/2309.00071).
+    - `factors` divides each frequency by one of its own, `factors` `[head_dim / 2]`.
     """
 
-    kind: Literal["linear", "llama3"]
-    factor: float
+    kind: Literal["linear", "dynamic", "llama3", "yarn", "factors"]
+    factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    original_context_length: int = 8192
+    original_context_length: int = 8192  # not looked at by linear and factors
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+    truncate: bool = True  # yarn: blend between whole pairs
+    factors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         _require_finite("rope_scaling.factor", self.factor, at_least=1.0)
+        _require_size("rope_scaling.original_context_length", self.original_context_length, 1 << 22)
         if self.kind == "llama3":
             _require_finite("rope_scaling.low_freq_factor", self.low_freq_factor, above=0.0)
             _require_finite("rope_scaling.high_freq_factor", self.high_freq_factor, above=self.low_freq_factor)
-            _require_size("rope_scaling.original_context_length", self.original_context_length, 1 << 22)
+        if self.kind == "yarn":
+            _require_finite("rope_scaling.beta_slow", self.beta_slow, above=0.0)
+            _require_finite("rope_scaling.beta_fast", self.beta_fast, at_least=self.beta_slow)
+            _require_finite("rope_scaling.attention_factor", self.attention_factor, above=0.0)
+        for factor in self.factors:
+            _require_finite("rope_scaling.factors", factor, above=0.0)
+
+
+def yarn_attention_factor(factor: float) -> float:
+    """What YaRN multiplies cosines and sines by where a model does not say it."""
+    return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A feed-forward layer that is a choice among several (mixture of experts)."""
+
+    count: int
+    per_token: int
+    intermediate_size: int
+    normalized: bool  # the chosen experts' weights add up to 1
+    dense_layers: tuple[int, ...] = ()  # that have one ordinary feed-forward layer
+
+    def __post_init__(self) -> None:
+        _require_size("experts.count", self.count, 1 << 10)
+        _require_size("experts.per_token", self.per_token, self.count)
+        _require_size("experts.intermediate_size", self.intermediate_size, _LIMITS["intermediate_size"])
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """A decoder of the Llama family; raises ConfigError for sizes that do not go together."""
 
-    architecture: str  # "llama"
+    architecture: str  # "llama", "mistral", "qwen2", ...: a name only, every difference is a field below
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -73,6 +112,12 @@ class ModelConfig:
     rope_theta: float
     tie_embeddings: bool  # the output projection is the embedding
     rope_scaling: RopeScaling | None = None
+    rope_scale: float = 1.0  # an operator's own: positions are divided by it
+    qkv_bias: bool = False
+    output_bias: bool = False  # of the attention's output
+    qk_norm: bool = False  # each head of q and k is normalized before it is rotated
+    windows: tuple[int, ...] = ()  # by layer: a token sees itself and the `window - 1` tokens before it; 0: all
+    experts: Experts | None = None
 
     def __post_init__(self) -> None:
         for name, limit in _LIMITS.items():
@@ -83,6 +128,18 @@ class ModelConfig:
             raise ConfigError("head_dim", f"{self.head_dim} is odd, but RoPE rotates pairs")
         _require_finite("norm_eps", self.norm_eps, above=0.0)
         _require_finite("rope_theta", self.rope_theta, at_least=1.0)
+        _require_finite("rope_scale", self.rope_scale, above=0.0)
+        if self.rope_scaling is not None and self.rope_scaling.kind == "factors":
+            given, wanted = len(self.rope_scaling.factors), self.head_dim // 2
+            if given != wanted:
+                raise ConfigError("rope_scaling.factors", f"are {given}, but a head of {self.head_dim} has {wanted}")
+        if self.windows and len(self.windows) != self.num_layers:
+            raise ConfigError("windows", f"are {len(self.windows)} for {self.num_layers} layers")
+        for window in self.windows:
+            if window < 0:
+                raise ConfigError("windows", f"must be at least 1, but one is {window}")
+        if self.experts is not None and self.experts.count * self.num_layers > _MOST_EXPERTS:
+            raise ConfigError("experts.count", f"{self.experts.count} in {self.num_layers} layers are too many")
 
     @property
     def q_size(self) -> int:
@@ -94,9 +151,25 @@ class ModelConfig:
         """Rows of the key projection, and of the value projection."""
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def layer_windows(self) -> tuple[int, ...]:
+        """Each layer's window; 0 where it sees the whole context."""
+        windows = self.windows or (0,) * self.num_layers
+        return tuple(window if window < self.context_length else 0 for window in windows)
+
     def with_context_length(self, context_length: int) -> ModelConfig:
         """The same model serving contexts of another length."""
         return replace(self, context_length=context_length)
+
+    def with_rope(self, scale: float, alpha: float) -> ModelConfig:
+        """The same model with positions divided by `scale` (linear interpolation) and theta raised by `alpha`
+        (NTK-aware scaling: about alpha times the context)."""
+        theta = self.rope_theta * alpha ** (self.head_dim / (self.head_dim - 2)) if alpha != 1 else self.rope_theta
+        return replace(self, rope_scale=self.rope_scale * scale, rope_theta=theta)
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer's feed-forward part is a mixture of experts."""
+        return self.experts is not None and layer not in self.experts.dense_layers
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Canonical name and shape of every tensor that a checkpoint of this model must give, in loading order.
@@ -108,19 +181,47 @@ class ModelConfig:
         if not self.tie_embeddings:
             shapes["output"] = (self.vocab_size, self.hidden_size)
         for layer in range(self.num_layers):
-            shapes |= {
-                f"layers.{layer}.attention.norm": (self.hidden_size,),
-                f"layers.{layer}.attention.q": (self.q_size, self.hidden_size),
-                f"layers.{layer}.attention.k": (self.kv_size, self.hidden_size),
-                f"layers.{layer}.attention.v": (self.kv_size, self.hidden_size),
-                f"layers.{layer}.attention.output": (self.hidden_size, self.q_size),
-                f"layers.{layer}.mlp.norm": (self.hidden_size,),
-                f"layers.{layer}.mlp.gate": (self.intermediate_size, self.hidden_size),
-                f"layers.{layer}.mlp.up": (self.intermediate_size, self.hidden_size),
-                f"layers.{layer}.mlp.down": (self.hidden_size, self.intermediate_size),
-            }
+            for name, shape in (self._attention_shapes() | self._feed_forward_shapes(layer)).items():
+                shapes[f"layers.{layer}.{name}"] = shape
         shapes["norm"] = (self.hidden_size,)
         return shapes
+
+    def _attention_shapes(self) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {
+            "attention.norm": (self.hidden_size,),
+            "attention.q": (self.q_size, self.hidden_size),
+            "attention.k": (self.kv_size, self.hidden_size),
+            "attention.v": (self.kv_size, self.hidden_size),
+            "attention.output": (self.hidden_size, self.q_size),
+        }
+        if self.qkv_bias:
+            shapes |= {
+                "attention.q_bias": (self.q_size,),
+                "attention.k_bias": (self.kv_size,),
+                "attention.v_bias": (self.kv_size,),
+            }
+        if self.output_bias:
+            shapes["attention.output_bias"] = (self.hidden_size,)
+        if self.qk_norm:
+            shapes |= {"attention.q_norm": (self.head_dim,), "attention.k_norm": (self.head_dim,)}
+        return shapes
+
+    def _feed_forward_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {"mlp.norm": (self.hidden_size,)}
+        if not self.has_experts(layer):
+            return shapes | self._three_matrices("mlp", self.intermediate_size)
+        assert self.experts is not None
+        shapes["router"] = (self.experts.count, self.hidden_size)
+        for expert in range(self.experts.count):
+            shapes |= self._three_matrices(f"experts.{expert}", self.experts.intermediate_size)
+        return shapes
+
+    def _three_matrices(self, name: str, size: int) -> dict[str, tuple[int, ...]]:
+        return {
+            f"{name}.gate": (size, self.hidden_size),
+            f"{name}.up": (size, self.hidden_size),
+            f"{name}.down": (self.hidden_size, size),
+        }
 
 
 def _require_size(field: str, value: int, limit: int) -> None:

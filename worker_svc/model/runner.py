@@ -77,10 +77,14 @@ class ModelRunner:
         logit_rows = np.zeros(_padded(len(sampled)), dtype=np.int64)
         logit_rows[: len(sampled)] = sampled
 
-        plan = self.model.operations.plan(segments, self.cache, self.model.config.num_heads)
+        config, operations = self.model.config, self.model.operations
+        plans = {
+            window: operations.plan(segments, self.cache, config.num_heads, window)
+            for window in set(config.layer_windows)
+        }
         to_device = self._to_device
         logits: torch.Tensor = self.model(
-            to_device(ids), to_device(positions), self.cache, to_device(slots), plan, to_device(logit_rows)
+            to_device(ids), to_device(positions), self.cache, to_device(slots), plans, to_device(logit_rows)
         )
         return logits
 

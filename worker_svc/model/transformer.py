@@ -4,7 +4,7 @@ A layer, on rows `x [N, hidden]` that may belong to any sequences:
 
     q, k, v = rotate(norm(x) Wq), rotate(norm(x) Wk), norm(x) Wv        one product: Wq, Wk, Wv lie below each other
     x       = x + attention(q, cache + k, cache + v) Wo
-    x       = x + (silu(norm(x) Wgate) * norm(x) Wup) Wdown             one product for gate and up
+    x       = x + feed_forward(norm(x))
 
 Everything but the attention works row by row, and only with operations whose bits do not depend on the other rows if
 their number is a multiple of `row_multiple`.
@@ -12,7 +12,7 @@ their number is a multiple of `row_multiple`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,8 +20,10 @@ import torch.nn.functional as F
 
 from worker_svc.checkpoints.checkpoint import Checkpoint, CheckpointError
 from worker_svc.model.config import ModelConfig
+from worker_svc.model.feed_forward import FeedForward
 from worker_svc.model.kv_cache import KVCache
-from worker_svc.model.linear import Linear
+from worker_svc.model.linear import Bias, Linear
+from worker_svc.model.moe import MixtureOfExperts
 from worker_svc.model.operations import Operations, Plan, TorchOperations
 from worker_svc.model.rope import RotaryTable
 from worker_svc.model.weights import WeightFiller
@@ -65,13 +67,21 @@ class Embedding(torch.nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a tensor of a checkpoint goes: a module's weight, from one of its rows on."""
+
+    module: RMSNorm | Embedding | Linear | Bias
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Step:
     """What all layers of a forward pass share."""
 
     rotation: tuple[torch.Tensor, torch.Tensor]  # cosines and signed sines, each [N, 1, head_dim]
     cache: KVCache
     slots: torch.Tensor
-    plan: Plan
+    plans: Mapping[int, Plan]  # by window
 
 
 class Layer(torch.nn.Module):
@@ -83,14 +93,20 @@ class Layer(torch.nn.Module):
         self._index = index
         self._qkv_shape = (-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
         self._q_size = config.q_size
-        self._intermediate_size = config.intermediate_size
+        self._normalized_heads = (config.num_heads, config.num_kv_heads)
+        self._window = config.layer_windows[index]
         self._scale = config.head_dim**-0.5
         self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, operations)
-        self.qkv = Linear(config.hidden_size, config.q_size + 2 * config.kv_size, dtype)
-        self.attention_output = Linear(config.q_size, config.hidden_size, dtype)
+        self.qkv = Linear(config.hidden_size, config.q_size + 2 * config.kv_size, dtype, bias=config.qkv_bias)
+        self.q_norm = RMSNorm(config.head_dim, config.norm_eps, dtype, operations) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.norm_eps, dtype, operations) if config.qk_norm else None
+        self.attention_output = Linear(config.q_size, config.hidden_size, dtype, bias=config.output_bias)
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, operations)
-        self.gate_up = Linear(config.hidden_size, 2 * config.intermediate_size, dtype)
-        self.down = Linear(config.intermediate_size, config.hidden_size, dtype)
+        self.feed_forward: FeedForward | MixtureOfExperts
+        if config.experts is not None and config.has_experts(index):
+            self.feed_forward = MixtureOfExperts(config.hidden_size, config.experts, dtype, operations)
+        else:
+            self.feed_forward = FeedForward(config.hidden_size, config.intermediate_size, dtype, operations)
 
     def forward(
         self, x: torch.Tensor, delta: torch.Tensor | None, step: _Step, wanted: torch.Tensor | None
@@ -98,13 +114,56 @@ class Layer(torch.nn.Module):
         """`x [N, hidden]` and what is still to be added to it, before this layer and after it; x itself is overwritten.
         With `wanted` `[M]`, only those rows come out."""
         qkv = self.qkv(self.attention_norm.after_adding(x, delta)).view(self._qkv_shape)
+        self._normalize(qkv)
         queries = self._operations.rotate_and_store(qkv, step.rotation, step.cache, self._index, step.slots)
         keys, values = step.cache.keys[self._index], step.cache.values[self._index]
-        attended = step.plan.attend(keys, values, queries, self._scale).view(-1, self._q_size)
+        attended = step.plans[self._window].attend(keys, values, queries, self._scale).view(-1, self._q_size)
         if wanted is not None:
             x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
-        gate_up = self.gate_up(self.mlp_norm.after_adding(x, self.attention_output(attended)))
-        return x, self.down(self._operations.swiglu(gate_up, self._intermediate_size))
+        return x, self.feed_forward(self.mlp_norm.after_adding(x, self.attention_output(attended)))
+
+    def _normalize(self, qkv: torch.Tensor) -> None:
+        """Normalizes each head of the queries and keys in `qkv` `[N, heads + 2 kv_heads, head_dim]`, if at all."""
+        if self.q_norm is None or self.k_norm is None:
+            return
+        heads, kv_heads = self._normalized_heads
+        for part, norm in ((qkv[:, :heads], self.q_norm), (qkv[:, heads : heads + kv_heads], self.k_norm)):
+            part.copy_(norm(part.reshape(-1, part.shape[-1])).view(part.shape))
+
+    def destinations(self, config: ModelConfig) -> dict[str, Destination]:
+        """Where each tensor of this layer goes, by its canonical name within the layer."""
+        q_size, kv_size = config.q_size, config.kv_size
+        places = {
+            "attention.norm": Destination(self.attention_norm, 0),
+            "attention.q": Destination(self.qkv, 0),
+            "attention.k": Destination(self.qkv, q_size),
+            "attention.v": Destination(self.qkv, q_size + kv_size),
+            "attention.output": Destination(self.attention_output, 0),
+            "mlp.norm": Destination(self.mlp_norm, 0),
+        }
+        if self.qkv.bias is not None:
+            for name, row in (("q", 0), ("k", q_size), ("v", q_size + kv_size)):
+                places[f"attention.{name}_bias"] = Destination(self.qkv.bias, row)
+        if self.attention_output.bias is not None:
+            places["attention.output_bias"] = Destination(self.attention_output.bias, 0)
+        if self.q_norm is not None and self.k_norm is not None:
+            places |= {"attention.q_norm": Destination(self.q_norm, 0), "attention.k_norm": Destination(self.k_norm, 0)}
+        if isinstance(self.feed_forward, MixtureOfExperts):
+            places["router"] = Destination(self.feed_forward.router, 0)
+            for number, expert in enumerate(self.feed_forward.experts):
+                assert isinstance(expert, FeedForward)
+                places |= _three_matrices(f"experts.{number}", expert)
+        else:
+            places |= _three_matrices("mlp", self.feed_forward)
+        return places
+
+
+def _three_matrices(name: str, layer: FeedForward) -> dict[str, Destination]:
+    return {
+        f"{name}.gate": Destination(layer.gate_up, 0),
+        f"{name}.up": Destination(layer.gate_up, layer.intermediate_size),
+        f"{name}.down": Destination(layer.down, 0),
+    }
 
 
 class Transformer(torch.nn.Module):
@@ -139,7 +198,7 @@ class Transformer(torch.nn.Module):
         positions: torch.Tensor,
         cache: KVCache,
         slots: torch.Tensor,
-        plan: Plan,
+        plans: Mapping[int, Plan],
         logit_rows: torch.Tensor,
     ) -> torch.Tensor:
         """Stores keys and values of all rows and computes the logits of some.
@@ -147,12 +206,12 @@ class Transformer(torch.nn.Module):
         ids: `[N]` int64, each below the vocabulary's size.
         positions: `[N]` int64, each below the context length.
         slots: `[2, N]` int64, where each row's key and value go (`KVCache.write`).
-        plan: which rows attend to what.
+        plans: which rows attend to what, for each window of `config.layer_windows`.
         logit_rows: `[M]` int64, the rows whose logits are wanted.
 
         Returns `[M, vocab]` float32.
         """
-        step = _Step(self.rotary.at(positions), cache, slots, plan)
+        step = _Step(self.rotary.at(positions), cache, slots, plans)
         x, delta = self.embedding(ids), None
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
@@ -164,32 +223,16 @@ class Transformer(torch.nn.Module):
         """A row's logits do not depend on the other rows if their number is a multiple of this."""
         return max(module.row_multiple for module in self.modules() if isinstance(module, Linear))
 
-    def destinations(self) -> dict[str, _Destination]:
+    def destinations(self) -> dict[str, Destination]:
         """Where each canonical tensor goes: a module's weight, from one of its rows on."""
-        places = {"embedding": _Destination(self.embedding, 0), "norm": _Destination(self.norm, 0)}
+        places = {"embedding": Destination(self.embedding, 0), "norm": Destination(self.norm, 0)}
         if not self.config.tie_embeddings:
-            places["output"] = _Destination(self.output, 0)
-        q_size, kv_size = self.config.q_size, self.config.kv_size
+            places["output"] = Destination(self.output, 0)
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
-            places |= {
-                f"layers.{index}.attention.norm": _Destination(layer.attention_norm, 0),
-                f"layers.{index}.attention.q": _Destination(layer.qkv, 0),
-                f"layers.{index}.attention.k": _Destination(layer.qkv, q_size),
-                f"layers.{index}.attention.v": _Destination(layer.qkv, q_size + kv_size),
-                f"layers.{index}.attention.output": _Destination(layer.attention_output, 0),
-                f"layers.{index}.mlp.norm": _Destination(layer.mlp_norm, 0),
-                f"layers.{index}.mlp.gate": _Destination(layer.gate_up, 0),
-                f"layers.{index}.mlp.up": _Destination(layer.gate_up, self.config.intermediate_size),
-                f"layers.{index}.mlp.down": _Destination(layer.down, 0),
-            }
+            for name, place in layer.destinations(self.config).items():
+                places[f"layers.{index}.{name}"] = place
         return places
-
-
-@dataclass(frozen=True, slots=True)
-class _Destination:
-    module: RMSNorm | Embedding | Linear
-    row: int
 
 
 def load_transformer(

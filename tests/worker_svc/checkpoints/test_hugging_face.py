@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -184,7 +185,20 @@ def test_an_output_that_differs_from_the_embedding_is_used_even_if_the_config_sa
 
 
 CONFIG_LIES: list[tuple[dict[str, Any], str]] = [
-    ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
+    ({"architectures": ["GemmaForCausalLM"]}, "GemmaForCausalLM"),
+    ({"architectures": ["LlamaForCausalLM", "MistralForCausalLM"]}, "architectures"),
+    ({"architectures": [["LlamaForCausalLM"]]}, "architectures"),
+    ({"architectures": ["Qwen2ForCausalLM"]}, "q_proj.bias"),
+    ({"architectures": ["Qwen3ForCausalLM"]}, "q_norm"),
+    ({"architectures": ["MixtralForCausalLM"]}, "block_sparse_moe"),
+    ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 0}, "num_local_experts"),
+    ({"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 9}, "num_experts_per_tok"),
+    ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 10**9}, "num_local_experts"),
+    ({"architectures": ["Qwen3MoeForCausalLM"]}, "moe_intermediate_size"),
+    ({"architectures": ["Qwen3MoeForCausalLM"], "moe_intermediate_size": 8, "mlp_only_layers": 1}, "mlp_only_layers"),
+    ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window"),
+    ({"architectures": ["MistralForCausalLM"], "attention_bias": True}, "attention_bias"),
+    ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "layer_types": ["chunked"]}, "layer_types"),
     ({"architectures": "LlamaForCausalLM"}, "architectures"),
     ({"architectures": None, "model_type": "mamba"}, "mamba"),
     ({"vocab_size": 98}, "model.embed_tokens.weight has the shape [97, 60], but the config makes it [98, 60]"),
@@ -217,14 +231,19 @@ CONFIG_LIES: list[tuple[dict[str, Any], str]] = [
     ({"rope_parameters": {"rope_theta": 10**400}}, "rope_theta"),
     ({"rope_parameters": {"rope_theta": "10000"}}, "rope_theta"),
     ({"rope_parameters": {"rope_theta": 0}}, "rope_theta"),
-    ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+    ({"rope_parameters": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 0.5}}, "rope_parameters.beta_fast"),
+    ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters.full_attention"),
     ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.factor"),
     ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, "rope_parameters.factor"),
     ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_parameters.low_freq_factor"),
     ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     ({"rope_parameters": [1]}, "rope_parameters"),
-    ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
-    ({"attention_bias": True}, "attention_bias"),
+    ({"rope_parameters": None, "rope_scaling": {"type": "dynamic"}}, "rope_scaling.factor"),
+    ({"attention_bias": True}, "q_proj.bias"),
+    ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+    ({"embedding_multiplier": 12.0}, "embedding_multiplier"),
+    ({"no_rope_layers": [1, 0, 1]}, "no_rope_layers"),
     ({"mlp_bias": True}, "mlp_bias"),
     ({"hidden_act": "gelu"}, "gelu"),
     ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
@@ -354,3 +373,15 @@ def test_absent_weights_are_refused_and_other_formats_mentioned(folder: Path) ->
     message = refusal(folder)
     assert WEIGHTS in message
     assert "pytorch_model.bin" in message
+
+
+def test_weights_that_cannot_be_read_are_not_called_missing(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    (folder / WEIGHTS).mkdir()
+    assert "cannot be read: Is a directory" in refusal(folder)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_weights_that_may_not_be_read_are_not_called_missing(folder: Path) -> None:
+    (folder / WEIGHTS).chmod(0)
+    assert "cannot be read: Permission denied" in refusal(folder)

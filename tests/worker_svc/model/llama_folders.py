@@ -36,11 +36,18 @@ def random_llama(**sizes: Any) -> LlamaForCausalLM:
         "attn_implementation": "eager",
     }
     torch.manual_seed(0)
-    model: LlamaForCausalLM = LlamaForCausalLM(LlamaConfig(**(settings | sizes)))
+    model: LlamaForCausalLM = randomized(LlamaForCausalLM(LlamaConfig(**(settings | sizes))))
+    return model
+
+
+def randomized(model: Any) -> Any:
+    """The model with norms and biases that are not 1 and 0."""
     model.train(False)
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        elif name.endswith("bias"):
+            torch.nn.init.normal_(parameter, 0, 0.5)
     return model
 
 
@@ -124,10 +131,11 @@ def step(
         slots[1, part] = positions[part] % PAGE_SIZE
         segments.append(Segment(row, len(ids), position, np.array(pages, dtype=np.int64)))
         row += len(ids)
-    plan = model.operations.plan(segments, cache, model.config.num_heads)
+    config = model.config
+    plans = {w: model.operations.plan(segments, cache, config.num_heads, w) for w in set(config.layer_windows)}
     if wanted is not None:
-        return model(all_ids, positions, cache, slots, plan, torch.tensor(wanted, dtype=torch.int64))
-    return model(all_ids, positions, cache, slots, plan, torch.arange(padded))[:total]
+        return model(all_ids, positions, cache, slots, plans, torch.tensor(wanted, dtype=torch.int64))
+    return model(all_ids, positions, cache, slots, plans, torch.arange(padded))[:total]
 
 
 def logits_in_chunks(model: Transformer, ids: Sequence[int], chunks: Sequence[int]) -> torch.Tensor:

@@ -1,0 +1,178 @@
+"""Every architecture and every rope scaling against transformers, whole and token by token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tests.worker_svc.model.llama_folders import (
+    PAGE_SIZE,
+    logits_in_chunks,
+    new_cache,
+    randomized,
+    some_ids,
+)
+from worker_svc.checkpoints import open_checkpoint
+from worker_svc.model.runner import ModelRunner
+from worker_svc.model.transformer import Transformer, load_transformer
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 12,  # not the hidden size over the heads
+    "max_position_embeddings": 96,
+    "initializer_range": 0.15,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "attn_implementation": "eager",
+}
+EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 5}
+QWEN_EXPERTS = {"num_experts_per_tok": 3, "num_experts": 6, "moe_intermediate_size": 28}
+WINDOW = 21
+
+# The class, and what its configuration says beyond SIZES.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama with biases": ("Llama", {"attention_bias": True}),
+    "mistral": ("Mistral", {"sliding_window": WINDOW}),
+    "mistral, window of a page": ("Mistral", {"sliding_window": PAGE_SIZE}),
+    "mistral, window of one": ("Mistral", {"sliding_window": 1}),
+    "mistral without a window": ("Mistral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {"head_dim": None}),
+    "qwen2, window in upper layers": (
+        "Qwen2",
+        {"head_dim": None, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    ),
+    "qwen2, window by layer": (
+        "Qwen2",
+        {
+            "head_dim": None,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "qwen3": ("Qwen3", {}),
+    "qwen3 with biases and a window": (
+        "Qwen3",
+        {"attention_bias": True, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
+    ),
+    "mixtral": ("Mixtral", EXPERTS),
+    "mixtral with a window": ("Mixtral", EXPERTS | {"sliding_window": WINDOW}),
+    "qwen3 moe": ("Qwen3Moe", QWEN_EXPERTS),
+    "qwen3 moe, normalized, one layer dense": (
+        "Qwen3Moe",
+        QWEN_EXPERTS | {"norm_topk_prob": True, "mlp_only_layers": [1]},
+    ),
+    "qwen3 moe, every second layer": ("Qwen3Moe", QWEN_EXPERTS | {"decoder_sparse_step": 2}),
+}
+
+# theta 100: wavelengths of 6 to 290 positions with 12 coordinates, on both sides of every boundary below.
+SCALINGS: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 48,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24},
+    "yarn, all said": {
+        "rope_type": "yarn",
+        "factor": 3.0,
+        "original_max_position_embeddings": 32,
+        "beta_fast": 8.0,
+        "beta_slow": 2.0,
+        "attention_factor": 1.3,
+        "truncate": False,
+    },
+    "yarn with two scales": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 24,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.7,
+    },
+}
+
+
+def saved(kind: str, folder: Path, **changes: Any) -> Any:
+    """A random model of one of transformers' classes, and its folder."""
+    settings = {key: value for key, value in (SIZES | changes).items() if value is not None or key == "sliding_window"}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**settings)
+    model = randomized(getattr(transformers, f"{kind}ForCausalLM")(config))
+    model.save_pretrained(folder)
+    return model
+
+
+def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> Transformer:
+    return load_transformer(open_checkpoint(folder), "cpu", dtype)
+
+
+def assert_logits_agree(ours: Transformer, theirs: Any, length: int) -> None:
+    """With transformers' in one piece, and with our own in chunks and token by token, those to the bit."""
+    ids = some_ids(97, length)
+    whole = logits_in_chunks(ours, ids, [length])
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([ids])).logits[0].float()
+    assert expected.std() > 0.3
+    torch.testing.assert_close(whole, expected, atol=1e-4, rtol=0)
+    for chunks in ([1], [WINDOW], [PAGE_SIZE, 5]):
+        assert torch.equal(logits_in_chunks(ours, ids, chunks), whole), chunks
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_equal_transformers_around_the_window(name: str, tmp_path: Path) -> None:
+    kind, changes = MODELS[name]
+    theirs = saved(kind, tmp_path, **changes)
+    ours = loaded(tmp_path)
+    for length in (WINDOW - 1, WINDOW + 1, 3 * WINDOW):
+        assert_logits_agree(ours, theirs, length)
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_logits_equal_transformers_around_the_scaling_boundary(name: str, tmp_path: Path) -> None:
+    rope = {"rope_theta": 100.0} | SCALINGS[name]
+    theirs = saved("Llama", tmp_path, rope_parameters=rope)
+    ours = loaded(tmp_path)
+    boundary = rope.get("original_max_position_embeddings", 24)
+    for length in (boundary, boundary + 1, 96):
+        assert_logits_agree(ours, theirs, length)
+
+
+@pytest.mark.parametrize("context_length", [31, 32, 33, 64, 96])
+def test_dynamic_scaling_is_that_of_a_sequence_which_fills_the_context(context_length: int, tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 3.0}
+    theirs = saved("Llama", tmp_path, rope_parameters=rope, max_position_embeddings=32)
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.config.context_length == 96
+    config = checkpoint.config.with_context_length(context_length)
+    ours = load_transformer(checkpoint, "cpu", torch.float32, config=config)
+    assert_logits_agree(ours, theirs, context_length)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "mistral", "mixtral", "qwen3 moe"])
+def test_rows_do_not_depend_on_company(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    kind, changes = MODELS[name]
+    saved(kind, tmp_path, **changes)
+    model = loaded(tmp_path, dtype)
+    assert ModelRunner(model, new_cache(model, 8 * PAGE_SIZE, dtype)).is_row_invariant()
+
+
+def test_rows_that_choose_every_expert_are_those_of_rows_alone(tmp_path: Path) -> None:
+    saved("Mixtral", tmp_path, **EXPERTS)
+    layer = loaded(tmp_path).layers[0].feed_forward
+    rows = torch.randn(64, 48, generator=torch.Generator().manual_seed(0))
+    together = layer(rows)
+    for first in range(0, 64, 4):
+        assert torch.equal(layer(rows[first : first + 4]), together[first : first + 4])
