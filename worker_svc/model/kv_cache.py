@@ -14,9 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from worker_svc.model.kv_formats import KVFormat, Parts, Plain
+
+# Bytes of pages that take as long to gather as a call of torch (10 us at 5 GB/s).
+_WORTH_A_CALL = 48 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ class KVCache:
         self.device = torch.device(device)
         self.keys = [self._layer() for _ in range(shape.layers)]
         self.values = [self._layer() for _ in range(shape.layers)]
-        self.reader = TileReader(shape.format, self.device)
+        self.reader = TileReader(shape, self.device)
         self._key_channels = key_channels
 
     def _layer(self) -> Parts:
@@ -125,50 +130,95 @@ class KVCache:
         return torch.as_tensor(list(pages), dtype=torch.int64, device=self.device)
 
 
+class Run(NamedTuple):
+    """Pages that follow each other: those of the jobs `[job, job + count)` are `[page, page + count)`."""
+
+    job: int
+    page: int
+    count: int
+
+
 class TileReader:
-    """Gives pages as operands of a batched matrix product, without a copy where that can be.
+    """Multiplies with pages, each a tile, without a copy of them where that can be.
 
     Its buffers are used again and again: fresh memory of this size would cost a page fault for every 4 KiB in every
-    layer, which took longer than the copy itself. What `gather` returns holds until the next call.
+    layer, which took longer than the copy itself. What a product returns holds until the next product of its kind.
     """
 
-    def __init__(self, stored: KVFormat, device: torch.device) -> None:
+    def __init__(self, shape: CacheShape, device: torch.device) -> None:
+        stored = shape.format
         self._format = stored
+        self._head_dim = shape.head_dim
+        self._page_bytes = shape.bytes_per_token * shape.page_size // (2 * shape.layers)  # one layer's keys
         # Batched bf16 products of this size are five times slower than fp32 ones on a CPU.
         plain = stored.dtype if isinstance(stored, Plain) else torch.float32
         self.dtype = torch.float32 if device.type == "cpu" else plain
         self._as_it_is = isinstance(stored, Plain) and stored.dtype == self.dtype
-        self._gathered: list[torch.Tensor] = []
-        self._decoded = torch.empty(0)
+        self._device = device
+        self._buffers: dict[str, torch.Tensor] = {}
 
-    def gather(self, layer: Parts, pages: torch.Tensor, first: int | None, head_dim: int) -> torch.Tensor:
-        """Pages of one layer's keys or values as `[pages * kv_heads, page_size, head_dim]`; `first` is given if they
-        are `first`, `first + 1`, ..."""
-        count = pages.shape[0]
-        if first is not None:
-            parts = tuple(part[first : first + count] for part in layer)
+    def runs(self, pages: npt.NDArray[np.int64]) -> list[Run] | None:
+        """`pages` `[jobs]` as runs; None if gathering them costs less than a call for each run."""
+        starts = np.concatenate([[0], np.flatnonzero(np.diff(pages) != 1) + 1])
+        if len(starts) > 1 and len(pages) * self._page_bytes < len(starts) * _WORTH_A_CALL:
+            return None
+        counts = np.diff(starts, append=len(pages))
+        return [Run(*run) for run in zip(starts.tolist(), pages[starts].tolist(), counts.tolist(), strict=True)]
+
+    def times_keys(self, rows: torch.Tensor, layer: Parts, pages: torch.Tensor, runs: list[Run] | None) -> torch.Tensor:
+        """`rows` `[jobs * kv_heads, n, head_dim]` times each job's keys: `[jobs * kv_heads, n, page_size]`, float32."""
+        return self._product("scores", rows, layer, pages, runs, transpose=True)
+
+    def times_values(
+        self, rows: torch.Tensor, layer: Parts, pages: torch.Tensor, runs: list[Run] | None
+    ) -> torch.Tensor:
+        """`rows` `[jobs * kv_heads, n, page_size]` times each job's values: `[jobs * kv_heads, n, head_dim]`,
+        float32."""
+        return self._product("outputs", rows, layer, pages, runs, transpose=False)
+
+    def _product(
+        self,
+        name: str,
+        rows: torch.Tensor,
+        layer: Parts,
+        pages: torch.Tensor,
+        runs: list[Run] | None,
+        *,
+        transpose: bool,
+    ) -> torch.Tensor:
+        kv_heads, page_size = layer[0].shape[1:3]
+        out = self._room(name, (*rows.shape[:2], page_size if transpose else self._head_dim), self.dtype)
+        rows = rows.to(self.dtype)
+        if self._as_it_is and runs is not None:
+            for job, page, count in runs:
+                tiles = layer[0][page : page + count].flatten(0, 1)
+                part = slice(job * kv_heads, (job + count) * kv_heads)
+                torch.bmm(rows[part], tiles.transpose(1, 2) if transpose else tiles, out=out[part])
         else:
-            while len(self._gathered) < len(layer):
-                self._gathered.append(torch.empty(0))
-            for place, part in enumerate(layer):
-                self._gathered[place] = _room(self._gathered[place], count * part[0].numel(), part.dtype, part.device)
-            parts = tuple(
-                torch.index_select(part, 0, pages, out=_shaped(room, (count, *part.shape[1:])))
-                for part, room in zip(layer, self._gathered, strict=False)
-            )
+            tiles = self._gather(layer, pages, runs).flatten(0, 1)
+            torch.bmm(rows, tiles.transpose(1, 2) if transpose else tiles, out=out)
+        return out.float()
+
+    def _gather(self, layer: Parts, pages: torch.Tensor, runs: list[Run] | None) -> torch.Tensor:
+        """Pages `[jobs, kv_heads, page_size, head_dim]` in the dtype of the products."""
+        size = (len(pages), *layer[0].shape[1:3], self._head_dim)
         if self._as_it_is:
-            return parts[0].view(-1, *parts[0].shape[2:])
-        size = (*parts[0].shape[:3], head_dim)
-        self._decoded = _room(self._decoded, math.prod(size), self.dtype, parts[0].device)
-        return self._format.decode(parts, _shaped(self._decoded, size)).view(-1, *size[2:])
+            return torch.index_select(layer[0], 0, pages, out=self._room("pages", size, self.dtype))
+        decoded = self._room("decoded", size, self.dtype)
+        if runs is not None:
+            for job, page, count in runs:
+                self._format.decode(tuple(part[page : page + count] for part in layer), decoded[job : job + count])
+            return decoded
+        parts = tuple(
+            torch.index_select(part, 0, pages, out=self._room(f"part {i}", (len(pages), *part.shape[1:]), part.dtype))
+            for i, part in enumerate(layer)
+        )
+        return self._format.decode(parts, decoded)
 
-
-def _room(buffer: torch.Tensor, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The buffer, or a larger one."""
-    if buffer.dtype == dtype and buffer.device == device and buffer.numel() >= count:
-        return buffer
-    return torch.empty(count, dtype=dtype, device=device)
-
-
-def _shaped(buffer: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
-    return buffer[: math.prod(size)].view(size)
+    def _room(self, name: str, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """The buffer of that name, as a tensor of that size."""
+        count = math.prod(size)
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.numel() < count or buffer.dtype != dtype:
+            buffer = self._buffers[name] = torch.empty(count, dtype=dtype, device=self._device)
+        return buffer[:count].view(size)
