@@ -86,7 +86,7 @@ def build_engine(config: EngineConfig, progress: Callable[[int, int], None] | No
         dtype=next(name for name, value in DTYPES.items() if value == dtype),
         device=device,
         threads=threads,
-        row_invariant=runner.is_row_invariant(),
+        row_invariant=runner.choose_padding(),
         sampling_defaults=checkpoint.sampling_defaults,
     )
 

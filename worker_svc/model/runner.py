@@ -1,7 +1,8 @@
 """Turns a step's chunks into one forward pass of the model.
 
-Rows are padded to a multiple of 4, because then a row's bits do not depend on how many others there are; padding rows
-write to the cache's padding page and are attended to by nobody. `is_row_invariant` measures it on the machine at hand.
+Rows are padded to a multiple for which a row's bits do not depend on how many others there are: to what the model's
+matrix products need (1 or 2 with oneDNN, 4 with MKL), or to 4 where that does not hold on the machine at hand, which
+`choose_padding` measures. Padding rows write to the cache's padding page and are attended to by nobody.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class ModelRunner:
         self.model = model
         self.cache = cache
         self._device = cache.device
+        self._row_multiple = ROW_MULTIPLE
 
     @torch.inference_mode()
     def forward(self, work: Sequence[Work]) -> torch.Tensor:
@@ -48,7 +50,7 @@ class ModelRunner:
         lengths = np.array([len(item.tokens) for item in work], dtype=np.int64)
         rows = np.cumsum(lengths) - lengths
         total = int(lengths.sum())
-        padded = _padded(total)
+        padded = self._padded(total)
 
         ids = np.zeros(padded, dtype=np.int64)
         positions = np.zeros(padded, dtype=np.int64)
@@ -74,7 +76,7 @@ class ModelRunner:
         samples = np.array([item.samples for item in work], dtype=np.int64)
         first = np.cumsum(samples) - samples
         sampled = np.arange(samples.sum()) + np.repeat(rows + lengths - samples - first, samples)
-        logit_rows = np.zeros(_padded(len(sampled)), dtype=np.int64)
+        logit_rows = np.zeros(self._padded(len(sampled)), dtype=np.int64)
         logit_rows[: len(sampled)] = sampled
 
         config, operations = self.model.config, self.model.operations
@@ -99,12 +101,23 @@ class ModelRunner:
         """Clears pages that hold numbers that are not finite."""
         self.cache.zero(pages)
 
-    def is_row_invariant(self) -> bool:
-        """Whether a sequence's logits are the same bits in one piece, in chunks, token by token and in company,
-        and whether all of a chunk's logits are wanted or the last one's only.
+    def _padded(self, rows: int) -> int:
+        return -(-rows // self._row_multiple) * self._row_multiple
+
+    def choose_padding(self) -> bool:
+        """Finds out how little padding makes a row's bits independent of the others; False if none does.
 
         Uses the cache's first pages, which must not hold anything yet, and leaves them zero.
         """
+        for multiple in sorted({min(self.model.row_multiple, ROW_MULTIPLE), ROW_MULTIPLE}):
+            self._row_multiple = multiple
+            if self._is_row_invariant():
+                return True
+        return False
+
+    def _is_row_invariant(self) -> bool:
+        """Whether a sequence's logits are the same bits in one piece, in chunks, token by token and in company,
+        and whether all of a chunk's logits are wanted or the last one's only."""
         size = self.cache.shape.page_size
         length = min(2 * size + 3, self.model.config.context_length, self.cache.shape.pages // 2 * size)
         if length < 2:
@@ -123,9 +136,10 @@ class ModelRunner:
         in_company = self.forward(crowd)[1].clone()
         alone = self.forward([Work(tokens[-1:], length - 1, own, 1)])[0].clone()
         each = self.forward([Work(tokens[cut:], cut, own, length - cut)])[length - cut - 1].clone()
+        answers = [chunked, in_company, alone, each]
+        for company in (1, 2, 4):  # odd numbers of rows, and of logits
+            crowd = [Work(tokens[-1:], length - 1, own, 1)]
+            crowd += [Work(others[i : i + 1], i, foreign, 1) for i in range(min(company, length))]
+            answers.append(self.forward(crowd)[0].clone())
         self.zero([*own.tolist(), *foreign.tolist(), self.cache.padding_page])
-        return all(torch.equal(whole, other) for other in (chunked, in_company, alone, each))
-
-
-def _padded(rows: int) -> int:
-    return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
+        return all(torch.equal(whole, answer) for answer in answers)
