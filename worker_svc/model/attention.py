@@ -196,7 +196,7 @@ class AttentionPlan:
         scores = scores.view(jobs, kv_heads, padded, size)
         if slab.masked_jobs.shape[0]:
             some = scores.index_select(0, slab.masked_jobs)
-            some[:, :, :rows].unflatten(2, (block, group)).masked_fill_(slab.mask, float("-inf"))
+            some[:, :, :rows].view(-1, kv_heads, block, group, size).masked_fill_(slab.mask, float("-inf"))
             scores.index_copy_(0, slab.masked_jobs, some)
 
         # Every query sees its own key at least, so that its largest score is finite.

@@ -131,11 +131,11 @@ class KVCache:
 
 
 class Run(NamedTuple):
-    """Pages that follow each other: those of the jobs `[job, job + count)` are `[page, page + count)`."""
+    """Pages that follow each other: those of the jobs `[job, job + length)` are `[page, page + length)`."""
 
     job: int
     page: int
-    count: int
+    length: int
 
 
 class TileReader:
@@ -190,9 +190,9 @@ class TileReader:
         out = self._room(name, (*rows.shape[:2], page_size if transpose else self._head_dim), self.dtype)
         rows = rows.to(self.dtype)
         if self._as_it_is and runs is not None:
-            for job, page, count in runs:
-                tiles = layer[0][page : page + count].flatten(0, 1)
-                part = slice(job * kv_heads, (job + count) * kv_heads)
+            for job, page, length in runs:
+                tiles = layer[0][page : page + length].flatten(0, 1)
+                part = slice(job * kv_heads, (job + length) * kv_heads)
                 torch.bmm(rows[part], tiles.transpose(1, 2) if transpose else tiles, out=out[part])
         else:
             tiles = self._gather(layer, pages, runs).flatten(0, 1)
@@ -206,8 +206,8 @@ class TileReader:
             return torch.index_select(layer[0], 0, pages, out=self._room("pages", size, self.dtype))
         decoded = self._room("decoded", size, self.dtype)
         if runs is not None:
-            for job, page, count in runs:
-                self._format.decode(tuple(part[page : page + count] for part in layer), decoded[job : job + count])
+            for job, page, length in runs:
+                self._format.decode(tuple(part[page : page + length] for part in layer), decoded[job : job + length])
             return decoded
         parts = tuple(
             torch.index_select(part, 0, pages, out=self._room(f"part {i}", (len(pages), *part.shape[1:]), part.dtype))
