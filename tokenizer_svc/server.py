@@ -181,15 +181,18 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         loaded.metrics.encoded_tokens.inc(sum(encoding.total_tokens for encoding in encodings))
         return encodings
 
-    def _message(self, loaded: Loaded, encoding: Encoding, with_pieces: bool) -> pb.Encoding:
-        pieces = loaded.tokenizer.pieces(encoding.ids) if with_pieces else ()
-        if with_pieces and (size := sum(map(len, pieces))) > self._settings.max_output_bytes:
+    def _pieces(self, loaded: Loaded, ids: Sequence[int]) -> list[bytes]:
+        pieces = loaded.tokenizer.pieces(ids)
+        if (size := sum(map(len, pieces))) > self._settings.max_output_bytes:
             raise validation.too_much_output("pieces", size, self._settings)
+        return pieces
+
+    def _message(self, loaded: Loaded, encoding: Encoding, with_pieces: bool) -> pb.Encoding:
         return pb.Encoding(
             ids=encoding.ids,
             byte_offsets=encoding.byte_offsets,
             code_point_offsets=encoding.code_point_offsets,
-            pieces=pieces,
+            pieces=self._pieces(loaded, encoding.ids) if with_pieces else (),
             truncated=encoding.truncated,
             total_tokens=encoding.total_tokens,
         )
@@ -280,6 +283,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             ids=encoding.ids,
             rendered_text=text if request.include_rendered_text else "",
             content_ranges=[place for found in encoding.content_ranges for place in found],
+            pieces=self._pieces(loaded, encoding.ids) if request.include_pieces else (),
             fingerprint=loaded.tokenizer.fingerprint,
         )
 

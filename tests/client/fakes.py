@@ -79,6 +79,8 @@ class ByteTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self.open_streams = 0
         self.opened: list[tokenizer_pb2.DecodeStreamOpen] = []
         self.decode_messages = 0
+        self.chats: list[tokenizer_pb2.EncodeChatRequest] = []
+        self.has_chat_template = True
         self.metadata: list[dict[str, str]] = []
         self.break_streams_after: int | None = None  # UNAVAILABLE instead of the response to this message, once
         self.unavailable_calls = 0  # refuse so many unary calls
@@ -198,6 +200,30 @@ class ByteTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 self.all_streams_closed.set()
 
     async def EncodeChat(self, request, context):  # noqa: N802
+        """Each message is the control token, its role, a line break, its content and a line break."""
+        if request.messages:
+            await self._check(context)
+            if not self.has_chat_template and not request.chat_template:
+                await refuse(
+                    context, grpc.StatusCode.FAILED_PRECONDITION, "no chat template", reason="NO_CHAT_TEMPLATE"
+                )
+            self.chats.append(request)
+            ids: list[int] = []
+            ranges: list[int] = []
+            for message in request.messages:
+                ids += [CONTROL, *ids_of_text(message.role + "\n")]
+                ranges += [len(ids), len(ids) + len(message.content.encode())]
+                ids += ids_of_text(message.content + "\n")
+            if request.add_generation_prompt:
+                ids += [CONTROL, *ids_of_text("assistant\n")]
+            pieces = [bytes([i - FIRST_BYTE]) if i >= FIRST_BYTE else CONTROL_TEXT.encode() for i in ids]
+            return tokenizer_pb2.EncodeChatResponse(
+                ids=ids,
+                fingerprint=FINGERPRINT,
+                rendered_text=b"".join(pieces).decode() if request.include_rendered_text else "",
+                content_ranges=ranges if request.include_content_mask else [],
+                pieces=pieces if request.include_pieces else [],
+            )
         await refuse(
             context,
             grpc.StatusCode.UNIMPLEMENTED,

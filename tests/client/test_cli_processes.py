@@ -126,6 +126,21 @@ def test_run_streams_the_completion_and_leaves_nothing(command: Callable[..., Co
     assert '"tokenizer": "a-model-with-spaces=' in run.stderr
 
 
+def test_chat_starts_what_it_needs_and_leaves_nothing(command: Callable[..., Command], model: str) -> None:
+    chat = command("chat", "Hello", "--model", model, "--verbose", "--stats")
+    chat.wait_for("fake worker serves")
+    assert chat.end() == 0
+    assert chat.stdout == TEXT
+    assert "finish reason  eos" in chat.stderr
+    assert not chat.survivors()
+    shown = command("chat", "Hello", "--model", model, "--verbose", "--show-prompt")
+    shown.wait_for("fake tokenizer serves")
+    assert shown.end() == 0
+    assert "'H'" in shown.stdout
+    assert "fake worker" not in shown.stderr
+    assert not shown.survivors()
+
+
 MOMENTS = {
     "the tokenizer starts": ({"FAKE_TOKENIZER": "slow"}, "fake tokenizer starts", "stderr"),
     "the worker starts": ({"FAKE_WORKER": "slow"}, "fake worker starts", "stderr"),

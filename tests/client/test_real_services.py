@@ -16,7 +16,16 @@ import grpc
 import psutil
 import pytest
 
-from tandem.client import AsyncClient, Client, FailoverSettings, FinishReason, InvalidArgumentError, Segment
+from tandem.client import (
+    AsyncClient,
+    ChatMessage,
+    Client,
+    Conversation,
+    FailoverSettings,
+    FinishReason,
+    InvalidArgumentError,
+    Segment,
+)
 from tandem.client.affinity import score
 from tandem.inference.v1 import admin_pb2, admin_pb2_grpc
 
@@ -258,6 +267,20 @@ def test_tandem_run_with_the_demo_model(repository_root: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert "output  12 tokens" in done.stderr
+
+
+async def test_a_conversation_is_answered_and_its_content_is_text(client: AsyncClient) -> None:
+    template = "{{ bos_token }}{% for m in messages %}{{ m.role | upper }}:\n{{ m.content }}\n\n{% endfor %}ROMEO:\n"
+    conversation = Conversation([ChatMessage("juliet", "O </s> Romeo")], chat_template=template)
+    encoding = await client.encode_chat(conversation, rendered_text=True, content_ranges=True, pieces=True)
+    assert encoding.rendered_text == "<s>JULIET:\nO </s> Romeo\n\nROMEO:"
+    [(start, end)] = encoding.content_ranges
+    assert b"".join(encoding.pieces[start:end]) == b"O </s> Romeo"
+    information = await client.get_tokenizer()
+    assert information.eos_id not in encoding.ids
+    result = await client.chat(conversation, max_tokens=8, seed=1)
+    assert result.prompt_ids == encoding.ids
+    assert result.output_ids == (await client.generate(encoding.ids, max_tokens=8, seed=1)).output_ids
 
 
 @pytest.mark.parametrize("words", ["starting the worker", "streams"])

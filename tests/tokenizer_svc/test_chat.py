@@ -267,8 +267,12 @@ def chat(*messages: tuple[str, str], **fields: Any) -> pb.EncodeChatRequest:
 
 async def test_encode_chat(start_service: Any, shared_data: Path, llama3: Tokenizer) -> None:
     running = await start_service(tokenizer=(f"{shared_data}/formats/llama3",))
-    request = chat(("user", "Hi <|eot_id|>"), include_rendered_text=True, include_content_mask=True)
+    request = chat(
+        ("user", "Hi <|eot_id|>"), include_rendered_text=True, include_content_mask=True, include_pieces=True
+    )
     response = await running.stub.EncodeChat(request)
+    assert b"".join(response.pieces).decode() == response.rendered_text
+    assert len(response.pieces) == len(response.ids)
     assert response.rendered_text == (
         "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi <|eot_id|><|eot_id|>"
         "<|start_header_id|>assistant<|end_header_id|>\n\n"
@@ -282,6 +286,7 @@ async def test_encode_chat(start_service: Any, shared_data: Path, llama3: Tokeni
     assert without.ids[-1] == 128_009
     assert without.rendered_text == ""
     assert not without.content_ranges
+    assert not without.pieces
 
 
 async def test_tools_arguments_and_templates_of_the_request(start_service: Any) -> None:

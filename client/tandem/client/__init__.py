@@ -38,10 +38,14 @@ from .params import GenerateOptions, SamplingParams, StoppingParams
 from .settings import ConnectionSettings, Credentials, FailoverSettings
 from .sync_client import Client, Stream
 from .types import (
+    ChatEncoding,
+    ChatMessage,
     Chunk,
+    Conversation,
     Encoding,
     FinishReason,
     GenerationResult,
+    Message,
     ModelInfo,
     Prompt,
     Segment,
@@ -49,6 +53,7 @@ from .types import (
     TextInput,
     Timings,
     TokenizerInfo,
+    ToolCall,
     Usage,
 )
 
@@ -58,11 +63,14 @@ __all__ = [
     "AsyncClient",
     "AsyncStream",
     "CancelledError",
+    "ChatEncoding",
+    "ChatMessage",
     "Chunk",
     "Client",
     "ClientClosedError",
     "ConfigurationError",
     "ConnectionSettings",
+    "Conversation",
     "Credentials",
     "DataLossError",
     "DeadlineExceededError",
@@ -75,6 +83,7 @@ __all__ = [
     "GenerationResult",
     "InternalError",
     "InvalidArgumentError",
+    "Message",
     "ModelInfo",
     "NotFoundError",
     "OutOfRangeError",
@@ -92,6 +101,7 @@ __all__ = [
     "TextInput",
     "Timings",
     "TokenizerInfo",
+    "ToolCall",
     "UnauthenticatedError",
     "UnavailableError",
     "UnimplementedError",

@@ -15,10 +15,11 @@ from prometheus_client import CollectorRegistry
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 
 from .async_stream import AsyncStream, cancelled_by_caller
+from .conversations import chat_request, conversation_violations
 from .deadline import Deadline
 from .errors import ClientClosedError, ConfigurationError, FieldViolation, invalid_argument
 from .metrics import metrics_in
-from .params import CallOptions, CountOptions, DecodeOptions, EncodeOptions, GenerateOptions
+from .params import CallOptions, CountOptions, DecodeOptions, EncodeChatOptions, EncodeOptions, GenerateOptions
 from .pipeline import Pipeline
 from .plan import GenerationPlan, make_plan
 from .prompts import checked_encode_input, ids_of
@@ -34,7 +35,17 @@ from .text_calls import (
     encode_messages,
 )
 from .texts import TextService
-from .types import Encoding, GenerationResult, ModelInfo, Prompt, TextInput, TokenizerInfo
+from .types import (
+    ChatEncoding,
+    Conversation,
+    Encoding,
+    GenerationResult,
+    Message,
+    ModelInfo,
+    Prompt,
+    TextInput,
+    TokenizerInfo,
+)
 from .validation import check_timeout
 from .workers import WorkerPool
 
@@ -136,6 +147,23 @@ class AsyncClient:
             pieces=options.get("pieces", False),
         )
 
+    async def encode_chat(
+        self, messages: Sequence[Message] | Conversation, **options: Unpack[EncodeChatOptions]
+    ) -> ChatEncoding:
+        """The token ids of a conversation, as the model's chat template has it. They may be used as a prompt."""
+        conversation = _conversation(messages)
+        check_call(options, EncodeChatOptions.__optional_keys__)
+        if violations := conversation_violations(conversation):
+            raise invalid_argument(violations)
+        request = chat_request(
+            conversation,
+            options.get("tokenizer", ""),
+            rendered_text=options.get("rendered_text", False),
+            content_ranges=options.get("content_ranges", False),
+            pieces=options.get("pieces", False),
+        )
+        return await self._texts().encode_chat(request, self._context(options))
+
     async def count_tokens(self, text: TextInput, **options: Unpack[CountOptions]) -> int:
         """How many ids `encode` would give."""
         return (await self.count_tokens_batch([text], **options))[0]
@@ -183,6 +211,19 @@ class AsyncClient:
     async def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> GenerationResult:
         """A whole answer. Cancelling the task ends it at both services."""
         return await self._whole_answer(self._plan(prompt, options))
+
+    def stream_chat(
+        self, messages: Sequence[Message] | Conversation, **options: Unpack[GenerateOptions]
+    ) -> AsyncStream:
+        """As `stream`: the answer to a conversation. A `Conversation` also names tools and templates."""
+        plan = self._plan(_conversation(messages), options, "")
+        return AsyncStream(plan, lambda plan: self._answer(plan, deliver_chunks=True))
+
+    async def chat(
+        self, messages: Sequence[Message] | Conversation, **options: Unpack[GenerateOptions]
+    ) -> GenerationResult:
+        """As `generate`: the answer to a conversation."""
+        return await self._whole_answer(self._plan(_conversation(messages), options, ""))
 
     async def generate_batch(
         self, prompts: Sequence[Prompt], *, concurrency: int = 64, **options: Unpack[GenerateOptions]
@@ -278,9 +319,13 @@ class AsyncClient:
             await answer.closed()
 
     async def _encode_prompts(self, plans: list[GenerationPlan], deadline: Deadline) -> list[Encoding | None]:
-        """The encodings of those prompts that are text, made together."""
+        """The encodings of those prompts that are text, made together. Conversations are encoded one by one later."""
         encodings: list[Encoding | None] = [None] * len(plans)
-        places = [index for index, plan in enumerate(plans) if ids_of(plan.prompt) is None]
+        places = [
+            index
+            for index, plan in enumerate(plans)
+            if ids_of(plan.prompt) is None and not isinstance(plan.prompt, Conversation)
+        ]
         if not places:
             return encodings
         first = plans[places[0]]
@@ -345,6 +390,10 @@ class AsyncClient:
     def _check_open(self) -> None:
         if self._closed:
             raise ClientClosedError("the client is closed")
+
+
+def _conversation(messages: Sequence[Message] | Conversation) -> Conversation:
+    return messages if isinstance(messages, Conversation) else Conversation(messages)
 
 
 def _no_worker() -> ConfigurationError:

@@ -64,6 +64,15 @@ class EncodeOptions(CountOptions, total=False):
     pieces: bool  # fill pieces
 
 
+class EncodeChatOptions(CallOptions, total=False):
+    """Keywords of `encode_chat`, beside the fields of `Conversation`."""
+
+    tokenizer: str  # name; default "": the service's default
+    rendered_text: bool  # fill rendered_text
+    content_ranges: bool  # fill content_ranges
+    pieces: bool  # fill pieces
+
+
 class DecodeOptions(CallOptions, total=False):
     """Keywords of `decode`, `decode_bytes` and `decode_batch`. The words are llama.cpp's."""
 

@@ -13,6 +13,7 @@ import time
 
 from tandem.inference.v1 import inference_pb2 as pb
 
+from .conversations import chat_request
 from .decoding import TextDecoder
 from .errors import StatusError, TandemError
 from .generation import TokenStream
@@ -23,7 +24,7 @@ from .prompts import checked_encode_input, ids_of
 from .rpc import CallContext
 from .settings import FailoverSettings
 from .texts import TextService
-from .types import Chunk, Encoding, FinishReason, GenerationResult, Timings, Usage
+from .types import Chunk, Conversation, Encoding, FinishReason, GenerationResult, Timings, Usage
 from .workers import WorkerPool
 
 # How many last prompt ids the tokenizer gets to see: enough to tell whether the answer begins a text.
@@ -193,14 +194,18 @@ class Pipeline:
         ids = ids_of(prompt)
         if ids is None:
             assert self._texts is not None
-            message = checked_encode_input(
-                prompt,  # type: ignore[arg-type]  # not ids, so text
-                plan.special_tokens,
-                add_special=plan.add_special,
-                truncate_to=None,
-                field="prompt",
-            )
-            encoding = await self._texts.encode(plan.tokenizer, message, self._context)
+            encoding: Encoding
+            if isinstance(prompt, Conversation):
+                encoding = await self._texts.encode_chat(chat_request(prompt, plan.tokenizer), self._context)
+            else:
+                message = checked_encode_input(
+                    prompt,  # type: ignore[arg-type]  # not ids, so text
+                    plan.special_tokens,
+                    add_special=plan.add_special,
+                    truncate_to=None,
+                    field="prompt",
+                )
+                encoding = await self._texts.encode(plan.tokenizer, message, self._context)
             self._encode_seconds = time.monotonic() - self._started_at
             self._metrics.encode.observe(self._encode_seconds)
             self._prompt_ids = encoding.ids

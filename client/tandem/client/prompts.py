@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 
+from .conversations import conversation_violations
 from .errors import FieldViolation, invalid_argument
 from .params import SpecialTokens
-from .types import Encoding, Prompt, Segment, TextInput
+from .types import Conversation, Encoding, Prompt, Segment, TextInput
 from .validation import Text, check_ids
 
 POLICIES = {
@@ -23,7 +24,7 @@ def ids_of(prompt: Prompt) -> Sequence[int] | None:
     """The token ids of a prompt that already is ids; None for text. An empty list is a prompt of no ids."""
     if isinstance(prompt, Encoding):
         return prompt.ids
-    if isinstance(prompt, str | Segment):
+    if isinstance(prompt, str | Segment | Conversation):
         return None
     if len(prompt) and isinstance(prompt[0], str | Segment):
         return None
@@ -31,7 +32,9 @@ def ids_of(prompt: Prompt) -> Sequence[int] | None:
 
 
 def prompt_violations(prompt: Prompt, special_tokens: SpecialTokens, field: str = "prompt") -> list[FieldViolation]:
-    """What is wrong with a prompt, of either kind."""
+    """What is wrong with a prompt, of any kind."""
+    if isinstance(prompt, Conversation):
+        return conversation_violations(prompt, field)
     if not isinstance(prompt, str | Segment | Encoding) and not _is_list(prompt):
         return [_wrong_kind(field, prompt)]
     ids = ids_of(prompt)
@@ -122,7 +125,9 @@ def _is_list(value: object) -> bool:
 
 def _wrong_kind(field: str, value: object) -> FieldViolation:
     shown = "an empty list" if _is_list(value) else type(value).__name__
-    return FieldViolation(field, f"must be a str, a Segment, a list of Segments or token ids, not {shown}")
+    return FieldViolation(
+        field, f"must be a str, a Segment, a list of Segments, token ids or a Conversation, not {shown}"
+    )
 
 
 def _wrong_policy(field: str, value: object) -> FieldViolation:

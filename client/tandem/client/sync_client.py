@@ -16,9 +16,20 @@ from .async_client import DEFAULT_TIMEOUT_SECONDS, AsyncClient
 from .async_stream import AsyncStream
 from .background import BackgroundLoop, acquire, release, wait
 from .errors import ClientClosedError
-from .params import CallOptions, CountOptions, DecodeOptions, EncodeOptions, GenerateOptions
+from .params import CallOptions, CountOptions, DecodeOptions, EncodeChatOptions, EncodeOptions, GenerateOptions
 from .settings import ConnectionSettings, Credentials, FailoverSettings
-from .types import Chunk, Encoding, GenerationResult, ModelInfo, Prompt, TextInput, TokenizerInfo
+from .types import (
+    ChatEncoding,
+    Chunk,
+    Conversation,
+    Encoding,
+    GenerationResult,
+    Message,
+    ModelInfo,
+    Prompt,
+    TextInput,
+    TokenizerInfo,
+)
 
 T = TypeVar("T")
 
@@ -153,6 +164,12 @@ class Client:
         """As `encode`, for many texts, in order."""
         return self._run(self._async.encode_batch(texts, **options))
 
+    def encode_chat(
+        self, messages: Sequence[Message] | Conversation, **options: Unpack[EncodeChatOptions]
+    ) -> ChatEncoding:
+        """The token ids of a conversation, as the model's chat template has it. They may be used as a prompt."""
+        return self._run(self._async.encode_chat(messages, **options))
+
     def count_tokens(self, text: TextInput, **options: Unpack[CountOptions]) -> int:
         """How many ids `encode` would give."""
         return self._run(self._async.count_tokens(text, **options))
@@ -190,6 +207,14 @@ class Client:
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> GenerationResult:
         """A whole answer."""
         return self._run(self._async.generate(prompt, **options))
+
+    def stream_chat(self, messages: Sequence[Message] | Conversation, **options: Unpack[GenerateOptions]) -> Stream:
+        """As `stream`: the answer to a conversation. A `Conversation` also names tools and templates."""
+        return Stream(self, self._async.stream_chat(messages, **options))
+
+    def chat(self, messages: Sequence[Message] | Conversation, **options: Unpack[GenerateOptions]) -> GenerationResult:
+        """As `generate`: the answer to a conversation."""
+        return self._run(self._async.chat(messages, **options))
 
     def generate_batch(
         self, prompts: Sequence[Prompt], *, concurrency: int = 64, **options: Unpack[GenerateOptions]

@@ -9,7 +9,7 @@ from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 
 from .rpc import CallContext, unary
-from .types import Encoding, SpecialToken, TokenizerInfo
+from .types import ChatEncoding, Encoding, SpecialToken, TokenizerInfo
 
 SERVICE = "tokenizer"
 M = TypeVar("M", pb.EncodeInput, pb.DecodeInput)
@@ -50,6 +50,18 @@ class TextService:
             response = await unary(self.stub.BatchEncode, request, context, service=SERVICE)
             encodings.extend(_encoding(encoding, response.fingerprint) for encoding in response.encodings)
         return encodings
+
+    async def encode_chat(self, request: pb.EncodeChatRequest, context: CallContext) -> ChatEncoding:
+        response = await unary(self.stub.EncodeChat, request, context, service=SERVICE)
+        places = response.content_ranges
+        return ChatEncoding(
+            ids=list(response.ids),
+            fingerprint=response.fingerprint,
+            total_tokens=len(response.ids),
+            pieces=list(response.pieces),
+            rendered_text=response.rendered_text,
+            content_ranges=list(zip(places[::2], places[1::2], strict=True)),
+        )
 
     async def count(self, tokenizer: str, texts: Sequence[pb.EncodeInput], context: CallContext) -> list[int]:
         counts: list[int] = []

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from .params import SamplingParams, SpecialTokens
 
@@ -34,7 +35,49 @@ class Encoding:
         return len(self.ids)
 
 
-Prompt = str | Segment | Sequence[Segment] | Sequence[int] | Encoding
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """What an assistant wanted to be called."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message of a conversation."""
+
+    role: str  # for example "system", "user", "assistant", "tool"
+    content: str = ""
+    name: str | None = None
+    tool_calls: Sequence[ToolCall] = ()
+    tool_call_id: str | None = None
+
+
+Message = ChatMessage | Mapping[str, Any]  # a mapping has the keys of OpenAI's chat messages
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A prompt that the model's chat template makes of messages. What they hold never becomes a control token."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] = ()  # the JSON schema of each
+    chat_template: str = ""  # Jinja; "": the model's own
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)  # further variables for the template
+    add_generation_prompt: bool = True  # ends with the beginning of an answer
+
+
+@dataclass(frozen=True, slots=True)
+class ChatEncoding(Encoding):
+    """A conversation's ids. What follows is empty unless it was asked for."""
+
+    rendered_text: str = ""
+    content_ranges: list[tuple[int, int]] = field(default_factory=list)  # [start, end) of ids from messages' contents
+
+
+Prompt = str | Segment | Sequence[Segment] | Sequence[int] | Encoding | Conversation
 TextInput = str | Segment | Sequence[Segment]
 
 

@@ -147,6 +147,8 @@ RULES: Mapping[str, Rule] = {
     "truncate_to": Integer(1, UINT32_MAX),
     "offsets": Flag(),
     "pieces": Flag(),
+    "rendered_text": Flag(),
+    "content_ranges": Flag(),
     "remove_special": Flag(),
     "unparse_special": Flag(),
     "clean_spaces": Flag(),

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from .chat import chat
 from .generate import generate
 from .run import run, serve
 from .status import status
@@ -20,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, serve, generate, tokenize, detokenize, status, top):
+for command in (run, chat, serve, generate, tokenize, detokenize, status, top):
     app.command()(command)
 
 

@@ -10,7 +10,7 @@ import typer
 
 from ..async_client import AsyncClient
 from ..params import GenerateOptions
-from ..types import GenerationResult
+from ..types import Conversation, GenerationResult
 from . import options as o
 from .services import interruptible
 from .terminal import TextStream, print_statistics, reporting_errors
@@ -87,12 +87,12 @@ async def _generate(client: AsyncClient, prompt: str, wanted: GenerateOptions, a
 
 
 async def stream_to_terminal(
-    client: AsyncClient, prompt: str, wanted: GenerateOptions, *, show_prompt: bool
+    client: AsyncClient, prompt: str | Conversation, wanted: GenerateOptions, *, show_prompt: bool
 ) -> GenerationResult:
     """Writes the answer to standard output as it comes; on a terminal perhaps behind its prompt."""
     out = TextStream()
     async with client.stream(prompt, **wanted) as stream:
-        if show_prompt and out.terminal:
+        if show_prompt and out.terminal and isinstance(prompt, str):
             out.write(prompt, dim=True)
         try:
             async for chunk in stream:

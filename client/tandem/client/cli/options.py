@@ -174,9 +174,14 @@ def credentials(tls: bool, ca_file: Path | None, token_file: Path | None) -> Cre
     return Credentials(tls=tls or ca_file is not None, root_certificates=ca_file, bearer_token=token)
 
 
+def given_workers(given: list[str] | None) -> list[str]:
+    """From the flags, or else from the environment."""
+    return given or [one.strip() for one in os.environ.get(WORKER_VARIABLE, "").split(",") if one.strip()]
+
+
 def worker_addresses(given: list[str] | None) -> list[str]:
-    """From the flags, or else from the environment; none at all is wrong usage."""
-    addresses = given or [one.strip() for one in os.environ.get(WORKER_VARIABLE, "").split(",") if one.strip()]
+    """The same; none at all is wrong usage."""
+    addresses = given_workers(given)
     if not addresses:
         raise CommandError(f"which worker? Give --worker-address HOST:PORT or set {WORKER_VARIABLE}", exit_code=2)
     return addresses

@@ -130,6 +130,7 @@ class ServicePlan:
     drain_seconds: float = 1.0
     tokenizer_flags: Sequence[str] = ()
     worker_flags: Sequence[str] = ()
+    with_worker: bool = True
 
     def common(self, port: int, metrics_port: int) -> list[str]:
         return [
@@ -144,18 +145,19 @@ class ServicePlan:
 
 
 class Services:
-    """Both services, or those that run so far."""
+    """Both services, or the tokenizer alone, or those that run so far."""
 
     def __init__(self, plan: ServicePlan, folder: Path, on_line: Line | None) -> None:
         self._plan = plan
         self._folder = folder
         self._on_line = on_line
         self._running: list[ServiceProcess] = []
+        self._started = False
         self.tokenizer_address = ""
         self.worker_address = ""
 
     async def start(self, progress: Callable[[str], None]) -> None:
-        """Starts the tokenizer, then the worker, which asks the tokenizer whether they go together."""
+        """Starts the tokenizer, then the worker if there is to be one, which asks the tokenizer whether they match."""
         plan = self._plan
         progress("starting the tokenizer")
         tokenizer = self._launch(
@@ -168,6 +170,9 @@ class Services:
             ],
         )
         self.tokenizer_address = reachable(await tokenizer.address())
+        if not plan.with_worker:
+            self._started = True
+            return
         progress(f"starting the worker and loading {plan.model}")
         worker = self._launch(
             "worker",
@@ -180,6 +185,7 @@ class Services:
             ],
         )
         self.worker_address = reachable(await self._while_running(worker.address()))
+        self._started = True
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`; raises CommandError when a service ends meanwhile."""
@@ -217,7 +223,7 @@ class Services:
             if task.done():
                 return task.result()
             service = next(service for watch, service in watches.items() if watch.done())
-            raise service.failure("has ended" if self.worker_address else "did not start")
+            raise service.failure("has ended" if self._started else "did not start")
         finally:
             for each in (task, *watches):
                 each.cancel()

@@ -1059,6 +1059,7 @@ class EncodeChatRequest(_message.Message):
     TEMPLATE_ARGUMENTS_FIELD_NUMBER: _builtins.int
     INCLUDE_RENDERED_TEXT_FIELD_NUMBER: _builtins.int
     INCLUDE_CONTENT_MASK_FIELD_NUMBER: _builtins.int
+    INCLUDE_PIECES_FIELD_NUMBER: _builtins.int
     tokenizer: _builtins.str
     """name; empty: the default"""
     add_generation_prompt: _builtins.bool
@@ -1067,6 +1068,8 @@ class EncodeChatRequest(_message.Message):
     """Jinja; empty: the model's own"""
     include_rendered_text: _builtins.bool
     include_content_mask: _builtins.bool
+    include_pieces: _builtins.bool
+    """fill pieces"""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """at least one"""
@@ -1090,10 +1093,11 @@ class EncodeChatRequest(_message.Message):
         template_arguments: _struct_pb2.Struct | None = ...,
         include_rendered_text: _builtins.bool = ...,
         include_content_mask: _builtins.bool = ...,
+        include_pieces: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "template_arguments", b"template_arguments"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "chat_template", b"chat_template", "include_content_mask", b"include_content_mask", "include_rendered_text", b"include_rendered_text", "messages", b"messages", "template_arguments", b"template_arguments", "tokenizer", b"tokenizer", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "chat_template", b"chat_template", "include_content_mask", b"include_content_mask", "include_pieces", b"include_pieces", "include_rendered_text", b"include_rendered_text", "messages", b"messages", "template_arguments", b"template_arguments", "tokenizer", b"tokenizer", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
     _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
@@ -1109,6 +1113,7 @@ class EncodeChatResponse(_message.Message):
     RENDERED_TEXT_FIELD_NUMBER: _builtins.int
     CONTENT_RANGES_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
+    PIECES_FIELD_NUMBER: _builtins.int
     rendered_text: _builtins.str
     """only with include_rendered_text"""
     fingerprint: _builtins.str
@@ -1120,6 +1125,10 @@ class EncodeChatResponse(_message.Message):
         as pairs flattened into one list.
         """
 
+    @_builtins.property
+    def pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """parallel to ids; the bytes that each decodes to, control tokens as their text"""
+
     def __init__(
         self,
         *,
@@ -1127,10 +1136,11 @@ class EncodeChatResponse(_message.Message):
         rendered_text: _builtins.str = ...,
         content_ranges: _abc.Iterable[_builtins.int] | None = ...,
         fingerprint: _builtins.str = ...,
+        pieces: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_ranges", b"content_ranges", "fingerprint", b"fingerprint", "ids", b"ids", "rendered_text", b"rendered_text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_ranges", b"content_ranges", "fingerprint", b"fingerprint", "ids", b"ids", "pieces", b"pieces", "rendered_text", b"rendered_text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,247 @@
+"""`tandem chat`: a conversation with a model, and how its prompt is made."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.text import Text
+
+from ..async_client import AsyncClient
+from ..errors import FailedPreconditionError
+from ..params import GenerateOptions
+from ..types import ChatEncoding, ChatMessage, Conversation
+from . import options as o
+from .generate import stream_to_terminal
+from .run import print_line, progress_on_terminal
+from .services import ServicePlan, find_model, interruptible, running_services
+from .terminal import CommandError, errors, harmless, output, print_statistics, reporting_errors
+
+T = TypeVar("T")
+
+_TEMPLATE_STYLE, _CONTENT_STYLE = "cyan", "bold yellow"
+
+
+def chat(
+    message: Annotated[
+        str | None,
+        typer.Argument(
+            help='One message and its answer; "-" (or none in a pipe): standard input. None: a conversation.'
+        ),
+    ] = None,
+    system: Annotated[str | None, typer.Option("--system", "-s", help="A system message to begin with.")] = None,
+    show_prompt: Annotated[
+        bool, typer.Option("--show-prompt", help="Show what the template makes of it, and its tokens; no answer.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --show-prompt: one JSON object.")] = False,
+    chat_template: Annotated[
+        Path | None, typer.Option("--chat-template", help="A Jinja file to use instead of the model's own template.")
+    ] = None,
+    name: Annotated[str, typer.Option("--name", help="Which tokenizer; default: the service's default.")] = "",
+    model: o.Model = None,
+    tokenizer: o.TokenizerPath = None,
+    worker_flag: o.WorkerFlags = None,
+    tokenizer_flag: o.TokenizerFlags = None,
+    tokenizer_address: o.TokenizerAddress = "",
+    worker_address: o.WorkerAddresses = None,
+    max_tokens: o.MaxTokens = None,
+    min_tokens: o.MinTokens = None,
+    stop: o.Stop = None,
+    stop_id: o.StopIds = None,
+    ignore_eos: o.IgnoreEos = False,
+    include_stop: o.IncludeStop = False,
+    temperature: o.Temperature = None,
+    top_k: o.TopK = None,
+    top_p: o.TopP = None,
+    min_p: o.MinP = None,
+    repetition_penalty: o.RepetitionPenalty = None,
+    repetition_window: o.RepetitionWindow = None,
+    seed: o.Seed = None,
+    timeout: o.Timeout = 600.0,
+    tls: o.Tls = False,
+    ca_file: o.CaFile = None,
+    token_file: o.TokenFile = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Statistics on standard error after each answer.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the logs of services started here.")] = False,
+) -> None:
+    """Talk with a model: with services that run somewhere, or with both started for it."""
+    with reporting_errors():
+        template = "" if chat_template is None else _read_template(chat_template)
+        first = None if message is None and sys.stdin.isatty() and not show_prompt else o.text_argument(message)
+        wanted = o.sampling_options(
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            stop=stop,
+            stop_id=stop_id,
+            ignore_eos=ignore_eos,
+            include_stop=include_stop,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            repetition_window=repetition_window,
+            seed=seed,
+            special="text",
+            timeout=timeout,
+        )
+        wanted["tokenizer"] = name
+        messages = [] if system is None else [ChatMessage("system", system)]
+
+        async def work(client: AsyncClient) -> None:
+            if show_prompt:
+                conversation = Conversation([*messages, ChatMessage("user", first or "")], chat_template=template)
+                encoding = await client.encode_chat(
+                    conversation, tokenizer=name, rendered_text=True, content_ranges=True, pieces=True,
+                    timeout=timeout or None,
+                )  # fmt: skip
+                (_print_json if as_json else _print_prompt)(encoding)
+            else:
+                await _converse(client, messages, first, template, wanted, stats)
+
+        if model is None and (tokenizer_address or o.given_workers(worker_address)):
+            workers = [] if show_prompt else o.worker_addresses(worker_address)
+            credentials = o.credentials(tls, ca_file, token_file)
+            address = o.required_tokenizer(tokenizer_address)
+            interruptible(_with_template_errors(_at(AsyncClient(address, workers, credentials=credentials), work)))
+            return
+        folder, tokenizer_path = find_model(model, tokenizer)
+        plan = ServicePlan(
+            model=folder,
+            tokenizer=tokenizer_path,
+            log_level="info" if verbose else "warning",
+            worker_flags=worker_flag or (),
+            tokenizer_flags=tokenizer_flag or (),
+            with_worker=not show_prompt,
+        )
+        interruptible(_with_template_errors(_started(plan, work, verbose)))
+
+
+async def _at(client: AsyncClient, work: Callable[[AsyncClient], Coroutine[Any, Any, None]]) -> None:
+    async with client:
+        await work(client)
+
+
+async def _started(plan: ServicePlan, work: Callable[[AsyncClient], Coroutine[Any, Any, None]], verbose: bool) -> None:
+    with progress_on_terminal(spinner=not verbose) as progress:
+        async with running_services(plan, progress=progress, on_line=print_line if verbose else None) as services:
+            progress("")
+            workers = [services.worker_address] if services.worker_address else []
+            async with AsyncClient(services.tokenizer_address, workers) as client:
+                await services.run(work(client))
+            progress("stopping")
+
+
+async def _with_template_errors(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await work
+    except FailedPreconditionError as error:
+        if error.reason != "NO_CHAT_TEMPLATE":
+            raise
+        raise CommandError(
+            "this model has no chat template, so it was most likely not trained to chat: give one with "
+            "--chat-template FILE, or let `tandem run` or `tandem generate` continue a text"
+        ) from None
+
+
+async def _converse(
+    client: AsyncClient,
+    messages: list[ChatMessage],
+    first: str | None,
+    template: str,
+    wanted: GenerateOptions,
+    stats: bool,
+) -> None:
+    """One answer to `first`, or a conversation with who sits at the terminal, until the end of their input."""
+    said = first
+    while True:
+        if first is None:
+            said = await _line("> ")
+            if said is None:
+                return
+            if not said.strip():
+                continue
+        messages.append(ChatMessage("user", said or ""))
+        conversation = Conversation(list(messages), chat_template=template)
+        result = await stream_to_terminal(client, conversation, wanted, show_prompt=False)
+        messages.append(ChatMessage("assistant", result.text))
+        if stats:
+            print_statistics(result)
+        if first is not None:
+            return
+
+
+async def _line(prompt: str) -> str | None:
+    """The next line from the terminal; None at the end. The event loop goes on meanwhile, so Ctrl-C is heard."""
+    errors.print(Text(prompt, style="bold green"), end="")
+    loop = asyncio.get_running_loop()
+    data = b""
+    while not data.endswith(b"\n"):
+        ready = asyncio.Event()
+        loop.add_reader(0, ready.set)
+        try:
+            await ready.wait()
+        finally:
+            loop.remove_reader(0)
+        part = os.read(0, 1 << 16)
+        if not part:
+            break
+        data += part
+    if not data:
+        errors.print()
+        return None
+    return data.decode(errors="replace").rstrip("\n")
+
+
+def _read_template(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"--chat-template {file}: {getattr(error, 'strerror', None) or 'is not UTF-8'}") from None
+
+
+def _is_content(encoding: ChatEncoding) -> list[bool]:
+    found = [False] * len(encoding.ids)
+    for start, end in encoding.content_ranges:
+        found[start:end] = [True] * (end - start)
+    return found
+
+
+def _print_prompt(encoding: ChatEncoding) -> None:
+    """The prompt in two colours, then one line a token, then how many there are."""
+    out = output()
+    content = _is_content(encoding)
+    pieces = [harmless(piece.decode(errors="replace")) for piece in encoding.pieces]
+    if out.is_terminal:
+        line = Text()
+        for piece, inside in zip(pieces, content, strict=True):
+            line.append(piece, style=_CONTENT_STYLE if inside else _TEMPLATE_STYLE)
+        out.print(line)
+    width = len(str(max(encoding.ids, default=0)))
+    for index, (token, piece, inside) in enumerate(zip(encoding.ids, pieces, content, strict=True)):
+        row = Text(f"{index:>6}  {token:>{width}}  {'content ' if inside else 'template'}  ")
+        row.append(repr(piece), style=_CONTENT_STYLE if inside else _TEMPLATE_STYLE)
+        out.print(row)
+    count = sum(content)
+    total = len(encoding.ids)
+    words = f"{total} tokens: {count} content, {total - count} template; {len(encoding.rendered_text)} characters"
+    out.print(Text(words, style="dim"))
+
+
+def _print_json(encoding: ChatEncoding) -> None:
+    shown = {
+        "rendered_text": encoding.rendered_text,
+        "ids": encoding.ids,
+        "pieces": [piece.decode(errors="replace") for piece in encoding.pieces],
+        "pieces_hex": [piece.hex() for piece in encoding.pieces],
+        "content_ranges": encoding.content_ranges,
+        "tokens": len(encoding.ids),
+        "fingerprint": encoding.fingerprint,
+    }
+    output().print(Text(json.dumps(shown, ensure_ascii=False)))

@@ -1,0 +1,142 @@
+"""Conversations to the message that the tokenizer takes, and what is wrong with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from google.protobuf.struct_pb2 import Struct
+
+from tandem.tokenizer.v1 import tokenizer_pb2 as pb
+
+from .errors import FieldViolation
+from .types import ChatMessage, Conversation, Message, ToolCall
+from .validation import Text
+
+_KEYS = frozenset(field.name for field in dataclasses.fields(ChatMessage))
+
+
+class _WrongFieldError(ValueError):
+    """One field of a conversation."""
+
+    def __init__(self, field: str, description: str) -> None:
+        super().__init__(description)
+        self.violation = FieldViolation(field, description)
+
+
+def conversation_violations(conversation: Conversation, field: str = "") -> list[FieldViolation]:
+    """What is wrong with a conversation that is called `field`."""
+    place = f"{field}." if field else ""
+    violations: list[FieldViolation] = []
+    if not _is_list(conversation.messages) or not len(conversation.messages):
+        return [FieldViolation(f"{place}messages", "must be a list of at least one message")]
+    for index, message in enumerate(conversation.messages):
+        try:
+            _message(message, f"{place}messages[{index}]")
+        except _WrongFieldError as error:
+            violations.append(error.violation)
+    for index, tool in enumerate(conversation.tools):
+        violations += _struct_violations(f"{place}tools[{index}]", tool)
+    violations += _struct_violations(f"{place}template_arguments", conversation.template_arguments)
+    violations += Text(0).problems(f"{place}chat_template", conversation.chat_template)
+    return violations
+
+
+def chat_request(
+    conversation: Conversation,
+    tokenizer: str,
+    *,
+    rendered_text: bool = False,
+    content_ranges: bool = False,
+    pieces: bool = False,
+) -> pb.EncodeChatRequest:
+    """The message for a conversation without violations."""
+    return pb.EncodeChatRequest(
+        tokenizer=tokenizer,
+        messages=[_message(message, "messages") for message in conversation.messages],
+        add_generation_prompt=conversation.add_generation_prompt,
+        tools=[_struct(tool) for tool in conversation.tools],
+        chat_template=conversation.chat_template,
+        template_arguments=_struct(conversation.template_arguments),
+        include_rendered_text=rendered_text,
+        include_content_mask=content_ranges,
+        include_pieces=pieces,
+    )
+
+
+def _message(given: Message, field: str) -> pb.ChatMessage:
+    """Raises _WrongFieldError."""
+    message = given if isinstance(given, ChatMessage) else _from_mapping(given, field)
+    for name in ("role", "content", "name", "tool_call_id"):
+        value = getattr(message, name)
+        if value is not None or name in ("role", "content"):
+            for violation in Text(1 if name == "role" else 0).problems(f"{field}.{name}", value):
+                raise _WrongFieldError(violation.field, violation.description)
+    calls: list[pb.ChatToolCall] = []
+    for index, call in enumerate(message.tool_calls):
+        place = f"{field}.tool_calls[{index}]"
+        for name in ("name", "id"):
+            for violation in Text(0).problems(f"{place}.{name}", getattr(call, name)):
+                raise _WrongFieldError(violation.field, violation.description)
+        for violation in _struct_violations(f"{place}.arguments", call.arguments):
+            raise _WrongFieldError(violation.field, violation.description)
+        calls.append(pb.ChatToolCall(id=call.id, name=call.name, arguments=_struct(call.arguments)))
+    return pb.ChatMessage(
+        role=message.role,
+        content=message.content,
+        name=message.name,
+        tool_calls=calls,
+        tool_call_id=message.tool_call_id,
+    )
+
+
+def _from_mapping(given: object, field: str) -> ChatMessage:
+    """A message as OpenAI's interface writes it."""
+    if not isinstance(given, Mapping):
+        raise _WrongFieldError(field, f"must be a ChatMessage or a mapping, not {type(given).__name__}")
+    if unknown := sorted(map(str, given.keys() - _KEYS)):
+        raise _WrongFieldError(field, f"has the unknown key {unknown[0]!r}; known are {', '.join(sorted(_KEYS))}")
+    values = {name: value for name, value in given.items() if value is not None}
+    values.setdefault("role", "")
+    calls = values.get("tool_calls", ())
+    if not _is_list(calls):
+        raise _WrongFieldError(f"{field}.tool_calls", f"must be a list, not {type(calls).__name__}")
+    values["tool_calls"] = [_call(call, f"{field}.tool_calls[{index}]") for index, call in enumerate(calls)]
+    return ChatMessage(**values)
+
+
+def _call(given: object, field: str) -> ToolCall:
+    if isinstance(given, ToolCall):
+        return given
+    function = given.get("function") if isinstance(given, Mapping) else None
+    if not isinstance(given, Mapping) or not isinstance(function, Mapping):
+        raise _WrongFieldError(field, "must be a ToolCall or a mapping with a function")
+    arguments: Any = function.get("arguments") or {}
+    if isinstance(arguments, str):  # as models write it
+        try:
+            arguments = json.loads(arguments)
+        except ValueError as error:
+            raise _WrongFieldError(f"{field}.function.arguments", f"is no JSON: {error}") from None
+    return ToolCall(function.get("name", ""), arguments, given.get("id") or "")
+
+
+def _struct_violations(field: str, value: object) -> list[FieldViolation]:
+    if not isinstance(value, Mapping):
+        return [FieldViolation(field, f"must be a mapping, not {type(value).__name__}")]
+    try:
+        _struct(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        return [FieldViolation(field, f"must be what JSON can hold: {error}")]
+    return []
+
+
+def _struct(value: Mapping[str, Any]) -> Struct:
+    message = Struct()
+    message.update(dict(value))
+    return message
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
