@@ -35,12 +35,12 @@ from sentencepiece import SentencePieceProcessor
 from tiktoken.load import load_tiktoken_bpe
 
 from benchmarks.machine import add_output_flags, save
+from svc_common.gguf import read_metadata
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 from tokenizer_svc.encode_cache import EncodeCache
 from tokenizer_svc.formats import load_tokenizer
 from tokenizer_svc.formats.byte_alphabet import ALPHABET
-from tokenizer_svc.formats.gguf_header import read_metadata
 from tokenizer_svc.tokenizer import Policy, Segment, Tokenizer
 from tokenizer_svc.vocabularies.patterns import LLAMA3
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
+from svc_common.gguf import MAGIC, GgufError, read_metadata
 from tokenizer_svc.formats.byte_alphabet import from_alphabet
 from tokenizer_svc.formats.errors import FormatError
-from tokenizer_svc.formats.gguf_header import MAGIC, read_metadata
 from tokenizer_svc.formats.roles import CONTROL_TEXTS, end_of_generation_ids
 from tokenizer_svc.formats.rwkv_text import unescape
 from tokenizer_svc.tokenizer import Tokenizer, TokenizerConfig
@@ -73,7 +73,11 @@ def is_gguf(head: bytes) -> bool:
 
 def load(path: Path) -> Tokenizer:
     """Raises FormatError."""
-    return _Loader(path, read_metadata(path, lambda key: key.startswith(_PREFIX) or key in _OTHER_KEYS)).load()
+    try:
+        metadata = read_metadata(path, lambda key: key.startswith(_PREFIX) or key in _OTHER_KEYS)
+    except GgufError as error:
+        raise FormatError(error.path, error.problem) from None
+    return _Loader(path, metadata).load()
 
 
 class _Loader:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from svc_common.gguf import MAGIC
 from worker_svc.checkpoints.checkpoint import Checkpoint, CheckpointError
+from worker_svc.checkpoints.gguf_file import GgufCheckpoint
 from worker_svc.checkpoints.hugging_face import HuggingFaceCheckpoint
 from worker_svc.checkpoints.meta import MetaCheckpoint
 
@@ -12,17 +14,16 @@ __all__ = ["Checkpoint", "CheckpointError", "open_checkpoint"]
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Opens the folder at `path`, whose format is recognised by what is in it.
+    """Opens the folder or GGUF file at `path`, whose format is recognised by what is in it.
 
     Everything is checked but the weights' values: sizes, names, shapes, dtypes, files. Raises CheckpointError.
     """
     try:
+        if path.is_file():
+            return _open_file(path)
         names = {file.name for file in path.iterdir()}
-    except NotADirectoryError:
-        kind = "GGUF files are not served yet" if path.suffix == ".gguf" else "a folder is expected"
-        raise CheckpointError(f"{path}: is a file; {kind}") from None
     except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such folder") from None
+        raise CheckpointError(f"{path}: no such file or folder") from None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     has_safetensors = any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names)
@@ -30,4 +31,20 @@ def open_checkpoint(path: Path) -> Checkpoint:
         return HuggingFaceCheckpoint(path)
     if "params.json" in names:
         return MetaCheckpoint(path)
-    raise CheckpointError(f"{path}: neither config.json (Hugging Face layout) nor params.json (Meta layout) is there")
+    files = sorted(name for name in names if name.endswith(".gguf"))
+    if len(files) == 1:
+        return GgufCheckpoint(path / files[0])
+    if files:
+        raise CheckpointError(f"{path}: has {len(files)} GGUF files ({', '.join(files[:3])}); name one of them")
+    raise CheckpointError(
+        f"{path}: neither config.json (Hugging Face layout) nor params.json (Meta layout) nor a GGUF file is there"
+    )
+
+
+def _open_file(path: Path) -> Checkpoint:
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) == MAGIC:
+            return GgufCheckpoint(path)
+    if path.suffix in (".safetensors", ".pth", ".json"):
+        raise CheckpointError(f"{path}: is a file; the folder that it lies in is expected")
+    raise CheckpointError(f"{path}: is a file that does not begin with GGUF; a GGUF file or a folder is expected")

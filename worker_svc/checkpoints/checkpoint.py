@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from worker_svc.checkpoints.ggml_blocks import QuantizedTensor
+from worker_svc.checkpoints.ggml_blocks import BlockKind, QuantizedTensor
 from worker_svc.model.config import ModelConfig
 
 STORED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -32,11 +32,11 @@ class Checkpoint(Protocol):
 
     @property
     def path(self) -> Path:
-        """The folder."""
+        """The folder or file."""
 
     @property
-    def format(self) -> Literal["meta", "hugging_face"]:
-        """The kind of folder."""
+    def format(self) -> Literal["meta", "hugging_face", "gguf"]:
+        """The family of files."""
 
     @property
     def config(self) -> ModelConfig:
@@ -75,12 +75,14 @@ class StoredTensor:
     """What a file says about one of its tensors; a dtype that torch is not asked for stays text."""
 
     shape: tuple[int, ...]
-    dtype: torch.dtype | str
+    dtype: torch.dtype | BlockKind | str
 
     @property
     def bytes(self) -> int:
         """Its size in the file."""
-        assert isinstance(self.dtype, torch.dtype)
+        assert not isinstance(self.dtype, str)
+        if isinstance(self.dtype, BlockKind):
+            return math.prod(self.shape) // self.dtype.block_numbers * self.dtype.block_bytes
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -99,17 +101,16 @@ def match_tensors(path: Path, expected: Mapping[str, tuple[int, ...]], found: Ma
             raise CheckpointError(
                 f"{path}: tensor {name} has the shape {list(stored.shape)}, but the config makes it {list(shape)}"
             )
-        if stored.dtype not in STORED_DTYPES:
+        if stored.dtype not in STORED_DTYPES and not isinstance(stored.dtype, BlockKind):
             allowed = ", ".join(_dtype_name(dtype) for dtype in STORED_DTYPES)
             raise CheckpointError(f"{path}: tensor {name} is stored as {_dtype_name(stored.dtype)}; served: {allowed}")
 
 
 def main_dtype(tensors: Iterable[StoredTensor]) -> torch.dtype:
-    """The dtype that holds most of the bytes."""
+    """The dtype that holds most of the bytes; quantized ones are computed with in bfloat16."""
     sizes = dict.fromkeys(STORED_DTYPES, 0)
     for tensor in tensors:
-        assert isinstance(tensor.dtype, torch.dtype)
-        sizes[tensor.dtype] += tensor.bytes
+        sizes[tensor.dtype if isinstance(tensor.dtype, torch.dtype) else torch.bfloat16] += tensor.bytes
     return max(sizes, key=lambda dtype: sizes[dtype])
 
 
@@ -137,8 +138,8 @@ def _listed(names: list[str]) -> str:
     return f"tensors {', '.join(names[:3])}{more} are"
 
 
-def _dtype_name(dtype: torch.dtype | str) -> str:
-    return str(dtype).removeprefix("torch.")
+def _dtype_name(dtype: torch.dtype | BlockKind | str) -> str:
+    return dtype.name if isinstance(dtype, BlockKind) else str(dtype).removeprefix("torch.")
 
 
 if sys.platform == "linux":

@@ -1,7 +1,9 @@
-"""Meta's layout: `params.json`, `consolidated.00.pth` and, beside them, `tokenizer.model`.
+"""Meta's layout: `params.json`, `consolidated.00.pth` (and `.01`, ...) and, beside them, `tokenizer.model`.
 
 What differs from other formats:
 
+- Several files are the shards of a tensor-parallel run: each has every tensor, matrices cut along one dimension. Which
+  one is seen from the shapes: Llama 2 cuts the embedding along the width, Llama 3 along the vocabulary.
 - The size of the feed-forward layer is not stated but follows from `dim`, `multiple_of` and `ffn_dim_multiplier`.
 - `vocab_size` may be -1: then the embedding says it. `n_kv_heads` may be absent: as many as heads.
 - RoPE pairs are neighbours (rows 2i and 2i + 1 of a head); the rows of q and k are permuted to halves when read.
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,9 +32,11 @@ from worker_svc.checkpoints.checkpoint import (
 )
 from worker_svc.checkpoints.fields import Fields, build
 from worker_svc.checkpoints.ggml_blocks import QuantizedTensor
+from worker_svc.checkpoints.row_order import halves_order
 from worker_svc.checkpoints.special_ids import read_special_ids
 from worker_svc.model.config import ModelConfig, RopeScaling
 
+_State = Mapping[str, torch.Tensor]
 _KEYS = {
     "hidden_size": "dim",
     "intermediate_size": "ffn_dim_multiplier",
@@ -68,15 +72,19 @@ class MetaCheckpoint:
         """Reads everything but the weights themselves. Raises CheckpointError."""
         self.path = path
         params = Fields.read(path / "params.json")
-        self._file = _weights_file(path)
-        self._tensors = _load(self._file)
-        self.config = _config(params, self._file, self._tensors)
-        shapes = self.config.tensor_shapes()
+        self._files = _weights_files(path)
+        self._shards = [_load(file) for file in self._files]
+        first, tensors = self._files[0], self._shards[0]
+        self.config = _config(params, first, self._shards)
+        expected = {_stored_name(name): shape for name, shape in self.config.tensor_shapes().items()}
         if self.config.tie_embeddings:
-            self._tensors.pop("output.weight", None)
-        stored = {name: StoredTensor(tuple(tensor.shape), tensor.dtype) for name, tensor in self._tensors.items()}
-        self._mapped = {tensor.untyped_storage().data_ptr() for tensor in self._tensors.values()}
-        match_tensors(self._file, {_stored_name(name): shape for name, shape in shapes.items()}, stored)
+            for shard in self._shards:
+                shard.pop("output.weight", None)
+        for file, shard in zip(self._files[1:], self._shards[1:], strict=True):
+            _check_alike(first, tensors, file, shard)
+        stored = {name: self._joined(name, expected.get(name)) for name in tensors}
+        self._mapped = {tensor.untyped_storage().data_ptr() for shard in self._shards for tensor in shard.values()}
+        match_tensors(first if len(self._files) == 1 else path, expected, stored)
         self.dtype = main_dtype(stored.values())
         self.total_bytes = sum(tensor.bytes for tensor in stored.values())
         self.bos_id, self.eos_ids = read_special_ids(path / "tokenizer.model", self.config.vocab_size)
@@ -84,18 +92,30 @@ class MetaCheckpoint:
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor | QuantizedTensor]]:
         """See `Checkpoint.tensors`."""
-        for name in self.config.tensor_shapes():
-            tensor = self._tensors[_stored_name(name)]
+        for name, shape in self.config.tensor_shapes().items():
+            parts = [shard[_stored_name(name)] for shard in self._shards]
+            cut = _cut_dimension([tuple(part.shape) for part in parts], shape)
+            tensor = parts[0] if cut is None else torch.cat(parts, cut)
             if name.endswith((".q", ".k")):
-                yield name, _halves(tensor, self.config.head_dim)
-                release_mapped(tensor)
-            else:
-                yield name, tensor
+                tensor = tensor[halves_order(len(tensor) // self.config.head_dim, self.config.head_dim)]
+            if tensor is not parts[0]:
+                for part in parts:
+                    release_mapped(part)
+            yield name, tensor
+
+    def _joined(self, name: str, expected: tuple[int, ...] | None) -> StoredTensor:
+        """What the shards' parts of a tensor are together."""
+        parts = [shard[name] for shard in self._shards]
+        shapes = [tuple(part.shape) for part in parts]
+        cut = None if expected is None else _cut_dimension(shapes, expected)
+        if cut is None:
+            return StoredTensor(shapes[0], parts[0].dtype)
+        return StoredTensor(_joined_shape(shapes, cut), parts[0].dtype)
 
     def release(self, piece: torch.Tensor | QuantizedTensor) -> None:
         """See `Checkpoint.release`."""
         assert isinstance(piece, torch.Tensor)
-        if piece.untyped_storage().data_ptr() in self._mapped:  # not a permuted copy of q or k
+        if piece.untyped_storage().data_ptr() in self._mapped:  # not a copy, joined or permuted
             release_mapped(piece)
 
 
@@ -106,24 +126,48 @@ def _stored_name(name: str) -> str:
     return {"embedding": "tok_embeddings", "output": "output", "norm": "norm"}[name] + ".weight"
 
 
-def _halves(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Rows of q or k whose RoPE pairs are neighbours, brought to pairs half a head apart (a copy)."""
-    rows, columns = weight.shape
-    return weight.view(rows // head_dim, head_dim // 2, 2, columns).transpose(1, 2).reshape(rows, columns)
+def _cut_dimension(shapes: Sequence[tuple[int, ...]], whole: tuple[int, ...]) -> int | None:
+    """Along which dimension parts of these shapes give a tensor of the shape `whole`. None where each is the whole
+    already; where they do not fit, the dimension in which alone they differ from it."""
+    if len(shapes) == 1 or all(shape == whole for shape in shapes):
+        return None
+    first = shapes[0]
+    likely = [cut for cut in range(len(whole)) if first[:cut] + first[cut + 1 :] == whole[:cut] + whole[cut + 1 :]]
+    return next((cut for cut in likely if _joined_shape(shapes, cut) == whole), likely[0] if likely else 0)
 
 
-def _weights_file(path: Path) -> Path:
-    files = sorted(file.name for file in path.glob("consolidated.*.pth"))
-    first = "consolidated.00.pth"
-    if len(files) > 1:
-        raise CheckpointError(
-            f"{path}: the weights are split over {len(files)} files ({files[0]} to {files[-1]}); "
-            f"several shards are not served yet, one {first} is"
-        )
-    if files != [first]:
-        there = f"; there is {files[0]}" if files else ""
-        raise CheckpointError(f"{path / first}: no such file{there}")
-    return path / first
+def _joined_shape(shapes: Sequence[tuple[int, ...]], cut: int) -> tuple[int, ...]:
+    """The shape of a concatenation; the first part's where they cannot be concatenated."""
+    first = shapes[0]
+    rest = {shape[:cut] + shape[cut + 1 :] for shape in shapes}
+    if len(rest) > 1 or any(len(shape) != len(first) for shape in shapes) or cut >= len(first):
+        return first
+    return (*first[:cut], sum(shape[cut] for shape in shapes), *first[cut + 1 :])
+
+
+def _check_alike(
+    first: Path, tensors: Mapping[str, torch.Tensor], file: Path, shard: Mapping[str, torch.Tensor]
+) -> None:
+    """Every shard has the same tensors, of the same dtypes."""
+    for name, tensor in tensors.items():
+        if name not in shard:
+            raise CheckpointError(f"{file}: tensor {name} is missing, which {first.name} has")
+        if shard[name].dtype != tensor.dtype:
+            raise CheckpointError(f"{file}: tensor {name} is {shard[name].dtype}, but {tensor.dtype} in {first.name}")
+    for name in shard:
+        if name not in tensors:
+            raise CheckpointError(f"{file}: has the tensor {name}, which {first.name} does not have")
+
+
+def _weights_files(path: Path) -> list[Path]:
+    """Every shard, in order; none is missing in between."""
+    found = {file.name for file in path.glob("consolidated.*.pth")}
+    names = [f"consolidated.{number:02d}.pth" for number in range(max(1, len(found)))]
+    for name in names:
+        if name not in found:
+            others = ", ".join(sorted(found)[:3])
+            raise CheckpointError(f"{path / name}: no such file{f'; there is {others}' if others else ''}")
+    return [path / name for name in names]
 
 
 def _load(file: Path) -> dict[str, torch.Tensor]:
@@ -158,7 +202,8 @@ def _is_weight(file: Path, name: Any, tensor: Any) -> bool:
     return True
 
 
-def _config(params: Fields, file: Path, tensors: Mapping[str, torch.Tensor]) -> ModelConfig:
+def _config(params: Fields, file: Path, shards: Sequence[_State]) -> ModelConfig:
+    tensors = shards[0]
     for key in _NOT_SERVED:
         if params.values.get(key):
             raise params.error(key, "is set; such models are not served yet")
@@ -171,6 +216,8 @@ def _config(params: Fields, file: Path, tensors: Mapping[str, torch.Tensor]) -> 
         if embedding is None or embedding.dim() != 2:
             raise CheckpointError(f"{file}: tensor tok_embeddings.weight is missing or not a matrix")
         vocab_size = embedding.shape[0]
+        if embedding.shape[1] == dim:  # each shard has some of the rows
+            vocab_size *= len(shards)
     output = tensors.get("output.weight")
     tied = output is None or (embedding is not None and output.data_ptr() == embedding.data_ptr())
     theta = params.number("rope_theta", 10000.0)

@@ -292,6 +292,56 @@ def test_a_second_shard_alone_is_not_enough(folder: Path) -> None:
     assert f"{WEIGHTS}: no such file; there is consolidated.01.pth" in refusal(folder)
 
 
-def test_several_shards_are_refused_by_name(shared_data: Path) -> None:
-    message = refusal(shared_data / "models" / "stories260K" / "meta-2-shards")
-    assert "2 files (consolidated.00.pth to consolidated.01.pth)" in message
+def cut(folder: Path, shards: int, embedding: int, output: int = 0) -> None:
+    """Cuts the weights as a tensor-parallel run does; the embedding and the output along these dimensions."""
+    whole = torch.load(folder / WEIGHTS, weights_only=True)
+    along = {"attention.wo.weight": 1, "feed_forward.w2.weight": 1, "tok_embeddings.weight": embedding}
+    along |= {"output.weight": output}
+    states: list[dict[str, torch.Tensor]] = [{} for _ in range(shards)]
+    for name, tensor in whole.items():
+        dimension = next((d for suffix, d in along.items() if name.endswith(suffix)), 0)
+        parts = [tensor] * shards if tensor.dim() == 1 else tensor.chunk(shards, dimension)
+        for state, part in zip(states, parts, strict=True):
+            state[name] = part.clone()
+    for number, state in enumerate(states):
+        torch.save(state, folder / f"consolidated.{number:02d}.pth")
+
+
+@pytest.mark.parametrize("embedding", [0, 1], ids=["Llama 3, by vocabulary", "Llama 2, by width"])
+@pytest.mark.parametrize("shards", [2, 4])
+@pytest.mark.parametrize("vocab_size", [96, -1])
+def test_shards_give_what_one_file_gives(shards: int, embedding: int, vocab_size: int, tmp_path: Path) -> None:
+    reference = random_llama(
+        vocab_size=96, hidden_size=64, num_attention_heads=8, num_key_value_heads=4, intermediate_size=176
+    )
+    whole = save_meta(reference, tmp_path / "whole")
+    expected = {name: tensor.clone() for name, tensor in open_checkpoint(whole).tensors()}
+    parts = save_meta(reference, tmp_path / "parts", vocab_size=vocab_size)
+    cut(parts, shards, embedding)
+    checkpoint = open_checkpoint(parts)
+    assert checkpoint.config == open_checkpoint(whole).config
+    came = dict(checkpoint.tensors())
+    assert came.keys() == expected.keys()
+    for name, tensor in came.items():
+        assert torch.equal(tensor, expected[name]), name
+        checkpoint.release(tensor)
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_a_missing_shard_is_named(folder: Path) -> None:
+    for number in (1, 3):
+        shutil.copy(folder / WEIGHTS, folder / f"consolidated.{number:02d}.pth")
+    assert "consolidated.02.pth: no such file; there is consolidated.00.pth" in refusal(folder)
+
+
+def test_shards_that_do_not_go_together_are_refused_by_name(folder: Path) -> None:
+    cut(folder, 5, 1)
+    (folder / "consolidated.04.pth").unlink()
+    assert "tok_embeddings.weight has the shape [97, 48], but the config makes it [97, 60]" in refusal(folder)
+    state = torch.load(folder / "consolidated.03.pth", weights_only=True)
+    torch.save({name: tensor for name, tensor in state.items() if name != WQ}, folder / "consolidated.03.pth")
+    assert f"consolidated.03.pth: tensor {WQ} is missing, which consolidated.00.pth has" in refusal(folder)
+    torch.save(state | {"extra": torch.ones(1)}, folder / "consolidated.03.pth")
+    assert "consolidated.03.pth: has the tensor extra" in refusal(folder)
+    torch.save(state | {WQ: state[WQ].half()}, folder / "consolidated.03.pth")
+    assert f"consolidated.03.pth: tensor {WQ} is torch.float16" in refusal(folder)

@@ -1,0 +1,167 @@
+"""GGUF files of transformers' models, written by the gguf package the way llama.cpp's converter does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tests.worker_svc.checkpoints.random_blocks import random_blocks
+from worker_svc.checkpoints.ggml_blocks import BLOCK_KINDS
+
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+}
+_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate": "ffn_gate_exps",
+    "mlp.experts.up": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+}
+_TOP_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+def save_gguf(
+    model: Any,
+    path: Path,
+    kind: str = "F32",
+    metadata: Mapping[str, Any] | None = None,
+    extra: Mapping[str, npt.NDArray[np.float32]] | None = None,
+) -> Path:
+    """Writes `model`, whose matrices become what the file says: quantized ones lose precision in the model too, and
+    kinds that the gguf package cannot quantize to are random blocks. `metadata` wins over what describes the model."""
+    config = model.config
+    architecture = ARCHITECTURES[config.model_type]
+    writer = gguf.GGUFWriter(path, architecture)
+    _describe(writer, config)
+    for key, value in (metadata or {}).items():
+        writer.kv_data[0].pop(key, None)
+        _add(writer, key, value)
+    for name, tensor in _tensors(model, architecture == "llama"):
+        quantized = kind if tensor.dim() > 1 and "ffn_gate_inp" not in name else "F32"
+        data = _encoded(tensor, quantized, len(name))
+        writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[quantized])
+    for name, array in (extra or {}).items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _describe(writer: gguf.GGUFWriter, config: Any) -> None:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(head_dim)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if getattr(config, "num_experts_per_tok", None):
+        writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if config.model_type == "qwen3_moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+    add.get(type(value), writer.add_array)(key, value)
+
+
+def _tensors(model: Any, permute: bool) -> list[tuple[str, torch.Tensor]]:
+    """The model's parameters under llama.cpp's names, as views of them where they are not permuted copies."""
+    found = []
+    for name, parameter in model.named_parameters():
+        tensor = parameter.data
+        if name.endswith("experts.gate_up_proj"):
+            half = tensor.shape[1] // 2
+            layer = name.split(".")[2]
+            found += [(f"blk.{layer}.ffn_gate_exps.weight", tensor[:, :half])]
+            found += [(f"blk.{layer}.ffn_up_exps.weight", tensor[:, half:])]
+            continue
+        stem, _, suffix = name.rpartition(".") if name.endswith(("weight", "bias")) else (name, "", "weight")
+        if stem in _TOP_NAMES:
+            found.append((f"{_TOP_NAMES[stem]}.{suffix}", tensor))
+            continue
+        _, _, layer, rest = stem.split(".", 3)
+        if permute and rest in ("self_attn.q_proj", "self_attn.k_proj"):
+            tensor = _Permuted.of(tensor, model.config, rest)
+        found.append((f"blk.{layer}.{_NAMES[rest]}.{suffix}", tensor))
+    return found
+
+
+class _Permuted(torch.Tensor):
+    """A permuted copy that remembers where it came from."""
+
+    @staticmethod
+    def of(tensor: torch.Tensor, config: Any, name: str) -> torch.Tensor:
+        heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+        # llama.cpp's permute()
+        swapped = tensor.reshape(heads, 2, len(tensor) // heads // 2, *tensor.shape[1:]).swapaxes(1, 2)
+        copy: Any = swapped.reshape(tensor.shape).clone().as_subclass(_Permuted)
+        copy.origin, copy.heads = tensor, heads
+        return copy  # type: ignore[no-any-return]
+
+
+def _encoded(tensor: torch.Tensor, kind: str, seed: int) -> npt.NDArray[Any]:
+    """The numbers as they are stored; what is lost is lost in the model too."""
+    plain = tensor.as_subclass(torch.Tensor).float().numpy()
+    quantization = gguf.GGMLQuantizationType[kind]
+    if kind == "F32":
+        return np.ascontiguousarray(plain)
+    if kind in BLOCK_KINDS and kind.endswith("_K"):
+        sizes = BLOCK_KINDS[kind]
+        rows = plain.size // plain.shape[-1]
+        blocks = random_blocks(kind, plain.size // sizes.block_numbers, seed, scale=_SCALES[kind])
+        data = blocks.reshape(*plain.shape[:-1], -1) if rows else blocks
+    else:
+        data = gguf.quantize(np.ascontiguousarray(plain), quantization)
+    _write_back(tensor, torch.from_numpy(gguf.dequantize(data, quantization).copy()).view(plain.shape))
+    return data
+
+
+# Scales of blocks that give numbers of about 0.06: activations of a model of width 256 neither die nor burst.
+_SCALES = {"Q2_K": 4e-3, "Q3_K": 8e-4, "Q4_K": 2e-4, "Q5_K": 1e-4, "Q6_K": 4e-5}
+
+
+def _write_back(tensor: torch.Tensor, numbers: torch.Tensor) -> None:
+    if isinstance(tensor, _Permuted):
+        heads = tensor.heads  # type: ignore[attr-defined]
+        swapped = numbers.reshape(heads, len(numbers) // heads // 2, 2, *numbers.shape[1:]).swapaxes(1, 2)
+        tensor.origin.copy_(swapped.reshape(numbers.shape))  # type: ignore[attr-defined]
+    else:
+        tensor.copy_(numbers)

@@ -1,0 +1,179 @@
+"""GGUF files: what is read from them, and what is refused."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.worker_svc.checkpoints.gguf_models import save_gguf
+from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, some_ids
+from tests.worker_svc.model.test_architectures import MODELS, SCALINGS, saved
+from worker_svc.checkpoints import CheckpointError, open_checkpoint
+from worker_svc.checkpoints.ggml_blocks import BLOCK_KINDS, QuantizedTensor
+from worker_svc.checkpoints.gguf_file import rope_divisors
+from worker_svc.model.config import RopeScaling
+from worker_svc.model.transformer import load_transformer
+
+LENGTH = 30
+
+
+def assert_serves(path: Path, reference: Any, tolerance: float = 1e-4) -> None:
+    """The file's logits are the model's."""
+    ids = some_ids(97, LENGTH)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([ids])).logits[0].float()
+    assert expected.std() > 0.3
+    ours = logits_in_chunks(load_transformer(open_checkpoint(path), "cpu", torch.float32), ids, [LENGTH])
+    torch.testing.assert_close(ours, expected, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["llama with biases", "mistral without a window", "qwen2", "qwen3", "mixtral", "qwen3 moe, normalized"],
+)
+def test_logits_of_every_architecture_equal_transformers(name: str, tmp_path: Path) -> None:
+    kind, changes = MODELS.get(name, ("Qwen3Moe", MODELS["qwen3 moe"][1] | {"norm_topk_prob": True}))
+    reference = saved(kind, tmp_path / "hf", **changes)
+    path = save_gguf(reference, tmp_path / "model.gguf")
+    assert_serves(path, reference)
+    theirs, ours = open_checkpoint(tmp_path / "hf").config, open_checkpoint(path).config
+    assert ours.tensor_shapes() == theirs.tensor_shapes()
+    assert (ours.norm_eps, ours.rope_theta, ours.experts) == (theirs.norm_eps, theirs.rope_theta, theirs.experts)
+
+
+@pytest.mark.parametrize("kind", [*BLOCK_KINDS, "F16", "BF16"])
+def test_a_file_of_every_kind_gives_the_logits_of_its_dequantized_weights(kind: str, tmp_path: Path) -> None:
+    reference = random_llama(
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        initializer_range=0.06,
+    )
+    path = save_gguf(reference, tmp_path / "model.gguf", kind)
+    checkpoint = open_checkpoint(path)
+    stored = {name: tensor for name, tensor in checkpoint.tensors() if name.endswith(".k")}
+    for tensor in stored.values():
+        assert isinstance(tensor, QuantizedTensor) == (kind in BLOCK_KINDS)
+    assert sum(tensor.nbytes for _, tensor in checkpoint.tensors()) == checkpoint.total_bytes < path.stat().st_size
+    assert_serves(path, reference)
+
+
+@pytest.mark.parametrize("name", ["linear", "yarn"])
+def test_rope_scalings_of_the_metadata(name: str, tmp_path: Path) -> None:
+    reference = saved("Llama", tmp_path / "hf", rope_parameters={"rope_theta": 100.0} | SCALINGS[name])
+    path = save_gguf(reference, tmp_path / "model.gguf")
+    assert open_checkpoint(path).config.rope_scaling == open_checkpoint(tmp_path / "hf").config.rope_scaling
+    assert_serves(path, reference)
+
+
+def test_divisors_of_frequencies_are_applied_and_those_of_llama_3_recognised(tmp_path: Path) -> None:
+    published = RopeScaling("llama3", 32.0)
+    rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0}
+    rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    reference = saved("Llama", tmp_path / "hf", rope_parameters=rope)
+    divisors = np.array(rope_divisors(12, 500000.0, published), dtype=np.float32)
+    path = save_gguf(reference, tmp_path / "model.gguf", extra={"rope_freqs.weight": divisors})
+    assert open_checkpoint(path).config.rope_scaling == published
+    assert_serves(path, reference)
+
+    rope |= {"original_max_position_embeddings": 48, "rope_theta": 100.0, "factor": 8.0}
+    reference = saved("Llama", tmp_path / "hf", rope_parameters=rope)
+    own = RopeScaling("llama3", 8.0, original_context_length=48)
+    divisors = np.array(rope_divisors(12, 100.0, own), dtype=np.float32)
+    path = save_gguf(reference, tmp_path / "other.gguf", extra={"rope_freqs.weight": divisors})
+    scaling = open_checkpoint(path).config.rope_scaling
+    assert scaling is not None and scaling.kind == "factors"
+    assert_serves(path, reference)
+
+
+def test_special_ids_come_from_keys_and_from_the_texts_of_tokens(tmp_path: Path) -> None:
+    tokens = [f"t{index}" for index in range(97)]
+    tokens[7] = "<|eot_id|>"
+    ids = {"tokenizer.ggml.bos_token_id": 3, "tokenizer.ggml.eos_token_id": 5, "tokenizer.ggml.eom_token_id": 2**32 - 1}
+    path = save_gguf(random_llama(), tmp_path / "model.gguf", metadata=ids | {"tokenizer.ggml.tokens": tokens})
+    checkpoint = open_checkpoint(path)
+    assert (checkpoint.bos_id, checkpoint.eos_ids) == (3, (5, 7))
+
+
+def test_a_folder_with_one_file_and_a_tied_model(tmp_path: Path) -> None:
+    reference = random_llama(tie_word_embeddings=True)
+    save_gguf(reference, tmp_path / "model.gguf")
+    checkpoint = open_checkpoint(tmp_path)
+    assert (checkpoint.format, checkpoint.config.tie_embeddings) == ("gguf", True)
+    assert_serves(tmp_path, reference)
+
+
+def test_releasing_a_tensor_leaves_it_readable(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(save_gguf(random_llama(), tmp_path / "model.gguf"))
+    for name, tensor in checkpoint.tensors():
+        assert isinstance(tensor, torch.Tensor)
+        before = tensor.clone()
+        checkpoint.release(tensor)
+        assert torch.equal(tensor, before), name
+
+
+LIES: list[tuple[dict[str, Any], str]] = [
+    ({"llama.block_count": 2}, "blk.2."),
+    ({"llama.block_count": 0}, "block_count"),
+    ({"llama.attention.head_count": 10}, "attn_q.weight"),
+    ({"llama.attention.head_count_kv": 2}, "attention.head_count_kv"),
+    ({"llama.attention.head_count": "five"}, "attention.head_count must be a whole number"),
+    ({"llama.embedding_length": 61}, "token_embd.weight"),
+    ({"llama.embedding_length": 0}, "embedding_length"),
+    ({"llama.feed_forward_length": 99}, "ffn_gate.weight has the shape [100, 60], but the config makes it [99, 60]"),
+    (
+        {"llama.attention.key_length": 11, "llama.attention.value_length": 11, "llama.rope.dimension_count": 11},
+        "attention.key_length",
+    ),
+    ({"llama.attention.value_length": 10}, "attention.value_length"),
+    ({"llama.rope.dimension_count": 6}, "rope.dimension_count"),
+    ({"llama.rope.freq_base": float("nan")}, "rope.freq_base"),
+    ({"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 4.0}, "longrope"),
+    ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": -1.0}, "rope.scaling.factor"),
+    ({"llama.attention.layer_norm_rms_epsilon": 0.0}, "attention.layer_norm_rms_epsilon"),
+    ({"llama.attention.sliding_window": 16}, "attention.sliding_window"),
+    ({"llama.expert_count": 4, "llama.expert_used_count": 2}, "ffn_gate_inp"),
+    ({"llama.expert_count": 4, "llama.expert_used_count": 5}, "expert_used_count"),
+    ({"split.count": 3}, "one of 3 parts"),
+]
+
+
+@pytest.mark.parametrize(("changes", "named"), LIES, ids=[named for _, named in LIES])
+def test_metadata_that_lie_are_refused_by_name(changes: dict[str, Any], named: str, tmp_path: Path) -> None:
+    assert named in refusal(save_gguf(random_llama(), tmp_path / "model.gguf", metadata=changes))
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(path) in message
+    return message
+
+
+def test_unknown_architectures_and_kinds_are_refused_by_name(tmp_path: Path) -> None:
+    path = save_gguf(random_llama(), tmp_path / "model.gguf")
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0gemma", 1))
+    assert "general.architecture 'gemma' is not served" in refusal(path)
+    name = b"blk.1.attn_q.weight"
+    place = content.index(name) + len(name) + 4 + 16
+    path.write_bytes(content[:place] + struct.pack("<I", 16) + content[place + 4 :])  # IQ2_XXS
+    assert "tensor blk.1.attn_q.weight has the ggml type 16" in refusal(path)
+    path.write_bytes(content[:place] + struct.pack("<I", 8) + content[place + 4 :])  # Q8_0, of rows of 60
+    assert "rows of 60 numbers, but Q8_0 stores 32 at once" in refusal(path)
+
+
+@pytest.mark.parametrize("length", [0, 3, 20, 200, 2000, -200])
+def test_a_truncated_file_is_refused(length: int, tmp_path: Path) -> None:
+    path = save_gguf(random_llama(), tmp_path / "model.gguf")
+    path.write_bytes(path.read_bytes()[:length])
+    refusal(path)

@@ -1,0 +1,355 @@
+"""GGUF files of the Llama family: metadata to a `ModelConfig`, tensors as views of the mapped file.
+
+What differs from other formats:
+
+- llama.cpp's `llama` architecture is Llama, Mistral and Mixtral alike. Its rows of q and k are permuted, RoPE pairs
+  being neighbours; those of the Qwens are not.
+- The experts of a layer lie in one tensor `[experts, out, in]`.
+- The scaling of Llama 3.1 is a tensor of divisors, `rope_freqs.weight`. Published ones are recognised.
+- Quantized matrices come as `QuantizedTensor`.
+- Without `output.weight` the output is the embedding.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from svc_common.gguf import GgufError, GgufHeader, GgufTensor, read_header
+from worker_svc.checkpoints.checkpoint import CheckpointError, StoredTensor, main_dtype, match_tensors, release_mapped
+from worker_svc.checkpoints.fields import Fields, build
+from worker_svc.checkpoints.ggml_blocks import BLOCK_KINDS, BlockKind, QuantizedTensor
+from worker_svc.checkpoints.row_order import halves_order
+from worker_svc.model.config import Experts, ModelConfig, RopeScaling, yarn_attention_factor
+
+_KINDS: Mapping[int, torch.dtype | BlockKind] = {
+    0: torch.float32,
+    1: torch.float16,
+    30: torch.bfloat16,
+    **{kind.number: kind for kind in BLOCK_KINDS.values()},
+}
+# What a file says in `general.architecture`: our name, whether q and k are permuted, normalized, q, k and v biased.
+_ARCHITECTURES = {
+    "llama": ("llama", True, False, False),
+    "qwen2": ("qwen2", False, False, True),
+    "qwen3": ("qwen3", False, True, False),
+    "qwen3moe": ("qwen3_moe", False, True, False),
+}
+LAYER_NAMES = {
+    "attention.norm": "attn_norm.weight",
+    "attention.q": "attn_q.weight",
+    "attention.k": "attn_k.weight",
+    "attention.v": "attn_v.weight",
+    "attention.output": "attn_output.weight",
+    "attention.q_bias": "attn_q.bias",
+    "attention.k_bias": "attn_k.bias",
+    "attention.v_bias": "attn_v.bias",
+    "attention.output_bias": "attn_output.bias",
+    "attention.q_norm": "attn_q_norm.weight",
+    "attention.k_norm": "attn_k_norm.weight",
+    "mlp.norm": "ffn_norm.weight",
+    "mlp.gate": "ffn_gate.weight",
+    "mlp.up": "ffn_up.weight",
+    "mlp.down": "ffn_down.weight",
+    "router": "ffn_gate_inp.weight",
+    "experts.gate": "ffn_gate_exps.weight",
+    "experts.up": "ffn_up_exps.weight",
+    "experts.down": "ffn_down_exps.weight",
+}
+TOP_NAMES = {"embedding": "token_embd.weight", "output": "output.weight", "norm": "output_norm.weight"}
+ROPE_DIVISORS = "rope_freqs.weight"
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# Texts of tokens that end an answer, whatever the file says: llama.cpp's rule, for the families that are served.
+_END_TEXTS = frozenset((b"<|eot_id|>", b"<|eom_id|>", b"<|end_of_text|>", b"<|im_end|>", b"<|endoftext|>", b"</s>"))
+_KEYS = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_layers": "block_count",
+    "num_heads": "attention.head_count",
+    "num_kv_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+    "rope_scaling.factor": "rope.scaling.factor",
+    "rope_scaling.factors": ROPE_DIVISORS,
+    "rope_scaling.original_context_length": "rope.scaling.original_context_length",
+    "experts.count": "expert_count",
+    "experts.per_token": "expert_used_count",
+    "experts.intermediate_size": "expert_feed_forward_length",
+}
+
+
+class GgufCheckpoint:
+    """An open GGUF file; see `Checkpoint`."""
+
+    format: Literal["gguf"] = "gguf"
+
+    def __init__(self, path: Path) -> None:
+        """Reads everything but the weights themselves. Raises CheckpointError."""
+        self.path = path
+        try:
+            header = read_header(path, _wanted)
+        except GgufError as error:
+            raise CheckpointError(str(error)) from None
+        self._bytes = _mapped(path)
+        self._tensors = header.tensors
+        stored = {name: self._stored(name, tensor) for name, tensor in header.tensors.items()}
+        self.config, self._permuted = _read_config(path, header, self._divisors())
+        stored.pop(ROPE_DIVISORS, None)
+        match_tensors(path, self._expected(), stored)
+        self.dtype = main_dtype(stored.values())
+        self.total_bytes = sum(tensor.bytes for tensor in stored.values())
+        ids = _special_ids(path, header.metadata, self.config.vocab_size)
+        self.bos_id, self.eos_ids = ids
+        self.sampling_defaults: Mapping[str, float | int] = {}
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor | QuantizedTensor]]:
+        """See `Checkpoint.tensors`."""
+        for name in self.config.tensor_shapes():
+            place = _place(name)
+            tensor = self._view(place.stored, place.expert)
+            if self._permuted and name.endswith((".q", ".k", ".q_bias", ".k_bias")):
+                heads = self.config.num_heads if ".q" in name else self.config.num_kv_heads
+                yield name, tensor[halves_order(heads, self.config.head_dim)]
+                release_mapped(tensor)
+            else:
+                yield name, tensor
+
+    def release(self, piece: torch.Tensor | QuantizedTensor) -> None:
+        """See `Checkpoint.release`."""
+        memory = piece.blocks if isinstance(piece, QuantizedTensor) else piece
+        if memory.untyped_storage().data_ptr() == self._bytes.data_ptr():  # not a permuted copy of q or k
+            release_mapped(memory)
+
+    def _expected(self) -> dict[str, tuple[int, ...]]:
+        expected: dict[str, tuple[int, ...]] = {}
+        for name, shape in self.config.tensor_shapes().items():
+            place = _place(name)
+            if place.expert is None:
+                expected[place.stored] = shape
+            else:
+                assert self.config.experts is not None
+                expected[place.stored] = (self.config.experts.count, *shape)
+        return expected
+
+    def _stored(self, name: str, tensor: GgufTensor) -> StoredTensor:
+        """Checks that a tensor lies within the file."""
+        kind = _KINDS.get(tensor.kind)
+        if kind is None:
+            served = ", ".join(kind.name if isinstance(kind, BlockKind) else str(kind)[6:] for kind in _KINDS.values())
+            raise CheckpointError(f"{self.path}: tensor {name} has the ggml type {tensor.kind}; served are {served}")
+        if isinstance(kind, BlockKind) and tensor.shape[-1] % kind.block_numbers:
+            raise CheckpointError(
+                f"{self.path}: tensor {name} has rows of {tensor.shape[-1]} numbers, "
+                f"but {kind.name} stores {kind.block_numbers} at once"
+            )
+        stored = StoredTensor(tensor.shape, kind)
+        if tensor.offset + stored.bytes > len(self._bytes):
+            raise CheckpointError(
+                f"{self.path}: is truncated: tensor {name} ends behind the file's {len(self._bytes)} bytes"
+            )
+        return stored
+
+    def _view(self, name: str, expert: int | None = None) -> torch.Tensor | QuantizedTensor:
+        """A tensor, or one expert's part of it, as it lies in the file."""
+        tensor = self._tensors[name]
+        kind = _KINDS[tensor.kind]
+        size = StoredTensor(tensor.shape, kind).bytes
+        raw, shape = self._bytes[tensor.offset : tensor.offset + size], tensor.shape
+        if expert is not None:
+            size //= shape[0]
+            raw, shape = raw[expert * size : (expert + 1) * size], shape[1:]
+        if isinstance(kind, BlockKind):
+            return QuantizedTensor(kind, raw.view(*shape[:-1], -1, kind.block_bytes))
+        return raw.view(kind).view(shape)
+
+    def _divisors(self) -> tuple[float, ...]:
+        tensor = self._tensors.get(ROPE_DIVISORS)
+        if tensor is None:
+            return ()
+        if tensor.kind != 0 or len(tensor.shape) != 1 or tensor.shape[0] > 1 << 10:
+            raise CheckpointError(f"{self.path}: tensor {ROPE_DIVISORS} must be one row of float32")
+        view = self._view(ROPE_DIVISORS)
+        assert isinstance(view, torch.Tensor)
+        return tuple(view.tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    stored: str
+    expert: int | None
+
+
+def _place(name: str) -> _Place:
+    """Where a canonical tensor is found."""
+    if not name.startswith("layers."):
+        return _Place(TOP_NAMES[name], None)
+    _, layer, part = name.split(".", 2)
+    if not part.startswith("experts."):
+        return _Place(f"blk.{layer}.{LAYER_NAMES[part]}", None)
+    _, expert, matrix = part.split(".")
+    return _Place(f"blk.{layer}.{LAYER_NAMES[f'experts.{matrix}']}", int(expert))
+
+
+def _wanted(key: str) -> bool:
+    """Of the vocabulary only the texts, which may end an answer."""
+    return not key.startswith("tokenizer.") or key == "tokenizer.ggml.tokens" or key.endswith("_token_id")
+
+
+def _mapped(path: Path) -> torch.Tensor:
+    """The whole file, `[bytes]` uint8, privately mapped."""
+    try:
+        return torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: cannot be mapped: {str(error).splitlines()[0]}") from error
+
+
+def _read_config(path: Path, header: GgufHeader, divisors: tuple[float, ...]) -> tuple[ModelConfig, bool]:
+    metadata = header.metadata
+    if metadata.get("split.count", 1) != 1:
+        raise CheckpointError(
+            f"{path}: is one of {metadata['split.count']} parts; served are whole files (llama-gguf-split --merge)"
+        )
+    kind = metadata.get("general.architecture")
+    if kind not in _ARCHITECTURES:
+        raise CheckpointError(
+            f"{path}: general.architecture {kind!r} is not served; served are {', '.join(_ARCHITECTURES)}"
+        )
+    name, permuted, qk_norm, qkv_bias = _ARCHITECTURES[kind]
+    prefix = f"{kind}."
+    own = {key.removeprefix(prefix): _plain(value) for key, value in metadata.items() if key.startswith(prefix)}
+    fields = Fields(path, own, prefix)
+    embedding = header.tensors.get(TOP_NAMES["embedding"])
+    if embedding is None or len(embedding.shape) != 2:
+        raise CheckpointError(f"{path}: tensor {TOP_NAMES['embedding']} is missing or not a matrix")
+    hidden_size, heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
+    if hidden_size < 1 or heads < 1 or ("attention.key_length" not in own and hidden_size % heads):
+        raise fields.error("embedding_length", f"{hidden_size} cannot be split over attention.head_count {heads}")
+    head_dim = fields.integer("attention.key_length", hidden_size // heads)
+    context_length = fields.integer("context_length")
+    for key, only in (("attention.value_length", head_dim), ("rope.dimension_count", head_dim)):
+        if fields.integer(key, only) != only:
+            raise fields.error(key, f"is {fields.integer(key)}, but a head has {only}; others are not served")
+    if 0 < fields.integer("attention.sliding_window", 0) < context_length:
+        raise fields.error("attention.sliding_window", "is set, which llama.cpp does not know of this architecture")
+    layers = fields.integer("block_count")
+    experts = _experts(fields, kind)
+    if experts is not None and kind == "llama":
+        name = "mixtral"
+    config = build(
+        ModelConfig,
+        fields,
+        _KEYS,
+        architecture=name,
+        vocab_size=embedding.shape[0],
+        hidden_size=hidden_size,
+        intermediate_size=fields.integer("feed_forward_length", experts.intermediate_size if experts else 0),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=fields.integer("attention.head_count_kv", heads),
+        head_dim=head_dim,
+        context_length=context_length,
+        norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
+        rope_theta=fields.number("rope.freq_base", 10000.0),
+        rope_scaling=_rope_scaling(fields, divisors, context_length),
+        tie_embeddings=TOP_NAMES["output"] not in header.tensors,
+        qkv_bias=qkv_bias or "blk.0.attn_q.bias" in header.tensors,
+        output_bias="blk.0.attn_output.bias" in header.tensors,
+        qk_norm=qk_norm,
+        experts=experts,
+    )
+    return config, permuted
+
+
+def _plain(value: Any) -> Any:
+    """A float32 as the shortest number that it stands for; an array of equal numbers as that number."""
+    if isinstance(value, float):
+        return float(str(np.float32(value))) if math.isfinite(value) else value
+    if isinstance(value, array) and value:
+        return value[0] if len(set(value)) == 1 else value.tolist()
+    return value
+
+
+def _experts(fields: Fields, kind: str) -> Experts | None:
+    count = fields.integer("expert_count", 0)
+    if not count:
+        return None
+    if fields.integer("expert_shared_count", 0):
+        raise fields.error("expert_shared_count", "is set; shared experts are not served")
+    return build(
+        Experts,
+        fields,
+        _KEYS,
+        count=count,
+        per_token=fields.integer("expert_used_count"),
+        intermediate_size=fields.integer("expert_feed_forward_length", fields.integer("feed_forward_length", 0)),
+        normalized=True,  # as llama.cpp computes both
+    )
+
+
+def _rope_scaling(fields: Fields, divisors: tuple[float, ...], context_length: int) -> RopeScaling | None:
+    if divisors:
+        theta = fields.number("rope.freq_base", 10000.0)
+        return known_divisors(divisors, theta) or build(RopeScaling, fields, _KEYS, kind="factors", factors=divisors)
+    factor = fields.number("rope.scaling.factor", fields.number("rope.scale_linear", 1.0))
+    kind = fields.text("rope.scaling.type", "linear" if factor != 1 else "none")
+    if kind == "none" or (kind == "linear" and factor == 1):
+        return None
+    if kind == "linear":
+        return build(RopeScaling, fields, _KEYS, kind="linear", factor=factor)
+    if kind != "yarn":
+        raise fields.error("rope.scaling.type", f"{kind!r} is not served; served are none, linear and yarn")
+    return build(
+        RopeScaling,
+        fields,
+        _KEYS,
+        kind="yarn",
+        factor=factor,
+        original_context_length=fields.integer("rope.scaling.original_context_length", context_length),
+        attention_factor=yarn_attention_factor(factor) * fields.number("rope.scaling.attn_factor", 1.0),
+        beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
+    )
+
+
+def rope_divisors(head_dim: int, theta: float, scaling: RopeScaling) -> list[float]:
+    """What the llama3 scaling divides each frequency by."""
+    base = theta ** -(np.arange(0, head_dim, 2) / head_dim)
+    turns = scaling.original_context_length * base / (2 * np.pi)
+    kept = np.clip((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor), 0, 1)
+    divisors: list[float] = (1 / (kept + (1 - kept) / scaling.factor)).tolist()
+    return divisors
+
+
+def known_divisors(divisors: tuple[float, ...], theta: float) -> RopeScaling | None:
+    """The llama3 scaling of a published model whose divisors these are."""
+    for factor in (8.0, 16.0, 32.0):
+        scaling = RopeScaling("llama3", factor)
+        if np.allclose(divisors, rope_divisors(2 * len(divisors), theta, scaling), rtol=1e-5, atol=0):
+            return scaling
+    return None
+
+
+def _special_ids(path: Path, metadata: Mapping[str, Any], vocab_size: int) -> tuple[int | None, tuple[int, ...]]:
+    """The beginning-of-sequence id and the ids that end an answer. Converters write 2^32 - 1 for none."""
+
+    def known(key: str) -> int | None:
+        value = metadata.get(f"tokenizer.ggml.{key}")
+        return value if type(value) is int and 0 <= value < vocab_size else None
+
+    texts = metadata.get("tokenizer.ggml.tokens")
+    if isinstance(texts, list) and len(texts) > vocab_size:
+        raise CheckpointError(
+            f"{path}: tokenizer.ggml.tokens has {len(texts)} entries for {vocab_size} rows of weights"
+        )
+    ends = [known(key) for key in _END_KEYS]
+    if isinstance(texts, list):
+        ends += [index for index, text in enumerate(texts) if text in _END_TEXTS]
+    return known("bos_token_id"), tuple(dict.fromkeys(one for one in ends if one is not None))
