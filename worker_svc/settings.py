@@ -13,7 +13,7 @@ from worker_svc.engine.config import EngineConfig
 class WorkerSettings(ServiceSettings):
     """What an operator may choose; the defaults serve one model on what the machine has."""
 
-    model: str = Field(description="checkpoint folder: Meta (params.json) or Hugging Face (config.json)")
+    model: str = Field(description="checkpoint: a folder in Meta's or Hugging Face's layout, or a GGUF file")
     model_name: str = Field(default="", description="name that requests may ask for; empty: the folder's name")
     device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(

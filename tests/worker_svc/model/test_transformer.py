@@ -180,7 +180,7 @@ def test_only_the_wanted_rows_are_answered_and_in_their_order(tmp_path: Path) ->
     assert step(model, cache, [(ids, 0, [0])], wanted=[]).shape == (0, 97)
 
 
-@pytest.mark.parametrize("layout", ["meta", "hf"])
+@pytest.mark.parametrize("layout", ["meta", "meta-2-shards", "hf", "gguf"])
 def test_a_real_model_continues_as_transformers_recorded(layout: str, shared_data: Path) -> None:
     folder = shared_data / "models" / "stories260K"
     model = loaded(folder / layout)

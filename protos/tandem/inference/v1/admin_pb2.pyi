@@ -86,7 +86,7 @@ class GetModelResponse(_message.Message):
     architecture: _builtins.str
     """for example "llama" """
     checkpoint_format: _builtins.str
-    """"meta" or "hugging_face" """
+    """"meta", "hugging_face" or "gguf" """
     vocabulary_size: _builtins.int
     context_length: _builtins.int
     """prompt and output together, tokens"""
