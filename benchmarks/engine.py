@@ -1,4 +1,4 @@
-"""What does the engine add to the forward pass? Four questions, each answered as medians of one run:
+"""What does the engine add to the forward pass? Five questions, each answered as medians of one run:
 
 schedule   scheduler and page table at 256 running requests of 2,000 tokens: us a step, us a scheduled token, and
            us a token to look a prompt up
@@ -6,8 +6,11 @@ loop       64 requests on the demo model: tokens/s of the engine against a bare 
            batches (no pages, no scheduler, no sampler but argmax)
 prefix     time to the first token of a prompt that is cached against one that is not
 kv         tokens/s and bytes a token of the KV cache formats
+bits       what reproducible bits cost: a decode step of a 1.1 B Llama (random weights) as the engine computes it,
+           against the same model without pages, padding and a fixed order of keys (the quicker of torch's
+           scaled_dot_product_attention and one batched product, over keys that lie densely)
 
-python benchmarks/engine.py [--model models/demo] [--rounds 5]
+    python benchmarks/engine.py [--model models/demo] [--rounds 5] [--only loop kv] [--threads 1] [--dtype float32]
 """
 
 from __future__ import annotations
@@ -17,15 +20,18 @@ import os
 import statistics
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
+import torch
 
 from benchmarks.machine import add_output_flags, save
-from worker_svc.engine.build import BuiltEngine, build_engine
+from benchmarks.unpaged import RandomModel, llama_1b
+from worker_svc.engine.build import DTYPES, BuiltEngine, build_engine
 from worker_svc.engine.config import EngineConfig
 from worker_svc.engine.pages import PageTable
 from worker_svc.engine.request import Request, Sampling, Stopping
@@ -160,15 +166,60 @@ def kv(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     }
 
 
+def bits(options: argparse.Namespace) -> dict[str, object]:
+    torch.set_num_threads(options.threads)
+    torch.set_grad_enabled(False)
+    batches, first, steps = (1, 8, 32), 128, options.steps
+    config = llama_1b(options.layers)
+    model = RandomModel(config, DTYPES[options.dtype], batch=max(batches), length=first + steps + 2)
+    answer: dict[str, object] = {
+        "dtype": options.dtype,
+        "layers": options.layers,
+        "row_invariant": model.row_invariant,
+        "rows_multiple_of": model.runner._row_multiple,
+    }
+    for batch in batches:
+        ids = np.random.default_rng(0).integers(3, config.vocab_size, batch).astype(np.int32)
+        ways = {
+            "reproducible": model.reproducible_step,
+            "bmm": partial(model.plain_step, kind="bmm"),
+            "sdpa": partial(model.plain_step, kind="sdpa"),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        for step in range(steps + 1):
+            for name, way in ways.items():
+                began = time.perf_counter()
+                way(ids, first + step)
+                if step:
+                    seconds[name].append(time.perf_counter() - began)
+        medians = {name: statistics.median(values) for name, values in seconds.items()}
+        plain = "bmm" if medians["bmm"] < medians["sdpa"] else "sdpa"
+        # Of neighbours in time: what else the machine does hits both alike.
+        ratios = [a / b for a, b in zip(seconds["reproducible"], seconds[plain], strict=True)]
+        answer[f"batch {batch}"] = {
+            **{f"{name}_ms": value * 1e3 for name, value in medians.items()},
+            "cost": statistics.median(ratios) - 1,
+        }
+        print(f"  batch {batch}: {answer[f'batch {batch}']}", flush=True)
+    return answer
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="models/demo")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of bits")
+    parser.add_argument("--layers", type=int, default=22, help="of bits")
+    parser.add_argument("--steps", type=int, default=9, help="of bits, at each batch")
+    questions = (schedule, loop, prefix, kv, bits)
+    parser.add_argument("--only", nargs="+", choices=[question.__name__ for question in questions])
     add_output_flags(parser)
     options = parser.parse_args()
     results = {}
-    for question in (schedule, loop, prefix, kv):
+    for question in questions:
+        if options.only and question.__name__ not in options.only:
+            continue
         results[question.__name__] = answer = question(options)
         print(f"{question.__name__:10s} {answer}")
     save("engine", options, results)

@@ -14,7 +14,8 @@ oneDNN; other machines: the runner's self-check measures it).
 
 Queries come in blocks of consecutive tokens of one sequence: 1 token for decodes, PREFILL_BLOCK for prefills. A (block,
 tile) pair is a *job*; all jobs of a step are one batched product, in slabs of bounded memory. No loop over requests,
-but for the products themselves: pages that follow each other are read where they lie, each run by a product of its own.
+but for the products themselves: jobs come in order of their pages, and pages that follow each other are read where they
+lie, each run by a product of its own.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class _Slab:
     job_block: torch.Tensor  # [J]
     job_page: torch.Tensor  # [J]
     runs: list[Run] | None  # the jobs' pages as runs, if they are long enough to be worth their products
-    job_place: torch.Tensor | None  # [J] block * T + tile; None: every block has T tiles
+    job_place: torch.Tensor | None  # [J] block * T + tile; None: 0, 1, ...
     masked_jobs: torch.Tensor  # [M] jobs with a key at which some query must not look
     mask: torch.Tensor  # [M, 1, Q, 1, page_size] true where that is so
     blocks: int  # B
@@ -132,6 +133,10 @@ class AttentionPlan:
         job_block = np.repeat(np.arange(blocks), tiles)
         job_tile = np.arange(len(job_block)) - np.repeat(np.cumsum(tiles) - tiles, tiles)
         pages = np.concatenate([segments[o].pages[:t] for o, t in zip(owner, tiles, strict=True)])
+        # Sequences that grow side by side share out the pages of one region: in order of pages they are one run again.
+        order = np.argsort(pages, kind="stable")
+        job_block, job_tile, pages = job_block[order], job_tile[order], pages[order]
+        job_place = job_block * width + job_tile
         token = np.arange(block)
         real = token < count[:, None]  # [B, Q]
         # A place behind the block's end repeats its last token, so that it computes something harmless.
@@ -155,7 +160,7 @@ class AttentionPlan:
             job_block=tensor(job_block),
             job_page=tensor(pages),
             runs=self._tiles.runs(pages),
-            job_place=None if (tiles == width).all() else tensor(job_block * width + job_tile),
+            job_place=None if np.array_equal(job_place, np.arange(blocks * width)) else tensor(job_place),
             masked_jobs=tensor(masked_jobs),
             mask=tensor(mask)[:, None, :, None, :],
             blocks=blocks,

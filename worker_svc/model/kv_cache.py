@@ -20,8 +20,8 @@ import torch
 
 from worker_svc.model.kv_formats import KVFormat, Parts, Plain
 
-# Bytes of pages that take as long to gather as a call of torch (10 us at 5 GB/s).
-_WORTH_A_CALL = 48 << 10
+# Bytes of pages that take as long to gather as a call of torch takes.
+_WORTH_A_CALL = 96 << 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,134 @@
+"""A model of random weights, and its decode step without anything that makes its bits independent of the batch: what
+reproducibility is measured against."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from worker_svc.model.config import ModelConfig
+from worker_svc.model.kv_cache import CacheShape, KVCache
+from worker_svc.model.kv_formats import Parts, kv_format
+from worker_svc.model.operations import TorchOperations
+from worker_svc.model.rope import rotate
+from worker_svc.model.runner import ModelRunner, Work
+from worker_svc.model.transformer import Transformer
+from worker_svc.model.weights import WeightFiller
+
+
+def llama_1b(layers: int = 22) -> ModelConfig:
+    """The shape of the 1.1 B parameter Llamas."""
+    return ModelConfig(
+        architecture="llama",
+        vocab_size=32000,
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_layers=layers,
+        num_heads=32,
+        num_kv_heads=4,
+        head_dim=64,
+        context_length=2048,
+        norm_eps=1e-5,
+        rope_theta=10000.0,
+        tie_embeddings=False,
+    )
+
+
+class UnpagedOperations(TorchOperations):
+    """Keeps keys and values of sequences of equal length as `[B, kv_heads, length, head_dim]`, and attends to them by
+    one batched product with softmax, while `length` is set; else torch's own operations over pages."""
+
+    def __init__(self) -> None:
+        self.length = 0  # tokens of each sequence, the one that is computed included
+        self.kind = "bmm"
+        self._keys: list[torch.Tensor] = []
+        self._values: list[torch.Tensor] = []
+        self._layer = 0
+
+    def make_room(self, config: ModelConfig, dtype: torch.dtype, batch: int, length: int) -> None:
+        """Random keys and values of `length` tokens a sequence."""
+        size = (batch, config.num_kv_heads, length, config.head_dim)
+        self._keys = [torch.randn(size).to(dtype) for _ in range(config.num_layers)]
+        self._values = [torch.randn(size).to(dtype) for _ in range(config.num_layers)]
+
+    def rotate_and_store(
+        self,
+        qkv: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        cache: KVCache,
+        layer: int,
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        if not self.length:
+            return super().rotate_and_store(qkv, rotation, cache, layer, slots)
+        kv_heads = cache.shape.kv_heads
+        heads = qkv.shape[1] - 2 * kv_heads
+        qk = rotate(qkv[:, : heads + kv_heads], *rotation)
+        self._layer = layer
+        self._keys[layer][: len(qkv), :, self.length - 1] = qk[:, heads:]
+        self._values[layer][: len(qkv), :, self.length - 1] = qkv[:, heads + kv_heads :]
+        return qk[:, :heads]
+
+    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scale: float) -> torch.Tensor:
+        """A `Plan`: one query a sequence, `[B, heads, head_dim]`."""
+        batch, heads, head_dim = q.shape
+        k, v = (stored[self._layer][:batch, :, : self.length] for stored in (self._keys, self._values))
+        if self.kind == "sdpa":
+            return F.scaled_dot_product_attention(q.unsqueeze(2), k, v, scale=scale, enable_gqa=True).squeeze(2)
+        rows = q.reshape(batch * k.shape[1], heads // k.shape[1], head_dim)
+        scores = torch.bmm(rows, k.flatten(0, 1).transpose(1, 2)) * scale
+        weights = torch.softmax(scores.float(), dim=-1).to(q.dtype)
+        return torch.bmm(weights, v.flatten(0, 1)).view(batch, heads, head_dim)
+
+
+class RandomModel:
+    """Both ways to one decode step of one model."""
+
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, *, batch: int, length: int, page_size: int = 64
+    ) -> None:
+        self.operations = UnpagedOperations()
+        self.model = Transformer(config, "cpu", dtype, self.operations)
+        filler = WeightFiller("cpu", dtype)
+        places = self.model.destinations()
+        torch.manual_seed(0)
+        for name, shape in config.tensor_shapes().items():
+            filler.fill(places[name].module, places[name].row, torch.randn(shape) * 0.02, lambda _: None)
+        self.each = -(-length // page_size)  # pages
+        pages = batch * self.each
+        stored = kv_format("auto", dtype)
+        shape = CacheShape(config.num_layers, pages, page_size, config.num_kv_heads, config.head_dim, stored)
+        self.runner = ModelRunner(self.model, KVCache(shape, "cpu"))
+        self.row_invariant = self.runner.choose_padding()
+        self.operations.make_room(config, dtype, batch, length)
+
+    def reproducible_step(self, ids: np.ndarray, position: int) -> np.ndarray:
+        """The engine's: pages that grew side by side, so that neighbours belong to different sequences."""
+        batch = len(ids)
+        pages = np.arange(self.each)[None, :] * batch + np.arange(batch)[:, None]
+        self.operations.length = 0
+        logits = self.runner.forward([Work(ids[i : i + 1], position, pages[i], 1) for i in range(batch)])
+        return logits[:batch].argmax(-1).numpy().astype(np.int32)
+
+    @torch.inference_mode()
+    def plain_step(self, ids: np.ndarray, position: int, kind: str) -> np.ndarray:
+        """Neither pages nor padding."""
+        self.operations.length, self.operations.kind = position + 1, kind
+        batch = len(ids)
+        plans = dict.fromkeys(self.model.config.layer_windows, self.operations)
+        slots = torch.empty((2, 0), dtype=torch.int64)
+        logits = self.model(
+            torch.from_numpy(ids.astype(np.int64)),
+            torch.full((batch,), position),
+            self.runner.cache,
+            slots,
+            plans,
+            torch.arange(batch),
+        )
+        return logits.argmax(-1).numpy().astype(np.int32)
