@@ -71,7 +71,7 @@ class KVCache:
         self.keys = [self._layer() for _ in range(shape.layers)]
         self.values = [self._layer() for _ in range(shape.layers)]
         self.reader = TileReader(shape, self.device)
-        self._key_channels = key_channels
+        self.key_channels = key_channels
 
     def _layer(self) -> Parts:
         shape = self.shape
@@ -93,8 +93,8 @@ class KVCache:
 
     def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Stores the keys and values `[N, kv_heads, head_dim]` of N tokens at `slots` `[2, N]` (page, place in it)."""
-        if self._key_channels is not None:
-            mean, scale = self._key_channels[layer]
+        if self.key_channels is not None:
+            mean, scale = self.key_channels[layer]
             k = (k.float() - mean) / scale
         page, place = slots[0], slots[1]
         for stored, x in ((self.keys[layer], k), (self.values[layer], v)):
@@ -106,9 +106,9 @@ class KVCache:
 
         q . k = (q * scale) . stored + q . mean, and what is the same for every key is nothing to a softmax.
         """
-        if self._key_channels is None:
+        if self.key_channels is None:
             return q
-        scale = self._key_channels[layer].scale
+        scale = self.key_channels[layer].scale
         grouped = q.view(q.shape[0], scale.shape[0], -1, q.shape[-1])
         return (grouped * scale.unsqueeze(1)).view(q.shape).to(q.dtype)
 

@@ -50,7 +50,7 @@ class Plain:
         return [(head_dim, self.dtype)]
 
     def encode(self, x: torch.Tensor) -> Parts:
-        return (x,)
+        return (x.to(self.dtype),)
 
     def decode(self, parts: Parts, out: torch.Tensor) -> torch.Tensor:
         return out.copy_(parts[0])
@@ -80,7 +80,7 @@ class Int4:
     name = "int4"
 
     def parts(self, head_dim: int) -> list[tuple[int, torch.dtype]]:
-        group = _group(head_dim)
+        group = int4_group(head_dim)
         return [(head_dim // 2, torch.uint8), (2 * head_dim // group, torch.float32)]
 
     def encode(self, x: torch.Tensor) -> Parts:
@@ -105,10 +105,11 @@ _TINY = torch.finfo(torch.float32).tiny  # a vector of zeros has no scale of its
 
 def _grouped(x: torch.Tensor) -> torch.Tensor:
     """`[..., head_dim]` as `[..., groups, group]`; a view of what is contiguous."""
-    return x.reshape(*x.shape[:-1], -1, _group(x.shape[-1]))
+    return x.reshape(*x.shape[:-1], -1, int4_group(x.shape[-1]))
 
 
-def _group(head_dim: int) -> int:
+def int4_group(head_dim: int) -> int:
+    """Numbers of a vector that share a scale and a lowest value."""
     return INT4_GROUP if head_dim % INT4_GROUP == 0 else head_dim
 
 

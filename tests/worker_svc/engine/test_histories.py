@@ -118,7 +118,7 @@ def test_any_history_gives_each_request_what_it_gets_alone(tiny_llama: Path, dty
         pages = int(draw.integers(13, 40))
         stored = kv_format(kv_cache_dtype, getattr(torch, dtype))
         shape = CacheShape(2, pages, 8, 2, 8, stored)
-        cache = KVCache(shape, "cpu", runner.cache._key_channels)
+        cache = KVCache(shape, "cpu", runner.cache.key_channels)
         # A stale number that was read would show.
         for part in (part for layer in (*cache.keys, *cache.values) for part in layer):
             part.copy_((torch.randn(part.shape) * 50).to(part.dtype))

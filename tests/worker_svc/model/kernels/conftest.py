@@ -1,0 +1,37 @@
+"""The kernels run on the card where there is one, else under Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
+
+pytest.importorskip("triton")
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+# The interpreter multiplies bf16 matrices wrongly, and truncates where a card rounds.
+DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE.type == "cuda" else [])]
+
+
+@pytest.fixture
+def _rows_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A matrix unit computes every row of a product alike. numpy's does not: it has other code for a block's last
+    rows, so under the interpreter products are summed up in the order of k."""
+    if DEVICE.type == "cuda":
+        return
+    from triton.runtime import interpreter
+
+    def dot(builder: object, a: Any, b: Any, d: Any, precision: object, imprecise: object) -> Any:
+        total = d.data.astype(np.float32)
+        for k in range(a.data.shape[1]):
+            total += a.data[:, k, None].astype(np.float32) * b.data[k].astype(np.float32)
+        return interpreter.TensorHandle(total, d.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)

@@ -1,0 +1,114 @@
+"""The attention kernels equal float64 on ragged batches, and a query's bits depend on its own sequence alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.worker_svc.model.kernels.conftest import DTYPES
+from tests.worker_svc.model.kernels.scenes import Scene
+from worker_svc.model import cuda_operations
+from worker_svc.model.cuda_operations import TritonOperations
+from worker_svc.model.kv_formats import Int4, Int8, KVFormat, Plain
+
+ERRORS = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+MODES = [pytest.param(True, id="reproducible"), pytest.param(False, id="fast")]
+# heads, kv heads, head dim, page size
+SHAPES = [(4, 2, 64, 16), (3, 3, 80, 16), (5, 1, 96, 32), (8, 2, 128, 64), (2, 1, 256, 128), (4, 4, 8, 5)]
+
+
+@pytest.fixture(autouse=True)
+def _small_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short sequences that still have several splits."""
+    monkeypatch.setattr(cuda_operations, "SPLIT", 64)
+
+
+def close(ours: list[torch.Tensor], exact: list[torch.Tensor], error: float) -> bool:
+    """NaN is never close."""
+    return all(bool((a.double() - b).abs().max() < error) for a, b in zip(ours, exact, strict=True))
+
+
+@pytest.mark.parametrize("reproducible", MODES)
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [*((shape, DTYPES[0]) for shape in SHAPES), *((SHAPES[3], dtype) for dtype in DTYPES[1:])],
+    ids=str,
+)
+def test_it_equals_float64_at_the_edges_of_pages(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, reproducible: bool
+) -> None:
+    heads, kv_heads, head_dim, size = shape
+    lengths = [1, size - 1, size, size + 1, 130]
+    scene = Scene.make(
+        lengths, Plain(dtype), heads=heads, kv_heads=kv_heads, head_dim=head_dim, page_size=size, dtype=dtype
+    )
+    operations = TritonOperations(5, reproducible=reproducible)
+    parts = [(0, 0, 1), (1, 0, size - 1), (2, size - 1, size), (3, size - 3, size + 1), (4, 100, 130)]
+    assert close(scene.attend(operations, parts), scene.exact(parts), ERRORS[dtype])
+
+
+@pytest.mark.parametrize("reproducible", MODES)
+@pytest.mark.parametrize(
+    "stored", [Plain(torch.float32), Int8(), Int4(), Plain(torch.float8_e4m3fn)], ids=lambda stored: stored.name
+)
+def test_it_equals_float64_over_what_is_stored(stored: KVFormat, reproducible: bool) -> None:
+    scene = Scene.make([70, 33, 1], stored, head_dim=96)
+    operations = TritonOperations(5, reproducible=reproducible)
+    parts = [(0, 69, 70), (1, 0, 33), (2, 0, 1)]
+    assert close(scene.attend(operations, parts), scene.exact(parts), 3e-6)
+
+
+@pytest.mark.parametrize("reproducible", MODES)
+@pytest.mark.parametrize("window", [1, 40])
+def test_a_window_hides_what_is_older(window: int, reproducible: bool) -> None:
+    scene = Scene.make([150, 20], Plain(torch.float32))
+    operations = TritonOperations(5, reproducible=reproducible)
+    parts = [(0, 149, 150), (1, 0, 20), (0, 90, 140)]
+    ours = scene.attend(operations, parts, window)
+    assert close(ours, scene.exact(parts, window), 3e-6)
+
+
+@pytest.mark.parametrize("reproducible", MODES)
+@pytest.mark.parametrize("seed", range(2))
+def test_it_equals_float64_on_random_batches(seed: int, reproducible: bool) -> None:
+    generator = np.random.default_rng(seed)
+    kv_heads, size = int(generator.choice([1, 2, 3])), int(generator.choice([4, 16, 48, 256]))
+    heads = kv_heads * int(generator.choice([1, 2, 5]))
+    lengths = generator.integers(1, 200, 4).tolist()
+    scene = Scene.make(
+        lengths, Plain(torch.float32), heads=heads, kv_heads=kv_heads, head_dim=int(generator.choice([16, 40, 64])),
+        page_size=size, seed=seed,
+    )  # fmt: skip
+    parts = [(i, int(generator.integers(max(0, n - 40), n)), n) for i, n in enumerate(lengths)]
+    window = int(generator.choice([0, 30]))
+    operations = TritonOperations(int(generator.integers(1, 12)), reproducible=reproducible)
+    assert close(scene.attend(operations, parts, window), scene.exact(parts, window), 3e-6)
+
+
+@pytest.mark.usefixtures("_rows_alike")
+@pytest.mark.parametrize(
+    ("stored", "window"),
+    [(Plain(torch.float32), 0), (Plain(torch.float32), 70), (Int8(), 0)],
+    ids=["plain", "window", "int8"],
+)
+def test_the_bits_are_the_same_alone_in_chunks_and_in_company(stored: KVFormat, window: int) -> None:
+    scene = Scene.make([140, 90, 17], stored)
+    whole = [scene.attend(TritonOperations(4), [(i, 0, n)], window)[0] for i, n in enumerate(scene.lengths)]
+    for programs in (1, 40):
+        operations = TritonOperations(programs)
+        together = scene.attend(operations, [(0, 139, 140), (1, 60, 90), (2, 0, 17)], window)
+        assert torch.equal(together[0], whole[0][139:])
+        assert torch.equal(together[1], whole[1][60:])
+        assert torch.equal(together[2], whole[2])
+    chunked = scene.attend(TritonOperations(7), [(0, 0, 37), (0, 37, 101), (0, 101, 140)], window)
+    assert torch.equal(torch.cat(chunked), whole[0])
+
+
+@pytest.mark.usefixtures("_rows_alike")
+def test_without_reproducibility_a_decode_still_does_not_depend_on_its_company() -> None:
+    scene = Scene.make([200, 90, 17], Plain(torch.float32))
+    ends = [(i, n - 1, n) for i, n in enumerate(scene.lengths)]
+    together = scene.attend(TritonOperations(40, reproducible=False), ends)
+    for part, result in zip(ends, together, strict=True):
+        assert torch.equal(scene.attend(TritonOperations(3, reproducible=False), [part])[0], result)

@@ -1,0 +1,28 @@
+"""The compiler, which refuses more than the interpreter, takes every kernel; and what it makes of them is as meant."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("compile_for_hopper.py")
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles_for_a_hopper_card(repository: Path, tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(repository), "TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run([sys.executable, PROGRAM], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    kernels = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {k["kernel"] for k in kernels} == {"_store", "_attend", "_combine", "_prefill", "_add_norm", "_swiglu"}
+    for kernel in kernels:
+        assert kernel["shared"] <= 227 << 10, kernel  # what a program may have
+        if kernel["kernel"] in ("_prefill", "_attend"):
+            assert kernel["wgmma"] or (kernel["mma"] and not kernel["reproducible"]), kernel
+            assert kernel["wide_loads"], kernel

@@ -1,0 +1,49 @@
+"""Each kernel that works row by row equals torch in float64, and a row's bits do not depend on the others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.worker_svc.model.kernels.conftest import DEVICE, DTYPES
+from worker_svc.model.kernels.add_norm import add_norm, add_norm_reference
+from worker_svc.model.kernels.swiglu import swiglu, swiglu_reference
+
+ERRORS = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # relative, of one rounding
+
+
+def random(*size: int, dtype: torch.dtype) -> torch.Tensor:
+    return (torch.randn(*size, generator=torch.Generator().manual_seed(size[-1])) * 3).to(dtype).to(DEVICE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [1, 48, 64, 1000])
+@pytest.mark.parametrize("with_delta", [True, False])
+def test_the_norm_equals_torch_in_float64(size: int, dtype: torch.dtype, with_delta: bool) -> None:
+    x, weight = random(7, size, dtype=dtype), random(size, dtype=dtype)
+    delta = random(7, size, dtype=dtype).flip(0) if with_delta else None
+    expected = add_norm_reference(x, delta, weight, 1e-5)
+    total = x if delta is None else x + delta
+    alone = torch.cat(
+        [add_norm(x[i : i + 1].clone(), None if delta is None else delta[i : i + 1], weight, 1e-5) for i in (0, 6)]
+    )
+    ours = add_norm(x, delta, weight, 1e-5)
+    assert torch.equal(x, total)
+    torch.testing.assert_close(ours.double(), expected, rtol=ERRORS[dtype], atol=1e-6)
+    assert torch.equal(ours[[0, 6]], alone)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [1, 172, 1025])
+def test_the_activation_equals_torch_in_float64(size: int, dtype: torch.dtype) -> None:
+    gate_up = random(5, 2 * size, dtype=dtype)
+    gate_up[0, 0], gate_up[1, 0] = 80, -80  # where exp overflows float16 and nearly float32
+    ours = swiglu(gate_up, size)
+    torch.testing.assert_close(ours.double(), swiglu_reference(gate_up, size), rtol=2 * ERRORS[dtype], atol=1e-6)
+    assert torch.equal(swiglu(gate_up[3:4], size), ours[3:4])
+
+
+def test_no_rows_are_no_work() -> None:
+    nothing = random(0, 64, dtype=torch.float32)
+    assert add_norm(nothing, nothing, random(64, dtype=torch.float32), 1e-5).shape == (0, 64)
+    assert swiglu(nothing, 32).shape == (0, 32)

@@ -1,0 +1,183 @@
+"""`Operations` by our own Triton kernels.
+
+Two ways to attend. *Reproducible*: every query, of a decode, a prefill or a draft, goes through one compiled kernel, so
+that its bits depend on its own sequence alone. *Fast*: decodes get a kernel with no more rows than they need, and
+prefills one that keeps a single softmax in progress; a token's bits then depend on how it was computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from worker_svc.model.attention import Segment
+from worker_svc.model.kernels.add_norm import add_norm
+from worker_svc.model.kernels.paged_attention import PagedWork, Partials, paged_attention
+from worker_svc.model.kernels.prefill import prefill_attention
+from worker_svc.model.kernels.store import rotate_and_store
+from worker_svc.model.kernels.swiglu import swiglu
+from worker_svc.model.kernels.tiles import Stored
+from worker_svc.model.kv_cache import KVCache
+from worker_svc.model.kv_formats import Parts
+from worker_svc.model.operations import Plan
+from worker_svc.model.paged_plan import Ints, cut, divide, longest_first, page_tables
+
+SPLIT = 256  # tokens; a multiple of every tile
+VERIFIED = 16  # queries in a row that are still treated like decodes
+REPRODUCIBLE_ROWS = 64  # of the matrix of a block, for every query there is
+PREFILL_ROWS = 128
+PROGRAMS_PER_PROCESSOR = 2
+JOBS_PER_LANE = 32  # partials that there is room for
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What of a cache and a model determines how attention is laid out."""
+
+    stored: Stored
+    kv_heads: int
+    group: int  # heads that share a kv head
+    page_size: int
+
+    @staticmethod
+    def of(cache: KVCache, num_heads: int) -> Sizes:
+        shape = cache.shape
+        return Sizes(
+            Stored.of(shape.format, shape.head_dim), shape.kv_heads, num_heads // shape.kv_heads, shape.page_size
+        )
+
+    @property
+    def tile(self) -> int:
+        """Keys that are looked at at once."""
+        return 64 if self.stored.padded <= 128 else 32
+
+
+@dataclass(slots=True)
+class PagedLaunch:
+    """One launch of `paged_attention` and what it works on."""
+
+    sizes: Sizes
+    work: PagedWork
+    partials: Partials
+    queries: int
+    window: int
+    programs: int
+
+    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, out: torch.Tensor, scale: float) -> None:
+        paged_attention(
+            q, out, keys, values, self.sizes.stored, self.work, self.partials, scale, queries=self.queries,
+            split=SPLIT, tile=self.sizes.tile, window=self.window, programs=self.programs,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class PrefillLaunch:
+    """One launch of `prefill_attention` and what it works on."""
+
+    sizes: Sizes
+    tables: torch.Tensor
+    blocks: torch.Tensor
+    window: int
+
+    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, out: torch.Tensor, scale: float) -> None:
+        prefill_attention(
+            q, out, keys, values, self.sizes.stored, self.tables, self.blocks, scale,
+            rows=PREFILL_ROWS, tile=self.sizes.tile, window=self.window,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class KernelPlan:
+    """A step's attention: at most one launch of each kind."""
+
+    launches: Sequence[PagedLaunch | PrefillLaunch]
+
+    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scale: float) -> torch.Tensor:
+        out = torch.zeros_like(q)
+        for launch in self.launches:
+            launch.attend(keys, values, q, out, scale)
+        return out
+
+
+class TritonOperations:
+    """For CUDA; under Triton's interpreter also for CPUs."""
+
+    def __init__(self, programs: int, *, reproducible: bool = True) -> None:
+        """`programs` run attention side by side; their number changes no bit."""
+        self.reproducible = reproducible
+        self._programs = programs
+
+    @staticmethod
+    def on(device: torch.device, *, reproducible: bool = True) -> TritonOperations:
+        """Operations for a card, with as many programs as keep it busy."""
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        return TritonOperations(processors * PROGRAMS_PER_PROCESSOR, reproducible=reproducible)
+
+    def lanes(self, kv_heads: int) -> int:
+        """Programs that work on one kv head."""
+        return max(1, self._programs // kv_heads)
+
+    def queries(self, sizes: Sizes, longest: int) -> int:
+        """Tokens in a block, if a step has up to `longest` new ones of a sequence for `paged_attention`."""
+        if not self.reproducible:
+            return 1 << (longest - 1).bit_length()
+        return max(1, REPRODUCIBLE_ROWS // sizes.group)
+
+    def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, window: int = 0) -> Plan:
+        sizes = Sizes.of(cache, num_heads)
+        short = [s for s in segments if self.reproducible or s.length <= VERIFIED]
+        long = [s for s in segments if not self.reproducible and s.length > VERIFIED]
+        launches: list[PagedLaunch | PrefillLaunch] = []
+        if short:
+            launches.append(self._paged(short, sizes, cache, window))
+        if long:
+            blocks = longest_first(cut(long, max(1, PREFILL_ROWS // sizes.group)))
+            tables, blocks_there = _to(cache.device, page_tables(long, sizes.page_size), blocks)
+            launches.append(PrefillLaunch(sizes, tables, blocks_there, window))
+        return KernelPlan(launches)
+
+    def _paged(self, segments: Sequence[Segment], sizes: Sizes, cache: KVCache, window: int) -> PagedLaunch:
+        queries = self.queries(sizes, max(s.length for s in segments))
+        lanes = self.lanes(sizes.kv_heads)
+        blocks, jobs, count = divide(cut(segments, queries), SPLIT, window, lanes, lanes * JOBS_PER_LANE)
+        tables, blocks_there, jobs_there, num_jobs = _to(
+            cache.device, page_tables(segments, sizes.page_size), blocks, jobs, np.array([len(jobs)], dtype=np.int32)
+        )
+        lines = min(queries, max(s.length for s in segments)) * sizes.group
+        partials = Partials.empty(count, sizes.kv_heads, lines, sizes.stored.head_dim, cache.device)
+        work = PagedWork(tables, blocks_there, jobs_there, num_jobs)
+        return PagedLaunch(sizes, work, partials, queries, window, self._programs)
+
+    def add_norm(self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return add_norm(x, delta, weight, eps)
+
+    def rotate_and_store(
+        self,
+        qkv: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        cache: KVCache,
+        layer: int,
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        stored = Stored.of(cache.shape.format, cache.shape.head_dim)
+        channels = cache.key_channels[layer] if cache.key_channels else None
+        return rotate_and_store(qkv, rotation, cache.keys[layer], cache.values[layer], stored, slots, channels)
+
+    def swiglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
+        return swiglu(gate_up, size)
+
+
+def _to(device: torch.device, *arrays: Ints) -> list[torch.Tensor]:
+    """The arrays on the device, by one copy. Each begins at a multiple of 16 bytes: kernels are compiled again for
+    pointers that do not."""
+    starts = np.cumsum([0, *(-(-array.size // 4) * 4 for array in arrays)]).tolist()
+    flat = np.empty(starts[-1], dtype=np.int32)
+    for start, array in zip(starts, arrays, strict=False):
+        flat[start : start + array.size] = array.reshape(-1)
+    there = torch.from_numpy(flat)
+    if device.type == "cuda":
+        there = there.pin_memory().to(device, non_blocking=True)
+    return [there[start : start + array.size].view(array.shape) for start, array in zip(starts, arrays, strict=False)]
