@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
-from worker_svc.engine.request import Request, Sampling, Stopping
+from worker_svc.engine.request import LogprobOptions, Request, Sampling, Stopping
 
 if TYPE_CHECKING:  # the front reads this file without torch
     from worker_svc.engine.loop import Finish, StepResult
@@ -76,7 +76,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
             priority=self.priority,
             salt=self.salt,
             bypass=self.bypass,
-            logprobs=self.logprobs,
+            logprobs=LogprobOptions(sampled=self.logprobs),
         )
 
 

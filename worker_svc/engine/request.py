@@ -15,15 +15,72 @@ MAX_PRIORITY = 100
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen; the contract is `SamplingParams` in inference.proto, every value effective."""
+    """How the next token is chosen; the contract is `SamplingParams` in inference.proto, every value effective.
+
+    The defaults are those of a request that says nothing, for a model that says nothing either: every stage is off.
+    """
 
     temperature: float = 1.0
+    dynamic_temperature_range: float = 0.0
+    dynamic_temperature_exponent: float = 1.0
+    temperature_last: bool = True
     top_k: int = 0
+    tail_free_z: float = 1.0
+    typical_p: float = 1.0
     top_p: float = 1.0
     min_p: float = 0.0
+    top_a: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    mirostat: int = 0  # version; 0 is off
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
     repetition_penalty: float = 1.0
     repetition_window: int = 64
+    repetition_decay: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_window: int = 2**31 - 1
+    dry_breakers: tuple[tuple[int, ...], ...] = ()
+    bias_ids: tuple[int, ...] = ()
+    biases: tuple[float, ...] = ()  # parallel to bias_ids
+    allowed_ids: tuple[int, ...] = ()  # empty: all
+    banned_ids: tuple[int, ...] = ()
+    banned_sequences: tuple[tuple[int, ...], ...] = ()
     seed: int = 0  # 0 to 2^64 - 1
+
+    @property
+    def stateful(self) -> bool:
+        """Whether a draw depends on earlier draws and not on the tokens alone: such a request is sampled one token at
+        a time, in order, and cannot go on from tokens that another worker produced."""
+        return self.mirostat != 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobOptions:
+    """Which logprobs are reported."""
+
+    sampled: bool = False  # of each output token, with its rank
+    top: int = 0  # of the most probable tokens at each position
+    ids: tuple[int, ...] = ()  # of these at each position
+    processed: bool = False  # after all stages instead of the model's own
+    prompt: bool = False  # of each prompt token too
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything is reported of an output token."""
+        return self.sampled or self.width > 0
+
+    @property
+    def width(self) -> int:
+        """Tokens besides the sampled one that are reported at each position."""
+        return self.top + len(self.ids)
+
+
+NO_LOGPROBS = LogprobOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +136,7 @@ class Request:
     priority: int = 0
     salt: str = ""
     bypass: bool = False
-    logprobs: bool = False
+    logprobs: LogprobOptions = NO_LOGPROBS
     arrival: int = 0  # order of arrival, given by the scheduler
     overtaken: int = 0  # later arrivals that were admitted first
     num_computed: int = 0
@@ -98,7 +155,7 @@ class Request:
         priority: int = 0,
         salt: str = "",
         bypass: bool = False,
-        logprobs: bool = False,
+        logprobs: LogprobOptions = NO_LOGPROBS,
     ) -> Request:
         """`prompt` and `resumed` (output that was produced elsewhere) are ids; `max_tokens` counts `resumed` too."""
         head = np.asarray(prompt, dtype=np.int32)

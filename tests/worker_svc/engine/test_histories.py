@@ -18,7 +18,7 @@ from worker_svc.engine.build import build_engine
 from worker_svc.engine.config import EngineConfig
 from worker_svc.engine.loop import Engine
 from worker_svc.engine.pages import PageTable
-from worker_svc.engine.request import FinishReason, Request, Sampling, Stopping
+from worker_svc.engine.request import FinishReason, LogprobOptions, Request, Sampling, Stopping
 from worker_svc.engine.scheduler import SchedulerLimits
 from worker_svc.model.kv_cache import CacheShape, KVCache
 from worker_svc.model.kv_formats import kv_format
@@ -77,7 +77,7 @@ def random_request(draw: np.random.Generator, handle: int, capacity: int) -> Req
         priority=int(draw.integers(-2, 3)),
         salt=str(draw.choice(["", "a"])),
         bypass=bool(draw.random() < 0.1),
-        logprobs=True,
+        logprobs=LogprobOptions(sampled=True),
     )
 
 
@@ -89,7 +89,7 @@ def again(request: Request) -> Request:
         request.sampling,
         request.stopping,
         bypass=True,
-        logprobs=True,
+        logprobs=LogprobOptions(sampled=True),
     )
 
 

@@ -15,7 +15,7 @@ from transformers.generation.logits_process import (
 )
 
 from worker_svc.engine.randomness import uniform
-from worker_svc.engine.request import Request, Sampling, Stopping
+from worker_svc.engine.request import LogprobOptions, Request, Sampling, Stopping
 from worker_svc.engine.sampler import Rows, Sampled, SamplingTable
 from worker_svc.engine.sampler import sample as sample_rows
 
@@ -80,7 +80,7 @@ def reference_probabilities(logits: torch.Tensor, prompt: list[int], sampling: S
     return torch.softmax(stages(ids, logits.clone().double()), dim=-1)[0].numpy()
 
 
-@pytest.mark.parametrize("sampling", CASES, ids=str)
+@pytest.mark.parametrize("sampling", CASES, ids=range(len(CASES)))
 @pytest.mark.parametrize("spread", [0.5, 3.0])
 def test_draws_follow_the_distribution_of_hugging_faces_processors(sampling: Sampling, spread: float):
     prompt = [1, 2, 3, 3, 7]
@@ -120,7 +120,11 @@ def test_a_row_draws_the_same_token_alone_and_in_a_crowd():
     rows = 64
     logits = logits_of(rows, vocabulary=517)
     requests = [
-        request(Sampling(**{**_fields(CASES[row % len(CASES)]), "seed": row}), handle=row, logprobs=row % 2 == 0)
+        request(
+            Sampling(**{**_fields(CASES[row % len(CASES)]), "seed": row}),
+            handle=row,
+            logprobs=LogprobOptions(sampled=row % 2 == 0),
+        )
         for row in range(rows)
     ]
     together = sample(logits.clone(), requests, SamplingTable(rows))
@@ -172,7 +176,11 @@ def test_a_mask_constrains_its_row_and_no_other():
 def test_logprobs_are_of_the_raw_logits():
     logits = logits_of(2)
     sampling = Sampling(temperature=0.5, top_k=3, repetition_penalty=2.0)
-    result = sample(logits.clone(), [request(sampling, logprobs=True), request(sampling, handle=1)], SamplingTable(2))
+    result = sample(
+        logits.clone(),
+        [request(sampling, logprobs=LogprobOptions(sampled=True)), request(sampling, handle=1)],
+        SamplingTable(2),
+    )
     assert result.logprobs[0] == pytest.approx(
         torch.log_softmax(logits.double(), -1)[0, result.ids[0]].item(), abs=1e-5
     )

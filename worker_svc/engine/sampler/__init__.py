@@ -1,6 +1,7 @@
 """Logits to the next token: see `pipeline.py` for the stages and their order."""
 
-from worker_svc.engine.sampler.pipeline import SamplingTable, sample
-from worker_svc.engine.sampler.rows import Rows, Sampled
+from worker_svc.engine.sampler.pipeline import sample
+from worker_svc.engine.sampler.rows import Alternatives, Rows, Sampled
+from worker_svc.engine.sampler.table import SamplingTable
 
-__all__ = ["Rows", "Sampled", "SamplingTable", "sample"]
+__all__ = ["Alternatives", "Rows", "Sampled", "SamplingTable", "sample"]

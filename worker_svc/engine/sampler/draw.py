@@ -1,0 +1,79 @@
+"""From what is kept to one token: inverts the cumulative distribution with one uniform number a row.
+
+A `Distribution` says what the token was drawn from: logits from `low` to `high` have the probability
+exp((logit - high) / temperature) / mass, all others none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from worker_svc.engine.sampler.ordered import Ordered
+from worker_svc.engine.sampler.sums import invert
+
+_BLOCK = 1 << 20  # logits that are worked on at once: they stay in the processor's cache
+
+
+@dataclass(slots=True)
+class Distribution:
+    """`[rows]` float64 each."""
+
+    low: torch.Tensor
+    high: torch.Tensor
+    temperature: torch.Tensor
+    mass: torch.Tensor
+
+    @classmethod
+    def of_largest(cls, largest: torch.Tensor) -> Distribution:
+        """Everything on the largest logit."""
+        one = torch.ones_like(largest, dtype=torch.float64)
+        return cls(largest.to(torch.float64, copy=True), largest.to(torch.float64, copy=True), one, one.clone())
+
+    def put(self, rows: torch.Tensor, other: Distribution) -> None:
+        """Replaces some rows."""
+        self.low[rows], self.high[rows] = other.low, other.high
+        self.temperature[rows], self.mass[rows] = other.temperature, other.mass
+
+    def select(self, rows: torch.Tensor) -> Distribution:
+        """Some of the rows."""
+        return Distribution(self.low[rows], self.high[rows], self.temperature[rows], self.mass[rows])
+
+    def logprobs(self, logits: torch.Tensor) -> torch.Tensor:
+        """Of every token: `[rows, vocabulary] -> [rows, vocabulary]` float32."""
+        low, high = self.low.float().unsqueeze(1), self.high.float().unsqueeze(1)
+        values = ((logits - high).double() / self.temperature.unsqueeze(1) - self.mass.log().unsqueeze(1)).float()
+        return values.masked_fill_((logits < low) | (logits > high), float("-inf"))
+
+
+def draw_kept(o: Ordered, temperature: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, Distribution]:
+    """Draws a place among the ordered values, `[rows]`; nothing may be open."""
+    high = o.top
+    shifted = (o.values - high.unsqueeze(1)) / temperature.unsqueeze(1)
+    weights = torch.where(o.kept, torch.exp(shifted.clamp_max(0.0)), 0.0)
+    cumulative = weights.cumsum(dim=-1)
+    mass = cumulative[:, -1]
+    places = torch.searchsorted(cumulative, (uniforms * mass).unsqueeze(1), right=True).squeeze(1)
+    return torch.minimum(places, o.end - 1), Distribution(o.at(o.end - 1), high, temperature, mass)
+
+
+def draw_wide(
+    logits: torch.Tensor, low: torch.Tensor, high: torch.Tensor, temperature: torch.Tensor, uniforms: torch.Tensor
+) -> tuple[torch.Tensor, Distribution]:
+    """Draws ids from the logits `[rows, vocabulary]` that lie between two bounds, in the order of the vocabulary."""
+    ids, masses = [], []
+    size = max(1, _BLOCK // logits.shape[1])
+    for start in range(0, len(logits), size):
+        rows = slice(start, start + size)
+        block, top = logits[rows], high[rows].float().unsqueeze(1)
+        weights = (block - top).div_(temperature[rows].float().clamp_min(1e-38).unsqueeze(1)).exp_()
+        bottom = low[rows].float().unsqueeze(1)
+        if bool((bottom > float("-inf")).any()):
+            weights.masked_fill_(block < bottom, 0.0)
+        # What was cut at the upper end is larger than `top`.
+        weights.masked_fill_(block > top, 0.0)
+        place, mass = invert(weights, uniforms[rows])
+        ids.append(place)
+        masses.append(mass)
+    return torch.cat(ids), Distribution(low, high, temperature, torch.cat(masses))
