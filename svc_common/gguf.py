@@ -63,6 +63,11 @@ def read_header(path: Path, wanted: Callable[[str], bool]) -> GgufHeader:
     return _with_reader(path, lambda reader: reader.header(wanted))
 
 
+def read_raw(path: Path, wanted: Callable[[str], bool]) -> dict[str, bytes]:
+    """The values of the wanted keys as they stand in the file, the type's number before each. Raises GgufError."""
+    return _with_reader(path, lambda reader: reader.raw(wanted))
+
+
 def _with_reader(path: Path, read: Callable[[_Reader], _Read]) -> _Read:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
@@ -85,6 +90,9 @@ class _Reader:
 
     def metadata(self, wanted: Callable[[str], bool]) -> dict[str, Any]:
         return self._keys(wanted)[1]
+
+    def raw(self, wanted: Callable[[str], bool]) -> dict[str, bytes]:
+        return self._keys(lambda key: False, wanted)[1]
 
     def header(self, wanted: Callable[[str], bool]) -> GgufHeader:
         count, metadata = self._keys(lambda key: key == "general.alignment" or wanted(key))
@@ -110,8 +118,10 @@ class _Reader:
         sizes = [self._number(_U64) for _ in range(dimensions)]
         return name, tuple(reversed(sizes)), self._number(_U32), self._number(_U64)
 
-    def _keys(self, wanted: Callable[[str], bool]) -> tuple[int, dict[str, Any]]:
-        """The number of tensors, and the wanted values."""
+    def _keys(
+        self, wanted: Callable[[str], bool], raw: Callable[[str], bool] = lambda key: False
+    ) -> tuple[int, dict[str, Any]]:
+        """The number of tensors, and the wanted values; with `raw`, their bytes."""
         if self._data[:4] != MAGIC:
             raise GgufError(self._path, "does not begin with GGUF")
         self._at = 4
@@ -125,8 +135,12 @@ class _Reader:
         values: dict[str, Any] = {}
         for _ in range(count):
             key = self._bytes().decode("utf-8", "replace")
+            start = self._at
             kind = self._number(_U32)
-            if wanted(key):
+            if raw(key):
+                self._skip(key, kind)
+                values[key] = self._data[start : self._at]
+            elif wanted(key):
                 if key in values:
                     raise GgufError(self._path, f"has the key {key} twice")
                 values[key] = self._value(key, kind)

@@ -113,7 +113,7 @@ class GgufCheckpoint:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor | QuantizedTensor]]:
         """See `Checkpoint.tensors`."""
         for name in self.config.tensor_shapes():
-            place = _place(name)
+            place = place_of(name)
             tensor = self._view(place.stored, place.expert)
             if self._permuted and name.endswith((".q", ".k", ".q_bias", ".k_bias")):
                 heads = self.config.num_heads if ".q" in name else self.config.num_kv_heads
@@ -131,7 +131,7 @@ class GgufCheckpoint:
     def _expected(self) -> dict[str, tuple[int, ...]]:
         expected: dict[str, tuple[int, ...]] = {}
         for name, shape in self.config.tensor_shapes().items():
-            place = _place(name)
+            place = place_of(name)
             if place.expert is None:
                 expected[place.stored] = shape
             else:
@@ -182,20 +182,20 @@ class GgufCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     stored: str
     expert: int | None
 
 
-def _place(name: str) -> _Place:
+def place_of(name: str) -> Place:
     """Where a canonical tensor is found."""
     if not name.startswith("layers."):
-        return _Place(TOP_NAMES[name], None)
+        return Place(TOP_NAMES[name], None)
     _, layer, part = name.split(".", 2)
     if not part.startswith("experts."):
-        return _Place(f"blk.{layer}.{LAYER_NAMES[part]}", None)
+        return Place(f"blk.{layer}.{LAYER_NAMES[part]}", None)
     _, expert, matrix = part.split(".")
-    return _Place(f"blk.{layer}.{LAYER_NAMES[f'experts.{matrix}']}", int(expert))
+    return Place(f"blk.{layer}.{LAYER_NAMES[f'experts.{matrix}']}", int(expert))
 
 
 def _wanted(key: str) -> bool:

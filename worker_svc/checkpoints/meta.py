@@ -76,7 +76,7 @@ class MetaCheckpoint:
         self._shards = [_load(file) for file in self._files]
         first, tensors = self._files[0], self._shards[0]
         self.config = _config(params, first, self._shards)
-        expected = {_stored_name(name): shape for name, shape in self.config.tensor_shapes().items()}
+        expected = {stored_name(name): shape for name, shape in self.config.tensor_shapes().items()}
         if self.config.tie_embeddings:
             for shard in self._shards:
                 shard.pop("output.weight", None)
@@ -93,7 +93,7 @@ class MetaCheckpoint:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor | QuantizedTensor]]:
         """See `Checkpoint.tensors`."""
         for name, shape in self.config.tensor_shapes().items():
-            parts = [shard[_stored_name(name)] for shard in self._shards]
+            parts = [shard[stored_name(name)] for shard in self._shards]
             cut = _cut_dimension([tuple(part.shape) for part in parts], shape)
             tensor = parts[0] if cut is None else torch.cat(parts, cut)
             if name.endswith((".q", ".k")):
@@ -119,7 +119,8 @@ class MetaCheckpoint:
             release_mapped(piece)
 
 
-def _stored_name(name: str) -> str:
+def stored_name(name: str) -> str:
+    """A canonical tensor's name in the files."""
     if name.startswith("layers."):
         _, layer, part = name.split(".", 2)
         return f"layers.{layer}.{_LAYER_NAMES[part]}.weight"
@@ -253,15 +254,18 @@ def _config(params: Fields, file: Path, shards: Sequence[_State]) -> ModelConfig
 
 
 def _intermediate_size(params: Fields, dim: int) -> int:
-    """Two thirds of 4 dim, times the multiplier, rounded up to a multiple of `multiple_of`."""
     multiple = params.integer("multiple_of", 256)
     if multiple < 1:
         raise params.error("multiple_of", f"must be at least 1, but is {multiple}")
+    return intermediate_size_of(dim, multiple, params.number("ffn_dim_multiplier", None))
+
+
+def intermediate_size_of(dim: int, multiple_of: int, multiplier: float | None) -> int:
+    """Two thirds of 4 dim, times the multiplier, rounded up to a multiple of `multiple_of`."""
     size = int(2 * (4 * dim) / 3)
-    multiplier = params.number("ffn_dim_multiplier", None)
     if multiplier is not None:
         size = int(multiplier * size)
-    return -(-size // multiple) * multiple
+    return -(-size // multiple_of) * multiple_of
 
 
 def _first_sentence(error: Exception) -> str:

@@ -58,9 +58,9 @@ def _from_ranks(content: bytes) -> tuple[int, tuple[int, ...]]:
 
 def _from_sentencepiece(content: bytes) -> tuple[int, tuple[int, ...]]:
     bos, eos = _DEFAULT_BOS, _DEFAULT_EOS
-    for number, value in _protobuf_fields(content):
+    for number, value in protobuf_fields(content):
         if number == _TRAINER_SPEC and isinstance(value, bytes):
-            for inner, setting in _protobuf_fields(value):
+            for inner, setting in protobuf_fields(value):
                 if inner == _BOS_ID and isinstance(setting, int):
                     bos = setting
                 elif inner == _EOS_ID and isinstance(setting, int):
@@ -68,7 +68,7 @@ def _from_sentencepiece(content: bytes) -> tuple[int, tuple[int, ...]]:
     return bos, (eos,)
 
 
-def _protobuf_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+def protobuf_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Field numbers and values of a serialized message; varints as signed 64-bit numbers, the rest as bytes."""
     at = 0
     while at < len(data):

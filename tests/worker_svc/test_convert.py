@@ -1,0 +1,279 @@
+"""Conversions between the families: what comes out is what went in, and nothing is ever half-written."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import sentencepiece
+import torch
+import transformers
+
+from tests.worker_svc.checkpoints.gguf_models import save_gguf
+from tests.worker_svc.model.llama_folders import PAGE_SIZE, logits_in_chunks, new_cache, random_llama, some_ids, step
+from tests.worker_svc.model.test_architectures import MODELS, SCALINGS, WINDOW, saved
+from worker_svc.checkpoints import open_checkpoint
+from worker_svc.checkpoints.ggml_blocks import QuantizedTensor
+from worker_svc.convert import run
+from worker_svc.convert.pieces import ConvertError
+from worker_svc.convert.run import convert
+from worker_svc.model.transformer import load_transformer
+
+FAMILIES = ("meta", "hugging-face", "gguf")
+
+
+def silent(done: int, total: int) -> None:
+    pass
+
+
+def converted(source: Path, target: Path, family: str, dtype: str = "auto") -> Path:
+    path = target.with_suffix(".gguf") if family == "gguf" else target
+    convert(source, path, family, dtype, silent)
+    return path
+
+
+def tensors_of(path: Path) -> dict[str, torch.Tensor]:
+    return {
+        name: tensor.dequantize() if isinstance(tensor, QuantizedTensor) else tensor.clone()
+        for name, tensor in open_checkpoint(path).tensors()
+    }
+
+
+def assert_continues(path: Path, cases: Path) -> None:
+    """The real model's greedy continuations are those that were recorded."""
+    model = load_transformer(open_checkpoint(path), "cpu", torch.float32)
+    for case in json.loads(cases.read_text()):
+        length = len(case["prompt_ids"]) + len(case["output_ids"])
+        cache, pages = new_cache(model, length), list(range(-(-length // PAGE_SIZE)))
+        ids, position, output = case["prompt_ids"], 0, []
+        for _ in case["output_ids"]:
+            logits = step(model, cache, [(ids, position, pages)])[-1]
+            position += len(ids)
+            ids = [int(logits.argmax())]
+            output += ids
+        assert output == case["output_ids"]
+
+
+@pytest.mark.parametrize("source", ["meta", "meta-2-shards", "hf", "gguf"])
+def test_a_real_model_survives_every_conversion_and_the_way_back(
+    source: str, tmp_path: Path, shared_data: Path
+) -> None:
+    folder = shared_data / "models" / "stories260K"
+    original = tensors_of(folder / source)
+    original.setdefault("output", original["embedding"])
+    for first, second in itertools.permutations(FAMILIES, 2):
+        once = tmp_path / f"{first}.gguf" if first == "gguf" else tmp_path / first
+        if not once.exists():
+            once = converted(folder / source, tmp_path / first, first)
+            assert_continues(once, folder / "expected_greedy.json")
+        twice = converted(once, tmp_path / f"{first}-{second}", second)
+        came = tensors_of(twice)
+        came.setdefault("output", came["embedding"])
+        assert came.keys() == original.keys()
+        assert all(torch.equal(came[name], original[name]) for name in came)
+        checkpoint = open_checkpoint(twice)
+        assert (checkpoint.bos_id, checkpoint.eos_ids) == (1, (2,))
+
+
+@pytest.mark.parametrize("way", [("hugging-face",), ("gguf", "hugging-face"), ("gguf", "meta")])
+def test_a_sentencepiece_model_goes_along(way: tuple[str, ...], tmp_path: Path, shared_data: Path) -> None:
+    path = shared_data / "models" / "stories260K" / "hf"
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(path / "tokenizer.model"))
+    for family in way:
+        path = converted(path, tmp_path / family, family)
+    ours = sentencepiece.SentencePieceProcessor(model_file=str(path / "tokenizer.model"))
+    for text in ("Once upon a time", " two  spaces", "é🙂", ""):
+        assert ours.encode(text) == theirs.encode(text)
+    assert (ours.bos_id(), ours.eos_id(), ours.unk_id()) == (1, 2, 0)
+
+
+def test_a_written_gguf_file_is_read_by_the_gguf_package(tmp_path: Path, shared_data: Path) -> None:
+    folder = shared_data / "models" / "stories260K"
+    path = converted(folder / "hf", tmp_path / "model", "gguf")
+    ours, theirs = gguf.GGUFReader(path), gguf.GGUFReader(folder / "gguf" / "stories260K-f32.gguf")
+    given = {tensor.name: tensor for tensor in theirs.tensors}
+    for tensor in ours.tensors:
+        np.testing.assert_array_equal(tensor.data, given[tensor.name].data)
+    assert given.keys() - {tensor.name for tensor in ours.tensors} == {"output.weight"}  # tied
+    for key in ("tokens", "scores", "token_type", "bos_token_id", "eos_token_id", "model"):
+        field = f"tokenizer.ggml.{key}"
+        assert ours.fields[field].contents() == pytest.approx(theirs.fields[field].contents())
+
+
+@pytest.mark.parametrize("name", [*MODELS, *SCALINGS])
+def test_a_written_folder_loads_in_transformers(name: str, tmp_path: Path) -> None:
+    if name in MODELS:
+        kind, changes = MODELS[name]
+        reference = saved(kind, tmp_path / "source", **changes)
+    else:
+        reference = saved("Llama", tmp_path / "source", rope_parameters={"rope_theta": 100.0} | SCALINGS[name])
+    convert(tmp_path / "source", tmp_path / "target", "hugging-face", "auto", silent)
+    assert open_checkpoint(tmp_path / "target").config == open_checkpoint(tmp_path / "source").config
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "target", attn_implementation="eager")
+    ids = torch.tensor([some_ids(97, 2 * WINDOW)])
+    with torch.inference_mode():
+        assert torch.equal(theirs(ids).logits, reference(ids).logits)
+
+
+GGUF_MODELS = ["llama with biases", "qwen2", "qwen3", "mixtral", "linear", "llama3", "yarn"]
+
+
+@pytest.mark.parametrize("name", GGUF_MODELS)
+def test_a_written_gguf_file_gives_the_same_logits(name: str, tmp_path: Path) -> None:
+    if name in MODELS:
+        saved(MODELS[name][0], tmp_path / "source", **MODELS[name][1])
+    else:
+        saved("Llama", tmp_path / "source", rope_parameters={"rope_theta": 100.0} | SCALINGS[name])
+    path = converted(tmp_path / "source", tmp_path / "target", "gguf")
+    ids = some_ids(97, 60)
+    ours, theirs = (
+        logits_in_chunks(load_transformer(open_checkpoint(each), "cpu", torch.float32), ids, [60])
+        for each in (path, tmp_path / "source")
+    )
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_matrices_are_written_in_the_wanted_dtype(family: str, dtype: str, tmp_path: Path) -> None:
+    random_llama(intermediate_size=160).save_pretrained(tmp_path / "source")
+    path = converted(tmp_path / "source", tmp_path / "target", family, dtype)
+    wanted = getattr(torch, dtype)
+    assert open_checkpoint(path).dtype == wanted
+    expected = tensors_of(tmp_path / "source")
+    for name, tensor in open_checkpoint(path).tensors():
+        kept = family == "gguf" and tensor.dim() == 1
+        assert isinstance(tensor, torch.Tensor)
+        assert tensor.dtype == (torch.float32 if kept else wanted)
+        assert torch.equal(tensor, expected[name] if kept else expected[name].to(wanted)), name
+
+
+def test_quantized_weights_are_written_as_their_numbers(tmp_path: Path) -> None:
+    reference = random_llama(hidden_size=256, intermediate_size=512, num_attention_heads=8, num_key_value_heads=4)
+    source = save_gguf(reference, tmp_path / "source.gguf", "Q4_K")
+    convert(source, tmp_path / "target", "hugging-face", "float32", silent)
+    came, expected = tensors_of(tmp_path / "target"), tensors_of(source)
+    assert all(torch.equal(came[name], expected[name]) for name in expected)
+
+
+def test_large_models_are_cut_into_files_with_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker_svc.convert.hugging_face._SHARD_BYTES", 60_000)
+    random_llama().save_pretrained(tmp_path / "source")
+    convert(tmp_path / "source", tmp_path / "target", "hugging-face", "auto", silent)
+    assert len(list((tmp_path / "target").glob("model-*-of-*.safetensors"))) > 3
+    came, expected = tensors_of(tmp_path / "target"), tensors_of(tmp_path / "source")
+    assert all(torch.equal(came[name], expected[name]) for name in expected)
+    transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "target")
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "named"),
+    [
+        ("qwen2", "meta", "Meta's layout is for Llama without biases; this is qwen2 with biases"),
+        ("llama with biases", "meta", "this is llama with biases"),
+        ("mistral", "gguf", "no sliding window"),
+        ("qwen3 moe", "gguf", "not normalized"),
+        ("yarn, all said", "gguf", "without truncation"),
+        ("yarn", "meta", "heads of dim / n_heads"),
+    ],
+)
+def test_what_a_family_cannot_say_is_refused_by_name(name: str, family: str, named: str, tmp_path: Path) -> None:
+    kind, changes = MODELS.get(name, ("Llama", {"rope_parameters": {"rope_theta": 100.0} | SCALINGS.get(name, {})}))
+    saved(kind, tmp_path / "source", **changes)
+    with pytest.raises(ConvertError, match=named):
+        converted(tmp_path / "source", tmp_path / "target", family)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
+
+
+def test_a_target_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+    random_llama().save_pretrained(tmp_path / "source")
+    (tmp_path / "target").mkdir()
+    with pytest.raises(ConvertError, match="is there already"):
+        convert(tmp_path / "source", tmp_path / "target", "hugging-face", "auto", silent)
+    with pytest.raises(ConvertError, match=r"must end in \.gguf"):
+        convert(tmp_path / "source", tmp_path / "model", "gguf", "auto", silent)
+
+
+def test_leftovers_of_a_killed_conversion_are_taken_away(tmp_path: Path) -> None:
+    random_llama().save_pretrained(tmp_path / "source")
+    left = tmp_path / ".target.partial"
+    left.mkdir()
+    (left / "half").write_bytes(b"x")
+    convert(tmp_path / "source", tmp_path / "target", "hugging-face", "auto", silent)
+    assert not left.exists()
+    assert not (tmp_path / "target" / "half").exists()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_full_disk_leaves_nothing_and_is_said_in_one_line(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file size limit stands for the full disk: the same call fails, with another reason."""
+    random_llama(intermediate_size=160).save_pretrained(tmp_path / "source")
+    target = tmp_path / ("target.gguf" if family == "gguf" else "target")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        code = run.main([str(tmp_path / "source"), str(target), "--to", family])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (code, last) == (1, {"error": f"{target}: {os.strerror(errno.EFBIG)}; nothing was written"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
+
+
+@pytest.fixture
+def started(tmp_path: Path, repository: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    """Starts a conversion of a model large enough to be caught in the middle."""
+    with torch.device("meta"):
+        reference = random_llama(hidden_size=512, intermediate_size=1408, num_attention_heads=8, vocab_size=60_000)
+    reference = reference.to_empty(device="cpu")
+    reference.save_pretrained(tmp_path / "source")
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(family: str) -> subprocess.Popen[str]:
+        name = "target.gguf" if family == "gguf" else "target"
+        command = [sys.executable, "-m", "worker_svc.convert.run", str(tmp_path / "source"), str(tmp_path / name)]
+        process = subprocess.Popen(
+            [*command, "--to", family], cwd=repository, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_conversion_that_is_ended_leaves_no_target(
+    number: signal.Signals, started: Callable[[str], Any], tmp_path: Path
+) -> None:
+    process = started("gguf")
+    process.stdout.readline()  # it is under way
+    process.send_signal(number)
+    code = process.wait(60)
+    left = {path.name for path in tmp_path.iterdir()} - {"source"}
+    if code == 0:
+        pytest.skip("it was done before the signal came")
+    assert left <= ({".target.gguf.partial"} if number == signal.SIGKILL else set())
+    assert code == (-number if number == signal.SIGKILL else 128 + number)

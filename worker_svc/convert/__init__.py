@@ -1,0 +1,1 @@
+"""Writes a checkpoint in another family's files: one file a family, and `run.py` that makes it safe."""
