@@ -22,11 +22,12 @@ from worker_svc.engine.handle import EngineHandle, EngineStartError, ProcessEngi
 from worker_svc.engine.messages import Ended, EngineInfo, Step, Submit
 from worker_svc.engine.request import FinishReason
 from worker_svc.metrics import WorkerMetrics
+from worker_svc.sampling_rules import effective_sampling
 from worker_svc.settings import WorkerSettings
 from worker_svc.streams import OutputStream
 from worker_svc.supervisor import EngineSupervisor
 from worker_svc.tokenizer_check import check_tokenizer
-from worker_svc.validation import effective_sampling, validate
+from worker_svc.validation import validate
 
 logger = logging.getLogger("worker_svc")
 
@@ -226,7 +227,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     model=worker.model_name,
                     prompt_tokens=running.prompt_tokens,
                     max_tokens=submit.max_tokens,
-                    sampling=effective_sampling(submit),
+                    sampling=effective_sampling(submit.sampling),
                 )
             )
             while True:

@@ -9,7 +9,6 @@ Pure: no engine, no clock, no randomness but the seed that is handed in. Three r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from google.protobuf.message import Message
 from svc_common.errors import FieldViolation, failed_precondition, invalid_argument, unimplemented
 from tandem.inference.v1 import inference_pb2 as pb
 from worker_svc.engine.messages import EngineInfo, Submit
+from worker_svc.sampling_rules import SAMPLING_FIELDS, id_violations, sampling_violations, to_sampling
 
 MAX_REQUEST_ID_BYTES = 128
 MAX_SALT_BYTES = 256
@@ -33,13 +33,7 @@ SERVED_FIELDS = frozenset(
         "prompt_ids",
         "resumed_output_ids",
         "sampling",
-        "sampling.temperature",
-        "sampling.top_k",
-        "sampling.top_p",
-        "sampling.min_p",
-        "sampling.repetition_penalty",
-        "sampling.repetition_window",
-        "sampling.seed",
+        *SAMPLING_FIELDS,
         "stopping",
         "stopping.max_tokens",
         "stopping.min_tokens",
@@ -61,16 +55,6 @@ SERVED_FIELDS = frozenset(
     }
 )
 
-# Scalars of SamplingParams: default, smallest, largest, whether the smallest itself is allowed.
-SAMPLING_RANGES: dict[str, tuple[float, float, float, bool]] = {
-    "temperature": (1.0, 0.0, math.inf, True),
-    "top_p": (1.0, 0.0, 1.0, True),
-    "min_p": (0.0, 0.0, 1.0, True),
-    "repetition_penalty": (1.0, 0.0, math.inf, False),
-}
-DEFAULT_TOP_K = 0
-DEFAULT_REPETITION_WINDOW = 64
-
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
@@ -91,7 +75,7 @@ def validate(
         raise invalid_argument(violations)
     _check_fingerprint(request.expected_tokenizer_fingerprint, fingerprint)
 
-    stopping, sampling, output = request.stopping, request.sampling, request.output
+    stopping, output = request.stopping, request.output
     room = info.context_length - len(request.prompt_ids)
     max_tokens = min(room, stopping.max_tokens) if stopping.HasField("max_tokens") else room
     submit = Submit(
@@ -103,17 +87,7 @@ def validate(
         eos_ids=[] if stopping.ignore_eos else info.eos_ids,
         stop_ids=sorted(set(stopping.stop_token_ids)),
         include_stop=stopping.include_stop,
-        temperature=_scalar(sampling, "temperature", info),
-        top_k=int(sampling.top_k if sampling.HasField("top_k") else info.sampling_defaults.get("top_k", DEFAULT_TOP_K)),
-        top_p=_scalar(sampling, "top_p", info),
-        min_p=_scalar(sampling, "min_p", info),
-        repetition_penalty=_scalar(sampling, "repetition_penalty", info),
-        repetition_window=(
-            min(sampling.repetition_window, info.context_length)
-            if sampling.HasField("repetition_window")
-            else DEFAULT_REPETITION_WINDOW
-        ),
-        seed=sampling.seed if sampling.HasField("seed") else seed,
+        sampling=to_sampling(request.sampling, info.sampling_defaults, info.context_length, seed),
         priority=request.priority,
         salt=request.cache.salt,
         bypass=request.cache.bypass,
@@ -121,19 +95,6 @@ def validate(
     )
     delay = output.stream_max_delay_ms / 1000 if output.HasField("stream_max_delay_ms") else None
     return submit, Delivery(max(1, output.stream_interval_tokens), delay)
-
-
-def effective_sampling(submit: Submit) -> pb.SamplingParams:
-    """What Accepted reports: every served scalar, the seed included."""
-    return pb.SamplingParams(
-        temperature=submit.temperature,
-        top_k=submit.top_k,
-        top_p=submit.top_p,
-        min_p=submit.min_p,
-        repetition_penalty=submit.repetition_penalty,
-        repetition_window=submit.repetition_window,
-        seed=submit.seed,
-    )
 
 
 def _refuse_unserved(request: pb.GenerateRequest) -> None:
@@ -160,7 +121,7 @@ def _violations(request: pb.GenerateRequest, info: EngineInfo) -> Iterator[Field
     yield from _too_long("request_id", request.request_id, MAX_REQUEST_ID_BYTES)
     yield from _too_long("cache.salt", request.cache.salt, MAX_SALT_BYTES)
     yield from _prompt_violations(request, info)
-    yield from _sampling_violations(request.sampling)
+    yield from sampling_violations(request, info.vocabulary_size, info.eos_ids)
     yield from _stopping_violations(request, info)
     for name in ("n", "best_of"):
         if request.HasField(name) and getattr(request, name) < 1:
@@ -205,26 +166,7 @@ def _prompt_violations(request: pb.GenerateRequest, info: EngineInfo) -> Iterato
 
 
 def _id_violations(field: str, ids: Sequence[int], info: EngineInfo) -> Iterator[FieldViolation]:
-    """Names the first id that is out of the vocabulary."""
-    if not ids:
-        return
-    array = np.asarray(ids, dtype=np.int64)
-    bad = np.flatnonzero(array >= info.vocabulary_size)
-    if bad.size:
-        place = int(bad[0])
-        yield FieldViolation(
-            f"{field}[{place}]", f"must be below the vocabulary size {info.vocabulary_size}, not {array[place]}"
-        )
-
-
-def _sampling_violations(sampling: pb.SamplingParams) -> Iterator[FieldViolation]:
-    for name, (_, low, high, closed) in SAMPLING_RANGES.items():
-        if not sampling.HasField(name):  # type: ignore[arg-type]
-            continue
-        value = getattr(sampling, name)
-        if not math.isfinite(value) or value > high or value < low or (value == low and not closed):
-            bounds = f"{'at least' if closed else 'more than'} {low:g}" + (f" and at most {high:g}" * (high < math.inf))
-            yield FieldViolation(f"sampling.{name}", f"must be a finite number, {bounds}, not {value:g}")
+    return id_violations(field, ids, info.vocabulary_size)
 
 
 def _stopping_violations(request: pb.GenerateRequest, info: EngineInfo) -> Iterator[FieldViolation]:
@@ -269,12 +211,6 @@ def _check_fingerprint(expected: str, served: str) -> None:
         f"the prompt was encoded by a tokenizer with fingerprint {expected[:64]}, this worker's model uses {served}",
         reason="TOKENIZER_MISMATCH",
     )
-
-
-def _scalar(sampling: pb.SamplingParams, name: str, info: EngineInfo) -> float:
-    if sampling.HasField(name):  # type: ignore[arg-type]
-        return float(getattr(sampling, name))
-    return float(info.sampling_defaults.get(name, SAMPLING_RANGES[name][0]))
 
 
 def _ids(ids: Iterable[int]) -> bytes:

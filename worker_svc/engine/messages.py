@@ -39,13 +39,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
     eos_ids: list[int]
     stop_ids: list[int]
     include_stop: bool
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    repetition_window: int
-    seed: int
+    sampling: Sampling
     priority: int
     salt: str
     bypass: bool
@@ -56,15 +50,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
         return Request.make(
             self.handle,
             np.frombuffer(self.prompt, dtype=np.int32),
-            Sampling(
-                temperature=self.temperature,
-                top_k=self.top_k,
-                top_p=self.top_p,
-                min_p=self.min_p,
-                repetition_penalty=self.repetition_penalty,
-                repetition_window=self.repetition_window,
-                seed=self.seed,
-            ),
+            self.sampling,
             Stopping(
                 max_tokens=self.max_tokens,
                 min_tokens=self.min_tokens,

@@ -101,8 +101,9 @@ Global___LogprobsMode: _TypeAlias = LogprobsMode  # noqa: Y015
 class SamplingParams(_message.Message):
     """How the next token is chosen. Every scalar is optional: zero is a value, absence means the default, which is the
     model's own (generation_config.json) where it has one and otherwise the one that is named here.
-    The stages run in this order: logit bias, allowed and banned ids, penalties, DRY, top_k, typical_p, tail_free_z,
-    top_p, min_p, top_a, XTC, temperature, draw. All numbers must be finite.
+    The stages run in this order, which is llama.cpp's: allowed and banned ids and sequences, logit bias, penalties, DRY,
+    top_k, tail_free_z, typical_p, top_p, min_p, top_a, XTC, temperature, draw. All numbers must be finite.
+    Formulas and sources: docs/sampling.md.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -128,6 +129,7 @@ class SamplingParams(_message.Message):
     ALLOWED_IDS_FIELD_NUMBER: _builtins.int
     BANNED_IDS_FIELD_NUMBER: _builtins.int
     BANNED_SEQUENCES_FIELD_NUMBER: _builtins.int
+    TEMPERATURE_LAST_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """>= 0; 0 is greedy; default 1"""
     top_k: _builtins.int
@@ -139,22 +141,25 @@ class SamplingParams(_message.Message):
     repetition_penalty: _builtins.float
     """> 0; 1 is off; positive logits are divided, negative multiplied; default 1"""
     repetition_window: _builtins.int
-    """how many last tokens (prompt included) count; 0 is off; default 64"""
+    """How many last tokens (prompt included) all three penalties look at; 0 is off; default 64."""
     seed: _builtins.int
     """Fixes every draw. A draw is a pure function of the seed and the token's absolute position, so the
     same seed gives the same answer alone, in a batch, or on another worker. Absent: drawn and reported in Accepted.
     """
-    repetition_decay: _builtins.float
+    repetition_decay: _builtins.int
+    """behind the window, penalties fade linearly over so many tokens; default 0"""
     presence_penalty: _builtins.float
-    """-2 to 2; default 0"""
+    """-2 to 2; subtracted once from what occurred; default 0"""
     frequency_penalty: _builtins.float
-    """-2 to 2; default 0"""
+    """-2 to 2; subtracted for each occurrence; default 0"""
     typical_p: _builtins.float
-    """0 to 1; 1 is off"""
+    """0 to 1; 1 is off; default 1"""
     tail_free_z: _builtins.float
-    """0 to 1; 1 is off"""
+    """0 to 1; 1 is off; default 1"""
     top_a: _builtins.float
-    """0 to 1; 0 is off"""
+    """0 to 1; 0 is off; default 0"""
+    temperature_last: _builtins.bool
+    """false: before the filters (top_k to XTC); default true"""
     @_builtins.property
     def dynamic_temperature(self) -> Global___DynamicTemperature: ...
     @_builtins.property
@@ -164,15 +169,21 @@ class SamplingParams(_message.Message):
     @_builtins.property
     def dry(self) -> Global___Dry: ...
     @_builtins.property
-    def logit_bias(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogitBias]: ...
-    @_builtins.property
-    def allowed_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """empty: all"""
+    def logit_bias(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogitBias]:
+        """at most 4,096, each id once"""
 
     @_builtins.property
-    def banned_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def allowed_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """empty: all; at most 65,536"""
+
     @_builtins.property
-    def banned_sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSequence]: ...
+    def banned_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """at most 65,536"""
+
+    @_builtins.property
+    def banned_sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSequence]:
+        """at most 256 of 1 to 64 ids; the last id of one is banned where it ends"""
+
     def __init__(
         self,
         *,
@@ -183,7 +194,7 @@ class SamplingParams(_message.Message):
         repetition_penalty: _builtins.float | None = ...,
         repetition_window: _builtins.int | None = ...,
         seed: _builtins.int | None = ...,
-        repetition_decay: _builtins.float | None = ...,
+        repetition_decay: _builtins.int | None = ...,
         presence_penalty: _builtins.float | None = ...,
         frequency_penalty: _builtins.float | None = ...,
         typical_p: _builtins.float | None = ...,
@@ -197,10 +208,11 @@ class SamplingParams(_message.Message):
         allowed_ids: _abc.Iterable[_builtins.int] | None = ...,
         banned_ids: _abc.Iterable[_builtins.int] | None = ...,
         banned_sequences: _abc.Iterable[Global___TokenSequence] | None = ...,
+        temperature_last: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_decay", b"_repetition_decay", "_repetition_penalty", b"_repetition_penalty", "_repetition_window", b"_repetition_window", "_seed", b"_seed", "_tail_free_z", b"_tail_free_z", "_temperature", b"_temperature", "_top_a", b"_top_a", "_top_k", b"_top_k", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "dry", b"dry", "dynamic_temperature", b"dynamic_temperature", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "mirostat", b"mirostat", "presence_penalty", b"presence_penalty", "repetition_decay", b"repetition_decay", "repetition_penalty", b"repetition_penalty", "repetition_window", b"repetition_window", "seed", b"seed", "tail_free_z", b"tail_free_z", "temperature", b"temperature", "top_a", b"top_a", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p", "xtc", b"xtc"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_decay", b"_repetition_decay", "_repetition_penalty", b"_repetition_penalty", "_repetition_window", b"_repetition_window", "_seed", b"_seed", "_tail_free_z", b"_tail_free_z", "_temperature", b"_temperature", "_temperature_last", b"_temperature_last", "_top_a", b"_top_a", "_top_k", b"_top_k", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "dry", b"dry", "dynamic_temperature", b"dynamic_temperature", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "mirostat", b"mirostat", "presence_penalty", b"presence_penalty", "repetition_decay", b"repetition_decay", "repetition_penalty", b"repetition_penalty", "repetition_window", b"repetition_window", "seed", b"seed", "tail_free_z", b"tail_free_z", "temperature", b"temperature", "temperature_last", b"temperature_last", "top_a", b"top_a", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p", "xtc", b"xtc"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_decay", b"_repetition_decay", "_repetition_penalty", b"_repetition_penalty", "_repetition_window", b"_repetition_window", "_seed", b"_seed", "_tail_free_z", b"_tail_free_z", "_temperature", b"_temperature", "_top_a", b"_top_a", "_top_k", b"_top_k", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "allowed_ids", b"allowed_ids", "banned_ids", b"banned_ids", "banned_sequences", b"banned_sequences", "dry", b"dry", "dynamic_temperature", b"dynamic_temperature", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "mirostat", b"mirostat", "presence_penalty", b"presence_penalty", "repetition_decay", b"repetition_decay", "repetition_penalty", b"repetition_penalty", "repetition_window", b"repetition_window", "seed", b"seed", "tail_free_z", b"tail_free_z", "temperature", b"temperature", "top_a", b"top_a", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p", "xtc", b"xtc"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_decay", b"_repetition_decay", "_repetition_penalty", b"_repetition_penalty", "_repetition_window", b"_repetition_window", "_seed", b"_seed", "_tail_free_z", b"_tail_free_z", "_temperature", b"_temperature", "_temperature_last", b"_temperature_last", "_top_a", b"_top_a", "_top_k", b"_top_k", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "allowed_ids", b"allowed_ids", "banned_ids", b"banned_ids", "banned_sequences", b"banned_sequences", "dry", b"dry", "dynamic_temperature", b"dynamic_temperature", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "mirostat", b"mirostat", "presence_penalty", b"presence_penalty", "repetition_decay", b"repetition_decay", "repetition_penalty", b"repetition_penalty", "repetition_window", b"repetition_window", "seed", b"seed", "tail_free_z", b"tail_free_z", "temperature", b"temperature", "temperature_last", b"temperature_last", "top_a", b"top_a", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p", "xtc", b"xtc"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
@@ -220,6 +232,8 @@ class SamplingParams(_message.Message):
     _WhichOneofArgType__tail_free_z: _TypeAlias = _typing.Literal["_tail_free_z", b"_tail_free_z"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__temperature_last: _TypeAlias = _typing.Literal["temperature_last"]  # noqa: Y015
+    _WhichOneofArgType__temperature_last: _TypeAlias = _typing.Literal["_temperature_last", b"_temperature_last"]  # noqa: Y015
     _WhichOneofReturnType__top_a: _TypeAlias = _typing.Literal["top_a"]  # noqa: Y015
     _WhichOneofArgType__top_a: _TypeAlias = _typing.Literal["_top_a", b"_top_a"]  # noqa: Y015
     _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
@@ -247,6 +261,8 @@ class SamplingParams(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature_last) -> _WhichOneofReturnType__temperature_last | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_a) -> _WhichOneofReturnType__top_a | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
@@ -259,12 +275,16 @@ Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
 class DynamicTemperature(_message.Message):
+    """The temperature follows the entropy of what the filters have kept."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     RANGE_FIELD_NUMBER: _builtins.int
     EXPONENT_FIELD_NUMBER: _builtins.int
     range: _builtins.float
+    """>= 0; from temperature - range to temperature + range; 0 is off; default 0"""
     exponent: _builtins.float
+    """>= 0; default 1"""
     def __init__(
         self,
         *,
@@ -288,12 +308,16 @@ Global___DynamicTemperature: _TypeAlias = DynamicTemperature  # noqa: Y015
 
 @_typing.final
 class Xtc(_message.Message):
+    """Excludes the most probable tokens."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     PROBABILITY_FIELD_NUMBER: _builtins.int
     THRESHOLD_FIELD_NUMBER: _builtins.int
     probability: _builtins.float
+    """0 to 1; how often; 0 is off; default 0"""
     threshold: _builtins.float
+    """0 to 1; of those that reach it all but the least probable go; default 0.1"""
     def __init__(
         self,
         *,
@@ -317,15 +341,21 @@ Global___Xtc: _TypeAlias = Xtc  # noqa: Y015
 
 @_typing.final
 class Mirostat(_message.Message):
+    """Takes the place of the filters (top_k to XTC), after the temperature. It keeps a state that only the worker knows, so
+    it cannot be combined with resumed_output_ids; it is not combined with speculation.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: _builtins.int
     TAU_FIELD_NUMBER: _builtins.int
     ETA_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    """1 or 2"""
+    """1 or 2; 0 is off; default 0"""
     tau: _builtins.float
+    """>= 0; bits of surprise that are aimed at; default 5"""
     eta: _builtins.float
+    """>= 0; how fast; default 0.1"""
     def __init__(
         self,
         *,
@@ -354,6 +384,8 @@ Global___Mirostat: _TypeAlias = Mirostat  # noqa: Y015
 
 @_typing.final
 class Dry(_message.Message):
+    """A penalty for the token that would continue a repetition."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MULTIPLIER_FIELD_NUMBER: _builtins.int
@@ -362,11 +394,17 @@ class Dry(_message.Message):
     WINDOW_FIELD_NUMBER: _builtins.int
     SEQUENCE_BREAKERS_FIELD_NUMBER: _builtins.int
     multiplier: _builtins.float
+    """>= 0; 0 is off; default 0"""
     base: _builtins.float
+    """>= 1; default 1.75"""
     allowed_length: _builtins.int
+    """>= 1; repetitions of so many tokens are penalized when they go on; default 2"""
     window: _builtins.int
+    """how many last tokens are looked at; 0 is off; default the whole context"""
     @_builtins.property
-    def sequence_breakers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSequence]: ...
+    def sequence_breakers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSequence]:
+        """at most 64 of 1 to 16 ids; no repetition reaches over one"""
+
     def __init__(
         self,
         *,
