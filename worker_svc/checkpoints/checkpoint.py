@@ -62,6 +62,10 @@ class Checkpoint(Protocol):
     def total_bytes(self) -> int:
         """The stored size of all tensors that `tensors` gives."""
 
+    @property
+    def stored_as(self) -> Mapping[str, int]:
+        """Stored bytes by dtype, the most first."""
+
     def tensors(self) -> Iterator[tuple[str, torch.Tensor | QuantizedTensor]]:
         """Every tensor of `config.tensor_shapes()`, by canonical name and in that order, as a read-only view of its
         file where possible. Raises CheckpointError."""
@@ -112,6 +116,15 @@ def main_dtype(tensors: Iterable[StoredTensor]) -> torch.dtype:
     for tensor in tensors:
         sizes[tensor.dtype if isinstance(tensor.dtype, torch.dtype) else torch.bfloat16] += tensor.bytes
     return max(sizes, key=lambda dtype: sizes[dtype])
+
+
+def bytes_by_dtype(tensors: Iterable[StoredTensor]) -> dict[str, int]:
+    """Stored bytes of each dtype, the most first."""
+    sizes: dict[str, int] = {}
+    for tensor in tensors:
+        name = _dtype_name(tensor.dtype)
+        sizes[name] = sizes.get(name, 0) + tensor.bytes
+    return dict(sorted(sizes.items(), key=lambda item: -item[1]))
 
 
 def release_mapped(piece: torch.Tensor | QuantizedTensor) -> None:

@@ -23,7 +23,14 @@ import numpy as np
 import torch
 
 from svc_common.gguf import GgufError, GgufHeader, GgufTensor, read_header
-from worker_svc.checkpoints.checkpoint import CheckpointError, StoredTensor, main_dtype, match_tensors, release_mapped
+from worker_svc.checkpoints.checkpoint import (
+    CheckpointError,
+    StoredTensor,
+    bytes_by_dtype,
+    main_dtype,
+    match_tensors,
+    release_mapped,
+)
 from worker_svc.checkpoints.fields import Fields, build
 from worker_svc.checkpoints.ggml_blocks import BLOCK_KINDS, BlockKind, QuantizedTensor
 from worker_svc.checkpoints.row_order import halves_order
@@ -105,6 +112,7 @@ class GgufCheckpoint:
         stored.pop(ROPE_DIVISORS, None)
         match_tensors(path, self._expected(), stored)
         self.dtype = main_dtype(stored.values())
+        self.stored_as = bytes_by_dtype(stored.values())
         self.total_bytes = sum(tensor.bytes for tensor in stored.values())
         ids = _special_ids(path, header.metadata, self.config.vocab_size)
         self.bos_id, self.eos_ids = ids

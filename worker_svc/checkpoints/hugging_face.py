@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from worker_svc.checkpoints.checkpoint import (
     CheckpointError,
     StoredTensor,
+    bytes_by_dtype,
     main_dtype,
     match_tensors,
     release_mapped,
@@ -61,6 +62,7 @@ class HuggingFaceCheckpoint:
         shapes = self.config.tensor_shapes()
         match_tensors(path, {self._stored_name(name): shape for name, shape in shapes.items()}, stored)
         self.dtype = main_dtype(stored.values())
+        self.stored_as = bytes_by_dtype(stored.values())
         self.total_bytes = sum(tensor.bytes for tensor in stored.values())
         generation_file = path / "generation_config.json"
         generation = Fields.read(generation_file) if generation_file.exists() else Fields(generation_file, {})

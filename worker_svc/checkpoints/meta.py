@@ -26,6 +26,7 @@ import torch
 from worker_svc.checkpoints.checkpoint import (
     CheckpointError,
     StoredTensor,
+    bytes_by_dtype,
     main_dtype,
     match_tensors,
     release_mapped,
@@ -86,6 +87,7 @@ class MetaCheckpoint:
         self._mapped = {tensor.untyped_storage().data_ptr() for shard in self._shards for tensor in shard.values()}
         match_tensors(first if len(self._files) == 1 else path, expected, stored)
         self.dtype = main_dtype(stored.values())
+        self.stored_as = bytes_by_dtype(stored.values())
         self.total_bytes = sum(tensor.bytes for tensor in stored.values())
         self.bos_id, self.eos_ids = read_special_ids(path / "tokenizer.model", self.config.vocab_size)
         self.sampling_defaults: Mapping[str, float | int] = {}

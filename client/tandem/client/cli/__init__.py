@@ -9,6 +9,7 @@ import typer
 
 from .chat import chat
 from .generate import generate
+from .models import convert, inspect
 from .run import run, serve
 from .status import status
 from .tokens import detokenize, tokenize
@@ -21,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, chat, serve, generate, tokenize, detokenize, status, top):
+for command in (run, chat, serve, generate, tokenize, detokenize, status, top, inspect, convert):
     app.command()(command)
 
 

@@ -1,0 +1,184 @@
+"""`tandem inspect` and `tandem convert`: what a checkpoint is, and the same weights in another family's files.
+
+Both are done by the worker's code in a process of its own, because this package works without torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TransferSpeedColumn
+from rich.table import Table
+from rich.text import Text
+
+from .services import child_environment
+from .terminal import CommandError, Stopped, errors, output, reporting_errors
+
+Report = dict[str, Any]
+_PRECISIONS = ("float32", "bfloat16", "int8", "int4")
+
+
+class Family(StrEnum):
+    """The families of files that can be written."""
+
+    META = "meta"
+    HUGGING_FACE = "hugging-face"
+    GGUF = "gguf"
+
+
+class Dtype(StrEnum):
+    """What the written matrices are."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+def inspect(
+    model: Annotated[Path, typer.Argument(help="A checkpoint folder or a GGUF file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Show what a checkpoint is: sizes, memory at each precision, KV bytes a token, what fits on this machine."""
+    with reporting_errors():
+        (report,) = _reports("worker_svc.checkpoints.inspection", [str(model)])
+        if as_json:
+            output().print_json(json.dumps(report), highlight=False, indent=None if not output().is_terminal else 2)
+        else:
+            _show(report)
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(help="A checkpoint folder or a GGUF file.")],
+    target: Annotated[Path, typer.Argument(help="A new folder, or a new file that ends in .gguf.")],
+    to: Annotated[Family, typer.Option("--to", help="The family of files to write.")],
+    dtype: Annotated[Dtype, typer.Option("--dtype", help="Of the matrices; auto: most of the source's.")] = Dtype.AUTO,
+) -> None:
+    """Write a checkpoint as another family's files. The target appears when it is complete, or not at all."""
+    with reporting_errors():
+        arguments = [str(source), str(target), f"--to={to.value}", f"--dtype={dtype.value}"]
+        columns = (BarColumn(), TaskProgressColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+        with Progress(*columns, console=errors, disable=not errors.is_terminal, transient=True) as bar:
+            task = bar.add_task("", total=None)
+            for report in _reports("worker_svc.convert.run", arguments):
+                if "done" in report:
+                    bar.update(task, completed=report["done"], total=report["total"])
+        out = output()
+        out.print(Text(f"{report['path']}: {_size(report['bytes'])}, {', '.join(report['files'])}"))
+        for note in report["notes"]:
+            errors.print(Text(f"note: {note}"))
+
+
+def _reports(module: str, arguments: Sequence[str]) -> Iterator[Report]:
+    """What one of the worker's programs says, a line at a time; raises CommandError with its own words."""
+    if missing := [name for name in ("worker_svc", "torch", "safetensors") if importlib.util.find_spec(name) is None]:
+        raise CommandError(
+            f"this needs the worker's code ({', '.join(missing)} not installed): pip install 'tandem-llm[worker]'"
+        )
+    process = subprocess.Popen(  # noqa: S603  (our own interpreter and modules)
+        [sys.executable, "-P", "-m", module, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=child_environment(os.environ),
+    )
+    assert process.stdout is not None and process.stderr is not None
+    with _stopping(process):
+        for line in process.stdout:
+            report: Report = json.loads(line)
+            if "error" in report:
+                raise CommandError(report["error"])
+            yield report
+        words = process.stderr.read().strip().splitlines()
+        if process.wait():
+            raise CommandError(words[-1] if words else f"{module} ended with exit code {process.returncode}")
+
+
+@contextlib.contextmanager
+def _stopping(process: subprocess.Popen[str]) -> Iterator[None]:
+    """A signal to us ends the process first, which takes its half-written files away; then Stopped is raised."""
+
+    def stop(number: int, frame: object) -> None:
+        raise Stopped(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        with process:
+            try:
+                yield
+            finally:
+                process.terminate()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _show(report: Report) -> None:
+    """The report as three tables of plain text."""
+    out = output()
+    facts = Table.grid(padding=(0, 2))
+    for name, value in _facts(report):
+        facts.add_row(Text(name, style="dim"), Text(value))
+    out.print(facts)
+    out.print()
+    memory = Table(box=None, pad_edge=False, padding=(0, 2), header_style="dim")
+    memory.add_column("memory", no_wrap=True)
+    columns = [name for name in _PRECISIONS if name in report["weight_bytes"]]
+    for name in columns:
+        memory.add_column(name, justify="right")
+    memory.add_row("weights", *(_size(report["weight_bytes"][name]) for name in columns))
+    memory.add_row("KV cache, a token", *(_size(report["kv_bytes_per_token"][name]) for name in columns))
+    for device in report["machine"]:
+        where = f"tokens on {device['device']}, {_size(device['free_bytes'])} free"
+        memory.add_row(where, *(_count(device["fits"][name]) if device["fits"][name] else "-" for name in columns))
+    out.print(memory)
+
+
+def _facts(report: Report) -> Iterator[tuple[str, str]]:
+    yield "model", f"{report['path']} ({report['format']}, {report['architecture']})"
+    active = report["active_parameters"]
+    experts = report["experts"]
+    of_experts = f", {experts[1]} of {experts[0]} experts: {_count(active)} active" if experts else ""
+    yield "parameters", f"{_count(report['parameters'])}{of_experts}"
+    stored = ", ".join(f"{name} {_size(size)}" for name, size in report["stored_as"].items())
+    yield "stored", f"{_size(report['stored_bytes'])}: {stored}"
+    yield "layers", f"{report['layers']} of {report['hidden_size']}, feed-forward {report['intermediate_size']}"
+    yield "heads", f"{report['heads']} of {report['head_dim']}, {report['kv_heads']} for keys and values"
+    windows = f", window {', '.join(map(str, report['windows']))}" if report["windows"] else ""
+    scaling = f", {report['rope_scaling']} scaling" if report["rope_scaling"] else ""
+    yield "context", f"{report['context_length']:,} tokens (theta {report['rope_theta']:g}{scaling}{windows})"
+    tied = ", output tied to the embedding" if report["tied_embeddings"] else ""
+    yield "vocabulary", f"{report['vocabulary']:,}{tied}"
+    ends = ", ".join(map(str, report["eos_ids"])) or "none"
+    yield "special ids", f"begin {'none' if report['bos_id'] is None else report['bos_id']}, end {ends}"
+    yield "tokenizer", report["tokenizer"] or "none here"
+
+
+def _size(size: int) -> str:
+    """Bytes for people."""
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size >= 1 << power:
+            return f"{size / (1 << power):.1f} {unit}"
+    return f"{size} B"
+
+
+def _count(number: int) -> str:
+    """Parameters for people."""
+    for unit, scale in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if number >= scale:
+            return f"{number / scale:.2f} {unit}"
+    return str(number)
