@@ -24,6 +24,31 @@ WRONG: list[tuple[str, list[Any]]] = [
     ("sampling.repetition_penalty", [0, -1, math.nan, math.inf]),
     ("sampling.repetition_window", [-1, 2**32]),
     ("sampling.seed", [-1, BIG, 0.5]),
+    ("preset", ["wild", 3]),
+    ("strategy", ["topk", ""]),
+    ("sampling.dynamic_temperature_range", [-1, math.nan]),
+    ("sampling.dynamic_temperature_exponent", [-0.5, "1"]),
+    ("sampling.temperature_last", [1]),
+    ("sampling.tail_free_z", [-0.1, 1.1]),
+    ("sampling.typical_p", [2, math.inf]),
+    ("sampling.top_a", [-1, True]),
+    ("sampling.xtc_probability", [1.1]),
+    ("sampling.xtc_threshold", [-0.1]),
+    ("sampling.mirostat", [3, -1, 1.0]),
+    ("sampling.mirostat_tau", [-1]),
+    ("sampling.mirostat_eta", [math.nan]),
+    ("sampling.repetition_decay", [-1, 0.5]),
+    ("sampling.presence_penalty", [-2.1, 2.1]),
+    ("sampling.frequency_penalty", [3, math.nan]),
+    ("sampling.dry_multiplier", [-0.1]),
+    ("sampling.dry_base", [0.9, math.inf]),
+    ("sampling.dry_allowed_length", [0, 1.5]),
+    ("sampling.dry_window", [-1]),
+    ("sampling.dry_sequence_breakers", [[[1]] * 65, "1"]),
+    ("sampling.logit_bias", [[(1, 2.0)], 5, dict.fromkeys(range(4097), 0.0)]),
+    ("sampling.allowed_ids", [5, "12", [1] * 65_537]),
+    ("sampling.banned_ids", [5, [1] * 65_537]),
+    ("sampling.banned_sequences", [[[1]] * 257, 7]),
     ("stopping.max_tokens", [0, -1, 2**32, 1.0]),
     ("stopping.min_tokens", [-1, 2**32]),
     ("stopping.stop", [["a"] * 65, 5, {"a"}, b"x"]),
@@ -252,5 +277,6 @@ def test_what_passes_the_rules_survives_the_wire(
 
 def test_every_rule_has_a_wrong_example_here() -> None:
     text_only = {"truncate_to", "offsets", "pieces", "remove_special", "unparse_special", "clean_spaces"}
+    text_only |= {"rendered_text", "content_ranges"}
     assert {field for field, _ in WRONG} == set(RULES) - text_only
     assert check(dict.fromkeys(RULES)) == []

@@ -86,6 +86,9 @@ class TokenStream:
                         yield delta
                 return
             except (UnavailableError, CancelledError) as lost:
+                begun = bool(self.output_ids) and not self._ended_before_it_was_told()
+                if begun and self._request.sampling.mirostat.version:
+                    raise  # its state was lost with the worker: no other one can go on as if nothing had happened
                 error = lost
                 worker.forget_model()
             except ResourceExhaustedError as full:

@@ -18,10 +18,10 @@ from .decoding import TextDecoder
 from .errors import StatusError, TandemError
 from .generation import TokenStream
 from .metrics import ClientMetrics
-from .params import SamplingParams
-from .plan import SAMPLING_FIELDS, GenerationPlan
+from .plan import GenerationPlan
 from .prompts import checked_encode_input, ids_of
 from .rpc import CallContext
+from .sampling import from_message
 from .settings import FailoverSettings
 from .texts import TextService
 from .types import Chunk, Conversation, Encoding, FinishReason, GenerationResult, Timings, Usage
@@ -318,7 +318,7 @@ class Pipeline:
                 worker_total_seconds=timings.total_seconds if timings else None,
             ),
             seed=accepted.sampling.seed if accepted.sampling.HasField("seed") else None,
-            sampling=_sampling(accepted.sampling),
+            sampling=from_message(accepted.sampling),
             max_tokens=accepted.max_tokens or None,
             model=accepted.model,
             request_id=self.plan.request_id,
@@ -331,8 +331,3 @@ class Pipeline:
             self._texts.forget_fingerprints()
         if self._tokens is not None and self._tokens.worker is not None:
             self._tokens.worker.forget_model()
-
-
-def _sampling(message: pb.SamplingParams) -> SamplingParams:
-    present = {name: getattr(message, name) for name in SAMPLING_FIELDS if message.HasField(name)}  # type: ignore[arg-type]
-    return SamplingParams(**present)

@@ -14,13 +14,12 @@ from tandem.tokenizer.v1 import tokenizer_pb2
 from .errors import FieldViolation, invalid_argument
 from .params import GenerateOptions, SamplingParams, SpecialTokens, StoppingParams
 from .prompts import prompt_violations
+from .sampling import FIELDS as SAMPLING_FIELDS
+from .sampling import to_message, violations_between, with_preset
 from .types import Prompt
 from .validation import RULES, check, check_metadata, check_timeout
 
-SAMPLING_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
 STOPPING_FIELDS = tuple(field.name for field in dataclasses.fields(StoppingParams))
-
-_INTEGERS = ("top_k", "repetition_window", "seed")
 
 Params = TypeVar("Params", SamplingParams, StoppingParams)
 
@@ -71,7 +70,7 @@ class GenerationPlan:
             request_id=self.request_id,
             model=self.model,
             prompt_ids=prompt_ids,
-            sampling=_sampling(self.sampling),
+            sampling=to_message(self.sampling),
             stopping=pb.StoppingParams(
                 max_tokens=stopping.max_tokens,
                 min_tokens=stopping.min_tokens,
@@ -97,6 +96,7 @@ def make_plan(
     given: dict[str, Any] = dict(options)
     sampling = _merged(SamplingParams, given.pop("sampling", None), given, SAMPLING_FIELDS)
     stopping = _merged(StoppingParams, given.pop("stopping", None), given, STOPPING_FIELDS)
+    preset, strategy = given.pop("preset", None), given.pop("strategy", None)
     unknown = sorted(
         given.keys() - {field.name for field in dataclasses.fields(GenerationPlan)} | given.keys() & {"prompt"}
     )
@@ -107,27 +107,23 @@ def make_plan(
     given = {name: value for name, value in given.items() if value is not None or name == "timeout"}
     metadata = given.get("metadata", {})
 
-    values: dict[str, object] = {f"sampling.{name}": getattr(sampling, name) for name in SAMPLING_FIELDS}
+    values: dict[str, object] = {"preset": preset, "strategy": strategy}
+    if not check(values):
+        sampling = with_preset(sampling, preset, strategy)
+    values |= {f"sampling.{name}": getattr(sampling, name) for name in SAMPLING_FIELDS}
     values |= {f"stopping.{name}": getattr(stopping, name) for name in STOPPING_FIELDS}
     if isinstance(stopping.stop, str):
         values["stopping.stop"] = [stopping.stop]
     values |= {name: value for name, value in given.items() if name in RULES}
     violations: list[FieldViolation] = prompt_violations(prompt, given.get("special_tokens", "text"), field)
-    violations += check(values) + check_timeout(given["timeout"]) + check_metadata(metadata)
+    violations += (
+        check(values) + violations_between(sampling) + check_timeout(given["timeout"]) + check_metadata(metadata)
+    )
     if not given.get("detokenize", True) and values["stopping.stop"]:
         violations.append(FieldViolation("stopping.stop", "needs text; with detokenize=False use stop_token_ids"))
     if violations:
         raise invalid_argument(violations, request_id=str(given["request_id"]))
     return GenerationPlan(prompt=prompt, sampling=sampling, stopping=stopping, **given)
-
-
-def _sampling(params: SamplingParams) -> pb.SamplingParams:
-    message = pb.SamplingParams()
-    for name in SAMPLING_FIELDS:
-        value = getattr(params, name)
-        if value is not None:  # numbers of other libraries are welcome; protobuf wants Python's own
-            setattr(message, name, int(value) if name in _INTEGERS else float(value))
-    return message
 
 
 def _merged(cls: type[Params], base: Params | None, given: dict[str, Any], names: Sequence[str]) -> Params:

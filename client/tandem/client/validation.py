@@ -117,13 +117,81 @@ class Each:
             yield from self.rule.problems(f"{field}[{index}]", element)
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of some words."""
+
+    words: tuple[str, ...]
+
+    def problems(self, field: str, value: object) -> Iterator[FieldViolation]:
+        if value not in self.words:
+            yield _violation(field, f"one of {', '.join(self.words)}", value)
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """Token ids, many of them."""
+
+    most: int
+
+    def problems(self, field: str, value: object) -> Iterator[FieldViolation]:
+        if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+            yield _violation(field, "a sequence of token ids", value)
+        elif len(value) > self.most:
+            yield FieldViolation(field, f"must have at most {self.most} elements, not {len(value)}")
+        else:
+            yield from check_ids(field, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Biases:
+    """A mapping of token ids to finite numbers."""
+
+    most: int
+
+    def problems(self, field: str, value: object) -> Iterator[FieldViolation]:
+        if not isinstance(value, Mapping):
+            yield _violation(field, "a mapping of token ids to numbers", value)
+        elif len(value) > self.most:
+            yield FieldViolation(field, f"must have at most {self.most} elements, not {len(value)}")
+        else:
+            for key, bias in value.items():
+                yield from Integer(0, UINT32_MAX).problems(f"{field} key", key)
+                yield from Number(-FLOAT32_MAX, FLOAT32_MAX).problems(f"{field}[{key!r}]", bias)
+
+
 RULES: Mapping[str, Rule] = {
+    "preset": Choice(("creative", "balanced", "focused", "deterministic")),
+    "strategy": Choice(("greedy", "top_k", "top_p", "temperature", "combined")),
     "sampling.temperature": Number(0),
+    "sampling.dynamic_temperature_range": Number(0),
+    "sampling.dynamic_temperature_exponent": Number(0),
+    "sampling.temperature_last": Flag(),
     "sampling.top_k": Integer(0, UINT32_MAX),
+    "sampling.tail_free_z": Number(0, 1),
+    "sampling.typical_p": Number(0, 1),
     "sampling.top_p": Number(0, 1),
     "sampling.min_p": Number(0, 1),
+    "sampling.top_a": Number(0, 1),
+    "sampling.xtc_probability": Number(0, 1),
+    "sampling.xtc_threshold": Number(0, 1),
+    "sampling.mirostat": Integer(0, 2),
+    "sampling.mirostat_tau": Number(0),
+    "sampling.mirostat_eta": Number(0),
     "sampling.repetition_penalty": Number(0, low_allowed=False),
     "sampling.repetition_window": Integer(0, UINT32_MAX),
+    "sampling.repetition_decay": Integer(0, UINT32_MAX),
+    "sampling.presence_penalty": Number(-2, 2),
+    "sampling.frequency_penalty": Number(-2, 2),
+    "sampling.dry_multiplier": Number(0),
+    "sampling.dry_base": Number(1),
+    "sampling.dry_allowed_length": Integer(1, UINT32_MAX),
+    "sampling.dry_window": Integer(0, UINT32_MAX),
+    "sampling.dry_sequence_breakers": Each(Each(Integer(0, UINT32_MAX), most=16, least=1), most=64),
+    "sampling.logit_bias": Biases(4096),
+    "sampling.allowed_ids": Ids(65_536),
+    "sampling.banned_ids": Ids(65_536),
+    "sampling.banned_sequences": Each(Each(Integer(0, UINT32_MAX), most=64, least=1), most=256),
     "sampling.seed": Integer(0, UINT64_MAX),
     "stopping.max_tokens": Integer(1, UINT32_MAX),
     "stopping.min_tokens": Integer(0, UINT32_MAX),

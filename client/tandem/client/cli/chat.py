@@ -18,6 +18,7 @@ from ..errors import FailedPreconditionError
 from ..params import GenerateOptions
 from ..types import ChatEncoding, ChatMessage, Conversation
 from . import options as o
+from .flags import GenerationFlags, with_generation_flags
 from .generate import stream_to_terminal
 from .run import print_line, progress_on_terminal
 from .services import ServicePlan, find_model, interruptible, running_services
@@ -28,7 +29,9 @@ T = TypeVar("T")
 _TEMPLATE_STYLE, _CONTENT_STYLE = "cyan", "bold yellow"
 
 
+@with_generation_flags()
 def chat(
+    flags: GenerationFlags,
     message: Annotated[
         str | None,
         typer.Argument(
@@ -50,20 +53,6 @@ def chat(
     tokenizer_flag: o.TokenizerFlags = None,
     tokenizer_address: o.TokenizerAddress = "",
     worker_address: o.WorkerAddresses = None,
-    max_tokens: o.MaxTokens = None,
-    min_tokens: o.MinTokens = None,
-    stop: o.Stop = None,
-    stop_id: o.StopIds = None,
-    ignore_eos: o.IgnoreEos = False,
-    include_stop: o.IncludeStop = False,
-    temperature: o.Temperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
-    min_p: o.MinP = None,
-    repetition_penalty: o.RepetitionPenalty = None,
-    repetition_window: o.RepetitionWindow = None,
-    seed: o.Seed = None,
-    timeout: o.Timeout = 600.0,
     tls: o.Tls = False,
     ca_file: o.CaFile = None,
     token_file: o.TokenFile = None,
@@ -74,23 +63,7 @@ def chat(
     with reporting_errors():
         template = "" if chat_template is None else _read_template(chat_template)
         first = None if message is None and sys.stdin.isatty() and not show_prompt else o.text_argument(message)
-        wanted = o.sampling_options(
-            max_tokens=max_tokens,
-            min_tokens=min_tokens,
-            stop=stop,
-            stop_id=stop_id,
-            ignore_eos=ignore_eos,
-            include_stop=include_stop,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            repetition_window=repetition_window,
-            seed=seed,
-            special="text",
-            timeout=timeout,
-        )
+        wanted = flags()
         wanted["tokenizer"] = name
         messages = [] if system is None else [ChatMessage("system", system)]
 
@@ -99,7 +72,7 @@ def chat(
                 conversation = Conversation([*messages, ChatMessage("user", first or "")], chat_template=template)
                 encoding = await client.encode_chat(
                     conversation, tokenizer=name, rendered_text=True, content_ranges=True, pieces=True,
-                    timeout=timeout or None,
+                    timeout=wanted["timeout"],
                 )  # fmt: skip
                 (_print_json if as_json else _print_prompt)(encoding)
             else:

@@ -12,31 +12,20 @@ from ..async_client import AsyncClient
 from ..params import GenerateOptions
 from ..types import Conversation, GenerationResult
 from . import options as o
+from .flags import GenerationFlags, with_generation_flags
 from .services import interruptible
 from .terminal import TextStream, print_statistics, reporting_errors
 
 
+@with_generation_flags()
 def generate(
+    flags: GenerationFlags,
     prompt: Annotated[
         str | None, typer.Argument(help='The text to continue; "-" (or none in a pipe): standard input.')
     ] = None,
     tokenizer_address: o.TokenizerAddress = "",
     worker_address: o.WorkerAddresses = None,
-    max_tokens: o.MaxTokens = None,
-    min_tokens: o.MinTokens = None,
-    stop: o.Stop = None,
-    stop_id: o.StopIds = None,
-    ignore_eos: o.IgnoreEos = False,
-    include_stop: o.IncludeStop = False,
-    temperature: o.Temperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
-    min_p: o.MinP = None,
-    repetition_penalty: o.RepetitionPenalty = None,
-    repetition_window: o.RepetitionWindow = None,
-    seed: o.Seed = None,
     special: o.Special = "text",
-    timeout: o.Timeout = 600.0,
     tls: o.Tls = False,
     ca_file: o.CaFile = None,
     token_file: o.TokenFile = None,
@@ -50,23 +39,8 @@ def generate(
         workers = o.worker_addresses(worker_address)
         credentials = o.credentials(tls, ca_file, token_file)
         text = o.text_argument(prompt)
-        wanted = o.sampling_options(
-            max_tokens=max_tokens,
-            min_tokens=min_tokens,
-            stop=stop,
-            stop_id=stop_id,
-            ignore_eos=ignore_eos,
-            include_stop=include_stop,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            repetition_window=repetition_window,
-            seed=seed,
-            special=special,
-            timeout=timeout,
-        )
+        wanted = flags()
+        wanted["special_tokens"] = special  # type: ignore[typeddict-item]  # checked with everything else
         wanted["logprobs"] = logprobs
         result = interruptible(
             _generate(AsyncClient(tokenizer, workers, credentials=credentials), text, wanted, as_json)

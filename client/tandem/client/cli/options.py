@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from ..params import GenerateOptions
 from ..settings import Credentials
 from .terminal import CommandError
 
@@ -122,43 +121,6 @@ TokenizerFlags = Annotated[
     list[str] | None,
     typer.Option("--tokenizer-flag", help="The same for the tokenizer service.", rich_help_panel=_SERVICES),
 ]
-
-
-def sampling_options(
-    *,
-    max_tokens: int | None,
-    min_tokens: int | None,
-    stop: list[str] | None,
-    stop_id: list[int] | None,
-    ignore_eos: bool,
-    include_stop: bool,
-    temperature: float | None,
-    top_k: int | None,
-    top_p: float | None,
-    min_p: float | None,
-    repetition_penalty: float | None,
-    repetition_window: int | None,
-    seed: int | None,
-    special: str,
-    timeout: float,
-) -> GenerateOptions:
-    return {
-        "max_tokens": max_tokens,
-        "min_tokens": min_tokens,
-        "stop": [unescaped(one) for one in stop or []],
-        "stop_token_ids": stop_id or [],
-        "ignore_eos": ignore_eos,
-        "include_stop": include_stop,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "repetition_window": repetition_window,
-        "seed": seed,
-        "special_tokens": special,  # type: ignore[typeddict-item]  # checked with everything else
-        "timeout": timeout or None,
-    }
 
 
 def credentials(tls: bool, ca_file: Path | None, token_file: Path | None) -> Credentials | None:

@@ -15,6 +15,7 @@ from ..async_client import AsyncClient
 from ..params import GenerateOptions
 from ..types import GenerationResult
 from . import options as o
+from .flags import GenerationFlags, with_generation_flags
 from .generate import stream_to_terminal
 from .services import ServicePlan, find_model, interruptible, running_services
 from .terminal import errors, output, print_statistics, reporting_errors
@@ -23,50 +24,23 @@ DEFAULT_PROMPT = "Once upon a time"
 DEFAULT_MAX_TOKENS = 200
 
 
+@with_generation_flags(max_tokens=DEFAULT_MAX_TOKENS)
 def run(
+    flags: GenerationFlags,
     prompt: Annotated[str | None, typer.Argument(help='The text to continue; "-": standard input.')] = None,
     model: o.Model = None,
     tokenizer: o.TokenizerPath = None,
     worker_flag: o.WorkerFlags = None,
     tokenizer_flag: o.TokenizerFlags = None,
-    max_tokens: o.MaxTokens = DEFAULT_MAX_TOKENS,
-    min_tokens: o.MinTokens = None,
-    stop: o.Stop = None,
-    stop_id: o.StopIds = None,
-    ignore_eos: o.IgnoreEos = False,
-    include_stop: o.IncludeStop = False,
-    temperature: o.Temperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
-    min_p: o.MinP = None,
-    repetition_penalty: o.RepetitionPenalty = None,
-    repetition_window: o.RepetitionWindow = None,
-    seed: o.Seed = None,
     special: o.Special = "text",
-    timeout: o.Timeout = 600.0,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the logs of both services.")] = False,
 ) -> None:
     """Start both services, continue a text as it is made, show statistics, stop everything."""
     with reporting_errors():
         folder, tokenizer_path = find_model(model, tokenizer)
         text = o.text_argument(prompt, default=DEFAULT_PROMPT)
-        wanted = o.sampling_options(
-            max_tokens=max_tokens,
-            min_tokens=min_tokens,
-            stop=stop,
-            stop_id=stop_id,
-            ignore_eos=ignore_eos,
-            include_stop=include_stop,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            repetition_window=repetition_window,
-            seed=seed,
-            special=special,
-            timeout=timeout,
-        )
+        wanted = flags()
+        wanted["special_tokens"] = special  # type: ignore[typeddict-item]  # checked with everything else
         plan = ServicePlan(
             model=folder,
             tokenizer=tokenizer_path,
