@@ -52,7 +52,7 @@ def perplexity(model: Path, kv_cache_dtype: str, texts: list[list[int]]) -> floa
         rows = torch.from_numpy(np.array(ids + [0] * (padded - length)))
         with torch.inference_mode():
             logits = runner.model(  # type: ignore[attr-defined]
-                rows, torch.from_numpy(place), cache, slots, plan, torch.from_numpy(place)
+                rows, torch.from_numpy(place), cache, slots, {0: plan}, torch.from_numpy(place)
             )
         logprobs = torch.log_softmax(logits[: length - 1].double(), dim=-1)
         loss -= logprobs.gather(1, torch.tensor(ids[1:]).unsqueeze(1)).sum().item()

@@ -25,7 +25,7 @@ from worker_svc.model.kv_formats import Parts
 from worker_svc.model.operations import Plan
 from worker_svc.model.paged_plan import Ints, cut, divide, longest_first, page_tables
 
-SPLIT = 256  # tokens; a multiple of every tile
+SPLIT = 256  # tokens
 VERIFIED = 16  # queries in a row that are still treated like decodes
 REPRODUCIBLE_ROWS = 64  # of the matrix of a block, for every query there is
 PREFILL_ROWS = 128
@@ -63,13 +63,14 @@ class PagedLaunch:
     work: PagedWork
     partials: Partials
     queries: int
+    split: int
     window: int
     programs: int
 
     def attend(self, keys: Parts, values: Parts, q: torch.Tensor, out: torch.Tensor, scale: float) -> None:
         paged_attention(
             q, out, keys, values, self.sizes.stored, self.work, self.partials, scale, queries=self.queries,
-            split=SPLIT, tile=self.sizes.tile, window=self.window, programs=self.programs,
+            split=self.split, tile=self.sizes.tile, window=self.window, programs=self.programs,
         )  # fmt: skip
 
 
@@ -105,10 +106,14 @@ class KernelPlan:
 class TritonOperations:
     """For CUDA; under Triton's interpreter also for CPUs."""
 
-    def __init__(self, programs: int, *, reproducible: bool = True) -> None:
-        """`programs` run attention side by side; their number changes no bit."""
+    def __init__(self, programs: int, *, reproducible: bool = True, split: int = SPLIT) -> None:
+        """`programs` run attention side by side; their number changes no bit. `split` does: tokens of a fixed split,
+        a multiple of every tile."""
+        self.split = split
         self.reproducible = reproducible
-        self._programs = programs
+        self.programs = programs
+        # Rows of a product are padded to this where a row's bits must not depend on the others: to whole tiles.
+        self.row_multiple = 64 if reproducible else 1
 
     @staticmethod
     def on(device: torch.device, *, reproducible: bool = True) -> TritonOperations:
@@ -118,7 +123,7 @@ class TritonOperations:
 
     def lanes(self, kv_heads: int) -> int:
         """Programs that work on one kv head."""
-        return max(1, self._programs // kv_heads)
+        return max(1, self.programs // kv_heads)
 
     def queries(self, sizes: Sizes, longest: int) -> int:
         """Tokens in a block, if a step has up to `longest` new ones of a sequence for `paged_attention`."""
@@ -142,14 +147,14 @@ class TritonOperations:
     def _paged(self, segments: Sequence[Segment], sizes: Sizes, cache: KVCache, window: int) -> PagedLaunch:
         queries = self.queries(sizes, max(s.length for s in segments))
         lanes = self.lanes(sizes.kv_heads)
-        blocks, jobs, count = divide(cut(segments, queries), SPLIT, window, lanes, lanes * JOBS_PER_LANE)
+        blocks, jobs, count = divide(cut(segments, queries), self.split, window, lanes, lanes * JOBS_PER_LANE)
         tables, blocks_there, jobs_there, num_jobs = _to(
             cache.device, page_tables(segments, sizes.page_size), blocks, jobs, np.array([len(jobs)], dtype=np.int32)
         )
         lines = min(queries, max(s.length for s in segments)) * sizes.group
         partials = Partials.empty(count, sizes.kv_heads, lines, sizes.stored.head_dim, cache.device)
         work = PagedWork(tables, blocks_there, jobs_there, num_jobs)
-        return PagedLaunch(sizes, work, partials, queries, window, self._programs)
+        return PagedLaunch(sizes, work, partials, queries, self.split, window, self.programs)
 
     def add_norm(self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return add_norm(x, delta, weight, eps)

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from worker_svc.model.attention import AttentionPlan, Segment
+from worker_svc.model.attention import ROW_MULTIPLE, AttentionPlan, Segment
 from worker_svc.model.kv_cache import KVCache
 from worker_svc.model.kv_formats import Parts
 from worker_svc.model.rope import rotate
@@ -28,6 +28,8 @@ class Plan(Protocol):
 
 class Operations(Protocol):
     """Operations on rows that may belong to any sequences."""
+
+    row_multiple: int  # the most padding of a step's rows that may help to make a row's bits independent of the others
 
     def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, window: int = 0) -> Plan:
         """How a step's queries will attend; with `window`, a token sees itself and the `window - 1` before it."""
@@ -60,6 +62,8 @@ class Operations(Protocol):
 
 class TorchOperations:
     """For CPUs, and for devices without kernels of their own."""
+
+    row_multiple = ROW_MULTIPLE
 
     def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, window: int = 0) -> Plan:
         return AttentionPlan(segments, cache, num_heads, window)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from worker_svc.model.attention import ROW_MULTIPLE, Segment
+from worker_svc.model.attention import Segment
 from worker_svc.model.kv_cache import KVCache
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class ModelRunner:
         self.model = model
         self.cache = cache
         self._device = cache.device
-        self._row_multiple = ROW_MULTIPLE
+        self._row_multiple = model.operations.row_multiple
 
     @torch.inference_mode()
     def forward(self, work: Sequence[Work]) -> torch.Tensor:
@@ -56,7 +56,7 @@ class ModelRunner:
         positions = np.zeros(padded, dtype=np.int64)
         slots = np.empty((2, padded), dtype=np.int64)
         slots[0, total:] = self.cache.padding_page
-        slots[1, total:] = np.arange(padded - total)
+        slots[1, total:] = np.arange(padded - total) % size
         ids[:total] = np.concatenate([item.tokens for item in work])
         starts = np.array([item.position for item in work], dtype=np.int64)
         positions[:total] = np.arange(total) + np.repeat(starts - rows, lengths)
@@ -109,7 +109,8 @@ class ModelRunner:
 
         Uses the cache's first pages, which must not hold anything yet, and leaves them zero.
         """
-        for multiple in sorted({min(self.model.row_multiple, ROW_MULTIPLE), ROW_MULTIPLE}):
+        most = self.model.operations.row_multiple
+        for multiple in sorted({min(self.model.row_multiple, most), most}):
             self._row_multiple = multiple
             if self._is_row_invariant():
                 return True

@@ -8,7 +8,6 @@ import torch
 
 from tests.worker_svc.model.kernels.conftest import DTYPES
 from tests.worker_svc.model.kernels.scenes import Scene
-from worker_svc.model import cuda_operations
 from worker_svc.model.cuda_operations import TritonOperations
 from worker_svc.model.kv_formats import Int4, Int8, KVFormat, Plain
 
@@ -18,10 +17,9 @@ MODES = [pytest.param(True, id="reproducible"), pytest.param(False, id="fast")]
 SHAPES = [(4, 2, 64, 16), (3, 3, 80, 16), (5, 1, 96, 32), (8, 2, 128, 64), (2, 1, 256, 128), (4, 4, 8, 5)]
 
 
-@pytest.fixture(autouse=True)
-def _small_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short sequences that still have several splits."""
-    monkeypatch.setattr(cuda_operations, "SPLIT", 64)
+def operations(programs: int, *, reproducible: bool = True) -> TritonOperations:
+    """With splits so small that short sequences have several."""
+    return TritonOperations(programs, reproducible=reproducible, split=64)
 
 
 def close(ours: list[torch.Tensor], exact: list[torch.Tensor], error: float) -> bool:
@@ -43,9 +41,9 @@ def test_it_equals_float64_at_the_edges_of_pages(
     scene = Scene.make(
         lengths, Plain(dtype), heads=heads, kv_heads=kv_heads, head_dim=head_dim, page_size=size, dtype=dtype
     )
-    operations = TritonOperations(5, reproducible=reproducible)
+    ours_by = operations(5, reproducible=reproducible)
     parts = [(0, 0, 1), (1, 0, size - 1), (2, size - 1, size), (3, size - 3, size + 1), (4, 100, 130)]
-    assert close(scene.attend(operations, parts), scene.exact(parts), ERRORS[dtype])
+    assert close(scene.attend(ours_by, parts), scene.exact(parts), ERRORS[dtype])
 
 
 @pytest.mark.parametrize("reproducible", MODES)
@@ -54,18 +52,18 @@ def test_it_equals_float64_at_the_edges_of_pages(
 )
 def test_it_equals_float64_over_what_is_stored(stored: KVFormat, reproducible: bool) -> None:
     scene = Scene.make([70, 33, 1], stored, head_dim=96)
-    operations = TritonOperations(5, reproducible=reproducible)
+    ours_by = operations(5, reproducible=reproducible)
     parts = [(0, 69, 70), (1, 0, 33), (2, 0, 1)]
-    assert close(scene.attend(operations, parts), scene.exact(parts), 3e-6)
+    assert close(scene.attend(ours_by, parts), scene.exact(parts), 3e-6)
 
 
 @pytest.mark.parametrize("reproducible", MODES)
 @pytest.mark.parametrize("window", [1, 40])
 def test_a_window_hides_what_is_older(window: int, reproducible: bool) -> None:
     scene = Scene.make([150, 20], Plain(torch.float32))
-    operations = TritonOperations(5, reproducible=reproducible)
+    ours_by = operations(5, reproducible=reproducible)
     parts = [(0, 149, 150), (1, 0, 20), (0, 90, 140)]
-    ours = scene.attend(operations, parts, window)
+    ours = scene.attend(ours_by, parts, window)
     assert close(ours, scene.exact(parts, window), 3e-6)
 
 
@@ -82,8 +80,8 @@ def test_it_equals_float64_on_random_batches(seed: int, reproducible: bool) -> N
     )  # fmt: skip
     parts = [(i, int(generator.integers(max(0, n - 40), n)), n) for i, n in enumerate(lengths)]
     window = int(generator.choice([0, 30]))
-    operations = TritonOperations(int(generator.integers(1, 12)), reproducible=reproducible)
-    assert close(scene.attend(operations, parts, window), scene.exact(parts, window), 3e-6)
+    ours_by = operations(int(generator.integers(1, 12)), reproducible=reproducible)
+    assert close(scene.attend(ours_by, parts, window), scene.exact(parts, window), 3e-6)
 
 
 @pytest.mark.usefixtures("_rows_alike")
@@ -94,14 +92,14 @@ def test_it_equals_float64_on_random_batches(seed: int, reproducible: bool) -> N
 )
 def test_the_bits_are_the_same_alone_in_chunks_and_in_company(stored: KVFormat, window: int) -> None:
     scene = Scene.make([140, 90, 17], stored)
-    whole = [scene.attend(TritonOperations(4), [(i, 0, n)], window)[0] for i, n in enumerate(scene.lengths)]
+    whole = [scene.attend(operations(4), [(i, 0, n)], window)[0] for i, n in enumerate(scene.lengths)]
     for programs in (1, 40):
-        operations = TritonOperations(programs)
-        together = scene.attend(operations, [(0, 139, 140), (1, 60, 90), (2, 0, 17)], window)
+        ours_by = operations(programs)
+        together = scene.attend(ours_by, [(0, 139, 140), (1, 60, 90), (2, 0, 17)], window)
         assert torch.equal(together[0], whole[0][139:])
         assert torch.equal(together[1], whole[1][60:])
         assert torch.equal(together[2], whole[2])
-    chunked = scene.attend(TritonOperations(7), [(0, 0, 37), (0, 37, 101), (0, 101, 140)], window)
+    chunked = scene.attend(operations(7), [(0, 0, 37), (0, 37, 101), (0, 101, 140)], window)
     assert torch.equal(torch.cat(chunked), whole[0])
 
 
@@ -109,6 +107,6 @@ def test_the_bits_are_the_same_alone_in_chunks_and_in_company(stored: KVFormat, 
 def test_without_reproducibility_a_decode_still_does_not_depend_on_its_company() -> None:
     scene = Scene.make([200, 90, 17], Plain(torch.float32))
     ends = [(i, n - 1, n) for i, n in enumerate(scene.lengths)]
-    together = scene.attend(TritonOperations(40, reproducible=False), ends)
+    together = scene.attend(operations(40, reproducible=False), ends)
     for part, result in zip(ends, together, strict=True):
-        assert torch.equal(scene.attend(TritonOperations(3, reproducible=False), [part])[0], result)
+        assert torch.equal(scene.attend(operations(3, reproducible=False), [part])[0], result)

@@ -1,0 +1,101 @@
+"""The model on our kernels, with and without fixed places, is the model on torch's operations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.worker_svc.model.kernels.conftest import DEVICE
+from tests.worker_svc.model.llama_folders import random_llama
+from worker_svc.checkpoints import open_checkpoint
+from worker_svc.model.cuda_graphs import GraphedRunner, recorded_rows
+from worker_svc.model.cuda_operations import TritonOperations
+from worker_svc.model.kv_cache import CacheShape, KVCache
+from worker_svc.model.kv_formats import Plain
+from worker_svc.model.operations import Operations
+from worker_svc.model.runner import ModelRunner, Work
+from worker_svc.model.transformer import Transformer, load_transformer
+
+PAGE_SIZE = 16
+MODES = [pytest.param(True, id="reproducible"), pytest.param(False, id="fast")]
+
+
+def loaded(folder: Path, operations: Operations | None) -> Transformer:
+    return load_transformer(open_checkpoint(folder), DEVICE, torch.float32, operations=operations)
+
+
+def cache_for(model: Transformer, pages: int) -> KVCache:
+    config = model.config
+    shape = CacheShape(config.num_layers, pages, PAGE_SIZE, config.num_kv_heads, config.head_dim, Plain(torch.float32))
+    return KVCache(shape, DEVICE)
+
+
+def operations_for(reproducible: bool, split: int = 256) -> TritonOperations:
+    """On a CPU, rows need no more padding than they do there, and the interpreter takes its time for each."""
+    operations = TritonOperations(4, reproducible=reproducible, split=split)
+    if DEVICE.type == "cpu":
+        operations.row_multiple = 4
+    return operations
+
+
+def tokens(*ids: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    return np.array(ids, dtype=np.int32)
+
+
+@pytest.mark.parametrize("reproducible", MODES)
+def test_a_real_model_continues_as_transformers_recorded(reproducible: bool, shared_data: Path) -> None:
+    folder = shared_data / "models" / "stories260K"
+    case = json.loads((folder / "expected_greedy.json").read_text())[0]
+    operations = operations_for(reproducible)
+    model = loaded(folder / "hf", operations)
+    runner = GraphedRunner(model, cache_for(model, 8), operations, max_running=2)
+    runner.prepare()
+    ids, position, output = case["prompt_ids"], 0, []
+    for _ in range(3):
+        logits = runner.forward([Work(tokens(*ids), position, np.arange(8), 1)])
+        position += len(ids)
+        ids = [int(logits[0].argmax())]
+        output += ids
+    assert output == case["output_ids"][:3]
+
+
+@pytest.mark.usefixtures("_rows_alike")
+@pytest.mark.parametrize("window", [None, 20])
+def test_decodes_in_fixed_places_have_the_bits_of_any_other_step(window: int | None, tmp_path: Path) -> None:
+    reference = random_llama(
+        hidden_size=48, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2, max_position_embeddings=128
+    )
+    if window:
+        reference.config.sliding_window = window
+    reference.save_pretrained(tmp_path)
+    operations = operations_for(True, split=64)
+    model = loaded(tmp_path, operations)
+    cache = cache_for(model, 20)
+    usual = ModelRunner(model, cache)
+    fixed = GraphedRunner(model, cache, operations, max_running=5)
+    fixed.prepare()
+    pages = [np.arange(8, dtype=np.int64), np.array([9, 8], dtype=np.int64), np.array([15], dtype=np.int64)]
+    prompts = [np.arange(length, dtype=np.int32) % 97 for length in (100, 17, 3)]
+    usual.forward([Work(prompt, 0, held, 0) for prompt, held in zip(prompts, pages, strict=True)])
+    for poisoned in (*cache.keys, *cache.values):
+        poisoned[0][[14, 16]] = float("nan")
+    decodes = [Work(tokens(7 + i), len(p), held, 1) for i, (p, held) in enumerate(zip(prompts, pages, strict=True))]
+    expected = usual.forward(decodes)[:3]
+    assert torch.isfinite(expected).all()
+    assert torch.equal(fixed.forward(decodes)[:3], expected)
+    assert torch.equal(fixed.forward(decodes[2:])[:1], expected[2:])  # fewer rows, over what the last step left behind
+    assert torch.equal(fixed.forward(decodes[::-1])[:3], expected.flip(0))
+    mixed = [*decodes[:2], Work(tokens(9, 4), 3, pages[2], 1)]
+    assert torch.equal(fixed.forward(mixed), usual.forward(mixed))
+
+
+def test_recordings_are_many_for_few_rows_and_few_for_many() -> None:
+    assert recorded_rows(64, 1) == [1, 2, 4, 8, 16, 32, 48, 64]
+    assert recorded_rows(5, 1) == [1, 2, 4, 5]
+    assert recorded_rows(40, 16) == [16, 32, 48]
+    assert recorded_rows(256, 64) == [64, 128, 192, 256]

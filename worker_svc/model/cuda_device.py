@@ -1,0 +1,39 @@
+"""What is set once on a CUDA device, before anything is computed there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+
+import torch
+
+# cuBLAS splits the sum over k among workgroups when it has a workspace to add up the parts in, and whether it does so
+# depends on the number of rows. With (almost) no workspace it cannot.
+REPRODUCIBLE_ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
+
+
+class DoesNotFitError(ValueError):
+    """The card's memory is too small; one line that says for what, and what to lower."""
+
+
+def prepare(*, reproducible: bool, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Chooses how matrix products are computed; comes before the first one, which reads the environment.
+
+    Reproducible: sums are not split, and are kept in float32 until they are complete.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = not reproducible
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = not reproducible
+    if reproducible:
+        environment.update(REPRODUCIBLE_ENVIRONMENT)
+        torch.backends.cuda.preferred_blas_library("cublaslt")
+
+
+@contextmanager
+def fitting(what: str, advice: str) -> Iterator[None]:
+    """Turns an out-of-memory error inside into DoesNotFitError, which says what did not fit and what to do."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise DoesNotFitError(f"the card's memory is too small for {what}: {advice}") from error
