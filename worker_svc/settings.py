@@ -17,8 +17,14 @@ class WorkerSettings(ServiceSettings):
     model_name: str = Field(default="", description="name that requests may ask for; empty: the folder's name")
     device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
-        default="auto", description="of weights and cache; auto: the checkpoint's own on a GPU, float32 on a CPU"
+        default="auto",
+        description="of weights and cache; auto: float32 on a CPU; on a GPU bfloat16, float16 for a float16 checkpoint",
     )
+    reproducible: bool = Field(
+        default=True,
+        description="the same bits for a request in any company; on CUDA it costs speed, on a CPU it is so",
+    )
+    cuda_graphs: bool = Field(default=True, description="record steps of decodes at start and replay them, on CUDA")
     threads: int = Field(default=0, ge=0, le=1024, description="of the engine on a CPU; 0: the cores it may use")
     engine: Literal["process", "thread"] = Field(
         default="process", description="run the engine in a process of its own, or in a thread (for debugging)"
@@ -62,6 +68,8 @@ class WorkerSettings(ServiceSettings):
             model=self.model,
             device=self.device,
             dtype=self.dtype,
+            reproducible=self.reproducible,
+            cuda_graphs=self.cuda_graphs,
             threads=self.threads,
             page_size=self.page_size,
             kv_cache_dtype=self.kv_cache_dtype,

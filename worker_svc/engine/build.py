@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,8 +21,11 @@ from worker_svc.engine.scheduler import SchedulerLimits
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.kv_cache import CacheShape, KVCache
 from worker_svc.model.kv_formats import kv_format
+from worker_svc.model.operations import Operations, TorchOperations
 from worker_svc.model.runner import ModelRunner, Work
 from worker_svc.model.transformer import Transformer, load_transformer
+
+logger = logging.getLogger("worker_svc.engine")
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -61,17 +66,21 @@ def build_engine(config: EngineConfig, progress: Callable[[int, int], None] | No
     threads = config.threads or available_cores()
     torch.set_num_threads(threads)
     device = _device(config.device)
+    operations = _operations(device, config.reproducible)
     checkpoint = open_checkpoint(Path(config.model))
     model_config = served_config(checkpoint.config, config)
     dtype = _dtype(config.dtype, device, checkpoint)
-    model = load_transformer(checkpoint, device, dtype, progress, config=model_config)
+    with _fitting("the weights", "serve a smaller model, or one of fewer bits, or set dtype to bfloat16"):
+        model = load_transformer(checkpoint, device, dtype, progress, config=model_config, operations=operations)
     if not config.kv_cache_tokens:
         most = _warm_up_tokens(config, model_config)
-        _warm_up(model, _cache_shape(config, model_config, dtype, device, most), device)
+        with _fitting("a step beside the weights", "lower max_batch_tokens"):
+            _warm_up(model, _cache_shape(config, model_config, dtype, device, most), device)
     shape = _cache_shape(config, model_config, dtype, device, config.kv_cache_tokens)
     channels = key_channels(model, device, dtype, checkpoint.bos_id) if config.kv_cache_dtype == "int4" else None
-    cache = KVCache(shape, device, channels)
-    runner = ModelRunner(model, cache)
+    with _fitting("the KV cache", "lower kv_cache_tokens or kv_cache_fraction, or set kv_cache_dtype to int8"):
+        cache = KVCache(shape, device, channels)
+    runner, row_invariant = _runner(model, cache, config)
     limits = SchedulerLimits(max_batch_tokens=config.max_batch_tokens, max_running=config.max_running)
     weights = [*model.parameters(), *model.buffers()]
     return BuiltEngine(
@@ -86,9 +95,48 @@ def build_engine(config: EngineConfig, progress: Callable[[int, int], None] | No
         dtype=next(name for name, value in DTYPES.items() if value == dtype),
         device=device,
         threads=threads,
-        row_invariant=runner.choose_padding(),
+        row_invariant=row_invariant,
         sampling_defaults=checkpoint.sampling_defaults,
     )
+
+
+def _operations(device: torch.device, reproducible: bool) -> Operations:
+    """What computes beside the matrix products on this device."""
+    if device.type != "cuda":
+        return TorchOperations()
+    from worker_svc.model import cuda_device
+    from worker_svc.model.cuda_operations import TritonOperations  # Triton is not installed where there is no CUDA
+
+    cuda_device.prepare(reproducible=reproducible)
+    return TritonOperations.on(device, reproducible=reproducible)
+
+
+def _runner(model: Transformer, cache: KVCache, config: EngineConfig) -> tuple[ModelRunner, bool]:
+    """What runs steps, and whether a row's bits depend on the others; on CUDA with recorded decodes.
+
+    Experts are chosen on the host, which a recording cannot wait for.
+    """
+    if cache.device.type != "cuda" or not config.cuda_graphs or model.config.experts is not None:
+        runner = ModelRunner(model, cache)
+        return runner, runner.choose_padding()
+    from worker_svc.model.cuda_graphs import GraphedRunner
+
+    recorded = GraphedRunner(model, cache, config.max_running)
+    row_invariant = recorded.choose_padding()
+    with _fitting(
+        "the recordings of CUDA graphs", "lower kv_cache_fraction or max_running_requests, or switch cuda_graphs off"
+    ):
+        recorded.prepare(lambda done, total: logger.info("recorded %d of %d CUDA graphs", done, total))
+    return recorded, row_invariant
+
+
+@contextmanager
+def _fitting(what: str, advice: str) -> Iterator[None]:
+    """Turns an out-of-memory error of a card into a BuildError that says what did not fit and what to do."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise BuildError(f"the card's memory is too small for {what}: {advice}") from error
 
 
 def served_config(model: ModelConfig, config: EngineConfig) -> ModelConfig:
@@ -131,14 +179,17 @@ def _device(name: str) -> torch.device:
 
 
 def _dtype(name: str, device: torch.device, checkpoint: Checkpoint) -> torch.dtype:
-    """The chosen dtype, or the checkpoint's own where the device computes in it and fp32 where not."""
+    """The chosen dtype. Else fp32 on a CPU; on a card the checkpoint's own, where that is half as wide and the card
+    computes in it."""
     if name != "auto":
         if name not in DTYPES:
             raise BuildError(f"dtype {name!r} is not served; use auto, {', '.join(DTYPES)}")
         return DTYPES[name]
-    if device.type == "cuda":
-        return checkpoint.dtype
-    return torch.float32
+    if device.type != "cuda":
+        return torch.float32
+    if checkpoint.dtype != torch.float16 and torch.cuda.is_bf16_supported():
+        return torch.bfloat16
+    return torch.float16
 
 
 def _warm_up_tokens(config: EngineConfig, model: ModelConfig) -> int:

@@ -22,3 +22,5 @@ class EngineConfig:
     rope_alpha: float = 1.0
     max_batch_tokens: int = 512
     max_running: int = 64
+    reproducible: bool = True  # on CUDA; on a CPU always
+    cuda_graphs: bool = True

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import MutableMapping
 
 import torch
 
 # cuBLAS splits the sum over k among workgroups when it has a workspace to add up the parts in, and whether it does so
 # depends on the number of rows. With (almost) no workspace it cannot.
 REPRODUCIBLE_ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
-
-
-class DoesNotFitError(ValueError):
-    """The card's memory is too small; one line that says for what, and what to lower."""
 
 
 def prepare(*, reproducible: bool, environment: MutableMapping[str, str] = os.environ) -> None:
@@ -28,12 +23,3 @@ def prepare(*, reproducible: bool, environment: MutableMapping[str, str] = os.en
     if reproducible:
         environment.update(REPRODUCIBLE_ENVIRONMENT)
         torch.backends.cuda.preferred_blas_library("cublaslt")
-
-
-@contextmanager
-def fitting(what: str, advice: str) -> Iterator[None]:
-    """Turns an out-of-memory error inside into DoesNotFitError, which says what did not fit and what to do."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise DoesNotFitError(f"the card's memory is too small for {what}: {advice}") from error

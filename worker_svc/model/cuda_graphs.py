@@ -67,8 +67,9 @@ class _Attention:
 class DecodeInputs:
     """The places of what a step of up to `rows` decodes reads."""
 
-    def __init__(self, model: Transformer, operations: TritonOperations, cache: KVCache, rows: int) -> None:
-        config, device = model.config, cache.device
+    def __init__(self, model: Transformer, cache: KVCache, rows: int) -> None:
+        config, device, operations = model.config, cache.device, model.operations
+        assert isinstance(operations, TritonOperations)
         self._operations = operations
         self._sizes = Sizes.of(cache, config.num_heads)
         self._padding_page = cache.padding_page
@@ -91,7 +92,9 @@ class DecodeInputs:
         self._partials = Partials.empty(self._room, self._sizes.kv_heads, self._sizes.group, stored.head_dim, device)
         self._logit_rows = torch.arange(rows, device=device)
         self._turn = 0
-        self._sent = [torch.cuda.Event(), torch.cuda.Event()] if device.type == "cuda" else []
+        self._sent: list[torch.cuda.Event] = []
+        if device.type == "cuda":
+            self._sent = [torch.cuda.Event(), torch.cuda.Event()]  # type: ignore[no-untyped-call]
 
     def fill(self, work: Sequence[Work], rows: int) -> None:
         """Puts a step of decodes in its places, for a run of `rows` rows."""
@@ -148,9 +151,9 @@ class DecodeInputs:
 class GraphedRunner(ModelRunner):
     """A runner whose steps of decodes alone take the fixed places, and are replayed where they were recorded."""
 
-    def __init__(self, model: Transformer, cache: KVCache, operations: TritonOperations, max_running: int) -> None:
+    def __init__(self, model: Transformer, cache: KVCache, max_running: int) -> None:
+        """`model` computes by TritonOperations."""
         super().__init__(model, cache)
-        self._operations = operations
         self._most = min(max_running, MOST_ROWS)
         self._rows: list[int] = []
         self._inputs: DecodeInputs | None = None
@@ -163,7 +166,7 @@ class GraphedRunner(ModelRunner):
         Comes after `choose_padding`. `progress(recordings done, in all)`. Raises torch.OutOfMemoryError.
         """
         self._rows = recorded_rows(self._most, self._row_multiple)
-        inputs = self._inputs = DecodeInputs(self.model, self._operations, self.cache, self._rows[-1])
+        inputs = self._inputs = DecodeInputs(self.model, self.cache, self._rows[-1])
         if self.cache.device.type != "cuda":
             return
         self._logits = torch.empty(

@@ -22,7 +22,7 @@ from worker_svc.model.kernels.swiglu import swiglu
 from worker_svc.model.kernels.tiles import Stored
 from worker_svc.model.kv_cache import KVCache
 from worker_svc.model.kv_formats import Parts
-from worker_svc.model.operations import Plan
+from worker_svc.model.operations import Plan, TorchOperations
 from worker_svc.model.paged_plan import Ints, cut, divide, longest_first, page_tables
 
 SPLIT = 256  # tokens
@@ -167,6 +167,8 @@ class TritonOperations:
         layer: int,
         slots: torch.Tensor,
     ) -> torch.Tensor:
+        if type(cache) is not KVCache:  # one that does more than store
+            return TorchOperations().rotate_and_store(qkv, rotation, cache, layer, slots).contiguous()
         stored = Stored.of(cache.shape.format, cache.shape.head_dim)
         channels = cache.key_channels[layer] if cache.key_channels else None
         return rotate_and_store(qkv, rotation, cache.keys[layer], cache.values[layer], stored, slots, channels)

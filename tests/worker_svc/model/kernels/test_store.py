@@ -56,3 +56,21 @@ def test_a_float8_cache_stores_rounded_numbers() -> None:
     page, place = scene.slots
     kept = scene.cache.values[0][0].float()[page, :, place]
     torch.testing.assert_close(kept, scene.qkv[:, -2:], rtol=0.07, atol=2e-3)
+
+
+class CountingCache(KVCache):
+    """Does more than store, as the one that learns what keys look like."""
+
+    written = 0
+
+    def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        super().write(layer, slots, k, v)
+        self.written += len(k)
+
+
+def test_a_cache_that_looks_at_what_it_stores_is_not_passed_by() -> None:
+    scene = Scene.make([3, 9], Plain(torch.float32))
+    cache = CountingCache(scene.cache.shape, DEVICE)
+    q = TritonOperations(4).rotate_and_store(scene.qkv, scene.rotation, cache, 0, scene.slots)
+    assert cache.written == 12
+    assert q.is_contiguous() and same(q, scene.q)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def test_a_real_model_continues_as_transformers_recorded(reproducible: bool, sha
     case = json.loads((folder / "expected_greedy.json").read_text())[0]
     operations = operations_for(reproducible)
     model = loaded(folder / "hf", operations)
-    runner = GraphedRunner(model, cache_for(model, 8), operations, max_running=2)
+    runner = GraphedRunner(model, cache_for(model, 8), max_running=2)
     runner.prepare()
     ids, position, output = case["prompt_ids"], 0, []
     for _ in range(3):
@@ -65,19 +66,19 @@ def test_a_real_model_continues_as_transformers_recorded(reproducible: bool, sha
 
 
 @pytest.mark.usefixtures("_rows_alike")
-@pytest.mark.parametrize("window", [None, 20])
-def test_decodes_in_fixed_places_have_the_bits_of_any_other_step(window: int | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("windows", [(), (0, 20)], ids=["whole context", "a window in one layer"])
+def test_decodes_in_fixed_places_have_the_bits_of_any_other_step(windows: tuple[int, ...], tmp_path: Path) -> None:
     reference = random_llama(
         hidden_size=48, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2, max_position_embeddings=128
     )
-    if window:
-        reference.config.sliding_window = window
     reference.save_pretrained(tmp_path)
     operations = operations_for(True, split=64)
-    model = loaded(tmp_path, operations)
+    checkpoint = open_checkpoint(tmp_path)
+    config = replace(checkpoint.config, windows=windows)
+    model = load_transformer(checkpoint, DEVICE, torch.float32, config=config, operations=operations)
     cache = cache_for(model, 20)
     usual = ModelRunner(model, cache)
-    fixed = GraphedRunner(model, cache, operations, max_running=5)
+    fixed = GraphedRunner(model, cache, max_running=5)
     fixed.prepare()
     pages = [np.arange(8, dtype=np.int64), np.array([9, 8], dtype=np.int64), np.array([15], dtype=np.int64)]
     prompts = [np.arange(length, dtype=np.int32) % 97 for length in (100, 17, 3)]
