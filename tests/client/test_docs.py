@@ -39,6 +39,7 @@ def test_every_option_is_in_the_table() -> None:
     table = SDK[SDK.index("| option |") : SDK.index("Everything is checked together")]
     fields = set(GenerationPlan.__dataclass_fields__) - {"prompt"}
     fields |= set(params.SamplingParams.__dataclass_fields__) | set(params.StoppingParams.__dataclass_fields__)
+    fields |= {"preset", "strategy"}
     assert fields == set(params.GenerateOptions.__optional_keys__)
     for field in fields:
         assert re.search(rf"\b{field}\b", table), field

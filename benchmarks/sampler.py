@@ -1,0 +1,133 @@
+"""What sampling costs beside a bare softmax + multinomial on the same logits.
+
+    python benchmarks/sampler.py
+
+All ways take turns within a round, each on logits of its own copy (the engine overwrites them, so the copy is made
+outside of the measured time); medians of the rounds. Two kinds of logits: like a language model's (Zipf: the
+probability of the token of rank r falls with r^-1.2), where a few hundred candidates decide, and standard normal
+ones, so flat that top-p keeps tens of thousands of tokens, which no model does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from benchmarks.machine import add_output_flags, describe_machine, save
+from worker_svc.engine.request import LogprobOptions, Request, Sampling, Stopping
+from worker_svc.engine.sampler import Rows, SamplingTable, sample
+
+FULL = Sampling(
+    temperature=0.8,
+    dynamic_temperature_range=0.2,
+    top_k=200,
+    tail_free_z=0.99,
+    typical_p=0.98,
+    top_p=0.95,
+    min_p=0.01,
+    top_a=0.01,
+    xtc_probability=0.5,
+    xtc_threshold=0.1,
+    repetition_penalty=1.1,
+    repetition_decay=64,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    dry_multiplier=0.8,
+    bias_ids=(5, 6, 7),
+    biases=(1.0, -1.0, 0.5),
+    banned_ids=(8, 9),
+    banned_sequences=((3, 4),),
+)
+WAYS: dict[str, tuple[Sampling, LogprobOptions]] = {
+    "greedy": (Sampling(temperature=0.0), LogprobOptions()),
+    "temperature": (Sampling(temperature=0.8), LogprobOptions()),
+    "temperature, top_p": (Sampling(temperature=0.8, top_p=0.95), LogprobOptions()),
+    "temperature, top_k": (Sampling(temperature=0.8, top_k=50), LogprobOptions()),
+    "temperature, top_k, top_p, min_p": (
+        Sampling(temperature=0.8, top_k=50, top_p=0.95, min_p=0.02),
+        LogprobOptions(),
+    ),
+    "typical_p": (Sampling(typical_p=0.9), LogprobOptions()),
+    "mirostat 2": (Sampling(mirostat=2), LogprobOptions()),
+    "repetition penalty": (Sampling(repetition_penalty=1.1), LogprobOptions()),
+    "full chain": (FULL, LogprobOptions()),
+    "full chain, 5 top logprobs": (FULL, LogprobOptions(sampled=True, top=5)),
+}
+
+
+def zipf(rows: int, vocabulary: int, generator: torch.Generator) -> torch.Tensor:
+    ranks = torch.stack([torch.randperm(vocabulary, generator=generator) for _ in range(rows)]) + 1
+    return -1.2 * ranks.double().log().float() + 0.1 * torch.randn(rows, vocabulary, generator=generator)
+
+
+def normal(rows: int, vocabulary: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(rows, vocabulary, generator=generator)
+
+
+def bare(logits: torch.Tensor) -> None:
+    torch.multinomial(torch.softmax(logits, dim=-1), 1)
+
+
+def chain(sampling: Sampling, logprobs: LogprobOptions, rows: int, context: int) -> Callable[[torch.Tensor], None]:
+    """A way that samples `rows` requests with so many tokens behind them."""
+    generator = np.random.default_rng(0)
+    requests = [
+        Request.make(
+            row,
+            generator.integers(0, 1000, context),
+            replace(sampling, seed=row),
+            Stopping(max_tokens=8),
+            logprobs=logprobs,
+        )
+        for row in range(rows)
+    ]
+    table = SamplingTable(rows)
+    return lambda logits: void(sample(logits, Rows.next_tokens(requests), table))
+
+
+def void(_: object) -> None:
+    return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--vocabulary", type=int, default=128_256)
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    add_output_flags(parser)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.set_grad_enabled(False)
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    for kind, make in (("zipf", zipf), ("normal", normal)):
+        logits = make(options.rows, options.vocabulary, torch.Generator().manual_seed(0))
+        ways = {"softmax + multinomial": bare}
+        ways |= {name: chain(*way, options.rows, options.context) for name, way in WAYS.items()}
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        for round_number in range(options.rounds + 1):
+            for name, way in ways.items():
+                own = logits.clone()
+                began = time.perf_counter()
+                way(own)
+                if round_number:
+                    seconds[name].append(time.perf_counter() - began)
+        base = statistics.median(seconds["softmax + multinomial"])
+        results[kind] = {}
+        for name, values in seconds.items():
+            median = statistics.median(values)
+            results[kind][name] = {"ms": median * 1e3, "ratio": median / base}
+            print(f"{kind:8} {name:36} {median * 1e3:8.1f} ms {median / base:6.2f}", flush=True)
+    save("sampler", options, results)
+
+
+if __name__ == "__main__":
+    print(describe_machine()["processor"])
+    main()
