@@ -99,6 +99,8 @@ class AdminServicer(admin_pb2_grpc.WorkerAdminServiceServicer):
             evictions=load.evictions,
             merged_pages=load.merged_pages,
             moved_pages=load.moved_pages,
+            draft_tokens_proposed=load.drafts_proposed,
+            draft_tokens_accepted=load.drafts_accepted,
             integrity_ok=None if reply is None else not reply.error,
             integrity_error="" if reply is None else reply.error,
         )

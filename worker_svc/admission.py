@@ -27,9 +27,10 @@ class Admission:
     _last_end: float | None = None
     _interval: float = 1.0  # seconds between two ends, smoothed
 
-    def enter(self, tokens: int) -> None:
-        """Counts a request of so many prompt tokens in, or raises RESOURCE_EXHAUSTED with advice when to come back."""
-        if self.requests >= self.max_requests:
+    def enter(self, tokens: int, samples: int = 1) -> None:
+        """Counts a request of so many prompt tokens in, each of its samples as one request. Raises RESOURCE_EXHAUSTED
+        with advice when to come back."""
+        if self.requests and self.requests + samples > self.max_requests:
             self.refused += 1
             raise resource_exhausted(
                 f"the queue is full: {self.requests} of {self.max_requests} requests",
@@ -43,12 +44,12 @@ class Admission:
                 reason="QUEUE_FULL",
                 retry_after=self.retry_after,
             )
-        self.requests += 1
+        self.requests += samples
         self.tokens += tokens
 
-    def leave(self, tokens: int, now: float) -> None:
+    def leave(self, tokens: int, now: float, samples: int = 1) -> None:
         """Counts a request out that `enter` counted in; `now` in seconds of any steady clock."""
-        self.requests -= 1
+        self.requests -= samples
         self.tokens -= tokens
         assert self.requests >= 0
         assert self.tokens >= 0

@@ -26,7 +26,7 @@ _TOKEN = (
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _STEP = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
-FINISH_NAMES = {1: "length", 2: "stop", 3: "eos", 5: "abort", 100: "error"}
+FINISH_NAMES = {1: "length", 2: "stop", 3: "eos", 4: "stop_sequence", 5: "abort", 6: "grammar_end", 100: "error"}
 
 
 class WorkerMetrics:
@@ -61,11 +61,14 @@ class WorkerMetrics:
         self._evictions = counter("kv_cache_evicted_pages", "Cached pages that made room")
         self._merged = counter("kv_cache_merged_pages", "Pages given back because their content was there already")
         self._moved = counter("kv_cache_moved_pages", "Pages moved by defragmentation")
+        self._drafts_proposed = counter("spec_decode_num_draft_tokens", "Draft tokens that were computed")
+        self._drafts_accepted = counter("spec_decode_num_accepted_tokens", "Draft tokens that became output")
         self._steps = counter("engine_steps", "Forward passes")
 
         self._ttft = histogram("time_to_first_token_seconds", "Request received to first token", _LATENCY)
         self._inter_token = histogram("inter_token_latency_seconds", "Mean time between tokens of a request", _TOKEN)
         self._e2e = histogram("e2e_request_latency_seconds", "Request received to finish", _REQUEST)
+        self.guide_compiled = histogram("guide_compile_seconds", "Guide received to compiled and checked", _LATENCY)
         self._queue = histogram("request_queue_time_seconds", "Admission to first scheduled", _REQUEST)
         self._prefill = histogram("request_prefill_time_seconds", "First scheduled to first token", _REQUEST)
         self._decode = histogram("request_decode_time_seconds", "First token to last token", _REQUEST)
@@ -110,6 +113,8 @@ class WorkerMetrics:
         self._evictions.inc(load.evictions - last.evictions)
         self._merged.inc(load.merged_pages - last.merged_pages)
         self._moved.inc(load.moved_pages - last.moved_pages)
+        self._drafts_proposed.inc(load.drafts_proposed - last.drafts_proposed)
+        self._drafts_accepted.inc(load.drafts_accepted - last.drafts_accepted)
         self._steps.inc(load.steps - last.steps)
         self._last = load
         if step.prefill_tokens or step.decode_tokens:

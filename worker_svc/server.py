@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import time
@@ -11,20 +12,30 @@ from dataclasses import dataclass
 
 import grpc
 
-from svc_common.errors import FieldViolation, StartError, already_exists, internal, invalid_argument, not_found
+from svc_common.errors import (
+    FieldViolation,
+    StartError,
+    already_exists,
+    failed_precondition,
+    internal,
+    invalid_argument,
+    not_found,
+)
 from svc_common.lifecycle import Lifecycle
 from svc_common.metrics import ServiceMetrics
 from tandem.inference.v1 import admin_pb2_grpc, inference_pb2_grpc
 from tandem.inference.v1 import inference_pb2 as pb
 from worker_svc.admin import AdminServicer
 from worker_svc.admission import Admission
+from worker_svc.engine.grammar import NO_VOCABULARY
 from worker_svc.engine.handle import EngineHandle, EngineStartError, ProcessEngine, ThreadEngine
-from worker_svc.engine.messages import Ended, EngineInfo, Step, Submit
+from worker_svc.engine.messages import Ended, EngineInfo, Step, Submit, Vocabulary
 from worker_svc.engine.request import FinishReason
+from worker_svc.generation_rules import DEFAULT_LENGTH_PENALTY, ranks, samples_of
 from worker_svc.metrics import WorkerMetrics
 from worker_svc.sampling_rules import effective_sampling
 from worker_svc.settings import WorkerSettings
-from worker_svc.streams import OutputStream
+from worker_svc.streams import OutputStream, next_due, ranked
 from worker_svc.supervisor import EngineSupervisor
 from worker_svc.tokenizer_check import check_tokenizer
 from worker_svc.validation import validate
@@ -37,6 +48,8 @@ _REASONS = {
     FinishReason.MAX_TOKENS: pb.FINISH_REASON_MAX_TOKENS,
     FinishReason.STOP_TOKEN: pb.FINISH_REASON_STOP_TOKEN,
     FinishReason.EOS: pb.FINISH_REASON_EOS,
+    FinishReason.STOP_SEQUENCE: pb.FINISH_REASON_STOP_SEQUENCE,
+    FinishReason.GRAMMAR_END: pb.FINISH_REASON_GRAMMAR_END,
     FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
 }
 
@@ -46,10 +59,10 @@ class _Running:
     """A request between admission and its end."""
 
     request_id: str
-    stream: OutputStream
+    streams: list[OutputStream]  # one a sample
     prompt_tokens: int
+    admitted_tokens: int
     received_at: float
-    sent_tokens: int = 0
 
 
 class WorkerService:
@@ -73,6 +86,7 @@ class WorkerService:
         )
         self._running: dict[str, _Running] = {}
         self._by_stream: dict[OutputStream, _Running] = {}
+        self.vocabulary: Vocabulary | None = None
 
     def _make_engine(self) -> EngineHandle:
         config = self.settings.engine_config()
@@ -95,7 +109,8 @@ class WorkerService:
         if not info.row_invariant:
             logger.warning("on this machine a row's result depends on its company: answers may differ in last digits")
         if self.settings.tokenizer_address:
-            self.fingerprint = await check_tokenizer(self.settings, info)
+            self.fingerprint, self.vocabulary = await check_tokenizer(self.settings, info)
+            self.supervisor.send_vocabulary(self.vocabulary)
         logger.info(
             "serving %s: %s, %.1f M parameters, %s on %s (%s), cache of %d tokens",
             self.model_name,
@@ -123,6 +138,8 @@ class WorkerService:
         self.worker_metrics.engine_started()
         if self.supervisor.restarts:
             self.worker_metrics.engine_restarts.inc()
+        if self.vocabulary is not None:
+            self.supervisor.send_vocabulary(self.vocabulary)
         if self.lifecycle is not None:
             self.lifecycle.set_ready(True)
 
@@ -145,7 +162,7 @@ class WorkerService:
         """Keeps the metrics."""
         running = self._by_stream.get(stream)
         if running is not None:
-            output = running.sent_tokens + stream.pending
+            output = stream.sent + stream.pending
             seconds = time.monotonic() - running.received_at
             self.worker_metrics.finished(ended, running.prompt_tokens, output, seconds)
 
@@ -156,7 +173,7 @@ class WorkerService:
         if model and model != self.model_name:
             raise not_found("model", model, [self.model_name])
 
-    def open(self, request: pb.GenerateRequest) -> tuple[_Running, Submit]:
+    async def open(self, request: pb.GenerateRequest) -> tuple[_Running, Submit]:
         """Checks a request, lets it in and hands it to the engine; raises ServiceError."""
         received_at = time.monotonic()
         self.serves(request.model)
@@ -164,7 +181,7 @@ class WorkerService:
         submit, delivery = validate(
             request,
             info,
-            handle=self.supervisor.next_handle,
+            handle=self.supervisor.take_handles(samples_of(request)),
             seed=secrets.randbits(64),
             fingerprint=self.fingerprint,
         )
@@ -174,34 +191,55 @@ class WorkerService:
         prompt_tokens = len(request.prompt_ids)
         admitted_tokens = prompt_tokens + len(request.resumed_output_ids)
         try:
-            self.admission.enter(admitted_tokens)
+            self.admission.enter(admitted_tokens, submit.samples)
         except Exception:
             self.worker_metrics.refused.inc()
             raise
-        stream = OutputStream(submit.handle, delivery)
-        running = _Running(request_id, stream, prompt_tokens, received_at)
-        try:
-            self.supervisor.submit(submit, stream)
-        except BaseException:
-            self.admission.leave(admitted_tokens, received_at)
-            raise
+        wake = asyncio.Event()
+        handles = range(submit.handle, submit.handle + submit.samples)
+        streams = [OutputStream(handle, delivery, wake=wake) for handle in handles]
+        running = _Running(request_id, streams, prompt_tokens, admitted_tokens, received_at)
         self._running[request_id] = running
-        self._by_stream[stream] = running
+        self._by_stream.update((stream, running) for stream in streams)
+        try:
+            if submit.guide is not None:
+                await self._compile(submit)
+            self.supervisor.submit(submit, streams)
+        except BaseException:
+            self.close(running)
+            raise
         return running, submit
 
-    def close(self, running: _Running, admitted_tokens: int) -> None:
+    async def _compile(self, submit: Submit) -> None:
+        """Raises INVALID_ARGUMENT for a guide that is wrong, FAILED_PRECONDITION where none can be served."""
+        assert submit.guide is not None
+        kind, _ = submit.guide
+        began = time.monotonic()
+        error = await self.supervisor.compile(submit.guide, submit.resumed)
+        if error.startswith(NO_VOCABULARY):
+            raise failed_precondition(
+                f"guided decoding is not available: {error} (start the worker with tokenizer_address)",
+                reason="VOCABULARY_UNKNOWN",
+            )
+        if error:
+            raise invalid_argument([FieldViolation(f"guided.{kind}", error)])
+        self.worker_metrics.guide_compiled.observe(time.monotonic() - began)
+
+    def close(self, running: _Running) -> None:
         """The reader has left or has everything."""
-        del self._running[running.request_id], self._by_stream[running.stream]
-        self.admission.leave(admitted_tokens, time.monotonic())
-        if not running.stream.over:
-            self.worker_metrics.wasted_tokens.inc(running.stream.pending)
-        self.supervisor.abandon(running.stream)
+        del self._running[running.request_id]
+        for stream in running.streams:
+            del self._by_stream[stream]
+            if not stream.over:
+                self.worker_metrics.wasted_tokens.inc(stream.pending)
+        self.admission.leave(running.admitted_tokens, time.monotonic(), len(running.streams))
+        self.supervisor.abandon(running.streams)
 
     def abort(self, request_ids: list[str]) -> list[str]:
         """Ends requests; returns those that were there."""
         found = [request_id for request_id in dict.fromkeys(request_ids) if request_id in self._running]
         for request_id in found:
-            self.supervisor.abort(self._running[request_id].stream)
+            self.supervisor.abort(self._running[request_id].streams)
         return found
 
 
@@ -216,10 +254,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[pb.GenerateResponse]:
         """See inference.proto."""
         worker = self._worker
-        running, submit = worker.open(request)
+        running, submit = await worker.open(request)
         info = worker.supervisor.require_info()
-        stream = running.stream
-        admitted_tokens = running.prompt_tokens + len(request.resumed_output_ids)
+        wants_logprobs = request.output.logprobs
         try:
             yield pb.GenerateResponse(
                 accepted=pb.Accepted(
@@ -230,21 +267,19 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     sampling=effective_sampling(submit.sampling),
                 )
             )
-            while True:
-                await stream.ready()
+            async for index, stream in _in_turn(running, request):
                 ids, logprobs = stream.take()
                 if ids:
-                    if not running.sent_tokens:
+                    if stream.sent == len(ids):
                         worker.worker_metrics.first_token(time.monotonic() - running.received_at)
-                    running.sent_tokens += len(ids)
-                    delta = pb.Delta(ids=ids, logprobs=logprobs if submit.logprobs else None)
+                    delta = pb.Delta(index=index, ids=ids, logprobs=logprobs if wants_logprobs else None)
                     yield pb.GenerateResponse(delta=delta)
                 # More may have come while the reader was slow; the end is said when all of it is sent.
                 if stream.ended is not None and not stream.pending:
-                    yield pb.GenerateResponse(finished=_finished(running, stream.ended, info))
-                    return
+                    stream.told = True
+                    yield pb.GenerateResponse(finished=_finished(running, index, stream, info))
         finally:
-            worker.close(running, admitted_tokens)
+            worker.close(running)
 
     async def Abort(  # noqa: N802
         self, request: pb.AbortRequest, context: grpc.aio.ServicerContext[pb.AbortRequest, pb.AbortResponse]
@@ -257,20 +292,40 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return pb.AbortResponse(aborted_ids=self._worker.abort(list(request.request_ids)))
 
 
-def _finished(running: _Running, ended: Ended, info: EngineInfo) -> pb.Finished:
+async def _in_turn(running: _Running, request: pb.GenerateRequest) -> AsyncIterator[tuple[int, OutputStream]]:
+    """Each output that has something to say, with its index, until all have said everything. When more samples are
+    made than returned, nothing is said before all have ended, because only then their ranks are known."""
+    streams = running.streams
+    if ranks(request):
+        penalty = request.length_penalty if request.HasField("length_penalty") else DEFAULT_LENGTH_PENALTY
+        streams = await ranked(streams, max(1, request.n), penalty)
+    indices = {stream: index for index, stream in enumerate(streams)}
+    while streams:
+        for stream in await next_due(streams):
+            yield indices[stream], stream
+        streams = [stream for stream in streams if not stream.told]
+
+
+def _finished(running: _Running, index: int, stream: OutputStream, info: EngineInfo) -> pb.Finished:
+    ended = stream.ended
+    assert ended is not None
     reason = FinishReason(ended.reason)
     if reason is FinishReason.ERROR:
         raise internal(ended.detail, reason="MODEL_ERROR")
     return pb.Finished(
+        index=index,
         reason=_REASONS[reason],
         matched_stop_token=ended.matched_token,
+        matched_stop_sequence=ended.matched_sequence,
         usage=pb.Usage(
             prompt_tokens=running.prompt_tokens,
             cached_prompt_tokens=ended.cached_prompt_tokens,
-            completion_tokens=running.sent_tokens,
+            completion_tokens=stream.sent,
             forward_passes=ended.forward_passes,
             preemptions=ended.preemptions,
             peak_pages=ended.peak_pages,
+            draft_tokens_proposed=ended.drafts_proposed,
+            draft_tokens_accepted=ended.drafts_accepted,
             peak_kv_bytes=ended.peak_pages * info.page_size * info.kv_bytes_per_token,
         ),
         timings=pb.Timings(

@@ -54,6 +54,9 @@ class WorkerSettings(ServiceSettings):
     max_running_requests: int = Field(default=64, ge=1, le=4096, description="requests that run at once")
     max_waiting_requests: int = Field(default=1024, ge=0, description="requests that may wait; more are refused")
     max_waiting_tokens: int = Field(default=1 << 20, ge=1, description="prompt tokens that may wait; more are refused")
+    draft_tokens: int = Field(
+        default=0, ge=0, le=32, description="tokens that speculation guesses at most, for requests that name no number"
+    )
     tokenizer_address: str = Field(
         default="",
         description="HOST:PORT of the tokenizer service; asked at start for the fingerprint and the vocabulary size",
@@ -80,4 +83,5 @@ class WorkerSettings(ServiceSettings):
             rope_alpha=self.rope_alpha,
             max_batch_tokens=max(self.max_batch_tokens, self.max_running_requests),
             max_running=self.max_running_requests,
+            draft_tokens=self.draft_tokens,
         )

@@ -11,14 +11,27 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
 
 from svc_common.errors import unavailable
 from worker_svc.engine.handle import EngineHandle, EngineStartError, Progress
-from worker_svc.engine.messages import Abort, Command, Ended, EngineInfo, Load, Outbound, Reply, Step, Submit
+from worker_svc.engine.messages import (
+    Abort,
+    Command,
+    Compile,
+    Ended,
+    EngineInfo,
+    Inbound,
+    Load,
+    Outbound,
+    Reply,
+    Step,
+    Submit,
+    Vocabulary,
+)
 from worker_svc.streams import OutputStream
 
 logger = logging.getLogger("worker_svc")
@@ -62,6 +75,7 @@ class EngineSupervisor:
         self._streams: dict[int, OutputStream] = {}
         self._commands: dict[int, asyncio.Future[Reply]] = {}
         self._serials = itertools.count(1)
+        self._next_handle = 1
         self._task: asyncio.Task[None] | None = None
         self.info: EngineInfo | None = None  # of the last engine that was ready
         self.load = Load()
@@ -96,31 +110,44 @@ class EngineSupervisor:
         """Whether there is an engine now."""
         return self._engine is not None
 
-    @property
-    def next_handle(self) -> int:
-        """A number for the next request."""
-        return next(self._serials)
+    def take_handles(self, count: int) -> int:
+        """The first of `count` numbers for the samples of the next request."""
+        first, self._next_handle = self._next_handle, self._next_handle + count
+        return first
 
-    def submit(self, submit: Submit, stream: OutputStream) -> None:
-        """Hands a request to the engine; its results will come to `stream`. Raises UNAVAILABLE without an engine."""
+    def submit(self, submit: Submit, streams: Sequence[OutputStream]) -> None:
+        """Hands a request to the engine; the results of its samples will come to `streams`. Raises UNAVAILABLE without
+        an engine."""
         self._require_engine().send(submit)
-        self._streams[submit.handle] = stream
+        self._streams.update((stream.handle, stream) for stream in streams)
 
-    def abandon(self, stream: OutputStream) -> None:
-        """Nobody reads the stream any more; ends its request if it still runs."""
-        if self._streams.pop(stream.handle, None) is not None and not stream.over and self._engine is not None:
-            self._engine.send(Abort([stream.handle]))
+    def abandon(self, streams: Sequence[OutputStream]) -> None:
+        """Nobody reads the streams any more; ends what still runs of their request."""
+        known = [stream for stream in streams if self._streams.pop(stream.handle, None) is not None]
+        self.abort([stream for stream in known if not stream.over])
 
-    def abort(self, stream: OutputStream) -> None:
-        """Ends a request; its stream finishes with CANCELLED."""
+    def abort(self, streams: Sequence[OutputStream]) -> None:
+        """Ends a request; its streams finish with CANCELLED."""
+        if self._engine is not None and streams:
+            self._engine.send(Abort([stream.handle for stream in streams]))
+
+    def send_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Tells the engine what its ids say."""
         if self._engine is not None:
-            self._engine.send(Abort([stream.handle]))
+            self._engine.send(vocabulary)
+
+    async def compile(self, guide: tuple[str, str], resumed: bytes) -> str:
+        """Has the engine compile a guide; what is wrong with it, empty if nothing. Raises UNAVAILABLE."""
+        return (await self._ask(lambda serial: Compile(serial, guide, resumed))).error
 
     async def command(self, what: Literal["clear_cache", "check"]) -> Reply:
         """Has the engine do something between two steps; raises UNAVAILABLE without an engine."""
+        return await self._ask(lambda serial: Command(serial, what))
+
+    async def _ask(self, message: Callable[[int], Inbound]) -> Reply:
         serial = next(self._serials)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._require_engine().send(Command(serial, what))
+        self._require_engine().send(message(serial))
         self._commands[serial] = future
         try:
             return await future
@@ -158,11 +185,15 @@ class EngineSupervisor:
             stream = streams.get(handle)
             if stream is not None:  # else nobody reads it any more
                 stream.push(token, logprob, now)
+        for handle, held in step.held:
+            stream = streams.get(handle)
+            if stream is not None:
+                stream.hold(held)
         for ended in step.ended:
             stream = streams.pop(ended.handle, None)
             if stream is not None:
-                self._observer.request_ended(stream, ended)
                 stream.end(ended)
+                self._observer.request_ended(stream, ended)
 
     # ------------------------------------------------------------------------------------------------ death and return
 

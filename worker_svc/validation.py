@@ -18,11 +18,23 @@ from google.protobuf.message import Message
 from svc_common.errors import FieldViolation, failed_precondition, invalid_argument, unimplemented
 from tandem.inference.v1 import inference_pb2 as pb
 from worker_svc.engine.messages import EngineInfo, Submit
+from worker_svc.generation_rules import (
+    draft_tokens,
+    guide_of,
+    guide_violations,
+    lookup_ngram,
+    ranks,
+    sample_violations,
+    samples_of,
+    speculation_violations,
+)
 from worker_svc.sampling_rules import SAMPLING_FIELDS, id_violations, sampling_violations, to_sampling
 
 MAX_REQUEST_ID_BYTES = 128
 MAX_SALT_BYTES = 256
 MAX_STOP_IDS = 256
+MAX_STOP_SEQUENCES = 64
+MAX_STOP_SEQUENCE_IDS = 64
 MAX_PRIORITY = 100
 MAX_STREAM_DELAY_MS = 60_000
 
@@ -38,6 +50,7 @@ SERVED_FIELDS = frozenset(
         "stopping.max_tokens",
         "stopping.min_tokens",
         "stopping.stop_token_ids",
+        "stopping.stop_sequences",
         "stopping.ignore_eos",
         "stopping.include_stop",
         "output",
@@ -48,8 +61,18 @@ SERVED_FIELDS = frozenset(
         "cache",
         "cache.salt",
         "cache.bypass",
+        "guided",
+        "guided.json_schema",
+        "guided.regex",
+        "guided.choices",
+        "guided.choices.choices",
+        "guided.grammar",
+        "speculation",
+        "speculation.max_draft_tokens",
+        "speculation.prompt_lookup_ngram",
         "n",
         "best_of",
+        "length_penalty",
         "priority",
         "expected_tokenizer_fingerprint",
     }
@@ -91,7 +114,12 @@ def validate(
         priority=request.priority,
         salt=request.cache.salt,
         bypass=request.cache.bypass,
-        logprobs=output.logprobs,
+        logprobs=output.logprobs or ranks(request),  # ranking needs them
+        stop_sequences=[list(sequence.ids) for sequence in stopping.stop_sequences],
+        samples=samples_of(request),
+        draft_tokens=draft_tokens(request.speculation, info),
+        lookup_ngram=lookup_ngram(request.speculation, info),
+        guide=guide_of(request.guided),
     )
     delay = output.stream_max_delay_ms / 1000 if output.HasField("stream_max_delay_ms") else None
     return submit, Delivery(max(1, output.stream_interval_tokens), delay)
@@ -99,9 +127,6 @@ def validate(
 
 def _refuse_unserved(request: pb.GenerateRequest) -> None:
     unserved = sorted(path for path in _set_fields(request, "") if path not in SERVED_FIELDS)
-    for name in ("n", "best_of"):
-        if request.HasField(name) and getattr(request, name) > 1:
-            unserved.append(f"{name} > 1")
     if request.output.logprobs_mode == pb.LOGPROBS_MODE_PROCESSED:
         unserved.append("output.logprobs_mode = LOGPROBS_MODE_PROCESSED")
     if unserved:
@@ -123,9 +148,9 @@ def _violations(request: pb.GenerateRequest, info: EngineInfo) -> Iterator[Field
     yield from _prompt_violations(request, info)
     yield from sampling_violations(request, info.vocabulary_size, info.eos_ids)
     yield from _stopping_violations(request, info)
-    for name in ("n", "best_of"):
-        if request.HasField(name) and getattr(request, name) < 1:
-            yield FieldViolation(name, "must be at least 1, not 0")
+    yield from sample_violations(request)
+    yield from guide_violations(request)
+    yield from speculation_violations(request.speculation)
     if abs(request.priority) > MAX_PRIORITY:
         yield FieldViolation("priority", f"must be -{MAX_PRIORITY} to {MAX_PRIORITY}, not {request.priority}")
     output = request.output
@@ -196,6 +221,20 @@ def _stopping_violations(request: pb.GenerateRequest, info: EngineInfo) -> Itera
             "stopping.stop_token_ids", f"has {len(stopping.stop_token_ids)} ids; at most {MAX_STOP_IDS} are allowed"
         )
     yield from _id_violations("stopping.stop_token_ids", stopping.stop_token_ids, info)
+    yield from _sequence_violations(stopping.stop_sequences, info)
+
+
+def _sequence_violations(sequences: Sequence[pb.TokenSequence], info: EngineInfo) -> Iterator[FieldViolation]:
+    field = "stopping.stop_sequences"
+    if len(sequences) > MAX_STOP_SEQUENCES:
+        yield FieldViolation(field, f"has {len(sequences)} sequences; at most {MAX_STOP_SEQUENCES} are allowed")
+        return
+    for place, sequence in enumerate(sequences):
+        if not 1 <= len(sequence.ids) <= MAX_STOP_SEQUENCE_IDS:
+            yield FieldViolation(
+                f"{field}[{place}].ids", f"must have 1 to {MAX_STOP_SEQUENCE_IDS} ids, not {len(sequence.ids)}"
+            )
+        yield from _id_violations(f"{field}[{place}].ids", sequence.ids, info)
 
 
 def _check_fingerprint(expected: str, served: str) -> None:

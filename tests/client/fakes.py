@@ -284,6 +284,12 @@ def _whole_characters(raw: bytes) -> int:
     return len(raw)
 
 
+def _finished(index: int, reason, tokens: int, **matched) -> inference_pb2.GenerateResponse:
+    usage = inference_pb2.Usage(completion_tokens=tokens, forward_passes=tokens + 1, peak_pages=index)
+    finished = inference_pb2.Finished(index=index, reason=reason, usage=usage, **matched)
+    return inference_pb2.GenerateResponse(finished=finished)
+
+
 @dataclass
 class Seen:
     """One Generate call as the worker saw it."""
@@ -344,6 +350,25 @@ class CountingWorker(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc
             self.running.pop(request.request_id, None)
             seen.ended.set()
 
+    async def _several(self, request, context, seen, seed: int, max_tokens: int):
+        """Output i is the answer to the seed plus i; a token of each in turn."""
+        assert not request.resumed_output_ids
+        open_outputs = set(range(request.n))
+        for position in range(max_tokens):
+            if self.lose_at == position:
+                await refuse(context, grpc.StatusCode.UNAVAILABLE, "the engine died", reason="ENGINE_DIED")
+            for index in sorted(open_outputs):
+                token = self.token(position, seed + index)
+                if token == EOS:
+                    open_outputs.remove(index)
+                    yield _finished(index, inference_pb2.FINISH_REASON_EOS, position, matched_stop_token=EOS)
+                else:
+                    delta = inference_pb2.Delta(index=index, ids=[token], logprobs=[-0.5 * position])
+                    yield inference_pb2.GenerateResponse(delta=delta)
+                    await asyncio.sleep(0)
+        for index in open_outputs:
+            yield _finished(index, inference_pb2.FINISH_REASON_MAX_TOKENS, max_tokens)
+
     async def _generate(self, request, context, seen) -> AsyncIterator[inference_pb2.GenerateResponse]:
         if self.full_calls:
             self.full_calls -= 1
@@ -378,6 +403,10 @@ class CountingWorker(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc
                 sampling=effective,
             )
         )
+        if request.n > 1:
+            async for response in self._several(request, context, seen, seed, max_tokens):
+                yield response
+            return
         position = len(request.resumed_output_ids)
         assert [self.token(p, seed) for p in range(position)] == list(request.resumed_output_ids)
         reason, matched, pending = inference_pb2.FINISH_REASON_MAX_TOKENS, None, []

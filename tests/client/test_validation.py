@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.client import AsyncClient, ConfigurationError, Encoding, InvalidArgumentError, SamplingParams, Segment
+from tandem.client import (
+    AsyncClient,
+    Choices,
+    ConfigurationError,
+    Encoding,
+    Grammar,
+    InvalidArgumentError,
+    JsonSchema,
+    Regex,
+    SamplingParams,
+    Segment,
+)
 from tandem.client.plan import make_plan
 from tandem.client.validation import RULES, check
 from tandem.inference.v1 import inference_pb2
@@ -63,6 +74,12 @@ WRONG: list[tuple[str, list[Any]]] = [
     ("tokenizer", [5, "\ud800"]),
     ("model", [5]),
     ("add_special", [1]),
+    ("stopping.stop_sequences", [[[1]] * 65, 5, "12"]),
+    ("n", [0, 65, 1.5]),
+    ("best_of", [0, 65, True]),
+    ("length_penalty", [-11, math.nan, "1"]),
+    ("draft_tokens", [-1, 33]),
+    ("prompt_lookup", [0, 9]),
     ("priority", [-101, 101, 0.5]),
     ("cache_salt", ["ä" * 129, 5]),
     ("bypass_cache", ["no"]),
@@ -79,6 +96,10 @@ RIGHT: list[tuple[str, list[Any]]] = [
     ("stopping.max_tokens", [1, 2**31, 2**32 - 1]),
     ("stopping.stop", ["x", ["a", "b"], ("🚀" * 256,), []]),
     ("stopping.stop_token_ids", [[], [0, 2**32 - 1], (1,)]),
+    ("stopping.stop_sequences", [[], [[1, 2], (3,)]]),
+    ("n", [1, 64]),
+    ("best_of", [1, 64]),
+    ("guided", [JsonSchema({}), JsonSchema("{}"), Regex("a|b"), Choices(["x"]), Grammar('start: "a"')]),
     ("priority", [-100, 0, 100]),
     ("cache_salt", ["", "ä" * 128]),
     ("request_id", ["", "x" * 128]),
@@ -112,6 +133,42 @@ def test_a_wrong_stop_string_is_named_by_its_place(value: list[Any]) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         make_plan("Hi", {"stop": value}, None)
     assert [violation.field for violation in caught.value.violations] == [f"stopping.stop[{len(value) - 1}]"]
+
+
+@pytest.mark.parametrize("value", [[[]], [[1] * 65], [7]])
+def test_a_wrong_stop_sequence_is_named_by_its_place(value: Any) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        make_plan("Hi", {"stop_sequences": [[1, 2], *value]}, None)
+    assert [violation.field for violation in caught.value.violations] == ["stopping.stop_sequences[1]"]
+
+
+@pytest.mark.parametrize(
+    ("guide", "field"),
+    [
+        ("a regex?", "guided"),
+        (Regex(""), "guided.regex"),
+        (Regex("\ud800"), "guided.regex"),
+        (Regex("a" * 65_537), "guided.regex"),
+        (Grammar(7), "guided.grammar"),  # type: ignore[arg-type]
+        (Choices([]), "guided.choices"),
+        (Choices("ab"), "guided.choices"),
+        (Choices(["a", ""]), "guided.choices[1]"),
+        (Choices(["a"] * 1025), "guided.choices"),
+        (JsonSchema({"a": object()}), "guided.json_schema"),
+        (JsonSchema({"a": math.nan}), "guided.json_schema"),
+    ],
+)
+def test_a_wrong_guide_is_named(guide: Any, field: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        make_plan("Hi", {"guided": guide}, None)
+    (violation,) = caught.value.violations
+    assert violation.field == field
+    assert violation.description.startswith("must ")
+
+
+def test_fewer_samples_than_outputs_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="best_of must be at least n 3"):
+        make_plan("Hi", {"n": 3, "best_of": 2}, None)
 
 
 @pytest.mark.parametrize("value", [[-1], [2**32], [1, "2"], [1.5]])

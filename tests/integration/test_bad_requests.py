@@ -94,22 +94,41 @@ VIOLATIONS = {
     "priority": (request(priority=101), "priority", "-100 to 100"),
     "salt": (request(cache=pb.CacheParams(salt="x" * 257)), "cache.salt", "256 bytes"),
     "request_id": (request(request_id="ü" * 65), "request_id", "128 bytes"),
-    "n 0": (request(n=0), "n", "at least 1"),
+    "n 0": (request(n=0), "n", "1 to 64"),
+    "best_of 65": (request(best_of=65), "best_of", "1 to 64, not 65"),
+    "best_of below n": (request(n=4, best_of=3), "best_of", "at least n 4"),
+    "length_penalty": (request(best_of=2, length_penalty=NAN), "length_penalty", "-10 to 10"),
+    "resumed samples": (request(n=2, resumed_output_ids=[7]), "resumed_output_ids", "same seed"),
+    "too many sequences": (stopping(stop_sequences=[pb.TokenSequence(ids=[1])] * 65), "stopping.stop_sequences", "64"),
+    "empty sequence": (stopping(stop_sequences=[pb.TokenSequence()]), "stopping.stop_sequences[0].ids", "1 to 64"),
+    "sequence id": (
+        stopping(stop_sequences=[pb.TokenSequence(ids=[5, 300])]),
+        "stopping.stop_sequences[0].ids[1]",
+        "vocabulary",
+    ),
+    "drafts": (request(speculation=pb.SpeculationParams(max_draft_tokens=33)), "speculation.max_draft_tokens", "0 to"),
+    "n-gram 0": (
+        request(speculation=pb.SpeculationParams(prompt_lookup_ngram=0)),
+        "speculation.prompt_lookup_ngram",
+        "1 to 8",
+    ),
+    "guided without a guide": (request(guided=pb.GuidedDecoding()), "guided", "one of json_schema"),
+    "no choices": (request(guided=pb.GuidedDecoding(choices=pb.ChoiceList())), "guided.choices", "1 to 1024"),
+    "empty choice": (
+        request(guided=pb.GuidedDecoding(choices=pb.ChoiceList(choices=["a", ""]))),
+        "guided.choices[1]",
+        "empty",
+    ),
+    "huge schema": (request(guided=pb.GuidedDecoding(json_schema=" " * 70_000)), "guided.json_schema", "65536 bytes"),
     "interval 0": (request(output=pb.OutputOptions(stream_interval_tokens=0)), "output.stream_interval_tokens", "1"),
     "delay": (request(output=pb.OutputOptions(stream_max_delay_ms=10**6)), "output.stream_max_delay_ms", "60000"),
     "logprobs mode": (request(output=pb.OutputOptions(logprobs_mode=77)), "output.logprobs_mode", "77"),  # type: ignore[arg-type]
 }
 
 UNSERVED = {
-    "stopping.stop_sequences": stopping(stop_sequences=[pb.TokenSequence(ids=[1])]),
     "output.top_logprobs": request(output=pb.OutputOptions(top_logprobs=3)),
     "output.echo": request(output=pb.OutputOptions(echo=True)),
     "output.logprobs_mode": request(output=pb.OutputOptions(logprobs_mode=pb.LOGPROBS_MODE_PROCESSED)),
-    "guided": request(guided=pb.GuidedDecoding(regex="a*")),
-    "speculation": request(speculation=pb.SpeculationParams(max_draft_tokens=3)),
-    "n > 1": request(n=2),
-    "best_of > 1": request(best_of=3),
-    "length_penalty": request(length_penalty=1.0),
 }
 
 
@@ -209,3 +228,11 @@ async def test_abort_names_its_bounds(worker: Worker, count: int):
         await worker.inference.Abort(pb.AbortRequest(request_ids=["x"] * count))
     assert caught.value.code() == INVALID
     assert "4096" in (caught.value.details() or "")
+
+
+async def test_a_worker_without_a_vocabulary_says_so_to_who_wants_guided_decoding(worker: Worker):
+    error, details = await refusal(worker, request(guided=pb.GuidedDecoding(regex="a*")))
+    assert error.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert "tokenizer_address" in (error.details() or "")
+    assert isinstance(details["ErrorInfo"], error_details_pb2.ErrorInfo)
+    assert details["ErrorInfo"].reason == "VOCABULARY_UNKNOWN"

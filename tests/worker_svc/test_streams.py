@@ -8,11 +8,21 @@ import time
 import pytest
 
 from svc_common.errors import ServiceError, unavailable
+from tests.worker_svc.engine.counting import counting_request
+from worker_svc.engine.loop import Finish
 from worker_svc.engine.messages import Ended
-from worker_svc.streams import OutputStream
+from worker_svc.engine.outcome import End
+from worker_svc.engine.request import FinishReason
+from worker_svc.streams import OutputStream, ranked
 from worker_svc.validation import Delivery
 
-ENDED = Ended(1, 1, None, 0, 1, 0, 1, 0.0, 0.0, 0.0, 0.0, "")
+
+def ended(trim: int = 0) -> Ended:
+    request = counting_request(1, 0, 3, 3)
+    return Ended.of(Finish.of(request, End(FinishReason.MAX_TOKENS, trim=trim)))
+
+
+ENDED = ended()
 
 
 def stream(interval: int = 1, delay: float | None = None) -> OutputStream:
@@ -78,3 +88,37 @@ async def test_a_failure_reaches_the_reader():
     with pytest.raises(ServiceError, match="gone"):
         await reader
     assert output.over
+
+
+async def test_held_tokens_wait_and_trimmed_ones_are_never_sent():
+    output = stream()
+    for token in range(5):
+        output.push(token, -1.0, time.monotonic())
+    output.hold(2)
+    await output.ready()
+    assert output.take()[0] == [0, 1, 2]
+    waiting = asyncio.create_task(output.ready())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    output.push(5, -1.0, time.monotonic())
+    output.end(ended(trim=3))
+    await waiting
+    assert output.take()[0] == []
+    assert output.pending == 0
+    assert output.sent == 3
+
+
+async def test_outputs_are_ranked_by_total_logprob_over_a_power_of_their_length():
+    wake = asyncio.Event()
+    outputs = [OutputStream(handle, Delivery(1, None), wake=wake) for handle in range(4)]
+    for output, logprobs in zip(outputs, [[-1.0, -1.0, -1.0], [-1.5], [], [-0.5, -1.9]], strict=True):
+        for logprob in logprobs:
+            output.push(7, logprob, 0.0)
+    waiting = asyncio.create_task(ranked(outputs, 3, 1.0))
+    for output in outputs:
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        output.end(ENDED)
+    # Means: -1, -1.5, (empty), -1.2. Totals: -3, -1.5, (empty), -2.4.
+    assert [output.handle for output in await waiting] == [0, 3, 1]
+    assert [output.handle for output in await ranked(outputs, 4, 0.0)] == [1, 3, 0, 2]

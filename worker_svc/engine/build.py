@@ -15,6 +15,7 @@ import torch
 from worker_svc.checkpoints import Checkpoint, open_checkpoint
 from worker_svc.engine.calibration import key_channels
 from worker_svc.engine.config import EngineConfig
+from worker_svc.engine.grammar import Grammars
 from worker_svc.engine.loop import Engine
 from worker_svc.engine.pages import PageTable
 from worker_svc.engine.scheduler import SchedulerLimits
@@ -52,6 +53,8 @@ class BuiltEngine:
     threads: int
     row_invariant: bool
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
+    draft_tokens: int = 0
+    draft_model: str = ""
 
 
 class BuildError(ValueError):
@@ -84,7 +87,12 @@ def build_engine(config: EngineConfig, progress: Callable[[int, int], None] | No
     limits = SchedulerLimits(max_batch_tokens=config.max_batch_tokens, max_running=config.max_running)
     weights = [*model.parameters(), *model.buffers()]
     return BuiltEngine(
-        engine=Engine(runner, PageTable(shape.pages, shape.page_size), limits),
+        engine=Engine(
+            runner,
+            PageTable(shape.pages, shape.page_size),
+            limits,
+            grammars=Grammars(model_config.vocab_size, sorted(checkpoint.eos_ids)),
+        ),
         config=model_config,
         shape=shape,
         checkpoint_format=checkpoint.format,
@@ -97,6 +105,7 @@ def build_engine(config: EngineConfig, progress: Callable[[int, int], None] | No
         threads=threads,
         row_invariant=row_invariant,
         sampling_defaults=checkpoint.sampling_defaults,
+        draft_tokens=config.draft_tokens,
     )
 
 

@@ -24,3 +24,4 @@ class EngineConfig:
     max_running: int = 64
     reproducible: bool = True  # on CUDA; on a CPU always
     cuda_graphs: bool = True
+    draft_tokens: int = 0

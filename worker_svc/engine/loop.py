@@ -1,6 +1,6 @@
 """The engine: scheduler, model and sampler, one step after the other.
 
-    submit -> [schedule -> forward -> sample -> advance -> results] ... -> results with a finish
+    submit -> [propose drafts -> schedule -> forward, masks beside it -> sample -> append -> advance] ... -> finish
 
 An `Engine` belongs to one thread. It knows neither processes nor the wire: `process.py` and `handle.py` carry its
 requests and results.
@@ -17,11 +17,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from worker_svc.engine.constraints import Masks, StepConstraints
 from worker_svc.engine.defragmentation import defragment, is_fragmented
+from worker_svc.engine.fork import Forks
+from worker_svc.engine.grammar import Grammars
+from worker_svc.engine.outcome import End, resume, take_tokens
 from worker_svc.engine.pages import PageTable
 from worker_svc.engine.request import FinishReason, Request, RequestStatistics
 from worker_svc.engine.sampler import Rows, Sampled, SamplingTable, sample
 from worker_svc.engine.scheduler import Chunk, Scheduler, SchedulerLimits
+from worker_svc.engine.speculation import Proposer, Speculation
 from worker_svc.model.runner import Work
 
 TIDY_PAGES = 64  # moved between two looks at what has come
@@ -50,8 +55,17 @@ class Finish:
     handle: int
     reason: FinishReason
     matched_token: int | None
+    matched_sequence: int | None
+    trim: int  # of its last output tokens, which were held back and are not part of the answer
     statistics: RequestStatistics
-    detail: str = ""  # of an ERROR, in words for the caller
+    detail: str  # of an ERROR, in words for the caller
+
+    @classmethod
+    def of(cls, request: Request, end: End) -> Finish:
+        """Now."""
+        request.statistics.finished = time.monotonic()
+        matched = (end.matched_token, end.matched_sequence, end.trim)
+        return cls(request.handle, end.reason, *matched, request.statistics, end.detail)
 
 
 @dataclass(slots=True)
@@ -61,6 +75,8 @@ class StepResult:
     handles: npt.NDArray[np.uint64]
     sampled: Sampled
     finished: list[Finish] = field(default_factory=list)
+    # Of requests with stop sequences: how many of their last tokens may still become one, and must not be sent.
+    held: list[tuple[int, int]] = field(default_factory=list)
     prefill_tokens: int = 0  # composition of the batch
     decode_tokens: int = 0
     schedule_seconds: float = 0.0  # phases
@@ -71,11 +87,22 @@ class StepResult:
 class Engine:
     """Runs requests until they finish."""
 
-    def __init__(self, runner: Runner, table: PageTable, limits: SchedulerLimits) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        table: PageTable,
+        limits: SchedulerLimits,
+        *,
+        grammars: Grammars | None = None,
+        draft_model: Proposer | None = None,
+    ) -> None:
         self.table = table
+        self.grammars = grammars or Grammars(0, ())
         self.scheduler = Scheduler(table, limits)
         self._runner = runner
         self._sampling = SamplingTable(limits.max_running)
+        self._speculation = Speculation(draft_model)
+        self._forks = Forks()
         self._ended: list[Finish] = []  # outside of a step
         self._tidied_at = 0
 
@@ -84,20 +111,29 @@ class Engine:
         """Whether a step would do anything."""
         return self.scheduler.has_work or bool(self._ended)
 
-    def submit(self, request: Request) -> None:
-        """Puts a request in the queue; its handle must not be in use."""
-        request.statistics.arrived = time.monotonic()
-        if request.output_tokens >= request.stopping.max_tokens:
-            # Another worker produced everything and was lost before it could say so.
-            self._ended.append(_finish(request, FinishReason.MAX_TOKENS))
+    def submit(self, request: Request, *others: Request) -> None:
+        """Puts a request in the queue, and `others`, samples of the same prompt, once that is computed. Handles must
+        not be in use."""
+        for each in (request, *others):
+            each.statistics.arrived = time.monotonic()
+        end = resume(request)
+        if end is not None:
+            self._ended.append(Finish.of(request, end))
             return
+        self._forks.hold(request, others)
         self.scheduler.add(request)
+
+    def refuse(self, request: Request, why: str) -> None:
+        """Ends a request that was not submitted as an ERROR."""
+        self._ended.append(Finish.of(request, End(FinishReason.ERROR, detail=why)))
 
     def abort(self, handle: int) -> None:
         """Ends a request as CANCELLED; a handle that is not in use is ignored, since it may have just finished."""
         request = self.scheduler.find(handle)
         if request is not None:
-            self._end(request, self._ended, FinishReason.CANCELLED)
+            self._end(request, self._ended, End(FinishReason.CANCELLED))
+        elif (held := self._forks.take(handle)) is not None:
+            self._ended.append(Finish.of(held, End(FinishReason.CANCELLED)))
 
     def tidy(self) -> bool:
         """Something useful to do while nothing runs: lays out the prompt cache in contiguous runs, a few pages at a
@@ -123,6 +159,7 @@ class Engine:
         """One forward pass for whatever is owed now."""
         began = time.monotonic()
         ended, self._ended = self._ended, []
+        self._speculation.propose(self.scheduler.running)
         chunks = self.scheduler.schedule()
         scheduled = time.monotonic()
         if not chunks:
@@ -132,67 +169,77 @@ class Engine:
                 chunk.request.statistics.scheduled = scheduled
         if copies := self.scheduler.take_copies():
             self._runner.copy([copy.source for copy in copies], [copy.target for copy in copies])
+        constraints = StepConstraints.begin(chunks, self.grammars)
         logits = self._runner.forward([_work(chunk) for chunk in chunks])
         forwarded = time.monotonic()
-        sampling = [chunk.request for chunk in chunks if chunk.samples]
+        masks, exhausted = constraints.finish(logits.shape[1])
+        sampling = [chunk for chunk in chunks if chunk.samples]
         with torch.inference_mode():
-            sampled = sample(logits, Rows.next_tokens(sampling), self._sampling) if sampling else Sampled.nothing()
-        self.scheduler.advance(chunks)
+            sampled = sample(logits, _rows(sampling, masks), self._sampling) if sampling else Sampled.nothing()
         now = time.monotonic()
-        result = self._collect(sampling, sampled, ended, now)
-        result.prefill_tokens = sum(chunk.length for chunk in chunks if chunk.length > 1)
-        result.decode_tokens = sum(chunk.length for chunk in chunks if chunk.length == 1)
+        result = StepResult(np.empty(0, np.uint64), sampled, ended)
+        ends = self._collect(sampling, exhausted.tolist(), result, now)
+        self.scheduler.advance(chunks)
+        for request, end in ends:
+            self._end(request, ended, end)
+        for request in self._forks.started():
+            self.scheduler.add(request)
+        result.prefill_tokens = sum(chunk.length for chunk in chunks if chunk.length > max(1, chunk.samples))
+        result.decode_tokens = sum(chunk.length for chunk in chunks) - result.prefill_tokens
         result.schedule_seconds = scheduled - began
         result.forward_seconds = forwarded - scheduled
         result.sample_seconds = now - forwarded
         return result
 
-    def _collect(self, requests: list[Request], sampled: Sampled, ended: list[Finish], now: float) -> StepResult:
-        """Appends the sampled tokens, ends what is finished, and gathers what goes out."""
+    def _collect(
+        self, chunks: list[Chunk], exhausted: list[bool], result: StepResult, now: float
+    ) -> list[tuple[Request, End]]:
+        """Appends the sampled tokens, puts into `result` what goes out of them, and returns which requests end."""
         keep: list[int] = []
-        for row, (request, token, finite) in enumerate(
-            zip(requests, sampled.ids.tolist(), sampled.finite.tolist(), strict=True)
-        ):
-            if not finite:
-                self._fail(request, ended)
-            elif self._append(request, token, ended, now):
-                keep.append(row)
-        handles = np.fromiter((request.handle for request in requests), dtype=np.uint64, count=len(requests))
+        handles: list[int] = []
+        ends: list[tuple[Request, End]] = []
+        ids, finite = result.sampled.ids.tolist(), result.sampled.finite.tolist()
+        row = 0
+        for chunk in chunks:
+            request, rows = chunk.request, slice(row, row + chunk.samples)
+            taken, end = take_tokens(request, ids[rows], finite[rows], exhausted[rows])
+            keep.extend(range(row, row + taken))
+            handles.extend([request.handle] * taken)
+            row += chunk.samples
+            if not request.statistics.first_token:
+                request.statistics.first_token = now
+            if chunk.samples > 1:
+                self.scheduler.count_drafts(request, chunk.samples - 1, max(0, taken - 1))
+            if end is not None:
+                ends.append((request, end))
+            elif request.stopping.sequences is not None and not request.stopping.include_stop:
+                result.held.append((request.handle, request.stopping.sequences.held(request.stop_state)))
         self.scheduler.statistics.output_tokens += len(keep)
-        return StepResult(handles[keep], sampled.take(keep), ended)
+        result.handles = np.array(handles, dtype=np.uint64)
+        result.sampled = result.sampled.take(keep)
+        return ends
 
-    def _append(self, request: Request, token: int, ended: list[Finish], now: float) -> bool:
-        """Adds a token and ends the request if that was its last one; returns whether the token is output."""
-        stopping = request.stopping
-        request.append(token)
-        if not request.statistics.first_token:
-            request.statistics.first_token = now
-        if token in stopping.stop_ids or token in stopping.eos_ids:
-            reason = FinishReason.STOP_TOKEN if token in stopping.stop_ids else FinishReason.EOS
-            self._end(request, ended, reason, matched=token)
-            return stopping.include_stop
-        if request.output_tokens >= stopping.max_tokens:
-            self._end(request, ended, FinishReason.MAX_TOKENS)
-        return True
-
-    def _end(self, request: Request, ended: list[Finish], reason: FinishReason, *, matched: int | None = None) -> None:
-        self.scheduler.remove(request)
+    def _end(self, request: Request, ended: list[Finish], end: End) -> None:
+        """Takes a request out, wherever it is."""
+        dropped = self.scheduler.remove(request, discard=end.broken or request.private)
+        if end.broken:  # a masked NaN would still poison the next owner
+            self._runner.zero(dropped)
         self._sampling.free(request)
-        ended.append(_finish(request, reason, matched=matched))
-
-    def _fail(self, request: Request, ended: list[Finish]) -> None:
-        """The request's logits are not finite: none of its pages may be shown to anybody."""
-        self._runner.zero(self.scheduler.remove(request, discard=True))
-        self._sampling.free(request)
-        ended.append(_finish(request, FinishReason.ERROR, detail="the model's logits are not finite"))
-
-
-def _finish(request: Request, reason: FinishReason, *, matched: int | None = None, detail: str = "") -> Finish:
-    request.statistics.finished = time.monotonic()
-    return Finish(request.handle, reason, matched, request.statistics, detail)
+        ended.append(Finish.of(request, end))
+        for other in self._forks.release(request):
+            self.scheduler.add(other)
 
 
 def _work(chunk: Chunk) -> Work:
     assert chunk.request.pages is not None
     tokens = chunk.request.tokens[chunk.start : chunk.start + chunk.length]
     return Work(tokens, chunk.start, chunk.request.pages.held, chunk.samples)
+
+
+def _rows(chunks: Sequence[Chunk], masks: Masks | None) -> Rows:
+    """One row for the next token of each chunk's request, and one behind each of its drafts."""
+    samples = np.array([chunk.samples for chunk in chunks], dtype=np.int64)
+    first = np.cumsum(samples) - samples
+    known = np.array([chunk.request.num_tokens for chunk in chunks], dtype=np.int64)
+    positions = np.arange(samples.sum()) + np.repeat(known - first, samples)
+    return Rows([chunk.request for chunk in chunks for _ in range(chunk.samples)], positions, masks)

@@ -6,12 +6,17 @@ Numbers that come by the thousand travel as the bytes of one little-endian array
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
 
+from worker_svc.engine.fork import private_salt, sample_seed
 from worker_svc.engine.request import LogprobOptions, Request, Sampling, Stopping
+from worker_svc.engine.speculation import Drafting
+from worker_svc.engine.stops import StopSequences
 
 if TYPE_CHECKING:  # the front reads this file without torch
     from worker_svc.engine.loop import Finish, StepResult
@@ -25,7 +30,7 @@ class ProcessOptions(msgspec.Struct):
     endpoint: str
     log_format: str
     log_level: str
-    config: dict[str, str | int | float]
+    config: dict[str, str | int | float | bool]
 
 
 class Submit(msgspec.Struct, tag=True, array_like=True):
@@ -44,19 +49,28 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
     salt: str
     bypass: bool
     logprobs: bool
+    stop_sequences: list[list[int]] = []
+    samples: int = 1  # of the prompt; their handles are `handle`, `handle + 1`, ...
+    draft_tokens: int = 0  # at most; 0: no speculation
+    lookup_ngram: int = 0  # 0: no prompt lookup
+    guide: tuple[str, str] | None = None  # kind and text of `Guide`; compiled before
 
-    def to_request(self) -> Request:
-        """The engine's own form."""
-        return Request.make(
-            self.handle,
+    def to_requests(self) -> list[Request]:
+        """The engine's own form: one request a sample, all but the first for `Engine.submit` to fork."""
+        return [self._to_request(index) for index in range(self.samples)]
+
+    def _to_request(self, index: int) -> Request:
+        request = Request.make(
+            self.handle + index,
             np.frombuffer(self.prompt, dtype=np.int32),
-            self.sampling,
+            replace(self.sampling, seed=sample_seed(self.sampling.seed, index)),
             Stopping(
                 max_tokens=self.max_tokens,
                 min_tokens=self.min_tokens,
                 eos_ids=frozenset(self.eos_ids),
                 stop_ids=frozenset(self.stop_ids),
                 include_stop=self.include_stop,
+                sequences=StopSequences(self.stop_sequences) if self.stop_sequences else None,
             ),
             resumed=np.frombuffer(self.resumed, dtype=np.int32),
             priority=self.priority,
@@ -64,12 +78,46 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
             bypass=self.bypass,
             logprobs=LogprobOptions(sampled=self.logprobs),
         )
+        if self.bypass and self.samples > 1:
+            request.salt, request.bypass, request.private = private_salt(self.handle), False, True
+        if self.draft_tokens:
+            request.drafting = Drafting(self.draft_tokens, self.lookup_ngram)
+        return request
 
 
 class Abort(msgspec.Struct, tag=True, array_like=True):
     """Front to engine: requests that nobody waits for any more."""
 
     handles: list[int]
+
+
+class Vocabulary(msgspec.Struct, tag=True, array_like=True):
+    """Front to engine, once it is known: the bytes of all ids, joined, how many each has (uint32), and which are no
+    text."""
+
+    pieces: bytes
+    lengths: bytes
+    special_ids: list[int]
+
+    @classmethod
+    def of(cls, pieces: Sequence[bytes], special_ids: Sequence[int]) -> Vocabulary:
+        """From one entry an id."""
+        lengths = np.fromiter(map(len, pieces), dtype=np.uint32, count=len(pieces))
+        return cls(b"".join(pieces), lengths.tobytes(), list(special_ids))
+
+    def each(self) -> list[bytes]:
+        """The bytes of each id."""
+        ends = np.cumsum(np.frombuffer(self.lengths, dtype=np.uint32), dtype=np.int64).tolist()
+        return [self.pieces[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+class Compile(msgspec.Struct, tag=True, array_like=True):
+    """Front to engine: a guide that a request is about to need; answered by a `Reply` with the same serial, whose error
+    says what is wrong with it. `resumed` is output (int32) that it must allow."""
+
+    serial: int
+    guide: tuple[str, str]
+    resumed: bytes
 
 
 class Command(msgspec.Struct, tag=True, array_like=True):
@@ -83,7 +131,7 @@ class Stop(msgspec.Struct, tag=True, array_like=True):
     """Front to engine: leave."""
 
 
-Inbound = Submit | Abort | Command | Stop
+Inbound = Submit | Abort | Vocabulary | Compile | Command | Stop
 
 
 class EngineInfo(msgspec.Struct, tag=True, array_like=True):
@@ -113,6 +161,8 @@ class EngineInfo(msgspec.Struct, tag=True, array_like=True):
     kv_bytes_per_token: int
     page_size: int
     row_invariant: bool
+    draft_tokens: int = 0  # of a request that names no number
+    draft_model: str = ""  # empty: there is none
 
 
 class StartProgress(msgspec.Struct, tag=True, array_like=True):
@@ -146,6 +196,8 @@ class Load(msgspec.Struct, array_like=True):
     evictions: int = 0
     merged_pages: int = 0
     moved_pages: int = 0
+    drafts_proposed: int = 0
+    drafts_accepted: int = 0
 
 
 class Ended(msgspec.Struct, array_like=True):
@@ -154,8 +206,12 @@ class Ended(msgspec.Struct, array_like=True):
     handle: int
     reason: int
     matched_token: int | None
+    matched_sequence: int | None
+    trim: int
     cached_prompt_tokens: int
     forward_passes: int
+    drafts_proposed: int
+    drafts_accepted: int
     preemptions: int
     peak_pages: int
     queue_seconds: float
@@ -174,8 +230,12 @@ class Ended(msgspec.Struct, array_like=True):
             handle=finish.handle,
             reason=int(finish.reason),
             matched_token=finish.matched_token,
+            matched_sequence=finish.matched_sequence,
+            trim=finish.trim,
             cached_prompt_tokens=s.cached_prompt_tokens,
             forward_passes=s.forward_passes,
+            drafts_proposed=s.drafts_proposed,
+            drafts_accepted=s.drafts_accepted,
             preemptions=s.preemptions,
             peak_pages=s.peak_pages,
             queue_seconds=scheduled - s.arrived,
@@ -193,6 +253,7 @@ class Step(msgspec.Struct, tag=True, array_like=True):
     ids: bytes
     logprobs: bytes
     ended: list[Ended]
+    held: list[tuple[int, int]]  # handle, and how many of its last tokens must not be sent yet
     load: Load
     prefill_tokens: int
     decode_tokens: int
@@ -208,6 +269,7 @@ class Step(msgspec.Struct, tag=True, array_like=True):
             ids=result.sampled.ids.tobytes(),
             logprobs=result.sampled.logprobs.tobytes(),
             ended=[Ended.of(finish) for finish in result.finished],
+            held=result.held,
             load=load,
             prefill_tokens=result.prefill_tokens,
             decode_tokens=result.decode_tokens,

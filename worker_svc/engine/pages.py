@@ -183,10 +183,19 @@ class PageTable:
                 best = SimilarPage(page, same)
         return best
 
-    def open(self, tokens: Tokens, *, salt: str = "", bypass: bool = False) -> SequencePages:
+    def open(
+        self,
+        tokens: Tokens,
+        *,
+        salt: str = "",
+        bypass: bool = False,
+        sibling: SequencePages | None = None,
+        shared: int = 0,
+    ) -> SequencePages:
         """Begins a sequence with what is cached of `tokens` `[n >= 1]`; takes no other page yet.
 
-        `similar` names a page that the caller may copy into the next one, before anything else is written.
+        `similar` names a page that the caller may copy into the next one, before anything else is written. It may be
+        one that an open `sibling` still fills, which has computed the same first `shared` tokens.
         """
         prefix = [] if bypass else self.cached_prefix(tokens, salt)
         pages = np.empty(max(4, self.pages_for(len(tokens)) + 1), dtype=np.int64)
@@ -203,6 +212,10 @@ class PageTable:
             similar=None if bypass else self._similar_page(tokens, cached_tokens, tail),
             tail=tail,
         )
+        if sibling is not None:
+            common = min(shared, len(tokens) - 1) - cached_tokens
+            if common > (sequence.similar.tokens if sequence.similar else 0):
+                sequence.similar = SimilarPage(int(sibling.held[len(prefix)]), min(common, self.page_size))
         self._clock += 1
         for page in prefix:
             self._reference(page)

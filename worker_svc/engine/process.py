@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
+import numpy as np
 import torch
 import zmq
 
@@ -24,10 +25,12 @@ from svc_common.logs import configure_logging
 from worker_svc.checkpoints import CheckpointError
 from worker_svc.engine.build import BuildError, BuiltEngine, build_engine, device_name
 from worker_svc.engine.config import EngineConfig
+from worker_svc.engine.grammar import Guide, GuideError
 from worker_svc.engine.loop import Engine
 from worker_svc.engine.messages import (
     Abort,
     Command,
+    Compile,
     EngineInfo,
     Inbound,
     Load,
@@ -39,12 +42,14 @@ from worker_svc.engine.messages import (
     Step,
     Stop,
     Submit,
+    Vocabulary,
 )
 from worker_svc.model.config import ConfigError
 
 logger = logging.getLogger("worker_svc.engine")
 
 _PROGRESS_SECONDS = 1.0
+_COMPILE_WAIT_SECONDS = 0.005  # between two looks at what has come, while nothing runs but a compiler
 
 
 class Transport(Protocol):
@@ -74,13 +79,19 @@ def run_engine(config: EngineConfig, transport: Transport) -> bool:
     engine = built.engine
     while True:
         idle = not engine.has_work
-        for message in transport.receive(wait=idle and not engine.tidy()):
+        compiling = engine.grammars.compiling
+        for message in transport.receive(wait=idle and not compiling and not engine.tidy()):
             match message:
                 case Submit():
-                    engine.submit(message.to_request())
+                    submit(engine, message)
                 case Abort():
                     for handle in message.handles:
                         engine.abort(handle)
+                case Vocabulary():
+                    engine.grammars.load(message.each(), message.special_ids)
+                case Compile():
+                    resumed = np.frombuffer(message.resumed, dtype=np.int32).tolist()
+                    engine.grammars.compile(message.serial, Guide(*message.guide), resumed)
                 case Command():
                     transport.send(_obey(engine, message))
                 case Stop():
@@ -88,6 +99,24 @@ def run_engine(config: EngineConfig, transport: Transport) -> bool:
         if engine.has_work:
             result = engine.step()
             transport.send(Step.of(result, load_of(engine)))
+        elif compiling:
+            engine.grammars.wait(_COMPILE_WAIT_SECONDS)
+        for serial, wrong in engine.grammars.take_compiled():
+            transport.send(Reply(serial, 0, wrong, load_of(engine)))
+
+
+def submit(engine: Engine, message: Submit) -> None:
+    """Hands a request's samples to the engine."""
+    requests = message.to_requests()
+    try:
+        if message.guide is not None:
+            for request in requests:
+                request.matcher = engine.grammars.matcher(Guide(*message.guide))
+    except GuideError as error:  # it was compiled before, so this is rare
+        for request in requests:
+            engine.refuse(request, str(error))
+        return
+    engine.submit(*requests)
 
 
 def _throttled(report: Callable[[int, int], None]) -> Callable[[int, int], None]:
@@ -137,6 +166,8 @@ def load_of(engine: Engine) -> Load:
         evictions=table.statistics.evicted_pages,
         merged_pages=table.statistics.merged_pages,
         moved_pages=table.statistics.moved_pages,
+        drafts_proposed=counters.drafts_proposed,
+        drafts_accepted=counters.drafts_accepted,
     )
 
 
@@ -168,6 +199,8 @@ def describe(built: BuiltEngine) -> EngineInfo:
         kv_bytes_per_token=shape.bytes_per_token,
         page_size=shape.page_size,
         row_invariant=built.row_invariant,
+        draft_tokens=built.draft_tokens,
+        draft_model=built.draft_model,
     )
 
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from worker_svc.engine.pages import SequencePages, Tokens
+from worker_svc.engine.stops import StopSequences
+
+if TYPE_CHECKING:
+    from worker_svc.engine.grammar import Matcher
+    from worker_svc.engine.speculation import Drafting
 
 MAX_PRIORITY = 100
 
@@ -92,6 +98,7 @@ class Stopping:
     eos_ids: frozenset[int] = frozenset()
     stop_ids: frozenset[int] = frozenset()
     include_stop: bool = False
+    sequences: StopSequences | None = None
 
     @property
     def masked_ids(self) -> list[int]:
@@ -105,7 +112,9 @@ class FinishReason(enum.IntEnum):
     MAX_TOKENS = 1
     STOP_TOKEN = 2
     EOS = 3
+    STOP_SEQUENCE = 4
     CANCELLED = 5
+    GRAMMAR_END = 6
     ERROR = 100
 
 
@@ -119,13 +128,16 @@ class RequestStatistics:
     finished: float = 0.0
     cached_prompt_tokens: int = 0
     forward_passes: int = 0
+    drafts_proposed: int = 0
+    drafts_accepted: int = 0
     preemptions: int = 0
     peak_pages: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """`tokens[:num_tokens]` is prompt, resumed output and output; `num_computed` of them have keys and values."""
+    """`tokens[:num_tokens]` is prompt, resumed output and output; `num_computed` of them have keys and values. The
+    `drafts` tokens behind them are guesses for the next step."""
 
     handle: int  # the front's number for it
     tokens: Tokens  # with room for every token that may come
@@ -140,6 +152,12 @@ class Request:
     arrival: int = 0  # order of arrival, given by the scheduler
     overtaken: int = 0  # later arrivals that were admitted first
     num_computed: int = 0
+    drafts: int = 0
+    drafting: Drafting | None = None  # whether and how to speculate
+    stop_state: int = 0  # of `stopping.sequences`, after `num_tokens`
+    matcher: Matcher | None = None  # of guided decoding, after `num_tokens`
+    private: bool = False  # its pages are dropped at its end
+    leader: Request | None = None  # whose prompt is the same; a copy of its last prompt page saves computing it
     pages: SequencePages | None = None
     statistics: RequestStatistics = field(default_factory=RequestStatistics)
 

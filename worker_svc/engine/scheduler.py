@@ -3,7 +3,8 @@
 One rule and no modes: a request owes the keys and values of its tokens (`owed = num_tokens - num_computed`), and every
 step hands out a budget of tokens. A prefill owes many, a decode owes one, a preempted request owes everything again.
 
-    1. Running requests that owe one token (decodes) get it first; no prefill can hold up a stream.
+    1. Running requests that owe one token (decodes) get it first; no prefill can hold up a stream. Then their drafts
+       get what there is without taking a page from anybody, up to half of the budget.
     2. Running requests that owe more get chunks, in order of rank: priority, then arrival. A chunk that does not
        finish what is owed ends on a page boundary where it can, so that whole pages are published.
     3. What is left of the budget admits waiting requests, in order of rank and none past one that does not fit. It fits
@@ -49,7 +50,7 @@ class SchedulerLimits:
 @dataclass(slots=True, eq=False)
 class Chunk:
     """`length` tokens of `request` from `start` on, of which the logits of the last `samples` are wanted: 1 if they
-    reach its last token, so that the next is drawn, else 0."""
+    reach its last token, so that the next is drawn, and one more for each of its drafts; else 0."""
 
     request: Request
     start: int
@@ -66,6 +67,8 @@ class SchedulerStatistics:
     cached_prompt_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
+    drafts_proposed: int = 0
+    drafts_accepted: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -167,6 +170,7 @@ class Scheduler:
                     continue
             planned[request.handle] = Chunk(request, computed, 1, 1)
             used += 1
+        used += self._add_drafts(list(planned.values()), self.limits.max_batch_tokens // 2 - used)
         for request in prefills:
             budget = self.limits.max_batch_tokens - used
             if budget == 0:
@@ -188,23 +192,50 @@ class Scheduler:
         assert planned or not self._requests, "the first in rank always gets on"
         return list(planned.values())
 
+    def count_drafts(self, request: Request, proposed: int, accepted: int) -> None:
+        """One round of speculation on a request is over."""
+        assert request.drafting is not None
+        request.drafting.learn(proposed, accepted, request.num_tokens)
+        request.statistics.drafts_proposed += proposed
+        request.statistics.drafts_accepted += accepted
+        self.statistics.drafts_proposed += proposed
+        self.statistics.drafts_accepted += accepted
+
     def take_copies(self) -> list[PageCopy]:
         """The copies that must be made before the chunks of the last `schedule` are computed; read all, then write."""
         copies, self._copies = self._copies, []
         return copies
 
     def advance(self, chunks: list[Chunk]) -> None:
-        """The step is done: the keys and values of its chunks are in the cache."""
+        """The step is done and its tokens are appended: the keys and values of its chunks are in the cache. Those of
+        rejected drafts are not what is known, and count for nothing."""
         self.statistics.steps += 1
         size = self.table.page_size
         for chunk in chunks:
             request = chunk.request
             if request.pages is None:  # ended meanwhile
                 continue
-            request.num_computed = computed = chunk.start + chunk.length
+            request.num_computed = computed = min(chunk.start + chunk.length, request.num_tokens - 1)
             request.statistics.forward_passes += 1
             if computed // size > request.pages.published:
                 self.table.publish(request.pages, request.tokens, computed)
+
+    def _add_drafts(self, chunks: list[Chunk], budget: int) -> int:
+        """Lengthens the chunks of decodes by their drafts, where pages are at hand; returns how many drafts go in."""
+        added = 0
+        for chunk in chunks:
+            request = chunk.request
+            if not request.drafts:
+                continue
+            assert request.pages is not None
+            drafts = min(request.drafts, budget - added)
+            if drafts < 1 or not self.table.reserve(request.pages, chunk.start + 1 + drafts):
+                request.drafts = 0
+                continue
+            request.drafts = drafts
+            chunk.length, chunk.samples = 1 + drafts, 1 + drafts
+            added += drafts
+        return added
 
     @staticmethod
     def _chunk(request: Request, length: int) -> Chunk:
@@ -234,7 +265,7 @@ class Scheduler:
         """Takes a request's pages and lets it wait again."""
         self.running.remove(request)
         self._release(request)
-        request.num_computed = 0
+        request.num_computed = request.drafts = 0
         request.statistics.preemptions += 1
         self.statistics.preemptions += 1
         self._wait(request)
@@ -244,7 +275,9 @@ class Scheduler:
         if not self._waiting:
             return None
         request = self._waiting[max(self._waiting)][0][1]
-        pages = self.table.open(request.known, salt=request.salt, bypass=request.bypass)
+        leader = request.leader.pages if request.leader is not None else None
+        shared = min(request.leader.num_computed, request.prompt_tokens) if request.leader is not None else 0
+        pages = self.table.open(request.known, salt=request.salt, bypass=request.bypass, sibling=leader, shared=shared)
         reserve = len(self.running)
         wanted = self.table.pages_for(request.num_tokens) - pages.count
         # When nothing runs, whatever is there must do: the request fits, and nobody else could give pages back.

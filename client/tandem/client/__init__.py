@@ -34,6 +34,7 @@ from .errors import (
     UnimplementedError,
     UnknownError,
 )
+from .guided import Choices, Grammar, Guide, JsonSchema, Regex
 from .params import GenerateOptions, SamplingParams, StoppingParams
 from .settings import ConnectionSettings, Credentials, FailoverSettings
 from .sync_client import Client, Stream
@@ -47,6 +48,7 @@ from .types import (
     GenerationResult,
     Message,
     ModelInfo,
+    Output,
     Prompt,
     Segment,
     SpecialToken,
@@ -65,6 +67,7 @@ __all__ = [
     "CancelledError",
     "ChatEncoding",
     "ChatMessage",
+    "Choices",
     "Chunk",
     "Client",
     "ClientClosedError",
@@ -81,14 +84,19 @@ __all__ = [
     "FinishReason",
     "GenerateOptions",
     "GenerationResult",
+    "Grammar",
+    "Guide",
     "InternalError",
     "InvalidArgumentError",
+    "JsonSchema",
     "Message",
     "ModelInfo",
     "NotFoundError",
     "OutOfRangeError",
+    "Output",
     "PermissionDeniedError",
     "Prompt",
+    "Regex",
     "ResourceExhaustedError",
     "ResultNotReadyError",
     "SamplingParams",

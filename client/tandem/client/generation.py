@@ -2,7 +2,9 @@
 
 Failover. What a worker produces is a pure function of (prompt, parameters, seed, position). So when its stream ends
 UNAVAILABLE, the same request goes to another worker with the effective parameters and the seed that the first one
-reported, and with the ids so far as `resumed_output_ids`; the caller sees one uninterrupted sequence of deltas.
+reported, and with the ids so far as `resumed_output_ids`; the caller sees one uninterrupted sequence of deltas. Where
+several outputs are made, or mirostat is used, the whole request is made again, and what is known of each output is
+dropped.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ ABORT_SECONDS = 1.0
 
 
 class TokenStream:
-    """One generation. `output_ids` are all ids received so far, `finished` is set after the last of `deltas()`."""
+    """One generation. `outputs` are all ids received so far, by index; `finished` has an entry for each output that is
+    complete, all of them after the last of `events()`."""
 
     def __init__(
         self,
@@ -45,14 +48,16 @@ class TokenStream:
         failover: FailoverSettings,
         metrics: ClientMetrics,
     ) -> None:
-        self.output_ids: list[int] = []
+        self.outputs: list[list[int]] = [[] for _ in range(plan.n)]
         self.accepted: pb.Accepted | None = None  # the first one
-        self.finished: pb.Finished | None = None
+        self.finished: dict[int, pb.Finished] = {}
         self.failovers = 0
         self.worker: Worker | None = None  # the one that runs it now, or did last
         self.first_delta_at: float | None = None
         self._pool = pool
         self._request = plan.request(prompt_ids, "")
+        # Mirostat's draws depend on earlier ones, so another worker has to make those too.
+        self._resumable = not plan.several and not self._request.sampling.mirostat.version
         self._fingerprint = fingerprint
         self._routing_key = plan.routing_key or prefix_key(plan.cache_salt, prompt_ids)
         self._context = context
@@ -60,8 +65,8 @@ class TokenStream:
         self._metrics = metrics
         self._model: ModelInfo | None = None
 
-    async def deltas(self) -> AsyncGenerator[pb.Delta, None]:
-        """All deltas up to `finished`. Raises StatusError; closing the iterator cancels the RPC."""
+    async def events(self) -> AsyncGenerator[pb.Delta | pb.Finished, None]:
+        """All deltas, and the end of each output. Raises StatusError; closing the iterator cancels the RPC."""
         tried: set[Worker] = set()
         error: TandemError | None = None
         for attempt in range(self._failover.attempts + 1):
@@ -81,14 +86,11 @@ class TokenStream:
                 self._metrics.failovers.labels("worker").inc()
             self.worker = worker
             try:
-                async with contextlib.aclosing(self._run(worker)) as deltas:
-                    async for delta in deltas:
-                        yield delta
+                async with contextlib.aclosing(self._run(worker)) as events:
+                    async for event in events:
+                        yield event
                 return
             except (UnavailableError, CancelledError) as lost:
-                begun = bool(self.output_ids) and not self._ended_before_it_was_told()
-                if begun and self._request.sampling.mirostat.version:
-                    raise  # its state was lost with the worker: no other one can go on as if nothing had happened
                 error = lost
                 worker.forget_model()
             except ResourceExhaustedError as full:
@@ -100,16 +102,17 @@ class TokenStream:
                 error = full
             tried.add(worker)
             if self._ended_before_it_was_told():
+                yield self.finished[0]
                 return
         assert error is not None
         raise error
 
     async def abort(self) -> None:
-        """Asks the worker to end the request, so that it reports usage; the deltas then end with `finished`.
+        """Asks the worker to end the request, so that it reports usage; each output then ends with its `finished`.
 
         Best effort: behind a load balancer the call may reach another worker.
         """
-        if self.worker is None or self.accepted is None or self.finished is not None:
+        if self.worker is None or self.accepted is None or len(self.finished) == len(self.outputs):
             return
         request = pb.AbortRequest(request_ids=[self._request.request_id])
         with contextlib.suppress(StatusError), self._context.errors("worker"):
@@ -117,14 +120,15 @@ class TokenStream:
                 request, timeout=self._context.deadline.cap(ABORT_SECONDS), metadata=self._context.metadata()
             )
 
-    async def _run(self, worker: Worker) -> AsyncGenerator[pb.Delta, None]:
-        """The deltas of one worker. Sets `accepted` and `finished`."""
+    async def _run(self, worker: Worker) -> AsyncGenerator[pb.Delta | pb.Finished, None]:
+        """What one worker says that is new. Sets `accepted` and `finished`."""
         request = self._request
+        known = [0 if self._resumable else len(ids) for ids in self.outputs]  # is said again
         model = await worker.model(self._context.timeout("worker"))
         self._model = self._model or model
         # A worker refuses a fingerprint when it does not know its own, so only one that advertises it gets one.
-        known = self._fingerprint if model is not None and model.tokenizer_fingerprint else ""
-        request.expected_tokenizer_fingerprint = known
+        served = self._fingerprint if model is not None and model.tokenizer_fingerprint else ""
+        request.expected_tokenizer_fingerprint = served
         call = worker.inference.Generate(
             request, timeout=self._context.timeout("worker"), metadata=self._context.metadata(self._routing_key)
         )
@@ -134,15 +138,18 @@ class TokenStream:
                 async for response in call:
                     event = response.WhichOneof("event")
                     if event == "delta":
-                        if self.first_delta_at is None:
-                            self.first_delta_at = time.monotonic()
-                        self.output_ids.extend(response.delta.ids)
-                        yield response.delta
+                        delta = _without(response.delta, known)
+                        if delta.ids:
+                            if self.first_delta_at is None:
+                                self.first_delta_at = time.monotonic()
+                            self.outputs[delta.index].extend(delta.ids)
+                            yield delta
                     elif event == "accepted":
                         self.accepted = self.accepted or response.accepted
-                    elif event == "finished":
-                        self.finished = response.finished
-            if self.finished is None:
+                    elif event == "finished" and response.finished.index not in self.finished:
+                        self.finished[response.finished.index] = response.finished
+                        yield response.finished
+            if len(self.finished) < len(self.outputs):
                 raise InternalError(
                     "the worker ended the stream without saying why generation ended",
                     service="worker",
@@ -162,8 +169,9 @@ class TokenStream:
         if self.accepted is not None:
             request.sampling.CopyFrom(self.accepted.sampling)
             request.stopping.max_tokens = self.accepted.max_tokens
-            del request.resumed_output_ids[:]
-            request.resumed_output_ids.extend(self.output_ids)
+            if self._resumable:
+                del request.resumed_output_ids[:]
+                request.resumed_output_ids.extend(self.outputs[0])
         if await self._nobody_else(tried):
             wait = self._failover.backoff(attempt)
             if isinstance(error, StatusError) and error.retry_after is not None:
@@ -182,7 +190,7 @@ class TokenStream:
         """A worker that was not tried; once output exists, one that serves the same model."""
         while True:
             worker = await self._pool.pick(self._routing_key, tried)
-            if worker is None or self._model is None or not self.output_ids:
+            if worker is None or self._model is None or not any(self.outputs):
                 return worker
             model = await worker.model(self._context.timeout("worker"))
             if model is None or model.answers_like(self._model):
@@ -191,20 +199,31 @@ class TokenStream:
 
     def _ended_before_it_was_told(self) -> bool:
         """Whether the worker was lost between the last token and `finished`; then there is nothing left to ask for."""
-        if self.accepted is None or not self.output_ids:
+        ids = self.outputs[0]
+        if self.accepted is None or not ids or not self._resumable:
             return False
         stopping = self._request.stopping
-        last, reason = self.output_ids[-1], None
-        if len(self.output_ids) >= self.accepted.max_tokens:
+        last, reason = ids[-1], None
+        if len(ids) >= self.accepted.max_tokens:
             reason = pb.FINISH_REASON_MAX_TOKENS
-        elif stopping.include_stop and len(self.output_ids) >= stopping.min_tokens:
+        elif stopping.include_stop and len(ids) >= stopping.min_tokens:
             if last in stopping.stop_token_ids:
                 reason = pb.FINISH_REASON_STOP_TOKEN
             elif not stopping.ignore_eos and self._model is not None and last in self._model.eos_ids:
                 reason = pb.FINISH_REASON_EOS
         if reason is None:
             return False
-        self.finished = pb.Finished(reason=reason)
+        self.finished[0] = pb.Finished(reason=reason)
         if reason != pb.FINISH_REASON_MAX_TOKENS:
-            self.finished.matched_stop_token = last
+            self.finished[0].matched_stop_token = last
         return True
+
+
+def _without(delta: pb.Delta, known: list[int]) -> pb.Delta:
+    """The delta without the first `known[index]` ids of its output; counts them down. Arrays are parallel to ids."""
+    dropped = min(known[delta.index], len(delta.ids))
+    if dropped:
+        known[delta.index] -= dropped
+        for values in (delta.ids, delta.logprobs, delta.top_logprobs):
+            del values[:dropped]
+    return delta

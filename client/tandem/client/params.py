@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
+from .guided import Guide
+
 SpecialTokens = Literal["text", "parse", "parse_listed", "reject"]
 Preset = Literal["creative", "balanced", "focused", "deterministic"]
 Strategy = Literal["greedy", "top_k", "top_p", "temperature", "combined"]
@@ -59,6 +61,7 @@ class StoppingParams:
     min_tokens: int | None = None  # stop ids and end-of-sequence are masked before this many
     stop: str | Sequence[str] = ()  # strings that end the text; at most 64, each 1 to 1,024 bytes
     stop_token_ids: Sequence[int] = ()  # at most 256
+    stop_sequences: Sequence[Sequence[int]] = ()  # ids that end the output in this order; at most 64 of 1 to 64 ids
     ignore_eos: bool = False  # the model's own end-of-sequence ids do not stop
     include_stop: bool = False  # what stopped (string or id) is part of the output
 
@@ -152,6 +155,7 @@ class GenerateOptions(CallOptions, total=False):
     min_tokens: int | None
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
+    stop_sequences: Sequence[Sequence[int]]
     ignore_eos: bool
     include_stop: bool
 
@@ -165,6 +169,13 @@ class GenerateOptions(CallOptions, total=False):
     model: str  # name; "": the one that is served
     special_tokens: SpecialTokens  # policy for a prompt that is a str; default "text"
     add_special: bool  # BOS as the model expects; default True
+
+    guided: Guide | None  # what the answer must match: JsonSchema, Regex, Choices or Grammar
+    n: int  # outputs, 1 to 64; default 1
+    best_of: int | None  # make so many and return the best n; n to 64. Nothing comes before all have ended
+    length_penalty: float | None  # they are ranked by total logprob / length^length_penalty; default 1
+    draft_tokens: int | None  # speculation: guess at most so many tokens at once; 0 to 32; default: the worker's
+    prompt_lookup: int | None  # guess what followed so many last tokens before; 1 to 8
 
     priority: int | None  # -100 to 100; higher runs first
     cache_salt: str  # prompts share cached prefixes only under the same salt

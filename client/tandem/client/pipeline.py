@@ -1,7 +1,7 @@
 """Text in, text out: encode, then generation and decoding side by side, as deltas come.
 
-Two tasks an answer. The pump moves ids from the worker into a list. The decoder takes all that piled up, sends it to
-the tokenizer in one message, and publishes the text of the answer; while it waits, ids pile up. So a near tokenizer
+The pump moves ids from the worker into their outputs. One decoder an output takes all that piled up, sends it to
+the tokenizer in one message, and publishes the text; while it waits, ids pile up. So a near tokenizer
 sees each delta at once and a far one sees larger deltas, with no setting for it. Published text and ids wait, merged,
 until the reader comes; they are bounded by max_tokens, so a slow reader never holds up the worker's pages.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 from tandem.inference.v1 import inference_pb2 as pb
 
@@ -18,13 +19,14 @@ from .decoding import TextDecoder
 from .errors import StatusError, TandemError
 from .generation import TokenStream
 from .metrics import ClientMetrics
+from .outputs import GrowingOutput
 from .plan import GenerationPlan
 from .prompts import checked_encode_input, ids_of
 from .rpc import CallContext
 from .sampling import from_message
 from .settings import FailoverSettings
 from .texts import TextService
-from .types import Chunk, Conversation, Encoding, FinishReason, GenerationResult, Timings, Usage
+from .types import Chunk, Conversation, Encoding, FinishReason, GenerationResult, Output, Timings, Usage
 from .workers import WorkerPool
 
 # How many last prompt ids the tokenizer gets to see: enough to tell whether the answer begins a text.
@@ -76,13 +78,7 @@ class Pipeline:
         self._first_text_at: float | None = None
         self._prompt_ids: list[int] = []
         self._tokens: TokenStream | None = None
-        self._received: list[int] = []  # ids from the worker, in order
-        self._logprobs: list[float] = []  # parallel to _received
-        self._texts_out: list[str] = []  # published pieces of text
-        self._ids_out = 0  # how many of _received are published
-        self._texts_read = 0  # how many of the published pieces and ids the reader has
-        self._ids_read = 0
-        self._ids_came = asyncio.Event()
+        self._outputs = [GrowingOutput(index, plan, self._published) for index in range(plan.n)]
         self._output_came = asyncio.Event()
         self._task = asyncio.create_task(self._run())
 
@@ -90,13 +86,13 @@ class Pipeline:
 
     @property
     def text(self) -> str:
-        """All text so far."""
-        return "".join(self._texts_out)
+        """All text so far, of the first output."""
+        return self._outputs[0].text
 
     @property
     def output_ids(self) -> list[int]:
-        """All ids so far whose text is complete."""
-        return self._received[: self._ids_out]
+        """All ids of the first output so far whose text is complete."""
+        return self._outputs[0].output_ids
 
     @property
     def done(self) -> bool:
@@ -104,21 +100,17 @@ class Pipeline:
 
     async def next_chunk(self) -> Chunk | None:
         """What is new since the last chunk; None at the end. What ended it early is raised after all that came."""
-        while self._texts_read == len(self._texts_out) and self._ids_read == self._ids_out:
+        while True:
+            for output in self._outputs:
+                chunk = output.take()
+                if chunk is not None:
+                    return chunk
             if self.error is not None:
                 raise self.error
             if self.result is not None:
                 return None
             self._output_came.clear()
             await self._output_came.wait()
-        new = slice(self._ids_read, self._ids_out)
-        chunk = Chunk(
-            text="".join(self._texts_out[self._texts_read :]),
-            ids=self._received[new],
-            logprobs=self._logprobs[new] if self.plan.logprobs else None,
-        )
-        self._texts_read, self._ids_read = len(self._texts_out), self._ids_out
-        return chunk
 
     async def finish(self) -> GenerationResult:
         """Waits for the end; the result, or what ended it early."""
@@ -159,33 +151,37 @@ class Pipeline:
         )
         submitted_at = time.monotonic()
         pump = asyncio.create_task(self._pump(tokens))
-        pump.add_done_callback(lambda _: self._ids_came.set())
-        decoder: TextDecoder | None = None
-        matched_stop: str | None = None
+        pump.add_done_callback(lambda _: self._wake_outputs())
+        decoders: list[TextDecoder] = []
+        decoding: list[asyncio.Task[None]] = []
         try:
             if self.plan.detokenize:
-                assert self._texts is not None
-                decoder = TextDecoder(
-                    self._texts.stub,
-                    self.plan.decode_open(self._prompt_ids[-CONTEXT_IDS:]),
-                    self._context,
-                    self._failover,
-                    self._metrics,
-                )
-                matched_stop = await self._decode(decoder, pump)
+                decoders = [self._decoder() for _ in self._outputs]
+                decoding = [
+                    asyncio.create_task(output.decode(decoder, pump, at_end=self._decode_at_end))
+                    for output, decoder in zip(self._outputs, decoders, strict=True)
+                ]
+                await asyncio.gather(*decoding)
             else:
                 await asyncio.shield(pump)
-            if matched_stop is not None and not pump.done():
-                await tokens.abort()
+            if not pump.done():  # stop strings matched in all outputs, or all the text is there
+                if any(output.matched_stop is not None for output in self._outputs):
+                    await tokens.abort()
                 await asyncio.wait([pump], timeout=ACCOUNT_SECONDS)
         finally:
-            if decoder is not None:
+            for decoder in decoders:
                 decoder.close()
-            pump.cancel()
-            await asyncio.wait([pump])
+            for task in (pump, *decoding):
+                task.cancel()
+            await asyncio.wait([pump, *decoding])
         if tokens.first_delta_at is not None:
             self._metrics.first_token.observe(tokens.first_delta_at - submitted_at)
-        self._end(result=self._result(tokens, matched_stop))
+        self._end(result=self._result(tokens))
+
+    def _decoder(self) -> TextDecoder:
+        assert self._texts is not None
+        opening = self.plan.decode_open(self._prompt_ids[-CONTEXT_IDS:])
+        return TextDecoder(self._texts.stub, opening, self._context, self._failover, self._metrics)
 
     async def _encode(self) -> str:
         """Fills the prompt's ids; the fingerprint of the tokenizer they are of ("" where unknown)."""
@@ -218,51 +214,22 @@ class Pipeline:
         return ""
 
     async def _pump(self, tokens: TokenStream) -> None:
-        """Worker -> `_received`."""
-        async for delta in tokens.deltas():
-            self._received.extend(delta.ids)
-            if self.plan.logprobs:
-                self._logprobs.extend(delta.logprobs)
-                assert len(self._logprobs) == len(self._received), "delta arrays are parallel"
-            if not self.plan.detokenize:
-                self._publish("", len(self._received))
-            self._ids_came.set()
+        """Worker -> outputs."""
+        async for event in tokens.events():
+            if isinstance(event, pb.Delta):
+                self._outputs[event.index].receive(event)
+            else:
+                self._outputs[event.index].end()
 
-    async def _decode(self, decoder: TextDecoder, pump: asyncio.Task[None]) -> str | None:
-        """`_received` -> text; the stop string that matched, if one did."""
-        fed = 0
-        while True:
-            if self._decode_at_end:
-                await asyncio.wait([pump])
-            elif fed == len(self._received) and not pump.done():
-                self._ids_came.clear()
-                await self._ids_came.wait()
-            end = pump.done() and not pump.cancelled() and pump.exception() is None
-            new = self._received[fed:]
-            if not new and not end:
-                if pump.done():
-                    pump.result()  # raises what ended the worker's stream, after all text before it was given
-                continue
-            fed += len(new)
-            response = await decoder.feed(new, end=end)
-            if response.HasField("matched_stop"):
-                trimmed = 0 if self.plan.stopping.include_stop else response.trim_ids
-                self._publish(response.text, response.ids_consumed - trimmed)
-                return response.matched_stop
-            # A held byte belongs to one id, so no more ids than held bytes can still be trimmed.
-            self._publish(response.text, fed if response.done else fed - response.held_bytes)
-            if response.done:
-                return None
+    def _wake_outputs(self) -> None:
+        for output in self._outputs:
+            output.wake()
 
-    def _publish(self, text: str, id_count: int) -> None:
-        """Hands out new text, and the ids up to `id_count` that it is made of."""
+    def _published(self, text: str) -> None:
         now = time.monotonic()
         if text and self._first_text_at is None:
             self._first_text_at = now
-        if text:
-            self._texts_out.append(text)
-        self._ids_out = max(self._ids_out, id_count)
-        if self._first_output_at is None and (self._texts_out or self._ids_out):
+        if self._first_output_at is None and (text or any(output.ids_out for output in self._outputs)):
             self._first_output_at = now
         self._output_came.set()
 
@@ -277,11 +244,11 @@ class Pipeline:
             outcome = error.code.name.lower() if isinstance(error, StatusError) else "cancelled"
         self._metrics.requests.labels("stream" if self._deliver_chunks else "generate", outcome).inc()
 
-    def _result(self, tokens: TokenStream, matched_stop: str | None) -> GenerationResult:
+    def _result(self, tokens: TokenStream) -> GenerationResult:
         now = time.monotonic()
-        finished = tokens.finished or pb.Finished()  # absent when a stop string matched and the worker did not answer
         accepted = tokens.accepted or pb.Accepted()
-        usage = finished.usage if finished.HasField("usage") else None
+        # Absent where a stop string matched and the worker did not answer.
+        finished = tokens.finished.get(0, pb.Finished())
         timings = finished.timings if finished.HasField("timings") else None
         first = tokens.first_delta_at if self._decode_at_end else self._first_output_at
         decode = self._first_text_at - tokens.first_delta_at if self._first_text_at and tokens.first_delta_at else None
@@ -289,24 +256,18 @@ class Pipeline:
             self._metrics.time_to_first_token.observe(first - self._started_at)
         if decode is not None and not self._decode_at_end:
             self._metrics.first_text.observe(decode)
-        matched_token = finished.matched_stop_token if finished.HasField("matched_stop_token") else None
+        outputs = [_output(output, tokens.finished.get(output.index, pb.Finished())) for output in self._outputs]
         return GenerationResult(
-            text=self.text,
-            output_ids=self.output_ids,
-            logprobs=self._logprobs[: self._ids_out] if self.plan.logprobs else None,
-            finish_reason=FinishReason.STOP_STRING if matched_stop is not None else _REASONS[finished.reason],
-            matched_stop=matched_stop,
-            matched_stop_token=None if matched_stop is not None else matched_token,
+            text=outputs[0].text,
+            output_ids=outputs[0].output_ids,
+            logprobs=outputs[0].logprobs,
+            finish_reason=outputs[0].finish_reason,
+            matched_stop=outputs[0].matched_stop,
+            matched_stop_token=outputs[0].matched_stop_token,
+            matched_stop_sequence=outputs[0].matched_stop_sequence,
+            outputs=outputs,
             prompt_ids=self._prompt_ids,
-            usage=Usage(
-                prompt_tokens=len(self._prompt_ids),
-                completion_tokens=len(tokens.output_ids),
-                cached_prompt_tokens=usage.cached_prompt_tokens if usage else None,
-                forward_passes=usage.forward_passes if usage else None,
-                preemptions=usage.preemptions if usage else None,
-                peak_pages=usage.peak_pages if usage else None,
-                peak_kv_bytes=usage.peak_kv_bytes if usage else None,
-            ),
+            usage=_usage(len(self._prompt_ids), self._outputs, list(tokens.finished.values())),
             timings=Timings(
                 total_seconds=now - self._started_at,
                 encode_seconds=self._encode_seconds,
@@ -331,3 +292,36 @@ class Pipeline:
             self._texts.forget_fingerprints()
         if self._tokens is not None and self._tokens.worker is not None:
             self._tokens.worker.forget_model()
+
+
+def _output(output: GrowingOutput, finished: pb.Finished) -> Output:
+    stopped = output.matched_stop is not None
+    matched_token = finished.matched_stop_token if finished.HasField("matched_stop_token") else None
+    matched_sequence = finished.matched_stop_sequence if finished.HasField("matched_stop_sequence") else None
+    return Output(
+        index=output.index,
+        text=output.text,
+        output_ids=output.output_ids,
+        logprobs=output.logprobs,
+        finish_reason=FinishReason.STOP_STRING if stopped else _REASONS[finished.reason],
+        matched_stop=output.matched_stop,
+        matched_stop_token=None if stopped else matched_token,
+        matched_stop_sequence=None if stopped else matched_sequence,
+    )
+
+
+def _usage(prompt_tokens: int, outputs: Sequence[GrowingOutput], finished: Sequence[pb.Finished]) -> Usage:
+    """Of all outputs together; what the worker did not tell of each of them is None."""
+    told = [one.usage for one in finished if one.HasField("usage")]
+    known = bool(told) and len(told) == len(outputs)
+    return Usage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=sum(output.received for output in outputs),
+        cached_prompt_tokens=min(usage.cached_prompt_tokens for usage in told) if known else None,
+        forward_passes=sum(usage.forward_passes for usage in told) if known else None,
+        preemptions=sum(usage.preemptions for usage in told) if known else None,
+        peak_pages=max(usage.peak_pages for usage in told) if known else None,
+        peak_kv_bytes=max(usage.peak_kv_bytes for usage in told) if known else None,
+        draft_tokens_proposed=sum(usage.draft_tokens_proposed for usage in told) if known else None,
+        draft_tokens_accepted=sum(usage.draft_tokens_accepted for usage in told) if known else None,
+    )

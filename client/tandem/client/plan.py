@@ -12,6 +12,7 @@ from tandem.inference.v1 import inference_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2
 
 from .errors import FieldViolation, invalid_argument
+from .guided import Guide, guide_message, guide_violations
 from .params import GenerateOptions, SamplingParams, SpecialTokens, StoppingParams
 from .prompts import prompt_violations
 from .sampling import FIELDS as SAMPLING_FIELDS
@@ -42,6 +43,12 @@ class GenerationPlan:
     model: str = ""
     special_tokens: SpecialTokens = "text"
     add_special: bool = True
+    guided: Guide | None = None
+    n: int = 1
+    best_of: int | None = None
+    length_penalty: float | None = None
+    draft_tokens: int | None = None
+    prompt_lookup: int | None = None
     priority: int | None = None
     cache_salt: str = ""
     bypass_cache: bool = False
@@ -52,6 +59,11 @@ class GenerationPlan:
     def stop_strings(self) -> list[str]:
         stop = self.stopping.stop
         return [stop] if isinstance(stop, str) else list(stop)
+
+    @property
+    def several(self) -> bool:
+        """Whether the worker makes more than one output."""
+        return max(self.n, self.best_of or 1) > 1
 
     def decode_open(self, prompt_tail: Sequence[int]) -> tokenizer_pb2.DecodeStreamOpen:
         """How the text of the answer is made; `prompt_tail` are the last ids of the prompt."""
@@ -66,6 +78,8 @@ class GenerationPlan:
     def request(self, prompt_ids: Sequence[int], fingerprint: str) -> pb.GenerateRequest:
         """The request for the first worker."""
         stopping = self.stopping
+        speculates = self.draft_tokens is not None or self.prompt_lookup is not None
+        speculation = pb.SpeculationParams(max_draft_tokens=self.draft_tokens, prompt_lookup_ngram=self.prompt_lookup)
         return pb.GenerateRequest(
             request_id=self.request_id,
             model=self.model,
@@ -77,7 +91,13 @@ class GenerationPlan:
                 stop_token_ids=stopping.stop_token_ids,
                 ignore_eos=stopping.ignore_eos,
                 include_stop=stopping.include_stop,
+                stop_sequences=[pb.TokenSequence(ids=ids) for ids in stopping.stop_sequences],
             ),
+            guided=guide_message(self.guided),
+            speculation=speculation if speculates else None,
+            n=self.n if self.n > 1 else None,
+            best_of=self.best_of,
+            length_penalty=self.length_penalty,
             output=pb.OutputOptions(
                 logprobs=self.logprobs,
                 stream_interval_tokens=self.stream_interval_tokens,
@@ -119,6 +139,10 @@ def make_plan(
     violations += (
         check(values) + violations_between(sampling) + check_timeout(given["timeout"]) + check_metadata(metadata)
     )
+    violations += guide_violations(given.get("guided"))
+    n, best_of = given.get("n", 1), given.get("best_of")
+    if isinstance(n, int) and isinstance(best_of, int) and 1 <= best_of < n:
+        violations.append(FieldViolation("best_of", f"must be at least n {n}, not {best_of}"))
     if not given.get("detokenize", True) and values["stopping.stop"]:
         violations.append(FieldViolation("stopping.stop", "needs text; with detokenize=False use stop_token_ids"))
     if violations:

@@ -88,8 +88,8 @@ class FinishReason(StrEnum):
     STOP_STRING = "stop_string"  # `matched_stop` says which
     STOP_TOKEN = "stop_token"  # noqa: S105  an id of stop_token_ids; `matched_stop_token` says which
     EOS = "eos"  # an end-of-sequence id of the model
-    STOP_SEQUENCE = "stop_sequence"
-    GRAMMAR_END = "grammar_end"
+    STOP_SEQUENCE = "stop_sequence"  # `matched_stop_sequence` says which
+    GRAMMAR_END = "grammar_end"  # what it was guided by allows nothing more
     CANCELLED = "cancelled"  # by an Abort at the worker
 
 
@@ -104,11 +104,26 @@ class Chunk:
     text: str
     ids: list[int]
     logprobs: list[float] | None = None  # parallel to ids; None unless logprobs were asked for
+    index: int = 0  # which output, where there are several
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One of the outputs of an answer."""
+
+    index: int  # with best_of, 0 is the best
+    text: str
+    output_ids: list[int]  # without those of a matched stop string or sequence (unless include_stop)
+    logprobs: list[float] | None  # parallel to output_ids
+    finish_reason: FinishReason
+    matched_stop: str | None = None
+    matched_stop_token: int | None = None
+    matched_stop_sequence: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a generation cost, in tokens."""
+    """What a generation cost, in tokens, all its outputs together."""
 
     prompt_tokens: int
     completion_tokens: int  # produced by all workers together, trimmed ones included
@@ -119,6 +134,8 @@ class Usage:
     preemptions: int | None = None  # how often it lost its pages and was computed again
     peak_pages: int | None = None  # of the KV cache, shared ones included
     peak_kv_bytes: int | None = None  # of those pages
+    draft_tokens_proposed: int | None = None  # computed by speculation
+    draft_tokens_accepted: int | None = None  # of them, those that became output
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +154,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """A finished generation."""
+    """A finished generation. What belongs to one output is that of the first, which is the best one with best_of."""
 
     text: str
     output_ids: list[int]  # without those of a matched stop string (unless include_stop)
@@ -155,6 +172,8 @@ class GenerationResult:
     request_id: str
     worker: str  # address of the one that finished
     failovers: int = 0  # how often another worker took over
+    matched_stop_sequence: int | None = None  # its place in stop_sequences
+    outputs: list[Output] = field(default_factory=list)  # all n
 
     @property
     def time_to_first_token(self) -> float | None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ from worker_svc.engine.loop import Engine
 from worker_svc.engine.pages import PageTable
 from worker_svc.engine.request import FinishReason, LogprobOptions, Request, Sampling, Stopping
 from worker_svc.engine.scheduler import SchedulerLimits
+from worker_svc.engine.speculation import Drafting
+from worker_svc.engine.stops import StopSequences
 from worker_svc.model.kv_cache import CacheShape, KVCache
 from worker_svc.model.kv_formats import kv_format
 from worker_svc.model.runner import ModelRunner
@@ -69,16 +72,34 @@ def random_request(draw: np.random.Generator, handle: int, capacity: int) -> Req
         repetition_penalty=float(draw.choice([1.0, 1.3])),
         seed=int(draw.integers(0, 2**63)),
     )
-    return Request.make(
+    sequences = [draw.integers(0, VOCABULARY, length).tolist() for length in (1, 2)] if draw.random() < 0.3 else []
+    stopping = Stopping(
+        max_tokens=output,
+        min_tokens=min(output, int(draw.choice([0, 5]))),
+        stop_ids=frozenset({3} if draw.random() < 0.2 else ()),
+        sequences=StopSequences(sequences) if sequences else None,
+    )
+    request = Request.make(
         handle,
         prompt,
         sampling,
-        Stopping(max_tokens=output, stop_ids=frozenset({3} if draw.random() < 0.2 else ())),
+        stopping,
         priority=int(draw.integers(-2, 3)),
         salt=str(draw.choice(["", "a"])),
         bypass=bool(draw.random() < 0.1),
         logprobs=LogprobOptions(sampled=True),
     )
+    if draw.random() < 0.5:
+        request.drafting = Drafting(int(draw.integers(1, 9)), ngram=int(draw.integers(1, 3)))
+    return request
+
+
+def other_sample(request: Request, handle: int) -> Request:
+    """One of the same prompt, as a group of samples has them."""
+    other = again(request)
+    other.handle, other.bypass, other.salt, other.priority = handle, request.bypass, request.salt, request.priority
+    other.sampling = dataclasses.replace(request.sampling, seed=handle)
+    return other
 
 
 def again(request: Request) -> Request:
@@ -102,6 +123,8 @@ def collect(engine: Engine, answers: dict[int, Answer]) -> None:
     for finish in result.finished:
         assert answers[finish.handle].reason is None
         answers[finish.handle].reason = finish.reason
+        if finish.trim:
+            del answers[finish.handle].ids[-finish.trim :]
 
 
 @pytest.mark.parametrize(("dtype", "kv_cache_dtype"), VARIANTS)
@@ -113,6 +136,7 @@ def test_any_history_gives_each_request_what_it_gets_alone(tiny_llama: Path, dty
     runner = built.engine._runner
     assert isinstance(runner, ModelRunner)
     per_variant = max(1, HISTORIES // len(VARIANTS))
+    drafts = 0
     for history in range(per_variant):
         draw = np.random.default_rng([history, VARIANTS.index((dtype, kv_cache_dtype))])
         pages = int(draw.integers(13, 40))
@@ -132,10 +156,12 @@ def test_any_history_gives_each_request_what_it_gets_alone(tiny_llama: Path, dty
             alive = len(engine.scheduler.running) + engine.scheduler.waiting
             if step < STEPS and alive < CROWD and draw.random() < 0.3:
                 for _ in range(draw.integers(1, 4)):
-                    handle = len(requests)
-                    requests[handle] = random_request(draw, handle, pages * 8)
-                    answers[handle] = Answer()
-                    engine.submit(requests[handle])
+                    request = random_request(draw, len(requests), pages * 8)
+                    count = int(draw.integers(1, 5)) if draw.random() < 0.2 else 1
+                    samples = [request, *(other_sample(request, len(requests) + i) for i in range(1, count))]
+                    requests |= {sample.handle: sample for sample in samples}
+                    answers |= {sample.handle: Answer() for sample in samples}
+                    engine.submit(*samples)
             if requests and draw.random() < 0.05:
                 engine.abort(int(draw.integers(0, len(requests))))
             if draw.random() < 0.01:
@@ -147,6 +173,7 @@ def test_any_history_gives_each_request_what_it_gets_alone(tiny_llama: Path, dty
             engine.check()
             step += 1
         assert engine.table.referenced == 0
+        drafts += engine.scheduler.statistics.drafts_accepted
 
         for handle, request in requests.items():
             crowded = answers[handle]
@@ -163,3 +190,4 @@ def test_any_history_gives_each_request_what_it_gets_alone(tiny_llama: Path, dty
                 assert crowded.reason == expected.reason
             assert crowded.ids == expected.ids
             assert crowded.logprobs == expected.logprobs, "not the same bits"
+    assert drafts > 0

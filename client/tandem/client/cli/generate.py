@@ -25,6 +25,15 @@ def generate(
     ] = None,
     tokenizer_address: o.TokenizerAddress = "",
     worker_address: o.WorkerAddresses = None,
+    n: o.N = 1,
+    best_of: o.BestOf = None,
+    length_penalty: o.LengthPenalty = None,
+    json_schema: o.JsonSchemaFile = None,
+    regex: o.RegexPattern = None,
+    choice: o.Choice = None,
+    grammar: o.GrammarFile = None,
+    draft_tokens: o.DraftTokens = None,
+    prompt_lookup: o.PromptLookup = None,
     special: o.Special = "text",
     tls: o.Tls = False,
     ca_file: o.CaFile = None,
@@ -42,6 +51,9 @@ def generate(
         wanted = flags()
         wanted["special_tokens"] = special  # type: ignore[typeddict-item]  # checked with everything else
         wanted["logprobs"] = logprobs
+        wanted["guided"] = o.guide(json_schema, regex, choice, grammar)
+        wanted["n"], wanted["best_of"], wanted["length_penalty"] = n, best_of, length_penalty
+        wanted["draft_tokens"], wanted["prompt_lookup"] = draft_tokens, prompt_lookup
         result = interruptible(
             _generate(AsyncClient(tokenizer, workers, credentials=credentials), text, wanted, as_json)
         )
@@ -51,6 +63,8 @@ def generate(
 
 async def _generate(client: AsyncClient, prompt: str, wanted: GenerateOptions, as_json: bool) -> GenerationResult:
     async with client:
+        if not as_json and wanted.get("n", 1) > 1:
+            return await _several(client, prompt, wanted)
         if not as_json:
             return await stream_to_terminal(client, prompt, wanted, show_prompt=False)
         result = await client.generate(prompt, **wanted)
@@ -58,6 +72,20 @@ async def _generate(client: AsyncClient, prompt: str, wanted: GenerateOptions, a
         out.write(json.dumps(as_dictionary(result), ensure_ascii=False) + "\n")
         await out.flushed()
         return result
+
+
+async def _several(client: AsyncClient, prompt: str, wanted: GenerateOptions) -> GenerationResult:
+    """Outputs that grow at the same time cannot be shown as they come: each is written whole, under its number."""
+    result = await client.generate(prompt, **wanted)
+    out = TextStream()
+    for output in result.outputs:
+        out.write(f"--- {output.index + 1} of {len(result.outputs)}\n", dim=True)
+        out.write(output.text)
+        out.end_line()
+        if not out.terminal:
+            out.write("\n")
+    await out.flushed()
+    return result
 
 
 async def stream_to_terminal(

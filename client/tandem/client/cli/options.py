@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ..guided import Choices, Grammar, Guide, JsonSchema, Regex
 from ..settings import Credentials
 from .terminal import CommandError
 
@@ -16,6 +17,7 @@ TOKENIZER_VARIABLE = "TANDEM_TOKENIZER_ADDRESS"
 WORKER_VARIABLE = "TANDEM_WORKER_ADDRESS"
 
 _SAMPLING, _STOPPING, _CONNECTION, _SERVICES = "Sampling", "Stopping", "Connection", "Services"
+_SEVERAL, _GUIDED, _SPECULATION = "Several outputs", "Guided decoding", "Speculation"
 
 MaxTokens = Annotated[
     int | None, typer.Option("--max-tokens", "-n", help="Most tokens to produce.", rich_help_panel=_STOPPING)
@@ -54,6 +56,37 @@ RepetitionWindow = Annotated[
 ]
 Seed = Annotated[
     int | None, typer.Option("--seed", help="The same seed gives the same answer.", rich_help_panel=_SAMPLING)
+]
+N = Annotated[int, typer.Option("--n", help="Outputs to make.", rich_help_panel=_SEVERAL)]
+BestOf = Annotated[
+    int | None, typer.Option("--best-of", help="Make so many and show the best --n.", rich_help_panel=_SEVERAL)
+]
+LengthPenalty = Annotated[
+    float | None,
+    typer.Option("--length-penalty", help="Rank by total logprob / length^this; default 1.", rich_help_panel=_SEVERAL),
+]
+JsonSchemaFile = Annotated[
+    Path | None,
+    typer.Option("--json-schema", help="File with the JSON schema of the answer.", rich_help_panel=_GUIDED),
+]
+RegexPattern = Annotated[
+    str | None, typer.Option("--regex", help="What the whole answer matches.", rich_help_panel=_GUIDED)
+]
+Choice = Annotated[
+    list[str] | None, typer.Option("--choice", help="A possible answer; repeatable.", rich_help_panel=_GUIDED)
+]
+GrammarFile = Annotated[
+    Path | None, typer.Option("--grammar", help="File with a Lark grammar of the answer.", rich_help_panel=_GUIDED)
+]
+DraftTokens = Annotated[
+    int | None,
+    typer.Option("--draft-tokens", help="Guess at most so many tokens at once; 0: none.", rich_help_panel=_SPECULATION),
+]
+PromptLookup = Annotated[
+    int | None,
+    typer.Option(
+        "--prompt-lookup", help="Guess what followed so many last tokens before.", rich_help_panel=_SPECULATION
+    ),
 ]
 Special = Annotated[
     str, typer.Option("--special", help="Special tokens in the text: text (plain characters), parse, or reject.")
@@ -121,6 +154,30 @@ TokenizerFlags = Annotated[
     list[str] | None,
     typer.Option("--tokenizer-flag", help="The same for the tokenizer service.", rich_help_panel=_SERVICES),
 ]
+
+
+def guide(json_schema: Path | None, regex: str | None, choices: list[str] | None, grammar: Path | None) -> Guide | None:
+    """What the answer must match; at most one of them."""
+    given = {"--json-schema": json_schema, "--regex": regex, "--choice": choices or None, "--grammar": grammar}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise CommandError(f"give one of {', '.join(named)}", exit_code=2)
+    if json_schema is not None:
+        return JsonSchema(_read("--json-schema", json_schema))
+    if grammar is not None:
+        return Grammar(_read("--grammar", grammar))
+    if regex is not None:
+        return Regex(regex)
+    return Choices(choices) if choices else None
+
+
+def _read(flag: str, path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise CommandError(f"{flag} {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise CommandError(f"{flag} {path}: not valid UTF-8 (byte {error.start})") from None
 
 
 def credentials(tls: bool, ca_file: Path | None, token_file: Path | None) -> Credentials | None:

@@ -130,6 +130,11 @@ def picture(view: WorkerView) -> RenderableType:
     table.add_row(
         "cache", f"{load.evictions} evictions, {load.preemptions} preemptions", f"{load.moved_pages} pages moved"
     )
+    if load.draft_tokens_proposed:
+        share = 100 * load.draft_tokens_accepted / load.draft_tokens_proposed
+        table.add_row(
+            "drafts", f"{share:.1f} % accepted", f"{load.draft_tokens_accepted} of {load.draft_tokens_proposed}"
+        )
     style = "green" if server.state == admin_pb2.SERVER_STATE_SERVING else "yellow"
     title = Text.assemble(f"{view.address}  ", (state, style), f"  {server.device}")
     return Panel(table, title=title, title_align="left")

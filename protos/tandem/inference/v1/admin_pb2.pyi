@@ -267,6 +267,8 @@ class GetLoadResponse(_message.Message):
     INTEGRITY_ERROR_FIELD_NUMBER: _builtins.int
     MERGED_PAGES_FIELD_NUMBER: _builtins.int
     MOVED_PAGES_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKENS_PROPOSED_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKENS_ACCEPTED_FIELD_NUMBER: _builtins.int
     running_requests: _builtins.int
     waiting_requests: _builtins.int
     waiting_tokens: _builtins.int
@@ -295,6 +297,10 @@ class GetLoadResponse(_message.Message):
     """given back because another request had computed the same content"""
     moved_pages: _builtins.int
     """by defragmentation while nothing ran"""
+    draft_tokens_proposed: _builtins.int
+    """computed by speculation"""
+    draft_tokens_accepted: _builtins.int
+    """of them, those that became output"""
     def __init__(
         self,
         *,
@@ -315,10 +321,12 @@ class GetLoadResponse(_message.Message):
         integrity_error: _builtins.str = ...,
         merged_pages: _builtins.int = ...,
         moved_pages: _builtins.int = ...,
+        draft_tokens_proposed: _builtins.int = ...,
+        draft_tokens_accepted: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_integrity_ok", b"_integrity_ok", "integrity_ok", b"integrity_ok"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_integrity_ok", b"_integrity_ok", "cached_prompt_tokens", b"cached_prompt_tokens", "evictions", b"evictions", "integrity_error", b"integrity_error", "integrity_ok", b"integrity_ok", "merged_pages", b"merged_pages", "moved_pages", b"moved_pages", "output_tokens", b"output_tokens", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_referenced", b"pages_referenced", "pages_total", b"pages_total", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "running_requests", b"running_requests", "steps", b"steps", "waiting_requests", b"waiting_requests", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_integrity_ok", b"_integrity_ok", "cached_prompt_tokens", b"cached_prompt_tokens", "draft_tokens_accepted", b"draft_tokens_accepted", "draft_tokens_proposed", b"draft_tokens_proposed", "evictions", b"evictions", "integrity_error", b"integrity_error", "integrity_ok", b"integrity_ok", "merged_pages", b"merged_pages", "moved_pages", b"moved_pages", "output_tokens", b"output_tokens", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_referenced", b"pages_referenced", "pages_total", b"pages_total", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "running_requests", b"running_requests", "steps", b"steps", "waiting_requests", b"waiting_requests", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__integrity_ok: _TypeAlias = _typing.Literal["integrity_ok"]  # noqa: Y015
     _WhichOneofArgType__integrity_ok: _TypeAlias = _typing.Literal["_integrity_ok", b"_integrity_ok"]  # noqa: Y015

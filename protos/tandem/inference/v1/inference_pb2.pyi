@@ -507,7 +507,11 @@ class StoppingParams(_message.Message):
         """at most 256"""
 
     @_builtins.property
-    def stop_sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSequence]: ...
+    def stop_sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSequence]:
+        """At most 64 of at most 64 ids each. Tokens that may still become one are held back, so nothing sent is retracted. Of
+        several that end at the same token the longest counts.
+        """
+
     def __init__(
         self,
         *,
@@ -625,7 +629,9 @@ Global___CacheParams: _TypeAlias = CacheParams  # noqa: Y015
 
 @_typing.final
 class GuidedDecoding(_message.Message):
-    """The output must match. Exactly one is set."""
+    """The output must match. Exactly one is set, of at most 65,536 bytes. The worker must know the vocabulary
+    (tokenizer_address), or the status is FAILED_PRECONDITION.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -663,7 +669,9 @@ class ChoiceList(_message.Message):
 
     CHOICES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def choices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def choices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """1 to 1,024"""
+
     def __init__(
         self,
         *,
@@ -679,13 +687,16 @@ Global___ChoiceList: _TypeAlias = ChoiceList  # noqa: Y015
 
 @_typing.final
 class SpeculationParams(_message.Message):
+    """Guesses of the next tokens, computed together. They change how many forward passes an answer takes, never the answer."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     PROMPT_LOOKUP_NGRAM_FIELD_NUMBER: _builtins.int
     max_draft_tokens: _builtins.int
-    """0 is off"""
+    """0 to 32; 0 is off; default the worker's"""
     prompt_lookup_ngram: _builtins.int
+    """Guess what followed so many last tokens where they stood before; 1 to 8; default 3, or the worker's draft model."""
     def __init__(
         self,
         *,
@@ -731,11 +742,14 @@ class GenerateRequest(_message.Message):
     model: _builtins.str
     """name; empty: the one that is served"""
     n: _builtins.int
-    """outputs that are returned; default 1"""
+    """outputs that are returned; 1 to 64; default 1"""
     best_of: _builtins.int
-    """outputs that are produced; default n"""
+    """Outputs that are produced; n to 64; default n. Output i is drawn with a seed that is a function of (seed, i), the
+    seed itself for i = 0. If more are produced than returned, nothing is sent before all have ended; then the best n,
+    the best one as index 0.
+    """
     length_penalty: _builtins.float
-    """ranking of best_of: total logprob / length^length_penalty"""
+    """Ranking: total logprob of an output / its length^length_penalty; -10 to 10; default 1. An empty output ranks last."""
     priority: _builtins.int
     """higher runs first; -100 to 100; default 0"""
     expected_tokenizer_fingerprint: _builtins.str
@@ -747,7 +761,8 @@ class GenerateRequest(_message.Message):
     @_builtins.property
     def resumed_output_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Output that another worker already produced for this request. It counts as output (max_tokens, min_tokens, draw
-        positions, penalties) but is not sent again: the caller sees one uninterrupted answer.
+        positions, penalties) but is not sent again: the caller sees one uninterrupted answer. Empty where several outputs
+        are made: those are asked for again as a whole, with the same seed.
         """
 
     @_builtins.property
@@ -1026,6 +1041,8 @@ class Usage(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     PEAK_PAGES_FIELD_NUMBER: _builtins.int
     PEAK_KV_BYTES_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKENS_PROPOSED_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKENS_ACCEPTED_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_prompt_tokens: _builtins.int
     """of them, taken from the prefix cache when the request first ran"""
@@ -1038,6 +1055,10 @@ class Usage(_message.Message):
     """of the KV cache, those that it shared included"""
     peak_kv_bytes: _builtins.int
     """of those pages"""
+    draft_tokens_proposed: _builtins.int
+    """computed by speculation"""
+    draft_tokens_accepted: _builtins.int
+    """of them, those that became output"""
     def __init__(
         self,
         *,
@@ -1048,10 +1069,12 @@ class Usage(_message.Message):
         preemptions: _builtins.int = ...,
         peak_pages: _builtins.int = ...,
         peak_kv_bytes: _builtins.int = ...,
+        draft_tokens_proposed: _builtins.int = ...,
+        draft_tokens_accepted: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "forward_passes", b"forward_passes", "peak_kv_bytes", b"peak_kv_bytes", "peak_pages", b"peak_pages", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "draft_tokens_accepted", b"draft_tokens_accepted", "draft_tokens_proposed", b"draft_tokens_proposed", "forward_passes", b"forward_passes", "peak_kv_bytes", b"peak_kv_bytes", "peak_pages", b"peak_pages", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

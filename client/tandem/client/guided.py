@@ -1,0 +1,105 @@
+"""What an answer must match: a JSON schema, a regular expression, one of some choices, or a grammar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tandem.inference.v1 import inference_pb2 as pb
+
+from .errors import FieldViolation
+
+MAX_GUIDE_BYTES = 65_536
+MAX_CHOICES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """The answer is a JSON document that the schema allows; JSON itself where the schema is `{}`."""
+
+    schema: Mapping[str, Any] | str  # a str is the schema's own JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """The whole answer matches; Rust's syntax, without look-around and back references."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The answer is one of these."""
+
+    choices: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The answer is a sentence of this grammar; the syntax is Lark's, its root the rule `start`."""
+
+    lark: str
+
+
+Guide = JsonSchema | Regex | Choices | Grammar
+
+
+def guide_violations(guide: object) -> Iterator[FieldViolation]:
+    """What can be known before the worker compiles it."""
+    match guide:
+        case None:
+            return
+        case Choices(choices):
+            if isinstance(choices, str) or not isinstance(choices, Sequence) or not 1 <= len(choices) <= MAX_CHOICES:
+                yield FieldViolation("guided.choices", f"must be a sequence of 1 to {MAX_CHOICES} strings")
+                return
+            for place, choice in enumerate(choices):
+                if not isinstance(choice, str) or not choice:
+                    yield FieldViolation(f"guided.choices[{place}]", "must be a string that is not empty")
+                    return
+        case JsonSchema(schema) if not isinstance(schema, str):
+            try:
+                json.dumps(schema, allow_nan=False)
+            except (TypeError, ValueError, RecursionError) as error:
+                yield FieldViolation("guided.json_schema", f"must be expressible as JSON: {error}")
+                return
+        case JsonSchema() | Regex() | Grammar():
+            pass
+        case _:
+            yield FieldViolation("guided", f"must be JsonSchema, Regex, Choices or Grammar, not {type(guide).__name__}")
+            return
+    kind, text = _kind_and_text(guide)
+    if not isinstance(text, str) or not text:
+        yield FieldViolation(f"guided.{kind}", "must be a string that is not empty")
+        return
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        yield FieldViolation(f"guided.{kind}", "must be valid Unicode, without lone surrogates")
+        return
+    if size > MAX_GUIDE_BYTES:
+        yield FieldViolation(f"guided.{kind}", f"must have at most {MAX_GUIDE_BYTES} bytes, not {size}")
+
+
+def guide_message(guide: Guide | None) -> pb.GuidedDecoding | None:
+    """A valid guide, for the wire."""
+    if guide is None:
+        return None
+    if isinstance(guide, Choices):
+        return pb.GuidedDecoding(choices=pb.ChoiceList(choices=guide.choices))
+    kind, text = _kind_and_text(guide)
+    return pb.GuidedDecoding(**{kind: text})  # type: ignore[arg-type]
+
+
+def _kind_and_text(guide: Guide) -> tuple[str, str]:
+    match guide:
+        case JsonSchema(schema):
+            return "json_schema", schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+        case Regex(pattern):
+            return "regex", pattern
+        case Choices(choices):
+            return "choices", json.dumps(list(choices), ensure_ascii=False)
+        case Grammar(lark):
+            return "grammar", lark

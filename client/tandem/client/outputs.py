@@ -1,0 +1,118 @@
+"""One output of an answer as it grows: ids from the worker, and the text that the tokenizer makes of them.
+
+Ids pile up while the tokenizer works; published text and ids pile up until the reader comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from tandem.inference.v1 import inference_pb2 as pb
+
+from .decoding import TextDecoder
+from .plan import GenerationPlan
+from .types import Chunk
+
+
+class GrowingOutput:
+    """Its worker's side calls `receive` and `end`, its reader's side `take`; `decode` runs between them."""
+
+    def __init__(self, index: int, plan: GenerationPlan, published: Callable[[str], None]) -> None:
+        """`published(new text)` is called whenever there is more to take."""
+        self.index = index
+        self.ids_out = 0  # how many of the received ids are published
+        self.matched_stop: str | None = None
+        self._plan = plan
+        self._on_publish = published
+        self._received: list[int] = []
+        self._logprobs: list[float] = []  # parallel to _received
+        self._texts: list[str] = []  # published pieces
+        self._texts_read = 0
+        self._ids_read = 0
+        self._ended = False
+        self._came = asyncio.Event()
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        return "".join(self._texts)
+
+    @property
+    def output_ids(self) -> list[int]:
+        """All ids so far whose text is complete."""
+        return self._received[: self.ids_out]
+
+    @property
+    def logprobs(self) -> list[float] | None:
+        """Parallel to `output_ids`; None unless they were asked for."""
+        return self._logprobs[: self.ids_out] if self._plan.logprobs else None
+
+    @property
+    def received(self) -> int:
+        """How many ids came, trimmed ones included."""
+        return len(self._received)
+
+    def receive(self, delta: pb.Delta) -> None:
+        """What the worker has sent."""
+        self._received.extend(delta.ids)
+        if self._plan.logprobs:
+            self._logprobs.extend(delta.logprobs)
+            assert len(self._logprobs) == len(self._received), "delta arrays are parallel"
+        if not self._plan.detokenize:
+            self._publish("", len(self._received))
+        self._came.set()
+
+    def end(self) -> None:
+        """Nothing more will come."""
+        self._ended = True
+        self._came.set()
+
+    def take(self) -> Chunk | None:
+        """What is new since the last call, if anything is."""
+        if self._texts_read == len(self._texts) and self._ids_read == self.ids_out:
+            return None
+        new = slice(self._ids_read, self.ids_out)
+        chunk = Chunk(
+            text="".join(self._texts[self._texts_read :]),
+            ids=self._received[new],
+            logprobs=self._logprobs[new] if self._plan.logprobs else None,
+            index=self.index,
+        )
+        self._texts_read, self._ids_read = len(self._texts), self.ids_out
+        return chunk
+
+    async def decode(self, decoder: TextDecoder, pump: asyncio.Task[None], *, at_end: bool) -> None:
+        """Ids -> text, up to the end or to a stop string. Raises what ended the worker's stream (`pump`) early, after
+        all text before it was given. With `at_end` nothing is decoded before all ids are there."""
+        fed = 0
+        while True:
+            while not self._ended and not pump.done() and (at_end or fed == len(self._received)):
+                self._came.clear()
+                await self._came.wait()
+            end = self._ended or (pump.done() and not pump.cancelled() and pump.exception() is None)
+            new = self._received[fed:]
+            if not new and not end:
+                pump.result()
+            fed += len(new)
+            response = await decoder.feed(new, end=end)
+            if response.HasField("matched_stop"):
+                trimmed = 0 if self._plan.stopping.include_stop else response.trim_ids
+                self.matched_stop = response.matched_stop
+                self._publish(response.text, response.ids_consumed - trimmed)
+                return
+            # A held byte belongs to one id, so no more ids than held bytes can still be trimmed.
+            self._publish(response.text, fed if response.done else fed - response.held_bytes)
+            if response.done:
+                return
+
+    def wake(self) -> None:
+        """The worker's stream is over, in whatever way."""
+        self._came.set()
+
+    def _publish(self, text: str, id_count: int) -> None:
+        """Hands out new text, and the ids up to `id_count` that it is made of."""
+        if text:
+            self._texts.append(text)
+        self.ids_out = max(self.ids_out, id_count)
+        self._on_publish(text)
