@@ -218,3 +218,10 @@ def test_one_address_alone_is_wrong_usage(arguments: list[str]) -> None:
     done = tandem(None, "chat", "Hi", *arguments)
     assert done.returncode == 2
     assert done.stderr.startswith("error: which ")
+
+
+async def test_flags_of_encode_chat_are_checked(client: AsyncClient) -> None:
+    for flag in ("rendered_text", "content_ranges", "pieces"):
+        with pytest.raises(InvalidArgumentError) as caught:
+            await client.encode_chat(USER, **{flag: 1})  # type: ignore[arg-type]
+        assert [violation.field for violation in caught.value.violations] == [flag]
