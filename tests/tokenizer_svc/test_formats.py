@@ -116,6 +116,10 @@ def test_a_tokenizer_config_adds_tokens_and_decides_what_is_added(tmp_path: Path
     assert stripped == [512, *tokenizer.encode("a", False)]
     assert tokenizer.config.end_of_generation_ids == {2, 512, 515}
     assert tokenizer.config.chat_template == "T"
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config["chat_template"] = [{"name": ["odd"]}, {"template": "no name"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert load_tokenizer(tmp_path).config.chat_template is None
     (tmp_path / "chat_template.jinja").write_text("V")
     assert load_tokenizer(tmp_path).config.chat_template == "V"
 
@@ -137,6 +141,7 @@ def test_broken_sentencepiece_models(tmp_path: Path, small_model: bytes) -> None
         "ids 300 and 301 have the same piece": model_with(
             small_model, lambda model: setattr(model.pieces[301], "piece", model.pieces[300].piece)
         ),
+        "the piece of id 0 is not valid UTF-8": small_model.replace(b"<unk>", b"<\xffnk>", 1),
         "255 byte pieces": model_with(small_model, lambda model: set_type(model, 10, TokenType.NORMAL)),
         "0 pieces of type UNKNOWN": model_with(small_model, lambda model: set_type(model, 0, TokenType.CONTROL)),
         "id 400 is a byte": model_with(small_model, lambda model: set_type(model, 400, TokenType.BYTE)),
@@ -166,6 +171,8 @@ def test_broken_neighbours_of_a_rank_file(tmp_path: Path, ranks: bytes) -> None:
     cases: dict[str, str] = {
         "is not valid JSON": "{",
         "holds no JSON object": "[]",
+        "holds a lone surrogate": json.dumps({"added_tokens_decoder": {"128000": added("x\ud800")}}),
+        "neither a text nor a list": '{"chat_template": [{"name": "default", "template": 5}]}',
         "added_tokens_decoder is no object": '{"added_tokens_decoder": 5}',
         "which is no id": '{"added_tokens_decoder": {"x": {"content": "a"}}}',
         "has no text": '{"added_tokens_decoder": {"128000": {}}}',

@@ -39,6 +39,9 @@ def load(path: Path, model: ModelProto, sidecar: Sidecar) -> Tokenizer:
         raise FormatError(path, f"is a SentencePiece model of type {kind}; BPE and UNIGRAM are served")
     if trainer.treat_whitespace_as_suffix:
         raise FormatError(path, "treats white space as a suffix, which is not served")
+    for index, piece in enumerate(model.pieces):
+        if not isinstance(piece.piece, str):  # protobuf gives bytes where the text is none
+            raise FormatError(path, f"the piece of id {index} is not valid UTF-8")
     _apply_added_tokens(path, model, sidecar)
     _check(path, model)
     specials = _specials(model, sidecar)

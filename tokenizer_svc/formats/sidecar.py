@@ -4,6 +4,7 @@ where the former is silent, `special_tokens_map.json`."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from tokenizer_svc.formats.errors import FormatError
 
 _MAX_BYTES = 64 * 1024 * 1024
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
@@ -43,11 +45,17 @@ def read_json_object(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise FormatError(path, f"larger than {_MAX_BYTES} bytes, which no such file is")
-        value = json.loads(path.read_bytes())
+        text = path.read_bytes().decode("utf-8-sig")
+        value = json.loads(text)
     except OSError as error:
         raise FormatError(path, f"cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise FormatError(path, f"is not valid JSON: {error}") from None
+    if _SURROGATE.search(text) is not None:  # most of them are pairs, and fine
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise FormatError(path, "holds a lone surrogate, which is no text") from None
     if not isinstance(value, dict):
         raise FormatError(path, "holds no JSON object")
     return value
@@ -99,8 +107,8 @@ def _chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
-        default = named.get("default")
+        named = [entry for entry in value if isinstance(entry, dict) and entry.get("name") == "default"]
+        default = named[-1].get("template") if named else None
         if default is None or isinstance(default, str):
             return default
     raise FormatError(path, "chat_template is neither a text nor a list of named templates")
