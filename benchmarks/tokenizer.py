@@ -39,9 +39,10 @@ from svc_common.gguf import read_metadata
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 from tokenizer_svc.encode_cache import EncodeCache
+from tokenizer_svc.encoding import Policy, Segment
 from tokenizer_svc.formats import load_tokenizer
 from tokenizer_svc.formats.byte_alphabet import ALPHABET
-from tokenizer_svc.tokenizer import Policy, Segment, Tokenizer
+from tokenizer_svc.tokenizer import Tokenizer
 from tokenizer_svc.vocabularies.patterns import LLAMA3
 
 Measured = dict[str, float]

@@ -101,8 +101,10 @@ class GuardedMethod:
             async def body() -> bytes:
                 if request is _MALFORMED:
                     raise self._malformed()
-                # Serialized here, so that an answer of the wrong type is an error like any other.
-                return serialize(await behaviour(request, context))
+                answer = await behaviour(request, context)
+                # Serialized here, so that an answer of the wrong type is an error like any other. A large one may come
+                # as bytes, which a thread has made.
+                return answer if isinstance(answer, bytes) else serialize(answer)
 
             return await self._guard(context, body)
 

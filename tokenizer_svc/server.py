@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from functools import partial
-from itertools import chain
 from typing import Any, TypeVar
 
 import grpc
@@ -23,18 +22,16 @@ from tokenizer_svc.chat.formats import template_of
 from tokenizer_svc.chat.renderer import ChatRenderer, RendererBusyError
 from tokenizer_svc.chat.template import RenderError
 from tokenizer_svc.chat_validation import chat_question
+from tokenizer_svc.encode_calls import EncodeCalls
 from tokenizer_svc.loaded import Loaded, LoadedTokenizers
 from tokenizer_svc.metrics import TokenizerMetrics
-from tokenizer_svc.pool import PoolFullError, WorkPool
+from tokenizer_svc.pool import WorkPool
 from tokenizer_svc.settings import TokenizerSettings
 from tokenizer_svc.stream_calls import DecodeStreamCall
-from tokenizer_svc.tokenizer import Encoding, Policy, Segment, SpecialTokenInText
-from tokenizer_svc.validation import EncodeJob
 
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 
-_SHARED_BYTES = 128 * 1024  # text that several threads share
 _IDS_PER_CHUNK = 8192
 _INLINE_IDS = 4096  # ids that are decoded without a thread
 
@@ -50,6 +47,8 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._loaded = LoadedTokenizers(settings, self.metrics)
         self._reloads: set[asyncio.Task[None]] = set()
         self._pool = WorkPool(settings.thread_count, settings.max_queued_jobs, self.metrics)
+        self._encoding = EncodeCalls(settings, self._pool)
+        self._in_pool = self._encoding.in_pool
         self._renderer = ChatRenderer(
             settings.chat_renderers,
             max_waiting=settings.max_queued_jobs,
@@ -123,125 +122,61 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     # -- text to ids
 
-    async def Encode(self, request: pb.EncodeRequest, context: Context) -> pb.EncodeResponse:  # noqa: N802
+    # These two answer with bytes, serialized where they were made.
+
+    async def Encode(self, request: pb.EncodeRequest, context: Context) -> Any:  # noqa: N802
         loaded = await self._loaded.get(request.tokenizer)
         job = validation.encode_job(request, loaded.tokenizer, self._settings)
-        if not request.include_offsets and (parts := self._parts(loaded, job)) is not None:
-            encoding = await self._encode_parts(loaded, job, parts, request.include_pieces)
-        else:
-            [encoding] = await self._encode(loaded, [job], request.include_offsets, request.include_pieces)
-        response = pb.EncodeResponse(fingerprint=loaded.tokenizer.fingerprint)
-        response.encoding.MergeFrom(encoding)
-        return response
+        return await self._encoding.encode(loaded, job, request.include_offsets, request.include_pieces)
 
-    def _parts(self, loaded: Loaded, job: EncodeJob) -> list[Segment] | None:
-        """A text so large that several threads should share it, where it can be cut."""
-        if job.size < _SHARED_BYTES or len(job.segments) != 1 or self._pool.threads == 1:
-            return None
-        [segment] = job.segments
-        if segment.policy == Policy.REJECT:  # names a place in the whole
-            return None
-        texts = loaded.tokenizer.cut(segment.text, self._pool.threads)
-        return [segment._replace(text=text) for text in texts] if len(texts) > 1 else None
-
-    async def _encode_parts(self, loaded: Loaded, job: EncodeJob, parts: list[Segment], pieces: bool) -> pb.Encoding:
-        tokenizer = loaded.tokenizer
-        found = await self._in_pool([partial(tokenizer.encode_segments, (part,), False) for part in parts])
-        front, back = tokenizer.added_ids() if job.add_special else ((), ())
-        ids = [*front, *chain.from_iterable(each.ids for each in found), *back]
-        encoding = Encoding(ids, len(front), len(back))
-        loaded.metrics.encoded_bytes.inc(job.size)
-        loaded.metrics.encoded_tokens.inc(encoding.total_tokens)
-        return self._message(loaded, _finished(loaded, job, encoding), pieces)
-
-    async def BatchEncode(  # noqa: N802
-        self, request: pb.BatchEncodeRequest, context: Context
-    ) -> pb.BatchEncodeResponse:
+    async def BatchEncode(self, request: pb.BatchEncodeRequest, context: Context) -> Any:  # noqa: N802
         loaded = await self._loaded.get(request.tokenizer)
         jobs = validation.encode_jobs(request.inputs, loaded.tokenizer, self._settings)
-        encodings = await self._encode(loaded, jobs, request.include_offsets, request.include_pieces)
-        return pb.BatchEncodeResponse(encodings=encodings, fingerprint=loaded.tokenizer.fingerprint)
+        return await self._encoding.encode_batch(loaded, jobs, request.include_offsets, request.include_pieces)
 
     async def CountTokens(  # noqa: N802
         self, request: pb.CountTokensRequest, context: Context
     ) -> pb.CountTokensResponse:
         loaded = await self._loaded.get(request.tokenizer)
         jobs = validation.encode_jobs(request.inputs, loaded.tokenizer, self._settings)
-        encodings = await self._spread(loaded, jobs, lambda job: _encode(loaded, job, False))
-        loaded.metrics.encoded_tokens.inc(sum(encoding.total_tokens for encoding in encodings))
-        counts = [len(encoding.ids) for encoding in encodings]
+        counts = await self._encoding.count(loaded, jobs)
         return pb.CountTokensResponse(counts=counts, fingerprint=loaded.tokenizer.fingerprint)
-
-    async def _encode(
-        self, loaded: Loaded, jobs: Sequence[EncodeJob], offsets: bool, pieces: bool
-    ) -> list[pb.Encoding]:
-        encodings = await self._spread(
-            loaded, jobs, lambda job: self._message(loaded, _encode(loaded, job, offsets), pieces)
-        )
-        loaded.metrics.encoded_tokens.inc(sum(encoding.total_tokens for encoding in encodings))
-        return encodings
-
-    def _pieces(self, loaded: Loaded, ids: Sequence[int]) -> list[bytes]:
-        pieces = loaded.tokenizer.pieces(ids)
-        if (size := sum(map(len, pieces))) > self._settings.max_output_bytes:
-            raise validation.too_much_output("pieces", size, self._settings)
-        return pieces
-
-    def _message(self, loaded: Loaded, encoding: Encoding, with_pieces: bool) -> pb.Encoding:
-        return pb.Encoding(
-            ids=encoding.ids,
-            byte_offsets=encoding.byte_offsets,
-            code_point_offsets=encoding.code_point_offsets,
-            pieces=self._pieces(loaded, encoding.ids) if with_pieces else (),
-            truncated=encoding.truncated,
-            total_tokens=encoding.total_tokens,
-        )
-
-    async def _spread(self, loaded: Loaded, jobs: Sequence[EncodeJob], work: Callable[[EncodeJob], T]) -> list[T]:
-        """Does the work at once where it is small, else in as many threads as it can fill."""
-        total = sum(job.size for job in jobs)
-        loaded.metrics.encoded_bytes.inc(total)
-        if total <= self._settings.inline_bytes:
-            return [work(job) for job in jobs]
-        groups = _groups(jobs, min(self._pool.threads, 1 + total // max(1, self._settings.inline_bytes)))
-        results = await self._in_pool([partial(_each, work, group) for group in groups])
-        return [result for group in results for result in group]
-
-    async def _in_pool(self, functions: list[Callable[[], T]]) -> list[T]:
-        try:
-            return await self._pool.run_all(functions)
-        except PoolFullError as error:
-            raise resource_exhausted(str(error), reason="QUEUE_FULL", retry_after=error.retry_after) from None
 
     # -- ids to text
 
     async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.DecodeResponse:  # noqa: N802
         loaded = await self._loaded.get(request.tokenizer)
-        ids = validation.decode_input(request, loaded.tokenizer, self._settings)
-        [decoded] = await self._decode(loaded, [ids], request.options)
-        return pb.DecodeResponse(decoded=decoded, fingerprint=loaded.tokenizer.fingerprint)
+
+        def work() -> pb.DecodeResponse:
+            ids = validation.decode_input(request, loaded.tokenizer, self._settings)
+            [decoded] = self._decode(loaded, [ids], request.options)
+            return pb.DecodeResponse(decoded=decoded, fingerprint=loaded.tokenizer.fingerprint)
+
+        return await self._decoding(len(request.input.ids), work)
 
     async def BatchDecode(  # noqa: N802
         self, request: pb.BatchDecodeRequest, context: Context
     ) -> pb.BatchDecodeResponse:
         loaded = await self._loaded.get(request.tokenizer)
-        inputs = validation.decode_inputs(request.inputs, loaded.tokenizer, self._settings)
-        decoded = await self._decode(loaded, inputs, request.options)
-        return pb.BatchDecodeResponse(decoded=decoded, fingerprint=loaded.tokenizer.fingerprint)
 
-    async def _decode(self, loaded: Loaded, inputs: list[list[int]], options: pb.DecodeOptions) -> list[pb.DecodedText]:
-        count = sum(map(len, inputs))
-        work = partial(self._decode_all, loaded, inputs, options)
-        decoded = work() if count <= _INLINE_IDS else (await self._in_pool([work]))[0]
-        loaded.metrics.decoded_tokens.inc(count)
-        return decoded
+        def work() -> pb.BatchDecodeResponse:
+            inputs = validation.decode_inputs(request.inputs, loaded.tokenizer, self._settings)
+            decoded = self._decode(loaded, inputs, request.options)
+            return pb.BatchDecodeResponse(decoded=decoded, fingerprint=loaded.tokenizer.fingerprint)
 
-    def _decode_all(self, loaded: Loaded, inputs: list[list[int]], options: pb.DecodeOptions) -> list[pb.DecodedText]:
+        return await self._decoding(sum(len(each.ids) for each in request.inputs), work)
+
+    async def _decoding(self, ids: int, work: Callable[[], T]) -> T:
+        """Few ids at once, more of them by a thread; more than may be are not looked at by either."""
+        return work() if not _INLINE_IDS < ids <= self._settings.max_decode_ids else (await self._in_pool([work]))[0]
+
+    def _decode(self, loaded: Loaded, inputs: list[list[int]], options: pb.DecodeOptions) -> list[pb.DecodedText]:
         tokenizer = loaded.tokenizer
         size = sum(tokenizer.decoded_size(ids) for ids in inputs)
         if size > self._settings.max_output_bytes:
             raise validation.too_much_output("text", size, self._settings)
         loaded.metrics.decoded_bytes.inc(size)
+        loaded.metrics.decoded_tokens.inc(sum(map(len, inputs)))
         return [
             _decoded_message(
                 tokenizer.decode_bytes(ids, options.remove_special, options.unparse_special, options.clean_spaces)
@@ -283,7 +218,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             ids=encoding.ids,
             rendered_text=text if request.include_rendered_text else "",
             content_ranges=[place for found in encoding.content_ranges for place in found],
-            pieces=self._pieces(loaded, encoding.ids) if request.include_pieces else (),
+            pieces=self._encoding.pieces(loaded, encoding.ids) if request.include_pieces else (),
             fingerprint=loaded.tokenizer.fingerprint,
         )
 
@@ -305,44 +240,8 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             )
 
 
-def _encode(loaded: Loaded, job: EncodeJob, with_offsets: bool) -> Encoding:
-    try:
-        encoding = loaded.tokenizer.encode_segments(job.segments, job.add_special, with_offsets)
-    except SpecialTokenInText as error:
-        field = f"{job.field}.segments[{error.segment}].text"
-        raise invalid_argument([FieldViolation(field, f"{error}, and the segment's policy is REJECT")]) from None
-    return _finished(loaded, job, encoding)
-
-
-def _finished(loaded: Loaded, job: EncodeJob, encoding: Encoding) -> Encoding:
-    """Truncated as the input asks for, and counted."""
-    if job.max_tokens is not None:
-        encoding.truncate(job.max_tokens, job.cut_left)
-    loaded.metrics.input_tokens.observe(encoding.total_tokens)
-    return encoding
-
-
 def _decoded_message(raw: bytes) -> pb.DecodedText:
     try:
         return pb.DecodedText(text=raw.decode())
     except UnicodeDecodeError:
         return pb.DecodedText(text=raw.decode("utf-8", "replace"), raw=raw)
-
-
-def _each(work: Callable[[EncodeJob], T], jobs: Sequence[EncodeJob]) -> list[T]:
-    return [work(job) for job in jobs]
-
-
-def _groups(jobs: Sequence[EncodeJob], count: int) -> list[Sequence[EncodeJob]]:
-    """The jobs in order, in at most `count` groups of about equal size; none is empty."""
-    share = sum(job.size for job in jobs) / count
-    groups: list[Sequence[EncodeJob]] = []
-    start, size = 0, 0
-    for index, job in enumerate(jobs):
-        size += job.size
-        if size >= share * (len(groups) + 1) and len(groups) < count - 1:
-            groups.append(jobs[start : index + 1])
-            start = index + 1
-    if start < len(jobs):
-        groups.append(jobs[start:])
-    return groups

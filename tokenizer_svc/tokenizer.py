@@ -14,16 +14,13 @@ The rules that are not obvious, written once:
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections.abc import Collection, Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass, field
-from enum import IntEnum
 from functools import lru_cache
-from typing import NamedTuple
 
+from tokenizer_svc.config import TokenizerConfig, fingerprint_of
 from tokenizer_svc.encode_cache import EncodeCache
+from tokenizer_svc.encoding import Encoding, Policy, Segment, SpecialTokenInText, TokenIdError
 from tokenizer_svc.fragments import FragmentSplitter
 from tokenizer_svc.offsets import to_code_points
 from tokenizer_svc.spacing import clean_spaces as without_spaces
@@ -31,7 +28,6 @@ from tokenizer_svc.streaming import StopMatcher, StreamDecoder
 from tokenizer_svc.vocabulary import (
     CONTROL_TYPES,
     LoneSurrogateError,
-    SpecialToken,
     TokenTable,
     TokenType,
     Vocabulary,
@@ -40,98 +36,6 @@ from tokenizer_svc.vocabulary import (
 
 _SPLITTERS_KEPT = 64
 _FRAGMENTS_KEPT_TOGETHER = 8  # a segment of more is remembered in parts only: its next turn has more of them
-
-
-class Policy(IntEnum):
-    """What happens where text contains the text of a control token; numbers as on the wire."""
-
-    TEXT = 1
-    PARSE = 2
-    PARSE_LISTED = 3
-    REJECT = 4
-
-
-class SpecialTokenInText(ValueError):  # noqa: N818 - what it reports is a fact about the text
-    """A segment whose policy is REJECT contains the text of a control token."""
-
-    def __init__(self, segment: int, token: SpecialToken, position: int) -> None:
-        super().__init__(f"the special token {token.text!r} (id {token.id}) stands at code point {position}")
-        self.segment = segment
-        self.token = token
-        self.position = position
-
-
-class TokenIdError(ValueError):
-    """An id lies outside of the vocabulary."""
-
-    def __init__(self, index: int, token_id: int, size: int) -> None:
-        super().__init__(f"id {token_id} at index {index} is not below the vocabulary size {size}")
-        self.index = index
-        self.token_id = token_id
-
-
-class TruncationError(ValueError):
-    """Fewer tokens are allowed than `add_special` adds, and those are never cut."""
-
-
-class Segment(NamedTuple):
-    """Text with its own policy; `parse_ids` are the control tokens that PARSE_LISTED parses."""
-
-    text: str
-    policy: Policy = Policy.TEXT
-    parse_ids: frozenset[int] = frozenset()
-
-
-@dataclass(slots=True)
-class Encoding:
-    """Ids and, where asked for, positions. `front` and `back` count what `add_special` added at either end."""
-
-    ids: list[int]
-    front: int = 0
-    back: int = 0
-    byte_offsets: list[int] | None = None
-    code_point_offsets: list[int] | None = None
-    total_tokens: int = field(init=False)  # before truncation
-
-    def __post_init__(self) -> None:
-        self.total_tokens = len(self.ids)
-
-    @property
-    def truncated(self) -> bool:
-        return len(self.ids) < self.total_tokens
-
-    def truncate(self, max_tokens: int, left: bool = False) -> None:
-        """Cuts the end (or with `left` the beginning) of what lies between the added special tokens."""
-        if max_tokens < self.front + self.back:
-            raise TruncationError(
-                f"at least {self.front + self.back} tokens are needed, because add_special adds that many"
-            )
-        excess = len(self.ids) - max_tokens
-        if excess <= 0:
-            return
-        start = self.front if left else len(self.ids) - self.back - excess
-        for values in (self.ids, self.byte_offsets, self.code_point_offsets):
-            if values is not None:
-                del values[start : start + excess]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizerConfig:
-    """What a model says about its tokenizer, beside the vocabulary itself."""
-
-    source: str  # the format it came from
-    bos_id: int | None = None
-    eos_id: int | None = None
-    unk_id: int | None = None
-    pad_id: int | None = None
-    sep_id: int | None = None
-    end_of_generation_ids: frozenset[int] = frozenset()
-    adds_bos: bool = False
-    adds_eos: bool = False
-    adds_sep: bool = False  # puts sep_id behind instead, and remove_special leaves it there, as in llama.cpp
-    adds_space_prefix: bool = False
-    clean_spaces: bool = False  # the model's own wish; decoding does it only when asked
-    chat_template: str | None = None
 
 
 class Tokenizer:
@@ -166,7 +70,7 @@ class Tokenizer:
         # Safe borders lie between a line break and a letter: no special token may reach across one.
         self._cuttable = not any("\n" in token.text or token.lstrip for token in table.specials)
         self._listed = lru_cache(_SPLITTERS_KEPT)(self._make_listed_splitter)
-        self.fingerprint = self._make_fingerprint()
+        self.fingerprint = fingerprint_of(vocabulary, table, config)
 
     def with_cache(self, cache: EncodeCache) -> Tokenizer:
         """The same tokenizer, which remembers texts."""
@@ -269,6 +173,30 @@ class Tokenizer:
             encoding.byte_offsets = offsets
             encoding.code_point_offsets = to_code_points(b"".join(_utf8(s.text) for s in segments), offsets)
         return encoding
+
+    def encode_many(self, texts: Sequence[str], add_special: bool = True) -> list[list[int]] | None:
+        """Ids of many texts of the policy TEXT; None where that would not be faster than one by one."""
+        many = getattr(self.vocabulary, "encode_many", None)
+        if many is None or not self._plain_is_whole or self.config.adds_space_prefix:
+            return None
+        found: list[list[int]]
+        if self._cache is None:
+            found = many([_checked(text) for text in texts])
+        else:
+            keys = [(text, Policy.TEXT, frozenset[int](), False) for text in texts]
+            known = list(map(self._cache.get, keys))
+            missing = [text for text, entry in zip(texts, known, strict=True) if entry is None]
+            fresh = iter(many([_checked(text) for text in missing]) if missing else ())
+            found = []
+            for key, entry in zip(keys, known, strict=True):
+                if entry is not None:
+                    found.append(list(entry.ids))
+                    continue
+                found.append(next(fresh))
+                if key[0]:
+                    self._cache.put(key, key[0], found[-1])
+        front, back = self._added() if add_special else ((), ())
+        return [[*front, *ids, *back] for ids in found] if front or back else found
 
     @staticmethod
     def _encode_text(text: str, vocabulary: Vocabulary, cache: EncodeCache | None) -> Sequence[int]:
@@ -414,31 +342,11 @@ class Tokenizer:
         config = self.config
         return (config.bos_id if config.adds_bos else None, config.eos_id if config.adds_eos else None)
 
-    # -- identity
 
-    def _make_fingerprint(self) -> str:
-        """SHA-256 over all that decides how text becomes ids and ids become text, in a form no file format shows in."""
-        digest = hashlib.sha256(b"tandem tokenizer fingerprint, form 1\n")
-
-        def add(label: str, data: bytes) -> None:
-            digest.update(struct.pack("<I", len(label)) + label.encode() + struct.pack("<Q", len(data)) + data)
-
-        config, table = self.config, self.table
-        add("type", self.type.name.encode())
-        for name in ("bos_id", "eos_id", "unk_id", "pad_id", "sep_id"):
-            add(name, str(getattr(config, name)).encode())
-        add("end of generation", repr(sorted(config.end_of_generation_ids)).encode())
-        add("adds", repr((config.adds_bos, config.adds_eos, config.adds_sep, config.adds_space_prefix)).encode())
-        add("lengths", struct.pack(f"<{len(table)}I", *map(len, table.pieces)))
-        add("pieces", b"".join(table.pieces))
-        add("types", table.types)
-        if table.scores is not None:
-            add("scores", struct.pack(f"<{len(table)}f", *table.scores))
-        for token in table.specials:
-            add("special", repr((token.id, token.text, token.type.name, token.lstrip, token.rstrip)).encode())
-        for item in self.vocabulary.behaviour():
-            add("vocabulary", item)
-        return digest.hexdigest()
+def _checked(text: str) -> str:
+    if not text.isascii():
+        _utf8(text)
+    return text
 
 
 def _utf8(text: str) -> bytes:

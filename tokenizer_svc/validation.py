@@ -7,14 +7,15 @@ from typing import NamedTuple
 
 from svc_common.errors import FieldViolation, ServiceError, invalid_argument, resource_exhausted
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
+from tokenizer_svc.encoding import Policy, Segment, TokenIdError
 from tokenizer_svc.settings import TokenizerSettings
-from tokenizer_svc.tokenizer import Policy, Segment, TokenIdError, Tokenizer
+from tokenizer_svc.tokenizer import Tokenizer
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_BYTES = 1024
 MAX_STREAM_KEY_BYTES = 256
 _MAX_VIOLATIONS = 32
-_TEXT_POLICIES = (pb.SPECIAL_TOKEN_POLICY_UNSPECIFIED, pb.SPECIAL_TOKEN_POLICY_TEXT)
+_TEXT_POLICIES = (int(pb.SPECIAL_TOKEN_POLICY_UNSPECIFIED), int(pb.SPECIAL_TOKEN_POLICY_TEXT))
 
 
 class EncodeJob(NamedTuple):
@@ -80,8 +81,8 @@ def _encode_job(
     segments: list[Segment] = []
     size = 0
     for index, segment in enumerate(message.segments):
-        if segment.special_tokens in _TEXT_POLICIES and not segment.parse_ids and segment.text:
-            text = segment.text  # what most segments are
+        text = segment.text
+        if text and segment.special_tokens in _TEXT_POLICIES and not segment.parse_ids:  # what most segments are
             size += len(text) if text.isascii() else len(text.encode())
             segments.append(Segment(text))
             continue

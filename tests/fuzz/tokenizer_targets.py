@@ -29,11 +29,12 @@ from tokenizer_svc.chat.origin import Origin
 from tokenizer_svc.chat.template import RenderError, render
 from tokenizer_svc.chat_validation import chat_question
 from tokenizer_svc.encode_cache import EncodeCache
+from tokenizer_svc.encoding import Policy, Segment, SpecialTokenInText
 from tokenizer_svc.formats import FormatError, load_tokenizer
 from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.settings import TokenizerSettings
 from tokenizer_svc.stream_calls import DecodeStreamCall
-from tokenizer_svc.tokenizer import Policy, Segment, SpecialTokenInText, Tokenizer
+from tokenizer_svc.tokenizer import Tokenizer
 from tokenizer_svc.validation import decode_inputs, encode_jobs
 from tokenizer_svc.vocabulary import TokenType, VocabularyType
 

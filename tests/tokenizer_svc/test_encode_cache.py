@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tokenizer_svc.encode_cache import EncodeCache
+from tokenizer_svc.encoding import Policy, Segment, SpecialTokenInText
 from tokenizer_svc.formats import load_tokenizer
-from tokenizer_svc.tokenizer import Policy, Segment, SpecialTokenInText, Tokenizer
+from tokenizer_svc.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

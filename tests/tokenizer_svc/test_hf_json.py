@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from tokenizer_svc.encoding import Policy, Segment
 from tokenizer_svc.formats import FormatError, load_tokenizer
-from tokenizer_svc.tokenizer import Policy, Segment, Tokenizer
+from tokenizer_svc.tokenizer import Tokenizer
 from tokenizer_svc.vocabulary import TokenType, VocabularyType
 
 relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)

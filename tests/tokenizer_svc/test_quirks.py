@@ -17,9 +17,10 @@ import tokenizers
 
 from tests.tokenizer_svc.gguf_writer import write_gguf
 from tests.tokenizer_svc.test_gguf import CONTROL, NORMAL, USER, byte_pairs, scored
+from tokenizer_svc.encoding import Policy, Segment
 from tokenizer_svc.formats import FormatError, load_tokenizer
 from tokenizer_svc.formats.byte_alphabet import ALPHABET
-from tokenizer_svc.tokenizer import Policy, Segment, Tokenizer
+from tokenizer_svc.tokenizer import Tokenizer
 from tokenizer_svc.vocabularies.bpe import BpeVocabulary
 from tokenizer_svc.vocabulary import TokenType
 

@@ -387,10 +387,13 @@ async def test_a_large_text_that_threads_share_has_the_ids_of_the_whole(start_se
     text = (shared_data / "corpus/botchan.txt").read_text(encoding="utf-8") + "<|eot_id|>"
     tokenizer = load_tokenizer(shared_data / "formats/llama3")
     for policy in (TEXT, PARSE):
-        request = pb.EncodeRequest(input=text_input(text, policy=policy), include_pieces=True)
-        encoding = (await running.stub.Encode(request)).encoding
+        response = await running.stub.Encode(pb.EncodeRequest(input=text_input(text, policy=policy)))
+        encoding = response.encoding
         assert list(encoding.ids) == tokenizer.encode(text, parse_special=policy == PARSE)
-        assert len(encoding.pieces) == len(encoding.ids)
+        assert encoding.total_tokens == len(encoding.ids)
+        assert response.fingerprint == tokenizer.fingerprint
+        request = pb.EncodeRequest(input=text_input(text, policy=policy), include_pieces=True)
+        assert len((await running.stub.Encode(request)).encoding.pieces) == len(encoding.ids)
     cut = text_input(text, truncation=pb.Truncation(max_tokens=10))
     encoding = (await running.stub.Encode(pb.EncodeRequest(input=cut))).encoding
     assert list(encoding.ids) == tokenizer.encode(text)[:10]

@@ -10,18 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tokenizer_svc.config import TokenizerConfig
+from tokenizer_svc.encoding import Encoding, Policy, Segment, SpecialTokenInText, TokenIdError, TruncationError
 from tokenizer_svc.formats import load_tokenizer
 from tokenizer_svc.offsets import to_code_points
-from tokenizer_svc.tokenizer import (
-    Encoding,
-    Policy,
-    Segment,
-    SpecialTokenInText,
-    TokenIdError,
-    Tokenizer,
-    TokenizerConfig,
-    TruncationError,
-)
+from tokenizer_svc.tokenizer import Tokenizer
 from tokenizer_svc.vocabularies.bpe import BpeVocabulary
 from tokenizer_svc.vocabulary import LoneSurrogateError, SpecialToken, TokenTable, TokenType
 

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor
 from tiktoken.load import load_tiktoken_bpe
 
+from tokenizer_svc.encode_cache import EncodeCache
+from tokenizer_svc.encoding import Segment
 from tokenizer_svc.formats import load_tokenizer
-from tokenizer_svc.tokenizer import Segment, Tokenizer
+from tokenizer_svc.tokenizer import Tokenizer
 from tokenizer_svc.vocabularies.bpe import BpeVocabulary
 from tokenizer_svc.vocabularies.words import WordCache
 
@@ -275,3 +277,23 @@ def test_parts_of_a_cut_text_have_the_ids_of_the_whole(llama3: Tokenizer, lines:
     for parse in (False, True):
         apart = [index for part in parts for index in llama3.encode(part, False, parse)]
         assert apart == llama3.encode(text, False, parse)
+
+
+@relaxed
+@given(
+    texts=st.lists(
+        st.one_of(TEXT, st.sampled_from(["", "\U0010fffe", "a\U0010fffeb", " ", "\n"])), min_size=1, max_size=8
+    )
+)
+def test_texts_that_are_encoded_together_have_the_ids_of_each_alone(llama3: Tokenizer, texts: list[str]) -> None:
+    alone = [llama3.encode(text) for text in texts]
+    assert llama3.encode_many(texts) == alone
+    cached = llama3.with_cache(EncodeCache(1 << 20))
+    cached.encode_segments([Segment(texts[0])])
+    for _ in range(2):
+        assert cached.encode_many(texts) == alone
+    assert cached.encode_segments([Segment(texts[-1])]).ids == alone[-1]
+
+
+def test_types_that_gain_nothing_encode_texts_one_by_one(llama2: Tokenizer) -> None:
+    assert llama2.encode_many(["a", "b"]) is None

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from tokenizer_svc.chat.origin import Origin
+from tokenizer_svc.encoding import Policy, Segment
 from tokenizer_svc.fragments import FragmentSplitter
-from tokenizer_svc.tokenizer import Policy, Segment, Tokenizer
+from tokenizer_svc.tokenizer import Tokenizer
 from tokenizer_svc.vocabulary import CONTROL_TYPES
 
 _FOREIGN = "\ud800"  # in no control token

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 from tokenizer_svc.formats import gguf_file, hf_json, sentencepiece_model, tiktoken_ranks
@@ -22,7 +23,17 @@ def load_tokenizer(path: Path | str, *, llama3_version: str = "auto") -> Tokeniz
     A `tokenizer_config.json` beside the file is honoured. `llama3_version` ("3.0", "3.1", "auto") chooses Meta's table
     of special tokens for a Llama 3 rank file that has none. Raises FormatError.
     """
-    file = _find(Path(path))
+    # Hundreds of thousands of small objects, none of them in a cycle: the collector would look at them again and again.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return _load(_find(Path(path)), llama3_version)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _load(file: Path, llama3_version: str) -> Tokenizer:
     if gguf_file.is_gguf(_head(file)):
         return gguf_file.load(file)
     try:

@@ -15,13 +15,14 @@ from typing import Any
 
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
+from tokenizer_svc.config import TokenizerConfig
 from tokenizer_svc.formats.byte_alphabet import from_alphabet
 from tokenizer_svc.formats.errors import FormatError
 from tokenizer_svc.formats.hf_pipeline import Pipeline, read_pipeline, template_ends
 from tokenizer_svc.formats.roles import CONTROL_TEXTS, end_of_generation_ids
 from tokenizer_svc.formats.sentencepiece_model import BYTE_PIECE, piece_bytes
 from tokenizer_svc.formats.sidecar import Sidecar, read_added_token
-from tokenizer_svc.tokenizer import Tokenizer, TokenizerConfig
+from tokenizer_svc.tokenizer import Tokenizer
 from tokenizer_svc.vocabularies.bpe import BpeVocabulary
 from tokenizer_svc.vocabularies.spm import SpmVocabulary
 from tokenizer_svc.vocabularies.ugm import UgmVocabulary

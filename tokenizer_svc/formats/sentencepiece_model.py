@@ -9,10 +9,11 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
+from tokenizer_svc.config import TokenizerConfig
 from tokenizer_svc.formats.errors import FormatError
 from tokenizer_svc.formats.roles import CONTROL_TEXTS, end_of_generation_ids
 from tokenizer_svc.formats.sidecar import AddedToken, Sidecar
-from tokenizer_svc.tokenizer import Tokenizer, TokenizerConfig
+from tokenizer_svc.tokenizer import Tokenizer
 from tokenizer_svc.vocabularies.spm import SPACE, SpmVocabulary
 from tokenizer_svc.vocabularies.ugm import UgmVocabulary
 from tokenizer_svc.vocabulary import SpecialToken, TokenTable, TokenType

@@ -11,10 +11,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from tokenizer_svc.config import TokenizerConfig
 from tokenizer_svc.formats.errors import FormatError
 from tokenizer_svc.formats.roles import CONTROL_TEXTS, end_of_generation_ids
 from tokenizer_svc.formats.sidecar import AddedToken, Sidecar, read_json_object
-from tokenizer_svc.tokenizer import Tokenizer, TokenizerConfig
+from tokenizer_svc.tokenizer import Tokenizer
 from tokenizer_svc.vocabularies.bpe import BpeVocabulary
 from tokenizer_svc.vocabularies.patterns import LLAMA3
 from tokenizer_svc.vocabulary import SpecialToken, TokenTable, TokenType

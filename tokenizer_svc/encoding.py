@@ -1,0 +1,82 @@
+"""What is encoded, and what comes of it: segments of text with a policy each, ids with their positions, errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+from tokenizer_svc.vocabulary import SpecialToken
+
+
+class Policy(IntEnum):
+    """What happens where text contains the text of a control token; numbers as on the wire."""
+
+    TEXT = 1
+    PARSE = 2
+    PARSE_LISTED = 3
+    REJECT = 4
+
+
+class SpecialTokenInText(ValueError):  # noqa: N818 - what it reports is a fact about the text
+    """A segment whose policy is REJECT contains the text of a control token."""
+
+    def __init__(self, segment: int, token: SpecialToken, position: int) -> None:
+        super().__init__(f"the special token {token.text!r} (id {token.id}) stands at code point {position}")
+        self.segment = segment
+        self.token = token
+        self.position = position
+
+
+class TokenIdError(ValueError):
+    """An id lies outside of the vocabulary."""
+
+    def __init__(self, index: int, token_id: int, size: int) -> None:
+        super().__init__(f"id {token_id} at index {index} is not below the vocabulary size {size}")
+        self.index = index
+        self.token_id = token_id
+
+
+class TruncationError(ValueError):
+    """Fewer tokens are allowed than `add_special` adds, and those are never cut."""
+
+
+class Segment(NamedTuple):
+    """Text with its own policy; `parse_ids` are the control tokens that PARSE_LISTED parses."""
+
+    text: str
+    policy: Policy = Policy.TEXT
+    parse_ids: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class Encoding:
+    """Ids and, where asked for, positions. `front` and `back` count what `add_special` added at either end."""
+
+    ids: list[int]
+    front: int = 0
+    back: int = 0
+    byte_offsets: list[int] | None = None
+    code_point_offsets: list[int] | None = None
+    total_tokens: int = field(init=False)  # before truncation
+
+    def __post_init__(self) -> None:
+        self.total_tokens = len(self.ids)
+
+    @property
+    def truncated(self) -> bool:
+        return len(self.ids) < self.total_tokens
+
+    def truncate(self, max_tokens: int, left: bool = False) -> None:
+        """Cuts the end (or with `left` the beginning) of what lies between the added special tokens."""
+        if max_tokens < self.front + self.back:
+            raise TruncationError(
+                f"at least {self.front + self.back} tokens are needed, because add_special adds that many"
+            )
+        excess = len(self.ids) - max_tokens
+        if excess <= 0:
+            return
+        start = self.front if left else len(self.ids) - self.back - excess
+        for values in (self.ids, self.byte_offsets, self.code_point_offsets):
+            if values is not None:
+                del values[start : start + excess]

@@ -1,0 +1,208 @@
+"""The vocabulary of a GGUF file, and the bytes that each of its ids decodes to. One builder a type."""
+
+from __future__ import annotations
+
+import logging
+import re
+from array import array
+from collections.abc import Sequence
+from operator import itemgetter, sub
+
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
+
+from tokenizer_svc.formats.byte_alphabet import from_alphabet_all
+from tokenizer_svc.formats.errors import FormatError
+from tokenizer_svc.formats.gguf_fields import PREFIX, GgufFields
+from tokenizer_svc.formats.rwkv_text import unescape
+from tokenizer_svc.vocabularies.bpe import BpeVocabulary
+from tokenizer_svc.vocabularies.patterns import PreTokenizer
+from tokenizer_svc.vocabularies.raw_bpe import RawBpeVocabulary
+from tokenizer_svc.vocabularies.rwkv import RwkvVocabulary
+from tokenizer_svc.vocabularies.spm import SPACE, SpmVocabulary
+from tokenizer_svc.vocabularies.ugm import UgmVocabulary
+from tokenizer_svc.vocabularies.wpm import WpmVocabulary
+from tokenizer_svc.vocabulary import CONTROL_TYPES, TokenType, Vocabulary
+
+logger = logging.getLogger("tokenizer_svc")
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE_BYTES = SPACE.encode()
+_SPACE = ord(b" ")
+
+
+def build(fields: GgufFields, pre: PreTokenizer) -> tuple[Vocabulary, list[bytes]]:
+    """Raises FormatError, and ValueError or RuntimeError where the parts do not fit together."""
+    match fields.model:
+        case "gpt2" if pre.raw_text:
+            return _raw_byte_pairs(fields, pre)
+        case "gpt2":
+            return _byte_pairs(fields, pre)
+        case "llama":
+            pieces = _sentencepiece_pieces(fields)
+            return SpmVocabulary(_scored(fields)), pieces
+        case "t5":
+            pieces = _sentencepiece_pieces(fields)
+            return UgmVocabulary(_scored(fields)), pieces
+        case "bert":
+            return _word_pieces(fields), _sentencepiece_pieces(fields)
+        case _:
+            pieces = [_unescaped(index, text) for index, text in enumerate(fields.texts)]
+            text = [(piece, index) for index, piece in enumerate(pieces) if fields.types[index] not in CONTROL_TYPES]
+            return RwkvVocabulary(text, fields.id("unknown")), pieces
+
+
+def unguarded(fields: GgufFields, pieces: Sequence[bytes]) -> Vocabulary | None:
+    """llama.cpp puts control tokens into RWKV's tree with all others."""
+    if fields.model != "rwkv":
+        return None
+    return RwkvVocabulary([(piece, index) for index, piece in enumerate(pieces)], fields.id("unknown"))
+
+
+def _unescaped(index: int, text: str) -> bytes:
+    try:
+        return unescape(text)
+    except ValueError as error:
+        raise ValueError(f"token {index} {error}") from None
+
+
+def _merge_products(fields: GgufFields) -> dict[bytes, None]:
+    """What the merges make, each once, in the order of the merges. There are hundreds of thousands: no loop is ours."""
+    merges: list[bytes] | None = fields.get("merges", list, None)
+    if merges is None:
+        raise ValueError(f"there are no {PREFIX}merges")
+    products = [merge.replace(b" ", b"") for merge in merges]
+    two_tokens = b"" not in products and (
+        set(map(sub, map(len, merges), map(len, products))) <= {1}
+        and _SPACE not in set(map(itemgetter(0), merges))
+        and _SPACE not in set(map(itemgetter(-1), merges))
+    )
+    if not two_tokens:
+        wrong = next(
+            number
+            for number, merge in enumerate(merges)
+            if merge.count(b" ") != 1 or merge.startswith(b" ") or merge.endswith(b" ")
+        )
+        raise ValueError(f"{PREFIX}merges[{wrong}] is not two tokens")
+    return dict.fromkeys(products)
+
+
+def _byte_pairs(fields: GgufFields, pre: PreTokenizer) -> tuple[BpeVocabulary, list[bytes]]:
+    """Tokens in GPT-2's alphabet of bytes. Ranks are single bytes in id order, then what the merges make."""
+    types, normal = fields.types, int(TokenType.NORMAL)
+    pieces = from_alphabet_all([text if kind == normal else "" for text, kind in zip(fields.texts, types, strict=True)])
+    for index, kind in enumerate(types):
+        if kind != normal:
+            pieces[index] = _shown(kind, fields.texts[index])
+    ids = dict(zip(fields.raw_texts, range(len(pieces)), strict=True))
+    if len(ids) != len(pieces):
+        logger.warning("%s: %d tokens have the text of another", fields.path, len(pieces) - len(ids))
+    ranked: dict[bytes, int] = {}
+    for index, length in enumerate(map(len, pieces)):
+        if length == 1 and types[index] == normal:
+            ranked.setdefault(pieces[index], index)
+    products = _merge_products(fields)
+    try:
+        found = list(map(ids.__getitem__, products))
+    except KeyError as error:
+        raise ValueError(f"a merge makes {error.args[0].decode(errors='replace')!r}, which is no token") from None
+    for index in found:
+        if types[index] == normal:
+            ranked.setdefault(pieces[index], index)
+    whole: dict[bytes, int] = {}
+    if pre.ignore_merges and len(ranked) < types.count(normal):
+        whole = {
+            piece: index
+            for index, (piece, kind) in enumerate(zip(pieces, types, strict=True))
+            if kind == normal and piece not in ranked
+        }
+    return BpeVocabulary(list(ranked.items()), pre.patterns, whole), pieces
+
+
+def _raw_byte_pairs(fields: GgufFields, pre: PreTokenizer) -> tuple[RawBpeVocabulary, list[bytes]]:
+    """Pieces that no merge makes, but for single characters, can only come from the text of special tokens."""
+    rank = {product: number for number, product in enumerate(_merge_products(fields))}
+    scores = array("f", bytes(4 * len(fields.texts)))
+    kinds = bytearray(fields.types)
+    for index, text in enumerate(fields.texts):
+        made_by = rank.get(text.encode())
+        if made_by is not None:
+            scores[index] = -made_by
+        elif kinds[index] != TokenType.BYTE and len(text) > 1:
+            kinds[index] = TokenType.CONTROL
+    unk_id = fields.id("unknown")
+    return (
+        RawBpeVocabulary(_sentencepiece(fields, scores, kinds, 0 if unk_id is None else unk_id), pre.patterns),
+        _sentencepiece_pieces(fields),
+    )
+
+
+def _shown(kind: int, text: str) -> bytes:
+    return b"" if kind == TokenType.UNUSED else text.encode()
+
+
+def _sentencepiece_pieces(fields: GgufFields) -> list[bytes]:
+    pieces: list[bytes] = []
+    for index, (text, kind) in enumerate(zip(fields.texts, fields.types, strict=True)):
+        match kind:
+            case TokenType.NORMAL:
+                pieces.append(text.encode().replace(_SPACE_BYTES, b" "))
+            case TokenType.BYTE:
+                found = _BYTE_PIECE.fullmatch(text)
+                if found is None:
+                    raise FormatError(fields.path, f"token {index} is a byte, but its text is {text!r}")
+                pieces.append(bytes([int(found[1], 16)]))
+            case _:
+                pieces.append(_shown(kind, text))
+    return pieces
+
+
+def _scored(fields: GgufFields) -> ModelProto:
+    unk_id = fields.id("unknown")
+    if unk_id is None:
+        raise ValueError("there is no unknown token")
+    assert fields.scores is not None
+    return _sentencepiece(fields, fields.scores, fields.types, unk_id)
+
+
+def _sentencepiece(fields: GgufFields, scores: Sequence[float], kinds: Sequence[int], unk_id: int) -> ModelProto:
+    """The model as the sentencepiece library wants it. Only text that no special token was found in comes to it, so
+    USER_DEFINED tokens are ordinary pieces there, as for llama.cpp; CONTROL tokens can never come out of text."""
+    unigram = fields.model == "t5"
+    model = ModelProto()
+    model.trainer_spec.model_type = model.trainer_spec.UNIGRAM if unigram else model.trainer_spec.BPE
+    normalizer = model.normalizer_spec
+    normalizer.name = "gguf"
+    normalizer.add_dummy_prefix = False
+    normalizer.remove_extra_whitespaces = fields.flag("remove_extra_whitespaces", False)
+    charsmap = fields.get("precompiled_charsmap", array, None)
+    if charsmap is not None and unigram:
+        normalizer.precompiled_charsmap = charsmap.tobytes()
+    seen: set[str] = set()
+    for index, (text, kind) in enumerate(zip(fields.texts, kinds, strict=True)):
+        if index == unk_id:
+            kind = TokenType.UNKNOWN
+        elif kind == TokenType.UNKNOWN:
+            kind = TokenType.CONTROL
+        elif kind in (TokenType.USER_DEFINED, TokenType.UNUSED):
+            kind = TokenType.NORMAL
+        if not text or text in seen:
+            text, kind = f"<no text {index}>", TokenType.CONTROL
+        seen.add(text)
+        model.pieces.add(piece=text, score=scores[index], type=kind)
+    model.trainer_spec.unk_id = unk_id
+    model.trainer_spec.byte_fallback = sum(kind == TokenType.BYTE for kind in fields.types) == 256
+    return model
+
+
+def _word_pieces(fields: GgufFields) -> WpmVocabulary:
+    """A piece that begins a word has U+2581 in front; one that goes on has nothing."""
+    begin: dict[str, int] = {}
+    inside: dict[str, int] = {}
+    for index, text in enumerate(fields.texts):
+        if fields.types[index] == TokenType.NORMAL:
+            pieces = begin if text.startswith(SPACE) else inside
+            pieces.setdefault(text.removeprefix(SPACE), index)
+    unk_id = fields.id("unknown")
+    if unk_id is None:
+        raise ValueError("there is no unknown token")
+    return WpmVocabulary(begin, inside, unk_id)
