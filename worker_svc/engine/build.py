@@ -61,8 +61,12 @@ class BuildError(ValueError):
     """The configuration does not go together with the model or the machine; one line."""
 
 
-def build_engine(config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> BuiltEngine:
-    """Loads the model, allocates the cache and measures row invariance.
+def build_engine(
+    config: EngineConfig,
+    progress: Callable[[int, int], None] | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> BuiltEngine:
+    """Loads the model, allocates the cache and measures row invariance. `checkpoint` is one that is open already.
 
     Raises CheckpointError, ConfigError or BuildError, each with one line that says what is wrong.
     """
@@ -70,7 +74,7 @@ def build_engine(config: EngineConfig, progress: Callable[[int, int], None] | No
     torch.set_num_threads(threads)
     device = _device(config.device)
     operations = _operations(device, config.reproducible)
-    checkpoint = open_checkpoint(Path(config.model))
+    checkpoint = checkpoint or open_checkpoint(Path(config.model))
     model_config = served_config(checkpoint.config, config)
     dtype = _dtype(config.dtype, device, checkpoint)
     with _fitting("the weights", "serve a smaller model, or one of fewer bits, or set dtype to bfloat16"):

@@ -1,0 +1,71 @@
+"""The attention kernels at the sizes that only a card computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.worker_svc.model.kernels.scenes import Scene
+from worker_svc.model.cuda_operations import TritonOperations
+from worker_svc.model.kv_formats import Int4, Int8, KVFormat, Plain
+
+BF16 = torch.bfloat16
+MODES = [pytest.param(True, id="reproducible"), pytest.param(False, id="fast")]
+ERRORS = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 1e-5}  # of the largest number of the result
+
+
+def operations(reproducible: bool) -> TritonOperations:
+    return TritonOperations.on(torch.device("cuda"), reproducible=reproducible)
+
+
+def error(ours: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
+    """NaN is as wrong as can be."""
+    worst = [((a.double() - b).norm() / b.norm()).nan_to_num(nan=1e9).item() for a, b in zip(ours, exact, strict=True)]
+    return max(worst)
+
+
+@pytest.mark.parametrize("reproducible", MODES)
+@pytest.mark.parametrize("dtype", ERRORS, ids=str)
+@pytest.mark.parametrize(("head_dim", "page_size"), [(64, 16), (80, 32), (96, 48), (128, 64), (256, 256)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 2), (4, 4), (12, 1)])
+def test_it_equals_float64(
+    heads: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype, reproducible: bool
+) -> None:
+    lengths = [1, page_size - 1, page_size, page_size + 1, 700, 1900]
+    scene = Scene.make(
+        lengths, Plain(dtype), heads=heads, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, dtype=dtype
+    )
+    parts = [(0, 0, 1), (1, 0, page_size - 1), (2, page_size - 1, page_size), (3, 2, page_size + 1), (4, 0, 700)]
+    parts.append((5, 1890, 1900))
+    for window in (0, 130):
+        ours = scene.attend(operations(reproducible), parts, window)
+        assert error(ours, scene.exact(parts, window)) < ERRORS[dtype]
+
+
+@pytest.mark.parametrize("reproducible", MODES)
+@pytest.mark.parametrize("stored", [Int8(), Int4(), Plain(torch.float8_e4m3fn)], ids=lambda stored: stored.name)
+def test_it_equals_float64_over_what_is_stored(stored: KVFormat, reproducible: bool) -> None:
+    scene = Scene.make([900, 65, 1], stored, heads=8, kv_heads=2, head_dim=128, page_size=64, dtype=BF16)
+    parts = [(0, 899, 900), (1, 0, 65), (2, 0, 1), (0, 500, 880)]
+    assert error(scene.attend(operations(reproducible), parts), scene.exact(parts)) < ERRORS[BF16]
+
+
+@pytest.mark.parametrize("reproducible", MODES)
+def test_long_contexts_equal_float64(reproducible: bool) -> None:
+    scene = Scene.make([32768, 5000], Plain(BF16), heads=8, kv_heads=2, head_dim=128, page_size=64, dtype=BF16)
+    parts = [(0, 32767, 32768), (1, 4000, 5000), (0, 32000, 32016)]
+    assert error(scene.attend(operations(reproducible), parts), scene.exact(parts)) < ERRORS[BF16]
+
+
+@pytest.mark.parametrize("stored", [Plain(BF16), Int8(), Int4()], ids=lambda stored: stored.name)
+def test_the_bits_are_the_same_alone_in_chunks_and_in_company(stored: KVFormat) -> None:
+    scene = Scene.make([3000, 700, 64], stored, heads=8, kv_heads=2, head_dim=128, page_size=64, dtype=BF16)
+    ours = operations(True)
+    whole = [scene.attend(ours, [(i, 0, n)])[0] for i, n in enumerate(scene.lengths)]
+    together = scene.attend(ours, [(0, 2999, 3000), (1, 690, 700), (2, 0, 64)])
+    assert torch.equal(together[0], whole[0][2999:])
+    assert torch.equal(together[1], whole[1][690:])
+    assert torch.equal(together[2], whole[2])
+    assert torch.equal(scene.attend(ours, [(0, 2999, 3000)])[0], whole[0][2999:])  # alone: in parts that are combined
+    chunked = scene.attend(ours, [(0, 0, 1000), (0, 1000, 1077), (0, 1077, 3000)])
+    assert torch.equal(torch.cat(chunked), whole[0])

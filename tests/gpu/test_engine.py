@@ -1,0 +1,127 @@
+"""The whole engine on a card: against transformers, against the CPU, with graphs and without, in storms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.random_llama import RandomCheckpoint, llama
+from tests.worker_svc.model.llama_folders import random_llama, some_ids
+from worker_svc.engine.build import BuiltEngine, build_engine
+from worker_svc.engine.config import EngineConfig
+from worker_svc.engine.request import Request, Sampling, Stopping
+from worker_svc.model.cuda_graphs import GraphedRunner
+from worker_svc.model.runner import Work
+
+GREEDY = Sampling(temperature=0.0)
+
+
+def built(model: Path, **fields: object) -> BuiltEngine:
+    options = {"device": "cuda", "dtype": "float32", "max_running": 16, "kv_cache_tokens": 8192, "page_size": 16}
+    return build_engine(EngineConfig(model=str(model), **(options | fields)))  # type: ignore[arg-type]
+
+
+def answers(engine: BuiltEngine, requests: list[Request]) -> dict[int, list[int]]:
+    """Every request's ids; checks the bookkeeping at each step and that nothing is held in the end."""
+    ids: dict[int, list[int]] = {request.handle: [] for request in requests}
+    for request in requests:
+        engine.engine.submit(request)
+    while engine.engine.has_work:
+        result = engine.engine.step()
+        for handle, token in zip(result.handles.tolist(), result.sampled.ids.tolist(), strict=True):
+            ids[handle].append(token)
+        engine.engine.check()
+    assert engine.engine.table.referenced == 0
+    return ids
+
+
+def some_requests(vocabulary: int, count: int, sampling: Sampling) -> list[Request]:
+    draw = np.random.default_rng(count)
+    return [
+        Request.make(
+            handle,
+            draw.integers(3, vocabulary, draw.integers(1, 90)),
+            replace(sampling, seed=handle),
+            Stopping(max_tokens=int(draw.integers(2, 40))),
+        )
+        for handle in range(count)
+    ]
+
+
+def test_the_demo_model_writes_what_it_writes_on_a_cpu(repository: Path) -> None:
+    model = repository / "models/demo"
+    on_cpu, on_card = built(model, device="cpu"), built(model)
+    requests = [some_requests(on_cpu.config.vocab_size, 12, GREEDY) for _ in range(2)]
+    assert answers(on_card, requests[0]) == answers(on_cpu, requests[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_logits_equal_transformers(dtype: torch.dtype, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
+    reference = random_llama(**sizes, intermediate_size=512, vocab_size=1000)
+    reference.save_pretrained(tmp_path)
+    engine = built(tmp_path, dtype=str(dtype).removeprefix("torch."))
+    ids = np.array(some_ids(1000, 200), dtype=np.int32)
+    ours = engine.engine._runner.forward([Work(ids, 0, np.arange(13), 200)])[:200]
+    with torch.inference_mode():
+        exact = reference.double()(torch.from_numpy(ids).long()[None]).logits[0]
+        theirs = reference.to(dtype).cuda()(torch.from_numpy(ids).long()[None].cuda()).logits[0]
+    our_error = ((ours.cpu().double() - exact).norm() / exact.norm()).item()
+    their_error = ((theirs.cpu().double() - exact).norm() / exact.norm()).item()
+    assert our_error < max(1.5 * their_error, 1e-5)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "int4"])
+def test_graphs_on_and_off_give_the_same_answers(kv_cache_dtype: str, repository: Path) -> None:
+    model = repository / "models/demo"
+    for sampling in (GREEDY, Sampling(temperature=0.9, top_p=0.95)):
+        with_graphs = built(model, dtype="bfloat16", kv_cache_dtype=kv_cache_dtype)
+        without = built(model, dtype="bfloat16", kv_cache_dtype=kv_cache_dtype, cuda_graphs=False)
+        assert isinstance(with_graphs.engine._runner, GraphedRunner)
+        assert not isinstance(without.engine._runner, GraphedRunner)
+        requests = [some_requests(with_graphs.config.vocab_size, 20, sampling) for _ in range(2)]
+        assert answers(with_graphs, requests[0]) == answers(without, requests[1])
+
+
+def test_bits_do_not_depend_on_the_batch() -> None:
+    engine = build_engine(
+        EngineConfig(model="random", device="cuda", dtype="bfloat16", max_running=256, kv_cache_tokens=1 << 16),
+        checkpoint=RandomCheckpoint(llama("1b", 2048), "cuda", torch.bfloat16),
+    )
+    assert engine.row_invariant
+    draw = np.random.default_rng(0)
+    prompts = [draw.integers(0, 100_000, 65).astype(np.int32) for _ in range(200)]
+    runner = engine.engine._runner
+    held = [np.array([2 * i, 2 * i + 1], dtype=np.int64) for i in range(200)]
+    runner.forward([Work(ids[:64], 0, pages, 0) for ids, pages in zip(prompts, held, strict=True)])
+    decodes = [Work(ids[64:], 64, pages, 1) for ids, pages in zip(prompts, held, strict=True)]
+    alone = torch.stack([runner.forward([decode])[0].clone() for decode in decodes[:4]])
+    for batch in (2, 8, 33, 64, 200):
+        assert torch.equal(runner.forward(decodes[:batch])[: min(4, batch)], alone[: min(4, batch)]), batch
+    whole = runner.forward([Work(prompts[0], 0, held[0], 1)])[0]
+    assert torch.equal(whole, alone[0])
+
+
+def test_storms_of_cancellations_and_preemptions_leak_nothing(repository: Path) -> None:
+    # So few pages that running requests are preempted all the time.
+    engine = built(repository / "models/demo", dtype="bfloat16", kv_cache_tokens=512)
+    draw = np.random.default_rng(0)
+    vocabulary, handle = engine.config.vocab_size, 0
+    for _ in range(400):
+        if draw.random() < 0.5 and handle < 150:
+            prompt, output = draw.integers(3, vocabulary, draw.integers(1, 60)), int(draw.integers(1, 60))
+            engine.engine.submit(Request.make(handle, prompt, Sampling(seed=handle), Stopping(max_tokens=output)))
+            handle += 1
+        if handle and draw.random() < 0.1:
+            engine.engine.abort(int(draw.integers(0, handle)))
+        if engine.engine.has_work:
+            engine.engine.step()
+        engine.engine.check()
+    while engine.engine.has_work:
+        engine.engine.step()
+        engine.engine.check()
+    assert engine.engine.table.referenced == 0
