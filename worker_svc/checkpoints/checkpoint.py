@@ -6,7 +6,7 @@ import ctypes
 import math
 import mmap
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -125,6 +125,28 @@ def bytes_by_dtype(tensors: Iterable[StoredTensor]) -> dict[str, int]:
         name = _dtype_name(tensor.dtype)
         sizes[name] = sizes.get(name, 0) + tensor.bytes
     return dict(sorted(sizes.items(), key=lambda item: -item[1]))
+
+
+def rows_in_order(tensor: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """`tensor[order]`, in memory of its own."""
+    return torch.index_select(tensor, 0, order, out=_own_memory(tuple(tensor.shape), tensor.dtype))
+
+
+def joined(parts: Sequence[torch.Tensor], dimension: int) -> torch.Tensor:
+    """`torch.cat`, in memory of its own."""
+    shape = list(parts[0].shape)
+    shape[dimension] = sum(part.shape[dimension] for part in parts)
+    return torch.cat(list(parts), dimension, out=_own_memory(tuple(shape), parts[0].dtype))
+
+
+def _own_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """An empty tensor whose memory goes back to the system with it.
+
+    Copies that live shortly between weights that stay would leave holes in the heap: measured, 9 % of a model of 1.1
+    billion parameters.
+    """
+    pages = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize))
+    return torch.frombuffer(pages, dtype=dtype, count=math.prod(shape)).view(shape)
 
 
 def release_mapped(piece: torch.Tensor | QuantizedTensor) -> None:

@@ -30,6 +30,7 @@ from worker_svc.checkpoints.checkpoint import (
     main_dtype,
     match_tensors,
     release_mapped,
+    rows_in_order,
 )
 from worker_svc.checkpoints.fields import Fields, build
 from worker_svc.checkpoints.ggml_blocks import BLOCK_KINDS, BlockKind, QuantizedTensor
@@ -125,7 +126,11 @@ class GgufCheckpoint:
             tensor = self._view(place.stored, place.expert)
             if self._permuted and name.endswith((".q", ".k", ".q_bias", ".k_bias")):
                 heads = self.config.num_heads if ".q" in name else self.config.num_kv_heads
-                yield name, tensor[halves_order(heads, self.config.head_dim)]
+                order = halves_order(heads, self.config.head_dim)
+                if isinstance(tensor, QuantizedTensor):
+                    yield name, QuantizedTensor(tensor.kind, rows_in_order(tensor.blocks, order))
+                else:
+                    yield name, rows_in_order(tensor, order)
                 release_mapped(tensor)
             else:
                 yield name, tensor

@@ -27,9 +27,11 @@ from worker_svc.checkpoints.checkpoint import (
     CheckpointError,
     StoredTensor,
     bytes_by_dtype,
+    joined,
     main_dtype,
     match_tensors,
     release_mapped,
+    rows_in_order,
 )
 from worker_svc.checkpoints.fields import Fields, build
 from worker_svc.checkpoints.ggml_blocks import QuantizedTensor
@@ -97,9 +99,10 @@ class MetaCheckpoint:
         for name, shape in self.config.tensor_shapes().items():
             parts = [shard[stored_name(name)] for shard in self._shards]
             cut = _cut_dimension([tuple(part.shape) for part in parts], shape)
-            tensor = parts[0] if cut is None else torch.cat(parts, cut)
+            tensor = parts[0] if cut is None else joined(parts, cut)
             if name.endswith((".q", ".k")):
-                tensor = tensor[halves_order(len(tensor) // self.config.head_dim, self.config.head_dim)]
+                order = halves_order(len(tensor) // self.config.head_dim, self.config.head_dim)
+                tensor = rows_in_order(tensor, order)
             if tensor is not parts[0]:
                 for part in parts:
                     release_mapped(part)

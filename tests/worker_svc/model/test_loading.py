@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, save_meta, some_ids
 from worker_svc.checkpoints import CheckpointError, open_checkpoint
 from worker_svc.model.config import ModelConfig
@@ -45,7 +46,7 @@ class GivenCheckpoint:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
-@pytest.mark.parametrize("layout", ["meta", "hugging_face"])
+@pytest.mark.parametrize("layout", ["meta", "hugging_face", "gguf"])
 def test_loading_needs_little_more_memory_than_the_weights(layout: str, tmp_path: Path, repository: Path) -> None:
     with torch.device("meta"):
         reference = random_llama(
@@ -61,6 +62,8 @@ def test_loading_needs_little_more_memory_than_the_weights(layout: str, tmp_path
         parameter.data.fill_(0.01)
     if layout == "meta":
         save_meta(reference, tmp_path)
+    elif layout == "gguf":
+        save_gguf(reference, tmp_path / "model.gguf")
     else:
         reference.save_pretrained(tmp_path)
     del reference
