@@ -37,6 +37,7 @@ class AdminServicer(admin_pb2_grpc.WorkerAdminServiceServicer):
             bos_id=info.bos_id,
             parameters=info.parameters,
             dtype=info.dtype,
+            quantization=info.quantization,
             layers=info.layers,
             hidden_size=info.hidden_size,
             attention_heads=info.attention_heads,

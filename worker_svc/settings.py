@@ -18,7 +18,19 @@ class WorkerSettings(ServiceSettings):
     device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
         default="auto",
-        description="of weights and cache; auto: float32 on a CPU; on a GPU bfloat16, float16 for a float16 checkpoint",
+        description="of weights and cache; auto: on a CPU bfloat16 where it has instructions for it, else float32; "
+        "on a GPU bfloat16, float16 for a float16 checkpoint",
+    )
+    quantize: Literal["auto", "none", "int8", "int4"] = Field(
+        default="auto",
+        description="of weights; auto: as the checkpoint has them; none: quantized ones are made plain; "
+        "int8, int4: made at load",
+    )
+    quantize_group: int = Field(
+        default=0,
+        ge=0,
+        le=128,
+        description="inputs that share a scale: 32, 64 or 128; 0: a whole output channel for int8, 64 for int4",
     )
     reproducible: bool = Field(
         default=True,
@@ -73,6 +85,8 @@ class WorkerSettings(ServiceSettings):
             dtype=self.dtype,
             reproducible=self.reproducible,
             cuda_graphs=self.cuda_graphs,
+            quantize=self.quantize,
+            quantize_group=self.quantize_group,
             threads=self.threads,
             page_size=self.page_size,
             kv_cache_dtype=self.kv_cache_dtype,

@@ -13,7 +13,8 @@ from typing import Literal, Protocol
 
 import torch
 
-from worker_svc.checkpoints.ggml_blocks import BlockKind, QuantizedTensor
+from worker_svc.checkpoints.ggml_blocks import BlockKind
+from worker_svc.checkpoints.grouped import Grouped
 from worker_svc.model.config import ModelConfig
 
 STORED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -25,6 +26,36 @@ class CheckpointError(Exception):
     def __init__(self, message: str) -> None:
         # Names inside a hostile file may hold anything; the message stays one line.
         super().__init__("".join(char if char.isprintable() else " " for char in message))
+
+
+class StoredMatrix(Protocol):
+    """A matrix `[rows, columns]` that is stored quantized; its numbers are made when they are asked for."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice | torch.Tensor) -> StoredMatrix:
+        """Some rows, by a slice or by their numbers."""
+
+    def columns(self, part: slice) -> StoredMatrix:
+        """Some columns; raises ValueError where they begin or end within a group."""
+
+    def dequantize(self) -> torch.Tensor:
+        """The numbers, float32."""
+
+    def grouped(self) -> Grouped | None:
+        """The same numbers as small integers and scales of groups, or None where that cannot express them exactly."""
+
+    @property
+    def mapped(self) -> tuple[torch.Tensor, ...]:
+        """The contiguous views of its file, for `release_mapped`."""
 
 
 class Checkpoint(Protocol):
@@ -66,11 +97,11 @@ class Checkpoint(Protocol):
     def stored_as(self) -> Mapping[str, int]:
         """Stored bytes by dtype, the most first."""
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor | QuantizedTensor]]:
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor | StoredMatrix]]:
         """Every tensor of `config.tensor_shapes()`, by canonical name and in that order, as a read-only view of its
         file where possible. Raises CheckpointError."""
 
-    def release(self, piece: torch.Tensor | QuantizedTensor) -> None:
+    def release(self, piece: torch.Tensor | StoredMatrix) -> None:
         """Gives back the memory behind rows of a tensor of `tensors` that were copied; they can still be read."""
 
 
@@ -149,7 +180,7 @@ def _own_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(pages, dtype=dtype, count=math.prod(shape)).view(shape)
 
 
-def release_mapped(piece: torch.Tensor | QuantizedTensor) -> None:
+def release_mapped(piece: torch.Tensor | StoredMatrix) -> None:
     """Drops the resident pages that lie wholly inside a tensor which is an unmodified view of a mapped file.
 
     Without this, a process that copies its weights counts them twice. They are read again when somebody looks. Never
@@ -157,13 +188,13 @@ def release_mapped(piece: torch.Tensor | QuantizedTensor) -> None:
     """
     if sys.platform != "linux":
         return  # other systems reclaim clean pages by themselves; the advice means something else there
-    piece = piece.blocks if isinstance(piece, QuantizedTensor) else piece
-    assert piece.is_contiguous()
-    start = -(-piece.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    end = (piece.data_ptr() + piece.numel() * piece.element_size()) // mmap.PAGESIZE * mmap.PAGESIZE
-    if start < end:
-        # Advice: if it fails, nothing is lost but the saving.
-        _MADVISE(start, end - start, mmap.MADV_DONTNEED)
+    for view in (piece,) if isinstance(piece, torch.Tensor) else piece.mapped:
+        assert view.is_contiguous()
+        start = -(-view.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (view.data_ptr() + view.numel() * view.element_size()) // mmap.PAGESIZE * mmap.PAGESIZE
+        if start < end:
+            # Advice: if it fails, nothing is lost but the saving.
+            _MADVISE(start, end - start, mmap.MADV_DONTNEED)
 
 
 def _listed(names: list[str]) -> str:

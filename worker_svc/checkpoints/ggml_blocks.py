@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from worker_svc.checkpoints.grouped import Grouped, Quantization
+
 
 @dataclass(frozen=True, slots=True)
 class BlockKind:
@@ -67,10 +69,51 @@ class QuantizedTensor:
         rows, columns = self.shape
         return self.kind.decode(self.blocks.reshape(-1, self.kind.block_bytes)).view(rows, columns)
 
+    @property
+    def mapped(self) -> tuple[torch.Tensor, ...]:
+        """The view of its file."""
+        return (self.blocks,)
+
+    def columns(self, part: slice) -> QuantizedTensor:
+        """Some columns, from the beginning of a block to the end of one; raises ValueError for others."""
+        size = self.kind.block_numbers
+        if part.start % size or part.stop % size:
+            raise ValueError(f"columns {part.start} to {part.stop} cut a block of {size} numbers")
+        return QuantizedTensor(self.kind, self.blocks[:, part.start // size : part.stop // size].contiguous())
+
+    def grouped(self) -> Grouped | None:
+        """The same numbers in groups of 32, for the kinds that are made of such groups; None for the others."""
+        blocks = self.blocks.reshape(-1, self.kind.block_bytes)
+        kind, least = Quantization(4, 32), None
+        match self.kind.name:
+            case "Q8_0":
+                kind, q, scale = Quantization(8, 32), blocks[:, 2:].view(torch.int8), _stored_half(blocks, 0)
+            case "Q4_0":
+                q, scale = _nibbles(blocks[:, 2:], 16), _stored_half(blocks, 0)
+                if not (scale * 8).isfinite().all():
+                    scale = scale.float()
+                least = scale * -8
+            case "Q4_1":
+                q, scale, least = _nibbles(blocks[:, 4:], 16), _stored_half(blocks, 0), _stored_half(blocks, 2)
+            case "Q4_K":
+                scales, minima = _six_bit_pairs(blocks[:, 4:16])
+                q, scale, least = _nibbles(blocks[:, 16:], 32), _half(blocks, 0) * scales, -_half(blocks, 2) * minima
+            case _:
+                return None
+        rows, columns = self.shape
+        return Grouped(
+            kind, q.reshape(rows, columns), scale.view(rows, -1), None if least is None else least.view(rows, -1)
+        )
+
+
+def _stored_half(blocks: torch.Tensor, at: int) -> torch.Tensor:
+    """The float16 that each block has at a byte: `[N, 1]`."""
+    return blocks[:, at : at + 2].contiguous().view(torch.float16)
+
 
 def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """The float16 that each block has at a byte: `[N, 1]` float32."""
-    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
+    """The same as float32."""
+    return _stored_half(blocks, at).float()
 
 
 def _fields(packed: torch.Tensor, bits: int) -> torch.Tensor:

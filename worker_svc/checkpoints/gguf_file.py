@@ -25,6 +25,7 @@ import torch
 from svc_common.gguf import GgufError, GgufHeader, GgufTensor, read_header
 from worker_svc.checkpoints.checkpoint import (
     CheckpointError,
+    StoredMatrix,
     StoredTensor,
     bytes_by_dtype,
     main_dtype,
@@ -119,7 +120,7 @@ class GgufCheckpoint:
         self.bos_id, self.eos_ids = ids
         self.sampling_defaults: Mapping[str, float | int] = {}
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor | QuantizedTensor]]:
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor | StoredMatrix]]:
         """See `Checkpoint.tensors`."""
         for name in self.config.tensor_shapes():
             place = place_of(name)
@@ -135,8 +136,9 @@ class GgufCheckpoint:
             else:
                 yield name, tensor
 
-    def release(self, piece: torch.Tensor | QuantizedTensor) -> None:
+    def release(self, piece: torch.Tensor | StoredMatrix) -> None:
         """See `Checkpoint.release`."""
+        assert isinstance(piece, torch.Tensor | QuantizedTensor)
         memory = piece.blocks if isinstance(piece, QuantizedTensor) else piece
         if memory.untyped_storage().data_ptr() == self._bytes.data_ptr():  # not a permuted copy of q or k
             release_mapped(memory)

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from worker_svc.checkpoints.checkpoint import (
     CheckpointError,
+    StoredMatrix,
     StoredTensor,
     bytes_by_dtype,
     main_dtype,
@@ -25,7 +26,6 @@ from worker_svc.checkpoints.checkpoint import (
     release_mapped,
 )
 from worker_svc.checkpoints.fields import Fields
-from worker_svc.checkpoints.ggml_blocks import QuantizedTensor
 from worker_svc.checkpoints.hugging_face_config import EMBEDDING, OUTPUT, architecture_of, read_config
 
 _log = logging.getLogger(__name__)
@@ -70,12 +70,12 @@ class HuggingFaceCheckpoint:
         self.bos_id = next(iter(self._special_ids("bos_token_id", generation, config)), None)
         self.sampling_defaults = _sampling_defaults(generation)
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor | QuantizedTensor]]:
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor | StoredMatrix]]:
         """See `Checkpoint.tensors`."""
         for name in self.config.tensor_shapes():
             yield name, self._read(self._stored_name(name))
 
-    def release(self, piece: torch.Tensor | QuantizedTensor) -> None:
+    def release(self, piece: torch.Tensor | StoredMatrix) -> None:
         """See `Checkpoint.release`."""
         release_mapped(piece)
 

@@ -25,6 +25,7 @@ import torch
 
 from worker_svc.checkpoints.checkpoint import (
     CheckpointError,
+    StoredMatrix,
     StoredTensor,
     bytes_by_dtype,
     joined,
@@ -34,7 +35,6 @@ from worker_svc.checkpoints.checkpoint import (
     rows_in_order,
 )
 from worker_svc.checkpoints.fields import Fields, build
-from worker_svc.checkpoints.ggml_blocks import QuantizedTensor
 from worker_svc.checkpoints.row_order import halves_order
 from worker_svc.checkpoints.special_ids import read_special_ids
 from worker_svc.model.config import ModelConfig, RopeScaling
@@ -94,7 +94,7 @@ class MetaCheckpoint:
         self.bos_id, self.eos_ids = read_special_ids(path / "tokenizer.model", self.config.vocab_size)
         self.sampling_defaults: Mapping[str, float | int] = {}
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor | QuantizedTensor]]:
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor | StoredMatrix]]:
         """See `Checkpoint.tensors`."""
         for name, shape in self.config.tensor_shapes().items():
             parts = [shard[stored_name(name)] for shard in self._shards]
@@ -117,7 +117,7 @@ class MetaCheckpoint:
             return StoredTensor(shapes[0], parts[0].dtype)
         return StoredTensor(_joined_shape(shapes, cut), parts[0].dtype)
 
-    def release(self, piece: torch.Tensor | QuantizedTensor) -> None:
+    def release(self, piece: torch.Tensor | StoredMatrix) -> None:
         """See `Checkpoint.release`."""
         assert isinstance(piece, torch.Tensor)
         if piece.untyped_storage().data_ptr() in self._mapped:  # not a copy, joined or permuted

@@ -11,8 +11,7 @@ from typing import BinaryIO
 
 import torch
 
-from worker_svc.checkpoints.checkpoint import Checkpoint, CheckpointError
-from worker_svc.checkpoints.ggml_blocks import QuantizedTensor
+from worker_svc.checkpoints.checkpoint import Checkpoint, CheckpointError, StoredMatrix
 
 PIECE_BYTES = 16 << 20  # of float32 numbers that are in memory at once
 
@@ -32,7 +31,7 @@ class Source:
     progress: Progress
     notes: list[str] = field(default_factory=list)  # what the reader of the result should know
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor | QuantizedTensor]]:
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor | StoredMatrix]]:
         """Every canonical tensor; progress is told after each."""
         done = 0
         for name, tensor in self.checkpoint.tensors():
@@ -43,7 +42,7 @@ class Source:
     def pieces(
         self,
         name: str,
-        tensor: torch.Tensor | QuantizedTensor,
+        tensor: torch.Tensor | StoredMatrix,
         dtype: torch.dtype,
         order: torch.Tensor | None = None,
     ) -> Iterator[torch.Tensor]:
@@ -52,7 +51,7 @@ class Source:
         rows = max(1, PIECE_BYTES // (4 * math.prod(tensor.shape[1:])))
         for start in range(0, len(tensor), rows):
             stored = tensor[start : start + rows] if order is None else tensor[order[start : start + rows]]
-            plain = stored.dequantize() if isinstance(stored, QuantizedTensor) else stored
+            plain = stored if isinstance(stored, torch.Tensor) else stored.dequantize()
             piece = plain.to(dtype).contiguous()
             if dtype == torch.float16 and plain.dtype != dtype and not piece.isfinite().all():
                 raise CheckpointError(f"{self.checkpoint.path}: {name} has numbers that do not fit into float16")

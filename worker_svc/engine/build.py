@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 
 from worker_svc.checkpoints import Checkpoint, open_checkpoint
+from worker_svc.checkpoints.grouped import GROUPS, Quantization
 from worker_svc.engine.calibration import key_channels
 from worker_svc.engine.config import EngineConfig
 from worker_svc.engine.grammar import Grammars
@@ -23,6 +26,7 @@ from worker_svc.model.config import ModelConfig
 from worker_svc.model.kv_cache import CacheShape, KVCache
 from worker_svc.model.kv_formats import kv_format
 from worker_svc.model.operations import Operations, TorchOperations
+from worker_svc.model.quantization import QuantizedWeight
 from worker_svc.model.runner import ModelRunner, Work
 from worker_svc.model.transformer import Transformer, load_transformer
 
@@ -34,6 +38,8 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 # than every running request could fill.
 CPU_CACHE_FRACTION = 0.25
 CUDA_CACHE_FRACTION = 0.9
+
+DEFAULT_INT4_GROUP = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,7 @@ class BuiltEngine:
     parameters: int
     weight_bytes: int
     dtype: str
+    quantization: str  # "int8" or "int4", whatever most bytes are; empty without
     device: torch.device
     threads: int
     row_invariant: bool
@@ -77,8 +84,17 @@ def build_engine(
     checkpoint = checkpoint or open_checkpoint(Path(config.model))
     model_config = served_config(checkpoint.config, config)
     dtype = _dtype(config.dtype, device, checkpoint)
-    with _fitting("the weights", "serve a smaller model, or one of fewer bits, or set dtype to bfloat16"):
-        model = load_transformer(checkpoint, device, dtype, progress, config=model_config, operations=operations)
+    quantization = _quantization(config)
+    with _fitting("the weights", "serve a smaller model, quantize it, or set dtype to bfloat16"):
+        model = load_transformer(
+            checkpoint,
+            device,
+            dtype,
+            progress,
+            config=model_config,
+            operations=operations,
+            quantization=quantization,
+        )
     if not config.kv_cache_tokens:
         most = _warm_up_tokens(config, model_config)
         with _fitting("a step beside the weights", "lower max_batch_tokens"):
@@ -102,9 +118,10 @@ def build_engine(
         checkpoint_format=checkpoint.format,
         eos_ids=checkpoint.eos_ids,
         bos_id=checkpoint.bos_id,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=sum(math.prod(shape) for shape in model_config.tensor_shapes().values()),
         weight_bytes=sum(weight.numel() * weight.element_size() for weight in weights),
         dtype=next(name for name, value in DTYPES.items() if value == dtype),
+        quantization=quantization_name(model),
         device=device,
         threads=threads,
         row_invariant=row_invariant,
@@ -192,17 +209,41 @@ def _device(name: str) -> torch.device:
 
 
 def _dtype(name: str, device: torch.device, checkpoint: Checkpoint) -> torch.dtype:
-    """The chosen dtype. Else fp32 on a CPU; on a card the checkpoint's own, where that is half as wide and the card
-    computes in it."""
+    """The chosen dtype. Else the checkpoint's own, where that is half as wide and the device computes in it; a card
+    computes a float32 checkpoint in bf16, a CPU without bf16 instructions all of them in fp32."""
     if name != "auto":
         if name not in DTYPES:
             raise BuildError(f"dtype {name!r} is not served; use auto, {', '.join(DTYPES)}")
         return DTYPES[name]
-    if device.type != "cuda":
-        return torch.float32
-    if checkpoint.dtype != torch.float16 and torch.cuda.is_bf16_supported():
-        return torch.bfloat16
-    return torch.float16
+    if device.type == "cuda":
+        with_bf16 = checkpoint.dtype != torch.float16 and torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if with_bf16 else torch.float16
+    with_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if with_bf16 and checkpoint.dtype != torch.float32 else torch.float32
+
+
+def _quantization(config: EngineConfig) -> Quantization | Literal["stored"] | None:
+    group = config.quantize_group
+    if config.quantize not in ("auto", "none", "int8", "int4"):
+        raise BuildError(f"quantize {config.quantize!r} is not served; use auto, none, int8 or int4")
+    if group and group not in GROUPS:
+        raise BuildError(
+            f"quantize_group {group} is not served; use {', '.join(map(str, GROUPS))}, or 0 for the default"
+        )
+    if config.quantize in ("auto", "none"):
+        if group:
+            raise BuildError(f"quantize_group {group} says how to quantize, but quantize is {config.quantize}")
+        return "stored" if config.quantize == "auto" else None
+    return Quantization(8, group) if config.quantize == "int8" else Quantization(4, group or DEFAULT_INT4_GROUP)
+
+
+def quantization_name(model: Transformer) -> str:
+    """What most bytes of the model's quantized weights are; empty if none is quantized."""
+    sizes = {4: 0, 8: 0}
+    for module in model.modules():
+        if isinstance(module, QuantizedWeight):
+            sizes[module.kind.bits] += module.q.nbytes
+    return f"int{max(sizes, key=lambda bits: sizes[bits])}" if any(sizes.values()) else ""
 
 
 def _warm_up_tokens(config: EngineConfig, model: ModelConfig) -> int:

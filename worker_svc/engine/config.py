@@ -12,6 +12,8 @@ class EngineConfig:
     model: str
     device: str = "auto"
     dtype: str = "auto"
+    quantize: str = "auto"
+    quantize_group: int = 0
     threads: int = 0
     page_size: int = 64
     kv_cache_dtype: str = "auto"

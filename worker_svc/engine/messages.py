@@ -146,6 +146,7 @@ class EngineInfo(msgspec.Struct, tag=True, array_like=True):
     sampling_defaults: dict[str, float]
     parameters: int
     dtype: str
+    quantization: str
     layers: int
     hidden_size: int
     attention_heads: int

@@ -184,6 +184,7 @@ def describe(built: BuiltEngine) -> EngineInfo:
         sampling_defaults={name: float(value) for name, value in built.sampling_defaults.items()},
         parameters=built.parameters,
         dtype=built.dtype,
+        quantization=built.quantization,
         layers=model.num_layers,
         hidden_size=model.hidden_size,
         attention_heads=model.num_heads,

@@ -1,9 +1,16 @@
-"""The matrix product of the model, and the one place that knows how a weight is stored.
+"""The matrix product of the model, and how its weights are stored.
 
-Everything else sees `Linear(x)`; other storage (quantized) is added here.
+Everything else sees `Linear(x)`. Behind it lie one or several *weights*, each some of the rows of `W [out, in]`, of one
+of these kinds; `weights.py` chooses when the first rows come:
 
-On a CPU there are two libraries for `x W^T`. For a few rows and a large W, MKL rearranges all of W at each call; oneDNN
-can be given a W that was rearranged once. Measured in fp32 on one Zen 3 core, W `[11264, 2048]`, milliseconds:
+| weight | where |
+|---|---|
+| `PlainWeight` | in the model's dtype: on a GPU, and on a CPU that computes in it |
+| `HalfPanels` | bf16 or fp16 on a CPU without instructions for them: products in fp32, half the memory to read |
+| `QuantizedWeight` | int8 and int4 (`quantization.py`) |
+
+On a CPU there are two libraries for `x W^T` in fp32. For a few rows and a large W, MKL rearranges all of W at each
+call; oneDNN can be given a W that was rearranged once. One Zen 3 core, W `[11264, 2048]`, milliseconds:
 
 | rows                 | 1   | 4   | 8   | 16  | 64  | 512 |
 |----------------------|-----|-----|-----|-----|-----|-----|
@@ -21,6 +28,9 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from worker_svc.model import native
+from worker_svc.model.quantization import QuantizedWeight
+
 REARRANGE_FROM = 1 << 18  # numbers in a matrix that oneDNN is given rearranged
 SHARED_FROM = 1 << 22  # numbers in a matrix that oneDNN is given as it is, because something else reads it too
 _ROWS = 16  # the number of rows for which oneDNN chooses the arrangement
@@ -36,48 +46,144 @@ class Bias(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
 
 
-class Linear(torch.nn.Module):
-    """`x [N, in] -> x weight^T [N, out]`, plus a bias where a model has one."""
+class PlainWeight(torch.nn.Module):
+    """A matrix `[out, in]` as torch has it."""
 
-    weight: torch.nn.Parameter  # [out, in]
+    weight: torch.nn.Parameter
     __call__: Callable[..., torch.Tensor]
 
-    def __init__(self, in_features: int, out_features: int, dtype: torch.dtype, *, bias: bool = False) -> None:
+    def __init__(self, weight: torch.Tensor, *, shared: bool = False) -> None:
+        """`shared`: something else reads it too, so that it stays as it is."""
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.empty((out_features, in_features), dtype=dtype), requires_grad=False)
-        self.bias = Bias(out_features, dtype) if bias else None
-        self._with_onednn = False
+        self.weight = weight if isinstance(weight, torch.nn.Parameter) else torch.nn.Parameter(weight, False)
+        self._with_onednn = shared and weight.numel() >= SHARED_FROM and _onednn_serves(weight.device, weight.dtype)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`[N, in] -> [N, out]`."""
-        bias = None if self.bias is None else self.bias.weight
-        if self._with_onednn:
-            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.weight, bias, "none", [], "")
-            return product
-        return F.linear(x, self.weight, bias)
+    def __len__(self) -> int:
+        return self.weight.shape[0]
 
     @property
     def row_multiple(self) -> int:
-        """A row's bits do not depend on the other rows if their number is a multiple of this (measured on x86)."""
+        """See `Linear.row_multiple`."""
         if not self._with_onednn:
             return 4
         return 1 if self.weight.is_mkldnn and self.weight.dtype == torch.float32 else 2
 
-    def will_rearrange(self, device: torch.device | str) -> bool:
-        """Whether `settle` will replace a weight on this device by a rearranged copy."""
-        return self.weight.numel() >= REARRANGE_FROM and _onednn_serves(torch.device(device), self.weight.dtype)
+    def fill(self, row: int, rows: torch.Tensor) -> None:
+        """Stores rows from `row` on."""
+        self.weight.data[row : row + len(rows)].copy_(rows)
+
+    def truncate(self, rows: int) -> None:
+        """Keeps the first rows only."""
+        self.weight = torch.nn.Parameter(self.weight.data[:rows].clone(), False)
 
     def settle(self) -> None:
-        """Chooses how to compute, once the weight is there; afterwards only `forward` may look at it."""
-        if self.will_rearrange(self.weight.device):
-            rearranged = torch.ops.mkldnn._reorder_linear_weight(self.weight.data, _ROWS)
-            self.weight = torch.nn.Parameter(rearranged, requires_grad=False)
+        """Rearranges the weight where that pays; afterwards only `forward` may look at it."""
+        if rearranges(self.weight.numel(), self.weight.device, self.weight.dtype):
+            packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.data, _ROWS)
+            self.weight = torch.nn.Parameter(packed, requires_grad=False)
             self._with_onednn = True
 
-    def share(self, weight: torch.nn.Parameter) -> None:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[N, in] -> [N, out]`."""
+        if self._with_onednn:
+            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.weight, None, "none", [], "")
+            return product
+        return F.linear(x, self.weight)
+
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        """Some rows `[N, in]`."""
+        return F.embedding(index, self.weight)
+
+
+class HalfPanels(torch.nn.Module):
+    """A matrix of bf16 or fp16 in panels of 16 rows, `[ceil(out / 16), in, 16]`, for `native.half_product`."""
+
+    panels: torch.Tensor
+    row_multiple = 1
+    __call__: Callable[..., torch.Tensor]
+
+    def __init__(self, rows: int, columns: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._rows = rows
+        panels = -(-rows // native.PANEL)
+        self.register_buffer("panels", torch.zeros((panels, columns, native.PANEL), dtype=dtype))
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def fill(self, row: int, rows: torch.Tensor) -> None:
+        """Stores rows from `row` on."""
+        first = min(len(rows), -row % native.PANEL)  # of a panel that others have begun
+        whole = (len(rows) - first) // native.PANEL
+        self._scatter(row, rows[:first])
+        panel = (row + first) // native.PANEL
+        middle = rows[first : first + whole * native.PANEL]
+        self.panels[panel : panel + whole] = middle.view(whole, native.PANEL, rows.shape[1]).transpose(1, 2)
+        done = first + whole * native.PANEL
+        self._scatter(row + done, rows[done:])
+
+    def _scatter(self, row: int, rows: torch.Tensor) -> None:
+        for place, numbers in enumerate(rows, row):
+            self.panels[place // native.PANEL, :, place % native.PANEL] = numbers
+
+    def truncate(self, rows: int) -> None:
+        """Keeps the first rows only."""
+        self.panels, self._rows = self.panels[: -(-rows // native.PANEL)].clone(), rows
+
+    def settle(self) -> None:
+        """Nothing is left to do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[N, in] -> [N, out]` in x's dtype."""
+        product = native.half_product(x.float(), self.panels)
+        return product[:, : self._rows].to(x.dtype)
+
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        """Some rows `[N, in]`."""
+        return self.panels[index // native.PANEL, :, index % native.PANEL]
+
+
+Weight = PlainWeight | HalfPanels | QuantizedWeight
+
+
+class Linear(torch.nn.Module):
+    """`x [N, in] -> x W^T [N, out]`, plus a bias where a model has one."""
+
+    __call__: Callable[..., torch.Tensor]
+
+    def __init__(self, in_features: int, out_features: int, dtype: torch.dtype, *, bias: bool = False) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weights = torch.nn.ModuleList()  # of `Weight`, one after the other; none before the first rows come
+        self.bias = Bias(out_features, dtype) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[N, in] -> [N, out]`."""
+        products = [weight(x) for weight in self.weights]
+        product: torch.Tensor = products[0] if len(products) == 1 else torch.cat(products, dim=1)
+        if self.bias is not None:
+            product = product + self.bias.weight
+        return product
+
+    @property
+    def row_multiple(self) -> int:
+        """A row's bits do not depend on the other rows if their number is a multiple of this (measured on x86)."""
+        return max(weight.row_multiple for weight in self.weights)  # type: ignore[type-var, return-value]
+
+    def share(self, weight: Weight) -> None:
         """Takes a weight that belongs to something else and stays as it is."""
-        self.weight = weight
-        self._with_onednn = weight.numel() >= SHARED_FROM and _onednn_serves(weight.device, weight.dtype)
+        self.weights = torch.nn.ModuleList([weight])
+
+
+def rearranges(numbers: int, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a plain weight of so many numbers is replaced by a rearranged copy once it is there."""
+    return numbers >= REARRANGE_FROM and _onednn_serves(device, dtype)
+
+
+def keeps_half_panels(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether weights of this dtype are stored in panels, because the processor cannot compute in it."""
+    half = dtype in (torch.bfloat16, torch.float16)
+    return half and device.type == "cpu" and not _onednn_serves(device, dtype) and native.available()
 
 
 def _onednn_serves(device: torch.device, dtype: torch.dtype) -> bool:

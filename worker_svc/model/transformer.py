@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
-import torch.nn.functional as F
 
 from worker_svc.checkpoints.checkpoint import Checkpoint, CheckpointError
+from worker_svc.checkpoints.grouped import Quantization
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.feed_forward import FeedForward
 from worker_svc.model.kv_cache import KVCache
@@ -26,7 +27,7 @@ from worker_svc.model.linear import Bias, Linear
 from worker_svc.model.moe import MixtureOfExperts
 from worker_svc.model.operations import Operations, Plan, TorchOperations
 from worker_svc.model.rope import RotaryTable
-from worker_svc.model.weights import WeightFiller
+from worker_svc.model.weights import Embedding, WeightFiller
 
 
 class RMSNorm(torch.nn.Module):
@@ -48,22 +49,6 @@ class RMSNorm(torch.nn.Module):
     def after_adding(self, x: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
         """Adds `delta` to `x` `[N, size]` in place, then gives the norm of it."""
         return self._operations.add_norm(x, delta, self.weight, self._eps)
-
-
-class Embedding(torch.nn.Module):
-    """Token vectors."""
-
-    weight: torch.nn.Parameter  # [vocab, hidden]
-    __call__: Callable[..., torch.Tensor]
-
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
-        super().__init__()
-        empty = torch.empty((config.vocab_size, config.hidden_size), dtype=dtype)
-        self.weight = torch.nn.Parameter(empty, requires_grad=False)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """`[N] -> [N, hidden]`."""
-        return F.embedding(ids, self.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,17 +165,16 @@ class Transformer(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
+        self.dtype = dtype
         self.operations = operations = operations or TorchOperations()
         self.rotary = RotaryTable(config, device)
         with torch.device("meta"):
-            self.embedding = Embedding(config, dtype)
+            self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype, tied=config.tie_embeddings)
             self.layers = torch.nn.ModuleList(
                 Layer(config, index, dtype, operations) for index in range(config.num_layers)
             )
             self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, operations)
             self.output = Linear(config.hidden_size, config.vocab_size, dtype)
-        if config.tie_embeddings:
-            self.output.share(self.embedding.weight)
 
     def forward(
         self,
@@ -243,20 +227,23 @@ def load_transformer(
     *,
     config: ModelConfig | None = None,
     operations: Operations | None = None,
+    quantization: Quantization | Literal["stored"] | None = "stored",
 ) -> Transformer:
     """A model with the checkpoint's weights, in `dtype` on `device`.
 
     `progress(bytes done, bytes in all)` is called after each tensor. `config` serves the weights with other constants,
-    for example another context length; `operations` computes by other kernels than torch's. Raises CheckpointError.
+    for example another context length; `operations` computes by other kernels than torch's. `quantization` is what
+    matrices are turned into; "stored" keeps quantized ones as they are, None makes plain ones of them. Embedding and
+    output get int8 at least, a router is never quantized. Raises CheckpointError.
     """
     model = Transformer(config or checkpoint.config, device, dtype, operations)
     destinations = model.destinations()
-    filler = WeightFiller(device, dtype)
+    filler = WeightFiller(device, dtype, quantization)
     done = 0
     for name, source in checkpoint.tensors():
         target = destinations.pop(name)
         try:
-            filler.fill(target.module, target.row, source, checkpoint.release)
+            filler.fill(target.module, target.row, source, checkpoint.release, least_bits=_least_bits(name))
         except OverflowError as error:
             raise CheckpointError(f"{checkpoint.path}: {name} has {error}") from error
         done += source.nbytes
@@ -265,5 +252,12 @@ def load_transformer(
     if destinations:
         raise CheckpointError(f"{checkpoint.path}: {', '.join(destinations)} did not come")
     if model.config.tie_embeddings:
-        model.output.share(model.embedding.weight)
+        model.output.share(model.embedding.stored)
     return model
+
+
+def _least_bits(name: str) -> int:
+    """A router decides by small differences, and so does the output among all of a vocabulary."""
+    if name.endswith("router"):
+        return 32
+    return 8 if name in ("embedding", "output") else 4

@@ -229,12 +229,14 @@ class ModelInfo:
     layers: int
     hidden_size: int
     tokenizer_fingerprint: str  # "": not known to the worker
+    quantization: str = ""  # of most weights: "int8" or "int4"; "": none
 
     def answers_like(self, other: ModelInfo) -> bool:
         """Whether a generation may move between the two: every described fact is equal but the worker's knowledge of
         its tokenizer, which one of them may lack."""
         fingerprints = {self.tokenizer_fingerprint, other.tokenizer_fingerprint} - {""}
         return len(fingerprints) < 2 and (
-            (self.name, self.architecture, self.vocabulary_size, self.parameters, self.dtype, self.layers)
-            == (other.name, other.architecture, other.vocabulary_size, other.parameters, other.dtype, other.layers)
+            (self.name, self.architecture, self.vocabulary_size, self.parameters, self.layers)
+            == (other.name, other.architecture, other.vocabulary_size, other.parameters, other.layers)
+            and (self.dtype, self.quantization) == (other.dtype, other.quantization)
         )

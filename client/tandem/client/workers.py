@@ -184,4 +184,5 @@ def model_info(response: admin_pb2.GetModelResponse) -> ModelInfo:
         layers=response.layers,
         hidden_size=response.hidden_size,
         tokenizer_fingerprint=response.tokenizer_fingerprint,
+        quantization=response.quantization,
     )

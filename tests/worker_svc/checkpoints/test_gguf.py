@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -16,19 +16,25 @@ from tests.worker_svc.model.test_architectures import MODELS, SCALINGS, saved
 from worker_svc.checkpoints import CheckpointError, open_checkpoint
 from worker_svc.checkpoints.ggml_blocks import BLOCK_KINDS, QuantizedTensor
 from worker_svc.checkpoints.gguf_file import rope_divisors
+from worker_svc.checkpoints.grouped import Quantization
+from worker_svc.model import native
 from worker_svc.model.config import RopeScaling
+from worker_svc.model.quantization import QuantizedWeight
 from worker_svc.model.transformer import load_transformer
 
 LENGTH = 30
 
 
-def assert_serves(path: Path, reference: Any, tolerance: float = 1e-4) -> None:
+def assert_serves(
+    path: Path, reference: Any, tolerance: float = 1e-4, quantization: Literal["stored"] | None = "stored"
+) -> None:
     """The file's logits are the model's."""
     ids = some_ids(97, LENGTH)
     with torch.inference_mode():
         expected = reference(torch.tensor([ids])).logits[0].float()
     assert expected.std() > 0.3
-    ours = logits_in_chunks(load_transformer(open_checkpoint(path), "cpu", torch.float32), ids, [LENGTH])
+    model = load_transformer(open_checkpoint(path), "cpu", torch.float32, quantization=quantization)
+    ours = logits_in_chunks(model, ids, [LENGTH])
     torch.testing.assert_close(ours, expected, atol=tolerance, rtol=0)
 
 
@@ -62,6 +68,24 @@ def test_a_file_of_every_kind_gives_the_logits_of_its_dequantized_weights(kind: 
     for tensor in stored.values():
         assert isinstance(tensor, QuantizedTensor) == (kind in BLOCK_KINDS)
     assert sum(tensor.nbytes for _, tensor in checkpoint.tensors()) == checkpoint.total_bytes < path.stat().st_size
+    assert_serves(path, reference, quantization=None)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q4_K"])
+def test_kinds_that_are_groups_stay_as_they_are(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers are the same to the bit, and so are products that round no activations."""
+    monkeypatch.setattr(native, "available", lambda: False)
+    reference = random_llama(
+        hidden_size=256, intermediate_size=512, num_attention_heads=8, num_key_value_heads=4, initializer_range=0.06
+    )
+    path = save_gguf(reference, tmp_path / "model.gguf", kind)
+    stored = load_transformer(open_checkpoint(path), "cpu", torch.float32)
+    whole = load_transformer(open_checkpoint(path), "cpu", torch.float32, quantization=None)
+    kept = [module for module in stored.modules() if isinstance(module, QuantizedWeight)]
+    assert {weight.kind for weight in kept} == {Quantization(8 if kind == "Q8_0" else 4, 32)}
+    (down,), (plain,) = stored.layers[0].feed_forward.down.weights, whole.layers[0].feed_forward.down.weights
+    everything = torch.arange(256)
+    assert torch.equal(down.rows(everything), plain(torch.eye(512)).t())
     assert_serves(path, reference)
 
 

@@ -140,7 +140,7 @@ def step(
 
 def logits_in_chunks(model: Transformer, ids: Sequence[int], chunks: Sequence[int]) -> torch.Tensor:
     """The logits `[len(ids), vocab]` of a sequence that is computed in chunks of these lengths, the last repeating."""
-    dtype = model.embedding.weight.dtype
+    dtype = model.dtype
     cache, pages = new_cache(model, len(ids), dtype), range(-(-len(ids) // PAGE_SIZE))
     results, start, index = [], 0, 0
     while start < len(ids):

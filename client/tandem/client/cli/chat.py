@@ -49,6 +49,7 @@ def chat(
     name: Annotated[str, typer.Option("--name", help="Which tokenizer; default: the service's default.")] = "",
     model: o.Model = None,
     tokenizer: o.TokenizerPath = None,
+    quantize: o.Quantize = None,
     worker_flag: o.WorkerFlags = None,
     tokenizer_flag: o.TokenizerFlags = None,
     tokenizer_address: o.TokenizerAddress = "",
@@ -89,7 +90,7 @@ def chat(
             model=folder,
             tokenizer=tokenizer_path,
             log_level="info" if verbose else "warning",
-            worker_flags=worker_flag or (),
+            worker_flags=o.worker_flags(quantize, worker_flag),
             tokenizer_flags=tokenizer_flag or (),
             with_worker=not show_prompt,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -142,6 +142,14 @@ TokenizerPath = Annotated[
     Path | None,
     typer.Option("--tokenizer", help="Tokenizer file; default: the model folder's.", rich_help_panel=_SERVICES),
 ]
+Quantize = Annotated[
+    Literal["auto", "none", "int8", "int4"] | None,
+    typer.Option(
+        "--quantize",
+        help="Weights: as the checkpoint has them (auto), plain (none), or made int8 or int4 at load.",
+        rich_help_panel=_SERVICES,
+    ),
+]
 WorkerFlags = Annotated[
     list[str] | None,
     typer.Option(
@@ -178,6 +186,11 @@ def _read(flag: str, path: Path) -> str:
         raise CommandError(f"{flag} {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise CommandError(f"{flag} {path}: not valid UTF-8 (byte {error.start})") from None
+
+
+def worker_flags(quantize: str | None, others: list[str] | None) -> list[str]:
+    """What the worker is started with, beside its model and addresses; the caller's own flags come last and win."""
+    return [*([f"--quantize={quantize}"] if quantize else []), *(others or [])]
 
 
 def credentials(tls: bool, ca_file: Path | None, token_file: Path | None) -> Credentials | None:

@@ -30,6 +30,7 @@ def run(
     prompt: Annotated[str | None, typer.Argument(help='The text to continue; "-": standard input.')] = None,
     model: o.Model = None,
     tokenizer: o.TokenizerPath = None,
+    quantize: o.Quantize = None,
     worker_flag: o.WorkerFlags = None,
     tokenizer_flag: o.TokenizerFlags = None,
     special: o.Special = "text",
@@ -45,7 +46,7 @@ def run(
             model=folder,
             tokenizer=tokenizer_path,
             log_level="info" if verbose else "warning",
-            worker_flags=worker_flag or (),
+            worker_flags=o.worker_flags(quantize, worker_flag),
             tokenizer_flags=tokenizer_flag or (),
         )
         print_statistics(interruptible(_run(plan, text, wanted, verbose)))
@@ -76,6 +77,7 @@ def serve(
     drain: Annotated[
         float, typer.Option("--drain", min=0, help="Seconds that running requests get at the end.")
     ] = 10.0,
+    quantize: o.Quantize = None,
     worker_flag: o.WorkerFlags = None,
     tokenizer_flag: o.TokenizerFlags = None,
 ) -> None:
@@ -93,7 +95,7 @@ def serve(
             worker_metrics_port=worker_metrics_port,
             log_level="info",
             drain_seconds=drain,
-            worker_flags=worker_flag or (),
+            worker_flags=o.worker_flags(quantize, worker_flag),
             tokenizer_flags=tokenizer_flag or (),
         )
         interruptible(_serve(plan))

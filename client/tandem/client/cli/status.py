@@ -109,7 +109,8 @@ def _show(report: Report) -> None:
         server, model, load = report["server"], report["model"], report["load"]
         table.add_row("state", server["state"])
         table.add_row("model", f"{model['name']}: {model['architecture']}, {_short(model['parameters'])} parameters")
-        table.add_row("context", f"{model['context_length']} tokens, {model['dtype']}")
+        weights = f"{model['dtype']}, {model['quantization']} weights" if model["quantization"] else model["dtype"]
+        table.add_row("context", f"{model['context_length']} tokens, {weights}")
         table.add_row("device", f"{server['device']} {server['device_name']}".strip())
         table.add_row("requests", f"{load['running_requests']} running, {load['waiting_requests']} waiting")
         table.add_row(

@@ -82,6 +82,7 @@ class GetModelResponse(_message.Message):
     KV_HEADS_FIELD_NUMBER: _builtins.int
     HEAD_DIM_FIELD_NUMBER: _builtins.int
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     architecture: _builtins.str
     """for example "llama" """
@@ -101,6 +102,8 @@ class GetModelResponse(_message.Message):
     head_dim: _builtins.int
     tokenizer_fingerprint: _builtins.str
     """empty: not known to the worker"""
+    quantization: _builtins.str
+    """of most weights: "int8" or "int4"; empty: none"""
     @_builtins.property
     def eos_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """sampled ids that end an answer unless ignore_eos"""
@@ -123,10 +126,11 @@ class GetModelResponse(_message.Message):
         kv_heads: _builtins.int = ...,
         head_dim: _builtins.int = ...,
         tokenizer_fingerprint: _builtins.str = ...,
+        quantization: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_bos_id", b"_bos_id", "bos_id", b"bos_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_id", b"_bos_id", "architecture", b"architecture", "attention_heads", b"attention_heads", "bos_id", b"bos_id", "checkpoint_format", b"checkpoint_format", "context_length", b"context_length", "dtype", b"dtype", "eos_ids", b"eos_ids", "head_dim", b"head_dim", "hidden_size", b"hidden_size", "kv_heads", b"kv_heads", "layers", b"layers", "name", b"name", "parameters", b"parameters", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_id", b"_bos_id", "architecture", b"architecture", "attention_heads", b"attention_heads", "bos_id", b"bos_id", "checkpoint_format", b"checkpoint_format", "context_length", b"context_length", "dtype", b"dtype", "eos_ids", b"eos_ids", "head_dim", b"head_dim", "hidden_size", b"hidden_size", "kv_heads", b"kv_heads", "layers", b"layers", "name", b"name", "parameters", b"parameters", "quantization", b"quantization", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bos_id: _TypeAlias = _typing.Literal["bos_id"]  # noqa: Y015
     _WhichOneofArgType__bos_id: _TypeAlias = _typing.Literal["_bos_id", b"_bos_id"]  # noqa: Y015

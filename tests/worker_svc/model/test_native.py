@@ -1,0 +1,152 @@
+"""The compiled products against the same arithmetic in float64, and against themselves in other company."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from worker_svc.checkpoints.grouped import Grouped, Quantization
+from worker_svc.model import native
+from worker_svc.model.linear import HalfPanels
+from worker_svc.model.quantization import QuantizedWeight
+
+KINDS = [Quantization(8, 0), *(Quantization(bits, group) for bits in (8, 4) for group in (32, 64, 128))]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _compiled() -> None:
+    if not native.available():
+        pytest.skip("no AVX2, or no C compiler")
+
+
+def random_matrix(kind: Quantization, rows: int, columns: int, dtype: torch.dtype) -> Grouped:
+    generator = torch.Generator().manual_seed(rows * columns)
+    groups = -(-columns // kind.group) if kind.group else 1
+    scale = torch.rand((rows, groups), generator=generator).to(dtype)
+    if kind.bits == 8:
+        # -128 too: files of others may hold it.
+        q = torch.randint(-128, 128, (rows, columns), dtype=torch.int8, generator=generator)
+        return Grouped(kind, q, scale, None)
+    q = torch.randint(0, 16, (rows, columns), dtype=torch.uint8, generator=generator)
+    return Grouped(kind, q, scale, torch.randn((rows, groups), generator=generator).to(dtype))
+
+
+def stored(matrix: Grouped) -> QuantizedWeight:
+    rows, columns = matrix.q.shape
+    weight = QuantizedWeight(matrix.kind, rows, columns, matrix, CPU)
+    for start in range(0, rows, 7):
+        part = slice(start, start + 7)
+        least = None if matrix.least is None else matrix.least[part]
+        weight.fill(start, Grouped(matrix.kind, matrix.q[part], matrix.scale[part], least))
+    return weight
+
+
+def random_rows(count: int, columns: int) -> torch.Tensor:
+    rows = torch.randn((count, columns), generator=torch.Generator().manual_seed(count))
+    return rows * torch.logspace(-3, 3, count).unsqueeze(-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize(("rows", "columns"), [(50, 172), (33, 64), (100, 600), (3, 20)])
+def test_a_quantized_product_is_that_of_the_quantized_numbers(
+    kind: Quantization, dtype: torch.dtype, rows: int, columns: int
+) -> None:
+    matrix = random_matrix(kind, rows, columns, dtype)
+    weight = stored(matrix)
+    assert torch.equal(weight.rows(slice(None)), matrix.dequantize())
+    for count in (1, 2, 3, 4, 5, 9):
+        x = random_rows(count, columns)
+        q = native.quantize_rows(x, weight._width // weight._group, weight._group)
+        numbers = (q.q.double().view(count, -1, weight._group) * q.scale.double().unsqueeze(-1)).view(count, -1)
+        exact = numbers[:, :columns] @ matrix.dequantize().double().t()
+        size = numbers[:, :columns].abs() @ matrix.dequantize().double().abs().t()
+        assert ((weight(x).double() - exact).abs() <= 1e-6 * size).all()
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_activations_are_rounded_to_the_nearest_127th_of_their_groups_largest(group: int) -> None:
+    x = random_rows(9, 172)
+    x[3] = 0
+    q = native.quantize_rows(x, -(-172 // group), group)
+    padded = torch.nn.functional.pad(x, (0, -172 % group)).view(9, -1, group)
+    back = q.q.float().view(9, -1, group) * q.scale.unsqueeze(-1)
+    largest = padded.abs().amax(-1, keepdim=True)
+    assert ((back - padded).abs() <= largest / 127 / 2 * 1.001).all()
+    torch.testing.assert_close(q.sum, back.sum(-1), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[5]], ids=str)
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), float("-inf")])
+def test_a_row_that_is_not_finite_stays_so_and_spoils_no_other(kind: Quantization, broken: float) -> None:
+    weight = stored(random_matrix(kind, 40, 200, torch.float32))
+    x = random_rows(6, 200)
+    whole = weight(x)
+    x[2, 150] = broken
+    result = weight(x)
+    assert not result[2].isfinite().any()
+    others = [0, 1, 3, 4, 5]
+    assert torch.equal(result[others], whole[others])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("rows", "columns"), [(50, 172), (16, 1100), (3, 20), (64, 512)])
+def test_a_half_precision_product_equals_that_in_float64(dtype: torch.dtype, rows: int, columns: int) -> None:
+    matrix = random_rows(rows, columns).to(dtype)
+    weight = HalfPanels(rows, columns, dtype)
+    for start in range(0, rows, 21):
+        weight.fill(start, matrix[start : start + 21])
+    assert torch.equal(weight.rows(torch.arange(rows)), matrix)
+    for count in (1, 5, 6, 7, 20):
+        x = random_rows(count, columns)
+        exact, size = x.double() @ matrix.double().t(), x.double().abs() @ matrix.double().abs().t()
+        assert ((weight(x).double() - exact).abs() <= 3e-6 * size).all()
+
+
+def half_panels() -> HalfPanels:
+    weight = HalfPanels(150, 700, torch.bfloat16)
+    weight.fill(0, random_rows(150, 700).bfloat16())
+    return weight
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    "make",
+    [half_panels, *(lambda kind=kind: stored(random_matrix(kind, 150, 700, torch.float16)) for kind in KINDS)],
+    ids=["half", *map(str, KINDS)],
+)
+def test_a_row_has_the_same_bits_in_any_company(make: Callable[[], torch.nn.Module], threads: int) -> None:
+    weight, x = make(), random_rows(130, 700)
+    together = weight(x)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for start, count in ((0, 1), (5, 2), (3, 3), (40, 4), (1, 6), (2, 7), (30, 100)):
+            assert torch.equal(weight(x[start : start + count]), together[start : start + count])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_without_a_compiler_torch_computes_with_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = random_matrix(Quantization(4, 32), 1500, 172, torch.float16)
+    compiled, x = stored(matrix), random_rows(4, 172)
+    monkeypatch.setattr(native, "available", lambda: False)
+    plain = stored(matrix)
+    assert plain.row_multiple == 4
+    torch.testing.assert_close(plain(x), x @ matrix.dequantize().t())
+    assert (plain(x) - compiled(x)).norm() < 0.02 * plain(x).norm()
+
+
+def test_a_compiler_that_fails_is_reported_and_missed_by_nobody_else(tmp_path: Path) -> None:
+    code = "import torch\nfrom worker_svc.model import native\nprint(native.available())"
+    environment = {"CC": "false", "XDG_CACHE_HOME": str(tmp_path), "PATH": "/nowhere"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    assert "half-precision and quantized weights will be slow" in done.stderr
+    assert list((tmp_path / "tandem").iterdir()) == []
