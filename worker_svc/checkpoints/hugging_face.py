@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,11 +28,17 @@ from worker_svc.checkpoints.checkpoint import (
 )
 from worker_svc.checkpoints.fields import Fields
 from worker_svc.checkpoints.hugging_face_config import EMBEDDING, OUTPUT, architecture_of, read_config
+from worker_svc.checkpoints.packed import PackedMatrix, Packing, packing_of
 
 _log = logging.getLogger(__name__)
 
 _IGNORED = re.compile(r"(.+\.)?rotary_emb\.inv_freq")  # a table that older exports carry; we compute our own
-_DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DTYPES: Mapping[str, torch.dtype] = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+}
 
 
 class HuggingFaceCheckpoint:
@@ -59,11 +66,16 @@ class HuggingFaceCheckpoint:
                     "%s: tie_word_embeddings is true, but %s differs from %s; both are used", path, OUTPUT, EMBEDDING
                 )
         self.config = read_config(config, self._architecture, tied)
-        shapes = self.config.tensor_shapes()
-        match_tensors(path, {self._stored_name(name): shape for name, shape in shapes.items()}, stored)
+        shapes = {self._stored_name(name): shape for name, shape in self.config.tensor_shapes().items()}
+        self._packed: dict[str, PackedMatrix] = {}
+        packing = packing_of(config)
+        self.stored_as = bytes_by_dtype(tensor for tensor in stored.values() if not isinstance(tensor.dtype, str))
+        if packing is not None:
+            self._unpack(packing, shapes, stored)
+        match_tensors(path, shapes, stored)
         self.dtype = main_dtype(stored.values())
-        self.stored_as = bytes_by_dtype(stored.values())
         self.total_bytes = sum(tensor.bytes for tensor in stored.values())
+        self.total_bytes += sum(matrix.nbytes for matrix in self._packed.values())
         generation_file = path / "generation_config.json"
         generation = Fields.read(generation_file) if generation_file.exists() else Fields(generation_file, {})
         self.eos_ids = self._special_ids("eos_token_id", generation, config)
@@ -73,7 +85,9 @@ class HuggingFaceCheckpoint:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor | StoredMatrix]]:
         """See `Checkpoint.tensors`."""
         for name in self.config.tensor_shapes():
-            yield name, self._read(self._stored_name(name))
+            stored_name = self._stored_name(name)
+            packed = self._packed.get(stored_name)
+            yield name, self._read(stored_name) if packed is None else packed
 
     def release(self, piece: torch.Tensor | StoredMatrix) -> None:
         """See `Checkpoint.release`."""
@@ -92,6 +106,35 @@ class HuggingFaceCheckpoint:
         if key in config.values or default is None or default >= vocab_size:
             return ()  # null says that there is none
         return (default,)
+
+    def _unpack(self, packing: Packing, shapes: dict[str, tuple[int, ...]], stored: dict[str, StoredTensor]) -> None:
+        """Takes the matrices that are packed out of what is expected and what is stored. Raises CheckpointError."""
+        for name in [name for name in shapes if name.removesuffix("weight") + "qweight" in stored]:
+            base = name.removesuffix("weight")
+            if base + "bias" in stored and base + "bias" not in shapes:
+                # Some tools write a bias of zeros for every matrix.
+                if self._read(base + "bias").any():
+                    raise CheckpointError(f"{self.path}: tensor {base}bias is not part of the model, and not zero")
+                del stored[base + "bias"]
+            rows, columns = shapes.pop(name)
+            expected = {base + part: shape for part, shape in packing.shapes(rows, columns).items()}
+            if base + "g_idx" not in stored:
+                expected.pop(base + "g_idx", None)
+            found = {part: stored.pop(part) for part in expected if part in stored}
+            # Whole numbers are what is wanted here; their shapes are compared as all shapes are.
+            for part, tensor in found.items():
+                if (tensor.dtype == torch.int32) == part.endswith("scales"):
+                    raise CheckpointError(
+                        f"{self.path}: tensor {part} is stored as {tensor.dtype}, not as it is packed"
+                    )
+            match_tensors(
+                self.path, expected, {part: replace(tensor, dtype=torch.float32) for part, tensor in found.items()}
+            )
+            parts = {part.removeprefix(base): self._read(part) for part in expected}
+            try:
+                self._packed[name] = PackedMatrix.of(packing, parts)
+            except ValueError as error:
+                raise CheckpointError(f"{self.path}: {base}g_idx {error}") from error
 
     def _read(self, stored_name: str) -> torch.Tensor:
         try:

@@ -111,7 +111,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "mlp_bias": (False,),
     "use_bias": (False,),
-    "quantization_config": (),
     "partial_rotary_factor": (1, 1.0),
     "rope_interleaved": (False,),
     "no_rope_layers": ([],),

@@ -1,0 +1,151 @@
+"""GPTQ and AWQ folders, packed here number by number as the formats define it, against the model of their numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaForCausalLM
+
+from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, some_ids
+from worker_svc.checkpoints import CheckpointError, open_checkpoint
+from worker_svc.model import native
+from worker_svc.model.quantization import QuantizedWeight
+from worker_svc.model.transformer import load_transformer
+
+AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def packed_word(numbers: list[int]) -> int:
+    word = sum(number << 4 * place for place, number in enumerate(numbers))
+    return word - (1 << 32) if word >= 1 << 31 else word
+
+
+def pack_columns(matrix: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+    """`[n, m]` to `[n, m / 8]`: eight neighbours of a row in one word, `order[i]` being the i-th from below."""
+    rows = matrix.tolist()
+    words = [[packed_word([row[start + i] for i in order]) for start in range(0, len(row), 8)] for row in rows]
+    return torch.tensor(words, dtype=torch.int32)
+
+
+def gptq(q: torch.Tensor, zero: torch.Tensor, scale: torch.Tensor, group: int, stored_less: int) -> dict[str, Any]:
+    """q `[out, in]`; zero and scale `[out, groups]`."""
+    straight = tuple(range(8))
+    return {
+        "qweight": pack_columns(q, straight).t().contiguous(),
+        "qzeros": pack_columns(zero.t() - stored_less, straight),
+        "scales": scale.t().contiguous(),
+        "g_idx": torch.arange(q.shape[1], dtype=torch.int32) // group,
+        "bias": torch.zeros(len(q), dtype=torch.float16),
+    }
+
+
+def awq(q: torch.Tensor, zero: torch.Tensor, scale: torch.Tensor) -> dict[str, Any]:
+    return {
+        "qweight": pack_columns(q.t(), AWQ_COLUMNS),
+        "qzeros": pack_columns(zero.t(), AWQ_COLUMNS),
+        "scales": scale.t().contiguous(),
+    }
+
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True},
+    "gptq asymmetric": {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": False},
+    "gptq v2": {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq_v2"},
+    "gptq channels": {"quant_method": "gptq", "bits": 4, "group_size": -1, "sym": True},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True},
+}
+
+
+def save_packed(folder: Path, settings: dict[str, Any]) -> LlamaForCausalLM:
+    """A random model in that format; returns the model of the numbers that it stores."""
+    reference = random_llama(
+        hidden_size=64, intermediate_size=192, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2
+    )
+    reference.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(1)
+    for name in [name for name in tensors if "_proj.weight" in name]:
+        weight = tensors.pop(name)
+        group = settings["group_size"] if settings["group_size"] > 0 else weight.shape[1]
+        parts = weight.view(len(weight), -1, group)
+        scale = (parts.abs().amax(-1) / 7).half()
+        symmetric = settings.get("sym", False)
+        zero = torch.full(scale.shape, 8) if symmetric else torch.randint(1, 16, scale.shape, generator=generator)
+        q = ((parts / scale.float().unsqueeze(-1)).round() + zero.unsqueeze(-1)).clamp(0, 15).int()
+        stored = ((q - zero.unsqueeze(-1)) * scale.float().unsqueeze(-1)).view(weight.shape)
+        reference.get_parameter(name).data.copy_(stored)
+        q = q.view(weight.shape)
+        less = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
+        made = awq(q, zero, scale) if settings["quant_method"] == "awq" else gptq(q, zero, scale, group, less)
+        tensors |= {name.removesuffix("weight") + part: tensor for part, tensor in made.items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    change_config(folder, quantization_config=settings)
+    return reference
+
+
+def change_config(folder: Path, **fields: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_packed_model_is_that_of_its_numbers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = save_packed(tmp_path, FORMATS[name])
+    ids = some_ids(97, 30)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([ids])).logits[0]
+    plain = load_transformer(open_checkpoint(tmp_path), "cpu", torch.float32, quantization=None)
+    torch.testing.assert_close(logits_in_chunks(plain, ids, [30]), expected, atol=1e-4, rtol=0)
+    near = logits_in_chunks(load_transformer(open_checkpoint(tmp_path), "cpu", torch.float32), ids, [30])
+    assert (near - expected).norm() < 0.05 * expected.norm()
+    # Without rounded activations, the stored integers give the same logits.
+    monkeypatch.setattr(native, "available", lambda: False)
+    kept = load_transformer(open_checkpoint(tmp_path), "cpu", torch.float32)
+    assert sum(isinstance(module, QuantizedWeight) for module in kept.modules()) == 8
+    torch.testing.assert_close(logits_in_chunks(kept, ids, [30]), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq"])
+def test_the_stored_bytes_are_those_that_come(name: str, tmp_path: Path) -> None:
+    save_packed(tmp_path, FORMATS[name])
+    checkpoint = open_checkpoint(tmp_path)
+    assert sum(tensor.nbytes for _, tensor in checkpoint.tensors()) == checkpoint.total_bytes
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"quant_method": "bitsandbytes"}, "quantization_config.quant_method 'bitsandbytes' is not served"),
+        ({"bits": 3}, "quantization_config.bits is 3; served is 4"),
+        ({"group_size": 48}, "quantization_config.group_size is 48"),
+        ({"checkpoint_format": "marlin"}, "quantization_config.checkpoint_format 'marlin' is not served"),
+        ({"group_size": 64}, "has the shape"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(change: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    save_packed(tmp_path, FORMATS["gptq"])
+    change_config(tmp_path, quantization_config=FORMATS["gptq"] | change)
+    with pytest.raises(CheckpointError, match=problem):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("part", "problem"),
+    [
+        ("g_idx", "q_proj.g_idx has inputs in the order of their activations"),
+        ("bias", "q_proj.bias is not part of the model, and not zero"),
+    ],
+)
+def test_another_order_and_a_bias_that_counts_are_refused(part: str, problem: str, tmp_path: Path) -> None:
+    save_packed(tmp_path, FORMATS["gptq"])
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = f"model.layers.1.self_attn.q_proj.{part}"
+    tensors[name] = tensors[name].flip(0) if part == "g_idx" else tensors[name] + 1
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=problem):
+        open_checkpoint(tmp_path)
