@@ -12,9 +12,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
@@ -70,6 +74,9 @@ def normal(rows: int, vocabulary: int, generator: torch.Generator) -> torch.Tens
     return torch.randn(rows, vocabulary, generator=generator)
 
 
+KINDS = {"zipf": zipf, "normal": normal}
+
+
 def bare(logits: torch.Tensor) -> None:
     torch.multinomial(torch.softmax(logits, dim=-1), 1)
 
@@ -102,13 +109,14 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--logits", nargs="+", choices=KINDS, default=list(KINDS))
     add_output_flags(parser)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.set_grad_enabled(False)
     results: dict[str, dict[str, dict[str, float]]] = {}
-    for kind, make in (("zipf", zipf), ("normal", normal)):
-        logits = make(options.rows, options.vocabulary, torch.Generator().manual_seed(0))
+    for kind in options.logits:
+        logits = KINDS[kind](options.rows, options.vocabulary, torch.Generator().manual_seed(0))
         ways = {"softmax + multinomial": bare}
         ways |= {name: chain(*way, options.rows, options.context) for name, way in WAYS.items()}
         seconds: dict[str, list[float]] = {name: [] for name in ways}

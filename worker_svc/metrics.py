@@ -26,7 +26,16 @@ _TOKEN = (
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _STEP = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
-FINISH_NAMES = {1: "length", 2: "stop", 3: "eos", 4: "stop_sequence", 5: "abort", 6: "grammar_end", 100: "error"}
+FINISH_NAMES = {
+    1: "length",
+    2: "stop",
+    3: "eos",
+    4: "stop_sequence",
+    5: "abort",
+    6: "grammar_end",
+    100: "error",
+    101: "impossible",
+}
 
 
 class WorkerMetrics:

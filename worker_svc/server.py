@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import grpc
@@ -29,20 +30,21 @@ from worker_svc.admin import AdminServicer
 from worker_svc.admission import Admission
 from worker_svc.engine.grammar import NO_VOCABULARY
 from worker_svc.engine.handle import EngineHandle, EngineStartError, ProcessEngine, ThreadEngine
-from worker_svc.engine.messages import Ended, EngineInfo, Step, Submit, Vocabulary
+from worker_svc.engine.messages import Ended, EngineInfo, Step, Submit, TopTokens, Vocabulary
 from worker_svc.engine.request import FinishReason
 from worker_svc.generation_rules import DEFAULT_LENGTH_PENALTY, ranks, samples_of
 from worker_svc.metrics import WorkerMetrics
 from worker_svc.sampling_rules import effective_sampling
 from worker_svc.settings import WorkerSettings
-from worker_svc.streams import OutputStream, next_due, ranked
+from worker_svc.streams import OutputStream, Tokens, next_due, ranked
 from worker_svc.supervisor import EngineSupervisor
 from worker_svc.tokenizer_check import check_tokenizer
-from worker_svc.validation import validate
+from worker_svc.validation import validate, wants_logprobs
 
 logger = logging.getLogger("worker_svc")
 
 MAX_ABORT_IDS = 4096
+PROMPT_PART_TOKENS = 1024  # of a message
 
 _REASONS = {
     FinishReason.MAX_TOKENS: pb.FINISH_REASON_MAX_TOKENS,
@@ -256,7 +258,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         worker = self._worker
         running, submit = await worker.open(request)
         info = worker.supervisor.require_info()
-        wants_logprobs = request.output.logprobs
+        wants = wants_logprobs(request.output)
         try:
             yield pb.GenerateResponse(
                 accepted=pb.Accepted(
@@ -267,17 +269,21 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     sampling=effective_sampling(submit.sampling),
                 )
             )
+            prompt_told = not (request.output.echo or request.output.prompt_logprobs)
             async for index, stream in _in_turn(running, request):
-                ids, logprobs = stream.take()
-                if ids:
-                    if stream.sent == len(ids):
+                if not prompt_told:
+                    prompt_told = True
+                    for part in _prompt_parts(request, running.streams[0]):
+                        yield pb.GenerateResponse(prompt_logprobs=part)
+                tokens = stream.take()
+                if tokens.ids:
+                    if stream.sent == len(tokens):
                         worker.worker_metrics.first_token(time.monotonic() - running.received_at)
-                    delta = pb.Delta(index=index, ids=ids, logprobs=logprobs if wants_logprobs else None)
-                    yield pb.GenerateResponse(delta=delta)
+                    yield pb.GenerateResponse(delta=_delta(index, tokens, wants))
                 # More may have come while the reader was slow; the end is said when all of it is sent.
                 if stream.ended is not None and not stream.pending:
                     stream.told = True
-                    yield pb.GenerateResponse(finished=_finished(running, index, stream, info))
+                    yield pb.GenerateResponse(finished=_finished(running, index, stream, info, wants))
         finally:
             worker.close(running)
 
@@ -306,14 +312,47 @@ async def _in_turn(running: _Running, request: pb.GenerateRequest) -> AsyncItera
         streams = [stream for stream in streams if not stream.told]
 
 
-def _finished(running: _Running, index: int, stream: OutputStream, info: EngineInfo) -> pb.Finished:
+def _delta(index: int, tokens: Tokens, with_logprobs: bool) -> pb.Delta:
+    if not with_logprobs:
+        return pb.Delta(index=index, ids=tokens.ids)
+    others = [_top_logprobs(each) for each in tokens.others]
+    return pb.Delta(index=index, ids=tokens.ids, logprobs=tokens.logprobs, ranks=tokens.ranks, top_logprobs=others)
+
+
+def _top_logprobs(tokens: TopTokens) -> pb.TopLogprobs:
+    ids, logprobs, ranks = tokens
+    return pb.TopLogprobs(ids=ids, logprobs=logprobs, ranks=ranks)
+
+
+def _prompt_parts(request: pb.GenerateRequest, stream: OutputStream) -> Iterator[pb.PromptLogprobs]:
+    """The prompt, with the logprobs of its tokens where they were asked for."""
+    ids = request.prompt_ids
+    wanted = request.output.prompt_logprobs
+    logprobs, ranks = [math.nan, *stream.prompt.logprobs], [0, *stream.prompt.ranks]
+    others = [pb.TopLogprobs(), *map(_top_logprobs, stream.prompt.others)] if stream.prompt.others else []
+    for start in range(0, len(ids), PROMPT_PART_TOKENS):
+        part = slice(start, start + PROMPT_PART_TOKENS)
+        yield pb.PromptLogprobs(
+            ids=ids[part],
+            logprobs=logprobs[part] if wanted else None,
+            ranks=ranks[part] if wanted else None,
+            top_logprobs=others[part],
+        )
+
+
+def _finished(
+    running: _Running, index: int, stream: OutputStream, info: EngineInfo, with_logprobs: bool
+) -> pb.Finished:
     ended = stream.ended
     assert ended is not None
     reason = FinishReason(ended.reason)
     if reason is FinishReason.ERROR:
         raise internal(ended.detail, reason="MODEL_ERROR")
+    if reason is FinishReason.IMPOSSIBLE:
+        raise failed_precondition(ended.detail, reason="NO_TOKEN_LEFT")
     return pb.Finished(
         index=index,
+        total_logprob=stream.total_logprob if with_logprobs else None,
         reason=_REASONS[reason],
         matched_stop_token=ended.matched_token,
         matched_stop_sequence=ended.matched_sequence,

@@ -14,8 +14,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from svc_common.errors import ServiceError
-from worker_svc.engine.messages import Ended
+from worker_svc.engine.messages import Ended, TopTokens
 from worker_svc.validation import Delivery
+
+
+@dataclass(slots=True)
+class Tokens:
+    """Tokens of one output and what is known of each, in parallel lists."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    others: list[TopTokens] = field(default_factory=list)  # empty unless they were asked for
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def cut(self, end: int) -> Tokens:
+        """Takes the first `end` of them out."""
+        taken = Tokens(self.ids[:end], self.logprobs[:end], self.ranks[:end], self.others[:end])
+        for each in (self.ids, self.logprobs, self.ranks, self.others):
+            del each[:end]
+        return taken
+
+    def trim(self, count: int) -> None:
+        """Drops the last ones."""
+        if count:
+            for each in (self.ids, self.logprobs, self.ranks, self.others):
+                del each[-count:]
 
 
 @dataclass(slots=True, eq=False)
@@ -30,8 +56,9 @@ class OutputStream:
     told: bool = False  # the reader has said that it has ended
     error: ServiceError | None = None
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _ids: list[int] = field(default_factory=list)
-    _logprobs: list[float] = field(default_factory=list)
+    prompt: Tokens = field(default_factory=Tokens)  # logprobs of the prompt's tokens but the first; no ids
+    total_logprob: float = 0.0  # of the tokens that were taken
+    _tokens: Tokens = field(default_factory=Tokens)
     _held: int = 0
     _pending_since: float = 0.0
 
@@ -43,20 +70,24 @@ class OutputStream:
     @property
     def pending(self) -> int:
         """Tokens that have come and were not taken, those that are held back included."""
-        return len(self._ids)
+        return len(self._tokens)
 
     @property
     def score(self) -> tuple[float, int]:
         """Total logprob and number of the tokens that were not taken."""
-        return math.fsum(self._logprobs), len(self._logprobs)
+        return math.fsum(self._tokens.logprobs), len(self._tokens)
 
-    def push(self, token: int, logprob: float, now: float) -> None:
+    def push(self, token: int, logprob: float, now: float, rank: int = 0, others: TopTokens | None = None) -> None:
         """One more token."""
-        if not self._ids:
+        tokens = self._tokens
+        if not tokens.ids:
             self._pending_since = now
-        self._ids.append(token)
-        self._logprobs.append(logprob)
-        if len(self._ids) >= self.delivery.interval_tokens or self.delivery.max_delay_seconds is not None:
+        tokens.ids.append(token)
+        tokens.logprobs.append(logprob)
+        tokens.ranks.append(rank)
+        if self.delivery.others:
+            tokens.others.append(others or ([], [], []))
+        if len(tokens.ids) >= self.delivery.interval_tokens or self.delivery.max_delay_seconds is not None:
             self.wake.set()
 
     def hold(self, count: int) -> None:
@@ -66,8 +97,7 @@ class OutputStream:
     def end(self, ended: Ended) -> None:
         """The request has finished; the last `ended.trim` tokens are not part of its output."""
         self._held = 0
-        if ended.trim:
-            del self._ids[-ended.trim :], self._logprobs[-ended.trim :]
+        self._tokens.trim(ended.trim)
         self.ended = ended
         self.wake.set()
 
@@ -79,7 +109,7 @@ class OutputStream:
     def seconds_until_due(self, now: float) -> float | None:
         """0 or less if a message is due: enough tokens, the oldest has waited long enough, or the end. None if only
         the engine can tell."""
-        ready = len(self._ids) - self._held
+        ready = len(self._tokens) - self._held
         if self.over or ready >= self.delivery.interval_tokens:
             return 0.0
         delay = self.delivery.max_delay_seconds
@@ -89,14 +119,13 @@ class OutputStream:
         """Returns when a message is due. Raises what the stream failed with."""
         await next_due([self])
 
-    def take(self) -> tuple[list[int], list[float]]:
-        """The ids and logprobs that have come since the last call, but for those that are held back."""
-        end = len(self._ids) - self._held
-        ids, logprobs = self._ids[:end], self._logprobs[:end]
-        self._ids, self._logprobs = self._ids[end:], self._logprobs[end:]
+    def take(self) -> Tokens:
+        """The tokens that have come since the last call, but for those that are held back."""
+        taken = self._tokens.cut(len(self._tokens) - self._held)
         self._pending_since = time.monotonic()
-        self.sent += len(ids)
-        return ids, logprobs
+        self.sent += len(taken)
+        self.total_logprob += math.fsum(taken.logprobs)
+        return taken
 
 
 async def next_due(streams: Sequence[OutputStream]) -> list[OutputStream]:

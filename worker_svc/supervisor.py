@@ -181,10 +181,19 @@ class EngineSupervisor:
         handles = np.frombuffer(step.handles, dtype=np.uint64).tolist()
         ids = np.frombuffer(step.ids, dtype=np.int32).tolist()
         logprobs = np.frombuffer(step.logprobs, dtype=np.float32).tolist()
-        for handle, token, logprob in zip(handles, ids, logprobs, strict=True):
+        ranks = np.frombuffer(step.ranks, dtype=np.int32).tolist()
+        for part in step.prompts:
+            stream = streams.get(part.handle)
+            if stream is not None:
+                stream.prompt.logprobs.extend(np.frombuffer(part.logprobs, dtype=np.float32).tolist())
+                stream.prompt.ranks.extend(np.frombuffer(part.ranks, dtype=np.int32).tolist())
+                if part.others is not None:
+                    stream.prompt.others.extend(part.others.each())
+        others = step.others.each() if step.others is not None else itertools.repeat(None)
+        for handle, token, logprob, rank, other in zip(handles, ids, logprobs, ranks, others, strict=False):
             stream = streams.get(handle)
             if stream is not None:  # else nobody reads it any more
-                stream.push(token, logprob, now)
+                stream.push(token, logprob, now, rank, other)
         for handle, held in step.held:
             stream = streams.get(handle)
             if stream is not None:

@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 from svc_common.errors import FieldViolation, failed_precondition, invalid_argument, unimplemented
 from tandem.inference.v1 import inference_pb2 as pb
 from worker_svc.engine.messages import EngineInfo, Submit
+from worker_svc.engine.request import LogprobOptions
 from worker_svc.generation_rules import (
     draft_tokens,
     guide_of,
@@ -33,6 +34,8 @@ from worker_svc.sampling_rules import SAMPLING_FIELDS, id_violations, sampling_v
 MAX_REQUEST_ID_BYTES = 128
 MAX_SALT_BYTES = 256
 MAX_STOP_IDS = 256
+MAX_TOP_LOGPROBS = 64
+MAX_LOGPROB_IDS = 128
 MAX_STOP_SEQUENCES = 64
 MAX_STOP_SEQUENCE_IDS = 64
 MAX_PRIORITY = 100
@@ -56,6 +59,10 @@ SERVED_FIELDS = frozenset(
         "output",
         "output.logprobs",
         "output.logprobs_mode",
+        "output.top_logprobs",
+        "output.logprob_ids",
+        "output.prompt_logprobs",
+        "output.echo",
         "output.stream_interval_tokens",
         "output.stream_max_delay_ms",
         "cache",
@@ -85,6 +92,7 @@ class Delivery:
 
     interval_tokens: int
     max_delay_seconds: float | None
+    others: bool = False  # tokens besides the sampled one are reported at each position
 
 
 def validate(
@@ -114,7 +122,7 @@ def validate(
         priority=request.priority,
         salt=request.cache.salt,
         bypass=request.cache.bypass,
-        logprobs=output.logprobs or ranks(request),  # ranking needs them
+        logprobs=_logprobs(request),
         stop_sequences=[list(sequence.ids) for sequence in stopping.stop_sequences],
         samples=samples_of(request),
         draft_tokens=draft_tokens(request.speculation, info),
@@ -122,13 +130,27 @@ def validate(
         guide=guide_of(request.guided),
     )
     delay = output.stream_max_delay_ms / 1000 if output.HasField("stream_max_delay_ms") else None
-    return submit, Delivery(max(1, output.stream_interval_tokens), delay)
+    return submit, Delivery(max(1, output.stream_interval_tokens), delay, others=submit.logprobs.width > 0)
+
+
+def _logprobs(request: pb.GenerateRequest) -> LogprobOptions:
+    output = request.output
+    return LogprobOptions(
+        sampled=wants_logprobs(output) or ranks(request),  # ranking needs them
+        top=output.top_logprobs,
+        ids=tuple(output.logprob_ids),
+        processed=output.logprobs_mode == pb.LOGPROBS_MODE_PROCESSED,
+        prompt=output.prompt_logprobs,
+    )
+
+
+def wants_logprobs(output: pb.OutputOptions) -> bool:
+    """Whether the sampled tokens' logprobs are sent."""
+    return output.logprobs or output.top_logprobs > 0 or bool(output.logprob_ids)
 
 
 def _refuse_unserved(request: pb.GenerateRequest) -> None:
     unserved = sorted(path for path in _set_fields(request, "") if path not in SERVED_FIELDS)
-    if request.output.logprobs_mode == pb.LOGPROBS_MODE_PROCESSED:
-        unserved.append("output.logprobs_mode = LOGPROBS_MODE_PROCESSED")
     if unserved:
         raise unimplemented(unserved)
 
@@ -156,12 +178,25 @@ def _violations(request: pb.GenerateRequest, info: EngineInfo) -> Iterator[Field
     output = request.output
     if output.logprobs_mode not in pb.LogprobsMode.values():
         yield FieldViolation("output.logprobs_mode", f"{output.logprobs_mode} is not a known mode")
+    if output.top_logprobs > MAX_TOP_LOGPROBS:
+        yield FieldViolation("output.top_logprobs", f"must be 0 to {MAX_TOP_LOGPROBS}, not {output.top_logprobs}")
+    if len(output.logprob_ids) > MAX_LOGPROB_IDS:
+        yield FieldViolation(
+            "output.logprob_ids", f"has {len(output.logprob_ids)} ids; at most {MAX_LOGPROB_IDS} are allowed"
+        )
+    yield from _id_violations("output.logprob_ids", output.logprob_ids, info)
     if output.HasField("stream_interval_tokens") and output.stream_interval_tokens < 1:
         yield FieldViolation("output.stream_interval_tokens", "must be at least 1, not 0")
     if output.stream_max_delay_ms > MAX_STREAM_DELAY_MS:
         yield FieldViolation(
             "output.stream_max_delay_ms", f"must be at most {MAX_STREAM_DELAY_MS}, not {output.stream_max_delay_ms}"
         )
+
+
+def scores_only(request: pb.GenerateRequest) -> bool:
+    """Whether the prompt is scored and nothing is generated."""
+    stopping = request.stopping
+    return request.output.prompt_logprobs and stopping.HasField("max_tokens") and not stopping.max_tokens
 
 
 def _too_long(field: str, text: str, limit: int) -> Iterator[FieldViolation]:
@@ -174,7 +209,12 @@ def _prompt_violations(request: pb.GenerateRequest, info: EngineInfo) -> Iterato
     prompt, resumed = len(request.prompt_ids), len(request.resumed_output_ids)
     if prompt == 0:
         yield FieldViolation("prompt_ids", "must have at least one id")
-    if prompt >= info.context_length:
+    if scores_only(request):
+        if prompt > info.context_length:
+            yield FieldViolation(
+                "prompt_ids", f"has {prompt} ids; the context takes at most {info.context_length} tokens"
+            )
+    elif prompt >= info.context_length:
         yield FieldViolation(
             "prompt_ids",
             f"has {prompt} ids; with room for one new token the context of {info.context_length} tokens "
@@ -197,7 +237,9 @@ def _id_violations(field: str, ids: Sequence[int], info: EngineInfo) -> Iterator
 def _stopping_violations(request: pb.GenerateRequest, info: EngineInfo) -> Iterator[FieldViolation]:
     stopping = request.stopping
     if stopping.HasField("max_tokens"):
-        if not 1 <= stopping.max_tokens <= info.context_length:
+        if not stopping.max_tokens and request.output.prompt_logprobs:
+            pass  # the prompt is scored and nothing is generated
+        elif not 1 <= stopping.max_tokens <= info.context_length:
             yield FieldViolation(
                 "stopping.max_tokens",
                 f"must be 1 to the context length {info.context_length}, not {stopping.max_tokens}",

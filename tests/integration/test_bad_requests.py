@@ -48,6 +48,8 @@ VIOLATIONS = {
     "min above context": (stopping(min_tokens=4000), "stopping.min_tokens", "512"),
     "too many stop ids": (stopping(stop_token_ids=[1] * 257), "stopping.stop_token_ids", "at most 256"),
     "stop id out of vocabulary": (stopping(stop_token_ids=[300]), "stopping.stop_token_ids[0]", "300"),
+    "top logprobs": (request(output=pb.OutputOptions(top_logprobs=65)), "output.top_logprobs", "0 to 64"),
+    "logprob ids": (request(output=pb.OutputOptions(logprob_ids=[300])), "output.logprob_ids[0]", "vocabulary"),
     "NaN temperature": (sampling(temperature=NAN), "sampling.temperature", "finite"),
     "infinite temperature": (sampling(temperature=INFINITE), "sampling.temperature", "finite"),
     "negative temperature": (sampling(temperature=-0.1), "sampling.temperature", "at least 0"),
@@ -125,11 +127,7 @@ VIOLATIONS = {
     "logprobs mode": (request(output=pb.OutputOptions(logprobs_mode=77)), "output.logprobs_mode", "77"),  # type: ignore[arg-type]
 }
 
-UNSERVED = {
-    "output.top_logprobs": request(output=pb.OutputOptions(top_logprobs=3)),
-    "output.echo": request(output=pb.OutputOptions(echo=True)),
-    "output.logprobs_mode": request(output=pb.OutputOptions(logprobs_mode=pb.LOGPROBS_MODE_PROCESSED)),
-}
+UNSERVED = {}
 
 
 async def refusal(worker: Worker, message: pb.GenerateRequest) -> tuple[grpc.aio.AioRpcError, dict[str, object]]:

@@ -27,6 +27,9 @@ class Answer:
     accepted: pb.Accepted | None = None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    others: list[pb.TopLogprobs] = field(default_factory=list)
+    prompt: pb.PromptLogprobs = field(default_factory=pb.PromptLogprobs)  # its parts, joined
     finished: pb.Finished | None = None
     deltas: int = 0
 
@@ -41,7 +44,12 @@ class Answer:
             assert len(message.delta.logprobs) in (0, len(message.delta.ids)), "arrays are parallel"
             self.ids += message.delta.ids
             self.logprobs += message.delta.logprobs
+            self.ranks += message.delta.ranks
+            self.others += message.delta.top_logprobs
             self.deltas += 1
+        elif event == "prompt_logprobs":
+            assert self.accepted is not None and not self.ids, "the prompt comes before the output"
+            self.prompt.MergeFrom(message.prompt_logprobs)
         else:
             assert event == "finished"
             self.finished = message.finished

@@ -34,7 +34,8 @@ async def test_what_piles_up_goes_out_as_one_message():
     for token in range(100_000):
         output.push(token, 0.0, time.monotonic())
     await output.ready()
-    ids, logprobs = output.take()
+    taken = output.take()
+    ids, logprobs = taken.ids, taken.logprobs
     assert ids == list(range(100_000))
     assert len(logprobs) == len(ids)
     assert output.pending == 0
@@ -50,7 +51,7 @@ async def test_a_reader_wakes_for_the_interval_it_asked_for_and_not_before():
         assert not reader.done()
     output.push(2, 0.0, time.monotonic())
     await reader
-    assert output.take()[0] == [0, 1, 2]
+    assert output.take().ids == [0, 1, 2]
 
 
 async def test_the_end_wakes_whatever_is_missing():
@@ -59,7 +60,7 @@ async def test_the_end_wakes_whatever_is_missing():
     output.push(7, 0.0, time.monotonic())
     output.end(ENDED)
     await reader
-    assert output.take()[0] == [7]
+    assert output.take().ids == [7]
     assert output.ended is ENDED
 
 
@@ -67,7 +68,7 @@ async def test_a_token_that_has_waited_long_enough_goes_alone():
     output = stream(interval=100, delay=0.5)
     output.push(7, 0.0, time.monotonic() - 1.0)
     await output.ready()
-    assert output.take()[0] == [7]
+    assert output.take().ids == [7]
 
 
 async def test_a_delay_begins_with_the_first_token_not_with_the_wait():
@@ -96,14 +97,14 @@ async def test_held_tokens_wait_and_trimmed_ones_are_never_sent():
         output.push(token, -1.0, time.monotonic())
     output.hold(2)
     await output.ready()
-    assert output.take()[0] == [0, 1, 2]
+    assert output.take().ids == [0, 1, 2]
     waiting = asyncio.create_task(output.ready())
     await asyncio.sleep(0)
     assert not waiting.done()
     output.push(5, -1.0, time.monotonic())
     output.end(ended(trim=3))
     await waiting
-    assert output.take()[0] == []
+    assert output.take().ids == []
     assert output.pending == 0
     assert output.sent == 3
 

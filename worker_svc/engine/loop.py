@@ -26,6 +26,7 @@ from worker_svc.engine.pages import PageTable
 from worker_svc.engine.request import FinishReason, Request, RequestStatistics
 from worker_svc.engine.sampler import Rows, Sampled, SamplingTable, sample
 from worker_svc.engine.scheduler import Chunk, Scheduler, SchedulerLimits
+from worker_svc.engine.scoring import PromptScores, score_prompts
 from worker_svc.engine.speculation import Proposer, Speculation
 from worker_svc.model.runner import Work
 
@@ -75,6 +76,7 @@ class StepResult:
     handles: npt.NDArray[np.uint64]
     sampled: Sampled
     finished: list[Finish] = field(default_factory=list)
+    prompts: list[PromptScores] = field(default_factory=list)
     # Of requests with stop sequences: how many of their last tokens may still become one, and must not be sent.
     held: list[tuple[int, int]] = field(default_factory=list)
     prefill_tokens: int = 0  # composition of the batch
@@ -175,9 +177,10 @@ class Engine:
         masks, exhausted = constraints.finish(logits.shape[1])
         sampling = [chunk for chunk in chunks if chunk.samples]
         with torch.inference_mode():
+            prompts, logits = score_prompts(chunks, logits)
             sampled = sample(logits, _rows(sampling, masks), self._sampling) if sampling else Sampled.nothing()
         now = time.monotonic()
-        result = StepResult(np.empty(0, np.uint64), sampled, ended)
+        result = StepResult(np.empty(0, np.uint64), sampled, ended, prompts)
         ends = self._collect(sampling, exhausted.tolist(), result, now)
         self.scheduler.advance(chunks)
         for request, end in ends:
@@ -198,11 +201,12 @@ class Engine:
         keep: list[int] = []
         handles: list[int] = []
         ends: list[tuple[Request, End]] = []
-        ids, finite = result.sampled.ids.tolist(), result.sampled.finite.tolist()
+        ids = result.sampled.ids.tolist()
+        finite, possible = result.sampled.finite.tolist(), result.sampled.possible.tolist()
         row = 0
         for chunk in chunks:
             request, rows = chunk.request, slice(row, row + chunk.samples)
-            taken, end = take_tokens(request, ids[rows], finite[rows], exhausted[rows])
+            taken, end = take_tokens(request, ids[rows], finite[rows], possible[rows], exhausted[rows])
             keep.extend(range(row, row + taken))
             handles.extend([request.handle] * taken)
             row += chunk.samples
@@ -233,7 +237,7 @@ class Engine:
 def _work(chunk: Chunk) -> Work:
     assert chunk.request.pages is not None
     tokens = chunk.request.tokens[chunk.start : chunk.start + chunk.length]
-    return Work(tokens, chunk.start, chunk.request.pages.held, chunk.samples)
+    return Work(tokens, chunk.start, chunk.request.pages.held, chunk.logits)
 
 
 def _rows(chunks: Sequence[Chunk], masks: Masks | None) -> Rows:

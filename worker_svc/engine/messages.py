@@ -20,6 +20,7 @@ from worker_svc.engine.stops import StopSequences
 
 if TYPE_CHECKING:  # the front reads this file without torch
     from worker_svc.engine.loop import Finish, StepResult
+    from worker_svc.engine.sampler import Alternatives
 
 assert sys.byteorder == "little", "frames carry arrays in the machine's byte order"
 
@@ -48,7 +49,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
     priority: int
     salt: str
     bypass: bool
-    logprobs: bool
+    logprobs: LogprobOptions
     stop_sequences: list[list[int]] = []
     samples: int = 1  # of the prompt; their handles are `handle`, `handle + 1`, ...
     draft_tokens: int = 0  # at most; 0: no speculation
@@ -76,11 +77,12 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
             priority=self.priority,
             salt=self.salt,
             bypass=self.bypass,
-            logprobs=LogprobOptions(sampled=self.logprobs),
+            # The samples of a prompt share it: it is scored once.
+            logprobs=self.logprobs if index == 0 else replace(self.logprobs, prompt=False),
         )
         if self.bypass and self.samples > 1:
             request.salt, request.bypass, request.private = private_salt(self.handle), False, True
-        if self.draft_tokens:
+        if self.draft_tokens and not self.sampling.stateful:
             request.drafting = Drafting(self.draft_tokens, self.lookup_ngram)
         return request
 
@@ -247,12 +249,57 @@ class Ended(msgspec.Struct, array_like=True):
         )
 
 
+class Others(msgspec.Struct, array_like=True):
+    """Other tokens at several positions, as in `Alternatives`: int32, int32, float32 and int32 arrays."""
+
+    counts: bytes
+    ids: bytes
+    logprobs: bytes
+    ranks: bytes
+
+    @classmethod
+    def of(cls, alternatives: Alternatives) -> Others | None:
+        """None where there are none."""
+        if not alternatives.ids.size:
+            return None
+        return cls(
+            alternatives.counts.tobytes(),
+            alternatives.ids.tobytes(),
+            alternatives.logprobs.tobytes(),
+            alternatives.ranks.tobytes(),
+        )
+
+    def each(self) -> list[TopTokens]:
+        """One entry a position."""
+        ids = np.frombuffer(self.ids, dtype=np.int32).tolist()
+        logprobs = np.frombuffer(self.logprobs, dtype=np.float32).tolist()
+        ranks = np.frombuffer(self.ranks, dtype=np.int32).tolist()
+        ends = np.cumsum(np.frombuffer(self.counts, dtype=np.int32)).tolist()
+        begins = [0, *ends[:-1]]
+        return [(ids[a:b], logprobs[a:b], ranks[a:b]) for a, b in zip(begins, ends, strict=True)]
+
+
+TopTokens = tuple[list[int], list[float], list[int]]  # ids, logprobs, ranks
+
+
+class ScoredPrompt(msgspec.Struct, array_like=True):
+    """The next part of a prompt's logprobs: float32 and int32 arrays."""
+
+    handle: int
+    logprobs: bytes
+    ranks: bytes
+    others: Others | None
+
+
 class Step(msgspec.Struct, tag=True, array_like=True):
-    """Engine to front, once a step. `handles` uint64, `ids` int32 and `logprobs` float32 are parallel arrays."""
+    """Engine to front, once a step. `handles` uint64, `ids` and `ranks` int32 and `logprobs` float32 are parallel."""
 
     handles: bytes
     ids: bytes
     logprobs: bytes
+    ranks: bytes
+    others: Others | None
+    prompts: list[ScoredPrompt]
     ended: list[Ended]
     held: list[tuple[int, int]]  # handle, and how many of its last tokens must not be sent yet
     load: Load
@@ -269,6 +316,12 @@ class Step(msgspec.Struct, tag=True, array_like=True):
             handles=result.handles.tobytes(),
             ids=result.sampled.ids.tobytes(),
             logprobs=result.sampled.logprobs.tobytes(),
+            ranks=result.sampled.ranks.tobytes(),
+            others=Others.of(result.sampled.alternatives),
+            prompts=[
+                ScoredPrompt(each.handle, each.logprobs.tobytes(), each.ranks.tobytes(), Others.of(each.alternatives))
+                for each in result.prompts
+            ],
             ended=[Ended.of(finish) for finish in result.finished],
             held=result.held,
             load=load,

@@ -1,6 +1,7 @@
 """What sampled tokens do to their request: they are appended, drafts are accepted by them, and they may end it.
 
     not finite                    the model's numbers are broken: ERROR
+    not possible                  its constraints leave no id: IMPOSSIBLE
     exhausted                     a limit of the grammar was reached: ERROR; grammar, min_tokens and ignore_eos together
                                   leave no id: GRAMMAR_END
     a stop id, an EOS id          STOP_TOKEN, EOS; the id is output only with include_stop
@@ -34,10 +35,17 @@ class End:
 
 
 _BROKEN = End(FinishReason.ERROR, detail="the model's logits are not finite", broken=True)
+_IMPOSSIBLE = End(
+    FinishReason.IMPOSSIBLE, detail="allowed and banned ids and sequences leave no token that could come next"
+)
 
 
 def take_tokens(
-    request: Request, sampled: Sequence[int], finite: Sequence[bool], exhausted: Sequence[bool]
+    request: Request,
+    sampled: Sequence[int],
+    finite: Sequence[bool],
+    possible: Sequence[bool],
+    exhausted: Sequence[bool],
 ) -> tuple[int, End | None]:
     """Appends `sampled[0]`, and `sampled[i + 1]` while `sampled[i]` is what draft i said; all `[drafts + 1]`.
 
@@ -52,6 +60,10 @@ def take_tokens(
         if exhausted[place]:
             assert request.matcher is not None
             return taken, _grammar_error(request.matcher) or End(FinishReason.GRAMMAR_END)
+        if not possible[place]:
+            return taken, _IMPOSSIBLE
+        if not request.stopping.max_tokens:  # the prompt was only scored
+            return taken, End(FinishReason.MAX_TOKENS)
         request.append(token)
         end = _end_after(request, token)
         if end is not None:
@@ -76,7 +88,7 @@ def resume(request: Request) -> End | None:
             request.matcher.consume(token)
         if output and request.matcher.ended and not request.matcher.error:
             return End(FinishReason.GRAMMAR_END)
-    if request.output_tokens >= request.stopping.max_tokens:
+    if request.output_tokens >= request.stopping.max_tokens and not request.scoring:
         # Another worker produced everything and was lost before it could say so.
         return End(FinishReason.MAX_TOKENS)
     return None

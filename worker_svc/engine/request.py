@@ -107,7 +107,7 @@ class Stopping:
 
 
 class FinishReason(enum.IntEnum):
-    """Why a request ended; ERROR is no finish on the wire but ends the stream with INTERNAL."""
+    """Why a request ended; ERROR and IMPOSSIBLE are no finish on the wire but end the stream with a status."""
 
     MAX_TOKENS = 1
     STOP_TOKEN = 2
@@ -116,6 +116,7 @@ class FinishReason(enum.IntEnum):
     CANCELLED = 5
     GRAMMAR_END = 6
     ERROR = 100
+    IMPOSSIBLE = 101  # its constraints leave no token
 
 
 @dataclass(slots=True)
@@ -152,6 +153,7 @@ class Request:
     arrival: int = 0  # order of arrival, given by the scheduler
     overtaken: int = 0  # later arrivals that were admitted first
     num_computed: int = 0
+    scored: int = 1  # prompt tokens whose logprobs have been told; the first has none
     drafts: int = 0
     drafting: Drafting | None = None  # whether and how to speculate
     stop_state: int = 0  # of `stopping.sequences`, after `num_tokens`
@@ -198,6 +200,11 @@ class Request:
     def known(self) -> Tokens:
         """Every token so far; a view."""
         return self.tokens[: self.num_tokens]
+
+    @property
+    def scoring(self) -> bool:
+        """Whether logprobs of its prompt are still to be told."""
+        return self.logprobs.prompt and self.scored < self.prompt_tokens
 
     @property
     def owed(self) -> int:

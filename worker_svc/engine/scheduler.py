@@ -28,6 +28,7 @@ from worker_svc.engine.pages import PageCopy, PageTable
 from worker_svc.engine.request import MAX_PRIORITY, Request
 
 MAX_OVERTAKES = 64
+SCORED_TOKENS = 64  # prompt tokens in a step whose logits are wanted: a row of logits can be half a megabyte
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,12 @@ class Chunk:
     start: int
     length: int
     samples: int
+    scores: bool = False  # the logits of all its tokens are wanted, for the logprobs of the prompt
+
+    @property
+    def logits(self) -> int:
+        """How many of its last tokens' logits are wanted."""
+        return self.length if self.scores else self.samples
 
 
 @dataclass(slots=True)
@@ -159,7 +166,7 @@ class Scheduler:
         prefills: list[Request] = []
         for request in list(self.running):
             computed, pages = request.num_computed, request.pages
-            if request.num_tokens != computed + 1 or not computed:
+            if request.num_tokens != computed + 1 or not computed or request.scoring:
                 prefills.append(request)
                 continue
             if pages is None:  # the victim of an earlier one in this very step
@@ -171,24 +178,34 @@ class Scheduler:
             planned[request.handle] = Chunk(request, computed, 1, 1)
             used += 1
         used += self._add_drafts(list(planned.values()), self.limits.max_batch_tokens // 2 - used)
+        scored = 0
         for request in prefills:
             budget = self.limits.max_batch_tokens - used
             if budget == 0:
                 break
-            if request.pages is None:
+            if request.scoring:
+                budget = min(budget, SCORED_TOKENS - scored)
+            if request.pages is None or budget == 0:
                 continue
             length = self._chunk_length(request, budget)
             used -= self._make_room(request, request.num_computed + length, planned)
             if request.pages is not None:
                 planned[request.handle] = self._chunk(request, length)
                 used += length
+                scored += length if request.scoring else 0
         while used < self.limits.max_batch_tokens and len(self.running) < self.limits.max_running:
             admitted = self._admit()
             if admitted is None:
                 break
-            length = self._chunk_length(admitted, self.limits.max_batch_tokens - used)
+            budget = self.limits.max_batch_tokens - used
+            if admitted.scoring:
+                budget = min(budget, SCORED_TOKENS - scored)
+                if budget == 0:
+                    continue  # in a later step
+            length = self._chunk_length(admitted, budget)
             planned[admitted.handle] = self._chunk(admitted, length)
             used += length
+            scored += length if admitted.scoring else 0
         assert planned or not self._requests, "the first in rank always gets on"
         return list(planned.values())
 
@@ -240,7 +257,7 @@ class Scheduler:
     @staticmethod
     def _chunk(request: Request, length: int) -> Chunk:
         start = request.num_computed
-        return Chunk(request, start, length, samples=int(start + length == request.num_tokens))
+        return Chunk(request, start, length, int(start + length == request.num_tokens), request.scoring)
 
     def _chunk_length(self, request: Request, budget: int) -> int:
         """Tokens of `request` for this step, at most `budget`; to a page boundary where it is cut."""
@@ -277,7 +294,9 @@ class Scheduler:
         request = self._waiting[max(self._waiting)][0][1]
         leader = request.leader.pages if request.leader is not None else None
         shared = min(request.leader.num_computed, request.prompt_tokens) if request.leader is not None else 0
-        pages = self.table.open(request.known, salt=request.salt, bypass=request.bypass, sibling=leader, shared=shared)
+        # What is cached has no logits: it is of no use to tokens whose logprobs are still to be told.
+        usable = request.known[: request.scored] if request.scoring else request.known
+        pages = self.table.open(usable, salt=request.salt, bypass=request.bypass, sibling=leader, shared=shared)
         reserve = len(self.running)
         wanted = self.table.pages_for(request.num_tokens) - pages.count
         # When nothing runs, whatever is there must do: the request fits, and nobody else could give pages back.

@@ -493,7 +493,8 @@ class StoppingParams(_message.Message):
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     INCLUDE_STOP_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
-    """New tokens at most, resumed_output_ids included; at least 1. Absent, or larger than what fits: as many as fit
+    """New tokens at most, resumed_output_ids included; at least 1, or 0 with prompt_logprobs: then the prompt is scored,
+    which may fill the context, and nothing is generated. Absent, or larger than what fits: as many as fit
     into the context; Accepted.max_tokens says how many.
     """
     min_tokens: _builtins.int
@@ -552,21 +553,23 @@ class OutputOptions(_message.Message):
     STREAM_INTERVAL_TOKENS_FIELD_NUMBER: _builtins.int
     STREAM_MAX_DELAY_MS_FIELD_NUMBER: _builtins.int
     logprobs: _builtins.bool
-    """of each sampled token"""
+    """of each sampled token, with its rank"""
     top_logprobs: _builtins.int
-    """of the n most probable tokens at each position"""
+    """of the n most probable tokens at each position; 0 to 64; implies logprobs"""
     logprobs_mode: Global___LogprobsMode.ValueType
     prompt_logprobs: _builtins.bool
-    """of each prompt token, once, before the first delta"""
+    """Of each prompt token but the first, raw, with top_logprobs and logprob_ids where these are asked for; once, before the
+    first delta. What the cache holds of the prompt is computed again, because the cache has no logits.
+    """
     echo: _builtins.bool
-    """the prompt ids come first"""
+    """the prompt ids are sent, once, before the first delta"""
     stream_interval_tokens: _builtins.int
     """At least this many tokens in a delta, except the last one; default 1. Slow readers get larger deltas in any case."""
     stream_max_delay_ms: _builtins.int
     """send a smaller delta after this time"""
     @_builtins.property
     def logprob_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """of these ids at each position"""
+        """of these ids at each position; at most 128; implies logprobs"""
 
     def __init__(
         self,
@@ -896,6 +899,7 @@ class Delta(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """which output; 0 to n - 1"""
     @_builtins.property
@@ -910,6 +914,10 @@ class Delta(_message.Message):
     def top_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopLogprobs]:
         """parallel to ids; only with top_logprobs or logprob_ids"""
 
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """parallel to ids; of each id, 1 is the most probable; only with OutputOptions.logprobs"""
+
     def __init__(
         self,
         *,
@@ -917,10 +925,11 @@ class Delta(_message.Message):
         ids: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
         top_logprobs: _abc.Iterable[Global___TopLogprobs] | None = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "index", b"index", "logprobs", b"logprobs", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "index", b"index", "logprobs", b"logprobs", "ranks", b"ranks", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -928,6 +937,8 @@ Global___Delta: _TypeAlias = Delta  # noqa: Y015
 
 @_typing.final
 class TopLogprobs(_message.Message):
+    """Tokens at one position: the most probable in order of rank, then the logprob_ids in the order they were asked for."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     IDS_FIELD_NUMBER: _builtins.int
@@ -960,27 +971,39 @@ Global___TopLogprobs: _TypeAlias = TopLogprobs  # noqa: Y015
 
 @_typing.final
 class PromptLogprobs(_message.Message):
+    """The prompt, in order, in parts of at most 1,024 tokens; all of them before the first delta. With echo alone only ids."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """the prompt"""
-
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """parallel to ids; the first is NaN"""
+        """parallel to ids; the first of the prompt is NaN"""
+
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """parallel to ids; the first of the prompt is 0"""
+
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopLogprobs]:
+        """parallel to ids; empty for the first; only with top_logprobs or logprob_ids"""
 
     def __init__(
         self,
         *,
         ids: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        top_logprobs: _abc.Iterable[Global___TopLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "logprobs", b"logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "logprobs", b"logprobs", "ranks", b"ranks", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -996,11 +1019,14 @@ class Finished(_message.Message):
     MATCHED_STOP_SEQUENCE_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    TOTAL_LOGPROB_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     reason: Global___FinishReason.ValueType
     matched_stop_token: _builtins.int
     matched_stop_sequence: _builtins.int
     """its place in stop_sequences"""
+    total_logprob: _builtins.float
+    """of the output without resumed_output_ids; only with OutputOptions.logprobs"""
     @_builtins.property
     def usage(self) -> Global___Usage: ...
     @_builtins.property
@@ -1014,19 +1040,24 @@ class Finished(_message.Message):
         matched_stop_sequence: _builtins.int | None = ...,
         usage: Global___Usage | None = ...,
         timings: Global___Timings | None = ...,
+        total_logprob: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_matched_stop_sequence", b"_matched_stop_sequence", "_matched_stop_token", b"_matched_stop_token", "matched_stop_sequence", b"matched_stop_sequence", "matched_stop_token", b"matched_stop_token", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_matched_stop_sequence", b"_matched_stop_sequence", "_matched_stop_token", b"_matched_stop_token", "_total_logprob", b"_total_logprob", "matched_stop_sequence", b"matched_stop_sequence", "matched_stop_token", b"matched_stop_token", "timings", b"timings", "total_logprob", b"total_logprob", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_stop_sequence", b"_matched_stop_sequence", "_matched_stop_token", b"_matched_stop_token", "index", b"index", "matched_stop_sequence", b"matched_stop_sequence", "matched_stop_token", b"matched_stop_token", "reason", b"reason", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_stop_sequence", b"_matched_stop_sequence", "_matched_stop_token", b"_matched_stop_token", "_total_logprob", b"_total_logprob", "index", b"index", "matched_stop_sequence", b"matched_stop_sequence", "matched_stop_token", b"matched_stop_token", "reason", b"reason", "timings", b"timings", "total_logprob", b"total_logprob", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__matched_stop_sequence: _TypeAlias = _typing.Literal["matched_stop_sequence"]  # noqa: Y015
     _WhichOneofArgType__matched_stop_sequence: _TypeAlias = _typing.Literal["_matched_stop_sequence", b"_matched_stop_sequence"]  # noqa: Y015
     _WhichOneofReturnType__matched_stop_token: _TypeAlias = _typing.Literal["matched_stop_token"]  # noqa: Y015
     _WhichOneofArgType__matched_stop_token: _TypeAlias = _typing.Literal["_matched_stop_token", b"_matched_stop_token"]  # noqa: Y015
+    _WhichOneofReturnType__total_logprob: _TypeAlias = _typing.Literal["total_logprob"]  # noqa: Y015
+    _WhichOneofArgType__total_logprob: _TypeAlias = _typing.Literal["_total_logprob", b"_total_logprob"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__matched_stop_sequence) -> _WhichOneofReturnType__matched_stop_sequence | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__matched_stop_token) -> _WhichOneofReturnType__matched_stop_token | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__total_logprob) -> _WhichOneofReturnType__total_logprob | None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
 
