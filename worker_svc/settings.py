@@ -67,7 +67,14 @@ class WorkerSettings(ServiceSettings):
     max_waiting_requests: int = Field(default=1024, ge=0, description="requests that may wait; more are refused")
     max_waiting_tokens: int = Field(default=1 << 20, ge=1, description="prompt tokens that may wait; more are refused")
     draft_tokens: int = Field(
-        default=0, ge=0, le=32, description="tokens that speculation guesses at most, for requests that name no number"
+        default=0,
+        ge=0,
+        le=32,
+        description="tokens that speculation guesses at most, for requests that name no number; 0: none, or 4 where "
+        "there is a draft_model",
+    )
+    draft_model: str = Field(
+        default="", description="checkpoint of a small model with the same vocabulary, which guesses for the large one"
     )
     tokenizer_address: str = Field(
         default="",
@@ -98,4 +105,5 @@ class WorkerSettings(ServiceSettings):
             max_batch_tokens=max(self.max_batch_tokens, self.max_running_requests),
             max_running=self.max_running_requests,
             draft_tokens=self.draft_tokens,
+            draft_model=self.draft_model,
         )

@@ -34,6 +34,8 @@ logger = logging.getLogger("worker_svc.engine")
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
+DEFAULT_DRAFT_TOKENS = 4  # with a draft model
+
 # Without a fixed size the cache takes this share of the memory that is free once the weights are loaded, but never more
 # than every running request could fill.
 CPU_CACHE_FRACTION = 0.25
@@ -95,14 +97,17 @@ def build_engine(
             operations=operations,
             quantization=quantization,
         )
+    draft = _draft_model(config, model_config, device, dtype, operations)
     if not config.kv_cache_tokens:
         most = _warm_up_tokens(config, model_config)
         with _fitting("a step beside the weights", "lower max_batch_tokens"):
             _warm_up(model, _cache_shape(config, model_config, dtype, device, most), device)
-    shape = _cache_shape(config, model_config, dtype, device, config.kv_cache_tokens)
+    beside = _draft_shape(draft, config, dtype, 1).bytes_per_token if draft is not None else 0
+    shape = _cache_shape(config, model_config, dtype, device, config.kv_cache_tokens, beside)
     channels = key_channels(model, device, dtype, checkpoint.bos_id) if config.kv_cache_dtype == "int4" else None
     with _fitting("the KV cache", "lower kv_cache_tokens or kv_cache_fraction, or set kv_cache_dtype to int8"):
         cache = KVCache(shape, device, channels)
+        draft_cache = KVCache(_draft_shape(draft, config, dtype, shape.pages), device) if draft is not None else None
     runner, row_invariant = _runner(model, cache, config)
     limits = SchedulerLimits(max_batch_tokens=config.max_batch_tokens, max_running=config.max_running)
     weights = [*model.parameters(), *model.buffers()]
@@ -112,6 +117,8 @@ def build_engine(
             PageTable(shape.pages, shape.page_size),
             limits,
             grammars=Grammars(model_config.vocab_size, sorted(checkpoint.eos_ids)),
+            draft_runner=ModelRunner(draft, draft_cache) if draft is not None and draft_cache is not None else None,
+            draft_context_length=draft.config.context_length if draft is not None else 0,
         ),
         config=model_config,
         shape=shape,
@@ -126,8 +133,31 @@ def build_engine(
         threads=threads,
         row_invariant=row_invariant,
         sampling_defaults=checkpoint.sampling_defaults,
-        draft_tokens=config.draft_tokens,
+        draft_tokens=config.draft_tokens or (DEFAULT_DRAFT_TOKENS if draft is not None else 0),
+        draft_model=config.draft_model,
     )
+
+
+def _draft_model(
+    config: EngineConfig, large: ModelConfig, device: torch.device, dtype: torch.dtype, operations: Operations
+) -> Transformer | None:
+    """The model that guesses, if there is one; raises BuildError where it speaks other ids."""
+    if not config.draft_model:
+        return None
+    checkpoint = open_checkpoint(Path(config.draft_model))
+    if checkpoint.config.vocab_size != large.vocab_size:
+        raise BuildError(
+            f"draft_model {config.draft_model} has a vocabulary of {checkpoint.config.vocab_size} ids, "
+            f"the model in {config.model} one of {large.vocab_size}; they must be the same"
+        )
+    with _fitting("the draft model's weights", "serve without draft_model"):
+        return load_transformer(checkpoint, device, dtype, operations=operations)
+
+
+def _draft_shape(draft: Transformer, config: EngineConfig, dtype: torch.dtype, pages: int) -> CacheShape:
+    """The draft model's cache: the same pages, its own heads."""
+    shape, stored = draft.config, kv_format("auto", dtype)
+    return CacheShape(shape.num_layers, pages, config.page_size, shape.num_kv_heads, shape.head_dim, stored)
 
 
 def _operations(device: torch.device, reproducible: bool) -> Operations:
@@ -257,15 +287,16 @@ def _warm_up(model: Transformer, shape: CacheShape, device: torch.device) -> Non
 
 
 def _cache_shape(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device, tokens: int
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device, tokens: int, beside: int = 0
 ) -> CacheShape:
-    """A cache of `tokens`, or with 0 one that takes a share of the free memory."""
+    """A cache of `tokens`, or with 0 one that takes a share of the free memory, with `beside` bytes a token in another
+    cache."""
 
     def shape(pages: int) -> CacheShape:
         stored = kv_format(config.kv_cache_dtype, dtype)
         return CacheShape(model.num_layers, pages, config.page_size, model.num_kv_heads, model.head_dim, stored)
 
-    page_bytes = shape(1).bytes_per_token * config.page_size
+    page_bytes = (shape(1).bytes_per_token + beside) * config.page_size
     if tokens:
         pages = tokens // config.page_size
     else:

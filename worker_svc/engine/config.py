@@ -27,3 +27,4 @@ class EngineConfig:
     reproducible: bool = True  # on CUDA; on a CPU always
     cuda_graphs: bool = True
     draft_tokens: int = 0
+    draft_model: str = ""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,34 +18,20 @@ import torch
 
 from worker_svc.engine.constraints import Masks, StepConstraints
 from worker_svc.engine.defragmentation import defragment, is_fragmented
+from worker_svc.engine.draft_model import DraftModel
 from worker_svc.engine.fork import Forks
 from worker_svc.engine.grammar import Grammars
 from worker_svc.engine.outcome import End, resume, take_tokens
-from worker_svc.engine.pages import PageTable
+from worker_svc.engine.pages import PageCopy, PageTable
 from worker_svc.engine.request import FinishReason, Request, RequestStatistics
+from worker_svc.engine.runner import Runner
 from worker_svc.engine.sampler import Rows, Sampled, SamplingTable, sample
 from worker_svc.engine.scheduler import Chunk, Scheduler, SchedulerLimits
 from worker_svc.engine.scoring import PromptScores, score_prompts
-from worker_svc.engine.speculation import Proposer, Speculation
+from worker_svc.engine.speculation import Speculation
 from worker_svc.model.runner import Work
 
 TIDY_PAGES = 64  # moved between two looks at what has come
-
-
-class Runner(Protocol):
-    """What computes; `ModelRunner` does."""
-
-    def forward(self, work: Sequence[Work]) -> torch.Tensor:
-        """Logits `[>= sum of samples, vocabulary]` of the last tokens of each work that samples, in order."""
-        ...
-
-    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copies whole pages; reads all sources before it writes any target."""
-        ...
-
-    def zero(self, pages: Sequence[int]) -> None:
-        """Clears pages."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +81,25 @@ class Engine:
         limits: SchedulerLimits,
         *,
         grammars: Grammars | None = None,
-        draft_model: Proposer | None = None,
+        draft_runner: Runner | None = None,
+        draft_context_length: int = 0,
     ) -> None:
+        """`draft_runner` has a cache of as many pages as the table, and a model of the same vocabulary."""
         self.table = table
         self.grammars = grammars or Grammars(0, ())
         self.scheduler = Scheduler(table, limits)
         self._runner = runner
         self._sampling = SamplingTable(limits.max_running)
-        self._speculation = Speculation(draft_model)
+        self._draft_runner = draft_runner
+        self._speculation = Speculation()
+        if draft_runner is not None:
+            self._speculation.model = DraftModel(
+                draft_runner,
+                table,
+                self._sampling,
+                max_batch_tokens=limits.max_batch_tokens,
+                context_length=draft_context_length,
+            )
         self._forks = Forks()
         self._ended: list[Finish] = []  # outside of a step
         self._tidied_at = 0
@@ -145,8 +141,7 @@ class Engine:
         if not is_fragmented(self.table):
             self._tidied_at = self.table.published_ever
             return False
-        if copies := defragment(self.table, TIDY_PAGES):
-            self._runner.copy([copy.source for copy in copies], [copy.target for copy in copies])
+        self._copy(defragment(self.table, TIDY_PAGES))
         return True
 
     def clear_cache(self) -> int:
@@ -169,8 +164,7 @@ class Engine:
         for chunk in chunks:
             if not chunk.request.statistics.scheduled:
                 chunk.request.statistics.scheduled = scheduled
-        if copies := self.scheduler.take_copies():
-            self._runner.copy([copy.source for copy in copies], [copy.target for copy in copies])
+        self._copy(self.scheduler.take_copies())
         constraints = StepConstraints.begin(chunks, self.grammars)
         logits = self._runner.forward([_work(chunk) for chunk in chunks])
         forwarded = time.monotonic()
@@ -193,6 +187,13 @@ class Engine:
         result.forward_seconds = forwarded - scheduled
         result.sample_seconds = now - forwarded
         return result
+
+    def _copy(self, copies: Sequence[PageCopy]) -> None:
+        """Copies pages in every cache that the table drives."""
+        if copies:
+            for runner in (self._runner, self._draft_runner):
+                if runner is not None:
+                    runner.copy([copy.source for copy in copies], [copy.target for copy in copies])
 
     def _collect(
         self, chunks: list[Chunk], exhausted: list[bool], result: StepResult, now: float

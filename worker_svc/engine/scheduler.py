@@ -315,6 +315,8 @@ class Scheduler:
             )
             cached += pages.similar.tokens
         request.num_computed = cached
+        if request.drafting is not None:
+            request.drafting.computed = cached
         if not request.statistics.preemptions:
             request.statistics.cached_prompt_tokens = min(cached, request.prompt_tokens)
             self.statistics.prompt_tokens += request.prompt_tokens

@@ -70,6 +70,7 @@ class Drafting:
     failures: int = 0  # rounds in a row without an accepted draft
     rest_until: int = 0  # number of tokens before which there are no drafts
     index: NGramIndex | None = None
+    computed: int = 0  # tokens whose keys and values the draft model has
 
     def learn(self, proposed: int, accepted: int, num_tokens: int) -> None:
         """One round is over."""

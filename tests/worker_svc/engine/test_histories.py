@@ -90,7 +90,7 @@ def random_request(draw: np.random.Generator, handle: int, capacity: int) -> Req
         logprobs=LogprobOptions(sampled=True),
     )
     if draw.random() < 0.5:
-        request.drafting = Drafting(int(draw.integers(1, 9)), ngram=int(draw.integers(1, 3)))
+        request.drafting = Drafting(int(draw.integers(1, 9)), ngram=int(draw.integers(0, 3)))
     return request
 
 
@@ -143,11 +143,19 @@ def test_any_history_gives_each_request_what_it_gets_alone(tiny_llama: Path, dty
         stored = kv_format(kv_cache_dtype, getattr(torch, dtype))
         shape = CacheShape(2, pages, 8, 2, 8, stored)
         cache = KVCache(shape, "cpu", runner.cache.key_channels)
+        # The same model guesses for itself in half of the histories.
+        draft_cache = KVCache(shape, "cpu", runner.cache.key_channels)
         # A stale number that was read would show.
-        for part in (part for layer in (*cache.keys, *cache.values) for part in layer):
+        for part in (part for one in (cache, draft_cache) for layer in (*one.keys, *one.values) for part in layer):
             part.copy_((torch.randn(part.shape) * 50).to(part.dtype))
         limits = SchedulerLimits(max_batch_tokens=int(draw.integers(8, 80)), max_running=int(draw.integers(1, 9)))
-        engine = Engine(ModelRunner(runner.model, cache), PageTable(pages, 8), limits)
+        engine = Engine(
+            ModelRunner(runner.model, cache),
+            PageTable(pages, 8),
+            limits,
+            draft_runner=ModelRunner(runner.model, draft_cache) if draw.random() < 0.5 else None,
+            draft_context_length=CONTEXT,
+        )
 
         requests: dict[int, Request] = {}
         answers: dict[int, Answer] = {}

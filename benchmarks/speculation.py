@@ -1,0 +1,101 @@
+"""What speculation saves: tokens/s and forward passes with prompt lookup and without, in one run, in turn.
+
+repeated   greedy on a prompt that repeats a passage, which the model goes on repeating
+plain      temperature 1 on ordinary text, where there is little to look up: what it costs in vain
+
+    python benchmarks/speculation.py [--model models/demo] [--batches 1 4 16] [--rounds 5] [--threads 1]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import torch
+
+from benchmarks.machine import add_output_flags, save
+from worker_svc.engine.build import BuiltEngine, build_engine
+from worker_svc.engine.config import EngineConfig
+from worker_svc.engine.request import Request, Sampling, Stopping
+from worker_svc.engine.speculation import Drafting
+
+NEW_TOKENS = 200
+Measured = tuple[float, int, int, int, list[list[int]]]
+
+
+def prompts(kind: str, batch: int, vocabulary: int) -> list[np.ndarray]:
+    generator = np.random.default_rng(0)
+    if kind == "repeated":
+        passages = [generator.integers(10, vocabulary, 24) for _ in range(batch)]
+        return [np.concatenate([[1], *[passage] * 8]) for passage in passages]
+    return [np.concatenate([[1], generator.integers(10, vocabulary, 120)]) for _ in range(batch)]
+
+
+def run(built: BuiltEngine, kind: str, batch: int, drafts: int) -> Measured:
+    """Seconds, tokens, forward passes, drafts proposed, and what came out."""
+    engine = built.engine
+    engine.clear_cache()
+    requests = []
+    for handle, prompt in enumerate(prompts(kind, batch, built.config.vocab_size)):
+        sampling = Sampling(temperature=0.0 if kind == "repeated" else 1.0, seed=handle)
+        request = Request.make(handle, prompt, sampling, Stopping(NEW_TOKENS))
+        if drafts:
+            request.drafting = Drafting(drafts, ngram=3)
+        requests.append(request)
+        engine.submit(request)
+    began = time.perf_counter()
+    while engine.has_work:
+        engine.step()
+    seconds = time.perf_counter() - began
+    passes = sum(request.statistics.forward_passes for request in requests)
+    proposed = sum(request.statistics.drafts_proposed for request in requests)
+    outputs = [request.known[request.prompt_tokens :].tolist() for request in requests]
+    return seconds, batch * NEW_TOKENS, passes, proposed, outputs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="models/demo")
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 16])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--drafts", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=1)
+    add_output_flags(parser)
+    options = parser.parse_args()
+    torch.set_grad_enabled(False)
+    built = build_engine(EngineConfig(model=options.model, threads=options.threads, dtype="float32"))
+    rows = []
+    for kind in ("repeated", "plain"):
+        for batch in options.batches:
+            ways: dict[int, list[Measured]] = {0: [], options.drafts: []}
+            for _ in range(options.rounds):
+                for drafts, measured in ways.items():
+                    measured.append(run(built, kind, batch, drafts))
+            off, on = ways[0], ways[options.drafts]
+            assert on[0][4] == off[0][4], "speculation changed an answer"
+            speed = [statistics.median(tokens / seconds for seconds, tokens, *_ in way) for way in (off, on)]
+            row = {
+                "text": kind,
+                "batch": batch,
+                "tokens_per_second_off": round(speed[0], 1),
+                "tokens_per_second_on": round(speed[1], 1),
+                "speedup": round(speed[1] / speed[0], 2),
+                "forward_passes_off": off[0][2],
+                "forward_passes_on": on[0][2],
+                "drafts_proposed": on[0][3],
+            }
+            rows.append(row)
+            print(row, flush=True)
+    save("speculation", options, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""What the engine needs of whatever computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from worker_svc.model.runner import Work
+
+
+class Runner(Protocol):
+    """What computes; `ModelRunner` does."""
+
+    def forward(self, work: Sequence[Work]) -> torch.Tensor:
+        """Logits `[>= sum of samples, vocabulary]` of the last tokens of each work that samples, in order."""
+        ...
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies whole pages; reads all sources before it writes any target."""
+        ...
+
+    def zero(self, pages: Sequence[int]) -> None:
+        """Clears pages."""
+        ...
