@@ -169,7 +169,7 @@ def kv(options: argparse.Namespace) -> dict[str, dict[str, float]]:
 def bits(options: argparse.Namespace) -> dict[str, object]:
     torch.set_num_threads(options.threads)
     torch.set_grad_enabled(False)
-    batches, first, steps = (1, 8, 32), 128, options.steps
+    batches, first, steps = options.batches, 128, options.steps
     config = llama_1b(options.layers)
     model = RandomModel(config, DTYPES[options.dtype], batch=max(batches), length=first + steps + 2)
     answer: dict[str, object] = {
@@ -211,6 +211,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of bits")
     parser.add_argument("--layers", type=int, default=22, help="of bits")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32], help="of bits")
     parser.add_argument("--steps", type=int, default=9, help="of bits, at each batch")
     questions = (schedule, loop, prefix, kv, bits)
     parser.add_argument("--only", nargs="+", choices=[question.__name__ for question in questions])
