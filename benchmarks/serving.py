@@ -6,6 +6,9 @@
 
     python benchmarks/serving.py [--model models/demo] [--streams 1 16 64] [--rounds 5]
 
+and how long the engine's steps take when the front, the clients and the engine share the cores: the period of a decode
+step at 16 streams with the whole worker, against the same engine process whose results nobody streams.
+
 Prompts differ, so that nothing is cached; answers are greedy and of fixed length. Rounds alternate between the three
 ways, and medians are reported: on a shared machine only ratios within one run mean something. The client runs on the
 same cores as the services.
@@ -33,10 +36,13 @@ import numpy as np
 
 from benchmarks.machine import add_output_flags, save
 from tandem.client import AsyncClient
-from tandem.inference.v1 import inference_pb2, inference_pb2_grpc
+from tandem.inference.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 from worker_svc.engine.build import build_engine
 from worker_svc.engine.config import EngineConfig
+from worker_svc.engine.handle import ProcessEngine
+from worker_svc.engine.messages import Step
 from worker_svc.engine.request import Request, Sampling, Stopping
+from worker_svc.validation import validate
 
 PROMPT_TOKENS = 64
 
@@ -146,17 +152,99 @@ async def measure(options: argparse.Namespace) -> list[dict[str, object]]:
     return rows
 
 
+async def step_periods(options: argparse.Namespace, threads: int) -> dict[str, object]:
+    """Seconds a step at 16 streams, with a front and without one."""
+    streams, tokens = 16, 150
+    config = EngineConfig(model=options.model, threads=threads, dtype=options.dtype)
+    steps: list[Step] = []
+    finished = asyncio.Event()
+
+    def receive(message: object) -> None:
+        assert isinstance(message, Step)
+        steps.append(message)
+        if sum(len(step.ended) for step in steps) == streams:
+            finished.set()
+
+    engine = ProcessEngine(config, log_level="warning")
+    info = await engine.start(receive, lambda done, total: None)
+
+    def request(prompt: list[int]) -> inference_pb2.GenerateRequest:
+        return inference_pb2.GenerateRequest(
+            prompt_ids=prompt[:16],
+            sampling=inference_pb2.SamplingParams(temperature=0.0, repetition_penalty=1.0),
+            stopping=inference_pb2.StoppingParams(max_tokens=tokens, ignore_eos=True),
+        )
+
+    async def alone(batch: list[list[int]]) -> float:
+        steps.clear()
+        finished.clear()
+        began = time.perf_counter()
+        for handle, prompt in enumerate(batch):
+            submit, _ = validate(request(prompt), info, handle=handle, seed=0, fingerprint="")
+            engine.send(submit)
+        await finished.wait()
+        return (time.perf_counter() - began) / len(steps)
+
+    flags = (f"--model={options.model}", f"--threads={threads}", f"--dtype={options.dtype}")
+    async with service("worker_svc", *flags) as address, grpc.aio.insecure_channel(address) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        admin = admin_pb2_grpc.WorkerAdminServiceStub(channel)
+
+        async def with_front(batch: list[list[int]]) -> float:
+            async def one(prompt: list[int]) -> None:
+                async for _ in stub.Generate(request(prompt)):
+                    pass
+
+            before = (await admin.GetLoad(admin_pb2.GetLoadRequest())).steps
+            began = time.perf_counter()
+            await asyncio.gather(*(one(prompt) for prompt in batch))
+            seconds = time.perf_counter() - began
+            return seconds / ((await admin.GetLoad(admin_pb2.GetLoadRequest())).steps - before)
+
+        periods: dict[str, list[float]] = {"alone": [], "with_front": []}
+        for round_number in range(2 * options.rounds + 1):
+            for name, way in (("alone", alone), ("with_front", with_front)):
+                period = await way(prompts(streams, info.vocabulary_size, seed=round_number))
+                if round_number:
+                    periods[name].append(period)
+    await engine.stop()
+    medians = {name: statistics.median(values) for name, values in periods.items()}
+    ratio = medians["with_front"] / medians["alone"]
+    best = min(periods["with_front"]) / min(periods["alone"])
+    print(
+        f"{threads} threads, {streams} streams: a step takes {medians['alone'] * 1e3:.2f} ms alone, "
+        f"{medians['with_front'] * 1e3:.2f} ms with the front ({ratio:.2f}; the quickest rounds {best:.2f})",
+        flush=True,
+    )
+    return {
+        "threads": threads,
+        "streams": streams,
+        "seconds_a_step": medians,
+        "ratio": ratio,
+        "ratio_of_quickest": best,
+        "all_rounds": periods,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="models/demo")
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--streams", type=int, nargs="*", default=[1, 16, 64])
+    parser.add_argument(
+        "--step-threads", type=int, nargs="*", default=[1, 2], help="engine threads of the step periods"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64, help="output tokens a stream")
     parser.add_argument("--threads", type=int, default=1, help="of the engine")
     parser.add_argument("--dtype", default="float32")
     add_output_flags(parser)
     options = parser.parse_args()
-    save("serving", options, asyncio.run(measure(options)))
+    results: dict[str, object] = {}
+    if options.step_threads:
+        results["steps"] = [asyncio.run(step_periods(options, threads)) for threads in options.step_threads]
+    if options.streams:
+        results["throughput"] = asyncio.run(measure(options))
+    save("serving", options, results)
 
 
 if __name__ == "__main__":
