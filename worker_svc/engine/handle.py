@@ -172,8 +172,8 @@ def _engine_environment() -> dict[str, str]:
     """The environment of an engine process; what the operator has set wins.
 
     Spinning OpenMP threads beside a busy front turn a 0.9 ms operation into 8 ms (2 cores); without spinning it takes
-    1.2 ms, and on an idle machine that costs 4 %. Huge pages help weights that are read in every step. An allocator that
-    keeps what a step frees for the next one saves page faults: 6 % of a prefill with huge pages, 15 to 26 % without.
+    1.2 ms, and on an idle machine that costs 4 %. Huge pages help weights that are read in every step. An allocator
+    that keeps what a step frees for the next one saves page faults: 6 % of a prefill with huge pages, more without.
     """
     return {
         "GOMP_SPINCOUNT": "0",

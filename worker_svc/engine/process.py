@@ -76,9 +76,6 @@ def run_engine(config: EngineConfig, transport: Transport) -> bool:
         # torch reports an allocation that failed on the CPU as a RuntimeError.
         transport.send(StartFailed(f"{config.model}: {str(error).splitlines()[0]}"))
         return False
-    # What is there now stays: with torch loaded, one full pass of the collector over it stops the engine for 0.2 s.
-    gc.collect()
-    gc.freeze()
     transport.send(describe(built))
     engine = built.engine
     while True:
@@ -254,6 +251,8 @@ def main() -> int:
     logger.debug("engine process %d: %s", os.getpid(), dataclasses.asdict(config))
     # Read-only: this process never learns.
     torch.set_grad_enabled(False)
+    # The modules stay: with torch among them, one full pass of the collector stops the steps for 0.2 s.
+    gc.freeze()
     return 0 if run_engine(config, _ZmqTransport(options.endpoint)) else 1
 
 
