@@ -2,7 +2,7 @@
 #   docker build -f deploy/docker/worker.Dockerfile -t tandem-worker .
 # For NVIDIA GPUs choose a CUDA build of torch:
 #   docker build -f deploy/docker/worker.Dockerfile -t tandem-worker:cuda \
-#     --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 .
+#     --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 --build-arg PACKAGES="gcc libc6-dev" .
 ARG BASE=python:3.12-slim-bookworm
 
 FROM ${BASE} AS build
@@ -25,6 +25,11 @@ FROM ${BASE}
 LABEL org.opencontainers.image.title="tandem-worker" \
       org.opencontainers.image.description="Tandem's inference worker" \
       org.opencontainers.image.licenses="Apache-2.0"
+# Debian packages that are needed at run time: a C compiler on GPUs, where Triton builds what launches its kernels.
+ARG PACKAGES=
+RUN if [ -n "$PACKAGES" ]; then \
+      apt-get update && apt-get install -y --no-install-recommends $PACKAGES && rm -rf /var/lib/apt/lists/*; \
+    fi
 RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin tandem
 COPY --from=build /opt/tandem /opt/tandem
 ENV PATH=/opt/tandem/bin:$PATH \

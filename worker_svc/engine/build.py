@@ -167,7 +167,7 @@ def _operations(device: torch.device, reproducible: bool) -> Operations:
     from worker_svc.model import cuda_device
     from worker_svc.model.cuda_operations import TritonOperations  # Triton is not installed where there is no CUDA
 
-    cuda_device.prepare(reproducible=reproducible)
+    cuda_device.prepare(device, reproducible=reproducible)
     return TritonOperations.on(device, reproducible=reproducible)
 
 

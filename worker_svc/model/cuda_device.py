@@ -12,11 +12,12 @@ import torch
 REPRODUCIBLE_ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
 
 
-def prepare(*, reproducible: bool, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Chooses how matrix products are computed; comes before the first one, which reads the environment.
+def prepare(device: torch.device, *, reproducible: bool, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Chooses the card, and how matrix products are computed; comes before the first one, which reads the environment.
 
     Reproducible: sums are not split, and are kept in float32 until they are complete.
     """
+    torch.cuda.set_device(device)  # kernels are launched on the current one
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = not reproducible
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = not reproducible

@@ -79,6 +79,7 @@ class DecodeInputs:
         self._ids = _Place((rows,), torch.int64, device)
         self._positions = _Place((rows,), torch.int64, device)
         self._slots = _Place((2 * rows,), torch.int64, device)
+        self._slots.there[:] = self._padding_page  # nothing is stored where a page could have an owner
         self._tables = _Place((rows, width), torch.int32, device)
         self._attention = {
             window: _Attention(
