@@ -118,6 +118,96 @@ async def client(tokenizer: str, worker: str):
         yield client
 
 
+SAMPLERS = {
+    "preset": "creative",
+    "dynamic_temperature_range": 0.2,
+    "tail_free_z": 0.99,
+    "typical_p": 0.98,
+    "min_p": 0.001,
+    "top_a": 0.001,
+    "xtc_probability": 0.3,
+    "presence_penalty": 0.1,
+    "dry_multiplier": 0.5,
+    "dry_sequence_breakers": [[13], [5, 6]],
+    "logit_bias": {100: 2.0},
+    "banned_ids": [5, 6],
+    "banned_sequences": [[7, 8]],
+    "seed": 3,
+    "max_tokens": 24,
+}
+FLAGS = [
+    "--preset",
+    "creative",
+    "--dynamic-temperature-range",
+    "0.2",
+    "--tail-free-z",
+    "0.99",
+    "--typical-p",
+    "0.98",
+    "--min-p",
+    "0.001",
+    "--top-a",
+    "0.001",
+    "--xtc-probability",
+    "0.3",
+    "--presence-penalty",
+    "0.1",
+    "--dry-multiplier",
+    "0.5",
+    "--dry-breaker",
+    "13",
+    "--dry-breaker",
+    "5,6",
+    "--logit-bias",
+    "100=2",
+    "--ban-id",
+    "5,6",
+    "--ban-sequence",
+    "7,8",
+    "--seed",
+    "3",
+    "--max-tokens",
+    "24",
+    "--json",
+    "--top-logprobs",
+    "2",
+    "--prompt-logprobs",
+    "--echo",
+]
+
+
+async def test_samplers_and_logprobs_by_sdk_and_command_line(client: AsyncClient, tokenizer: str, worker: str) -> None:
+    result = await client.generate("ROMEO:", **SAMPLERS, top_logprobs=2, prompt_logprobs=True, echo=True)  # type: ignore[arg-type]
+    assert result.text.startswith("ROMEO:")
+    assert (result.sampling.top_k, result.sampling.typical_p) == (50, pytest.approx(0.98))
+    assert result.logprobs is not None
+    assert result.ranks is not None
+    assert result.top_logprobs is not None
+    assert len(result.output_ids) == len(result.logprobs) == len(result.ranks) == len(result.top_logprobs)
+    assert result.total_logprob == pytest.approx(sum(result.logprobs))
+    for id_, logprob, rank, top in zip(
+        result.output_ids, result.logprobs, result.ranks, result.top_logprobs, strict=True
+    ):
+        assert top.ranks[0] == 1
+        assert (top.ids[0] == id_) == (rank == 1) or top.logprobs[0] == logprob
+    assert result.prompt_logprobs is not None
+    assert len(result.prompt_logprobs.logprobs) == len(result.prompt_ids)
+    assert result.prompt_logprobs.logprobs[0] is None
+    scored = await client.generate("ROMEO:", max_tokens=0, prompt_logprobs=True)
+    assert scored.output_ids == []
+    assert scored.prompt_logprobs is not None
+    assert scored.prompt_logprobs.total == pytest.approx(result.prompt_logprobs.total)
+    arguments = ["generate", "ROMEO:", "--tokenizer-address", tokenizer, "--worker-address", worker, *FLAGS]
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-m", "tandem.client", *arguments], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["text"] == result.text
+    assert said["logprobs"] == result.logprobs
+    assert said["prompt_logprobs"]["logprobs"] == result.prompt_logprobs.logprobs
+
+
 async def test_streaming_equals_the_whole_answer(client: AsyncClient) -> None:
     whole = await client.generate("ROMEO:", seed=3, max_tokens=60, logprobs=True)
     async with client.stream("ROMEO:", seed=3, max_tokens=60, logprobs=True) as stream:

@@ -127,8 +127,6 @@ VIOLATIONS = {
     "logprobs mode": (request(output=pb.OutputOptions(logprobs_mode=77)), "output.logprobs_mode", "77"),  # type: ignore[arg-type]
 }
 
-UNSERVED = {}
-
 
 async def refusal(worker: Worker, message: pb.GenerateRequest) -> tuple[grpc.aio.AioRpcError, dict[str, object]]:
     """The error of a request, and its details by type; the worker serves afterwards."""
@@ -176,14 +174,6 @@ async def test_all_violations_come_in_one_answer(worker: Worker):
         "priority",
     }
     assert error.code() == INVALID
-
-
-@pytest.mark.parametrize("field", UNSERVED)
-async def test_a_field_that_is_not_served_is_refused_by_name(worker: Worker, field: str):
-    error, details = await refusal(worker, UNSERVED[field])
-    assert error.code() == grpc.StatusCode.UNIMPLEMENTED
-    assert field in (error.details() or "")
-    assert isinstance(details["ErrorInfo"], error_details_pb2.ErrorInfo)
 
 
 async def test_an_unknown_model_is_not_found(worker: Worker):

@@ -51,6 +51,7 @@ class TokenStream:
         self.outputs: list[list[int]] = [[] for _ in range(plan.n)]
         self.accepted: pb.Accepted | None = None  # the first one
         self.finished: dict[int, pb.Finished] = {}
+        self.prompt = pb.PromptLogprobs()  # its parts, joined
         self.failovers = 0
         self.worker: Worker | None = None  # the one that runs it now, or did last
         self.first_delta_at: float | None = None
@@ -144,6 +145,8 @@ class TokenStream:
                                 self.first_delta_at = time.monotonic()
                             self.outputs[delta.index].extend(delta.ids)
                             yield delta
+                    elif event == "prompt_logprobs":
+                        self.prompt.MergeFrom(response.prompt_logprobs)
                     elif event == "accepted":
                         self.accepted = self.accepted or response.accepted
                     elif event == "finished" and response.finished.index not in self.finished:
@@ -166,6 +169,10 @@ class TokenStream:
         request.request_id = (
             f"{self._context.request_id[:120]}-r{attempt}"  # the old one may still be running somewhere
         )
+        if len(self.prompt.ids) == len(request.prompt_ids):
+            request.output.prompt_logprobs = False  # is told
+        else:
+            self.prompt.Clear()
         if self.accepted is not None:
             request.sampling.CopyFrom(self.accepted.sampling)
             request.stopping.max_tokens = self.accepted.max_tokens
@@ -224,6 +231,6 @@ def _without(delta: pb.Delta, known: list[int]) -> pb.Delta:
     dropped = min(known[delta.index], len(delta.ids))
     if dropped:
         known[delta.index] -= dropped
-        for values in (delta.ids, delta.logprobs, delta.top_logprobs):
+        for values in (delta.ids, delta.logprobs, delta.ranks, delta.top_logprobs):
             del values[:dropped]
     return delta

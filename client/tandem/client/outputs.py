@@ -12,7 +12,7 @@ from tandem.inference.v1 import inference_pb2 as pb
 
 from .decoding import TextDecoder
 from .plan import GenerationPlan
-from .types import Chunk
+from .types import Chunk, TopLogprobs
 
 
 class GrowingOutput:
@@ -27,6 +27,8 @@ class GrowingOutput:
         self._on_publish = published
         self._received: list[int] = []
         self._logprobs: list[float] = []  # parallel to _received
+        self._ranks: list[int] = []  # likewise
+        self._others: list[TopLogprobs] = []  # likewise
         self._texts: list[str] = []  # published pieces
         self._texts_read = 0
         self._ids_read = 0
@@ -46,18 +48,34 @@ class GrowingOutput:
     @property
     def logprobs(self) -> list[float] | None:
         """Parallel to `output_ids`; None unless they were asked for."""
-        return self._logprobs[: self.ids_out] if self._plan.logprobs else None
+        return self._logprobs[: self.ids_out] if self._plan.with_logprobs else None
+
+    @property
+    def ranks(self) -> list[int] | None:
+        """Parallel to `output_ids`; None unless logprobs were asked for."""
+        return self._ranks[: self.ids_out] if self._plan.with_logprobs else None
+
+    @property
+    def top_logprobs(self) -> list[TopLogprobs] | None:
+        """Parallel to `output_ids`; None unless they were asked for."""
+        return self._others[: self.ids_out] if self._plan.with_top_logprobs else None
 
     @property
     def received(self) -> int:
         """How many ids came, trimmed ones included."""
         return len(self._received)
 
+    def begin(self, text: str) -> None:
+        """The text begins with this."""
+        self._publish(text, 0)
+
     def receive(self, delta: pb.Delta) -> None:
         """What the worker has sent."""
         self._received.extend(delta.ids)
-        if self._plan.logprobs:
+        if self._plan.with_logprobs:
             self._logprobs.extend(delta.logprobs)
+            self._ranks.extend(delta.ranks)
+            self._others.extend(map(top_logprobs, delta.top_logprobs))
             assert len(self._logprobs) == len(self._received), "delta arrays are parallel"
         if not self._plan.detokenize:
             self._publish("", len(self._received))
@@ -76,7 +94,9 @@ class GrowingOutput:
         chunk = Chunk(
             text="".join(self._texts[self._texts_read :]),
             ids=self._received[new],
-            logprobs=self._logprobs[new] if self._plan.logprobs else None,
+            logprobs=self._logprobs[new] if self._plan.with_logprobs else None,
+            ranks=self._ranks[new] if self._plan.with_logprobs else None,
+            top_logprobs=self._others[new] if self._plan.with_top_logprobs else None,
             index=self.index,
         )
         self._texts_read, self._ids_read = len(self._texts), self.ids_out
@@ -116,3 +136,8 @@ class GrowingOutput:
             self._texts.append(text)
         self.ids_out = max(self.ids_out, id_count)
         self._on_publish(text)
+
+
+def top_logprobs(message: pb.TopLogprobs) -> TopLogprobs:
+    """As the caller gets them."""
+    return TopLogprobs(list(message.ids), list(message.logprobs), list(message.ranks))

@@ -57,7 +57,8 @@ class SamplingParams:
 class StoppingParams:
     """When generation ends."""
 
-    max_tokens: int | None = None  # at least 1; None, or more than fits: as many as fit into the context
+    # At least 1, or 0 with prompt_logprobs; None, or more than fits: as many as fit into the context.
+    max_tokens: int | None = None
     min_tokens: int | None = None  # stop ids and end-of-sequence are masked before this many
     stop: str | Sequence[str] = ()  # strings that end the text; at most 64, each 1 to 1,024 bytes
     stop_token_ids: Sequence[int] = ()  # at most 256
@@ -159,7 +160,12 @@ class GenerateOptions(CallOptions, total=False):
     ignore_eos: bool
     include_stop: bool
 
-    logprobs: bool  # of each output token
+    logprobs: bool  # of each output token, with its rank
+    top_logprobs: int | None  # of the most probable tokens at each position; at most 64
+    logprob_ids: Sequence[int]  # of these ids at each position; at most 128
+    processed_logprobs: bool  # after all stages instead of the model's own
+    prompt_logprobs: bool  # of each prompt token; with max_tokens=0 nothing is generated
+    echo: bool  # the text begins with the prompt's
     detokenize: bool  # default True; False: ids only, no tokenizer is needed for a prompt of ids
     graphemes: bool  # never split a user-perceived character over two chunks
     stream_interval_tokens: int | None  # at least this many tokens in a message of the worker

@@ -13,20 +13,21 @@ import time
 from collections.abc import Sequence
 
 from tandem.inference.v1 import inference_pb2 as pb
+from tandem.tokenizer.v1 import tokenizer_pb2
 
 from .conversations import chat_request
 from .decoding import TextDecoder
 from .errors import StatusError, TandemError
 from .generation import TokenStream
 from .metrics import ClientMetrics
-from .outputs import GrowingOutput
+from .outputs import GrowingOutput, top_logprobs
 from .plan import GenerationPlan
 from .prompts import checked_encode_input, ids_of
 from .rpc import CallContext
 from .sampling import from_message
 from .settings import FailoverSettings
 from .texts import TextService
-from .types import Chunk, Conversation, Encoding, FinishReason, GenerationResult, Output, Timings, Usage
+from .types import Chunk, Conversation, Encoding, FinishReason, GenerationResult, Output, PromptLogprobs, Timings, Usage
 from .workers import WorkerPool
 
 # How many last prompt ids the tokenizer gets to see: enough to tell whether the answer begins a text.
@@ -146,6 +147,10 @@ class Pipeline:
 
     async def _generate(self) -> None:
         fingerprint = await self._encode()
+        if self.plan.echo:
+            text = await self._prompt_text()
+            for output in self._outputs:
+                output.begin(text)
         tokens = self._tokens = TokenStream(
             self._pool, self.plan, self._prompt_ids, fingerprint, self._context, self._failover, self._metrics
         )
@@ -213,6 +218,13 @@ class Pipeline:
             return await self._texts.fingerprint(plan.tokenizer, self._context)
         return ""
 
+    async def _prompt_text(self) -> str:
+        if isinstance(self.plan.prompt, str):
+            return self.plan.prompt
+        assert self._texts is not None
+        options = tokenizer_pb2.DecodeOptions(remove_special=True)
+        return (await self._texts.decode(self.plan.tokenizer, self._prompt_ids, options, self._context)).text
+
     async def _pump(self, tokens: TokenStream) -> None:
         """Worker -> outputs."""
         async for event in tokens.events():
@@ -261,6 +273,9 @@ class Pipeline:
             text=outputs[0].text,
             output_ids=outputs[0].output_ids,
             logprobs=outputs[0].logprobs,
+            ranks=outputs[0].ranks,
+            top_logprobs=outputs[0].top_logprobs,
+            prompt_logprobs=_prompt_logprobs(tokens.prompt, self.plan),
             finish_reason=outputs[0].finish_reason,
             matched_stop=outputs[0].matched_stop,
             matched_stop_token=outputs[0].matched_stop_token,
@@ -294,6 +309,16 @@ class Pipeline:
             self._tokens.worker.forget_model()
 
 
+def _prompt_logprobs(message: pb.PromptLogprobs, plan: GenerationPlan) -> PromptLogprobs | None:
+    if not plan.prompt_logprobs:
+        return None
+    return PromptLogprobs(
+        logprobs=[None, *message.logprobs[1:]],
+        ranks=list(message.ranks),
+        top_logprobs=[top_logprobs(each) for each in message.top_logprobs] if plan.with_top_logprobs else None,
+    )
+
+
 def _output(output: GrowingOutput, finished: pb.Finished) -> Output:
     stopped = output.matched_stop is not None
     matched_token = finished.matched_stop_token if finished.HasField("matched_stop_token") else None
@@ -303,6 +328,8 @@ def _output(output: GrowingOutput, finished: pb.Finished) -> Output:
         text=output.text,
         output_ids=output.output_ids,
         logprobs=output.logprobs,
+        ranks=output.ranks,
+        top_logprobs=output.top_logprobs,
         finish_reason=FinishReason.STOP_STRING if stopped else _REASONS[finished.reason],
         matched_stop=output.matched_stop,
         matched_stop_token=None if stopped else matched_token,

@@ -35,6 +35,11 @@ class GenerationPlan:
     timeout: float | None
     request_id: str
     logprobs: bool = False
+    top_logprobs: int | None = None
+    logprob_ids: Sequence[int] = ()
+    processed_logprobs: bool = False
+    prompt_logprobs: bool = False
+    echo: bool = False
     detokenize: bool = True
     graphemes: bool = False
     stream_interval_tokens: int | None = None
@@ -59,6 +64,16 @@ class GenerationPlan:
     def stop_strings(self) -> list[str]:
         stop = self.stopping.stop
         return [stop] if isinstance(stop, str) else list(stop)
+
+    @property
+    def with_logprobs(self) -> bool:
+        """Whether logprobs of the output come."""
+        return self.logprobs or self.with_top_logprobs
+
+    @property
+    def with_top_logprobs(self) -> bool:
+        """Whether other tokens' logprobs come."""
+        return bool(self.top_logprobs or len(self.logprob_ids))
 
     @property
     def several(self) -> bool:
@@ -100,6 +115,10 @@ class GenerationPlan:
             length_penalty=self.length_penalty,
             output=pb.OutputOptions(
                 logprobs=self.logprobs,
+                top_logprobs=self.top_logprobs,
+                logprob_ids=self.logprob_ids,
+                logprobs_mode=pb.LOGPROBS_MODE_PROCESSED if self.processed_logprobs else pb.LOGPROBS_MODE_UNSPECIFIED,
+                prompt_logprobs=self.prompt_logprobs,
                 stream_interval_tokens=self.stream_interval_tokens,
                 stream_max_delay_ms=self.stream_max_delay_ms,
             ),
@@ -131,7 +150,10 @@ def make_plan(
     if not check(values):
         sampling = with_preset(sampling, preset, strategy)
     values |= {f"sampling.{name}": getattr(sampling, name) for name in SAMPLING_FIELDS}
+    scores_only = type(stopping.max_tokens) is int and not stopping.max_tokens and given.get("prompt_logprobs") is True
     values |= {f"stopping.{name}": getattr(stopping, name) for name in STOPPING_FIELDS}
+    if scores_only:
+        values["stopping.max_tokens"] = None  # then 0 is allowed
     if isinstance(stopping.stop, str):
         values["stopping.stop"] = [stopping.stop]
     values |= {name: value for name, value in given.items() if name in RULES}
@@ -143,6 +165,8 @@ def make_plan(
     n, best_of = given.get("n", 1), given.get("best_of")
     if isinstance(n, int) and isinstance(best_of, int) and 1 <= best_of < n:
         violations.append(FieldViolation("best_of", f"must be at least n {n}, not {best_of}"))
+    if not given.get("detokenize", True) and given.get("echo"):
+        violations.append(FieldViolation("echo", "needs text; the ids of the prompt are in the result"))
     if not given.get("detokenize", True) and values["stopping.stop"]:
         violations.append(FieldViolation("stopping.stop", "needs text; with detokenize=False use stop_token_ids"))
     if violations:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -94,6 +95,29 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TopLogprobs:
+    """Tokens at one position, in parallel lists: the most probable in order of rank, then those that were asked for."""
+
+    ids: list[int]
+    logprobs: list[float]
+    ranks: list[int]  # 1 is the most probable
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Of the tokens of a prompt, in parallel lists. The first has no logprob: None, and rank 0."""
+
+    logprobs: list[float | None]
+    ranks: list[int]
+    top_logprobs: list[TopLogprobs] | None  # None unless top_logprobs or logprob_ids were asked for
+
+    @property
+    def total(self) -> float:
+        """The logprob of the whole prompt behind its first token."""
+        return math.fsum(value for value in self.logprobs if value is not None)
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """What is new in a stream. Texts joined are `result.text`, ids joined are `result.output_ids`.
 
@@ -104,6 +128,8 @@ class Chunk:
     text: str
     ids: list[int]
     logprobs: list[float] | None = None  # parallel to ids; None unless logprobs were asked for
+    ranks: list[int] | None = None  # likewise
+    top_logprobs: list[TopLogprobs] | None = None  # likewise
     index: int = 0  # which output, where there are several
 
 
@@ -115,6 +141,8 @@ class Output:
     text: str
     output_ids: list[int]  # without those of a matched stop string or sequence (unless include_stop)
     logprobs: list[float] | None  # parallel to output_ids
+    ranks: list[int] | None  # likewise; 1 is the most probable
+    top_logprobs: list[TopLogprobs] | None  # likewise
     finish_reason: FinishReason
     matched_stop: str | None = None
     matched_stop_token: int | None = None
@@ -174,6 +202,14 @@ class GenerationResult:
     failovers: int = 0  # how often another worker took over
     matched_stop_sequence: int | None = None  # its place in stop_sequences
     outputs: list[Output] = field(default_factory=list)  # all n
+    ranks: list[int] | None = None  # parallel to output_ids; 1 is the most probable
+    top_logprobs: list[TopLogprobs] | None = None  # parallel to output_ids
+    prompt_logprobs: PromptLogprobs | None = None
+
+    @property
+    def total_logprob(self) -> float | None:
+        """Of the output; None unless logprobs were asked for."""
+        return None if self.logprobs is None else math.fsum(self.logprobs)
 
     @property
     def time_to_first_token(self) -> float | None:

@@ -16,6 +16,8 @@ from .flags import GenerationFlags, with_generation_flags
 from .services import interruptible
 from .terminal import TextStream, print_statistics, reporting_errors
 
+_LOGPROBS = "Logprobs"
+
 
 @with_generation_flags()
 def generate(
@@ -38,7 +40,27 @@ def generate(
     tls: o.Tls = False,
     ca_file: o.CaFile = None,
     token_file: o.TokenFile = None,
-    logprobs: Annotated[bool, typer.Option("--logprobs", help="With --json: of each token.")] = False,
+    logprobs: Annotated[
+        bool, typer.Option("--logprobs", help="With --json: of each token.", rich_help_panel=_LOGPROBS)
+    ] = False,
+    top_logprobs: Annotated[
+        int | None,
+        typer.Option("--top-logprobs", help="Of the most probable tokens, up to 64.", rich_help_panel=_LOGPROBS),
+    ] = None,
+    logprob_id: Annotated[
+        list[int] | None, typer.Option("--logprob-id", help="Of this id; repeatable.", rich_help_panel=_LOGPROBS)
+    ] = None,
+    processed_logprobs: Annotated[
+        bool,
+        typer.Option("--processed-logprobs", help="After all sampling stages.", rich_help_panel=_LOGPROBS),
+    ] = False,
+    prompt_logprobs: Annotated[
+        bool,
+        typer.Option(
+            "--prompt-logprobs", help="Of the prompt; --max-tokens 0 for nothing else.", rich_help_panel=_LOGPROBS
+        ),
+    ] = False,
+    echo: Annotated[bool, typer.Option("--echo", help="Begin with the prompt.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with everything, at the end.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Statistics on standard error at the end.")] = False,
 ) -> None:
@@ -50,7 +72,9 @@ def generate(
         text = o.text_argument(prompt)
         wanted = flags()
         wanted["special_tokens"] = special  # type: ignore[typeddict-item]  # checked with everything else
-        wanted["logprobs"] = logprobs
+        wanted["logprobs"], wanted["top_logprobs"], wanted["logprob_ids"] = logprobs, top_logprobs, logprob_id or []
+        wanted["processed_logprobs"], wanted["prompt_logprobs"] = processed_logprobs, prompt_logprobs
+        wanted["echo"] = echo
         wanted["guided"] = o.guide(json_schema, regex, choice, grammar)
         wanted["n"], wanted["best_of"], wanted["length_penalty"] = n, best_of, length_penalty
         wanted["draft_tokens"], wanted["prompt_lookup"] = draft_tokens, prompt_lookup
