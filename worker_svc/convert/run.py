@@ -17,7 +17,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -121,11 +121,14 @@ def _say(message: dict[str, Any]) -> None:
     print(json.dumps(message), flush=True)  # noqa: T201  (our protocol)
 
 
-def _throttled() -> Progress:
+def _throttled(stopped: Sequence[int]) -> Progress:
+    """Says where the work is, a few times a second; raises SystemExit if a signal came whose exception was lost."""
     last = 0.0
 
     def progress(done: int, total: int) -> None:
         nonlocal last
+        if stopped:
+            raise SystemExit(128 + stopped[0])
         if done == total or time.monotonic() - last >= _PROGRESS_SECONDS:
             last = time.monotonic()
             _say({"done": done, "total": total})
@@ -142,20 +145,25 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--dtype", choices=("auto", *DTYPES), default="auto")
     options = parser.parse_args(arguments)
 
+    stopped: list[int] = []
+
     def stop(number: int, frame: object) -> None:
+        stopped.append(number)
         raise SystemExit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
     try:
-        _say(convert(options.source, options.target, options.to, options.dtype, _throttled()))
+        _say(convert(options.source, options.target, options.to, options.dtype, _throttled(stopped)))
     except BrokenPipeError:
         return 128 + signal.SIGPIPE  # whoever asked has left
-    except (CheckpointError, ConvertError, GgufError) as error:
-        _say({"error": str(error)})
-        return 1
-    except OSError as error:
-        _say({"error": f"{options.target}: {error.strerror or error}; nothing was written"})
+    except (CheckpointError, ConvertError, GgufError, OSError) as error:
+        if stopped:  # whose exception came out of a library as another one
+            return 128 + stopped[0]
+        words = str(error)
+        if isinstance(error, OSError):
+            words = f"{options.target}: {error.strerror or error}; nothing was written"
+        _say({"error": words})
         return 1
     return 0
 
