@@ -15,7 +15,7 @@ import torch
 
 from worker_svc.model.attention import Segment
 from worker_svc.model.kernels.add_norm import add_norm
-from worker_svc.model.kernels.paged_attention import PagedWork, Partials, paged_attention
+from worker_svc.model.kernels.paged_attention import PagedWork, Partials, matrix_rows, paged_attention
 from worker_svc.model.kernels.prefill import prefill_attention
 from worker_svc.model.kernels.store import rotate_and_store
 from worker_svc.model.kernels.swiglu import swiglu
@@ -81,12 +81,13 @@ class PrefillLaunch:
     sizes: Sizes
     tables: torch.Tensor
     blocks: torch.Tensor
+    rows: int  # of a block's matrix
     window: int
 
     def attend(self, keys: Parts, values: Parts, q: torch.Tensor, out: torch.Tensor, scale: float) -> None:
         prefill_attention(
             q, out, keys, values, self.sizes.stored, self.tables, self.blocks, scale,
-            rows=PREFILL_ROWS, tile=self.sizes.tile, window=self.window,
+            rows=self.rows, tile=self.sizes.tile, window=self.window,
         )  # fmt: skip
 
 
@@ -139,9 +140,10 @@ class TritonOperations:
         if short:
             launches.append(self._paged(short, sizes, cache, window))
         if long:
-            blocks = longest_first(cut(long, max(1, PREFILL_ROWS // sizes.group)))
+            queries = max(1, PREFILL_ROWS // sizes.group)
+            blocks = longest_first(cut(long, queries))
             tables, blocks_there = _to(cache.device, page_tables(long, sizes.page_size), blocks)
-            launches.append(PrefillLaunch(sizes, tables, blocks_there, window))
+            launches.append(PrefillLaunch(sizes, tables, blocks_there, matrix_rows(queries, sizes.group), window))
         return KernelPlan(launches)
 
     def _paged(self, segments: Sequence[Segment], sizes: Sizes, cache: KVCache, window: int) -> PagedLaunch:

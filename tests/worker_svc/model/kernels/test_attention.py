@@ -14,7 +14,15 @@ from worker_svc.model.kv_formats import Int4, Int8, KVFormat, Plain
 ERRORS = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 MODES = [pytest.param(True, id="reproducible"), pytest.param(False, id="fast")]
 # heads, kv heads, head dim, page size
-SHAPES = [(4, 2, 64, 16), (3, 3, 80, 16), (5, 1, 96, 32), (8, 2, 128, 64), (2, 1, 256, 128), (4, 4, 8, 5)]
+SHAPES = [
+    (4, 2, 64, 16),
+    (3, 3, 80, 16),
+    (5, 1, 96, 32),
+    (8, 2, 128, 64),
+    (2, 1, 256, 128),
+    (4, 4, 8, 5),
+    (130, 1, 16, 16),
+]
 
 
 def operations(programs: int, *, reproducible: bool = True) -> TritonOperations:
