@@ -3,9 +3,9 @@
     python benchmarks/sampler.py
 
 All ways take turns within a round, each on logits of its own copy (the engine overwrites them, so the copy is made
-outside of the measured time); medians of the rounds. Two kinds of logits: like a language model's (Zipf: the
-probability of the token of rank r falls with r^-1.2), where a few hundred candidates decide, and standard normal
-ones, so flat that top-p keeps tens of thousands of tokens, which no model does.
+outside of the measured time); medians of the rounds. Two kinds of logits: steep ones (the probability of the token of
+rank r falls with r^-2, so that a nucleus of 0.95 has a dozen tokens), where a few hundred candidates decide, and flat
+ones (standard normal: that nucleus has 83,000 tokens), where they do not.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ WAYS: dict[str, tuple[Sampling, LogprobOptions]] = {
 }
 
 
-def zipf(rows: int, vocabulary: int, generator: torch.Generator) -> torch.Tensor:
+def steep(rows: int, vocabulary: int, generator: torch.Generator) -> torch.Tensor:
     ranks = torch.stack([torch.randperm(vocabulary, generator=generator) for _ in range(rows)]) + 1
-    return -1.2 * ranks.double().log().float() + 0.1 * torch.randn(rows, vocabulary, generator=generator)
+    return -2.0 * ranks.double().log().float() + 0.1 * torch.randn(rows, vocabulary, generator=generator)
 
 
-def normal(rows: int, vocabulary: int, generator: torch.Generator) -> torch.Tensor:
+def flat(rows: int, vocabulary: int, generator: torch.Generator) -> torch.Tensor:
     return torch.randn(rows, vocabulary, generator=generator)
 
 
-KINDS = {"zipf": zipf, "normal": normal}
+KINDS = {"steep": steep, "flat": flat}
 
 
 def bare(logits: torch.Tensor) -> None:

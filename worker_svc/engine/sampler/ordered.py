@@ -16,6 +16,7 @@ import torch
 from worker_svc.engine.sampler.sums import row_sums
 
 CANDIDATES = 512
+_BUCKETS, _BUCKETS_A_NAT = 4096, 64.0
 _GROUP = 32  # the largest of so many logits stands for them while candidates are looked for
 
 
@@ -32,7 +33,6 @@ class Ordered:
     open: torch.Tensor  # bool: what is kept goes on beyond the values
     exact: torch.Tensor  # bool: false once a decision could not be made from the values
     _rest: torch.Tensor | None = None
-    _rest_moment: torch.Tensor | None = None
 
     @classmethod
     def of(cls, logits: torch.Tensor, values: torch.Tensor) -> Ordered:
@@ -78,7 +78,7 @@ class Ordered:
     def total(self) -> torch.Tensor:
         """The mass of what is kept, `[rows]`."""
         inside = self.mass_before(self.end) - self.mass_before(self.first)
-        return torch.where(self.open, inside + self._beyond()[0], inside) if bool(self.open.any()) else inside
+        return torch.where(self.open, inside + self._mass_beyond(), inside) if bool(self.open.any()) else inside
 
     def entropy(self) -> torch.Tensor:
         """Of what is kept, in nats, `[rows]`."""
@@ -86,7 +86,7 @@ class Ordered:
         shifted = torch.where(self.kept, self.values - self.values[:, :1], 0.0)
         moment = (torch.where(self.kept, self.weights, 0.0) * shifted).cumsum(dim=-1)[:, -1]
         if bool(self.open.any()):
-            moment = torch.where(self.open, moment + self._beyond()[1], moment)
+            moment = torch.where(self.open, moment + self._moment_beyond(), moment)
         return (total.log() - moment / total).clamp_min(0.0)
 
     def count(self) -> torch.Tensor:
@@ -97,17 +97,20 @@ class Ordered:
         beyond = (self.logits > float("-inf")).sum(dim=-1) - self.values.shape[1]
         return torch.where(self.open, size + beyond, size)
 
-    def _beyond(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The mass of the logits that are no values, and the sum of their weight times their logit (the largest is
-        0)."""
-        if self._rest is None or self._rest_moment is None:
-            shifted = self.logits - self.values[:, :1].float()
-            weights = torch.exp(shifted)
+    def _mass_beyond(self) -> torch.Tensor:
+        """Of the logits that are no values, `[rows]`."""
+        if self._rest is None:
+            weights = (self.logits - self.values[:, :1].float()).exp_()
             self._rest = (row_sums(weights) - self.mass[:, -1]).clamp_min(0.0)
-            inside = (self.weights * (self.values - self.values[:, :1])).nan_to_num(0.0).cumsum(dim=-1)[:, -1]
-            # What is forbidden has no weight, and no logit that could be multiplied.
-            self._rest_moment = (row_sums(weights.mul_(shifted.clamp_min_(-1e4))) - inside).clamp_max(0.0)
-        return self._rest, self._rest_moment
+        return self._rest
+
+    def _moment_beyond(self) -> torch.Tensor:
+        """The sum of weight times logit (the largest is 0) over the logits that are no values, `[rows]`."""
+        shifted = self.logits - self.values[:, :1].float()
+        # What is forbidden has no weight, and no logit that could be multiplied.
+        whole = row_sums(shifted.exp().mul_(shifted.clamp_min_(-1e4)))
+        inside = (self.weights * (self.values - self.values[:, :1])).nan_to_num(0.0).cumsum(dim=-1)[:, -1]
+        return (whole - inside).clamp_max(0.0)
 
     def keep_to(self, end: torch.Tensor, use: torch.Tensor) -> None:
         """Cuts the rows `use` behind the place `end` - 1 (`[rows]`, at least `first`) and those equal to it."""
@@ -152,6 +155,31 @@ def candidates(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     ids = torch.cat([inside, rest], dim=1)
     values, places = logits.gather(1, ids).topk(CANDIDATES, dim=-1)
     return values, ids.gather(1, places)
+
+
+def least_of_mass(logits: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    """The largest logit of each row that, with all above it, has `share` `[rows]` of the mass: top_p of rows that are
+    too flat for candidates, without ordering them. Buckets of falling logits are weighed, and only the one in which the
+    share is reached is ordered."""
+    top = logits.amax(dim=-1, keepdim=True)
+    fallen = top - logits
+    weights = torch.exp(-fallen).numpy()
+    bucket = fallen.mul_(_BUCKETS_A_NAT).clamp_max_(_BUCKETS - 1).int().numpy()
+    rows = len(weights)
+    place = (bucket + np.arange(rows, dtype=np.int32)[:, None] * _BUCKETS).ravel()
+    mass = np.bincount(place, weights=weights.ravel(), minlength=rows * _BUCKETS).reshape(rows, _BUCKETS).cumsum(axis=1)
+    target = share.numpy() * mass[:, -1]
+    chosen = np.minimum((mass < target[:, None]).sum(axis=1), _BUCKETS - 1)
+    least = np.empty(rows)
+    for row, number in enumerate(chosen.tolist()):
+        inside = np.flatnonzero(bucket[row] == number)
+        values = logits[row].numpy()[inside]
+        order = np.argsort(-values, kind="stable")
+        reached = weights[row][inside][order].astype(np.float64).cumsum() >= target[row] - (
+            mass[row, number - 1] if number else 0
+        )
+        least[row] = values[order][reached.argmax() if reached.any() else -1]
+    return torch.from_numpy(least)
 
 
 def in_order(logits: torch.Tensor) -> torch.Tensor:

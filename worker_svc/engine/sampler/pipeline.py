@@ -31,7 +31,7 @@ from worker_svc.engine.sampler.constraints import constrain
 from worker_svc.engine.sampler.draw import Distribution, draw_kept, draw_wide
 from worker_svc.engine.sampler.dry import penalize_continuations
 from worker_svc.engine.sampler.logprobs import alternatives, chosen_logprobs
-from worker_svc.engine.sampler.ordered import Ordered, candidates, in_order
+from worker_svc.engine.sampler.ordered import Ordered, candidates, in_order, least_of_mass
 from worker_svc.engine.sampler.penalties import penalize
 from worker_svc.engine.sampler.rows import Alternatives, Rows, Sampled
 from worker_svc.engine.sampler.table import Rules, SamplingTable, column
@@ -127,6 +127,13 @@ def _draw(logits: torch.Tensor, rules: Rules, positions: npt.NDArray[np.int64]) 
             distribution.put(at, of)
             wide[narrow[settled.cpu().numpy()]] = False
         undecided = np.flatnonzero(~ordered.exact.cpu().numpy())
+        if device.type == "cpu" and (flat := undecided[_only_top_p(rules[narrow[undecided]])]).size:
+            undecided = np.setdiff1d(undecided, flat)
+            size = max(1, _BLOCK // logits.shape[1])
+            for start in range(0, flat.size, size):
+                block = narrow[flat[start : start + size]]
+                at = torch.from_numpy(block).to(device)
+                low[at] = least_of_mass(logits[at], column(rules[block], "top_p", device))
         size = max(1, _BLOCK // logits.shape[1])
         for start in range(0, undecided.size, size):
             block = narrow[undecided[start : start + size]]
@@ -155,6 +162,21 @@ def _narrows(rules: Rules) -> npt.NDArray[np.bool_]:
         | ((rules["dynamic_range"] > 0) & ~rules["temperature_first"])
     )
     return narrows
+
+
+def _only_top_p(rules: Rules) -> npt.NDArray[np.bool_]:
+    """Rows whose order of logits nothing but top_p looks at, and whose temperature does not follow the entropy."""
+    alone: npt.NDArray[np.bool_] = (
+        (rules["mirostat"] == 0)
+        & (rules["top_k"] == 0)
+        & (rules["tail_free_z"] == 1)
+        & (rules["typical_p"] == 1)
+        & (rules["min_p"] == 0)
+        & (rules["top_a"] == 0)
+        & (rules["xtc_probability"] == 0)
+        & ((rules["dynamic_range"] == 0) | rules["temperature_first"])
+    )
+    return alone
 
 
 def _filter(o: Ordered, rules: Rules, positions: npt.NDArray[np.int64]) -> torch.Tensor:
