@@ -132,5 +132,5 @@ def _is_finite(value: float) -> bool:
 
 
 def _shown(value: object) -> str:
-    text = json.dumps(value)
+    text = json.dumps(value, default=repr)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -228,12 +228,12 @@ def _mapped(path: Path) -> torch.Tensor:
 
 def _read_config(path: Path, header: GgufHeader, divisors: tuple[float, ...]) -> tuple[ModelConfig, bool]:
     metadata = header.metadata
-    if metadata.get("split.count", 1) != 1:
+    if metadata.get("split.count", 1) not in (0, 1):
         raise CheckpointError(
             f"{path}: is one of {metadata['split.count']} parts; served are whole files (llama-gguf-split --merge)"
         )
     kind = metadata.get("general.architecture")
-    if kind not in _ARCHITECTURES:
+    if not isinstance(kind, str) or kind not in _ARCHITECTURES:
         raise CheckpointError(
             f"{path}: general.architecture {kind!r} is not served; served are {', '.join(_ARCHITECTURES)}"
         )

@@ -165,6 +165,9 @@ LIES: list[tuple[dict[str, Any], str]] = [
     ({"llama.attention.sliding_window": 16}, "attention.sliding_window"),
     ({"llama.expert_count": 4, "llama.expert_used_count": 2}, "ffn_gate_inp"),
     ({"llama.expert_count": 4, "llama.expert_used_count": 5}, "expert_used_count"),
+    ({"llama.attention.head_count": ["five"]}, "attention.head_count"),
+    ({"llama.attention.head_count": [5, 5, 4]}, "attention.head_count"),
+    ({"general.architecture": ["llama"]}, "general.architecture"),
     ({"split.count": 3}, "one of 3 parts"),
 ]
 
