@@ -1,7 +1,7 @@
 """`python -m worker_svc.checkpoints.inspection PATH`: what `tandem inspect` starts. Standard output is one JSON object.
 
 Memory is that of the weights as the worker keeps them: matrices in the named precision, everything else in two bytes
-(four for float32). int8 has a float32 scale a row, int4 a scale and a zero of two bytes each for groups of 128.
+(four for float32). int8 has a scale a row, int4 two float16 numbers for each group of 64 and an output in int8.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from worker_svc.model.config import ModelConfig
 from worker_svc.model.kv_cache import CacheShape
 from worker_svc.model.kv_formats import kv_format
 
-_GROUP = 128  # numbers of an int4 matrix that share a scale
+_GROUP = 64  # numbers of an int4 matrix that share a scale
 _FREE_FRACTION = 0.9  # of the memory that weights and cache may take together
 _TOKENIZERS = ("tokenizer.model", "tokenizer.json")
 
@@ -73,12 +73,14 @@ def weight_bytes(config: ModelConfig) -> dict[str, int]:
         numbers = math.prod(shape)
         sizes["float32"] += 4 * numbers
         sizes["bfloat16"] += 2 * numbers
-        if len(shape) == 1 or name in ("embedding", "output") or name.endswith("router"):
+        if len(shape) == 1 or name.endswith("router") or (name == "embedding" and not config.tie_embeddings):
             sizes["int8"] += 2 * numbers
             sizes["int4"] += 2 * numbers
         else:
-            sizes["int8"] += numbers + 4 * shape[0]
-            sizes["int4"] += numbers // 2 + 4 * shape[0] * -(-shape[1] // _GROUP)
+            int8 = numbers + 4 * shape[0]
+            multiplied_last = name in ("embedding", "output")
+            sizes["int8"] += int8
+            sizes["int4"] += int8 if multiplied_last else numbers // 2 + 4 * shape[0] * -(-shape[1] // _GROUP)
     return sizes
 
 
