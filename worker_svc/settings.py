@@ -37,6 +37,9 @@ class WorkerSettings(ServiceSettings):
         description="the same bits for a request in any company; on CUDA it costs speed, on a CPU it is so",
     )
     cuda_graphs: bool = Field(default=True, description="record steps of decodes at start and replay them, on CUDA")
+    tensor_parallel: int = Field(
+        default=1, ge=1, le=64, description="processes, each with a part of every matrix, that compute together"
+    )
     threads: int = Field(default=0, ge=0, le=1024, description="of the engine on a CPU; 0: the cores it may use")
     engine: Literal["process", "thread"] = Field(
         default="process", description="run the engine in a process of its own, or in a thread (for debugging)"
@@ -94,6 +97,7 @@ class WorkerSettings(ServiceSettings):
             cuda_graphs=self.cuda_graphs,
             quantize=self.quantize,
             quantize_group=self.quantize_group,
+            tensor_parallel=self.tensor_parallel,
             threads=self.threads,
             page_size=self.page_size,
             kv_cache_dtype=self.kv_cache_dtype,

@@ -26,6 +26,7 @@ from worker_svc.model.config import ModelConfig
 from worker_svc.model.kv_cache import CacheShape, KVCache
 from worker_svc.model.kv_formats import kv_format
 from worker_svc.model.operations import Operations, TorchOperations
+from worker_svc.model.parallel import ALONE, Ranks
 from worker_svc.model.quantization import QuantizedWeight
 from worker_svc.model.runner import ModelRunner, Work
 from worker_svc.model.transformer import Transformer, load_transformer
@@ -61,6 +62,7 @@ class BuiltEngine:
     device: torch.device
     threads: int
     row_invariant: bool
+    ranks: int  # that share the model; `shape` is the part of one
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
     draft_tokens: int = 0
     draft_model: str = ""
@@ -74,12 +76,18 @@ def build_engine(
     config: EngineConfig,
     progress: Callable[[int, int], None] | None = None,
     checkpoint: Checkpoint | None = None,
+    ranks: Ranks = ALONE,
 ) -> BuiltEngine:
-    """Loads the model, allocates the cache and measures row invariance. `checkpoint` is one that is open already.
+    """Loads the model, allocates the cache and measures row invariance. `checkpoint` is one that is open already;
+    with several `ranks`, all of them build their parts at the same time.
 
     Raises CheckpointError, ConfigError or BuildError, each with one line that says what is wrong.
     """
-    threads = config.threads or available_cores()
+    if config.tensor_parallel != ranks.size:
+        raise BuildError(f"tensor_parallel {config.tensor_parallel} takes processes of its own; set engine to process")
+    if ranks.size > 1 and config.draft_model:
+        raise BuildError("draft_model is not served with tensor_parallel; leave one of them out")
+    threads = config.threads or max(1, available_cores() // ranks.local)
     torch.set_num_threads(threads)
     device = _device(config.device)
     operations = _operations(device, config.reproducible)
@@ -96,19 +104,21 @@ def build_engine(
             config=model_config,
             operations=operations,
             quantization=quantization,
+            ranks=ranks,
         )
+    ranks.wait()
     draft = _draft_model(config, model_config, device, dtype, operations)
     if not config.kv_cache_tokens:
         most = _warm_up_tokens(config, model_config)
         with _fitting("a step beside the weights", "lower max_batch_tokens"):
-            _warm_up(model, _cache_shape(config, model_config, dtype, device, most), device)
+            _warm_up(model, _cache_shape(config, model.config, dtype, device, most, ranks), device)
     beside = _draft_shape(draft, config, dtype, 1).bytes_per_token if draft is not None else 0
-    shape = _cache_shape(config, model_config, dtype, device, config.kv_cache_tokens, beside)
+    shape = _cache_shape(config, model.config, dtype, device, config.kv_cache_tokens, ranks, beside)
     channels = key_channels(model, device, dtype, checkpoint.bos_id) if config.kv_cache_dtype == "int4" else None
     with _fitting("the KV cache", "lower kv_cache_tokens or kv_cache_fraction, or set kv_cache_dtype to int8"):
         cache = KVCache(shape, device, channels)
         draft_cache = KVCache(_draft_shape(draft, config, dtype, shape.pages), device) if draft is not None else None
-    runner, row_invariant = _runner(model, cache, config)
+    runner, row_invariant = _runner(model, cache, config, ranks)
     limits = SchedulerLimits(max_batch_tokens=config.max_batch_tokens, max_running=config.max_running)
     weights = [*model.parameters(), *model.buffers()]
     return BuiltEngine(
@@ -126,12 +136,13 @@ def build_engine(
         eos_ids=checkpoint.eos_ids,
         bos_id=checkpoint.bos_id,
         parameters=sum(math.prod(shape) for shape in model_config.tensor_shapes().values()),
-        weight_bytes=sum(weight.numel() * weight.element_size() for weight in weights),
+        weight_bytes=ranks.total(sum(weight.numel() * weight.element_size() for weight in weights)),
         dtype=next(name for name, value in DTYPES.items() if value == dtype),
         quantization=quantization_name(model),
         device=device,
         threads=threads,
-        row_invariant=row_invariant,
+        row_invariant=bool(ranks.smallest(row_invariant)),
+        ranks=ranks.size,
         sampling_defaults=checkpoint.sampling_defaults,
         draft_tokens=config.draft_tokens or (DEFAULT_DRAFT_TOKENS if draft is not None else 0),
         draft_model=config.draft_model,
@@ -171,12 +182,13 @@ def _operations(device: torch.device, reproducible: bool) -> Operations:
     return TritonOperations.on(device, reproducible=reproducible)
 
 
-def _runner(model: Transformer, cache: KVCache, config: EngineConfig) -> tuple[ModelRunner, bool]:
+def _runner(model: Transformer, cache: KVCache, config: EngineConfig, ranks: Ranks) -> tuple[ModelRunner, bool]:
     """What runs steps, and whether a row's bits depend on the others; on CUDA with recorded decodes.
 
-    Experts are chosen on the host, which a recording cannot wait for.
+    Experts are chosen on the host, which a recording cannot wait for; several ranks were never recorded.
     """
-    if cache.device.type != "cuda" or not config.cuda_graphs or model.config.experts is not None:
+    recordable = model.config.experts is None and ranks.size == 1
+    if cache.device.type != "cuda" or not config.cuda_graphs or not recordable:
         runner = ModelRunner(model, cache)
         return runner, runner.choose_padding()
     from worker_svc.model.cuda_graphs import GraphedRunner
@@ -287,10 +299,16 @@ def _warm_up(model: Transformer, shape: CacheShape, device: torch.device) -> Non
 
 
 def _cache_shape(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device, tokens: int, beside: int = 0
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    tokens: int,
+    ranks: Ranks,
+    beside: int = 0,
 ) -> CacheShape:
-    """A cache of `tokens`, or with 0 one that takes a share of the free memory, with `beside` bytes a token in another
-    cache."""
+    """A rank's cache of `tokens`, or with 0 one that takes a share of the free memory, with `beside` bytes a token in
+    another cache."""
 
     def shape(pages: int) -> CacheShape:
         stored = kv_format(config.kv_cache_dtype, dtype)
@@ -300,10 +318,10 @@ def _cache_shape(
     if tokens:
         pages = tokens // config.page_size
     else:
-        free = _free_memory(device)
+        free = _free_memory(device) // (1 if device.type == "cuda" else ranks.local)
         fraction = config.kv_cache_fraction or (CUDA_CACHE_FRACTION if device.type == "cuda" else CPU_CACHE_FRACTION)
         pages_per_context = -(-model.context_length // config.page_size)
-        pages = min(int(free * fraction) // page_bytes, config.max_running * pages_per_context)
+        pages = ranks.smallest(min(int(free * fraction) // page_bytes, config.max_running * pages_per_context))
     if pages < 2:
         raise BuildError(
             f"the KV cache would hold {pages} pages of {config.page_size} tokens; it needs at least 2: "

@@ -14,6 +14,7 @@ class EngineConfig:
     dtype: str = "auto"
     quantize: str = "auto"
     quantize_group: int = 0
+    tensor_parallel: int = 1
     threads: int = 0
     page_size: int = 64
     kv_cache_dtype: str = "auto"

@@ -45,11 +45,14 @@ from worker_svc.engine.messages import (
     Submit,
     Vocabulary,
 )
+from worker_svc.engine.ranks import SharedTransport, leading
 from worker_svc.model.config import ConfigError
+from worker_svc.model.parallel import ALONE, Ranks
 
 logger = logging.getLogger("worker_svc.engine")
 
 _PROGRESS_SECONDS = 1.0
+IDLE_SECONDS = 5  # after which an idle engine takes a turn: other ranks hear that rank 0 lives
 _COMPILE_WAIT_SECONDS = 0.005  # between two looks at what has come, while nothing runs but a compiler
 
 
@@ -57,7 +60,7 @@ class Transport(Protocol):
     """Carries messages between the front and the engine, in order."""
 
     def receive(self, *, wait: bool) -> list[Inbound]:
-        """What has come; with `wait`, at least one message."""
+        """What has come; with `wait`, after waiting for a message for a while."""
         ...
 
     def send(self, message: Outbound) -> None:
@@ -65,10 +68,12 @@ class Transport(Protocol):
         ...
 
 
-def run_engine(config: EngineConfig, transport: Transport) -> bool:
-    """Builds an engine and runs it until it is told to stop; False if it could not be built."""
+def run_engine(config: EngineConfig, transport: Transport, ranks: Ranks = ALONE) -> bool:
+    """Builds an engine and runs it until it is told to stop; False if it could not be built. With several `ranks`, each
+    of them calls this, with a transport that gives all of them the same messages."""
     try:
-        built = build_engine(config, _throttled(lambda done, total: transport.send(StartProgress(done, total))))
+        report = _throttled(lambda done, total: transport.send(StartProgress(done, total)))
+        built = build_engine(config, report, ranks=ranks)
     except (BuildError, CheckpointError, ConfigError, ValueError) as error:
         transport.send(StartFailed(str(error)))
         return False
@@ -196,9 +201,9 @@ def describe(built: BuiltEngine) -> EngineInfo:
         torch_version=str(torch.__version__),
         threads=built.threads,
         weight_bytes=built.weight_bytes,
-        kv_cache_bytes=shape.bytes,
+        kv_cache_bytes=shape.bytes * built.ranks,
         kv_cache_tokens=shape.pages * shape.page_size,
-        kv_bytes_per_token=shape.bytes_per_token,
+        kv_bytes_per_token=shape.bytes_per_token * built.ranks,
         page_size=shape.page_size,
         row_invariant=built.row_invariant,
         draft_tokens=built.draft_tokens,
@@ -219,7 +224,7 @@ class _ZmqTransport:
     def receive(self, *, wait: bool) -> list[Inbound]:
         messages: list[Inbound] = []
         if wait:
-            messages.append(self._decoder.decode(self._socket.recv()))
+            self._socket.poll(IDLE_SECONDS * 1000)
         while True:
             try:
                 messages.append(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
@@ -230,7 +235,7 @@ class _ZmqTransport:
         self._socket.send(self._encoder.encode(message))
 
 
-def _leave_with_parent() -> None:
+def leave_with_parent() -> None:
     """Ends this process, whatever it does, as soon as the parent closes our standard input."""
 
     def watch() -> None:
@@ -244,7 +249,7 @@ def _leave_with_parent() -> None:
 
 def main() -> int:
     """`python -m worker_svc.engine.process OPTIONS`, started by the front only."""
-    _leave_with_parent()
+    leave_with_parent()
     options = msgspec.json.decode(sys.argv[1], type=ProcessOptions)
     configure_logging(options.log_format, options.log_level, "tandem-engine")
     config = msgspec.convert(options.config, EngineConfig)
@@ -253,7 +258,11 @@ def main() -> int:
     torch.set_grad_enabled(False)
     # The modules stay: with torch among them, one full pass of the collector stops the steps for 0.2 s.
     gc.freeze()
-    return 0 if run_engine(config, _ZmqTransport(options.endpoint)) else 1
+    front = _ZmqTransport(options.endpoint)
+    if config.tensor_parallel == 1:
+        return 0 if run_engine(config, front) else 1
+    with leading(options, config) as (ranks, ours):
+        return 0 if run_engine(ours, SharedTransport(ranks, front), ranks) else 1
 
 
 if __name__ == "__main__":

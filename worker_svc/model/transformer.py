@@ -26,6 +26,7 @@ from worker_svc.model.kv_cache import KVCache
 from worker_svc.model.linear import Bias, Linear
 from worker_svc.model.moe import MixtureOfExperts
 from worker_svc.model.operations import Operations, Plan, TorchOperations
+from worker_svc.model.parallel import ALONE, Ranks
 from worker_svc.model.rope import RotaryTable
 from worker_svc.model.weights import Embedding, WeightFiller
 
@@ -72,9 +73,12 @@ class _Step:
 class Layer(torch.nn.Module):
     """Attention and feed-forward, each with its norm and residual."""
 
-    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype, operations: Operations) -> None:
+    def __init__(
+        self, config: ModelConfig, index: int, dtype: torch.dtype, operations: Operations, ranks: Ranks
+    ) -> None:
         super().__init__()
         self._operations = operations
+        self._ranks = ranks
         self._index = index
         self._qkv_shape = (-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
         self._q_size = config.q_size
@@ -105,7 +109,8 @@ class Layer(torch.nn.Module):
         attended = step.plans[self._window].attend(keys, values, queries, self._scale).view(-1, self._q_size)
         if wanted is not None:
             x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
-        return x, self.feed_forward(self.mlp_norm.after_adding(x, self.attention_output(attended)))
+        delta = self._ranks.add_up(self.attention_output(attended))
+        return x, self._ranks.add_up(self.feed_forward(self.mlp_norm.after_adding(x, delta)))
 
     def _normalize(self, qkv: torch.Tensor) -> None:
         """Normalizes each head of the queries and keys in `qkv` `[N, heads + 2 kv_heads, head_dim]`, if at all."""
@@ -162,16 +167,22 @@ class Transformer(torch.nn.Module):
         device: torch.device | str,
         dtype: torch.dtype,
         operations: Operations | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
+        """`config` is that of the whole model, `self.config` that of this rank's part."""
         super().__init__()
-        self.config = config
+        self._ranks, self._vocab_size, first = ranks, config.vocab_size, ranks.tokens(config).start
+        self.config = config = ranks.share(config)
         self.dtype = dtype
         self.operations = operations = operations or TorchOperations()
         self.rotary = RotaryTable(config, device)
         with torch.device("meta"):
-            self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype, tied=config.tie_embeddings)
+            tied = config.tie_embeddings
+            self.embedding = Embedding(
+                config.vocab_size, config.hidden_size, dtype, tied=tied, ranks=ranks, first=first
+            )
             self.layers = torch.nn.ModuleList(
-                Layer(config, index, dtype, operations) for index in range(config.num_layers)
+                Layer(config, index, dtype, operations, ranks) for index in range(config.num_layers)
             )
             self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, operations)
             self.output = Linear(config.hidden_size, config.vocab_size, dtype)
@@ -200,7 +211,7 @@ class Transformer(torch.nn.Module):
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             x, delta = layer(x, delta, step, logit_rows if index == last else None)
-        return self.output(self.norm.after_adding(x, delta)).float()
+        return self._ranks.join(self.output(self.norm.after_adding(x, delta)).float(), self._vocab_size)
 
     @property
     def row_multiple(self) -> int:
@@ -228,24 +239,35 @@ def load_transformer(
     config: ModelConfig | None = None,
     operations: Operations | None = None,
     quantization: Quantization | Literal["stored"] | None = "stored",
+    ranks: Ranks = ALONE,
 ) -> Transformer:
     """A model with the checkpoint's weights, in `dtype` on `device`.
 
     `progress(bytes done, bytes in all)` is called after each tensor. `config` serves the weights with other constants,
     for example another context length; `operations` computes by other kernels than torch's. `quantization` is what
     matrices are turned into; "stored" keeps quantized ones as they are, None makes plain ones of them. Embedding and
-    output get int8 at least, a router is never quantized. Raises CheckpointError.
+    output get int8 at least, a router is never quantized. With several `ranks`, the model is this one's part of it.
+    Raises CheckpointError.
     """
-    model = Transformer(config or checkpoint.config, device, dtype, operations)
+    whole = config or checkpoint.config
+    model = Transformer(whole, device, dtype, operations, ranks)
     destinations = model.destinations()
     filler = WeightFiller(device, dtype, quantization)
     done = 0
     for name, source in checkpoint.tensors():
         target = destinations.pop(name)
         try:
-            filler.fill(target.module, target.row, source, checkpoint.release, least_bits=_least_bits(name))
+            part = ranks.part(name, whole)
+            ours = source if part.rows is None else source[part.rows]
+            if part.vanishes:
+                assert isinstance(ours, torch.Tensor)
+                ours = torch.zeros_like(ours)
+            filler.fill(target.module, target.row, ours, checkpoint.release, part.columns, least_bits=_least_bits(name))
         except OverflowError as error:
             raise CheckpointError(f"{checkpoint.path}: {name} has {error}") from error
+        except ValueError as error:
+            hint = "use fewer ranks (tensor_parallel), or quantize none"
+            raise CheckpointError(f"{checkpoint.path}: {name}: {error}; {hint}") from error
         done += source.nbytes
         if progress is not None:
             progress(done, checkpoint.total_bytes)

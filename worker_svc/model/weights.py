@@ -19,6 +19,7 @@ import torch
 from worker_svc.checkpoints.checkpoint import StoredMatrix
 from worker_svc.checkpoints.grouped import Grouped, Quantization
 from worker_svc.model.linear import HalfPanels, Linear, PlainWeight, Weight, keeps_half_panels, rearranges
+from worker_svc.model.parallel import ALONE, Ranks
 from worker_svc.model.quantization import INT8, QuantizedWeight, quantize
 
 _PIECE_BYTES = 16 << 20  # of a mapped file that are copied at once
@@ -38,8 +39,12 @@ class Embedding(torch.nn.Module):
 
     __call__: Callable[..., torch.Tensor]
 
-    def __init__(self, rows: int, columns: int, dtype: torch.dtype, *, tied: bool) -> None:
+    def __init__(
+        self, rows: int, columns: int, dtype: torch.dtype, *, tied: bool, ranks: Ranks = ALONE, first: int = 0
+    ) -> None:
+        """`first`: the token whose vector is this rank's first."""
         super().__init__()
+        self._ranks, self._first = ranks, first
         self.in_features, self.out_features = columns, rows
         self.weights = torch.nn.ModuleList()  # one, once it is there
         self.tied = tied
@@ -52,7 +57,12 @@ class Embedding(torch.nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """`[N] -> [N, hidden]`."""
-        return self.stored.rows(ids).to(self._dtype)
+        if self._ranks.size == 1:
+            return self.stored.rows(ids).to(self._dtype)
+        ids = ids - self._first
+        ours = (ids >= 0) & (ids < self.out_features)
+        vectors = self.stored.rows(ids.clamp(0, self.out_features - 1)).to(self._dtype)
+        return self._ranks.add_up(vectors.masked_fill(~ours.unsqueeze(-1), 0))
 
 
 class WeightFiller:
@@ -86,7 +96,7 @@ class WeightFiller:
         """Copies `source` `[rows, ...]`, or some columns of it, to the module's weight from `row` on.
 
         A matrix is quantized to no less than `least_bits`, if at all. The rows of a matrix come in order. Raises
-        OverflowError when a number becomes infinite in float16.
+        OverflowError when a number becomes infinite in float16, and ValueError where columns cut a quantized group.
         """
         if not isinstance(module, (Linear, Embedding)):
             self._fill_vector(module, row, source)  # type: ignore[arg-type]
@@ -113,10 +123,12 @@ class WeightFiller:
         if isinstance(stored, torch.Tensor):
             rows = stored if columns is None else stored[:, columns]
         else:
-            part = stored if columns is None else stored.columns(columns)
-            if self._quantization == "stored" and (grouped := part.grouped()) is not None:
-                return grouped
-            rows = part.dequantize()
+            if self._quantization == "stored":
+                grouped = (stored if columns is None else stored.columns(columns)).grouped()
+                if grouped is not None:
+                    return grouped
+            rows = stored.dequantize()
+            rows = rows if columns is None else rows[:, columns]
         if isinstance(self._quantization, Quantization):
             for kind in (self._quantization, INT8):
                 if kind.bits >= least_bits:

@@ -1,0 +1,72 @@
+"""Several processes that share one model: the same answers, one life."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+
+from tandem.inference.v1 import admin_pb2
+from tests.integration.worker_process import Worker, greedy, rest, running_worker
+
+pytestmark = pytest.mark.slow
+
+
+def model_of(shared_data: Path) -> Path:
+    return shared_data / "models/stories260K"
+
+
+def ranks_of(worker: Worker) -> list[psutil.Process]:
+    """The processes that follow rank 0."""
+    assert worker.process is not None
+    below = psutil.Process(worker.process.pid).children(recursive=True)
+    return [process for process in below if "worker_svc.engine.ranks" in process.cmdline()]
+
+
+@pytest.mark.parametrize(("layout", "ranks"), [("hf", 2), ("meta-2-shards", 4)])
+async def test_ranks_answer_as_transformers_recorded(layout: str, ranks: int, shared_data: Path, tmp_path: Path):
+    folder = model_of(shared_data)
+    async with running_worker(tmp_path, "--model", str(folder / layout), f"--tensor-parallel={ranks}") as worker:
+        assert len(ranks_of(worker)) == ranks - 1
+        server = await worker.admin.GetServer(admin_pb2.GetServerRequest())
+        assert server.row_invariant
+        cases = json.loads((folder / "expected_greedy.json").read_text())
+        expected = [case["output_ids"] for case in cases]
+
+        async def together() -> list[list[int]]:
+            requests = [greedy(case["prompt_ids"], len(case["output_ids"])) for case in cases]
+            return [answer.ids for answer in await asyncio.gather(*map(worker.generate, requests))]
+
+        assert await together() == expected
+        # An abort and a command reach every rank between the same steps: if not, the next sums would not meet.
+        call = worker.inference.Generate(greedy([1, 5, 9], 400))
+        await call.read()
+        call.cancel()
+        assert (await worker.admin.ClearPrefixCache(admin_pb2.ClearPrefixCacheRequest())).pages_cleared
+        assert await together() == expected
+        assert (await worker.settled()).pages_referenced == 0
+
+
+async def test_an_engine_whose_rank_is_killed_ends_and_is_started_again(shared_data: Path, tmp_path: Path):
+    folder = model_of(shared_data)
+    case = json.loads((folder / "expected_greedy.json").read_text())[0]
+    async with running_worker(tmp_path, "--model", str(folder / "hf"), "--tensor-parallel=2") as worker:
+        call = worker.inference.Generate(greedy([1, 5, 9], 480))
+        await call.read()
+        (follower,) = ranks_of(worker)
+        follower.send_signal(signal.SIGKILL)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await asyncio.wait_for(rest(call), 60)
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        async with asyncio.timeout(120):
+            while not (await worker.admin.GetServer(admin_pb2.GetServerRequest())).engine_restarts:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        assert (await worker.generate(greedy(case["prompt_ids"], 10))).ids == case["output_ids"][:10]
+        remaining = ranks_of(worker)
+        assert len(remaining) == 1 and remaining != [follower]
+    assert not psutil.wait_procs(remaining, timeout=30)[1]

@@ -1,0 +1,79 @@
+"""What each rank has of a model; that they compute together is tested with real processes (tests/integration)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from worker_svc.engine.build import BuildError, build_engine
+from worker_svc.engine.config import EngineConfig
+from worker_svc.model.config import ConfigError, Experts, ModelConfig
+from worker_svc.model.parallel import Ranks
+from worker_svc.model.transformer import Transformer
+
+CONFIG = ModelConfig(
+    architecture="llama",
+    vocab_size=103,
+    hidden_size=48,
+    intermediate_size=40,
+    num_layers=2,
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=6,
+    context_length=64,
+    norm_eps=1e-5,
+    rope_theta=1e4,
+    tie_embeddings=False,
+    qkv_bias=True,
+    output_bias=True,
+)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize("experts", [None, Experts(count=3, per_token=2, intermediate_size=16, normalized=True)])
+def test_parts_are_the_whole_and_fit_into_the_rank_s_modules(size: int, experts: Experts | None) -> None:
+    config = replace(CONFIG, experts=experts)
+    seen = {name: torch.zeros(shape, dtype=torch.int64) for name, shape in config.tensor_shapes().items()}
+    for rank in range(size):
+        ranks = Ranks(rank, size)
+        local = Transformer(config, "meta", torch.float32, ranks=ranks).config
+        shapes = replace(local, vocab_size=-(-config.vocab_size // size)).tensor_shapes()
+        for name, count in seen.items():
+            part = ranks.part(name, config)
+            ours = count[part.rows] if part.rows is not None else count
+            ours = ours[:, part.columns] if part.columns is not None else ours
+            ours += not part.vanishes
+            if name in ("embedding", "output"):
+                assert len(ours) == local.vocab_size
+            else:
+                assert tuple(ours.shape) == shapes[name], name
+    for name, count in seen.items():
+        last = name.rsplit(".", 1)[-1]
+        if last in ("norm", "router"):
+            expected = size
+        elif last.removesuffix("_bias") in ("k", "v"):
+            expected = max(1, size // config.num_kv_heads)
+        else:
+            expected = 1
+        assert (count == expected).all(), name
+
+
+@pytest.mark.parametrize(
+    ("change", "size", "problem"),
+    [
+        ({}, 3, "num_heads 8 cannot be shared by 3 ranks"),
+        ({"num_heads": 12, "num_kv_heads": 4}, 6, "num_kv_heads 4 cannot be shared by 6 ranks"),
+        ({"intermediate_size": 42}, 4, "intermediate_size 42 cannot be shared by 4 ranks"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_by_name(change: dict[str, int], size: int, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        Ranks(0, size).share(replace(CONFIG, **change))  # type: ignore[arg-type]
+
+
+def test_an_engine_in_a_thread_has_no_ranks(repository: Path) -> None:
+    with pytest.raises(BuildError, match="tensor_parallel 2 takes processes of its own"):
+        build_engine(EngineConfig(model=str(repository / "models/demo"), tensor_parallel=2))
