@@ -3,7 +3,8 @@
     python benchmarks/sampler.py
 
 All ways take turns within a round, each on logits of its own copy (the engine overwrites them, so the copy is made
-outside of the measured time); medians of the rounds. Two kinds of logits: steep ones (the probability of the token of
+outside of the measured time); medians of the rounds, of wall-clock and of processor time, which a busy machine
+distorts less (with one thread). Two kinds of logits: steep ones (the probability of the token of
 rank r falls with r^-2, so that a nucleus of 0.95 has a dozen tokens), where a few hundred candidates decide, and flat
 ones (standard normal: that nucleus has 83,000 tokens), where they do not.
 """
@@ -102,6 +103,11 @@ def void(_: object) -> None:
     return None
 
 
+def medians(pairs: list[tuple[float, float]]) -> tuple[float, float]:
+    walls, cpus = zip(*pairs, strict=True)
+    return statistics.median(walls), statistics.median(cpus)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=64)
@@ -119,20 +125,22 @@ def main() -> None:
         logits = KINDS[kind](options.rows, options.vocabulary, torch.Generator().manual_seed(0))
         ways = {"softmax + multinomial": bare}
         ways |= {name: chain(*way, options.rows, options.context) for name, way in WAYS.items()}
-        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
         for round_number in range(options.rounds + 1):
             for name, way in ways.items():
                 own = logits.clone()
-                began = time.perf_counter()
+                began = time.perf_counter(), time.process_time()
                 way(own)
                 if round_number:
-                    seconds[name].append(time.perf_counter() - began)
-        base = statistics.median(seconds["softmax + multinomial"])
+                    seconds[name].append((time.perf_counter() - began[0], time.process_time() - began[1]))
+        base, base_cpu = medians(seconds["softmax + multinomial"])
         results[kind] = {}
         for name, values in seconds.items():
-            median = statistics.median(values)
-            results[kind][name] = {"ms": median * 1e3, "ratio": median / base}
-            print(f"{kind:8} {name:36} {median * 1e3:8.1f} ms {median / base:6.2f}", flush=True)
+            wall, cpu = medians(values)
+            ratios = {"ratio": wall / base, "cpu_ratio": cpu / base_cpu}
+            results[kind][name] = {"ms": wall * 1e3, "cpu_ms": cpu * 1e3, **ratios}
+            words = f"{kind:6} {name:34} {wall * 1e3:7.0f} ms {wall / base:5.2f}"
+            print(f"{words}, processor {cpu * 1e3:6.0f} ms {cpu / base_cpu:5.2f}", flush=True)
     save("sampler", options, results)
 
 
