@@ -9,9 +9,12 @@ from svc_common.settings import load_settings
 from tokenizer_svc.server import TokenizerService
 from tokenizer_svc.settings import TokenizerSettings
 
+_SWITCH_SECONDS = 0.001  # how long a thread may keep the interpreter when another wants it; Python's own is 0.005
+
 
 def main() -> int:
     """Runs the service until it is told to stop; returns the exit code."""
+    sys.setswitchinterval(_SWITCH_SECONDS)  # each step of a health probe waits for it behind large inputs
     settings = load_settings(TokenizerSettings, sys.argv[1:], prog="tandem-tokenizer", env_prefix="TANDEM_TOKENIZER_")
     return run_service(TokenizerService(settings), settings)
 

@@ -66,7 +66,7 @@ class Tokenizer:
         self._plain = FragmentSplitter(self._user_defined)
         self._plain_is_whole = not self._user_defined
         self._parsing = FragmentSplitter(table.specials)
-        self._forbidden = FragmentSplitter(list(self._controls.values()))
+        self.control_splitter = FragmentSplitter(list(self._controls.values()))
         # Safe borders lie between a line break and a letter: no special token may reach across one.
         self._cuttable = not any("\n" in token.text or token.lstrip for token in table.specials)
         self._listed = lru_cache(_SPLITTERS_KEPT)(self._make_listed_splitter)
@@ -253,7 +253,7 @@ class Tokenizer:
             case Policy.PARSE_LISTED:
                 return self._listed(segment.parse_ids)
             case Policy.REJECT:
-                found = self._forbidden.first_match(segment.text)
+                found = self.control_splitter.first_match(segment.text)
                 if found is not None:
                     raise SpecialTokenInText(number, *found)
                 return self._plain

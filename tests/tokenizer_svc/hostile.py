@@ -15,7 +15,7 @@ from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 
 Stub = Any  # a TokenizerServiceStub of grpc.aio
 Statuses = Counter[grpc.StatusCode]
-AT_ONCE = 4
+AT_ONCE = 2
 STREAMS = 10_000
 
 ENDLESS_LOOP = (

@@ -297,3 +297,12 @@ def test_texts_that_are_encoded_together_have_the_ids_of_each_alone(llama3: Toke
 
 def test_types_that_gain_nothing_encode_texts_one_by_one(llama2: Tokenizer) -> None:
     assert llama2.encode_many(["a", "b"]) is None
+
+
+@pytest.mark.parametrize("spaces", ["  ", " \n", "\u3000 ", "\x85\u2028\t", "\u1680\u2009\u202f\u205f\xa0"])
+def test_long_white_space_is_encoded_as_by_all_tokens(llama3: Tokenizer, spaces: str) -> None:
+    vocabulary = llama3.vocabulary
+    assert isinstance(vocabulary, BpeVocabulary)
+    piece = spaces * 2_000
+    assert piece.isspace()
+    assert vocabulary._encode_whole(piece) == vocabulary._whole.encode_ordinary(piece)

@@ -12,9 +12,7 @@ from itertools import accumulate
 
 from tokenizer_svc.chat.origin import Origin
 from tokenizer_svc.encoding import Policy, Segment
-from tokenizer_svc.fragments import FragmentSplitter
 from tokenizer_svc.tokenizer import Tokenizer
-from tokenizer_svc.vocabulary import CONTROL_TYPES
 
 _FOREIGN = "\ud800"  # in no control token
 
@@ -31,10 +29,9 @@ def encode_runs(tokenizer: Tokenizer, runs: Sequence[tuple[Origin, str]], with_r
     """Ids of a rendered conversation."""
     text = "".join(part for _, part in runs)
     visible = "".join(part if origin == Origin.TEMPLATE else _FOREIGN * len(part) for origin, part in runs)
-    controls = [token for token in tokenizer.table.specials if token.type in CONTROL_TYPES]
     segments: list[Segment] = []
     places: list[int] = []  # of each kept character in the rendered text
-    for start, end, token in FragmentSplitter(controls).split(visible):
+    for start, end, token in tokenizer.control_splitter.split(visible):
         policy = Policy.TEXT if token is None else Policy.PARSE_LISTED
         segments.append(Segment(text[start:end], policy, frozenset(() if token is None else (token,))))
         if with_ranges:

@@ -28,6 +28,8 @@ from tokenizer_svc.vocabulary import VocabularyType
 _LONG_RUN = 100_000  # white-space characters in a row that tiktoken is spared
 _BEFORE_A_LINE = re.compile(r"(?<=\n)(?=[A-Za-z])")
 _CUT_AT_LINES = tuple(PRE_TOKENIZERS[name].patterns for name in ("llama-bpe", "qwen2"))
+_SHORT_PIECE = 1000  # characters; encoding so many is quick enough to keep the interpreter lock
+_WHITE_SPACE_BYTES = bytes(set("".join(chr(c) for c in range(0x3001) if chr(c).isspace()).encode()))
 _BORDER = "\U0010fffe"  # a non-character; texts that hold it are encoded one by one
 _ONLY_BORDER = {_BORDER}
 _LONG_WHITE_SPACE = re.compile(rf"\s{{{_LONG_RUN}}}")
@@ -95,6 +97,17 @@ class BpeVocabulary:
     def _whole(self) -> tiktoken.Encoding:
         """tiktoken that takes any text for one piece."""
         return tiktoken.Encoding("pieces", pat_str=r"(?s:.+)", mergeable_ranks=self._ranks, special_tokens={})
+
+    @cached_property
+    def _white_space(self) -> tiktoken.Encoding:
+        """The same for white space alone, which only tokens of such bytes can come of. Making one of all tokens holds
+        the interpreter lock for more than a tenth of a second."""
+        ranks = {
+            token: rank
+            for token, rank in self._ranks.items()
+            if len(token) == 1 or not token.translate(None, _WHITE_SPACE_BYTES)
+        }
+        return tiktoken.Encoding("white space", pat_str=r"(?s:.+)", mergeable_ranks=ranks, special_tokens={})
 
     def encode(self, text: str) -> list[int]:
         ranks = self._encode_ranks(text)
@@ -164,7 +177,9 @@ class BpeVocabulary:
         if self._whole_pieces and (rank := self._whole_pieces.get(piece.encode())) is not None:
             return [rank]
         try:
-            return self._whole.encode_ordinary(piece)
+            if self._cutting is not None and len(piece) <= _SHORT_PIECE:
+                return self._cutting._encode_single_piece(piece)
+            return (self._white_space if piece.isspace() else self._whole).encode_ordinary(piece)
         except BaseException as error:
             _raise_unless_panic(error)
             raise ValueError("the text cannot be encoded") from None
