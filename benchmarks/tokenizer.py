@@ -4,7 +4,10 @@
     threads    the same batch with two threads in the service, beside one
     peers      Llama 3 in process, beside Hugging Face `tokenizers`
     stream     the incremental detokenizer in process, beside Hugging Face's DecodeStream; through gRPC with 64 streams
+    floor      the same messages through a bare grpc.aio echo, which is what the transport alone costs
     cache      the last turn of a 20-turn conversation, beside encoding it whole
+    load       seconds until a Llama 3 vocabulary is there
+    health     the longest that a health probe waited while hostile inputs were served
 
     python benchmarks/tokenizer.py [--data ../shared/data] [--rounds 5]
 
@@ -20,17 +23,22 @@ import json
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import grpc
+import grpc.aio
 import psutil
 import tiktoken
 import tokenizers
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from sentencepiece import SentencePieceProcessor
 from tiktoken.load import load_tiktoken_bpe
 
@@ -38,6 +46,7 @@ from benchmarks.machine import add_output_flags, save
 from svc_common.gguf import read_metadata
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
+from tests.tokenizer_svc.hostile import KINDS
 from tokenizer_svc.encode_cache import EncodeCache
 from tokenizer_svc.encoding import Policy, Segment
 from tokenizer_svc.formats import load_tokenizer
@@ -46,11 +55,14 @@ from tokenizer_svc.tokenizer import Tokenizer
 from tokenizer_svc.vocabularies.patterns import LLAMA3
 
 Measured = dict[str, float]
+Running = tuple[tokenizer_pb2_grpc.TokenizerServiceAsyncStub, psutil.Process, str]
 
 
 @asynccontextmanager
-async def service(*flags: str) -> AsyncIterator[tuple[tokenizer_pb2_grpc.TokenizerServiceAsyncStub, psutil.Process]]:
-    """A tokenizer service in a process of its own: a stub, and the process."""
+async def service(
+    *flags: str,
+) -> AsyncIterator[Running]:
+    """A tokenizer service in a process of its own: a stub, the process, and its address."""
     with tempfile.TemporaryDirectory() as folder:
         address_file = Path(folder, "address.json")
         process = await asyncio.create_subprocess_exec(
@@ -64,7 +76,7 @@ async def service(*flags: str) -> AsyncIterator[tuple[tokenizer_pb2_grpc.Tokeniz
             address = json.loads(address_file.read_text())["address"]
             options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
             async with grpc.aio.insecure_channel(address, options=options) as channel:
-                yield tokenizer_pb2_grpc.TokenizerServiceStub(channel), psutil.Process(process.pid)
+                yield tokenizer_pb2_grpc.TokenizerServiceStub(channel), psutil.Process(process.pid), address
         finally:
             process.terminate()
             await process.wait()
@@ -84,6 +96,25 @@ async def alternate(rounds: int, **ways: Callable[[], Awaitable[object] | object
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
+async def cpu_share(
+    library: Callable[[], object], stub: Any, process: psutil.Process, request: object, times: int
+) -> float:
+    """The library's CPU time as a share of what the service takes for the same, its wire included. Other processes on
+    the same cores matter less to this than to a clock on the wall."""
+    method = stub.Encode if isinstance(request, pb.EncodeRequest) else stub.BatchEncode
+    ours = theirs = 0.0
+    for _ in range(times):
+        before = sum(process.cpu_times()[:2])
+        for _ in range(4):
+            await method(request)
+        ours += sum(process.cpu_times()[:2]) - before
+        before = time.thread_time()
+        for _ in range(4):
+            library()
+        theirs += time.thread_time() - before
+    return theirs / ours
+
+
 def input_of(text: str) -> pb.EncodeInput:
     return pb.EncodeInput(segments=[pb.TextSegment(text=text)], add_special=False)
 
@@ -100,7 +131,7 @@ async def measure_encode(data: Path, corpus: str, rounds: int) -> dict[str, obje
     results: dict[str, object] = {}
     for name, library in libraries.items():
         flags = (f"--tokenizer={data}/formats/{name}",)
-        async with service(*flags, "--threads=1") as (one, _), service(*flags, "--threads=2") as (two, _):
+        async with service(*flags, "--threads=1") as (one, *_), service(*flags, "--threads=2") as (two, two_process, _):
             whole = pb.EncodeRequest(input=input_of(megabyte))
             batch = pb.BatchEncodeRequest(inputs=[input_of(text) for text in short])
             large = pb.BatchEncodeRequest(inputs=[input_of(corpus[at : at + 100_000]) for at in range(0, 10**6, 10**5)])
@@ -113,8 +144,15 @@ async def measure_encode(data: Path, corpus: str, rounds: int) -> dict[str, obje
                 one_thread_10x100kb=lambda one=one, large=large: one.BatchEncode(large),
                 two_threads_10x100kb=lambda two=two, large=large: two.BatchEncode(large),
             )
+            cpu = {
+                "1 MB": await cpu_share(lambda library=library: library(megabyte), two, two_process, whole, rounds),
+                "256 x 200": await cpu_share(
+                    lambda library=library: [library(text) for text in short], two, two_process, batch, 10 * rounds
+                ),
+            }
         results[name] = {
             "seconds": seconds,
+            "CPU time of the library / of the service's process": cpu,
             "service / library, 1 MB": seconds["library_1mb"] / seconds["service_1mb"],
             "service / library, 256 x 200": seconds["library_256x200"] / seconds["service_256x200"],
             "two threads / one": seconds["one_thread_10x100kb"] / seconds["two_threads_10x100kb"],
@@ -186,7 +224,7 @@ async def measure_streams(
         tokenizers_one_by_one=decode_theirs,
     )
     result: dict[str, object] = {f"million tokens/s, {name}": len(ids) / taken / 1e6 for name, taken in seconds.items()}
-    async with service(f"--tokenizer={data}/formats/llama3") as (stub, process):
+    async with service(f"--tokenizer={data}/formats/llama3") as (stub, process, _):
         for width in (1, 8):
             result[f"server CPU microseconds a message, 64 streams, {width} ids"] = await wire_cost(
                 stub, process, ids, width
@@ -215,6 +253,108 @@ async def wire_cost(
     return (sum(process.cpu_times()[:2]) - before) / (64 * len(messages)) * 1e6
 
 
+async def measure_floor() -> dict[str, object]:
+    """A server that answers each message with itself: 64 streams, one message each way."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, __file__, "--echo"), stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    address = (await process.stdout.readline()).decode().strip()
+    try:
+        async with grpc.aio.insecure_channel(address) as channel:
+
+            async def one(count: int) -> None:
+                call = channel.stream_stream("/echo/Echo")()
+                for _ in range(count):
+                    await call.write(b"a message")
+                    await call.read()
+                await call.done_writing()
+
+            await asyncio.gather(*(one(50) for _ in range(64)))
+            server = psutil.Process(process.pid)
+            before = sum(server.cpu_times()[:2])
+            await asyncio.gather(*(one(300) for _ in range(64)))
+            cost = (sum(server.cpu_times()[:2]) - before) / (64 * 300) * 1e6
+    finally:
+        process.terminate()
+        await process.wait()
+    return {"server CPU microseconds a message, 64 streams": cost}
+
+
+async def echo() -> None:
+    async def answer(requests: AsyncIterator[bytes], context: object) -> AsyncIterator[bytes]:
+        async for request in requests:
+            yield request
+
+    server = grpc.aio.server()
+    handler = grpc.stream_stream_rpc_method_handler(answer)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("echo", {"Echo": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    print(f"127.0.0.1:{port}", flush=True)
+    await server.wait_for_termination()
+
+
+async def measure_health(data: Path) -> dict[str, object]:
+    """Probes one after the other, 2 ms apart, from a process of their own; milliseconds."""
+    result: dict[str, object] = {}
+    async with service(f"--tokenizer={data}/formats/llama3") as (stub, _, address):
+        prober = await asyncio.create_subprocess_exec(
+            *(sys.executable, __file__, "--probe", address),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert prober.stdin is not None and prober.stdout is not None
+        for name, attack in KINDS.items():
+            prober.stdin.write(b"begin\n")
+            await prober.stdout.readline()
+            started = time.perf_counter()
+            await attack(stub)
+            seconds = time.perf_counter() - started
+            prober.stdin.write(b"end\n")
+            waits = sorted(json.loads(await prober.stdout.readline()))
+            result[name] = {
+                "seconds": seconds,
+                "probes": len(waits),
+                "median ms": statistics.median(waits) * 1e3,
+                "longest ms": waits[-1] * 1e3,
+            }
+        prober.stdin.close()
+        await prober.wait()
+    return result
+
+
+def probe(address: str) -> None:
+    """From one line of standard input to the next: how long each probe took, as a JSON list."""
+    with grpc.insecure_channel(address) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        check(health_pb2.HealthCheckRequest())
+        while sys.stdin.readline():
+            waits: list[float] = []
+            done = threading.Event()
+
+            def run(waits: list[float] = waits, done: threading.Event = done) -> None:
+                while not done.is_set():
+                    started = time.perf_counter()
+                    check(health_pb2.HealthCheckRequest())
+                    waits.append(time.perf_counter() - started)
+                    time.sleep(0.002)
+
+            thread = threading.Thread(target=run)
+            thread.start()
+            print("begun", flush=True)
+            sys.stdin.readline()
+            done.set()
+            thread.join()
+            print(json.dumps(waits), flush=True)
+
+
+async def measure_load(data: Path, rounds: int) -> dict[str, object]:
+    files = {"GGUF": "vocabularies/ggml-vocab-llama-bpe.gguf", "tiktoken ranks": "formats/llama3"}
+    seconds = await alternate(rounds, **{name: partial(load_tokenizer, data / file) for name, file in files.items()})
+    return {"seconds": seconds}
+
+
 async def measure_cache(ours: Tokenizer, corpus: str, rounds: int) -> dict[str, object]:
     """A conversation of 20 turns of 500 characters; the last turn is new in every round."""
     turns = [corpus[at : at + 500] for at in range(0, 20 * 500, 500)]
@@ -239,7 +379,15 @@ async def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with formats/ and corpus/")
     parser.add_argument("--rounds", type=int, default=5)
     add_output_flags(parser)
+    parser.add_argument("--echo", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--probe", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.echo:
+        await echo()
+        return
+    if options.probe:
+        await asyncio.to_thread(probe, options.probe)
+        return
     data = options.data.resolve()
     corpus = (data / "corpus/tinyshakespeare.txt").read_text(encoding="utf-8")
     ours, theirs = load_tokenizer(data / "formats/llama3"), hugging_face_llama3(data)
@@ -247,7 +395,10 @@ async def main() -> None:
         "encode": await measure_encode(data, corpus, options.rounds),
         "peers": await measure_peers(ours, theirs, corpus, options.rounds),
         "stream": await measure_streams(data, ours, theirs, corpus, options.rounds),
+        "floor": await measure_floor(),
         "cache": await measure_cache(ours, corpus, options.rounds),
+        "load": await measure_load(data, options.rounds),
+        "health": await measure_health(data),
     }
     print(json.dumps(results, indent=1))
     save("tokenizer", options, results)

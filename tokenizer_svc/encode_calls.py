@@ -67,17 +67,16 @@ class EncodeCalls:
     async def count(self, loaded: Loaded, jobs: Sequence[EncodeJob]) -> list[int]:
         """How many ids each job has. Raises ServiceError."""
 
-        def work(jobs: Sequence[EncodeJob]) -> list[Encoding] | list[list[int]]:
-            return _encode_together(loaded, jobs) or [_encode(loaded, job, False) for job in jobs]
+        def work(jobs: Sequence[EncodeJob]) -> list[tuple[int, int]]:
+            together = _encode_together(loaded, jobs)
+            if together is not None:
+                return [(len(ids), len(ids)) for ids in together]
+            encodings = [_encode(loaded, job, False) for job in jobs]
+            return [(len(encoding.ids), encoding.total_tokens) for encoding in encodings]
 
-        groups = await self._spread(loaded, jobs, work)
-        counts: list[int] = []
-        for group in groups:
-            for found in group:
-                counts.append(len(found.ids if isinstance(found, Encoding) else found))
-                total = found.total_tokens if isinstance(found, Encoding) else counts[-1]
-                loaded.metrics.encoded_tokens.inc(total)
-        return counts
+        counts = [each for group in await self._spread(loaded, jobs, work) for each in group]
+        loaded.metrics.encoded_tokens.inc(sum(total for _, total in counts))
+        return [count for count, _ in counts]
 
     async def in_pool(self, functions: list[Callable[[], T]]) -> list[T]:
         """The results of functions that threads run. Raises RESOURCE_EXHAUSTED where too many wait."""

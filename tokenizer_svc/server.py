@@ -120,9 +120,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             max_input_bytes=self._settings.max_input_bytes,
         )
 
-    # -- text to ids
-
-    # These two answer with bytes, serialized where they were made.
+    # -- text to ids; the first two answer with bytes, serialized where they were made
 
     async def Encode(self, request: pb.EncodeRequest, context: Context) -> Any:  # noqa: N802
         loaded = await self._loaded.get(request.tokenizer)

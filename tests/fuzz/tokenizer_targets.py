@@ -89,6 +89,10 @@ class Encode:
         for _ in range(2):
             assert cached.encode_segments(segments, add_special).ids == plain.ids
         tokenizer.check_ids(plain.ids)
+        texts = [segment.text for segment in segments]
+        together = tokenizer.encode_many(texts, add_special)
+        if together is not None:
+            assert together == [tokenizer.encode_segments([Segment(text)], add_special).ids for text in texts]
         for segment in segments:
             if segment.policy is Policy.TEXT:
                 self._check_text(tokenizer, segment.text)
