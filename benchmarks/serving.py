@@ -239,12 +239,11 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     add_output_flags(parser)
     options = parser.parse_args()
-    results: dict[str, object] = {}
     if options.step_threads:
-        results["steps"] = [asyncio.run(step_periods(options, threads)) for threads in options.step_threads]
+        periods = [asyncio.run(step_periods(options, threads)) for threads in options.step_threads]
+        save("step-periods", options, periods)
     if options.streams:
-        results["throughput"] = asyncio.run(measure(options))
-    save("serving", options, results)
+        save("serving", options, asyncio.run(measure(options)))
 
 
 if __name__ == "__main__":
