@@ -9,7 +9,7 @@ from tests.worker_svc.engine.counting import counting_request
 from tests.worker_svc.engine.test_engine import Driver, counted
 from worker_svc.engine.fork import sample_seed
 from worker_svc.engine.messages import Submit
-from worker_svc.engine.request import FinishReason, Request, Sampling
+from worker_svc.engine.request import FinishReason, LogprobOptions, Request, Sampling
 
 
 def samples(count: int, prompt: int, output: int, first: int = 0, **options: object) -> list[Request]:
@@ -33,7 +33,7 @@ def test_the_pages_of_a_prompt_are_held_once():
 def test_a_group_that_bypasses_the_cache_shares_too_and_leaves_nothing():
     submit = Submit(
         handle=0, prompt=b"", resumed=b"", max_tokens=8, min_tokens=0, eos_ids=[], stop_ids=[], include_stop=False,
-        sampling=Sampling(temperature=0.0), priority=0, salt="", bypass=True, logprobs=False, samples=4,
+        sampling=Sampling(temperature=0.0), priority=0, salt="", bypass=True, logprobs=LogprobOptions(), samples=4,
     )  # fmt: skip
     prompt = counting_request(0, 0, 41, 8).tokens[:41].tobytes()
     driver = Driver(pages=64, page_size=4, budget=64)
