@@ -123,7 +123,7 @@ def _library() -> ctypes.CDLL | None:
         return None
     try:
         library = ctypes.CDLL(str(_PREBUILT if _PREBUILT.exists() else _compiled()))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: there is no home
         logger.warning(
             "the compiled matrix products are not there (%s): half-precision and quantized weights will be slow; "
             "a C compiler helps",

@@ -1,0 +1,245 @@
+"""How fast is a model of 1.1 billion parameters, beside llama.cpp? Both read the same GGUF file of random weights.
+
+decode     tokens/s of 1, 8 and 16 sequences of `--context` tokens, the median step
+prefill    tokens/s of prompts of `--prompts` tokens, the median of `--rounds`
+
+Ours is the whole engine in process: pages, scheduler and sampler included. llama.cpp is `llama_decode` alone, called
+through llama-cpp-python with the interpreter of `--llama-cpp-python`; without it, its columns stay empty. One process
+at a time, alternating; files lie in a temporary folder and are removed.
+
+python benchmarks/models.py [--llama-cpp-python PATH] [--kinds BF16 Q8_0 Q4_0] [--threads 2] [--layers 22]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+BATCHES = (1, 8, 16)
+VOCABULARY, HIDDEN, INNER, HEADS, KV_HEADS = 32000, 2048, 5632, 32, 4
+KINDS = {  # of the file -> what our engine is told beside
+    "F32": {"dtype": "float32"},
+    "BF16": {"dtype": "bfloat16"},
+    "F16": {"dtype": "float16"},
+    "Q8_0": {},
+    "Q8_0 as int8 channels": {"quantize": "int8"},
+    "Q4_0": {},
+    "Q4_0 as int4 groups of 128": {"quantize": "int4", "quantize_group": 128},
+}
+
+
+def write_file(path: Path, kind: str, layers: int) -> None:
+    """A Llama of random weights; with Q4_0 the output is Q8_0, as llama.cpp's own files have more bits there."""
+    import numpy as np
+    from gguf import GGMLQuantizationType as Type
+    from gguf import GGUFWriter
+
+    generator = np.random.default_rng(0)
+    writer = GGUFWriter(path, "llama")
+    writer.add_block_count(layers)
+    writer.add_context_length(2048)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_rope_dimension_count(HIDDEN // HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(VOCABULARY)
+    writer.add_tokenizer_model("no_vocab")
+
+    def add(name: str, kind: str, rows: int, columns: int) -> None:
+        if kind in ("Q8_0", "Q4_0"):
+            size = 34 if kind == "Q8_0" else 18
+            blocks = generator.integers(0, 256, (rows, columns // 32, size), dtype=np.uint8)
+            blocks[..., :2] = np.frombuffer(np.float16(0.0004 if kind == "Q8_0" else 0.006).tobytes(), dtype=np.uint8)
+            data = blocks.reshape(rows, -1)
+        else:
+            data = generator.standard_normal((rows, columns), dtype=np.float32) * 0.03
+            if kind == "F16":
+                data = data.astype(np.float16)
+            elif kind == "BF16":
+                data = (data.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+        writer.add_tensor(name, data, raw_dtype=Type[kind])
+
+    ones = np.ones(HIDDEN, dtype=np.float32)
+    wide = "Q8_0" if kind == "Q4_0" else kind
+    add("token_embd.weight", kind, VOCABULARY, HIDDEN)
+    add("output.weight", wide, VOCABULARY, HIDDEN)
+    writer.add_tensor("output_norm.weight", ones)
+    kv_size = HIDDEN // HEADS * KV_HEADS
+    for layer in range(layers):
+        for name in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"blk.{layer}.{name}.weight", ones)
+        for name, rows, columns in (
+            ("attn_q", HIDDEN, HIDDEN),
+            ("attn_k", kv_size, HIDDEN),
+            ("attn_v", kv_size, HIDDEN),
+            ("attn_output", HIDDEN, HIDDEN),
+            ("ffn_gate", INNER, HIDDEN),
+            ("ffn_up", INNER, HIDDEN),
+            ("ffn_down", HIDDEN, INNER),
+        ):
+            add(f"blk.{layer}.{name}.weight", kind, rows, columns)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def measure_ours(path: str, fields: dict[str, object], options: argparse.Namespace) -> dict[str, float]:
+    import numpy as np
+
+    from worker_svc.engine.build import build_engine
+    from worker_svc.engine.config import EngineConfig
+    from worker_svc.engine.request import Request, Sampling, Stopping
+
+    built = build_engine(
+        EngineConfig(
+            model=path,
+            threads=options.threads,
+            kv_cache_tokens=16 * 256,
+            max_batch_tokens=1024,
+            **fields,  # type: ignore[arg-type]
+        )
+    )
+    engine, generator, handle = built.engine, np.random.default_rng(0), 0
+
+    def submit(length: int, tokens: int) -> None:
+        nonlocal handle
+        handle += 1
+        prompt = generator.integers(3, VOCABULARY, length).astype(np.int32)
+        engine.submit(Request.make(handle, prompt, Sampling(temperature=0.0), Stopping(max_tokens=tokens), bypass=True))
+
+    result: dict[str, float] = {"weight_bytes": built.weight_bytes}
+    for length in options.prompts:
+        rates = []
+        for _ in range(options.rounds + 1):
+            submit(length, 1)
+            began = time.perf_counter()
+            while engine.has_work:
+                engine.step()
+            rates.append(length / (time.perf_counter() - began))
+        result[f"prefill_{length}"] = statistics.median(rates[1:])
+    for batch in BATCHES:
+        for _ in range(batch):
+            submit(options.context, options.steps + 3)
+        seconds = []
+        while engine.has_work:
+            began = time.perf_counter()
+            step = engine.step()
+            if not step.prefill_tokens and step.decode_tokens == batch:
+                seconds.append(time.perf_counter() - began)
+        result[f"decode_{batch}"] = batch / statistics.median(seconds)
+    return result
+
+
+LLAMA_CPP = """
+import ctypes, json, statistics, sys, time
+import llama_cpp as l
+path, threads, rounds, steps = sys.argv[1], *map(int, sys.argv[2:5])
+batches, prompts, context = json.loads(sys.argv[5])
+quiet = l.llama_log_callback(lambda *a: None)  # kept: llama.cpp calls it as long as it runs
+l.llama_log_set(quiet, ctypes.c_void_p(0))
+l.llama_backend_init()
+model = l.llama_model_load_from_file(path.encode(), l.llama_model_default_params())
+p = l.llama_context_default_params()
+p.n_ctx, p.n_batch, p.n_ubatch, p.n_seq_max = 16 * 256, 1024, 512, max(batches)
+p.n_threads = p.n_threads_batch = threads
+p.kv_unified = True
+ctx = l.llama_init_from_model(model, p)
+room = l.llama_batch_init(1024, 0, 1)
+def decode(rows):
+    room.n_tokens = len(rows)
+    for i, (token, place, sequence, wanted) in enumerate(rows):
+        room.token[i], room.pos[i], room.n_seq_id[i] = token, place, 1
+        room.seq_id[i][0], room.logits[i] = sequence, wanted
+    began = time.perf_counter()
+    assert l.llama_decode(ctx, room) == 0
+    l.llama_synchronize(ctx)
+    return time.perf_counter() - began
+def clear():
+    l.llama_memory_clear(l.llama_get_memory(ctx), True)
+result = {}
+for length in prompts:
+    rates = []
+    for _ in range(rounds + 1):
+        clear()
+        rates.append(length / decode([(5 + i % 1000, i, 0, i == length - 1) for i in range(length)]))
+    result[f"prefill_{length}"] = statistics.median(rates[1:])
+for batch in batches:
+    clear()
+    for s in range(batch):
+        decode([(5 + i, i, s, i == context - 1) for i in range(context)])
+    seconds = [decode([(7 + s, context + n, s, 1) for s in range(batch)]) for n in range(steps)]
+    result[f"decode_{batch}"] = batch / statistics.median(seconds[1:])
+print(json.dumps(result))
+"""
+
+
+def in_process(command: list[str], threads: int) -> dict[str, float] | str:
+    """The last line of a process as JSON, or why there is none."""
+    environment = {"GOMP_SPINCOUNT": "0", "THP_MEM_ALLOC_ENABLE": "1", "OMP_NUM_THREADS": str(threads), **os.environ}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        return (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+    answer: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return answer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--llama-cpp-python", default="", metavar="PATH", help="an interpreter that has llama_cpp")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["BF16", "Q8_0", "Q4_0"])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=22)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--prompts", type=int, nargs="+", default=[128, 1024])
+    parser.add_argument("--runner", nargs="*", default=[], help="command that starts each measurement")
+    parser.add_argument("--ours", nargs=2, help=argparse.SUPPRESS)  # file and kind: the child that measures
+    parser.add_argument("--machine", default=f"cpu{len(os.sched_getaffinity(0))}")
+    parser.add_argument("--no-save", action="store_true", help="print only")
+    options = parser.parse_args()
+    if options.ours:
+        path, kind = options.ours
+        print(json.dumps(measure_ours(path, KINDS[kind], options)))
+        return
+    from benchmarks.machine import save
+
+    results: dict[str, object] = {}
+    numbers = [str(options.threads), str(options.rounds), str(options.steps)]
+    shape = json.dumps([BATCHES, options.prompts, options.context])
+    with tempfile.TemporaryDirectory(prefix="tandem-models-") as folder:
+        for kind in options.kinds:
+            path = Path(folder) / "model.gguf"
+            write_file(path, kind.split()[0], options.layers)
+            own = [sys.executable, __file__, "--ours", str(path), kind]
+            own += ["--threads", numbers[0], "--rounds", numbers[1], "--steps", numbers[2]]
+            own += ["--context", str(options.context), "--prompts", *map(str, options.prompts)]
+            answer: dict[str, object] = {"tandem": in_process([*options.runner, *own], options.threads)}
+            if options.llama_cpp_python:
+                theirs = [options.llama_cpp_python, "-c", LLAMA_CPP, str(path), *numbers, shape]
+                answer["llama.cpp"] = in_process([*options.runner, *theirs], options.threads)
+            else:
+                answer["llama.cpp"] = "not measured: --llama-cpp-python is not given"
+            ours, other = answer["tandem"], answer["llama.cpp"]
+            if isinstance(ours, dict) and isinstance(other, dict):
+                answer["ratio"] = {name: ours[name] / other[name] for name in other}
+            results[kind] = answer
+            print(json.dumps({kind: answer}), flush=True)
+            path.unlink()
+            save("models", options, results)
+
+
+if __name__ == "__main__":
+    main()
