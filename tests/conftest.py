@@ -9,6 +9,10 @@ from pathlib import Path
 # Two spinning OpenMP threads on two busy cores cost a factor of ten: one thread a process, before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Without a card, kernels are interpreted. Triton reads this once, when whatever comes first imports it.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # A shell starts what runs in its background with SIGINT ignored, and children inherit that: the tests of Ctrl-C would
 # wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

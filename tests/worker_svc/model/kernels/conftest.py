@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
 
 # Older interpreters do not go together with today's numpy; compiled, kernels also run with Triton 3.6.
 pytest.importorskip("triton", minversion="3.6" if torch.cuda.is_available() else "3.9")
