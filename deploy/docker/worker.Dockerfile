@@ -8,6 +8,11 @@ ARG BASE=python:3.12-slim-bookworm
 FROM ${BASE} AS build
 # Where torch's wheels come from, besides the package index; empty: the package index alone.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# A C compiler makes the quick matrix products of half-precision and quantized weights on CPUs; empty: they are slow.
+ARG BUILD_PACKAGES="gcc libc6-dev"
+RUN if [ -n "$BUILD_PACKAGES" ]; then \
+      apt-get update && apt-get install -y --no-install-recommends $BUILD_PACKAGES && rm -rf /var/lib/apt/lists/*; \
+    fi
 WORKDIR /build
 RUN python3 -m venv --without-pip /opt/tandem
 # Dependencies first: this layer, torch in it, stays when only the sources change. Compiled on all cores, which pip
@@ -19,7 +24,8 @@ RUN python3 requirements.py pyproject.toml worker > requirements.txt \
  && (/opt/tandem/bin/python -m compileall -q -j 0 /opt/tandem/lib || echo "not every module was compiled")
 COPY . .
 RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
- && /opt/tandem/bin/python -c "import worker_svc.server, svc_common.healthcheck"
+ && /opt/tandem/bin/python -c "import worker_svc.server, svc_common.healthcheck" \
+ && (test -z "$BUILD_PACKAGES" || /opt/tandem/bin/python -m worker_svc.model.native)
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="tandem-worker" \

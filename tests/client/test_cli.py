@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -67,6 +68,39 @@ def test_every_flag_reaches_the_worker(servers: ServersThread) -> None:
     assert stopping.ignore_eos
     assert stopping.include_stop
     assert list(servers.tokenizer.opened[0].stop_strings) == ["zzz", "a\nb"]
+
+
+def test_flags_for_several_answers_guides_and_guesses_reach_the_worker(servers: ServersThread, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "integer"}')
+    flags = "--n 2 --best-of 4 --length-penalty 0.5 --stop-sequence 5,6 --stop-sequence 7 --draft-tokens 3"
+    tandem(servers, "generate", "Hi", *flags.split(), "--prompt-lookup", "2", "--json-schema", str(schema))
+    request = servers.worker.seen[0].request
+    assert (request.n, request.best_of, request.length_penalty) == (2, 4, 0.5)
+    assert [list(sequence.ids) for sequence in request.stopping.stop_sequences] == [[5, 6], [7]]
+    assert (request.speculation.max_draft_tokens, request.speculation.prompt_lookup_ngram) == (3, 2)
+    assert request.guided.json_schema == '{"type": "integer"}'
+    for flag, value, guided in (
+        ("--regex", "a+", "regex"),
+        ("--choice", "yes", "choices"),
+        ("--grammar", "", "grammar"),
+    ):
+        lark = tmp_path / "grammar.lark"
+        lark.write_text('start: "x"')
+        servers.worker.seen.clear()
+        tandem(servers, "generate", "Hi", flag, value or str(lark))
+        assert servers.worker.seen[0].request.guided.WhichOneof("guide") == guided
+
+
+def test_guides_that_contradict_or_are_missing_are_one_line(servers: ServersThread, tmp_path: Path) -> None:
+    two = tandem(servers, "generate", "Hi", "--regex", "a", "--choice", "b")
+    assert (two.returncode, two.stderr) == (2, "error: give one of --regex, --choice\n")
+    missing = tandem(servers, "generate", "Hi", "--grammar", str(tmp_path / "absent"))
+    assert missing.returncode == 1
+    assert missing.stderr.startswith("error: --grammar ")
+    assert "No such file" in missing.stderr
+    words = tandem(servers, "generate", "Hi", "--stop-sequence", "5,x")
+    assert (words.returncode, words.stderr) == (2, "error: '5,x' is no list of token ids, such as 5 or 5,6\n")
 
 
 def test_generate_tells_everything_as_json(servers: ServersThread) -> None:

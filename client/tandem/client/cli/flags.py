@@ -91,10 +91,18 @@ STOPPING_FLAGS: dict[str, tuple[Any, Any]] = {
     "min_tokens": (o.MinTokens, None),
     "stop": (o.Stop, None),
     "stop_id": (o.StopIds, None),
+    "stop_sequence": (o.StopSequences, None),
     "ignore_eos": (o.IgnoreEos, False),
     "include_stop": (o.IncludeStop, False),
     "timeout": (o.Timeout, 600.0),
 }
+GUIDED_FLAGS: dict[str, Any] = {
+    "json_schema": o.JsonSchemaFile,
+    "regex": o.RegexPattern,
+    "choice": o.Choice,
+    "grammar": o.GrammarFile,
+}
+SPECULATION_FLAGS: dict[str, Any] = {"draft_tokens": o.DraftTokens, "prompt_lookup": o.PromptLookup}
 
 
 def with_generation_flags(*, max_tokens: int | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -103,7 +111,8 @@ def with_generation_flags(*, max_tokens: int | None = None) -> Callable[[Callabl
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(command, include_extras=True)
         del hints["flags"]
-        added_flags: dict[str, tuple[Any, Any]] = {name: (kind, None) for name, kind in SAMPLING_FLAGS.items()}
+        absent: dict[str, Any] = {**SAMPLING_FLAGS, **GUIDED_FLAGS, **SPECULATION_FLAGS}
+        added_flags: dict[str, tuple[Any, Any]] = {name: (kind, None) for name, kind in absent.items()}
         added_flags |= {**STOPPING_FLAGS, "max_tokens": (o.MaxTokens, max_tokens)}
         own = [
             each.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
@@ -141,9 +150,13 @@ def _options(given: dict[str, Any]) -> GenerateOptions:
         "min_tokens": given["min_tokens"],
         "stop": [o.unescaped(one) for one in given["stop"] or []],
         "stop_token_ids": given["stop_id"] or [],
+        "stop_sequences": [_ids(text) for text in given["stop_sequence"] or []],
         "ignore_eos": given["ignore_eos"],
         "include_stop": given["include_stop"],
         "timeout": given["timeout"] or None,
+        "guided": o.guide(*(given[name] for name in GUIDED_FLAGS)),
+        "draft_tokens": given["draft_tokens"],
+        "prompt_lookup": given["prompt_lookup"],
     }
     return options
 

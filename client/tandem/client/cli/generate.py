@@ -30,12 +30,6 @@ def generate(
     n: o.N = 1,
     best_of: o.BestOf = None,
     length_penalty: o.LengthPenalty = None,
-    json_schema: o.JsonSchemaFile = None,
-    regex: o.RegexPattern = None,
-    choice: o.Choice = None,
-    grammar: o.GrammarFile = None,
-    draft_tokens: o.DraftTokens = None,
-    prompt_lookup: o.PromptLookup = None,
     special: o.Special = "text",
     tls: o.Tls = False,
     ca_file: o.CaFile = None,
@@ -75,9 +69,7 @@ def generate(
         wanted["logprobs"], wanted["top_logprobs"], wanted["logprob_ids"] = logprobs, top_logprobs, logprob_id or []
         wanted["processed_logprobs"], wanted["prompt_logprobs"] = processed_logprobs, prompt_logprobs
         wanted["echo"] = echo
-        wanted["guided"] = o.guide(json_schema, regex, choice, grammar)
         wanted["n"], wanted["best_of"], wanted["length_penalty"] = n, best_of, length_penalty
-        wanted["draft_tokens"], wanted["prompt_lookup"] = draft_tokens, prompt_lookup
         result = interruptible(
             _generate(AsyncClient(tokenizer, workers, credentials=credentials), text, wanted, as_json)
         )

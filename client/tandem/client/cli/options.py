@@ -35,6 +35,12 @@ StopIds = Annotated[
     list[int] | None,
     typer.Option("--stop-id", help="Token id that ends the text; repeatable.", rich_help_panel=_STOPPING),
 ]
+StopSequences = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--stop-sequence", help="Ids in a row, such as 5,6, that end it; repeatable.", rich_help_panel=_STOPPING
+    ),
+]
 IgnoreEos = Annotated[
     bool, typer.Option("--ignore-eos", help="Go on at the model's own end of sequence.", rich_help_panel=_STOPPING)
 ]
