@@ -55,7 +55,7 @@ from tokenizer_svc.tokenizer import Tokenizer
 from tokenizer_svc.vocabularies.patterns import LLAMA3
 
 Measured = dict[str, float]
-Running = tuple[tokenizer_pb2_grpc.TokenizerServiceAsyncStub, psutil.Process, str]
+Running = tuple["tokenizer_pb2_grpc.TokenizerServiceAsyncStub", psutil.Process, str]
 
 
 @asynccontextmanager

@@ -144,14 +144,15 @@ class StreamDecoder:
         """Takes more ids, each a valid index of the vocabulary; with `end` no more follow and nothing is held back."""
         if self.done:
             raise ValueError("the stream is done")
-        if self._simple and not self._raw and self._started and not end and len(ids) == 1:
-            # What nearly every call of a generation is: one id, whole characters, nothing held back.
-            piece = self._pieces[ids[0]]
-            if piece.isascii():
-                text = piece.decode("ascii")
+        if self._simple and not self._raw and self._started and not end:
+            # What nearly every call of a generation is: whole characters, nothing held back.
+            pieces = self._pieces
+            raw = pieces[ids[0]] if len(ids) == 1 else b"".join([pieces[index] for index in ids])
+            if raw.isascii():
+                text = raw.decode("ascii")
                 if self._stops is None or self._stops.is_apart(text):
-                    self.ids_consumed += 1
-                    self._offset += len(piece)
+                    self.ids_consumed += len(ids)
+                    self._offset += len(raw)
                     return _new_delta(StreamDelta, (text, 0, self.ids_consumed, False, None, 0))
         delta = self._push(ids, end)
         if self._graphemes is None:
