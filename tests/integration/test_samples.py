@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import grpc
 import pytest
 
 from tandem.inference.v1 import admin_pb2
 from tandem.inference.v1 import inference_pb2 as pb
-from tests.integration.worker_process import Answer, Worker, greedy
+from tests.integration.worker_process import Answer, Worker, greedy, running_worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -182,3 +183,16 @@ async def test_speculation_changes_the_passes_and_not_a_bit_of_the_answer(worker
         saved += usage.draft_tokens_accepted
     after = await worker.settled()
     assert after.draft_tokens_accepted - before.draft_tokens_accepted == saved > 0
+
+
+async def test_a_draft_model_saves_passes_and_changes_no_bit(worker: Worker, random_llama: Path, tmp_path: Path):
+    request = sampled(7, max_tokens=60)
+    plain = await worker.generate(request)
+    flags = (f"--model={random_llama}", f"--draft-model={random_llama}", "--page-size=16")
+    async with running_worker(tmp_path, *flags) as drafting:
+        drafted = await drafting.generate(request)  # four drafts at once are the default beside a draft model
+    assert drafted.ids == plain.ids
+    assert drafted.logprobs == plain.logprobs, "not the same bits"
+    assert plain.finished is not None and drafted.finished is not None
+    assert drafted.finished.usage.draft_tokens_accepted > 30, "a model guesses what it would say itself"
+    assert drafted.finished.usage.forward_passes < plain.finished.usage.forward_passes / 2

@@ -120,7 +120,9 @@ def build_engine(
         draft_cache = KVCache(_draft_shape(draft, config, dtype, shape.pages), device) if draft is not None else None
     runner, row_invariant = _runner(model, cache, config, ranks)
     limits = SchedulerLimits(max_batch_tokens=config.max_batch_tokens, max_running=config.max_running)
-    weights = [*model.parameters(), *model.buffers()]
+    weights = [
+        tensor for each in (model, draft) if each is not None for tensor in (*each.parameters(), *each.buffers())
+    ]
     return BuiltEngine(
         engine=Engine(
             runner,

@@ -103,7 +103,9 @@ def test_the_draft_model_is_described_and_gives_a_default(folders: dict[str, Pat
     engine = built(folders, "stranger")
     assert engine.draft_tokens == 4
     assert engine.draft_model == str(folders["stranger"])
-    assert built(folders, "").draft_tokens == 0
+    alone = built(folders, "")
+    assert alone.draft_tokens == 0
+    assert engine.weight_bytes > alone.weight_bytes, "the draft model's weights are in memory too"
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused(folders: dict[str, Path]):
