@@ -15,6 +15,7 @@ import grpc
 
 from svc_common.errors import (
     FieldViolation,
+    ServiceError,
     StartError,
     already_exists,
     failed_precondition,
@@ -194,7 +195,7 @@ class WorkerService:
         admitted_tokens = prompt_tokens + len(request.resumed_output_ids)
         try:
             self.admission.enter(admitted_tokens, submit.samples)
-        except Exception:
+        except ServiceError:
             self.worker_metrics.refused.inc()
             raise
         wake = asyncio.Event()

@@ -48,12 +48,14 @@ def sample(logits: torch.Tensor, rows: Rows, table: SamplingTable) -> Sampled:
     wanted = np.flatnonzero([request.logprobs.wanted for request in rows.requests])
     raw = [row for row in wanted.tolist() if not rows.requests[row].logprobs.processed]
     raw_logprobs = torch.log_softmax(logits[raw], dim=-1) if raw else None
-    finite = torch.isfinite(logits.amax(dim=-1)).cpu().numpy()  # a NaN anywhere in a row comes out here
+    largest = logits.amax(dim=-1)  # a NaN anywhere in a row comes out here
+    finite = torch.isfinite(largest).cpu().numpy()
 
-    constrain(logits, rows, rules, table)
-    penalize(logits, rows, rules)
-    penalize_continuations(logits, rows, rules)
-    largest = logits.amax(dim=-1)
+    if _changes_logits(rows, rules).any():
+        constrain(logits, rows, rules, table)
+        penalize(logits, rows, rules)
+        penalize_continuations(logits, rows, rules)
+        largest = logits.amax(dim=-1)
     possible = (largest > float("-inf")).cpu().numpy() | ~finite
 
     sound = finite & possible
@@ -88,6 +90,21 @@ def sample(logits: torch.Tensor, rows: Rows, table: SamplingTable) -> Sampled:
             parts.append((processed, distribution.select(torch.tensor(processed)).logprobs(logits[processed])))
         _report(result, rows, ids, parts)
     return result
+
+
+def _changes_logits(rows: Rows, rules: Rules) -> npt.NDArray[np.bool_]:
+    """Rows whose logits are changed before anything is chosen; most have none of this, and are not looked at twice."""
+    changes: npt.NDArray[np.bool_] = (
+        rules["confined"]
+        | rules["banned"]
+        | rules["bans_sequences"]
+        | rules["biased"]
+        | rules["penalizes"]
+        | (rules["dry_multiplier"] > 0)
+        | (rows.positions < rules["min_position"])
+        | (rows.mask is not None)
+    )
+    return changes
 
 
 def _rows_of(logits: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
