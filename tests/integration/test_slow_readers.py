@@ -22,7 +22,6 @@ async def test_readers_that_do_not_read_leave_the_front_small_and_miss_nothing(r
         assert worker.process is not None
         front = psutil.Process(worker.process.pid)
         expected = await asyncio.gather(*(worker.generate(request) for request in requests))
-        assert sum(answer.deltas for answer in expected) > STREAMS * TOKENS / 2, "fast readers get single tokens"
         before = front.memory_info().rss
 
         async with grpc.aio.insecure_channel(worker.address, options=SMALL_WINDOW) as channel:

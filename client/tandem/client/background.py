@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from .errors import ClientClosedError, ConfigurationError
 
 T = TypeVar("T")
+LOOK_FOR_SIGNALS_SECONDS = 0.5
 
 
 class BackgroundLoop:
@@ -78,6 +79,9 @@ def release(loop: BackgroundLoop) -> None:
 def wait(future: concurrent.futures.Future[T]) -> T:
     """The future's result. An interrupt of the waiting thread (Ctrl-C) cancels what it waits for."""
     try:
+        # A signal that comes just before the thread sleeps, or to another thread, does not wake it: look now and then.
+        while not future.done():
+            concurrent.futures.wait([future], timeout=LOOK_FOR_SIGNALS_SECONDS)
         return future.result()
     except concurrent.futures.CancelledError:
         raise ClientClosedError("the client was closed during the call") from None
