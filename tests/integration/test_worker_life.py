@@ -159,19 +159,19 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-async def test_a_broken_checkpoint_ends_the_start_with_one_clear_line(random_llama: Path, tmp_path: Path, case: str):
+def test_a_broken_checkpoint_ends_the_start_with_one_clear_line(random_llama: Path, tmp_path: Path, case: str):
     damage, words = BROKEN[case]
     folder = tmp_path / "model"
     shutil.copytree(random_llama, folder)
     damage(folder)
-    code, stderr = await failed_start("--model", str(folder), "--engine=thread", "--log-level=error")
+    code, stderr = failed_start(tmp_path, "--model", str(folder), "--engine=thread", "--log-level=error")
     assert code == 1
     assert words.lower() in stderr.lower()
     assert "Traceback" not in stderr
     assert len(stderr.strip().splitlines()) == 1, stderr
 
 
-async def test_a_pickle_that_is_not_weights_is_never_run(tmp_path: Path):
+def test_a_pickle_that_is_not_weights_is_never_run(tmp_path: Path):
     class Evil:
         def __reduce__(self):
             return (os.system, (f"touch {tmp_path / 'executed'}",))
@@ -180,25 +180,25 @@ async def test_a_pickle_that_is_not_weights_is_never_run(tmp_path: Path):
     folder.mkdir()
     (folder / "params.json").write_text('{"dim": 64, "n_layers": 1, "n_heads": 2, "vocab_size": 8, "norm_eps": 1e-5}')
     torch.save({"tok_embeddings.weight": Evil()}, folder / "consolidated.00.pth")
-    code, stderr = await failed_start("--model", str(folder), "--engine=thread", "--log-level=error")
+    code, stderr = failed_start(tmp_path, "--model", str(folder), "--engine=thread", "--log-level=error")
     assert code == 1
     assert not (tmp_path / "executed").exists()
     assert "consolidated.00.pth" in stderr
 
 
-async def test_settings_that_do_not_go_together_are_refused(random_llama: Path):
+def test_settings_that_do_not_go_together_are_refused(random_llama: Path, tmp_path: Path):
     for flags, words in [
         (("--context-length=4096",), "context_length 4096"),
         (("--kv-cache-tokens=64",), "kv_cache_tokens"),
         (("--device=tpu",), "tpu"),
     ]:
-        code, stderr = await failed_start("--model", str(random_llama), "--engine=thread", *flags)
+        code, stderr = failed_start(tmp_path, "--model", str(random_llama), "--engine=thread", *flags)
         assert code == 1
         assert words in stderr
-    code, stderr = await failed_start("--model", str(random_llama), "--max-batch-tokens=-3")
+    code, stderr = failed_start(tmp_path, "--model", str(random_llama), "--max-batch-tokens=-3")
     assert code == 2
     assert "max-batch-tokens" in stderr
-    code, stderr = await failed_start()
+    code, stderr = failed_start(tmp_path)
     assert code == 2
     assert "model" in stderr
 
@@ -208,8 +208,15 @@ async def test_a_tokenizer_with_more_ids_than_the_model_ends_the_start(
 ):
     tokenizer = shared_data / "formats/llama2/tokenizer.model"
     async with service_process("tokenizer_svc", tmp_path, "--tokenizer", str(tokenizer)) as (address, _):
-        code, stderr = await failed_start(
-            "--model", str(random_llama), "--tokenizer-address", address, "--engine=thread", "--log-level=error"
+        code, stderr = await asyncio.to_thread(
+            failed_start,
+            tmp_path,
+            "--model",
+            str(random_llama),
+            "--tokenizer-address",
+            address,
+            "--engine=thread",
+            "--log-level=error",
         )
     assert code == 1
     assert "vocabulary mismatch" in stderr
@@ -228,8 +235,8 @@ async def test_a_worker_learns_its_tokenizers_fingerprint(shared_data: Path, tmp
             assert (await worker.generate(greedy([1], 1, expected_tokenizer_fingerprint=fingerprint))).ids
 
 
-async def test_a_tokenizer_service_that_does_not_come_ends_the_start(random_llama: Path):
+def test_a_tokenizer_service_that_does_not_come_ends_the_start(random_llama: Path, tmp_path: Path):
     flags = ("--tokenizer-address=127.0.0.1:1", "--tokenizer-wait-seconds=0.5", "--engine=thread")
-    code, stderr = await failed_start("--model", str(random_llama), *flags)
+    code, stderr = failed_start(tmp_path, "--model", str(random_llama), *flags)
     assert code == 1
     assert "127.0.0.1:1" in stderr

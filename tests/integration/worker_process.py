@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -15,6 +16,7 @@ import grpc
 
 from tandem.inference.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from tandem.inference.v1 import inference_pb2 as pb
+from worker_svc.__main__ import main
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 START_SECONDS = 120  # a bound for a machine under load, not an expectation
@@ -142,16 +144,23 @@ async def running_worker(folder: Path, *flags: str) -> AsyncIterator[Worker]:
         yield Worker(address, channel, process)
 
 
-async def failed_start(*flags: str, timeout: float = START_SECONDS) -> tuple[int, str]:
-    """Exit code and standard error of a worker that should not start."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "worker_svc",
-        *flags,
-        stderr=asyncio.subprocess.PIPE,
-        env=ENVIRONMENT,
-    )
-    _, stderr = await asyncio.wait_for(process.communicate(), timeout)
-    assert process.returncode is not None
-    return process.returncode, stderr.decode()
+# Starts that fail are many, and most of what one costs is to import torch: they are forked from a process that has it.
+_prepared = multiprocessing.get_context("forkserver")
+_prepared.set_forkserver_preload(["worker_svc.__main__", "worker_svc.engine.build"])
+
+
+def _start(flags: Sequence[str], stderr: Path) -> None:
+    with stderr.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+    sys.argv = ["tandem-worker", *flags]
+    raise SystemExit(main())
+
+
+def failed_start(folder: Path, *flags: str) -> tuple[int, str]:
+    """Exit code and standard error of a worker that should not start; `folder` is for a file of its own."""
+    stderr = folder / "stderr"
+    process = _prepared.Process(target=_start, args=(flags, stderr))
+    process.start()
+    process.join(START_SECONDS)
+    assert process.exitcode is not None, "it did not end"
+    return process.exitcode, stderr.read_text()
