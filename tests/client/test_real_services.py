@@ -293,7 +293,7 @@ async def test_an_answer_outlives_its_worker_to_the_last_token(
 ) -> None:
     victim = Process(folder, "worker_svc", f"--model={demo}", f"--tokenizer-address={tokenizer}", "--threads=1")
     patient = FailoverSettings(attempts=3, initial_backoff_seconds=0.5)
-    options = {"seed": 11, "max_tokens": 300, "ignore_eos": True, "logprobs": True}
+    options = {"seed": 11, "max_tokens": 150, "ignore_eos": True, "logprobs": True}
     try:
         async with AsyncClient(tokenizer, [worker], timeout=120) as client:
             undisturbed = await client.generate("ROMEO:", **options)

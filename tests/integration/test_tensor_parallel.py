@@ -28,7 +28,7 @@ def ranks_of(worker: Worker) -> list[psutil.Process]:
     return [process for process in below if "worker_svc.engine.ranks" in process.cmdline()]
 
 
-@pytest.mark.parametrize(("layout", "ranks", "tokens"), [("hf", 2, 64), ("meta-2-shards", 4, 24)])
+@pytest.mark.parametrize(("layout", "ranks", "tokens"), [("hf", 2, 32), ("meta-2-shards", 4, 12)])
 async def test_ranks_answer_as_transformers_recorded(
     layout: str, ranks: int, tokens: int, shared_data: Path, tmp_path: Path
 ):
