@@ -53,10 +53,12 @@ def schedule(options: argparse.Namespace) -> dict[str, float]:
     for _ in range(360):
         began = time.perf_counter()
         chunks = scheduler.schedule()
+        scheduler.launch(chunks)
         for chunk in chunks:
             if chunk.samples:
                 chunk.request.append(1)
-        scheduler.advance(chunks)
+                chunk.request.pending -= 1
+        scheduler.land(chunks)
         seconds.append(time.perf_counter() - began)
         tokens.append(sum(chunk.length for chunk in chunks))
     decode = statistics.median(s for s, t in zip(seconds, tokens, strict=True) if t == requests)

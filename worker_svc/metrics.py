@@ -73,6 +73,8 @@ class WorkerMetrics:
         self._drafts_proposed = counter("spec_decode_num_draft_tokens", "Draft tokens that were computed")
         self._drafts_accepted = counter("spec_decode_num_accepted_tokens", "Draft tokens that became output")
         self._steps = counter("engine_steps", "Forward passes")
+        self._overlapped = counter("engine_overlapped_steps", "Forward passes launched before the last one was read")
+        self._overlap_wasted = counter("engine_overlap_wasted_tokens", "Tokens computed behind the end of a request")
 
         self._ttft = histogram("time_to_first_token_seconds", "Request received to first token", _LATENCY)
         self._inter_token = histogram("inter_token_latency_seconds", "Mean time between tokens of a request", _TOKEN)
@@ -125,6 +127,8 @@ class WorkerMetrics:
         self._drafts_proposed.inc(load.drafts_proposed - last.drafts_proposed)
         self._drafts_accepted.inc(load.drafts_accepted - last.drafts_accepted)
         self._steps.inc(load.steps - last.steps)
+        self._overlapped.inc(load.overlapped_steps - last.overlapped_steps)
+        self._overlap_wasted.inc(load.overlap_wasted_tokens - last.overlap_wasted_tokens)
         self._last = load
         if step.prefill_tokens or step.decode_tokens:
             self._batch_tokens.observe(step.prefill_tokens + step.decode_tokens)

@@ -37,6 +37,10 @@ class WorkerSettings(ServiceSettings):
         description="the same bits for a request in any company; on CUDA it costs speed, on a CPU it is so",
     )
     cuda_graphs: bool = Field(default=True, description="record steps of decodes at start and replay them, on CUDA")
+    overlap: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="launch a step before the one before it is read, where its requests allow that; auto: on CUDA",
+    )
     tensor_parallel: int = Field(
         default=1, ge=1, le=64, description="processes, each with a part of every matrix, that compute together"
     )
@@ -95,6 +99,7 @@ class WorkerSettings(ServiceSettings):
             dtype=self.dtype,
             reproducible=self.reproducible,
             cuda_graphs=self.cuda_graphs,
+            overlap=self.overlap,
             quantize=self.quantize,
             quantize_group=self.quantize_group,
             tensor_parallel=self.tensor_parallel,

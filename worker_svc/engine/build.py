@@ -131,6 +131,7 @@ def build_engine(
             grammars=Grammars(model_config.vocab_size, sorted(checkpoint.eos_ids)),
             draft_runner=ModelRunner(draft, draft_cache) if draft is not None and draft_cache is not None else None,
             draft_context_length=draft.config.context_length if draft is not None else 0,
+            overlap=config.overlap == "on" or (config.overlap == "auto" and device.type == "cuda"),
         ),
         config=model_config,
         shape=shape,

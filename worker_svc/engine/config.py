@@ -27,5 +27,6 @@ class EngineConfig:
     max_running: int = 64
     reproducible: bool = True  # on CUDA; on a CPU always
     cuda_graphs: bool = True
+    overlap: str = "auto"  # "on", "off", or "auto": on CUDA
     draft_tokens: int = 0
     draft_model: str = ""

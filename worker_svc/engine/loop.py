@@ -1,6 +1,8 @@
 """The engine: scheduler, model and sampler, one step after the other.
 
-    submit -> [propose drafts -> schedule -> forward, masks beside it -> sample -> append -> advance] ... -> finish
+    submit -> [launch: propose drafts, schedule, forward, masks beside it -> sample -> land: append, publish] -> finish
+
+With overlap, the next step is launched before one is landed (`flight.py`).
 
 An `Engine` belongs to one thread. It knows neither processes nor the wire: `process.py` and `handle.py` carry its
 requests and results.
@@ -14,22 +16,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from worker_svc.engine.constraints import Masks, StepConstraints
+from worker_svc.engine.constraints import StepConstraints
 from worker_svc.engine.defragmentation import defragment, is_fragmented
 from worker_svc.engine.draft_model import DraftModel
+from worker_svc.engine.flight import Flight, foreseeable, work
 from worker_svc.engine.fork import Forks
 from worker_svc.engine.grammar import Grammars
 from worker_svc.engine.outcome import End, resume, take_tokens
 from worker_svc.engine.pages import PageCopy, PageTable
 from worker_svc.engine.request import FinishReason, Request, RequestStatistics
 from worker_svc.engine.runner import Runner
-from worker_svc.engine.sampler import Rows, Sampled, SamplingTable, sample
-from worker_svc.engine.scheduler import Chunk, Scheduler, SchedulerLimits
-from worker_svc.engine.scoring import PromptScores, score_prompts
+from worker_svc.engine.sampler import Sampled, SamplingTable
+from worker_svc.engine.scheduler import Scheduler, SchedulerLimits
+from worker_svc.engine.scoring import PromptScores
 from worker_svc.engine.speculation import Speculation
-from worker_svc.model.runner import Work
 
 TIDY_PAGES = 64  # moved between two looks at what has come
 
@@ -50,6 +51,7 @@ class Finish:
     def of(cls, request: Request, end: End) -> Finish:
         """Now."""
         request.statistics.finished = time.monotonic()
+        request.count_pages()
         matched = (end.matched_token, end.matched_sequence, end.trim)
         return cls(request.handle, end.reason, *matched, request.statistics, end.detail)
 
@@ -83,8 +85,10 @@ class Engine:
         grammars: Grammars | None = None,
         draft_runner: Runner | None = None,
         draft_context_length: int = 0,
+        overlap: bool = False,
     ) -> None:
-        """`draft_runner` has a cache of as many pages as the table, and a model of the same vocabulary."""
+        """`draft_runner` has a cache of as many pages as the table, and a model of the same vocabulary. With `overlap`,
+        steps are launched before the one before them is read, where that can be."""
         self.table = table
         self.grammars = grammars or Grammars(0, ())
         self.scheduler = Scheduler(table, limits)
@@ -100,6 +104,8 @@ class Engine:
                 max_batch_tokens=limits.max_batch_tokens,
                 context_length=draft_context_length,
             )
+        self.overlap = overlap
+        self._flight: Flight | None = None
         self._forks = Forks()
         self._ended: list[Finish] = []  # outside of a step
         self._tidied_at = 0
@@ -107,7 +113,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return self.scheduler.has_work or bool(self._ended)
+        return self.scheduler.has_work or self._flight is not None or bool(self._ended)
 
     def submit(self, request: Request, *others: Request) -> None:
         """Puts a request in the queue, and `others`, samples of the same prompt, once that is computed. Handles must
@@ -129,7 +135,8 @@ class Engine:
         """Ends a request as CANCELLED; a handle that is not in use is ignored, since it may have just finished."""
         request = self.scheduler.find(handle)
         if request is not None:
-            self._end(request, self._ended, End(FinishReason.CANCELLED))
+            if not request.ended:
+                self._end(request, self._ended, End(FinishReason.CANCELLED))
         elif (held := self._forks.take(handle)) is not None:
             self._ended.append(Finish.of(held, End(FinishReason.CANCELLED)))
 
@@ -153,39 +160,60 @@ class Engine:
         self.scheduler.check()
 
     def step(self) -> StepResult:
-        """One forward pass for whatever is owed now."""
-        began = time.monotonic()
+        """What one forward pass for whatever is owed gives."""
         ended, self._ended = self._ended, []
-        self._speculation.propose(self.scheduler.running)
-        chunks = self.scheduler.schedule()
-        scheduled = time.monotonic()
-        if not chunks:
+        flight = self._flight or self._launch()
+        if flight is None:
             return StepResult(np.empty(0, np.uint64), Sampled.nothing(), ended)
+        began = time.monotonic()
+        flight.sample(self._sampling)
+        self._flight = self._launch(flight) if self._may_overlap() else None
+        launched = self._flight.seconds if self._flight is not None else 0.0
+        result = self._land(flight, ended)
+        result.sample_seconds = time.monotonic() - began - launched
+        return result
+
+    def _may_overlap(self) -> bool:
+        """Whether a step may be launched before the one in flight has landed."""
+        scheduler = self.scheduler
+        return self.overlap and all(map(foreseeable, scheduler.running)) and scheduler.has_room()
+
+    def _launch(self, before: Flight | None = None) -> Flight | None:
+        """Sends a step on its way, behind the one `before` that has not landed; None if nothing is owed."""
+        began = time.monotonic()
+        if before is None:
+            self._speculation.propose(self.scheduler.running)
+        chunks = self.scheduler.schedule()
+        if not chunks:
+            return None
+        scheduled = time.monotonic()
         for chunk in chunks:
             if not chunk.request.statistics.scheduled:
                 chunk.request.statistics.scheduled = scheduled
         self._copy(self.scheduler.take_copies())
         constraints = StepConstraints.begin(chunks, self.grammars)
-        logits = self._runner.forward([_work(chunk) for chunk in chunks])
-        forwarded = time.monotonic()
-        masks, exhausted = constraints.finish(logits.shape[1])
-        sampling = [chunk for chunk in chunks if chunk.samples]
-        with torch.inference_mode():
-            prompts, logits = score_prompts(chunks, logits)
-            sampled = sample(logits, _rows(sampling, masks), self._sampling) if sampling else Sampled.nothing()
-        now = time.monotonic()
-        result = StepResult(np.empty(0, np.uint64), sampled, ended, prompts)
-        ends = self._collect(sampling, exhausted.tolist(), result, now)
-        self.scheduler.advance(chunks)
+        logits = self._runner.forward([work(chunk) for chunk in chunks], before.ids if before is not None else None)
+        self.scheduler.launch(chunks)
+        self.scheduler.statistics.overlapped_steps += before is not None
+        return Flight(chunks, constraints, logits, scheduled - began, time.monotonic() - scheduled)
+
+    def _land(self, flight: Flight, ended: list[Finish]) -> StepResult:
+        """Appends what a step has sampled, and ends whom that ends."""
+        result = StepResult(np.empty(0, np.uint64), flight.sampled, ended)
+        told = {chunk.request.handle for chunk in flight.chunks if chunk.request.ended}
+        result.prompts = [scores for scores in flight.prompts if scores.handle not in told]
+        ends, gone = self._collect(flight, result, time.monotonic())
+        self.scheduler.land(flight.chunks)
+        for request in gone:
+            self._remove(request)
         for request, end in ends:
             self._end(request, ended, end)
         for request in self._forks.started():
             self.scheduler.add(request)
+        chunks = flight.chunks
         result.prefill_tokens = sum(chunk.length for chunk in chunks if chunk.length > max(1, chunk.samples))
         result.decode_tokens = sum(chunk.length for chunk in chunks) - result.prefill_tokens
-        result.schedule_seconds = scheduled - began
-        result.forward_seconds = forwarded - scheduled
-        result.sample_seconds = now - forwarded
+        result.schedule_seconds, result.forward_seconds = flight.schedule_seconds, flight.forward_seconds
         return result
 
     def _copy(self, copies: Sequence[PageCopy]) -> None:
@@ -196,21 +224,30 @@ class Engine:
                     runner.copy([copy.source for copy in copies], [copy.target for copy in copies])
 
     def _collect(
-        self, chunks: list[Chunk], exhausted: list[bool], result: StepResult, now: float
-    ) -> list[tuple[Request, End]]:
-        """Appends the sampled tokens, puts into `result` what goes out of them, and returns which requests end."""
+        self, flight: Flight, result: StepResult, now: float
+    ) -> tuple[list[tuple[Request, End]], list[Request]]:
+        """Appends the sampled tokens, puts into `result` what goes out of them, and returns which requests end, and
+        which ended before and have no step in flight any more."""
         keep: list[int] = []
         handles: list[int] = []
         ends: list[tuple[Request, End]] = []
+        gone: list[Request] = []
         ids = result.sampled.ids.tolist()
         finite, possible = result.sampled.finite.tolist(), result.sampled.possible.tolist()
         row = 0
-        for chunk in chunks:
+        for chunk in flight.sampling:
             request, rows = chunk.request, slice(row, row + chunk.samples)
-            taken, end = take_tokens(request, ids[rows], finite[rows], possible[rows], exhausted[rows])
-            keep.extend(range(row, row + taken))
-            handles.extend([request.handle] * taken)
             row += chunk.samples
+            request.pending -= 1
+            if request.ended:
+                self.scheduler.statistics.overlap_wasted_tokens += chunk.samples
+                request.spoiled |= not all(finite[rows])
+                if not request.pending:
+                    gone.append(request)
+                continue
+            taken, end = take_tokens(request, ids[rows], finite[rows], possible[rows], flight.exhausted[rows])
+            keep.extend(range(rows.start, rows.start + taken))
+            handles.extend([request.handle] * taken)
             if not request.statistics.first_token:
                 request.statistics.first_token = now
             if chunk.samples > 1:
@@ -222,29 +259,20 @@ class Engine:
         self.scheduler.statistics.output_tokens += len(keep)
         result.handles = np.array(handles, dtype=np.uint64)
         result.sampled = result.sampled.take(keep)
-        return ends
+        return ends, gone
 
     def _end(self, request: Request, ended: list[Finish], end: End) -> None:
-        """Takes a request out, wherever it is."""
-        dropped = self.scheduler.remove(request, discard=end.broken or request.private)
-        if end.broken:  # a masked NaN would still poison the next owner
-            self._runner.zero(dropped)
-        self._sampling.free(request)
+        """Tells the end of a request, wherever it is, and takes it out unless a step in flight still writes for it."""
         ended.append(Finish.of(request, end))
+        request.ended, request.spoiled = True, end.broken
+        if not request.pending:
+            self._remove(request)
         for other in self._forks.release(request):
             self.scheduler.add(other)
 
-
-def _work(chunk: Chunk) -> Work:
-    assert chunk.request.pages is not None
-    tokens = chunk.request.tokens[chunk.start : chunk.start + chunk.length]
-    return Work(tokens, chunk.start, chunk.request.pages.held, chunk.logits)
-
-
-def _rows(chunks: Sequence[Chunk], masks: Masks | None) -> Rows:
-    """One row for the next token of each chunk's request, and one behind each of its drafts."""
-    samples = np.array([chunk.samples for chunk in chunks], dtype=np.int64)
-    first = np.cumsum(samples) - samples
-    known = np.array([chunk.request.num_tokens for chunk in chunks], dtype=np.int64)
-    positions = np.arange(samples.sum()) + np.repeat(known - first, samples)
-    return Rows([chunk.request for chunk in chunks for _ in range(chunk.samples)], positions, masks)
+    def _remove(self, request: Request) -> None:
+        """Gives back what an ended request holds."""
+        dropped = self.scheduler.remove(request, discard=request.spoiled or request.private)
+        if request.spoiled:  # a masked NaN would still poison the next owner
+            self._runner.zero(dropped)
+        self._sampling.free(request)

@@ -201,6 +201,8 @@ class Load(msgspec.Struct, array_like=True):
     moved_pages: int = 0
     drafts_proposed: int = 0
     drafts_accepted: int = 0
+    overlapped_steps: int = 0
+    overlap_wasted_tokens: int = 0
 
 
 class Ended(msgspec.Struct, array_like=True):

@@ -174,6 +174,8 @@ def load_of(engine: Engine) -> Load:
         moved_pages=table.statistics.moved_pages,
         drafts_proposed=counters.drafts_proposed,
         drafts_accepted=counters.drafts_accepted,
+        overlapped_steps=counters.overlapped_steps,
+        overlap_wasted_tokens=counters.overlap_wasted_tokens,
     )
 
 

@@ -137,8 +137,9 @@ class RequestStatistics:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """`tokens[:num_tokens]` is prompt, resumed output and output; `num_computed` of them have keys and values. The
-    `drafts` tokens behind them are guesses for the next step."""
+    """`tokens[:num_tokens]` is prompt, resumed output and output. The `drafts` tokens behind them are guesses for the
+    next step; `pending` ones were sampled and are not read yet (`flight.py`). `num_computed` tokens have keys and
+    values, or will have them before anything that is launched from now on."""
 
     handle: int  # the front's number for it
     tokens: Tokens  # with room for every token that may come
@@ -153,6 +154,10 @@ class Request:
     arrival: int = 0  # order of arrival, given by the scheduler
     overtaken: int = 0  # later arrivals that were admitted first
     num_computed: int = 0
+    pending: int = 0
+    pending_row: int = 0  # of the latest one, among the ids that its step samples
+    ended: bool = False  # and told; only its steps in flight are waited for
+    spoiled: bool = False  # its keys and values are not to be shown to anybody
     scored: int = 1  # prompt tokens whose logprobs have been told; the first has none
     drafts: int = 0
     drafting: Drafting | None = None  # whether and how to speculate
@@ -209,7 +214,13 @@ class Request:
     @property
     def owed(self) -> int:
         """Tokens whose keys and values are not there yet."""
-        return self.num_tokens - self.num_computed
+        return self.num_tokens + self.pending - self.num_computed
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to launch: it has ended, or will do so by what is pending."""
+        left = self.stopping.max_tokens - self.output_tokens - self.pending
+        return self.ended or (self.pending > 0 and left <= 0)
 
     @property
     def output_tokens(self) -> int:
@@ -220,6 +231,11 @@ class Request:
     def rank(self) -> tuple[int, int]:
         """Smaller runs first: by priority, then by arrival."""
         return (-self.priority, self.arrival)
+
+    def count_pages(self) -> None:
+        """Keeps the most pages that it has held."""
+        if self.pages is not None:
+            self.statistics.peak_pages = max(self.statistics.peak_pages, self.pages.count)
 
     def append(self, token: int) -> None:
         """Adds a sampled token."""

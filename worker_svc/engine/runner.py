@@ -13,8 +13,9 @@ from worker_svc.model.runner import Work
 class Runner(Protocol):
     """What computes; `ModelRunner` does."""
 
-    def forward(self, work: Sequence[Work]) -> torch.Tensor:
-        """Logits `[>= sum of samples, vocabulary]` of the last tokens of each work that samples, in order."""
+    def forward(self, work: Sequence[Work], sampled: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits `[>= sum of samples, vocabulary]` of the last tokens of each work that samples, in order. `sampled`
+        `[rows]` (int64, on the device) are the ids from which works with a `row` take their token."""
         ...
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:

@@ -76,6 +76,8 @@ class SchedulerStatistics:
     preemptions: int = 0
     drafts_proposed: int = 0
     drafts_accepted: int = 0
+    overlapped_steps: int = 0  # launched before the step before them had landed
+    overlap_wasted_tokens: int = 0  # sampled for requests that had ended in the step before
 
 
 @dataclass(slots=True, eq=False)
@@ -149,9 +151,11 @@ class Scheduler:
 
     def _release(self, request: Request, *, discard: bool = False) -> list[int]:
         assert request.pages is not None
-        request.statistics.peak_pages = max(request.statistics.peak_pages, request.pages.count)
+        request.count_pages()
         if not discard:
-            self.table.publish_tail(request.pages, request.tokens, request.num_computed)
+            # The token that ended it may be in flight, though nobody asked for what follows.
+            computed = min(request.num_computed, request.num_tokens - 1)
+            self.table.publish_tail(request.pages, request.tokens, computed)
         dropped = self.table.close(request.pages, discard=discard)
         request.pages = None
         return dropped
@@ -166,7 +170,9 @@ class Scheduler:
         prefills: list[Request] = []
         for request in list(self.running):
             computed, pages = request.num_computed, request.pages
-            if request.num_tokens != computed + 1 or not computed or request.scoring:
+            if request.complete:
+                continue
+            if request.owed != 1 or not computed or request.scoring:
                 prefills.append(request)
                 continue
             if pages is None:  # the victim of an earlier one in this very step
@@ -206,8 +212,30 @@ class Scheduler:
             planned[admitted.handle] = self._chunk(admitted, length)
             used += length
             scored += length if admitted.scoring else 0
-        assert planned or not self._requests, "the first in rank always gets on"
+        in_flight = any(request.pending for request in self.running)
+        assert planned or in_flight or not self._requests, "the first in rank always gets on"
         return list(planned.values())
+
+    def has_room(self) -> bool:
+        """Whether every running request gets the pages for its next chunk without taking them from another one."""
+        wanted = 0
+        for request in self.running:
+            if request.pages is not None and not request.complete:
+                tokens = request.num_computed + min(request.owed, self.limits.max_batch_tokens)
+                wanted += max(0, self.table.pages_for(tokens) - request.pages.count)
+        return wanted <= self.table.available
+
+    def launch(self, chunks: list[Chunk]) -> None:
+        """The step is on its way: what is launched behind it finds its keys and values, and the tokens that it samples
+        are pending."""
+        row = 0
+        for chunk in chunks:
+            request = chunk.request
+            request.num_computed = chunk.start + chunk.length
+            if chunk.samples:
+                request.pending += 1
+                request.pending_row = row
+            row += chunk.samples
 
     def count_drafts(self, request: Request, proposed: int, accepted: int) -> None:
         """One round of speculation on a request is over."""
@@ -223,16 +251,17 @@ class Scheduler:
         copies, self._copies = self._copies, []
         return copies
 
-    def advance(self, chunks: list[Chunk]) -> None:
-        """The step is done and its tokens are appended: the keys and values of its chunks are in the cache. Those of
-        rejected drafts are not what is known, and count for nothing."""
+    def land(self, chunks: list[Chunk]) -> None:
+        """The step is done and its tokens are appended and no longer pending: what is known of its chunks is published.
+        Rejected drafts are not what is known, and their keys and values count for nothing."""
         self.statistics.steps += 1
         size = self.table.page_size
         for chunk in chunks:
             request = chunk.request
-            if request.pages is None:  # ended meanwhile
+            if request.pages is None or request.ended:
                 continue
-            request.num_computed = computed = min(chunk.start + chunk.length, request.num_tokens - 1)
+            request.num_computed = min(request.num_computed, request.num_tokens + request.pending - 1)
+            computed = min(chunk.start + chunk.length, request.num_tokens - 1)
             request.statistics.forward_passes += 1
             if computed // size > request.pages.published:
                 self.table.publish(request.pages, request.tokens, computed)
@@ -257,7 +286,7 @@ class Scheduler:
     @staticmethod
     def _chunk(request: Request, length: int) -> Chunk:
         start = request.num_computed
-        return Chunk(request, start, length, int(start + length == request.num_tokens), request.scoring)
+        return Chunk(request, start, length, int(length == request.owed), request.scoring)
 
     def _chunk_length(self, request: Request, budget: int) -> int:
         """Tokens of `request` for this step, at most `budget`; to a page boundary where it is cut."""
@@ -280,6 +309,7 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         """Takes a request's pages and lets it wait again."""
+        assert not request.pending, "has_room was asked before"
         self.running.remove(request)
         self._release(request)
         request.num_computed = request.drafts = 0
@@ -356,6 +386,7 @@ class Scheduler:
         assert len(self.running) <= self.limits.max_running
         for request in waiting:
             assert request.pages is None and request.num_computed == 0, "a waiting request holds pages"
+            assert not request.pending and not request.ended, "a waiting request is in flight"
         for request in self.running:
             assert request.pages is not None and request.owed >= 0, "a running request has no pages"
             assert request.num_computed <= request.pages.count * self.table.page_size, "computed tokens without pages"

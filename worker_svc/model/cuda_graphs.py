@@ -97,6 +97,11 @@ class DecodeInputs:
         if device.type == "cuda":
             self._sent = [torch.cuda.Event(), torch.cuda.Event()]  # type: ignore[no-untyped-call]
 
+    @property
+    def ids(self) -> torch.Tensor:
+        """Of each row, `[rows]`."""
+        return self._ids.there
+
     def fill(self, work: Sequence[Work], rows: int) -> None:
         """Puts a step of decodes in its places, for a run of `rows` rows."""
         size, count = self._sizes.page_size, len(work)
@@ -187,12 +192,13 @@ class GraphedRunner(ModelRunner):
                     progress(done + 1, len(self._rows))
 
     @torch.inference_mode()
-    def forward(self, work: Sequence[Work]) -> torch.Tensor:
+    def forward(self, work: Sequence[Work], sampled: torch.Tensor | None = None) -> torch.Tensor:
         """As `ModelRunner.forward`; logits of decodes hold until the next call."""
         if self._inputs is None or len(work) > self._most or any(len(w.tokens) > 1 or w.samples != 1 for w in work):
-            return super().forward(work)
+            return super().forward(work, sampled)
         rows = next(rows for rows in self._rows if rows >= len(work))
         self._inputs.fill(work, rows)
+        self._take_sampled(self._inputs.ids, np.arange(len(work)), work, sampled)
         if rows in self._graphs:
             self._graphs[rows].replay()
             return self._logits[:rows]

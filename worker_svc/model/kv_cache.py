@@ -127,7 +127,10 @@ class KVCache:
                 part[index] = 0
 
     def _index(self, pages: Sequence[int]) -> torch.Tensor:
-        return torch.as_tensor(list(pages), dtype=torch.int64, device=self.device)
+        index = torch.tensor(pages, dtype=torch.int64)
+        if self.device.type == "cuda":  # else the copy would be waited for, and with it all that was launched
+            index = index.pin_memory()
+        return index.to(self.device, non_blocking=True)
 
 
 class Run(NamedTuple):

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Work:
     """Tokens of one sequence to compute: `tokens` `[length]` from `position` on, into `pages`; logits of the last
-    `samples` (0 to length) of them are wanted."""
+    `samples` (0 to length) of them are wanted. With `row`, the one token is that row of what was sampled last, and what
+    stands in `tokens` is not looked at."""
 
     tokens: npt.NDArray[np.int32]
     position: int
     pages: npt.NDArray[np.int64]
     samples: int
+    row: int | None = None
 
 
 class ModelRunner:
@@ -43,9 +45,10 @@ class ModelRunner:
         self._row_multiple = model.operations.row_multiple
 
     @torch.inference_mode()
-    def forward(self, work: Sequence[Work]) -> torch.Tensor:
+    def forward(self, work: Sequence[Work], sampled: torch.Tensor | None = None) -> torch.Tensor:
         """Computes the keys and values of all work, and the logits `[>= sum of samples, vocabulary]` (float32) of the
-        last tokens of each that samples, in order; further rows are padding."""
+        last tokens of each that samples, in order; further rows are padding. `sampled` `[rows]` (int64, on the device)
+        are the ids that works with a `row` take theirs from."""
         size = self.cache.shape.page_size
         lengths = np.array([len(item.tokens) for item in work], dtype=np.int64)
         rows = np.cumsum(lengths) - lengths
@@ -75,9 +78,9 @@ class ModelRunner:
         ]
         samples = np.array([item.samples for item in work], dtype=np.int64)
         first = np.cumsum(samples) - samples
-        sampled = np.arange(samples.sum()) + np.repeat(rows + lengths - samples - first, samples)
-        logit_rows = np.zeros(self._padded(len(sampled)), dtype=np.int64)
-        logit_rows[: len(sampled)] = sampled
+        wanted = np.arange(samples.sum()) + np.repeat(rows + lengths - samples - first, samples)
+        logit_rows = np.zeros(self._padded(len(wanted)), dtype=np.int64)
+        logit_rows[: len(wanted)] = wanted
 
         config, operations = self.model.config, self.model.operations
         plans = {
@@ -85,13 +88,29 @@ class ModelRunner:
             for window in set(config.layer_windows)
         }
         to_device = self._to_device
+        ids_there = to_device(ids)
+        self._take_sampled(ids_there, rows, work, sampled)
         logits: torch.Tensor = self.model(
-            to_device(ids), to_device(positions), self.cache, to_device(slots), plans, to_device(logit_rows)
+            ids_there, to_device(positions), self.cache, to_device(slots), plans, to_device(logit_rows)
         )
         return logits
 
+    def _take_sampled(
+        self, ids: torch.Tensor, rows: npt.NDArray[np.int64], work: Sequence[Work], sampled: torch.Tensor | None
+    ) -> None:
+        """Puts the sampled ids that the work asks for in their places among `ids`; `rows[i]` is the first of work i."""
+        if sampled is None:
+            return
+        taken = [(row, item.row) for row, item in zip(rows.tolist(), work, strict=True) if item.row is not None]
+        if taken:
+            places = self._to_device(np.array(taken, dtype=np.int64).T.copy())
+            ids.index_copy_(0, places[0], sampled.index_select(0, places[1]))
+
     def _to_device(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        there = torch.from_numpy(array)
+        if self._device.type == "cuda":  # what is not pinned may be waited for, and with it all that was launched
+            there = there.pin_memory()
+        return there.to(self._device, non_blocking=True)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies whole pages; reads all sources before it writes any target."""

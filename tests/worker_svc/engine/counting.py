@@ -26,13 +26,17 @@ class CountingRunner:
         self.largest_batch = 0
         self.poisoned: set[int] = set()  # tokens that make the numbers break
 
-    def forward(self, work: Sequence[Work]) -> torch.Tensor:
+    def forward(self, work: Sequence[Work], sampled: torch.Tensor | None = None) -> torch.Tensor:
         logits = []
         self.largest_batch = max(self.largest_batch, sum(len(item.tokens) for item in work))
         for item in work:
-            positions = np.arange(item.position, item.position + len(item.tokens))
-            self.memory[item.pages[positions // self.page_size], positions % self.page_size] = item.tokens
-            self.computed_tokens += len(item.tokens)
+            tokens = item.tokens
+            if item.row is not None:
+                assert sampled is not None and len(tokens) == 1
+                tokens = sampled[item.row : item.row + 1].numpy()
+            positions = np.arange(item.position, item.position + len(tokens))
+            self.memory[item.pages[positions // self.page_size], positions % self.page_size] = tokens
+            self.computed_tokens += len(tokens)
         for item in work:
             end = np.arange(item.position + len(item.tokens))
             seen = self.memory[item.pages[end // self.page_size], end % self.page_size]

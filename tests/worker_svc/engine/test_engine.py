@@ -19,10 +19,12 @@ from worker_svc.engine.scheduler import MAX_OVERTAKES, SchedulerLimits
 class Driver:
     """An engine with its model, and what came out of it."""
 
-    def __init__(self, pages: int = 32, page_size: int = 4, budget: int = 16, running: int = 8) -> None:
+    def __init__(
+        self, pages: int = 32, page_size: int = 4, budget: int = 16, running: int = 8, *, overlap: bool = False
+    ) -> None:
         self.runner = CountingRunner(pages, page_size)
         limits = SchedulerLimits(max_batch_tokens=budget, max_running=running)
-        self.engine = Engine(self.runner, PageTable(pages, page_size), limits)
+        self.engine = Engine(self.runner, PageTable(pages, page_size), limits, overlap=overlap)
         self.output: dict[int, list[int]] = defaultdict(list)
         self.finished: dict[int, Finish] = {}
 
@@ -76,10 +78,11 @@ def test_one_request_counts_on():
     pages=st.integers(13, 40),
     budget=st.integers(4, 40),
     running=st.integers(1, 4),
+    overlap=st.booleans(),
 )
 @settings(max_examples=200, deadline=None)
-def test_any_history_counts_on_and_leaks_nothing(requests, pages, budget, running):
-    driver = Driver(pages=pages, page_size=4, budget=budget, running=running)
+def test_any_history_counts_on_and_leaks_nothing(requests, pages, budget, running, overlap):
+    driver = Driver(pages=pages, page_size=4, budget=budget, running=running, overlap=overlap)
     pending = sorted(enumerate(requests), key=lambda item: item[1][6])
     aborts = {handle: r[6] + r[7] for handle, r in enumerate(requests) if r[7] is not None}
     step = 0

@@ -27,8 +27,8 @@ from worker_svc.model.kv_cache import CacheShape, KVCache
 from worker_svc.model.kv_formats import kv_format
 from worker_svc.model.runner import ModelRunner
 
-HISTORIES = int(os.environ.get("TANDEM_HISTORIES", "6"))
-STEPS = int(os.environ.get("TANDEM_HISTORY_STEPS", "80"))
+HISTORIES = int(os.environ.get("TANDEM_HISTORIES", "12"))
+STEPS = int(os.environ.get("TANDEM_HISTORY_STEPS", "30"))
 VOCABULARY, CONTEXT = 64, 96
 CROWD = 16  # no more arrive while so many run or wait: a longer queue shows nothing new and takes long to repeat alone
 VARIANTS = [(dtype, kv) for dtype in ("float32", "bfloat16") for kv in ("auto", "int8", "int4")]
@@ -59,8 +59,8 @@ class Answer:
     reason: FinishReason | None = None
 
 
-def random_request(draw: np.random.Generator, handle: int, capacity: int) -> Request:
-    """Prompts share prefixes often; lengths, samplers, priorities and salts differ."""
+def random_request(draw: np.random.Generator, handle: int, capacity: int, *, plain: bool) -> Request:
+    """Prompts share prefixes often; lengths, samplers, priorities and salts differ. Steps of plain ones may overlap."""
     prompt = np.concatenate([np.arange(draw.integers(0, 40)) % 7, draw.integers(0, VOCABULARY, draw.integers(1, 20))])[
         : capacity - 2
     ]
@@ -69,13 +69,13 @@ def random_request(draw: np.random.Generator, handle: int, capacity: int) -> Req
         temperature=float(draw.choice([0.0, 0.7, 1.3])),
         top_k=int(draw.choice([0, 8])),
         top_p=float(draw.choice([1.0, 0.9])),
-        repetition_penalty=float(draw.choice([1.0, 1.3])),
+        repetition_penalty=1.0 if plain else float(draw.choice([1.0, 1.3])),
         seed=int(draw.integers(0, 2**63)),
     )
     sequences = [draw.integers(0, VOCABULARY, length).tolist() for length in (1, 2)] if draw.random() < 0.3 else []
     stopping = Stopping(
         max_tokens=output,
-        min_tokens=min(output, int(draw.choice([0, 5]))),
+        min_tokens=0 if plain and sequences else min(output, int(draw.choice([0, 5]))),
         stop_ids=frozenset({3} if draw.random() < 0.2 else ()),
         sequences=StopSequences(sequences) if sequences else None,
     )
@@ -89,7 +89,7 @@ def random_request(draw: np.random.Generator, handle: int, capacity: int) -> Req
         bypass=bool(draw.random() < 0.1),
         logprobs=LogprobOptions(sampled=True),
     )
-    if draw.random() < 0.5:
+    if not plain and draw.random() < 0.5:
         request.drafting = Drafting(int(draw.integers(1, 9)), ngram=int(draw.integers(0, 3)))
     return request
 
@@ -135,9 +135,10 @@ def test_any_history_gives_each_request_what_it_gets_alone(tiny_llama: Path, dty
     assert built.row_invariant
     runner = built.engine._runner
     assert isinstance(runner, ModelRunner)
-    per_variant = max(1, HISTORIES // len(VARIANTS))
-    drafts = 0
+    per_variant = max(2, HISTORIES // len(VARIANTS))
+    drafts = overlapped = 0
     for history in range(per_variant):
+        plain = history % 2 == 1
         draw = np.random.default_rng([history, VARIANTS.index((dtype, kv_cache_dtype))])
         pages = int(draw.integers(13, 40))
         stored = kv_format(kv_cache_dtype, getattr(torch, dtype))
@@ -155,6 +156,7 @@ def test_any_history_gives_each_request_what_it_gets_alone(tiny_llama: Path, dty
             limits,
             draft_runner=ModelRunner(runner.model, draft_cache) if draw.random() < 0.5 else None,
             draft_context_length=CONTEXT,
+            overlap=True,
         )
 
         requests: dict[int, Request] = {}
@@ -164,7 +166,7 @@ def test_any_history_gives_each_request_what_it_gets_alone(tiny_llama: Path, dty
             alive = len(engine.scheduler.running) + engine.scheduler.waiting
             if step < STEPS and alive < CROWD and draw.random() < 0.3:
                 for _ in range(draw.integers(1, 4)):
-                    request = random_request(draw, len(requests), pages * 8)
+                    request = random_request(draw, len(requests), pages * 8, plain=plain)
                     count = int(draw.integers(1, 5)) if draw.random() < 0.2 else 1
                     samples = [request, *(other_sample(request, len(requests) + i) for i in range(1, count))]
                     requests |= {sample.handle: sample for sample in samples}
@@ -182,6 +184,8 @@ def test_any_history_gives_each_request_what_it_gets_alone(tiny_llama: Path, dty
             step += 1
         assert engine.table.referenced == 0
         drafts += engine.scheduler.statistics.drafts_accepted
+        overlapped += engine.scheduler.statistics.overlapped_steps
+        engine.overlap = False
 
         for handle, request in requests.items():
             crowded = answers[handle]
@@ -198,4 +202,4 @@ def test_any_history_gives_each_request_what_it_gets_alone(tiny_llama: Path, dty
                 assert crowded.reason == expected.reason
             assert crowded.ids == expected.ids
             assert crowded.logprobs == expected.logprobs, "not the same bits"
-    assert drafts > 0
+    assert drafts and overlapped

@@ -1,0 +1,126 @@
+"""Steps that are launched before the one before them is read; `test_histories.py` has random ones on a real model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.worker_svc.engine.counting import counting_request
+from tests.worker_svc.engine.test_engine import Driver, counted
+from worker_svc.engine.request import FinishReason, LogprobOptions, Request, Sampling, Stopping
+from worker_svc.engine.speculation import Drafting
+from worker_svc.engine.stops import StopSequences
+
+GREEDY = Sampling(temperature=0.0)
+
+
+def overlapping(**options: int) -> Driver:
+    return Driver(overlap=True, **options)
+
+
+def test_the_next_step_is_launched_before_one_is_read():
+    driver = overlapping()
+    driver.engine.submit(counting_request(0, 5, 3, 4))
+    for step, computed in enumerate([4, 5, 6, 6], 1):  # the prompt and what was sampled; behind the last there is none
+        driver.step()
+        assert driver.output[0] == counted(5, 3, step)
+        assert driver.runner.computed_tokens == computed
+    assert not driver.engine.has_work
+    assert driver.engine.scheduler.statistics.overlapped_steps == 3
+    assert driver.engine.scheduler.statistics.overlap_wasted_tokens == 0
+
+
+@pytest.mark.parametrize("stopping", [{"stop_ids": frozenset({20})}, {"sequences": StopSequences([[19, 20]])}], ids=str)
+def test_an_end_that_nobody_foresaw_costs_one_token(stopping: dict[str, object]):
+    driver = overlapping()
+    driver.engine.submit(Request.make(0, [15, 16], GREEDY, Stopping(30, include_stop=True, **stopping)))  # type: ignore[arg-type]
+    driver.engine.submit(counting_request(1, 40, 2, 12))
+    driver.run()
+    assert driver.output == {0: [17, 18, 19, 20], 1: counted(40, 2, 12)}
+    statistics = driver.engine.scheduler.statistics
+    assert statistics.overlap_wasted_tokens == 1
+    assert statistics.output_tokens == 4 + 12
+    assert driver.finished[0].statistics.forward_passes == 4
+
+
+def test_what_was_told_as_cancelled_gives_back_its_pages_when_its_step_has_landed():
+    driver = overlapping(running=1)
+    driver.engine.submit(counting_request(0, 0, 6, 30))
+    driver.step()
+    driver.engine.abort(0)
+    driver.engine.abort(0)
+    assert driver.engine.table.referenced
+    driver.step()
+    assert driver.finished[0].reason is FinishReason.CANCELLED
+    assert not driver.engine.has_work
+    assert not driver.engine.table.referenced
+    driver.engine.submit(counting_request(0, 0, 6, 3))  # the handle is free again
+    assert driver.output.pop(0) == [6]
+    del driver.finished[0]
+    driver.run()
+    assert driver.output[0] == counted(0, 6, 3)
+
+
+def test_numbers_that_break_behind_an_end_are_shown_to_nobody():
+    driver = overlapping(page_size=4)
+    driver.runner.poisoned = {20}
+    driver.engine.submit(Request.make(0, [14, 15, 16], GREEDY, Stopping(30, stop_ids=frozenset({20}))))
+    driver.run()
+    assert driver.finished[0].reason is FinishReason.STOP_TOKEN
+    again = Request.make(1, [14, 15, 16, 17, 18, 19], GREEDY, Stopping(1))
+    driver.engine.submit(again)
+    driver.run()
+    assert again.statistics.cached_prompt_tokens == 0
+    assert (driver.runner.memory >= -1).all() and driver.output[1] == [20]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        replace(GREEDY, repetition_penalty=1.0001),
+        replace(GREEDY, presence_penalty=0.001),
+        replace(GREEDY, frequency_penalty=0.001),
+        replace(GREEDY, dry_multiplier=0.01),
+        replace(GREEDY, banned_sequences=((1, 2, 3),)),
+        Sampling(mirostat=2),
+    ],
+    ids=["repetition", "presence", "frequency", "dry", "banned", "mirostat"],
+)
+def test_samplers_that_look_at_the_last_token_wait_for_it(sampling: Sampling):
+    driver = overlapping()
+    driver.engine.submit(Request.make(0, [5, 6], sampling, Stopping(6)))
+    driver.engine.submit(counting_request(1, 40, 2, 14))
+    driver.run()
+    assert driver.output == {0: counted(5, 2, 6), 1: counted(40, 2, 14)}
+    # The other one runs alone at last, and then its steps overlap.
+    assert 5 <= driver.engine.scheduler.statistics.overlapped_steps < 9
+
+
+def test_drafts_and_stop_sequences_before_min_tokens_wait_for_the_last_token():
+    driver = overlapping()
+    speculating = counting_request(0, 5, 2, 6)
+    speculating.drafting = Drafting(2, ngram=2)
+    driver.engine.submit(speculating)
+    stopping = Stopping(6, min_tokens=3, sequences=StopSequences([[60]]))
+    driver.engine.submit(Request.make(1, [8, 9], GREEDY, stopping))
+    driver.run()
+    assert driver.output == {0: counted(5, 2, 6), 1: counted(8, 2, 6)}
+    assert driver.engine.scheduler.statistics.overlapped_steps == 0
+
+
+def test_the_logprobs_of_a_prompt_are_told_once_and_not_behind_a_cancellation():
+    driver = overlapping(budget=8)
+    options = LogprobOptions(prompt=True)
+    for handle in range(2):
+        driver.engine.submit(counting_request(handle, 3 * handle, 30, 5, logprobs=options))
+    told = {0: 0, 1: 0}
+    steps = 0
+    while driver.engine.has_work:
+        for scores in driver.engine.step().prompts:
+            told[scores.handle] += len(scores.logprobs)
+            assert scores.handle == 0 or steps < 3
+        steps += 1
+        if steps == 3:
+            driver.engine.abort(1)
+    assert told[0] == 29
