@@ -24,7 +24,7 @@ import torch
 
 from worker_svc.engine.constraints import Masks, StepConstraints
 from worker_svc.engine.request import Request
-from worker_svc.engine.sampler import Rows, Sampled, SamplingTable, sample
+from worker_svc.engine.sampler import Launched, Rows, SamplingTable, launch
 from worker_svc.engine.scheduler import Chunk
 from worker_svc.engine.scoring import PromptScores, score_prompts
 from worker_svc.model.runner import Work
@@ -41,8 +41,7 @@ class Flight:
     forward_seconds: float
     prompts: list[PromptScores] = field(default_factory=list)
     exhausted: list[bool] = field(default_factory=list)
-    sampled: Sampled = field(default_factory=Sampled.nothing)
-    ids: torch.Tensor | None = None  # [rows] int64, on the device
+    tokens: Launched | None = None
 
     @property
     def seconds(self) -> float:
@@ -55,14 +54,13 @@ class Flight:
         return [chunk for chunk in self.chunks if chunk.samples]
 
     def sample(self, table: SamplingTable) -> None:
-        """Chooses the tokens."""
+        """Chooses the tokens; on a card nobody waits for them where that can be."""
         masks, exhausted = self.constraints.finish(self.logits.shape[1])
         self.exhausted = exhausted.tolist()
         with torch.inference_mode():
             self.prompts, logits = score_prompts(self.chunks, self.logits)
             if sampling := self.sampling:
-                self.sampled = sample(logits, _rows(sampling, masks), table)
-                self.ids = torch.from_numpy(self.sampled.ids.astype(np.int64)).to(logits.device, non_blocking=True)
+                self.tokens = launch(logits, _rows(sampling, masks), table)
 
 
 def foreseeable(request: Request) -> bool:

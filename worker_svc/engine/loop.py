@@ -192,14 +192,16 @@ class Engine:
                 chunk.request.statistics.scheduled = scheduled
         self._copy(self.scheduler.take_copies())
         constraints = StepConstraints.begin(chunks, self.grammars)
-        logits = self._runner.forward([work(chunk) for chunk in chunks], before.ids if before is not None else None)
+        ids = before.tokens.ids if before is not None and before.tokens is not None else None
+        logits = self._runner.forward([work(chunk) for chunk in chunks], ids)
         self.scheduler.launch(chunks)
         self.scheduler.statistics.overlapped_steps += before is not None
         return Flight(chunks, constraints, logits, scheduled - began, time.monotonic() - scheduled)
 
     def _land(self, flight: Flight, ended: list[Finish]) -> StepResult:
         """Appends what a step has sampled, and ends whom that ends."""
-        result = StepResult(np.empty(0, np.uint64), flight.sampled, ended)
+        sampled = flight.tokens.read() if flight.tokens is not None else Sampled.nothing()
+        result = StepResult(np.empty(0, np.uint64), sampled, ended)
         told = {chunk.request.handle for chunk in flight.chunks if chunk.request.ended}
         result.prompts = [scores for scores in flight.prompts if scores.handle not in told]
         ends, gone = self._collect(flight, result, time.monotonic())

@@ -62,6 +62,12 @@ def draw_wide(
     logits: torch.Tensor, low: torch.Tensor, high: torch.Tensor, temperature: torch.Tensor, uniforms: torch.Tensor
 ) -> tuple[torch.Tensor, Distribution]:
     """Draws ids from the logits `[rows, vocabulary]` that lie between two bounds, in the order of the vocabulary."""
+    if logits.is_cuda:
+        from worker_svc.model.kernels.choose import choose  # Triton is not installed where there is no CUDA
+
+        warm = temperature.float().clamp_min(1e-38)
+        chosen = choose(logits.contiguous(), warm, uniforms, low.float(), high.float())
+        return chosen.ids, Distribution(low, high, temperature, chosen.mass)
     ids, masses = [], []
     size = max(1, _BLOCK // logits.shape[1])
     for start in range(0, len(logits), size):

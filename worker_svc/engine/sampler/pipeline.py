@@ -51,7 +51,7 @@ def sample(logits: torch.Tensor, rows: Rows, table: SamplingTable) -> Sampled:
     largest = logits.amax(dim=-1)  # a NaN anywhere in a row comes out here
     finite = torch.isfinite(largest).cpu().numpy()
 
-    if _changes_logits(rows, rules).any():
+    if changes_logits(rows, rules).any():
         constrain(logits, rows, rules, table)
         penalize(logits, rows, rules)
         penalize_continuations(logits, rows, rules)
@@ -59,9 +59,7 @@ def sample(logits: torch.Tensor, rows: Rows, table: SamplingTable) -> Sampled:
     possible = (largest > float("-inf")).cpu().numpy() | ~finite
 
     sound = finite & possible
-    greedy = (rules["temperature"] == 0) & (rules["dynamic_range"] == 0)
-    # The largest stays in every filter but these.
-    greedy &= (rules["typical_p"] == 1) & (rules["xtc_probability"] == 0)
+    greedy = takes_the_largest(rules)
     if (first := np.flatnonzero(sound & rules["temperature_first"] & ~greedy)).size:
         _scale(logits, rules, first)
     ids = torch.zeros(count, dtype=torch.int64, device=logits.device)
@@ -92,7 +90,7 @@ def sample(logits: torch.Tensor, rows: Rows, table: SamplingTable) -> Sampled:
     return result
 
 
-def _changes_logits(rows: Rows, rules: Rules) -> npt.NDArray[np.bool_]:
+def changes_logits(rows: Rows, rules: Rules) -> npt.NDArray[np.bool_]:
     """Rows whose logits are changed before anything is chosen; most have none of this, and are not looked at twice."""
     changes: npt.NDArray[np.bool_] = (
         rules["confined"]
@@ -107,6 +105,17 @@ def _changes_logits(rows: Rows, rules: Rules) -> npt.NDArray[np.bool_]:
     return changes
 
 
+def takes_the_largest(rules: Rules) -> npt.NDArray[np.bool_]:
+    """Rows that draw nothing: the largest logit stays in every filter but typical_p and XTC."""
+    greedy: npt.NDArray[np.bool_] = (
+        (rules["temperature"] == 0)
+        & (rules["dynamic_range"] == 0)
+        & (rules["typical_p"] == 1)
+        & (rules["xtc_probability"] == 0)
+    )
+    return greedy
+
+
 def _rows_of(logits: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
     return logits if rows.size == len(logits) else logits[torch.from_numpy(rows).to(logits.device)]
 
@@ -114,6 +123,11 @@ def _rows_of(logits: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
 def _argmax(logits: torch.Tensor) -> torch.Tensor:
     if logits.device.type == "cpu":  # a tenth of torch's time
         return torch.from_numpy(logits.numpy().argmax(axis=-1))
+    if logits.is_cuda:  # of several, torch takes any
+        nothing = torch.zeros(len(logits), dtype=torch.float32, device=logits.device)
+        from worker_svc.model.kernels.choose import choose
+
+        return choose(logits.contiguous(), nothing, nothing.double()).ids
     return logits.argmax(dim=-1)
 
 
@@ -128,7 +142,7 @@ def _draw(logits: torch.Tensor, rules: Rules, positions: npt.NDArray[np.int64]) 
     temperature = torch.from_numpy(fixed).to(device)
     distribution = Distribution.of_largest(high)
     wide = np.ones(len(logits), dtype=np.bool_)
-    narrow = np.flatnonzero(_narrows(rules))
+    narrow = np.flatnonzero(narrows(rules))
     if narrow.size:
         places = torch.from_numpy(narrow).to(device)
         chosen = _rows_of(logits, narrow)
@@ -165,7 +179,7 @@ def _draw(logits: torch.Tensor, rules: Rules, positions: npt.NDArray[np.int64]) 
     return ids, distribution
 
 
-def _narrows(rules: Rules) -> npt.NDArray[np.bool_]:
+def narrows(rules: Rules) -> npt.NDArray[np.bool_]:
     """Rows that look at the order of their logits."""
     narrows: npt.NDArray[np.bool_] = (
         (rules["mirostat"] > 0)

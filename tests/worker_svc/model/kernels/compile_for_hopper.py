@@ -31,6 +31,7 @@ from triton.runtime.jit import JITFunction
 
 from worker_svc.model.attention import Segment
 from worker_svc.model.cuda_operations import TritonOperations
+from worker_svc.model.kernels.choose import choose
 from worker_svc.model.kv_cache import CacheShape, KVCache
 from worker_svc.model.kv_formats import Int4, Int8, KVFormat, Plain
 
@@ -104,6 +105,8 @@ def run_all(
     operations.add_norm(x, x, x[0], 1e-5)
     operations.add_norm(x, None, x[0], 1e-5)
     operations.swiglu(x, 2048)
+    logits, numbers = torch.zeros(4, 128_256), torch.zeros(4)
+    choose(logits, numbers, numbers.double())
 
 
 def resources(made: Any) -> dict[str, Any]:

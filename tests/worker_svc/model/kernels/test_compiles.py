@@ -20,7 +20,8 @@ def test_every_kernel_compiles_for_a_hopper_card(repository: Path, tmp_path: Pat
     done = subprocess.run([sys.executable, PROGRAM], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {k["kernel"] for k in kernels} == {"_store", "_attend", "_combine", "_prefill", "_add_norm", "_swiglu"}
+    every = {"_store", "_attend", "_combine", "_prefill", "_add_norm", "_swiglu", "_choose"}
+    assert {k["kernel"] for k in kernels} == every
     # Decodes, drafts and prefills alike: that is what makes their bits the same.
     assert len([k for k in kernels if k["kernel"] == "_attend" and k["reproducible"]]) == 1
     for kernel in kernels:
