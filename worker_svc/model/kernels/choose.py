@@ -54,7 +54,7 @@ def _choose(
         highest = tl.load(high + row)
 
     top = float("-inf")
-    chosen = 0
+    chosen = tl.full([], 0, tl.int32)
     broken = 0
     for start in range(0, size, BLOCK):
         raw = tl.load(logits + start + place, mask=start + place < size, other=0.0)
