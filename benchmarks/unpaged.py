@@ -1,5 +1,5 @@
 """A model of random weights, and its decode step without anything that makes its bits independent of the batch: what
-reproducibility is measured against."""
+reproducibility is measured against. Keys lie densely, or in pages that are gathered, as an engine with pages must."""
 
 from __future__ import annotations
 
@@ -42,11 +42,14 @@ def llama_1b(layers: int = 22) -> ModelConfig:
 
 class UnpagedOperations(TorchOperations):
     """Keeps keys and values of sequences of equal length as `[B, kv_heads, length, head_dim]`, and attends to them by
-    one batched product with softmax, while `length` is set; else torch's own operations over pages."""
+    one batched product with softmax, while `length` is set; else torch's own operations over pages.
+
+    Of the `kind` "paged", keys and values are written to pages and read from there, one gathering for each."""
 
     def __init__(self) -> None:
         self.length = 0  # tokens of each sequence, the one that is computed included
         self.kind = "bmm"
+        self.places = torch.empty(0, dtype=torch.int64)  # [batch, kv_heads, pages]: page * kv_heads + head
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
         self._layer = 0
@@ -65,22 +68,36 @@ class UnpagedOperations(TorchOperations):
         layer: int,
         slots: torch.Tensor,
     ) -> torch.Tensor:
-        if not self.length:
+        self._layer = layer
+        if not self.length or self.kind == "paged":
             return super().rotate_and_store(qkv, rotation, cache, layer, slots)
         kv_heads = cache.shape.kv_heads
         heads = qkv.shape[1] - 2 * kv_heads
         qk = rotate(qkv[:, : heads + kv_heads], *rotation)
-        self._layer = layer
         self._keys[layer][: len(qkv), :, self.length - 1] = qk[:, heads:]
         self._values[layer][: len(qkv), :, self.length - 1] = qkv[:, heads + kv_heads :]
         return qk[:, :heads]
 
     def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scale: float) -> torch.Tensor:
         """A `Plan`: one query a sequence, `[B, heads, head_dim]`."""
-        batch, heads, head_dim = q.shape
+        batch = len(q)
+        if self.kind == "paged":
+            k, v = (self._gathered(part[0]) for part in (keys, values))
+            return self._product(q, k, v, scale)
         k, v = (stored[self._layer][:batch, :, : self.length] for stored in (self._keys, self._values))
         if self.kind == "sdpa":
             return F.scaled_dot_product_attention(q.unsqueeze(2), k, v, scale=scale, enable_gqa=True).squeeze(2)
+        return self._product(q, k, v, scale)
+
+    def _gathered(self, pages: torch.Tensor) -> torch.Tensor:
+        """`[pages, kv_heads, page_size, head_dim]` as `[batch, kv_heads, length, head_dim]`."""
+        batch, kv_heads, _ = self.places.shape
+        gathered = pages.flatten(0, 1).flatten(1).index_select(0, self.places.flatten())
+        return gathered.view(batch, kv_heads, -1, pages.shape[-1])[:, :, : self.length]
+
+    @staticmethod
+    def _product(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+        batch, heads, head_dim = q.shape
         rows = q.reshape(batch * k.shape[1], heads // k.shape[1], head_dim)
         scores = torch.bmm(rows, k.flatten(0, 1).transpose(1, 2)) * scale
         weights = torch.softmax(scores.float(), dim=-1).to(q.dtype)
@@ -111,18 +128,24 @@ class RandomModel:
     def reproducible_step(self, ids: np.ndarray, position: int) -> np.ndarray:
         """The engine's: pages that grew side by side, so that neighbours belong to different sequences."""
         batch = len(ids)
-        pages = np.arange(self.each)[None, :] * batch + np.arange(batch)[:, None]
+        pages = self._pages(batch)
         self.operations.length = 0
         logits = self.runner.forward([Work(ids[i : i + 1], position, pages[i], 1) for i in range(batch)])
         return logits[:batch].argmax(-1).numpy().astype(np.int32)
 
+    def _pages(self, batch: int) -> np.ndarray:
+        return np.arange(self.each)[None, :] * batch + np.arange(batch)[:, None]
+
     @torch.inference_mode()
     def plain_step(self, ids: np.ndarray, position: int, kind: str) -> np.ndarray:
-        """Neither pages nor padding."""
+        """No padding, and no pages but with the kind "paged"."""
         self.operations.length, self.operations.kind = position + 1, kind
         batch = len(ids)
         plans = dict.fromkeys(self.model.config.layer_windows, self.operations)
-        slots = torch.empty((2, 0), dtype=torch.int64)
+        pages, size = torch.from_numpy(self._pages(batch)), self.runner.cache.shape.page_size
+        kv_heads = self.model.config.num_kv_heads
+        self.operations.places = pages[:, None, :] * kv_heads + torch.arange(kv_heads)[:, None]
+        slots = torch.stack([pages[:, position // size], torch.full((batch,), position % size)])
         logits = self.model(
             torch.from_numpy(ids.astype(np.int64)),
             torch.full((batch,), position),

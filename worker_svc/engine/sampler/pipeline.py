@@ -45,7 +45,7 @@ def sample(logits: torch.Tensor, rows: Rows, table: SamplingTable) -> Sampled:
     count = len(rows)
     logits = logits[:count]
     rules = table.gather(rows.requests)
-    wanted = np.flatnonzero([request.logprobs.wanted for request in rows.requests])
+    wanted = np.flatnonzero(rules["reports"])
     raw = [row for row in wanted.tolist() if not rows.requests[row].logprobs.processed]
     raw_logprobs = torch.log_softmax(logits[raw], dim=-1) if raw else None
     largest = logits.amax(dim=-1)  # a NaN anywhere in a row comes out here
@@ -92,27 +92,13 @@ def sample(logits: torch.Tensor, rows: Rows, table: SamplingTable) -> Sampled:
 
 def changes_logits(rows: Rows, rules: Rules) -> npt.NDArray[np.bool_]:
     """Rows whose logits are changed before anything is chosen; most have none of this, and are not looked at twice."""
-    changes: npt.NDArray[np.bool_] = (
-        rules["confined"]
-        | rules["banned"]
-        | rules["bans_sequences"]
-        | rules["biased"]
-        | rules["penalizes"]
-        | (rules["dry_multiplier"] > 0)
-        | (rows.positions < rules["min_position"])
-        | (rows.mask is not None)
-    )
-    return changes
+    changes: npt.NDArray[np.bool_] = rules["changes"] | (rows.positions < rules["min_position"])
+    return changes | (rows.mask is not None)
 
 
 def takes_the_largest(rules: Rules) -> npt.NDArray[np.bool_]:
-    """Rows that draw nothing: the largest logit stays in every filter but typical_p and XTC."""
-    greedy: npt.NDArray[np.bool_] = (
-        (rules["temperature"] == 0)
-        & (rules["dynamic_range"] == 0)
-        & (rules["typical_p"] == 1)
-        & (rules["xtc_probability"] == 0)
-    )
+    """Rows that draw nothing."""
+    greedy: npt.NDArray[np.bool_] = rules["greedy"]
     return greedy
 
 

@@ -44,6 +44,9 @@ _ROW = np.dtype(
         ("confined", np.bool_),
         ("banned", np.bool_),
         ("bans_sequences", np.bool_),
+        ("changes", np.bool_),  # its logits are changed before anything is chosen, by any of the above
+        ("greedy", np.bool_),  # the largest logit is taken
+        ("reports", np.bool_),  # logprobs are wanted
         ("seed", np.uint64),
         ("slot", np.int64),
     ]
@@ -116,6 +119,11 @@ def _row(request: Request, slot: int) -> tuple[float | int, ...]:
     window = s.repetition_window + s.repetition_decay
     penalizes = window > 0 and (s.repetition_penalty != 1.0 or s.presence_penalty != 0 or s.frequency_penalty != 0)
     masked = bool(request.stopping.masked_ids)
+    dry_multiplier = s.dry_multiplier if s.dry_window else 0.0
+    lists = bool(s.bias_ids or s.allowed_ids or s.banned_ids or s.banned_sequences)
+    # The largest stays in every filter but typical_p and XTC.
+    cold = s.temperature == 0 and s.dynamic_temperature_range == 0
+    greedy = cold and s.typical_p == 1 and s.xtc_probability == 0
     return (
         s.temperature,
         s.dynamic_temperature_range,
@@ -139,12 +147,15 @@ def _row(request: Request, slot: int) -> tuple[float | int, ...]:
         s.repetition_decay,
         s.presence_penalty,
         s.frequency_penalty,
-        s.dry_multiplier if s.dry_window else 0.0,
+        dry_multiplier,
         request.prompt_tokens + request.stopping.min_tokens if masked else 0,
         bool(s.bias_ids),
         bool(s.allowed_ids),
         bool(s.banned_ids),
         bool(s.banned_sequences),
+        penalizes or dry_multiplier > 0 or lists,
+        greedy,
+        request.logprobs.wanted,
         s.seed,
         slot,
     )
