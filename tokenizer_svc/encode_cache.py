@@ -8,11 +8,12 @@ asked for since they were last passed over go first (the clock algorithm, which 
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
+
+from tokenizer_svc.arrays import Ids
 
 _LARGEST_SHARE = 4  # one entry takes at most a fourth of the bound
-_ENTRY_BYTES = 400  # what an entry costs beside its text and ids
-_ID_BYTES = 36  # an int of Python, and the pointer to it
+_ENTRY_BYTES = 500  # what an entry costs beside its text and ids
 
 
 class Remembered:
@@ -20,7 +21,7 @@ class Remembered:
 
     __slots__ = ("asked", "ends_special", "ids", "size")
 
-    def __init__(self, ids: tuple[int, ...], ends_special: bool, size: int) -> None:
+    def __init__(self, ids: Ids, ends_special: bool, size: int) -> None:
         self.ids = ids
         self.ends_special = ends_special
         self.size = size
@@ -48,16 +49,17 @@ class EncodeCache:
         entry.asked = True
         return entry
 
-    def put(self, key: Hashable, text: str, ids: Sequence[int], ends_special: bool = False) -> None:
+    def put(self, key: Hashable, text: str, ids: Ids, ends_special: bool = False) -> None:
         """Remembers `ids` for `key`, of which `text` is the larger part, and forgets others where it must."""
         # Python keeps text with one, two or four bytes a character; four is the safe side.
-        size = (len(text) if text.isascii() else 4 * len(text)) + _ID_BYTES * len(ids) + _ENTRY_BYTES
+        size = (len(text) if text.isascii() else 4 * len(text)) + ids.nbytes + _ENTRY_BYTES
         if size * _LARGEST_SHARE > self._max_bytes:
             return
         with self._lock:
             if key in self._entries:
                 return
-            self._entries[key] = Remembered(tuple(ids), ends_special, size)
+            # A copy: what is part of a larger array would keep all of it.
+            self._entries[key] = Remembered(ids if ids.base is None else ids.copy(), ends_special, size)
             self.bytes += size
             while self.bytes > self._max_bytes:
                 oldest = next(iter(self._entries))

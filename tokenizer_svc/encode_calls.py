@@ -12,11 +12,13 @@ from typing import TypeVar
 
 from svc_common.errors import FieldViolation, invalid_argument, resource_exhausted
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
+from tokenizer_svc.arrays import NONE, Ids, joined
 from tokenizer_svc.encoding import Encoding, Policy, Segment, SpecialTokenInText
 from tokenizer_svc.loaded import Loaded
 from tokenizer_svc.pool import PoolFullError, WorkPool
 from tokenizer_svc.settings import TokenizerSettings
 from tokenizer_svc.validation import EncodeJob, too_much_output
+from tokenizer_svc.wire import encoding_field, plain_encodings
 
 T = TypeVar("T")
 
@@ -38,8 +40,7 @@ class EncodeCalls:
 
         def work(jobs: Sequence[EncodeJob]) -> tuple[bytes, int]:
             encoding = _encode(loaded, jobs[0], offsets)
-            message = self._message(loaded, encoding, pieces)
-            return pb.EncodeResponse(encoding=message).SerializeToString(), encoding.total_tokens
+            return b"".join(self._field(loaded, encoding, pieces)), encoding.total_tokens
 
         return await self._answer(loaded, [job], work, pb.EncodeResponse(fingerprint=loaded.tokenizer.fingerprint))
 
@@ -47,20 +48,16 @@ class EncodeCalls:
         """A BatchEncodeResponse. Raises ServiceError."""
 
         def work(jobs: Sequence[EncodeJob]) -> tuple[bytes, int]:
-            response = pb.BatchEncodeResponse()
-            total = 0
             together = None if offsets or pieces else _encode_together(loaded, jobs)
             if together is not None:
-                add = response.encodings.add
-                for ids in together:
-                    total += len(ids)
-                    add(ids=ids, total_tokens=len(ids))
-            else:
-                for job in jobs:
-                    encoding = _encode(loaded, job, offsets)
-                    total += encoding.total_tokens
-                    response.encodings.append(self._message(loaded, encoding, pieces))
-            return response.SerializeToString(), total
+                return b"".join(plain_encodings(together)), sum(map(len, together))
+            parts: list[bytes] = []
+            total = 0
+            for job in jobs:
+                encoding = _encode(loaded, job, offsets)
+                total += encoding.total_tokens
+                parts += self._field(loaded, encoding, pieces)
+            return b"".join(parts), total
 
         return await self._answer(loaded, jobs, work, pb.BatchEncodeResponse(fingerprint=loaded.tokenizer.fingerprint))
 
@@ -72,7 +69,7 @@ class EncodeCalls:
             if together is not None:
                 return [(len(ids), len(ids)) for ids in together]
             encodings = [_encode(loaded, job, False) for job in jobs]
-            return [(len(encoding.ids), encoding.total_tokens) for encoding in encodings]
+            return [(len(encoding.id_array), encoding.total_tokens) for encoding in encodings]
 
         counts = [each for group in await self._spread(loaded, jobs, work) for each in group]
         loaded.metrics.encoded_tokens.inc(sum(total for _, total in counts))
@@ -126,15 +123,16 @@ class EncodeCalls:
 
     async def _encode_parts(self, loaded: Loaded, job: EncodeJob, parts: list[Segment]) -> bytes:
         tokenizer = loaded.tokenizer
-        front, back = tokenizer.added_ids() if job.add_special else ((), ())
+        front, back = tokenizer.added_ids() if job.add_special else (NONE, NONE)
 
         def work(number: int) -> tuple[bytes, int]:
-            ids = tokenizer.encode_segments((parts[number],), add_special=False).ids
+            ids = [tokenizer.encode_segments((parts[number],), add_special=False).id_array]
             if number == 0:
-                ids[:0] = front
+                ids.insert(0, front)
             if number == len(parts) - 1:
-                ids += back
-            return pb.EncodeResponse(encoding=pb.Encoding(ids=ids)).SerializeToString(), len(ids)
+                ids.append(back)
+            whole = joined(ids)
+            return b"".join(encoding_field(whole, total_tokens=0)), len(whole)
 
         made = await self.in_pool([partial(work, number) for number in range(len(parts))])
         total = sum(count for _, count in made)
@@ -144,14 +142,14 @@ class EncodeCalls:
         rest = pb.EncodeResponse(encoding=pb.Encoding(total_tokens=total), fingerprint=tokenizer.fingerprint)
         return b"".join([*(part for part, _ in made), rest.SerializeToString()])
 
-    def _message(self, loaded: Loaded, encoding: Encoding, with_pieces: bool) -> pb.Encoding:
-        return pb.Encoding(
-            ids=encoding.ids,
-            byte_offsets=encoding.byte_offsets,
-            code_point_offsets=encoding.code_point_offsets,
-            pieces=self.pieces(loaded, encoding.ids) if with_pieces else (),
-            truncated=encoding.truncated,
-            total_tokens=encoding.total_tokens,
+    def _field(self, loaded: Loaded, encoding: Encoding, with_pieces: bool) -> list[bytes]:
+        return encoding_field(
+            encoding.id_array,
+            encoding.total_tokens,
+            encoding.byte_offset_array,
+            encoding.code_point_offset_array,
+            self.pieces(loaded, encoding.ids) if with_pieces else (),
+            encoding.truncated,
         )
 
 
@@ -168,7 +166,7 @@ def _encode(loaded: Loaded, job: EncodeJob, with_offsets: bool) -> Encoding:
     return encoding
 
 
-def _encode_together(loaded: Loaded, jobs: Sequence[EncodeJob]) -> list[list[int]] | None:
+def _encode_together(loaded: Loaded, jobs: Sequence[EncodeJob]) -> list[Ids] | None:
     """The ids of texts that want nothing but to be encoded; None where one of them wants more."""
     add_special = jobs[0].add_special
     if len(jobs) == 1 or not all(

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
+import numpy as np
+
+from tokenizer_svc.arrays import Ids
 from tokenizer_svc.vocabulary import SpecialToken
 
 
@@ -16,6 +19,8 @@ class Policy(IntEnum):
     PARSE = 2
     PARSE_LISTED = 3
     REJECT = 4
+
+    __hash__ = int.__hash__  # an enumeration's own is Python code, and policies are part of every key of the cache
 
 
 class SpecialTokenInText(ValueError):  # noqa: N818 - what it reports is a fact about the text
@@ -51,21 +56,37 @@ class Segment(NamedTuple):
 
 @dataclass(slots=True)
 class Encoding:
-    """Ids and, where asked for, positions. `front` and `back` count what `add_special` added at either end."""
+    """Ids and, where asked for, positions. `front` and `back` count what `add_special` added at either end.
 
-    ids: list[int]
+    Arrays are what the service works with; `ids` and both kinds of offsets are the same as lists.
+    """
+
+    id_array: Ids
     front: int = 0
     back: int = 0
-    byte_offsets: list[int] | None = None
-    code_point_offsets: list[int] | None = None
+    byte_offset_array: Ids | None = None
+    code_point_offset_array: Ids | None = None
     total_tokens: int = field(init=False)  # before truncation
 
     def __post_init__(self) -> None:
-        self.total_tokens = len(self.ids)
+        self.total_tokens = len(self.id_array)
+
+    @property
+    def ids(self) -> list[int]:
+        found: list[int] = self.id_array.tolist()
+        return found
+
+    @property
+    def byte_offsets(self) -> list[int] | None:
+        return None if self.byte_offset_array is None else self.byte_offset_array.tolist()
+
+    @property
+    def code_point_offsets(self) -> list[int] | None:
+        return None if self.code_point_offset_array is None else self.code_point_offset_array.tolist()
 
     @property
     def truncated(self) -> bool:
-        return len(self.ids) < self.total_tokens
+        return len(self.id_array) < self.total_tokens
 
     def truncate(self, max_tokens: int, left: bool = False) -> None:
         """Cuts the end (or with `left` the beginning) of what lies between the added special tokens."""
@@ -73,10 +94,16 @@ class Encoding:
             raise TruncationError(
                 f"at least {self.front + self.back} tokens are needed, because add_special adds that many"
             )
-        excess = len(self.ids) - max_tokens
+        excess = len(self.id_array) - max_tokens
         if excess <= 0:
             return
-        start = self.front if left else len(self.ids) - self.back - excess
-        for values in (self.ids, self.byte_offsets, self.code_point_offsets):
-            if values is not None:
-                del values[start : start + excess]
+        start = self.front if left else len(self.id_array) - self.back - excess
+
+        def cut(values: Ids) -> Ids:
+            return np.concatenate((values[:start], values[start + excess :]))
+
+        self.id_array = cut(self.id_array)
+        if self.byte_offset_array is not None:
+            self.byte_offset_array = cut(self.byte_offset_array)
+        if self.code_point_offset_array is not None:
+            self.code_point_offset_array = cut(self.code_point_offset_array)

@@ -6,23 +6,19 @@ import unicodedata
 from bisect import bisect_right
 from collections.abc import Sequence
 
-_CONTINUATION_BYTES = bytes(range(0x80, 0xC0))
+import numpy as np
+
+from tokenizer_svc.arrays import Ids
 
 
-def to_code_points(data: bytes, byte_offsets: Sequence[int]) -> list[int]:
+def to_code_points(data: bytes, byte_offsets: Ids) -> Ids:
     """The code point in which each byte offset of `data` lies; offsets ascend, and may be the end."""
     if data.isascii():
-        return list(byte_offsets)
-    result: list[int] = []
-    at = 0  # bytes counted so far
-    started = 0  # characters that begin in them
-    for offset in byte_offsets:
-        if offset > at:
-            started += len(data[at:offset].translate(None, _CONTINUATION_BYTES))
-            at = offset
-        inside = at < len(data) and 0x80 <= data[at] < 0xC0
-        result.append(started - 1 if inside else started)
-    return result
+        return byte_offsets
+    begun = np.empty(len(data) + 1, np.uint32)  # characters that begin before each byte, or with it
+    np.cumsum(np.frombuffer(data, np.int8) >= -64, out=begun[:-1])  # as signed numbers, -128 to -65 go on
+    begun[-1] = begun[-2] + 1
+    return begun[byte_offsets] - np.uint32(1)
 
 
 def offsets_before_nfc(text: str, offsets: Sequence[int]) -> list[int]:

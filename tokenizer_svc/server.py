@@ -17,6 +17,7 @@ from svc_common.lifecycle import Lifecycle
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 from tokenizer_svc import validation
+from tokenizer_svc.arrays import Ids
 from tokenizer_svc.chat.encoding import encode_runs
 from tokenizer_svc.chat.formats import template_of
 from tokenizer_svc.chat.renderer import ChatRenderer, RendererBusyError
@@ -168,7 +169,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         """Few ids at once, more of them by a thread; more than may be are not looked at by either."""
         return work() if not _INLINE_IDS < ids <= self._settings.max_decode_ids else (await self._in_pool([work]))[0]
 
-    def _decode(self, loaded: Loaded, inputs: list[list[int]], options: pb.DecodeOptions) -> list[pb.DecodedText]:
+    def _decode(self, loaded: Loaded, inputs: list[Ids], options: pb.DecodeOptions) -> list[pb.DecodedText]:
         tokenizer = loaded.tokenizer
         size = sum(tokenizer.decoded_size(ids) for ids in inputs)
         if size > self._settings.max_output_bytes:

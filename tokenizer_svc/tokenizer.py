@@ -14,10 +14,13 @@ The rules that are not obvious, written once:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from copy import copy
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
+import numpy as np
+
+from tokenizer_svc.arrays import NONE, Ids, ids_of, joined, joined_pieces
 from tokenizer_svc.config import TokenizerConfig, fingerprint_of
 from tokenizer_svc.encode_cache import EncodeCache
 from tokenizer_svc.encoding import Encoding, Policy, Segment, SpecialTokenInText, TokenIdError
@@ -69,6 +72,7 @@ class Tokenizer:
         self.control_splitter = FragmentSplitter(list(self._controls.values()))
         # Safe borders lie between a line break and a letter: no special token may reach across one.
         self._cuttable = not any("\n" in token.text or token.lstrip for token in table.specials)
+        self._single = {token.id: ids_of([token.id]) for token in table.specials}
         self._listed = lru_cache(_SPLITTERS_KEPT)(self._make_listed_splitter)
         self.fingerprint = fingerprint_of(vocabulary, table, config)
 
@@ -109,97 +113,99 @@ class Tokenizer:
     def _encode_segments(
         self, segments: Sequence[Segment], add_special: bool, with_offsets: bool, vocabulary: Vocabulary
     ) -> Encoding:
-        ids: list[int] = []
-        offsets: list[int] | None = [] if with_offsets else None
-        prefix = self.config.adds_space_prefix
-        front, back = self._added() if add_special else ((), ())
-        ids += front
-        if offsets is not None:
-            offsets += [0] * len(front)
+        front, back = self._added_arrays if add_special else (NONE, NONE)
+        parts: list[Ids] = [front]
+        offsets: list[Ids] = [np.zeros(len(front), np.uint32)]  # filled only where they are asked for
         base = 0  # bytes in front of the segment
-        wants_prefix = prefix
-        cache = self._cache if offsets is None and vocabulary is self.vocabulary else None
+        prefix = wants_prefix = self.config.adds_space_prefix
+        cache = None if with_offsets or vocabulary is not self.vocabulary else self._cache
         for number, segment in enumerate(segments):
             text = segment.text
-            key: tuple[str, Policy, frozenset[int], bool] | None = None
+            key: Hashable = None
             if cache is not None and text:
-                key = (text, segment.policy, segment.parse_ids, wants_prefix)
+                key = segment if wants_prefix else (segment, False)
                 known = cache.get(key)
                 if known is not None:
-                    ids += known.ids
+                    parts.append(known.ids)
                     wants_prefix = prefix and known.ends_special
                     continue
-            before = len(ids)
+            before = len(parts)
             fragments = 0
             token: int | None = None
             data = _utf8(text)
-            if self._plain_is_whole and segment.policy is Policy.TEXT and offsets is None and text:
+            if self._plain_is_whole and segment.policy is Policy.TEXT and not with_offsets and text:
                 # What most text is: no special token to look for, and nobody asks where its tokens lie.
-                ids += vocabulary.encode(" " + text if wants_prefix else text)
+                ids = vocabulary.encode(" " + text if wants_prefix else text)
+                parts.append(ids)
                 wants_prefix = False
-                if cache is not None and key is not None:
-                    cache.put(key, text, ids[before:])
+                if cache is not None:
+                    cache.put(key, text, ids)
                 continue
             counted = base  # bytes in front of the fragment
             done = 0  # code points of the segment that are counted
             for start, end, token in self._splitter(number, segment).split(text):
                 fragments += 1
-                if offsets is not None:
+                if with_offsets:
                     counted += len(text[done:start].encode())
                     done = start
                 if token is not None:
-                    ids.append(token)
-                    if offsets is not None:
-                        offsets.append(counted)
+                    parts.append(self._single[token])
+                    if with_offsets:
+                        offsets.append(np.array([counted], np.uint32))
                     wants_prefix = prefix
                     continue
                 piece = text if end - start == len(text) else text[start:end]
                 spaced = " " + piece if wants_prefix else piece
-                if offsets is None:
-                    ids += self._encode_text(spaced, vocabulary, cache if fragments > 1 or end < len(text) else None)
+                if with_offsets:
+                    ids, starts = vocabulary.encode_with_offsets(spaced)
+                    parts.append(ids)
+                    # The prefix is no part of the text: what begins with it begins with the text.
+                    starts = np.maximum(starts, 1) - np.uint32(1) if wants_prefix else starts
+                    offsets.append(starts + np.uint32(counted))
                 else:
-                    found, starts = vocabulary.encode_with_offsets(spaced)
-                    ids += found
-                    shortened = len(spaced) - len(piece)
-                    offsets += [counted + max(0, at - shortened) for at in starts]
+                    known_text = cache if fragments > 1 or end < len(text) else None
+                    parts.append(self._encode_text(spaced, vocabulary, known_text))
                 wants_prefix = False
             base += len(data)
-            if cache is not None and key is not None and fragments <= _FRAGMENTS_KEPT_TOGETHER:
-                cache.put(key, text, ids[before:], token is not None)
-        ids += back
-        encoding = Encoding(ids, len(front), len(back))
-        if offsets is not None:
-            offsets += [base] * len(back)
-            encoding.byte_offsets = offsets
-            encoding.code_point_offsets = to_code_points(b"".join(_utf8(s.text) for s in segments), offsets)
+            if cache is not None and text and fragments <= _FRAGMENTS_KEPT_TOGETHER:
+                cache.put(key, text, joined(parts[before:]), token is not None)
+        parts.append(back)
+        encoding = Encoding(joined(parts), len(front), len(back))
+        if with_offsets:
+            offsets.append(np.full(len(back), base, np.uint32))
+            encoding.byte_offset_array = joined(offsets)
+            encoding.code_point_offset_array = to_code_points(
+                b"".join(_utf8(each.text) for each in segments), encoding.byte_offset_array
+            )
         return encoding
 
-    def encode_many(self, texts: Sequence[str], add_special: bool = True) -> list[list[int]] | None:
-        """Ids of many texts of the policy TEXT; None where that would not be faster than one by one."""
-        many = getattr(self.vocabulary, "encode_many", None)
-        if many is None or not self._plain_is_whole or self.config.adds_space_prefix:
+    def encode_many(self, texts: Sequence[str], add_special: bool = True) -> list[Ids] | None:
+        """Ids of many texts of the policy TEXT; None where they may hold special tokens even so."""
+        if not self._plain_is_whole:
             return None
-        found: list[list[int]]
+        checked = list(map(_checked, texts))
         if self._cache is None:
-            found = many([_checked(text) for text in texts])
+            found = self._encode_spaced(checked)
         else:
-            keys = [(text, Policy.TEXT, frozenset[int](), False) for text in texts]
-            known = list(map(self._cache.get, keys))
-            missing = [text for text, entry in zip(texts, known, strict=True) if entry is None]
-            fresh = iter(many([_checked(text) for text in missing]) if missing else ())
-            found = []
-            for key, entry in zip(keys, known, strict=True):
-                if entry is not None:
-                    found.append(list(entry.ids))
-                    continue
-                found.append(next(fresh))
-                if key[0]:
-                    self._cache.put(key, key[0], found[-1])
-        front, back = self._added() if add_special else ((), ())
-        return [[*front, *ids, *back] for ids in found] if front or back else found
+            cache, prefix = self._cache, self.config.adds_space_prefix
+            keys: list[Hashable] = [Segment(text) if prefix else (Segment(text), False) for text in checked]
+            known = list(map(cache.get, keys))
+            missing = [text for text, entry in zip(checked, known, strict=True) if entry is None]
+            fresh = iter(self._encode_spaced(missing) if missing else ())
+            found = [next(fresh) if entry is None else entry.ids for entry in known]
+            for key, text, ids, entry in zip(keys, checked, found, known, strict=True):
+                if entry is None and text:
+                    cache.put(key, text, ids)
+        front, back = self._added_arrays if add_special else (NONE, NONE)
+        return [np.concatenate((front, ids, back)) for ids in found] if len(front) or len(back) else found
+
+    def _encode_spaced(self, texts: Sequence[str]) -> list[Ids]:
+        if self.config.adds_space_prefix:
+            texts = [" " + text if text else text for text in texts]
+        return self.vocabulary.encode_many(texts)
 
     @staticmethod
-    def _encode_text(text: str, vocabulary: Vocabulary, cache: EncodeCache | None) -> Sequence[int]:
+    def _encode_text(text: str, vocabulary: Vocabulary, cache: EncodeCache | None) -> Ids:
         """Ids of a text without special tokens, from memory where a cache is given."""
         if cache is None:
             return vocabulary.encode(text)
@@ -227,22 +233,21 @@ class Tokenizer:
                 at = found.start()
         return [*parts, text[at:]]
 
-    def added_ids(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def added_ids(self) -> tuple[Ids, Ids]:
         """What add_special puts in front and behind."""
-        return self._added()
+        return self._added_arrays
 
     def count_added(self) -> int:
         """How many tokens add_special adds."""
-        front, back = self._added()
-        return len(front) + len(back)
+        return sum(map(len, self._added_arrays))
 
-    def _added(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What add_special puts in front and behind."""
+    @cached_property
+    def _added_arrays(self) -> tuple[Ids, Ids]:
         config = self.config
-        front = (config.bos_id,) if config.adds_bos and config.bos_id is not None else ()
+        front = ids_of([config.bos_id] if config.adds_bos and config.bos_id is not None else [])
         if config.adds_sep and config.sep_id is not None:
-            return front, (config.sep_id,)
-        return front, (config.eos_id,) if config.adds_eos and config.eos_id is not None else ()
+            return front, ids_of([config.sep_id])
+        return front, ids_of([config.eos_id] if config.adds_eos and config.eos_id is not None else [])
 
     def _splitter(self, number: int, segment: Segment) -> FragmentSplitter:
         match segment.policy:
@@ -266,31 +271,31 @@ class Tokenizer:
 
     # -- ids to text
 
-    def pieces(self, ids: Iterable[int], unparse_special: bool = True) -> list[bytes]:
-        """The bytes of each id."""
-        table = self.table.pieces if unparse_special else self.table.hidden_pieces
-        return [table[index] for index in ids]
+    def pieces(self, ids: Sequence[int]) -> list[bytes]:
+        """The bytes of each id, control tokens as their text."""
+        return list(map(self.table.pieces.__getitem__, ids))
 
     def decode_bytes(
         self,
-        ids: Sequence[int],
+        ids: Sequence[int] | Ids,
         remove_special: bool = False,
         unparse_special: bool = False,
         clean_spaces: bool = False,
     ) -> bytes:
         """The bytes of a whole id list. Raises TokenIdError."""
         self.check_ids(ids)
-        first, last, strip = 0, len(ids), self.config.adds_space_prefix
-        if remove_special and ids:
+        array = ids if isinstance(ids, np.ndarray) else ids_of(ids)
+        strip = self.config.adds_space_prefix
+        if remove_special and len(array):
             drop_first, drop_last = self._dropped()
-            if ids[0] == drop_first:
-                first, strip = 1, False
-            if last > first and ids[last - 1] == drop_last:
-                last -= 1
-        parts = self.pieces(ids[first:last] if last - first < len(ids) else ids, unparse_special)
-        if strip and parts and parts[0][:1] == b" ":
-            parts[0] = parts[0][1:]
-        text = b"".join(parts)
+            if array[0] == drop_first:
+                array, strip = array[1:], False
+            if len(array) and array[-1] == drop_last:
+                array = array[:-1]
+        pieces = self.table.pieces if unparse_special else self.table.hidden_pieces
+        text = joined_pieces(pieces, array)
+        if strip and len(array) and pieces[array[0]][:1] == b" ":
+            text = text[1:]
         return without_spaces(text) if clean_spaces else text
 
     def decode(self, ids: Sequence[int], remove_special: bool = False, unparse_special: bool = False) -> str:
@@ -324,15 +329,22 @@ class Tokenizer:
             graphemes=graphemes,
         )
 
-    def decoded_size(self, ids: Iterable[int]) -> int:
+    def decoded_size(self, ids: Ids) -> int:
         """An upper bound of the bytes that valid ids decode to."""
-        pieces = self.table.pieces
-        return sum(len(pieces[index]) for index in ids)
+        return int(self._piece_lengths[ids].sum(dtype=np.int64))
 
-    def check_ids(self, ids: Collection[int]) -> None:
+    @cached_property
+    def _piece_lengths(self) -> Ids:
+        return ids_of(list(map(len, self.table.pieces)))
+
+    def check_ids(self, ids: Sequence[int] | Ids) -> None:
         """Raises TokenIdError for the first id that is outside of the vocabulary."""
         size = len(self.table)
-        if ids and (max(ids) >= size or min(ids) < 0):
+        if isinstance(ids, np.ndarray):
+            if len(ids) and ids.max() >= size:
+                index = int((ids >= size).argmax())
+                raise TokenIdError(index, int(ids[index]), size)
+        elif ids and (max(ids) >= size or min(ids) < 0):
             for index, token_id in enumerate(ids):
                 if not 0 <= token_id < size:
                     raise TokenIdError(index, token_id, size)

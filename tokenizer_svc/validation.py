@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 from svc_common.errors import FieldViolation, ServiceError, invalid_argument, resource_exhausted
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
+from tokenizer_svc.arrays import Ids
 from tokenizer_svc.encoding import Policy, Segment, TokenIdError
 from tokenizer_svc.settings import TokenizerSettings
 from tokenizer_svc.tokenizer import Tokenizer
+from tokenizer_svc.wire import ids_field
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_BYTES = 1024
@@ -159,15 +161,13 @@ def _parse_ids(segment: pb.TextSegment, place: str, tokenizer: Tokenizer, violat
     return frozenset(known)
 
 
-def decode_inputs(
-    inputs: Sequence[pb.DecodeInput], tokenizer: Tokenizer, settings: TokenizerSettings
-) -> list[list[int]]:
+def decode_inputs(inputs: Sequence[pb.DecodeInput], tokenizer: Tokenizer, settings: TokenizerSettings) -> list[Ids]:
     """The id lists of a batch. Raises ServiceError."""
     _check_batch(len(inputs), settings)
     return _id_lists([(f"inputs[{index}].ids", message) for index, message in enumerate(inputs)], tokenizer, settings)
 
 
-def decode_input(request: pb.DecodeRequest, tokenizer: Tokenizer, settings: TokenizerSettings) -> list[int]:
+def decode_input(request: pb.DecodeRequest, tokenizer: Tokenizer, settings: TokenizerSettings) -> Ids:
     """The ids of a single request. Raises ServiceError."""
     if not request.HasField("input"):
         raise invalid_argument([FieldViolation("input", "is required")])
@@ -176,7 +176,7 @@ def decode_input(request: pb.DecodeRequest, tokenizer: Tokenizer, settings: Toke
 
 def _id_lists(
     named: Sequence[tuple[str, pb.DecodeInput]], tokenizer: Tokenizer, settings: TokenizerSettings
-) -> list[list[int]]:
+) -> list[Ids]:
     total = sum(len(message.ids) for _, message in named)
     if total > settings.max_decode_ids:
         raise resource_exhausted(
@@ -185,16 +185,16 @@ def _id_lists(
             retry_after=None,
         )
     violations = Violations()
-    result: list[list[int]] = []
+    result: list[Ids] = []
     for field, message in named:
-        ids = list(message.ids)
+        ids = ids_field(message.SerializeToString())  # a list would be an object of Python for each
         check_ids(ids, field, tokenizer, violations)
         result.append(ids)
     violations.raise_any()
     return result
 
 
-def check_ids(ids: list[int], field: str, tokenizer: Tokenizer, violations: Violations) -> None:
+def check_ids(ids: Sequence[int] | Ids, field: str, tokenizer: Tokenizer, violations: Violations) -> None:
     """Adds a violation for the first id that the vocabulary does not have."""
     try:
         tokenizer.check_ids(ids)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
+from tokenizer_svc.arrays import Ids
+
 
 class VocabularyType(IntEnum):
     """How a vocabulary splits text; names as in llama.cpp, numbers as on the wire."""
@@ -84,11 +86,15 @@ class Vocabulary(Protocol):
         ids. None: no such place is known."""
         ...
 
-    def encode(self, text: str) -> Sequence[int]:
+    def encode(self, text: str) -> Ids:
         """Ids of `text`, which is valid Unicode and not empty."""
         ...
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[int]]:
+    def encode_many(self, texts: Sequence[str]) -> list[Ids]:
+        """Ids of each of the texts, which may be empty."""
+        ...
+
+    def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
         """Ids, and for each of them where it starts in the UTF-8 of `text`, in bytes."""
         ...
 

@@ -92,7 +92,8 @@ class Encode:
         texts = [segment.text for segment in segments]
         together = tokenizer.encode_many(texts, add_special)
         if together is not None:
-            assert together == [tokenizer.encode_segments([Segment(text)], add_special).ids for text in texts]
+            alone = [tokenizer.encode_segments([Segment(text)], add_special).ids for text in texts]
+            assert [ids.tolist() for ids in together] == alone
         for segment in segments:
             if segment.policy is Policy.TEXT:
                 self._check_text(tokenizer, segment.text)
@@ -393,7 +394,7 @@ class Messages:
                 found = self._tokenizer.encode_segments(job.segments, job.add_special, request.include_offsets)
                 if job.max_tokens is not None:
                     found.truncate(job.max_tokens, job.cut_left)
-                pb.Encoding(ids=found.ids, byte_offsets=found.byte_offsets, pieces=self._tokenizer.pieces(found.ids))
+                pb.Encoding(ids=found.ids, pieces=self._tokenizer.pieces(found.ids))
 
     def _decode(self, data: bytes) -> None:
         request = pb.BatchDecodeRequest.FromString(data)

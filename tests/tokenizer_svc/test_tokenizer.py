@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tokenizer_svc.arrays import ids_of
 from tokenizer_svc.config import TokenizerConfig
 from tokenizer_svc.encoding import Encoding, Policy, Segment, SpecialTokenInText, TokenIdError, TruncationError
 from tokenizer_svc.formats import load_tokenizer
@@ -80,8 +81,8 @@ def apart(tokenizer: Tokenizer, text: str, something_before: bool) -> list[int]:
     if not text:
         return []
     if something_before or not tokenizer.config.adds_space_prefix:
-        return tokenizer.vocabulary.encode(text)
-    return tokenizer.vocabulary.encode(" " + text)
+        return tokenizer.vocabulary.encode(text).tolist()
+    return tokenizer.vocabulary.encode(" " + text).tolist()
 
 
 @relaxed
@@ -141,7 +142,7 @@ def test_truncation_cuts_one_end_of_the_text_and_never_added_tokens(
 ) -> None:
     total = front + count + back
     ids = list(range(total))
-    encoding = Encoding(list(ids), front, back, list(ids), list(ids))
+    encoding = Encoding(ids_of(ids), front, back, ids_of(ids), ids_of(ids))
     if limit < front + back:
         with pytest.raises(TruncationError):
             encoding.truncate(limit, left)
@@ -159,7 +160,7 @@ def test_code_points_of_byte_offsets(text: str, offsets: list[int]) -> None:
     data = text.encode("utf-8", "replace")
     places = sorted(min(offset, len(data)) for offset in offsets)
     starts = [index for index, byte in enumerate(data) if byte & 0xC0 != 0x80]
-    for place, found in zip(places, to_code_points(data, places), strict=True):
+    for place, found in zip(places, to_code_points(data, ids_of(places)), strict=True):
         begun = sum(start <= place for start in starts) - 1
         assert found == (len(starts) if place == len(data) else begun)
 

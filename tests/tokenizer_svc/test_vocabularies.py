@@ -13,6 +13,7 @@ import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 from tiktoken.load import load_tiktoken_bpe
 
 from tokenizer_svc.encode_cache import EncodeCache
@@ -20,7 +21,9 @@ from tokenizer_svc.encoding import Segment
 from tokenizer_svc.formats import load_tokenizer
 from tokenizer_svc.tokenizer import Tokenizer
 from tokenizer_svc.vocabularies.bpe import BpeVocabulary
+from tokenizer_svc.vocabularies.spm import SpmVocabulary
 from tokenizer_svc.vocabularies.words import WordCache
+from tokenizer_svc.vocabulary import TokenType
 
 META_PATTERN = (  # as Meta publishes it
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -94,7 +97,7 @@ def test_cutting_here_equals_cutting_in_the_library(llama3: Tokenizer) -> None:
     vocabulary = llama3.vocabulary
     assert isinstance(vocabulary, BpeVocabulary)
     for text in ("a  b\n\n c", "  \n x", "don't 12345!!\r\n\r\n", "é" * 50, "\0\x1f", " \u3000x"):
-        assert vocabulary._words.encode(vocabulary._cut(text)) == vocabulary._encode_ranks(text)
+        assert vocabulary._words.encode(vocabulary._cut(text)) == vocabulary._encode_ranks(text).tolist()
 
 
 @pytest.mark.parametrize(
@@ -119,16 +122,16 @@ def test_pathological_text_is_encoded(name: str, text: str, request: pytest.Fixt
 
 def test_bytes_that_a_vocabulary_lacks_are_dropped_and_offsets_stay_right() -> None:
     vocabulary = BpeVocabulary([(b"a", 7), (b"b", 3), (b"ab", 5)], (r"\S+|\s+",))
-    assert vocabulary.encode("ab?ba") == [5, 3, 7]
-    assert vocabulary.encode_with_offsets("é?ab b") == ([5, 3], [3, 6])
+    assert vocabulary.encode("ab?ba").tolist() == [5, 3, 7]
+    assert [each.tolist() for each in vocabulary.encode_with_offsets("é?ab b")] == [[5, 3], [3, 6]]
 
 
 def test_several_patterns_cut_one_after_the_other_and_unmatched_text_stays() -> None:
     ranked = [(bytes([byte]), byte) for byte in range(256)] + [(b"12", 256), (b"ab", 257), (b"  ", 258)]
     one = BpeVocabulary(ranked, (r"[a-z]+|[0-9]+",))
     two = BpeVocabulary(ranked, (r"[0-9]", r"[a-z]+"))
-    assert one.encode("ab12  ab") == [257, 256, 258, 257]
-    assert two.encode("ab12  ab") == [257, ord("1"), ord("2"), 258, 257]
+    assert one.encode("ab12  ab").tolist() == [257, 256, 258, 257]
+    assert two.encode("ab12  ab").tolist() == [257, ord("1"), ord("2"), 258, 257]
 
 
 def test_the_word_memory_answers_as_without_it_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,18 +289,74 @@ def test_parts_of_a_cut_text_have_the_ids_of_the_whole(llama3: Tokenizer, lines:
         st.one_of(TEXT, st.sampled_from(["", "\U0010fffe", "a\U0010fffeb", " ", "\n"])), min_size=1, max_size=8
     )
 )
-def test_texts_that_are_encoded_together_have_the_ids_of_each_alone(llama3: Tokenizer, texts: list[str]) -> None:
-    alone = [llama3.encode(text) for text in texts]
-    assert llama3.encode_many(texts) == alone
-    cached = llama3.with_cache(EncodeCache(1 << 20))
+@pytest.mark.parametrize("name", ["llama2", "llama3"])
+def test_texts_that_are_encoded_together_have_the_ids_of_each_alone(
+    name: str, request: pytest.FixtureRequest, texts: list[str]
+) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(name)
+    alone = [tokenizer.encode(text) for text in texts]
+    assert together(tokenizer, texts) == alone
+    cached = tokenizer.with_cache(EncodeCache(1 << 20))
     cached.encode_segments([Segment(texts[0])])
     for _ in range(2):
-        assert cached.encode_many(texts) == alone
+        assert together(cached, texts) == alone
     assert cached.encode_segments([Segment(texts[-1])]).ids == alone[-1]
 
 
-def test_types_that_gain_nothing_encode_texts_one_by_one(llama2: Tokenizer) -> None:
-    assert llama2.encode_many(["a", "b"]) is None
+def together(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    found = tokenizer.encode_many(texts)
+    assert found is not None
+    return [ids.tolist() for ids in found]
+
+
+@relaxed
+@given(pieces=st.lists(st.tuples(st.sampled_from("ab \u2581\u00e9\u4e00\U0001f680x"), st.integers(1, 40)), max_size=12))
+def test_merging_by_rank_equals_the_sentencepiece_library_on_runs_and_unknown_characters(
+    llama2: Tokenizer, sentencepiece: SentencePieceProcessor, pieces: list[tuple[str, int]]
+) -> None:
+    """Llama 2 gives all runs of spaces one score."""
+    text = "".join(character * count for character, count in pieces)
+    vocabulary = llama2.vocabulary
+    assert isinstance(vocabulary, SpmVocabulary) and vocabulary._merger is not None
+    assert llama2.encode(text, add_special=False) == sentencepiece.encode(text)
+
+
+def small_model(scores: dict[str, float]) -> ModelProto:
+    """Every byte, every character of the pieces, and the pieces."""
+    model = ModelProto()
+    model.trainer_spec.model_type = model.trainer_spec.BPE
+    model.trainer_spec.byte_fallback = True
+    model.normalizer_spec.add_dummy_prefix = False
+    model.normalizer_spec.remove_extra_whitespaces = False
+    model.pieces.add(piece="<unk>", type=TokenType.UNKNOWN)
+    for byte in range(256):
+        model.pieces.add(piece=f"<0x{byte:02X}>", type=TokenType.BYTE)
+    for character in sorted({"\u2581", *"".join(scores)}):
+        model.pieces.add(piece=character, score=-1e6, type=TokenType.NORMAL)
+    for piece, score in scores.items():
+        model.pieces.add(piece=piece, score=score, type=TokenType.NORMAL)
+    return model
+
+
+@relaxed
+@given(
+    scores=st.dictionaries(st.text("ab\u00e9\u2581", min_size=2, max_size=4), st.integers(-9, 0), max_size=12),
+    texts=st.lists(st.text("ab\u00e9 \u00e8", max_size=20), max_size=8),
+)
+def test_any_small_vocabulary_is_merged_as_the_sentencepiece_library_does(
+    scores: dict[str, int], texts: list[str]
+) -> None:
+    """Pieces that nothing makes, equal scores and inner spaces among them, with or without a merger."""
+    model = small_model({piece: float(score) for piece, score in scores.items()})
+    library = SentencePieceProcessor(model_proto=model.SerializeToString())
+    vocabulary = SpmVocabulary(model)
+    assert [ids.tolist() for ids in vocabulary.encode_many(texts)] == library.encode(texts)
+
+
+def test_a_vocabulary_with_clear_scores_gets_a_merger_and_one_without_does_not() -> None:
+    assert SpmVocabulary(small_model({"ab": -1, "\u2581a": -2, "aa": -3, "aaa": -3}))._merger is not None
+    for unclear in ({"ab": -1, "ba": -1}, {"aa": -1, "aaaa": -1}, {"a\u2581": -1}):
+        assert SpmVocabulary(small_model(unclear))._merger is None
 
 
 @pytest.mark.parametrize("spaces", ["  ", " \n", "\u3000 ", "\x85\u2028\t", "\u1680\u2009\u202f\u205f\xa0"])

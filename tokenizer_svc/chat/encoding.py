@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tokenizer_svc.chat.origin import Origin
 from tokenizer_svc.encoding import Policy, Segment
@@ -30,24 +32,20 @@ def encode_runs(tokenizer: Tokenizer, runs: Sequence[tuple[Origin, str]], with_r
     text = "".join(part for _, part in runs)
     visible = "".join(part if origin == Origin.TEMPLATE else _FOREIGN * len(part) for origin, part in runs)
     segments: list[Segment] = []
-    places: list[int] = []  # of each kept character in the rendered text
+    places: list[NDArray[np.int64]] = []  # of the kept characters in the rendered text
     for start, end, token in tokenizer.control_splitter.split(visible):
         policy = Policy.TEXT if token is None else Policy.PARSE_LISTED
         segments.append(Segment(text[start:end], policy, frozenset(() if token is None else (token,))))
-        if with_ranges:
-            places += range(start, end)
+        places.append(np.arange(start, end))
     encoding = tokenizer.encode_segments(segments, add_special=False, with_offsets=with_ranges)
-    if encoding.code_point_offsets is None or not encoding.ids:
+    starts = encoding.code_point_offset_array
+    if starts is None or not len(starts):
         return ChatEncoding(encoding.ids, [])
-    is_content = [origin == Origin.CONTENT for origin, part in runs for _ in part]
-    counted = list(accumulate((is_content[place] for place in places), initial=0))
-    ends = [*encoding.code_point_offsets[1:], len(places)]
-    ranges: list[tuple[int, int]] = []
-    for index, (start, end) in enumerate(zip(encoding.code_point_offsets, ends, strict=True)):
-        # A character of several tokens starts in the first of them, and is in all.
-        if counted[min(max(end, start + 1), len(places))] > counted[start]:
-            if ranges and ranges[-1][1] == index:
-                ranges[-1] = (ranges[-1][0], index + 1)
-            else:
-                ranges.append((index, index + 1))
-    return ChatEncoding(encoding.ids, ranges)
+    is_content = np.repeat([origin == Origin.CONTENT for origin, _ in runs], [len(part) for _, part in runs])
+    content_before = np.concatenate(([0], np.cumsum(is_content[np.concatenate(places)])))
+    ends = np.concatenate((starts[1:], [len(content_before) - 1]))
+    # A character of several tokens starts in the first of them, and is in all.
+    ends = np.minimum(np.maximum(ends, starts + 1), len(content_before) - 1)
+    holds_content = content_before[ends] > content_before[starts]
+    borders = np.flatnonzero(np.diff(holds_content, prepend=False, append=False)).tolist()
+    return ChatEncoding(encoding.ids, list(zip(borders[::2], borders[1::2], strict=True)))

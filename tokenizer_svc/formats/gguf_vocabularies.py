@@ -18,7 +18,8 @@ from tokenizer_svc.vocabularies.bpe import BpeVocabulary
 from tokenizer_svc.vocabularies.patterns import PreTokenizer
 from tokenizer_svc.vocabularies.raw_bpe import RawBpeVocabulary
 from tokenizer_svc.vocabularies.rwkv import RwkvVocabulary
-from tokenizer_svc.vocabularies.spm import SPACE, SpmVocabulary
+from tokenizer_svc.vocabularies.spm import SpmVocabulary
+from tokenizer_svc.vocabularies.spm_merging import SPACE
 from tokenizer_svc.vocabularies.ugm import UgmVocabulary
 from tokenizer_svc.vocabularies.wpm import WpmVocabulary
 from tokenizer_svc.vocabulary import CONTROL_TYPES, TokenType, Vocabulary

@@ -14,7 +14,8 @@ from tokenizer_svc.formats.errors import FormatError
 from tokenizer_svc.formats.roles import CONTROL_TEXTS, end_of_generation_ids
 from tokenizer_svc.formats.sidecar import AddedToken, Sidecar
 from tokenizer_svc.tokenizer import Tokenizer
-from tokenizer_svc.vocabularies.spm import SPACE, SpmVocabulary
+from tokenizer_svc.vocabularies.spm import SpmVocabulary
+from tokenizer_svc.vocabularies.spm_merging import SPACE
 from tokenizer_svc.vocabularies.ugm import UgmVocabulary
 from tokenizer_svc.vocabulary import SpecialToken, TokenTable, TokenType
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import regex  # type: ignore[import-untyped]
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
+from tokenizer_svc.arrays import Ids, joined
 from tokenizer_svc.vocabularies.spm import SpmVocabulary
 from tokenizer_svc.vocabulary import VocabularyType
 
@@ -27,22 +29,22 @@ class RawBpeVocabulary:
         self._merging = SpmVocabulary(model)
         self._scores = b",".join(repr(piece.score).encode() for piece in model.pieces)
 
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = []
-        for piece in self._pattern.findall(text):
-            ids += self._merging.encode(piece)
-        return ids
+    def encode(self, text: str) -> Ids:
+        return joined(self._merging.encode_many(self._pattern.findall(text)))
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[int]]:
-        ids: list[int] = []
-        offsets: list[int] = []
+    def encode_many(self, texts: Sequence[str]) -> list[Ids]:
+        return list(map(self.encode, texts))
+
+    def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
+        ids: list[Ids] = []
+        offsets: list[Ids] = []
         base = 0
         for piece in self._pattern.findall(text):
             found, starts = self._merging.encode_with_offsets(piece)
-            ids += found
-            offsets += [base + start for start in starts]
+            ids.append(found)
+            offsets.append(starts + np.uint32(base))
             base += len(piece.encode())
-        return ids, offsets
+        return joined(ids), joined(offsets)
 
     def behaviour(self) -> Iterator[bytes]:
         for pattern in self._patterns:

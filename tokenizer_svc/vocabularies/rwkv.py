@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tokenizer_svc.arrays import Ids, ids_of
 from tokenizer_svc.vocabulary import VocabularyType
 
 
@@ -31,12 +32,15 @@ class RwkvVocabulary:
         self._single = [self._ids.get(bytes([byte]), unk_id) for byte in range(256)]
         self._unk_id = unk_id
 
-    def encode(self, text: str) -> list[int]:
-        return self._match(text.encode(), None)
+    def encode(self, text: str) -> Ids:
+        return ids_of(self._match(text.encode(), None))
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[int]]:
+    def encode_many(self, texts: Sequence[str]) -> list[Ids]:
+        return [self.encode(text) for text in texts]
+
+    def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
         offsets: list[int] = []
-        return self._match(text.encode(), offsets), offsets
+        return ids_of(self._match(text.encode(), offsets)), ids_of(offsets)
 
     def behaviour(self) -> Iterator[bytes]:
         yield b"unknown " + str(self._unk_id).encode()

@@ -7,13 +7,13 @@ text that goes on from what is before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
 
 from sentencepiece import SentencePieceProcessor
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
-from tokenizer_svc.vocabularies.spm import normalizer_behaviour
+from tokenizer_svc.arrays import NONE, Ids, ids_of
+from tokenizer_svc.vocabularies.spm import mapped_offsets, normalizer_behaviour
 from tokenizer_svc.vocabulary import VocabularyType
 
 
@@ -35,13 +35,14 @@ class UgmVocabulary:
             model.normalizer_spec.add_dummy_prefix = True
             self._beginning = SentencePieceProcessor(model_proto=model.SerializeToString())
 
-    def encode(self, text: str) -> list[int]:
-        return list(self._processor(text).EncodeAsIds(text))
+    def encode(self, text: str) -> Ids:
+        return ids_of(self._processor(text).EncodeAsIds(text))
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[int]]:
-        mapping = self._processor(text).EncodeAsOffsetMapping(text)
-        bytes_before = list(accumulate((len(character.encode()) for character in text), initial=0))
-        return list(mapping["ids"]), [bytes_before[start] for start, _ in mapping["offsets"]]
+    def encode_many(self, texts: Sequence[str]) -> list[Ids]:
+        return [self.encode(text) if text else NONE for text in texts]
+
+    def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
+        return mapped_offsets(self._processor(text), text)
 
     def behaviour(self) -> Iterator[bytes]:
         yield b"normalizer " + self._normalizer

@@ -7,11 +7,12 @@ Text is lower-cased and loses its accents, as the uncased models want it; `lower
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 import regex  # type: ignore[import-untyped]
 
+from tokenizer_svc.arrays import NONE, Ids, ids_of
 from tokenizer_svc.vocabularies.words import WordCache
 from tokenizer_svc.vocabulary import VocabularyType
 
@@ -48,10 +49,13 @@ class WpmVocabulary:
         self._longest = max(map(len, [*begin, *inside]), default=1)
         self._words = WordCache(lambda words: [self._encode_word(word) for word in words])
 
-    def encode(self, text: str) -> list[int]:
-        return self._words.encode(_WORD.findall(self._normalize(text)))
+    def encode(self, text: str) -> Ids:
+        return ids_of(self._words.encode(_WORD.findall(self._normalize(text))))
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[int]]:
+    def encode_many(self, texts: Sequence[str]) -> list[Ids]:
+        return [self.encode(text) if text else NONE for text in texts]
+
+    def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
         """A piece starts at the character that its first one was normalized from."""
         parts = [self._normalize(character) for character in text]
         sources = [number for number, part in enumerate(parts) for _ in part]
@@ -64,7 +68,7 @@ class WpmVocabulary:
                 ids.append(index)
                 offsets.append(bytes_before[sources[at]])
                 at += self._lengths.get(index, 0)
-        return ids, offsets
+        return ids_of(ids), ids_of(offsets)
 
     def behaviour(self) -> Iterator[bytes]:
         yield b"lowercase " + str(self._lowercase).encode()

@@ -1,0 +1,45 @@
+"""Messages that are written and read by hand, against protobuf's own parser."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.tokenizer.v1 import tokenizer_pb2 as pb
+from tokenizer_svc.arrays import Ids, ids_of
+from tokenizer_svc.wire import encoding_field, ids_field, plain_encodings
+
+NUMBERS = st.integers(0, 31).flatmap(lambda bits: st.lists(st.integers(0, 2 << bits).map(lambda n: n % 2**32)))
+ARRAYS = NUMBERS.map(ids_of)
+
+
+@given(NUMBERS, st.booleans())
+def test_ids_are_read_as_protobuf_wrote_them(numbers: list[int], with_unknown_field: bool) -> None:
+    message = pb.DecodeInput(ids=numbers)
+    if with_unknown_field:
+        message.MergeFromString(b"\x7a\x03abc")
+    ids = ids_field(message.SerializeToString())
+    assert ids.dtype == np.uint32
+    assert ids.tolist() == numbers
+
+
+@given(ARRAYS, st.none() | ARRAYS, st.none() | ARRAYS, st.lists(st.binary(max_size=300)), st.booleans())
+def test_an_encoding_is_written_as_protobuf_reads_it(
+    ids: Ids, byte_offsets: Ids | None, code_points: Ids | None, pieces: list[bytes], truncated: bool
+) -> None:
+    data = b"".join(encoding_field(ids, len(ids) + truncated, byte_offsets, code_points, pieces, truncated))
+    assert pb.EncodeResponse.FromString(data).encoding == pb.Encoding(
+        ids=ids.tolist(),
+        byte_offsets=() if byte_offsets is None else byte_offsets.tolist(),
+        code_point_offsets=() if code_points is None else code_points.tolist(),
+        pieces=pieces,
+        truncated=truncated,
+        total_tokens=len(ids) + truncated,
+    )
+
+
+@given(st.lists(ARRAYS))
+def test_many_encodings_are_written_as_protobuf_reads_them(lists: list[Ids]) -> None:
+    expected = [pb.Encoding(ids=ids.tolist(), total_tokens=len(ids)) for ids in lists]
+    assert list(pb.BatchEncodeResponse.FromString(b"".join(plain_encodings(lists))).encodings) == expected

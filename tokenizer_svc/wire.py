@@ -1,0 +1,132 @@
+"""Messages with many numbers, written and read as they are on the wire, without an object of Python a number.
+
+A field is its tag and its value; a packed list of numbers is one value: its length in bytes, then a varint each (seven
+bits a byte, the lowest first, the highest bit set where more follow). Serialized messages that are joined are the
+merged message. The tests hold all this against protobuf's own parser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenizer_svc.arrays import NONE, Ids
+
+# Tags of `tandem.tokenizer.v1.Encoding`, and of the field that holds it in either response.
+_IDS, _BYTE_OFFSETS, _CODE_POINT_OFFSETS, _PIECES, _TRUNCATED, _TOTAL_TOKENS = b"\x0a\x12\x1a\x22\x28\x30"
+_ENCODING = b"\x0a"
+
+
+def varint(value: int) -> bytes:
+    """One number."""
+    parts = bytearray()
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
+
+
+_SMALL = [varint(value) for value in range(4096)]
+
+
+def _varint(value: int) -> bytes:
+    return _SMALL[value] if value < 4096 else varint(value)
+
+
+def packed(values: Ids) -> bytes:
+    """The varints of all values, one after the other."""
+    return _varints(values)[0].tobytes()
+
+
+def _varints(values: Ids) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """The bytes of all varints, and how many each value has."""
+    counts = np.ones(len(values), np.uint8)
+    largest = int(values.max()) if len(values) else 0
+    if largest < 0x80:
+        return values.astype(np.uint8), counts
+    width = (largest.bit_length() + 6) // 7
+    columns = np.empty((len(values), width), np.uint8)
+    rest: NDArray[np.integer] = values
+    for column in range(width):
+        columns[:, column] = rest & 0x7F
+        rest = rest >> 7
+        more = rest != 0
+        columns[:, column] |= more.view(np.uint8) << 7
+        if column < width - 1:
+            counts += more
+    return columns[np.arange(width, dtype=np.uint8) < counts[:, None]], counts
+
+
+def unpacked(data: bytes | memoryview) -> Ids:
+    """The 32-bit values of a packed list that protobuf has parsed, so it is well-formed."""
+    raw = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(raw < 0x80)
+    if len(ends) == len(raw):
+        return raw.astype(np.uint32)
+    begins = np.empty_like(ends)
+    begins[:1] = 0
+    begins[1:] = ends[:-1] + 1
+    values = (raw[begins] & 0x7F).astype(np.uint32)
+    lengths = ends - begins
+    for place in range(1, int(lengths.max()) + 1):
+        longer = np.flatnonzero(lengths >= place)
+        values[longer] |= (raw[begins[longer] + place] & 0x7F).astype(np.uint32) << np.uint32(7 * place)
+    return values
+
+
+def ids_field(message: bytes) -> Ids:
+    """The ids of a message whose one field is the packed list `ids = 1`, as protobuf serializes it: fields that it does
+    not know come behind."""
+    if message[:1] != b"\x0a":
+        return NONE
+    at, size, shift = 1, 0, 0
+    while True:
+        byte = message[at]
+        size |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return unpacked(memoryview(message)[at : at + size])
+
+
+def encoding_field(
+    ids: Ids,
+    total_tokens: int,
+    byte_offsets: Ids | None = None,
+    code_point_offsets: Ids | None = None,
+    pieces: Sequence[bytes] = (),
+    truncated: bool = False,
+) -> list[bytes]:
+    """The field `encoding` of an EncodeResponse, or one of the `encodings` of a BatchEncodeResponse, in parts."""
+    body: list[bytes] = []
+    for tag, values in ((_IDS, ids), (_BYTE_OFFSETS, byte_offsets), (_CODE_POINT_OFFSETS, code_point_offsets)):
+        if values is not None and len(values):
+            data = packed(values)
+            body += (bytes([tag]), _varint(len(data)), data)
+    tag_of_piece = bytes([_PIECES])
+    for piece in pieces:
+        body += (tag_of_piece, _varint(len(piece)), piece)
+    if truncated:
+        body.append(bytes([_TRUNCATED, 1]))
+    if total_tokens:
+        body += (bytes([_TOTAL_TOKENS]), _varint(total_tokens))
+    return [_ENCODING, _varint(sum(map(len, body))), *body]
+
+
+def plain_encodings(lists: Sequence[Ids]) -> Iterator[bytes]:
+    """The `encodings` of a BatchEncodeResponse that have ids and their number alone: one pass over all ids."""
+    data, counts = _varints(np.concatenate(lists) if lists else NONE)
+    whole = data.tobytes()
+    edges = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=edges[1:])
+    ends: list[int] = edges[np.cumsum([len(ids) for ids in lists], dtype=np.int64)].tolist()
+    at = 0
+    for ids, end in zip(lists, ends, strict=True):
+        if end == at:
+            yield b"\x0a\x00"
+            continue
+        part = b"\x0a%b%b\x30%b" % (_varint(end - at), whole[at:end], _varint(len(ids)))
+        yield b"\x0a%b%b" % (_varint(len(part)), part)
+        at = end
