@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from worker_svc.checkpoints.grouped import Grouped, Quantization
 from worker_svc.model.attention import Segment
+from worker_svc.model.cuda_quantized import KernelWeight
 from worker_svc.model.kernels.add_norm import add_norm
 from worker_svc.model.kernels.paged_attention import PagedWork, Partials, matrix_rows, paged_attention
 from worker_svc.model.kernels.prefill import prefill_attention
@@ -24,6 +26,7 @@ from worker_svc.model.kv_cache import KVCache
 from worker_svc.model.kv_formats import Parts
 from worker_svc.model.operations import Plan, TorchOperations
 from worker_svc.model.paged_plan import Ints, cut, divide, longest_first, page_tables
+from worker_svc.model.quantization import QuantizedWeight
 
 SPLIT = 256  # tokens
 VERIFIED = 16  # queries in a row that are still treated like decodes
@@ -177,6 +180,11 @@ class TritonOperations:
 
     def swiglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
         return swiglu(gate_up, size)
+
+    def quantized_weight(
+        self, kind: Quantization, rows: int, columns: int, like: Grouped, device: torch.device
+    ) -> QuantizedWeight:
+        return KernelWeight(kind, rows, columns, like, device, reproducible=self.reproducible)
 
 
 def _to(device: torch.device, *arrays: Ints) -> list[torch.Tensor]:

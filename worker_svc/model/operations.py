@@ -12,9 +12,11 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from worker_svc.checkpoints.grouped import Grouped, Quantization
 from worker_svc.model.attention import ROW_MULTIPLE, AttentionPlan, Segment
 from worker_svc.model.kv_cache import KVCache
 from worker_svc.model.kv_formats import Parts
+from worker_svc.model.quantization import QuantizedWeight
 from worker_svc.model.rope import rotate
 
 
@@ -59,6 +61,12 @@ class Operations(Protocol):
         """`silu(gate) * up` of `[N, 2 size]`, computed in float32."""
         ...
 
+    def quantized_weight(
+        self, kind: Quantization, rows: int, columns: int, like: Grouped, device: torch.device
+    ) -> QuantizedWeight:
+        """Room for a quantized matrix."""
+        ...
+
 
 class TorchOperations:
     """For CPUs, and for devices without kernels of their own."""
@@ -98,3 +106,8 @@ class TorchOperations:
         result = gate.neg().exp_().add_(1)
         torch.div(gate, result, out=result)
         return result.mul_(up).to(gate_up.dtype)
+
+    def quantized_weight(
+        self, kind: Quantization, rows: int, columns: int, like: Grouped, device: torch.device
+    ) -> QuantizedWeight:
+        return QuantizedWeight(kind, rows, columns, like, device)

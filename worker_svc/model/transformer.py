@@ -252,7 +252,7 @@ def load_transformer(
     whole = config or checkpoint.config
     model = Transformer(whole, device, dtype, operations, ranks)
     destinations = model.destinations()
-    filler = WeightFiller(device, dtype, quantization)
+    filler = WeightFiller(device, dtype, quantization, model.operations.quantized_weight)
     done = 0
     for name, source in checkpoint.tensors():
         target = destinations.pop(name)

@@ -73,11 +73,14 @@ class WeightFiller:
         device: torch.device | str,
         dtype: torch.dtype,
         quantization: Quantization | Literal["stored"] | None = "stored",
+        quantized_weight: Callable[..., QuantizedWeight] = QuantizedWeight,
     ) -> None:
-        """`quantization`: what matrices are turned into; "stored": as the checkpoint has them; None: into none."""
+        """`quantization`: what matrices are turned into; "stored": as the checkpoint has them; None: into none.
+        `quantized_weight` is called like the class, and makes one in the device's own order."""
         self._device = torch.device(device)
         self._dtype = dtype
         self._quantization = quantization
+        self._quantized_weight = quantized_weight
         self._rows_left: dict[torch.nn.Module, int] = {}
         self._first_row: dict[torch.nn.Module, int] = {}  # of a matrix's last weight
         self._staging = torch.empty(0, dtype=dtype)
@@ -167,7 +170,7 @@ class WeightFiller:
     def _allocate(self, module: Linear | Embedding, rows: int, like: Grouped | torch.Tensor) -> Weight:
         columns = module.in_features
         if isinstance(like, Grouped):
-            return QuantizedWeight(like.kind, rows, columns, like, self._device)
+            return self._quantized_weight(like.kind, rows, columns, like, self._device)
         multiplied = isinstance(module, Linear) or module.tied
         if multiplied and keeps_half_panels(self._device, self._dtype):
             return HalfPanels(rows, columns, self._dtype)

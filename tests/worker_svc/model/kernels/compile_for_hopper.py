@@ -29,11 +29,14 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from worker_svc.checkpoints.grouped import Quantization
 from worker_svc.model.attention import Segment
 from worker_svc.model.cuda_operations import TritonOperations
+from worker_svc.model.cuda_quantized import KernelWeight
 from worker_svc.model.kernels.choose import choose
 from worker_svc.model.kv_cache import CacheShape, KVCache
 from worker_svc.model.kv_formats import Int4, Int8, KVFormat, Plain
+from worker_svc.model.quantization import quantize
 
 HOPPER = GPUTarget("cuda", 90, 32)
 
@@ -101,6 +104,15 @@ def run_all(
         segments = segments[2:]
     operations.plan(segments[:1], cache, 32, window).attend(cache.keys[0], cache.values[0], q, 1.0)
     operations.plan(segments, cache, 32, window).attend(cache.keys[0], cache.values[0], q, 1.0)
+    for kind in (Quantization(8, 0), Quantization(4, 64)):
+        if everything or (kind.bits == 4) == same:
+            grouped = quantize(torch.zeros(64, 4096), kind)
+            weight = KernelWeight(kind, 64, 4096, grouped, torch.device("cpu"), reproducible=same)
+            weight(torch.zeros(1, 4096, dtype=dtype))
+            if not same:
+                weight(torch.zeros(600, 4096, dtype=dtype))
+    if same and not everything:
+        return
     x = torch.zeros(4, 4096, dtype=dtype)
     operations.add_norm(x, x, x[0], 1e-5)
     operations.add_norm(x, None, x[0], 1e-5)
@@ -115,14 +127,12 @@ def resources(made: Any) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
         file.flush()
-        usage = subprocess.run(
-            [tools / "cuobjdump", "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
         code = subprocess.run(
-            [tools / "cuobjdump", "-sass", file.name], capture_output=True, text=True, check=True
-        ).stdout
-    registers = re.search(r"REG:(\d+) STACK:(\d+)", usage)
-    assert registers is not None, usage
+            [tools / "cuobjdump", "--dump-resource-usage", "-sass", file.name],
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+    registers = re.search(r"REG:(\d+) STACK:(\d+)", code)
+    assert registers is not None, code[:1000]
     return {
         "kernel": made.metadata.name,
         "registers": int(registers[1]),
