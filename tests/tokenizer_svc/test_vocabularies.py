@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Collection
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -321,8 +322,8 @@ def test_merging_by_rank_equals_the_sentencepiece_library_on_runs_and_unknown_ch
     assert llama2.encode(text, add_special=False) == sentencepiece.encode(text)
 
 
-def small_model(scores: dict[str, float]) -> ModelProto:
-    """Every byte, every character of the pieces, and the pieces."""
+def small_model(scores: dict[str, float], unused: Collection[str] = ()) -> ModelProto:
+    """Every byte, every character of the pieces, and the pieces; those that are `unused` are taken apart again."""
     model = ModelProto()
     model.trainer_spec.model_type = model.trainer_spec.BPE
     model.trainer_spec.byte_fallback = True
@@ -334,20 +335,23 @@ def small_model(scores: dict[str, float]) -> ModelProto:
     for character in sorted({"\u2581", *"".join(scores)}):
         model.pieces.add(piece=character, score=-1e6, type=TokenType.NORMAL)
     for piece, score in scores.items():
-        model.pieces.add(piece=piece, score=score, type=TokenType.NORMAL)
+        model.pieces.add(piece=piece, score=score, type=TokenType.UNUSED if piece in unused else TokenType.NORMAL)
     return model
 
 
 @relaxed
 @given(
-    scores=st.dictionaries(st.text("ab\u00e9\u2581", min_size=2, max_size=4), st.integers(-9, 0), max_size=12),
+    pieces=st.lists(st.text("ab\u00e9\u2581", min_size=2, max_size=4), unique=True, max_size=12),
+    ties=st.integers(0, 3).map(lambda number: max(1, number - 1)),
+    unused=st.just(0) | st.integers(0, 4095),
     texts=st.lists(st.text("ab\u00e9 \u00e8", max_size=20), max_size=8),
 )
 def test_any_small_vocabulary_is_merged_as_the_sentencepiece_library_does(
-    scores: dict[str, int], texts: list[str]
+    pieces: list[str], ties: int, unused: int, texts: list[str]
 ) -> None:
-    """Pieces that nothing makes, equal scores and inner spaces among them, with or without a merger."""
-    model = small_model({piece: float(score) for piece, score in scores.items()})
+    """Pieces that nothing makes, equal scores, inner spaces and unused pieces among them, with or without a merger."""
+    scores = {piece: -float(number // ties) for number, piece in enumerate(pieces)}
+    model = small_model(scores, [piece for number, piece in enumerate(pieces) if unused >> number & 1])
     library = SentencePieceProcessor(model_proto=model.SerializeToString())
     vocabulary = SpmVocabulary(model)
     assert [ids.tolist() for ids in vocabulary.encode_many(texts)] == library.encode(texts)
@@ -357,6 +361,8 @@ def test_a_vocabulary_with_clear_scores_gets_a_merger_and_one_without_does_not()
     assert SpmVocabulary(small_model({"ab": -1, "\u2581a": -2, "aa": -3, "aaa": -3}))._merger is not None
     for unclear in ({"ab": -1, "ba": -1}, {"aa": -1, "aaaa": -1}, {"a\u2581": -1}):
         assert SpmVocabulary(small_model(unclear))._merger is None
+    assert SpmVocabulary(small_model({"ab": -1, "abc": -2}, {"ab"}))._merger is None
+    assert SpmVocabulary(small_model({"ab": -1, "[pad]": -2}, {"[pad]"}))._merger is not None
 
 
 @pytest.mark.parametrize("spaces", ["  ", " \n", "\u3000 ", "\x85\u2028\t", "\u1680\u2009\u202f\u205f\xa0"])

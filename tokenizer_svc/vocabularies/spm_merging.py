@@ -14,8 +14,8 @@ pieces ranked by falling score give the same ids, under these rules:
 - Of pairs with the same score SentencePiece joins the leftmost. Runs of one character often have the same (spaces in
   Llama 2): a run then grows from the left until it is the longest. So it does where longer runs have lower ranks.
 
-Where other pieces share a score, a piece holds a space anywhere but at its beginning, or a byte has no piece, there is
-no such merger.
+Where other pieces share a score, a piece holds a space anywhere but at its beginning, a byte has no piece, or a piece
+that is to be taken apart again (UNUSED) can be made, there is no such merger.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class SpmMerger:
         known: dict[str, int] = {}
         of_bytes: dict[int, int] = {}
         scores: dict[str, float] = {}
+        unused: list[str] = []
         for index, piece in enumerate(model.pieces):
             if piece.type == TokenType.BYTE:
                 of_bytes[int(piece.piece[3:5], 16)] = index
@@ -62,7 +63,11 @@ class SpmMerger:
                 known[text] = index
                 if len(text) > 1:
                     scores[text] = piece.score
+                    if piece.type == TokenType.UNUSED:
+                        unused.append(text)
         if len(of_bytes) < 256 or " " not in known or any(map(_INNER_SPACE.search, scores)):
+            return None
+        if any(text[:cut] in known and text[cut:] in known for text in unused for cut in range(1, len(text))):
             return None
         merging = list(scores)
         made = encode(merging)
