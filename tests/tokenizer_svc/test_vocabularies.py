@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -322,7 +322,7 @@ def test_merging_by_rank_equals_the_sentencepiece_library_on_runs_and_unknown_ch
     assert llama2.encode(text, add_special=False) == sentencepiece.encode(text)
 
 
-def small_model(scores: dict[str, float], unused: Collection[str] = ()) -> ModelProto:
+def small_model(scores: Mapping[str, float], unused: Collection[str] = ()) -> ModelProto:
     """Every byte, every character of the pieces, and the pieces; those that are `unused` are taken apart again."""
     model = ModelProto()
     model.trainer_spec.model_type = model.trainer_spec.BPE
