@@ -5,7 +5,7 @@ prefill    tokens/s of prompts of `--prompts` tokens, the median of `--rounds`
 
 Ours is the whole engine in process: pages, scheduler and sampler included. llama.cpp is `llama_decode` alone, called
 through llama-cpp-python with the interpreter of `--llama-cpp-python`; without it, its columns stay empty. One process
-at a time, alternating; files lie in a temporary folder and are removed.
+at a time, alternating; files lie in a temporary folder and are removed, unless `--folder` keeps them for the next run.
 
 python benchmarks/models.py [--llama-cpp-python PATH] [--kinds BF16 Q8_0 Q4_0] [--threads 2] [--layers 22]
 """
@@ -26,6 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 BATCHES = (1, 8, 16)
 VOCABULARY, HIDDEN, INNER, HEADS, KV_HEADS = 32000, 2048, 5632, 32, 4
+ENGINE = {"GOMP_SPINCOUNT": "0", "THP_MEM_ALLOC_ENABLE": "1"}  # what the worker sets for its engine's process
+CLOCKS = {"wall": "perf_counter", "processor": "process_time"}
 KINDS = {  # of the file -> what our engine is told beside
     "F32": {"dtype": "float32"},
     "BF16": {"dtype": "bfloat16"},
@@ -112,6 +114,7 @@ def measure_ours(path: str, fields: dict[str, object], options: argparse.Namespa
         )
     )
     engine, generator, handle = built.engine, np.random.default_rng(0), 0
+    clock = getattr(time, CLOCKS[options.clock])
 
     def submit(length: int, tokens: int) -> None:
         nonlocal handle
@@ -124,20 +127,20 @@ def measure_ours(path: str, fields: dict[str, object], options: argparse.Namespa
         rates = []
         for _ in range(options.rounds + 1):
             submit(length, 1)
-            began = time.perf_counter()
+            began = clock()
             while engine.has_work:
                 engine.step()
-            rates.append(length / (time.perf_counter() - began))
+            rates.append(length / (clock() - began))
         result[f"prefill_{length}"] = statistics.median(rates[1:])
     for batch in BATCHES:
         for _ in range(batch):
             submit(options.context, options.steps + 3)
         seconds = []
         while engine.has_work:
-            began = time.perf_counter()
+            began = clock()
             step = engine.step()
             if not step.prefill_tokens and step.decode_tokens == batch:
-                seconds.append(time.perf_counter() - began)
+                seconds.append(clock() - began)
         result[f"decode_{batch}"] = batch / statistics.median(seconds)
     return result
 
@@ -146,7 +149,8 @@ LLAMA_CPP = """
 import ctypes, json, statistics, sys, time
 import llama_cpp as l
 path, threads, rounds, steps = sys.argv[1], *map(int, sys.argv[2:5])
-batches, prompts, context = json.loads(sys.argv[5])
+batches, prompts, context, clock = json.loads(sys.argv[5])
+clock = getattr(time, clock)
 quiet = l.llama_log_callback(lambda *a: None)  # kept: llama.cpp calls it as long as it runs
 l.llama_log_set(quiet, ctypes.c_void_p(0))
 l.llama_backend_init()
@@ -162,10 +166,10 @@ def decode(rows):
     for i, (token, place, sequence, wanted) in enumerate(rows):
         room.token[i], room.pos[i], room.n_seq_id[i] = token, place, 1
         room.seq_id[i][0], room.logits[i] = sequence, wanted
-    began = time.perf_counter()
+    began = clock()
     assert l.llama_decode(ctx, room) == 0
     l.llama_synchronize(ctx)
-    return time.perf_counter() - began
+    return clock() - began
 def clear():
     l.llama_memory_clear(l.llama_get_memory(ctx), True)
 result = {}
@@ -185,10 +189,9 @@ print(json.dumps(result))
 """
 
 
-def in_process(command: list[str], threads: int) -> dict[str, float] | str:
+def in_process(command: list[str], environment: dict[str, str]) -> dict[str, float] | str:
     """The last line of a process as JSON, or why there is none."""
-    environment = {"GOMP_SPINCOUNT": "0", "THP_MEM_ALLOC_ENABLE": "1", "OMP_NUM_THREADS": str(threads), **os.environ}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env={**environment, **os.environ}, check=False)
     if done.returncode:
         return (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
     answer: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -205,6 +208,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--prompts", type=int, nargs="+", default=[128, 1024])
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="processor: for one thread on a busy machine")
+    parser.add_argument("--folder", help="where the files are, or stay once they are made")
     parser.add_argument("--runner", nargs="*", default=[], help="command that starts each measurement")
     parser.add_argument("--ours", nargs=2, help=argparse.SUPPRESS)  # file and kind: the child that measures
     parser.add_argument("--machine", default=f"cpu{len(os.sched_getaffinity(0))}")
@@ -218,18 +223,22 @@ def main() -> None:
 
     results: dict[str, object] = {}
     numbers = [str(options.threads), str(options.rounds), str(options.steps)]
-    shape = json.dumps([BATCHES, options.prompts, options.context])
-    with tempfile.TemporaryDirectory(prefix="tandem-models-") as folder:
+    shape = json.dumps([BATCHES, options.prompts, options.context, CLOCKS[options.clock]])
+    with tempfile.TemporaryDirectory(prefix="tandem-models-") as temporary:
+        folder = Path(options.folder or temporary)
         for kind in options.kinds:
-            path = Path(folder) / "model.gguf"
-            write_file(path, kind.split()[0], options.layers)
+            stored = kind.split()[0]
+            path = folder / f"random-{options.layers}-layers-{stored}.gguf"
+            if not path.exists():
+                write_file(path, stored, options.layers)
             own = [sys.executable, __file__, "--ours", str(path), kind]
             own += ["--threads", numbers[0], "--rounds", numbers[1], "--steps", numbers[2]]
-            own += ["--context", str(options.context), "--prompts", *map(str, options.prompts)]
-            answer: dict[str, object] = {"tandem": in_process([*options.runner, *own], options.threads)}
+            own += ["--context", str(options.context), "--clock", options.clock]
+            own += ["--prompts", *map(str, options.prompts)]
+            answer: dict[str, object] = {"tandem": in_process([*options.runner, *own], ENGINE)}
             if options.llama_cpp_python:
                 theirs = [options.llama_cpp_python, "-c", LLAMA_CPP, str(path), *numbers, shape]
-                answer["llama.cpp"] = in_process([*options.runner, *theirs], options.threads)
+                answer["llama.cpp"] = in_process([*options.runner, *theirs], {})
             else:
                 answer["llama.cpp"] = "not measured: --llama-cpp-python is not given"
             ours, other = answer["tandem"], answer["llama.cpp"]
@@ -237,7 +246,8 @@ def main() -> None:
                 answer["ratio"] = {name: ours[name] / other[name] for name in other}
             results[kind] = answer
             print(json.dumps({kind: answer}), flush=True)
-            path.unlink()
+            if not options.folder:
+                path.unlink()
             save("models", options, results)
 
 

@@ -74,6 +74,7 @@ class AdminServicer(admin_pb2_grpc.WorkerAdminServiceServicer):
                     kv_bytes_per_token=info.kv_bytes_per_token,
                     page_size=info.page_size,
                     row_invariant=info.row_invariant,
+                    tensor_parallel_ranks=info.ranks,
                 )
             )
         return response

@@ -21,10 +21,10 @@ class WorkerSettings(ServiceSettings):
         description="of weights and cache; auto: on a CPU bfloat16 where it has instructions for it, else float32; "
         "on a GPU bfloat16, float16 for a float16 checkpoint",
     )
-    quantize: Literal["auto", "none", "int8", "int4"] = Field(
+    quantize: Literal["auto", "none", "int8", "int4", "fp8"] = Field(
         default="auto",
         description="of weights; auto: as the checkpoint has them; none: quantized ones are made plain; "
-        "int8, int4: made at load",
+        "int8, int4, fp8: made at load",
     )
     quantize_group: int = Field(
         default=0,

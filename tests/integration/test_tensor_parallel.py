@@ -37,6 +37,7 @@ async def test_ranks_answer_as_transformers_recorded(
         assert len(ranks_of(worker)) == ranks - 1
         server = await worker.admin.GetServer(admin_pb2.GetServerRequest())
         assert server.row_invariant
+        assert server.tensor_parallel_ranks == ranks
         cases = json.loads((folder / "expected_greedy.json").read_text())
         expected = [case["output_ids"][:tokens] for case in cases]
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from worker_svc.engine.loop import Engine
 from worker_svc.engine.pages import PageTable
 from worker_svc.engine.scheduler import SchedulerLimits
 from worker_svc.model.config import ModelConfig
+from worker_svc.model.float8 import Float8Weight
 from worker_svc.model.kv_cache import CacheShape, KVCache
 from worker_svc.model.kv_formats import kv_format
 from worker_svc.model.operations import Operations, TorchOperations
@@ -30,6 +30,7 @@ from worker_svc.model.parallel import ALONE, Ranks
 from worker_svc.model.quantization import QuantizedWeight
 from worker_svc.model.runner import ModelRunner, Work
 from worker_svc.model.transformer import Transformer, load_transformer
+from worker_svc.model.weights import MadeOf
 
 logger = logging.getLogger("worker_svc.engine")
 
@@ -58,7 +59,7 @@ class BuiltEngine:
     parameters: int
     weight_bytes: int
     dtype: str
-    quantization: str  # "int8" or "int4", whatever most bytes are; empty without
+    quantization: str  # "int8", "int4" or "fp8", whatever most bytes are; empty without
     device: torch.device
     threads: int
     row_invariant: bool
@@ -267,28 +268,29 @@ def _dtype(name: str, device: torch.device, checkpoint: Checkpoint) -> torch.dty
     return torch.bfloat16 if with_bf16 and checkpoint.dtype != torch.float32 else torch.float32
 
 
-def _quantization(config: EngineConfig) -> Quantization | Literal["stored"] | None:
+def _quantization(config: EngineConfig) -> MadeOf:
     group = config.quantize_group
-    if config.quantize not in ("auto", "none", "int8", "int4"):
-        raise BuildError(f"quantize {config.quantize!r} is not served; use auto, none, int8 or int4")
+    if config.quantize not in ("auto", "none", "int8", "int4", "fp8"):
+        raise BuildError(f"quantize {config.quantize!r} is not served; use auto, none, int8, int4 or fp8")
     if group and group not in GROUPS:
         raise BuildError(
             f"quantize_group {group} is not served; use {', '.join(map(str, GROUPS))}, or 0 for the default"
         )
-    if config.quantize in ("auto", "none"):
+    if config.quantize in ("auto", "none", "fp8"):
         if group:
             raise BuildError(f"quantize_group {group} says how to quantize, but quantize is {config.quantize}")
-        return "stored" if config.quantize == "auto" else None
+        made_of: dict[str, MadeOf] = {"auto": "stored", "none": None, "fp8": "fp8"}
+        return made_of[config.quantize]
     return Quantization(8, group) if config.quantize == "int8" else Quantization(4, group or DEFAULT_INT4_GROUP)
 
 
 def quantization_name(model: Transformer) -> str:
     """What most bytes of the model's quantized weights are; empty if none is quantized."""
-    sizes = {4: 0, 8: 0}
+    sizes: dict[str, int] = {}
     for module in model.modules():
-        if isinstance(module, QuantizedWeight):
-            sizes[module.kind.bits] += module.q.nbytes
-    return f"int{max(sizes, key=lambda bits: sizes[bits])}" if any(sizes.values()) else ""
+        if isinstance(module, QuantizedWeight | Float8Weight):
+            sizes[module.name] = sizes.get(module.name, 0) + module.q.nbytes
+    return max(sizes, key=lambda name: sizes[name], default="")
 
 
 def _warm_up_tokens(config: EngineConfig, model: ModelConfig) -> int:

@@ -166,6 +166,7 @@ class EngineInfo(msgspec.Struct, tag=True, array_like=True):
     row_invariant: bool
     draft_tokens: int = 0  # of a request that names no number
     draft_model: str = ""  # empty: there is none
+    ranks: int = 1  # that share the model
 
 
 class StartProgress(msgspec.Struct, tag=True, array_like=True):

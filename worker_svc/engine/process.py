@@ -210,6 +210,7 @@ def describe(built: BuiltEngine) -> EngineInfo:
         row_invariant=built.row_invariant,
         draft_tokens=built.draft_tokens,
         draft_model=built.draft_model,
+        ranks=built.ranks,
     )
 
 

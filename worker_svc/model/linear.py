@@ -8,6 +8,7 @@ of these kinds; `weights.py` chooses when the first rows come:
 | `PlainWeight` | in the model's dtype: on a GPU, and on a CPU that computes in it |
 | `HalfPanels` | bf16 or fp16 on a CPU without instructions for them: products in fp32, half the memory to read |
 | `QuantizedWeight` | int8 and int4 (`quantization.py`) |
+| `Float8Weight` | fp8 (`float8.py`) |
 
 On a CPU there are two libraries for `x W^T` in fp32. For a few rows and a large W, MKL rearranges all of W at each
 call; oneDNN can be given a W that was rearranged once. One Zen 3 core, W `[11264, 2048]`, milliseconds:
@@ -29,6 +30,8 @@ import torch
 import torch.nn.functional as F
 
 from worker_svc.model import native
+from worker_svc.model.float8 import Float8Weight
+from worker_svc.model.panels import empty_panels, fill_panels, first_panels, panel_rows
 from worker_svc.model.quantization import QuantizedWeight
 
 REARRANGE_FROM = 1 << 18  # numbers in a matrix that oneDNN is given rearranged
@@ -96,7 +99,7 @@ class PlainWeight(torch.nn.Module):
 
 
 class HalfPanels(torch.nn.Module):
-    """A matrix of bf16 or fp16 in panels of 16 rows, `[ceil(out / 16), in, 16]`, for `native.half_product`."""
+    """A matrix of bf16 or fp16 in panels, for `native.half_product`."""
 
     panels: torch.Tensor
     row_multiple = 1
@@ -105,30 +108,18 @@ class HalfPanels(torch.nn.Module):
     def __init__(self, rows: int, columns: int, dtype: torch.dtype) -> None:
         super().__init__()
         self._rows = rows
-        panels = -(-rows // native.PANEL)
-        self.register_buffer("panels", torch.zeros((panels, columns, native.PANEL), dtype=dtype))
+        self.register_buffer("panels", empty_panels(rows, columns, dtype))
 
     def __len__(self) -> int:
         return self._rows
 
     def fill(self, row: int, rows: torch.Tensor) -> None:
         """Stores rows from `row` on."""
-        first = min(len(rows), -row % native.PANEL)  # of a panel that others have begun
-        whole = (len(rows) - first) // native.PANEL
-        self._scatter(row, rows[:first])
-        panel = (row + first) // native.PANEL
-        middle = rows[first : first + whole * native.PANEL]
-        self.panels[panel : panel + whole] = middle.view(whole, native.PANEL, rows.shape[1]).transpose(1, 2)
-        done = first + whole * native.PANEL
-        self._scatter(row + done, rows[done:])
-
-    def _scatter(self, row: int, rows: torch.Tensor) -> None:
-        for place, numbers in enumerate(rows, row):
-            self.panels[place // native.PANEL, :, place % native.PANEL] = numbers
+        fill_panels(self.panels, row, rows)
 
     def truncate(self, rows: int) -> None:
         """Keeps the first rows only."""
-        self.panels, self._rows = self.panels[: -(-rows // native.PANEL)].clone(), rows
+        self.panels, self._rows = first_panels(self.panels, rows), rows
 
     def settle(self) -> None:
         """Nothing is left to do."""
@@ -140,10 +131,10 @@ class HalfPanels(torch.nn.Module):
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """Some rows `[N, in]`."""
-        return self.panels[index // native.PANEL, :, index % native.PANEL]
+        return panel_rows(self.panels, index)
 
 
-Weight = PlainWeight | HalfPanels | QuantizedWeight
+Weight = PlainWeight | HalfPanels | QuantizedWeight | Float8Weight
 
 
 class Linear(torch.nn.Module):

@@ -3,7 +3,7 @@
     int8    w = scale q            q from -127 to 127 (a file may have -128); one scale a group or an output channel
     int4    w = scale q + least    q from 0 to 15; one scale and one least number a group of 32, 64 or 128
 
-On a CPU with compiled products (`native`) a row of activations is quantized too: to int8, with one scale for each
+On a CPU with compiled products (`native`) a row of activations is quantized too: to int16, with one scale for each
 group, so that what is summed up within a group are exact integers and no row depends on another. Elsewhere the weights
 are dequantized in tiles and multiplied by torch.
 
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 
 from worker_svc.checkpoints.grouped import GROUPS, Grouped, Quantization
 from worker_svc.model import native
+from worker_svc.model.panels import empty_panels, fill_panels, first_panels, panel_rows
 
 INT8 = Quantization(8, 0)
 _ACTIVATION_GROUP = 128  # numbers of a row that share a scale where the weight has one scale for a whole channel
@@ -65,45 +66,57 @@ def quantize(weight: torch.Tensor, kind: Quantization) -> Grouped:
 class QuantizedWeight(torch.nn.Module):
     """A quantized matrix `[out, in]`, filled row by row.
 
-    In memory, rows are filled up with zeros to whole groups, and int4 lies in chunks of 32 bytes: byte i holds number i
-    of 64 in its low and number i + 32 in its high half.
+    In memory, rows are filled up with zeros to whole groups and cut into words of 16 bits: two int8, or four int4 of
+    which the first two are the low halves of its bytes. For the compiled products, words, scales and least numbers lie
+    in panels.
     """
 
-    q: torch.Tensor  # [out, width] int8, or [out, width / 2] uint8
+    q: torch.Tensor  # [out, words] int16, or panels of them, as the others
     scale: torch.Tensor  # [out, groups]
     least: torch.Tensor | None  # [out, groups]; int4 only
 
     def __init__(self, kind: Quantization, rows: int, columns: int, like: Grouped, device: torch.device) -> None:
         """`like` tells the dtype of the scales."""
         super().__init__()
-        self.kind, self.columns = kind, columns
+        self.kind, self.columns, self._rows = kind, columns, rows
         self._group = kind.group or min(_ACTIVATION_GROUP, 32 * -(-columns // 32))
         if self._group not in GROUPS:  # a short row, in one channel
             self._group = 32
-        unit = max(self._group, 64) if kind.bits == 4 else self._group
-        self._width = -(-columns // unit) * unit
+        self._width = -(-columns // self._group) * self._group
         groups = self._width // self._group if kind.group else 1
-        bytes_per_row = self._width // 2 if kind.bits == 4 else self._width
-        stored = torch.uint8 if kind.bits == 4 else torch.int8
-        self.register_buffer("q", torch.zeros((rows, bytes_per_row), dtype=stored, device=device))
-        self.register_buffer("scale", torch.zeros((rows, groups), dtype=like.scale.dtype, device=device))
-        least = None if like.least is None else torch.zeros((rows, groups), dtype=like.least.dtype, device=device)
-        self.register_buffer("least", least)
-        # Compiled, a row is computed alone; torch's products want 4 of them.
-        self._native = device.type == "cpu" and self._width // self._group <= native.MAX_GROUPS and native.available()
+        self._native = device.type == "cpu" and native.available()
+
+        def empty(columns: int, dtype: torch.dtype) -> torch.Tensor:
+            if self._native:
+                return empty_panels(rows, columns, dtype)
+            return torch.zeros((rows, columns), dtype=dtype, device=device)
+
+        self.register_buffer("q", empty(self._width * kind.bits // 16, torch.int16))
+        self.register_buffer("scale", empty(groups, like.scale.dtype))
+        self.register_buffer("least", None if like.least is None else empty(groups, like.least.dtype))
 
     def __len__(self) -> int:
-        return len(self.q)
+        return self._rows
+
+    @property
+    def name(self) -> str:
+        """What it is called outside: "int8" or "int4"."""
+        return f"int{self.kind.bits}"
 
     @property
     def row_multiple(self) -> int:
-        """See `Linear.row_multiple`."""
+        """See `Linear.row_multiple`. Compiled, a row is computed alone; torch's products want 4 of them."""
         return 1 if self._native else 4
 
     def truncate(self, rows: int) -> None:
         """Keeps the first rows only."""
-        self.q, self.scale = self.q[:rows].clone(), self.scale[:rows].clone()
-        self.least = None if self.least is None else self.least[:rows].clone()
+        self._rows = rows
+
+        def first(buffer: torch.Tensor) -> torch.Tensor:
+            return first_panels(buffer, rows) if self._native else buffer[:rows].clone()
+
+        self.q, self.scale = first(self.q), first(self.scale)
+        self.least = None if self.least is None else first(self.least)
 
     def takes(self, rows: Grouped) -> bool:
         """Whether these rows can be stored here."""
@@ -111,31 +124,42 @@ class QuantizedWeight(torch.nn.Module):
 
     def fill(self, row: int, rows: Grouped) -> None:
         """Stores rows from `row` on."""
-        part = slice(row, row + len(rows.q))
         q = F.pad(rows.q, (0, self._width - self.columns))
         if self.kind.bits == 4:
-            halves = q.view(len(q), -1, 2, 32)
-            q = (halves[:, :, 0] | halves[:, :, 1] << 4).view(len(q), -1)
-        self.q[part] = q
-        self.scale[part, : rows.scale.shape[1]] = rows.scale
+            pairs = q.view(len(q), -1, 2, 2)
+            q = (pairs[:, :, 0] | pairs[:, :, 1] << 4).view(len(q), -1)
+        self._put(self.q, row, q.view(torch.int16))
+        self._put(self.scale, row, rows.scale)
         if self.least is not None:
             assert rows.least is not None
-            self.least[part, : rows.least.shape[1]] = rows.least
+            self._put(self.least, row, rows.least)
+
+    def _put(self, buffer: torch.Tensor, row: int, rows: torch.Tensor) -> None:
+        if self._native:
+            fill_panels(buffer, row, rows)
+        else:
+            buffer[row : row + len(rows)] = rows
 
     def rows(self, index: torch.Tensor | slice) -> torch.Tensor:
         """Some rows `[N, in]` as float32 numbers."""
-        q = self.q[index]
+        if isinstance(index, slice) and self._native:
+            index = torch.arange(self._rows)[index]
+
+        def some(buffer: torch.Tensor) -> torch.Tensor:
+            return buffer[index] if isinstance(index, slice) or not self._native else panel_rows(buffer, index)
+
+        q = some(self.q).view(torch.int8 if self.kind.bits == 8 else torch.uint8)
         if self.kind.bits == 4:
-            packed = q.view(len(q), -1, 32)
-            q = torch.stack((packed & 15, packed >> 4), dim=2).view(len(q), -1)
-        least = None if self.least is None else self.least[index]
-        stored = Quantization(self.kind.bits, self.kind.group)
-        return Grouped(stored, q, self.scale[index], least).dequantize()[:, : self.columns]
+            pairs = q.view(len(q), -1, 2)
+            q = torch.stack((pairs & 15, pairs >> 4), dim=2).view(len(q), -1)
+        least = None if self.least is None else some(self.least)
+        return Grouped(self.kind, q, some(self.scale), least).dequantize()[:, : self.columns]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[N, in] -> [N, out]` in x's dtype."""
         if self._native:
             rows = native.quantize_rows(x.float(), self._width // self._group, self._group)
-            return native.quantized_product(rows, self.q, self.scale, self.least).to(x.dtype)
-        tiles = [slice(start, start + _TILE_ROWS) for start in range(0, len(self.q), _TILE_ROWS)]
+            product = native.quantized_product(rows, self.q, self.scale, self.least)
+            return product[:, : self._rows].to(x.dtype)
+        tiles = (slice(start, start + _TILE_ROWS) for start in range(0, self._rows, _TILE_ROWS))
         return torch.cat([F.linear(x, self.rows(tile).to(x.dtype)) for tile in tiles], dim=1)

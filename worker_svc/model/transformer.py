@@ -14,12 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from worker_svc.checkpoints.checkpoint import Checkpoint, CheckpointError
-from worker_svc.checkpoints.grouped import Quantization
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.feed_forward import FeedForward
 from worker_svc.model.kv_cache import KVCache
@@ -28,7 +26,7 @@ from worker_svc.model.moe import MixtureOfExperts
 from worker_svc.model.operations import Operations, Plan, TorchOperations
 from worker_svc.model.parallel import ALONE, Ranks
 from worker_svc.model.rope import RotaryTable
-from worker_svc.model.weights import Embedding, WeightFiller
+from worker_svc.model.weights import Embedding, MadeOf, WeightFiller
 
 
 class RMSNorm(torch.nn.Module):
@@ -238,7 +236,7 @@ def load_transformer(
     *,
     config: ModelConfig | None = None,
     operations: Operations | None = None,
-    quantization: Quantization | Literal["stored"] | None = "stored",
+    quantization: MadeOf = "stored",
     ranks: Ranks = ALONE,
 ) -> Transformer:
     """A model with the checkpoint's weights, in `dtype` on `device`.
@@ -246,8 +244,8 @@ def load_transformer(
     `progress(bytes done, bytes in all)` is called after each tensor. `config` serves the weights with other constants,
     for example another context length; `operations` computes by other kernels than torch's. `quantization` is what
     matrices are turned into; "stored" keeps quantized ones as they are, None makes plain ones of them. Embedding and
-    output get int8 at least, a router is never quantized. With several `ranks`, the model is this one's part of it.
-    Raises CheckpointError.
+    output get int8 for int4 and stay plain for fp8; a router is never quantized. With several `ranks`, the model is
+    this one's part of it. Raises CheckpointError.
     """
     whole = config or checkpoint.config
     model = Transformer(whole, device, dtype, operations, ranks)

@@ -18,6 +18,7 @@ import torch
 
 from worker_svc.checkpoints.checkpoint import StoredMatrix
 from worker_svc.checkpoints.grouped import Grouped, Quantization
+from worker_svc.model.float8 import Float8Rows, Float8Weight, to_float8
 from worker_svc.model.linear import HalfPanels, Linear, PlainWeight, Weight, keeps_half_panels, rearranges
 from worker_svc.model.parallel import ALONE, Ranks
 from worker_svc.model.quantization import INT8, QuantizedWeight, quantize
@@ -26,6 +27,9 @@ _PIECE_BYTES = 16 << 20  # of a mapped file that are copied at once
 _STAGING_BYTES = 32 << 20  # larger ones are given back to the system at once (glibc's largest mmap threshold)
 
 Source = torch.Tensor | StoredMatrix
+Rows = torch.Tensor | Grouped | Float8Rows
+# What matrices are turned into; "stored": as the checkpoint has them; None: into none.
+MadeOf = Quantization | Literal["stored", "fp8"] | None
 
 
 class Vector(torch.nn.Module):
@@ -72,11 +76,10 @@ class WeightFiller:
         self,
         device: torch.device | str,
         dtype: torch.dtype,
-        quantization: Quantization | Literal["stored"] | None = "stored",
+        quantization: MadeOf = "stored",
         quantized_weight: Callable[..., QuantizedWeight] = QuantizedWeight,
     ) -> None:
-        """`quantization`: what matrices are turned into; "stored": as the checkpoint has them; None: into none.
-        `quantized_weight` is called like the class, and makes one in the device's own order."""
+        """`quantized_weight` is called like the class, and makes one in the device's own order."""
         self._device = torch.device(device)
         self._dtype = dtype
         self._quantization = quantization
@@ -121,7 +124,7 @@ class WeightFiller:
         part.copy_(source)
         self._check_finite(source, part)
 
-    def _converted(self, stored: Source, columns: slice | None, least_bits: int) -> Grouped | torch.Tensor:
+    def _converted(self, stored: Source, columns: slice | None, least_bits: int) -> Rows:
         """Rows in the form in which they are kept."""
         if isinstance(stored, torch.Tensor):
             rows = stored if columns is None else stored[:, columns]
@@ -136,9 +139,11 @@ class WeightFiller:
             for kind in (self._quantization, INT8):
                 if kind.bits >= least_bits:
                     return quantize(rows.to(self._device), kind)
+        elif self._quantization == "fp8" and least_bits <= 4:
+            return to_float8(rows.to(self._device))
         return rows
 
-    def _store(self, module: Linear | Embedding, row: int, rows: Grouped | torch.Tensor) -> None:
+    def _store(self, module: Linear | Embedding, row: int, rows: Rows) -> None:
         last: Weight | None = module.weights[-1] if len(module.weights) else None  # type: ignore[assignment]
         first = self._first_row.setdefault(module, 0)
         if last is None or not _takes(last, rows):
@@ -151,7 +156,11 @@ class WeightFiller:
             assert isinstance(last, QuantizedWeight)
             last.fill(row - first, rows)
             return
-        assert not isinstance(last, QuantizedWeight)
+        if isinstance(rows, Float8Rows):
+            assert isinstance(last, Float8Weight)
+            last.fill(row - first, rows)
+            return
+        assert isinstance(last, PlainWeight | HalfPanels)
         kept = rows.to(self._dtype)
         self._check_finite(rows, kept)
         last.fill(row - first, kept)
@@ -167,10 +176,12 @@ class WeightFiller:
         if self._staged is module:
             self._staged = None
 
-    def _allocate(self, module: Linear | Embedding, rows: int, like: Grouped | torch.Tensor) -> Weight:
+    def _allocate(self, module: Linear | Embedding, rows: int, like: Rows) -> Weight:
         columns = module.in_features
         if isinstance(like, Grouped):
             return self._quantized_weight(like.kind, rows, columns, like, self._device)
+        if isinstance(like, Float8Rows):
+            return Float8Weight(rows, columns, self._device)
         multiplied = isinstance(module, Linear) or module.tied
         if multiplied and keeps_half_panels(self._device, self._dtype):
             return HalfPanels(rows, columns, self._dtype)
@@ -185,10 +196,12 @@ class WeightFiller:
         return PlainWeight(self._staging[:numbers].view(rows, columns))
 
 
-def _takes(weight: Weight, rows: Grouped | torch.Tensor) -> bool:
+def _takes(weight: Weight, rows: Rows) -> bool:
     if isinstance(rows, Grouped):
         return isinstance(weight, QuantizedWeight) and weight.takes(rows)
-    return not isinstance(weight, QuantizedWeight)
+    if isinstance(rows, Float8Rows):
+        return isinstance(weight, Float8Weight)
+    return isinstance(weight, PlainWeight | HalfPanels)
 
 
 def _pieces(source: Source) -> Iterator[tuple[int, Source]]:

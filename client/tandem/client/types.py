@@ -265,7 +265,7 @@ class ModelInfo:
     layers: int
     hidden_size: int
     tokenizer_fingerprint: str  # "": not known to the worker
-    quantization: str = ""  # of most weights: "int8" or "int4"; "": none
+    quantization: str = ""  # of most weights: "int8", "int4" or "fp8"; "": none
 
     def answers_like(self, other: ModelInfo) -> bool:
         """Whether a generation may move between the two: every described fact is equal but the worker's knowledge of

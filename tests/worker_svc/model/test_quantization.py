@@ -60,6 +60,7 @@ def exact(repository: Path, validation: list[list[int]]) -> float:
     [
         ({"dtype": "bfloat16"}, 1.005),
         ({"quantize": "int8"}, 1.005),
+        ({"quantize": "fp8"}, 1.01),
         ({"quantize": "int8", "quantize_group": 32}, 1.005),
         ({"quantize": "int4"}, 1.04),
         ({"quantize": "int4", "quantize_group": 32}, 1.04),
@@ -157,7 +158,8 @@ def test_logits_are_near_those_of_the_whole_weights(quantization: Quantization, 
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"quantize": "fp8"}, "quantize 'fp8' is not served; use auto, none, int8 or int4"),
+        ({"quantize": "int3"}, "quantize 'int3' is not served; use auto, none, int8, int4 or fp8"),
+        ({"quantize": "fp8", "quantize_group": 32}, "quantize_group 32 says how to quantize, but quantize is fp8"),
         ({"quantize": "int4", "quantize_group": 48}, "quantize_group 48 is not served; use 32, 64, 128"),
         ({"quantize_group": 64}, "quantize_group 64 says how to quantize, but quantize is auto"),
     ],

@@ -41,15 +41,14 @@ _PREBUILT = Path(__file__).with_name("products.so")
 _FLAGS = ("-O3", "-mavx2", "-mfma", "-mf16c", "-ffp-contract=off", "-shared", "-fPIC", "-fopenmp")
 _COMPILE_SECONDS = 120
 
-PANEL = 16  # rows of a half-precision weight that lie interleaved
-MAX_GROUPS = 8192  # of one row
+PANEL = 16  # rows of a weight that lie interleaved
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedRows:
-    """Activations as int8 in groups; number = scale * q of its group."""
+    """Activations as int16 in groups; number = scale * q of its group."""
 
-    q: torch.Tensor  # [rows, groups * group] int8
+    q: torch.Tensor  # [rows, groups * group] int16
     scale: torch.Tensor  # [rows, groups] fp32; NaN where the group holds what is not finite
     sum: torch.Tensor  # [rows, groups] fp32, of the group's numbers
 
@@ -63,7 +62,7 @@ def quantize_rows(x: torch.Tensor, groups: int, group: int) -> QuantizedRows:
     """`x [rows, k]` fp32 in `groups` groups of `group` numbers, which zeros fill up."""
     x = x.contiguous()
     rows, k = x.shape
-    q = torch.empty((rows, groups * group), dtype=torch.int8)
+    q = torch.empty((rows, groups * group), dtype=torch.int16)
     scale, total = torch.empty((rows, groups)), torch.empty((rows, groups))
     _calls().tandem_quantize_rows(
         x.data_ptr(), rows, k, groups, group, q.data_ptr(), scale.data_ptr(), total.data_ptr(), torch.get_num_threads()
@@ -74,9 +73,10 @@ def quantize_rows(x: torch.Tensor, groups: int, group: int) -> QuantizedRows:
 def quantized_product(
     x: QuantizedRows, weight: torch.Tensor, scale: torch.Tensor, least: torch.Tensor | None
 ) -> torch.Tensor:
-    """`[rows, out]` fp32 of int8 weights (`least` None) or of packed int4 weights; see `QuantizedWeight`."""
+    """`[rows, panels * 16]` fp32 of int8 weights (`least` None) or of int4 weights; see `QuantizedWeight`."""
     rows, groups = x.scale.shape
-    out = torch.empty((rows, len(weight)))
+    out = torch.empty((rows, len(weight) * PANEL))
+    room = torch.empty(x.q.nbytes + x.scale.nbytes + x.sum.nbytes, dtype=torch.uint8)
     _calls().tandem_quantized_product(
         8 if least is None else 4,
         weight.data_ptr(),
@@ -87,6 +87,7 @@ def quantized_product(
         x.q.data_ptr(),
         x.scale.data_ptr(),
         x.sum.data_ptr(),
+        room.data_ptr(),
         out.data_ptr(),
         rows,
         len(weight),
@@ -136,7 +137,7 @@ def _library() -> ctypes.CDLL | None:
         number,
         *[pointer] * 3,
         *[number] * 2,
-        *[pointer] * 4,
+        *[pointer] * 5,
         *[size] * 4,
         number,
     ]

@@ -1,42 +1,44 @@
 // Products of activations with stored weights, for x86-64 with AVX2, FMA and F16C.
 //
 // Every output number is computed by the same instructions in the same order whatever the number of rows, columns and
-// threads: a tile of 4 rows differs from 4 tiles of one row only in how often a weight is loaded.
+// threads: a tile of 6 rows differs from 6 tiles of one row only in how often a weight is loaded.
 //
-// Quantized: activations come as int8 in groups of G along the input dimension, with one scale a group and row. Sums
+// Weights lie in panels of 16 rows of W, which are 16 columns of the output, so that a vector's lanes are output numbers
+// and nothing is added up across lanes.
+//
+// Quantized: activations come as int16 in groups of G along the input dimension, with one scale a group and row. Sums
 // within a group are exact integers; over the groups
 //
 //     out = sum_g cvt(sum_i w_i x_i) * (weight scale_g * activation scale_g)  +  sum_g weight minimum_g * sum_i x_i
 //
-// int8 x int8 goes through |w| (unsigned) times sign(w) x: 128 * 127 * 2 fits into the 16 bits of vpmaddubsw, so nothing
-// saturates. int4 is unsigned anyway.
+// Weights are widened to int16: vpmaddwd then takes two of them for each of 8 columns, and 128 * 32767 * 128 fits into
+// the 32 bits of a sum.
 //
-// Half precision: weights lie in panels [out / 16][in][16]; a panel's 16 sums grow along the input dimension, in fp32.
+// Half precision: a panel's 16 sums grow along the input dimension, in fp32.
 
 #include <immintrin.h>
 #include <stdint.h>
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
-#define MAX_GROUPS 8192
-#define COLUMNS 32    // that a thread takes at once: their weights stay in the second cache for all rows
-#define ROWS 4        // of a quantized tile
-#define HALF_ROWS 6   // of a half-precision tile: 12 sums in 16 registers
-#define HALF_BLOCK 512 // input numbers between two looks at the output: a panel's part stays in the first cache
+#define PANEL 16
+#define ROWS 6         // of a tile: 12 sums in 16 registers
+#define TOGETHER 4     // panels that a thread takes at once
+#define BLOCK 512      // input numbers between two looks at the output: a panel's part stays in the first cache
 
-INLINE float add_up(__m256 v) {
-    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+// Rows of the next tile, `left` being still to do: as many tiles as are needed, equally high.
+INLINE int64_t tile_rows(int64_t left) {
+    const int64_t tiles = (left + ROWS - 1) / ROWS;
+    return (left + tiles - 1) / tiles;
 }
 
 // ---------------------------------------------------------------------------------------------------- activations
 
-// x [rows, k] -> q [rows, groups * group] int8, scale and sum [rows, groups]. What is not finite makes its scale NaN.
-void tandem_quantize_rows(const float *x, int64_t rows, int64_t k, int64_t groups, int64_t group, int8_t *q,
+// x [rows, k] -> q [rows, groups * group] int16, scale and sum [rows, groups]. What is not finite makes its scale NaN.
+void tandem_quantize_rows(const float *x, int64_t rows, int64_t k, int64_t groups, int64_t group, int16_t *q,
                           float *scale, float *sum, int threads) {
     const __m256 no_sign = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7), ones = _mm256_set1_epi16(1);
+    const __m256i ones = _mm256_set1_epi16(1);
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * k > 65536)
     for (int64_t place = 0; place < rows * groups; place++) {
         const int64_t row = place / groups, first = place % groups * group;
@@ -53,217 +55,267 @@ void tandem_quantize_rows(const float *x, int64_t rows, int64_t k, int64_t group
             largest = _mm256_max_ps(largest, _mm256_and_ps(v, no_sign));
             broken = _mm256_fmadd_ps(v, _mm256_setzero_ps(), broken);
         }
-        float lanes[8], most = 0;
+        float lanes[8], nothing[8], most = 0, spoilt = 0;
         _mm256_storeu_ps(lanes, largest);
-        for (int i = 0; i < 8; i++) most = lanes[i] > most ? lanes[i] : most;
-        const float inverse = most > 1e-30f ? 127.0f / most : 0.0f;
+        _mm256_storeu_ps(nothing, broken);
+        for (int i = 0; i < 8; i++) most = lanes[i] > most ? lanes[i] : most, spoilt += nothing[i];
+        const float inverse = most > 1e-30f ? 32767.0f / most : 0.0f;
         const __m256 factor = _mm256_set1_ps(inverse);
         __m256i total = _mm256_setzero_si256();
-        for (int64_t i = 0; i < group; i += 32) {
+        for (int64_t i = 0; i < group; i += 16) {
             const __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + i), factor));
             const __m256i b = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + i + 8), factor));
-            const __m256i c = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + i + 16), factor));
-            const __m256i d = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + i + 24), factor));
-            const __m256i ab = _mm256_packs_epi32(a, b), cd = _mm256_packs_epi32(c, d);
-            total = _mm256_add_epi32(total, _mm256_madd_epi16(_mm256_add_epi16(ab, cd), ones));
-            const __m256i packed = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), order);
-            _mm256_storeu_si256((__m256i *)(q + row * groups * group + first + i), packed);
+            const __m256i ab = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
+            total = _mm256_add_epi32(total, _mm256_madd_epi16(ab, ones));
+            _mm256_storeu_si256((__m256i *)(q + row * groups * group + first + i), ab);
         }
         int32_t parts[8], whole = 0;
         _mm256_storeu_si256((__m256i *)parts, total);
         for (int i = 0; i < 8; i++) whole += parts[i];
-        scale[place] = most / 127.0f + add_up(broken);
+        scale[place] = most / 32767.0f + spoilt;
         sum[place] = (float)whole * scale[place];
     }
 }
 
 // ---------------------------------------------------------------------------------------------------- quantized weights
 
-// `groups` numbers as floats: fp16 (half = 1) or fp32.
-INLINE const float *as_floats(const void *numbers, int64_t first, int64_t groups, int half, float *room) {
-    if (!half) return (const float *)numbers + first;
-    const uint16_t *from = (const uint16_t *)numbers + first;
-    int64_t i = 0;
-    for (; i + 8 <= groups; i += 8)
-        _mm256_storeu_ps(room + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i))));
-    for (; i < groups; i++) room[i] = _cvtsh_ss(from[i]);
-    return room;
-}
-
-// One column and `rows` rows; `per_channel`: one weight scale for all groups.
-INLINE void int8_tile(const int rows, const int group, const int8_t *w, const float *scale, int per_channel,
-                      const int8_t *x, const float *x_scale, int64_t groups, float *out, int64_t columns) {
-    const __m256i ones = _mm256_set1_epi16(1);
-    const int64_t width = groups * group;
-    __m256 total[ROWS];
-    for (int r = 0; r < rows; r++) total[r] = _mm256_setzero_ps();
-    for (int64_t g = 0; g < groups; g++) {
-        __m256i sum[ROWS];
-        for (int r = 0; r < rows; r++) sum[r] = _mm256_setzero_si256();
-#pragma GCC unroll 4
-        for (int i = 0; i < group; i += 32) {
-            const __m256i b = _mm256_loadu_si256((const __m256i *)(w + g * group + i)), size = _mm256_abs_epi8(b);
-            for (int r = 0; r < rows; r++) {
-                const __m256i a = _mm256_loadu_si256((const __m256i *)(x + r * width + g * group + i));
-                const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(a, b));
-                sum[r] = _mm256_add_epi32(sum[r], _mm256_madd_epi16(pairs, ones));
-            }
-        }
-        const float weight_scale = per_channel ? scale[0] : scale[g];
-        for (int r = 0; r < rows; r++)
-            total[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[r]), _mm256_set1_ps(weight_scale * x_scale[r * groups + g]),
-                                       total[r]);
-    }
-    for (int r = 0; r < rows; r++) out[r * columns] = add_up(total[r]);
-}
-
-// Byte i of a 32-byte chunk holds number i in its low and number i + 32 in its high half.
-INLINE void int4_tile(const int rows, const int group, const uint8_t *w, const float *scale, const float *least,
-                      const int8_t *x, const float *x_scale, const float *x_sum, int64_t groups, float *out,
-                      int64_t columns) {
-    const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15);
-    const int64_t width = groups * group;
-    __m256 total[ROWS];
-    __m128 offset[ROWS];
-    for (int r = 0; r < rows; r++) total[r] = _mm256_setzero_ps(), offset[r] = _mm_setzero_ps();
-    const int step = group < 64 ? 64 / group : 1;  // groups that a turn finishes
-    for (int64_t g = 0; g < groups; g += step) {
-        __m256i pairs[2][ROWS];  // of one group each where groups are short, else of the whole group in [0]
-        const uint8_t *from = w + g * group / 2;
-        const int8_t *with = x + g * group;
-#pragma GCC unroll 2
-        for (int i = 0; i < group * step; i += 64) {
-            const __m256i b = _mm256_loadu_si256((const __m256i *)(from + i / 2));
-            const __m256i b0 = _mm256_and_si256(b, low), b1 = _mm256_and_si256(_mm256_srli_epi16(b, 4), low);
-            for (int r = 0; r < rows; r++) {
-                const __m256i p0 = _mm256_maddubs_epi16(b0, _mm256_loadu_si256((const __m256i *)(with + r * width + i)));
-                const __m256i p1 = _mm256_maddubs_epi16(b1, _mm256_loadu_si256((const __m256i *)(with + r * width + i + 32)));
-                if (step == 2) pairs[0][r] = p0, pairs[1][r] = p1;
-                else if (i == 0) pairs[0][r] = _mm256_add_epi16(p0, p1);
-                else pairs[0][r] = _mm256_add_epi16(pairs[0][r], _mm256_add_epi16(p0, p1));
-            }
-        }
-        for (int s = 0; s < step; s++)
-            for (int r = 0; r < rows; r++) {
-                const __m256 sum = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs[s][r], ones));
-                total[r] = _mm256_fmadd_ps(sum, _mm256_set1_ps(scale[g + s] * x_scale[r * groups + g + s]), total[r]);
-                offset[r] = _mm_fmadd_ss(_mm_load_ss(least + g + s), _mm_load_ss(x_sum + r * groups + g + s), offset[r]);
-            }
-    }
-    for (int r = 0; r < rows; r++) out[r * columns] = add_up(total[r]) + _mm_cvtss_f32(offset[r]);
-}
-
 typedef struct {
-    const uint8_t *weight;  // [columns, width] int8, or [columns, width / 2] int4
-    const void *scale;      // [columns, groups], or [columns] where per_channel
-    const void *least;      // [columns, groups]; int4 only
-    const int8_t *x;        // [rows, width]
-    const float *x_scale, *x_sum;  // [rows, groups]
-    float *out;             // [rows, columns]
-    int64_t rows, columns, groups;
+    const uint8_t *weight;  // [panels, width / 2, 16, 2] int8, or [panels, width / 4, 16, 2] of two int4 each
+    const void *scale;      // [panels, groups, 16], or [panels, 1, 16] where per_channel; fp16 or fp32
+    const void *least;      // [panels, groups, 16]; int4 only
+    const int32_t *x;       // of each tile of rows [width / 2, rows]: two inputs
+    const float *x_scale;   // of each tile of rows [groups, rows]
+    const float *x_sum;     // as x_scale
+    float *out;             // [rows, panels * 16]
+    int64_t rows, panels, groups;
     int half, per_channel;
 } Product;
 
-INLINE void columns_of(const Product *p, const int bits, const int group, int64_t first, int64_t last) {
-    float scale_room[MAX_GROUPS], least_room[MAX_GROUPS];
-    const int64_t width = p->groups * group, scales = p->per_channel ? 1 : p->groups;
-    for (int64_t row = 0; row < p->rows; row += ROWS)
-        for (int64_t n = first; n < last; n++) {
-            const float *scale = as_floats(p->scale, n * scales, scales, p->half, scale_room);
-            const int8_t *x = p->x + row * width;
-            const float *x_scale = p->x_scale + row * p->groups, *x_sum = p->x_sum + row * p->groups;
-            float *out = p->out + row * p->columns + n;
-            const int64_t rows = p->rows - row < ROWS ? p->rows - row : ROWS;
-#define TILES(TILE)                                                                                                    \
-    switch (rows) {                                                                                                    \
+INLINE __m256 eight(const void *numbers, int64_t at, int half) {
+    if (half) return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)((const uint16_t *)numbers + at)));
+    return _mm256_loadu_ps((const float *)numbers + at);
+}
+
+// Without this, gcc adds up products before it adds them to sums, and has to put sums on the stack.
+#define ADDED(SUM) __asm__("" : "+x"(SUM))
+
+// The sums of one group, `quads` times four inputs: of some rows, and of panels that lie `stride` bytes apart.
+INLINE void group_sums(const int rows, const int panels, const int bits, const uint8_t *w, int64_t stride,
+                       const int32_t *x, const int quads, __m256i sum[][2]) {
+    const __m256i low = _mm256_set1_epi16(15);
+    for (int r = 0; r < rows * panels; r++) sum[r][0] = sum[r][1] = _mm256_setzero_si256();
+    for (int i = 0; i < quads; i++, w += PANEL * bits / 2, x += 2 * rows)
+        for (int n = 0; n < panels; n++)
+            for (int pair = 0; pair < 2; pair++) {
+                const __m128i *from = (const __m128i *)(w + n * stride) + (bits == 8 ? 2 * pair : 0);
+                __m256i b[2];
+                for (int h = 0; h < 2; h++) {
+                    const __m128i raw = _mm_loadu_si128(from + h);
+                    if (bits == 8) b[h] = _mm256_cvtepi8_epi16(raw);
+                    else if (pair == 0) b[h] = _mm256_and_si256(_mm256_cvtepu8_epi16(raw), low);
+                    else b[h] = _mm256_srli_epi16(_mm256_cvtepu8_epi16(raw), 4);
+                }
+                for (int r = 0; r < rows; r++) {
+                    const __m256i a = _mm256_set1_epi32(x[pair * rows + r]);
+                    __m256i *to = sum[n * rows + r];
+                    to[0] = _mm256_add_epi32(to[0], _mm256_madd_epi16(a, b[0]));
+                    to[1] = _mm256_add_epi32(to[1], _mm256_madd_epi16(a, b[1]));
+                    ADDED(to[0]);
+                    ADDED(to[1]);
+                }
+            }
+}
+
+// Some rows and one panel, or one row and some panels, from `row` and `panel` on; the groups from `first` to `last`.
+INLINE void quantized_tile(const Product *p, const int rows, const int panels, const int bits, const int group,
+                           int64_t panel, int64_t row, int64_t first, int64_t last) {
+    const int64_t width = p->groups * group, columns = p->panels * PANEL, stride = width * PANEL * bits / 8;
+    const uint8_t *w = p->weight + panel * stride;
+    const int32_t *x = p->x + row * (width / 2);
+    const float *x_scale = p->x_scale + row * p->groups, *x_sum = p->x_sum + row * p->groups;
+    float *out = p->out + row * columns + panel * PANEL;
+    __m256 total[ROWS][2];  // by panel and row
+    for (int r = 0; r < rows; r++)
+        for (int n = 0; n < panels; n++)
+            for (int h = 0; h < 2; h++) {
+                const float *from = out + r * columns + n * PANEL + 8 * h;
+                total[n * rows + r][h] = first == 0 ? _mm256_setzero_ps() : _mm256_loadu_ps(from);
+            }
+    for (int64_t g = first; g < last; g++) {
+        __m256i sum[ROWS][2];
+        const uint8_t *group_w = w + g * group * PANEL * bits / 8;
+        const int32_t *group_x = x + g * (group / 2) * rows;
+        group_sums(rows, panels, bits, group_w, stride, group_x, group / 4, sum);
+        for (int n = 0; n < panels; n++)
+            for (int h = 0; h < 2; h++) {
+                const int64_t at = ((panel + n) * p->groups + g) * PANEL + 8 * h;
+                const __m256 scale = eight(p->scale, p->per_channel ? (panel + n) * PANEL + 8 * h : at, p->half);
+                for (int r = 0; r < rows; r++) {
+                    const __m256 factor = _mm256_mul_ps(scale, _mm256_broadcast_ss(x_scale + g * rows + r));
+                    __m256 *to = &total[n * rows + r][h];
+                    *to = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[n * rows + r][h]), factor, *to);
+                }
+                if (bits == 8) continue;
+                const __m256 least = eight(p->least, at, p->half);
+                for (int r = 0; r < rows; r++) {
+                    __m256 *to = &total[n * rows + r][h];
+                    *to = _mm256_fmadd_ps(least, _mm256_broadcast_ss(x_sum + g * rows + r), *to);
+                }
+            }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int n = 0; n < panels; n++)
+            for (int h = 0; h < 2; h++)
+                _mm256_storeu_ps(out + r * columns + n * PANEL + 8 * h, total[n * rows + r][h]);
+}
+
+#define TILES(ROWS_THERE)                                                                                              \
+    switch (ROWS_THERE) {                                                                                              \
     case 1: TILE(1); break;                                                                                            \
     case 2: TILE(2); break;                                                                                            \
     case 3: TILE(3); break;                                                                                            \
-    default: TILE(4);                                                                                                  \
+    case 4: TILE(4); break;                                                                                            \
+    case 5: TILE(5); break;                                                                                            \
+    default: TILE(6);                                                                                                  \
     }
-            if (bits == 8) {
-                const int8_t *w = (const int8_t *)p->weight + n * width;
-#define TILE(R) int8_tile(R, group, w, scale, p->per_channel, x, x_scale, p->groups, out, p->columns)
-                TILES(TILE)
-#undef TILE
-            } else {
-                const float *least = as_floats(p->least, n * p->groups, p->groups, p->half, least_room);
-                const uint8_t *w = p->weight + n * width / 2;
-#define TILE(R) int4_tile(R, group, w, scale, least, x, x_scale, x_sum, p->groups, out, p->columns)
-                TILES(TILE)
+
+// A single row reads several panels at once: one stream of memory alone is slow.
+INLINE void quantized_panels(const Product *p, const int bits, const int group, int64_t first, int64_t last) {
+    if (p->rows == 1 && last - first == TOGETHER) {
+        quantized_tile(p, 1, TOGETHER, bits, group, first, 0, 0, p->groups);
+        return;
+    }
+    for (int64_t start = 0; start < p->groups; start += BLOCK / group) {
+        const int64_t end = start + BLOCK / group < p->groups ? start + BLOCK / group : p->groups;
+        for (int64_t panel = first; panel < last; panel++)
+            for (int64_t row = 0, rows; row < p->rows; row += rows) {
+                rows = tile_rows(p->rows - row);
+#define TILE(R) quantized_tile(p, R, 1, bits, group, panel, row, start, end)
+                TILES(rows)
 #undef TILE
             }
-        }
+    }
 }
 
+// [rows, width] -> of each tile of rows [width, rows].
+static void by_tiles(const int32_t *from, int32_t *to, int64_t rows, int64_t width, int threads) {
+    for (int64_t row = 0, some; row < rows; row += some) {
+        some = tile_rows(rows - row);
+#pragma omp parallel for schedule(static) num_threads(threads) if (some * width > 16384)
+        for (int64_t i = 0; i < width; i++)
+            for (int64_t r = 0; r < some; r++) to[row * width + i * some + r] = from[(row + r) * width + i];
+    }
+}
+
+// x [rows, groups * group] int16, x_scale and x_sum [rows, groups] -> out [rows, panels * 16]; `room` has as many bytes as
+// these three together.
 void tandem_quantized_product(int bits, const void *weight, const void *scale, const void *least, int half,
-                              int per_channel, const int8_t *x, const float *x_scale, const float *x_sum, float *out,
-                              int64_t rows, int64_t columns, int64_t groups, int64_t group, int threads) {
-    const Product p = {weight, scale, least, x, x_scale, x_sum, out, rows, columns, groups, half, per_channel};
+                              int per_channel, const int16_t *x, const float *x_scale, const float *x_sum, void *room,
+                              float *out, int64_t rows, int64_t panels, int64_t groups, int64_t group, int threads) {
+    const int64_t pairs = groups * group / 2;
+    int32_t *x_tiles = room, *scale_tiles = x_tiles + rows * pairs, *sum_tiles = scale_tiles + rows * groups;
+    by_tiles((const int32_t *)x, x_tiles, rows, pairs, threads);
+    by_tiles((const int32_t *)x_scale, scale_tiles, rows, groups, threads);
+    by_tiles((const int32_t *)x_sum, sum_tiles, rows, groups, threads);
+    const Product p = {weight, scale, least, x_tiles, (const float *)scale_tiles, (const float *)sum_tiles, out,
+                       rows, panels, groups, half, per_channel};
 #pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t first = 0; first < columns; first += COLUMNS) {
-        const int64_t last = first + COLUMNS < columns ? first + COLUMNS : columns;
+    for (int64_t first = 0; first < panels; first += TOGETHER) {
+        const int64_t last = first + TOGETHER < panels ? first + TOGETHER : panels;
         switch (bits * 1000 + group) {
-        case 8032: columns_of(&p, 8, 32, first, last); break;
-        case 8064: columns_of(&p, 8, 64, first, last); break;
-        case 8128: columns_of(&p, 8, 128, first, last); break;
-        case 4032: columns_of(&p, 4, 32, first, last); break;
-        case 4064: columns_of(&p, 4, 64, first, last); break;
-        case 4128: columns_of(&p, 4, 128, first, last); break;
+        case 8032: quantized_panels(&p, 8, 32, first, last); break;
+        case 8064: quantized_panels(&p, 8, 64, first, last); break;
+        case 8128: quantized_panels(&p, 8, 128, first, last); break;
+        case 4032: quantized_panels(&p, 4, 32, first, last); break;
+        case 4064: quantized_panels(&p, 4, 64, first, last); break;
+        case 4128: quantized_panels(&p, 4, 128, first, last); break;
         }
     }
 }
 
 // ---------------------------------------------------------------------------------------------------- half precision
 
-INLINE __m256 widened(const uint16_t *from, const int bf16) {
-    const __m128i raw = _mm_loadu_si128((const __m128i *)from);
-    return bf16 ? _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16)) : _mm256_cvtph_ps(raw);
-}
-
-INLINE void half_tile(const int rows, const int bf16, const uint16_t *w, const float *x, int64_t k, int64_t length,
-                      float *out, int64_t width, int begins) {
-    __m256 sum[HALF_ROWS][2];
-    for (int r = 0; r < rows; r++)
-        for (int h = 0; h < 2; h++) sum[r][h] = begins ? _mm256_setzero_ps() : _mm256_loadu_ps(out + r * width + 8 * h);
-    for (int64_t i = 0; i < length; i++) {
-        const __m256 b0 = widened(w + 16 * i, bf16), b1 = widened(w + 16 * i + 8, bf16);
-        for (int r = 0; r < rows; r++) {
-            const __m256 a = _mm256_broadcast_ss(x + r * k + i);
-            sum[r][0] = _mm256_fmadd_ps(a, b0, sum[r][0]);
-            sum[r][1] = _mm256_fmadd_ps(a, b1, sum[r][1]);
-        }
+// 16 numbers as two vectors: of bf16, those at even and those at odd places; of fp16, the first and the last 8.
+INLINE void widen(const uint16_t *from, const int bf16, __m256 to[2]) {
+    const __m256i raw = _mm256_loadu_si256((const __m256i *)from);
+    if (bf16) {
+        to[0] = _mm256_castsi256_ps(_mm256_slli_epi32(raw, 16));
+        to[1] = _mm256_castsi256_ps(_mm256_and_si256(raw, _mm256_set1_epi32((int)0xffff0000)));
+    } else {
+        to[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(raw));
+        to[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(raw, 1));
     }
-    for (int r = 0; r < rows; r++)
-        for (int h = 0; h < 2; h++) _mm256_storeu_ps(out + r * width + 8 * h, sum[r][h]);
 }
 
-INLINE void half_panel(const int bf16, const uint16_t *w, const float *x, float *out, int64_t rows, int64_t k,
-                       int64_t width) {
-    for (int64_t start = 0; start < k; start += HALF_BLOCK) {
-        const int64_t length = k - start < HALF_BLOCK ? k - start : HALF_BLOCK;
-        for (int64_t row = 0; row < rows; row += HALF_ROWS) {
-#define TILE(R) half_tile(R, bf16, w + 16 * start, x + row * k + start, k, length, out + row * width, width, start == 0)
-            switch (rows - row) {
-            case 1: TILE(1); break;
-            case 2: TILE(2); break;
-            case 3: TILE(3); break;
-            case 4: TILE(4); break;
-            case 5: TILE(5); break;
-            default: TILE(6);
+// Stores 16 sums in the order of the columns.
+INLINE void store_in_order(float *out, const int bf16, const __m256 sum[2]) {
+    __m256 a = sum[0], b = sum[1];
+    if (bf16) {
+        const __m256 low = _mm256_unpacklo_ps(a, b), high = _mm256_unpackhi_ps(a, b);
+        a = _mm256_permute2f128_ps(low, high, 0x20), b = _mm256_permute2f128_ps(low, high, 0x31);
+    }
+    _mm256_storeu_ps(out, a);
+    _mm256_storeu_ps(out + 8, b);
+}
+
+// `length` inputs of some rows and panels, which lie k * 16 numbers apart. Until the last ones come, `out` has the sums in
+// the order of `widen`.
+INLINE void half_tile(const int rows, const int panels, const int bf16, const uint16_t *w, const float *x, int64_t k,
+                      int64_t length, float *out, int64_t width, int begins, int ends) {
+    __m256 sum[ROWS][2];  // by row and panel
+    for (int r = 0; r < rows; r++)
+        for (int n = 0; n < panels; n++)
+            for (int h = 0; h < 2; h++) {
+                float *from = out + r * width + PANEL * n + 8 * h;
+                sum[r * panels + n][h] = begins ? _mm256_setzero_ps() : _mm256_loadu_ps(from);
             }
-#undef TILE
+#pragma GCC unroll 2
+    for (int64_t i = 0; i < length; i++)
+        for (int n = 0; n < panels; n++) {
+            __m256 b[2];
+            widen(w + n * k * PANEL + PANEL * i, bf16, b);
+            for (int r = 0; r < rows; r++) {
+                const __m256 a = _mm256_broadcast_ss(x + r * k + i);
+                sum[r * panels + n][0] = _mm256_fmadd_ps(a, b[0], sum[r * panels + n][0]);
+                sum[r * panels + n][1] = _mm256_fmadd_ps(a, b[1], sum[r * panels + n][1]);
+            }
         }
+    for (int r = 0; r < rows; r++)
+        for (int n = 0; n < panels; n++)
+            store_in_order(out + r * width + PANEL * n, bf16 && ends, sum[r * panels + n]);
+}
+
+// One row's products wait for each other; those of `TOGETHER` panels fill the time.
+INLINE void half_panels(const int bf16, const uint16_t *w, const float *x, float *out, int64_t rows, int64_t k,
+                        int64_t width, int64_t panels) {
+    for (int64_t start = 0; start < k; start += BLOCK) {
+        const int64_t length = k - start < BLOCK ? k - start : BLOCK;
+        const int begins = start == 0, ends = start + length == k;
+        if (rows == 1 && panels == TOGETHER) {
+            half_tile(1, TOGETHER, bf16, w + PANEL * start, x + start, k, length, out, width, begins, ends);
+            continue;
+        }
+        for (int64_t n = 0; n < panels; n++)
+            for (int64_t row = 0, some; row < rows; row += some) {
+                some = tile_rows(rows - row);
+#define TILE(R)                                                                                                        \
+    half_tile(R, 1, bf16, w + n * k * PANEL + PANEL * start, x + row * k + start, k, length,                           \
+              out + row * width + PANEL * n, width, begins, ends)
+                TILES(some)
+#undef TILE
+            }
     }
 }
 
 // weight [panels, k, 16], x [rows, k] -> out [rows, panels * 16].
 void tandem_half_product(int bf16, const uint16_t *weight, const float *x, float *out, int64_t rows, int64_t k,
                          int64_t panels, int threads) {
+    const int64_t step = rows == 1 ? TOGETHER : 1;
 #pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t panel = 0; panel < panels; panel++) {
-        const uint16_t *w = weight + panel * k * 16;
-        if (bf16) half_panel(1, w, x, out + 16 * panel, rows, k, panels * 16);
-        else half_panel(0, w, x, out + 16 * panel, rows, k, panels * 16);
+    for (int64_t first = 0; first < panels; first += step) {
+        const int64_t some = panels - first < step ? panels - first : step;
+        const uint16_t *w = weight + first * k * PANEL;
+        if (bf16) half_panels(1, w, x, out + PANEL * first, rows, k, panels * PANEL, some);
+        else half_panels(0, w, x, out + PANEL * first, rows, k, panels * PANEL, some);
     }
 }

@@ -149,10 +149,10 @@ TokenizerPath = Annotated[
     typer.Option("--tokenizer", help="Tokenizer file; default: the model folder's.", rich_help_panel=_SERVICES),
 ]
 Quantize = Annotated[
-    Literal["auto", "none", "int8", "int4"] | None,
+    Literal["auto", "none", "int8", "int4", "fp8"] | None,
     typer.Option(
         "--quantize",
-        help="Weights: as the checkpoint has them (auto), plain (none), or made int8 or int4 at load.",
+        help="Weights: as the checkpoint has them (auto), plain (none), or made int8, int4 or fp8 at load.",
         rich_help_panel=_SERVICES,
     ),
 ]

@@ -111,7 +111,8 @@ def _show(report: Report) -> None:
         table.add_row("model", f"{model['name']}: {model['architecture']}, {_short(model['parameters'])} parameters")
         weights = f"{model['dtype']}, {model['quantization']} weights" if model["quantization"] else model["dtype"]
         table.add_row("context", f"{model['context_length']} tokens, {weights}")
-        table.add_row("device", f"{server['device']} {server['device_name']}".strip())
+        shared = f", {ranks} ranks" if (ranks := server["tensor_parallel_ranks"]) > 1 else ""
+        table.add_row("device", f"{server['device']} {server['device_name']}".strip() + shared)
         table.add_row("requests", f"{load['running_requests']} running, {load['waiting_requests']} waiting")
         table.add_row(
             "pages",

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftandem/inference/v1/admin.proto\x12\x13tandem.inference.v1\x1a\x1fgoogle/protobuf/timestamp.proto\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xed\x02\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x19\n\x11\x63heckpoint_format\x18\x03 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x0f\n\x07\x65os_ids\x18\x06 \x03(\r\x12\x13\n\x06\x62os_id\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nparameters\x18\x08 \x01(\x04\x12\r\n\x05\x64type\x18\t \x01(\t\x12\x0e\n\x06layers\x18\n \x01(\r\x12\x13\n\x0bhidden_size\x18\x0b \x01(\r\x12\x17\n\x0f\x61ttention_heads\x18\x0c \x01(\r\x12\x10\n\x08kv_heads\x18\r \x01(\r\x12\x10\n\x08head_dim\x18\x0e \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x0f \x01(\t\x12\x14\n\x0cquantization\x18\x10 \x01(\tB\t\n\x07_bos_id\"\x12\n\x10GetServerRequest\"\xea\x03\n\x11GetServerResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12/\n\x05state\x18\x02 \x01(\x0e\x32 .tandem.inference.v1.ServerState\x12.\n\nstart_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x05 \x01(\t\x12\x15\n\rtorch_version\x18\x06 \x01(\t\x12\x0f\n\x07threads\x18\x07 \x01(\r\x12\x14\n\x0cweight_bytes\x18\x08 \x01(\x04\x12\x16\n\x0ekv_cache_bytes\x18\t \x01(\x04\x12\x17\n\x0fkv_cache_tokens\x18\n \x01(\x04\x12\x1a\n\x12kv_bytes_per_token\x18\x0b \x01(\x04\x12\x11\n\tpage_size\x18\x0c \x01(\r\x12\x18\n\x10max_batch_tokens\x18\r \x01(\r\x12\x1c\n\x14max_running_requests\x18\x0e \x01(\r\x12\x1c\n\x14max_waiting_requests\x18\x0f \x01(\r\x12\x1a\n\x12max_waiting_tokens\x18\x10 \x01(\x04\x12\x17\n\x0f\x65ngine_restarts\x18\x11 \x01(\r\x12\x15\n\rrow_invariant\x18\x12 \x01(\x08\")\n\x0eGetLoadRequest\x12\x17\n\x0f\x63heck_integrity\x18\x01 \x01(\x08\"\xe7\x03\n\x0fGetLoadResponse\x12\x18\n\x10running_requests\x18\x01 \x01(\r\x12\x18\n\x10waiting_requests\x18\x02 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x03 \x01(\x04\x12\x13\n\x0bpages_total\x18\x04 \x01(\r\x12\x12\n\npages_free\x18\x05 \x01(\r\x12\x14\n\x0cpages_cached\x18\x06 \x01(\r\x12\x18\n\x10pages_referenced\x18\x07 \x01(\r\x12\r\n\x05steps\x18\x08 \x01(\x04\x12\x15\n\rprompt_tokens\x18\t \x01(\x04\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\n \x01(\x04\x12\x15\n\routput_tokens\x18\x0b \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0c \x01(\x04\x12\x11\n\tevictions\x18\r \x01(\x04\x12\x19\n\x0cintegrity_ok\x18\x0e \x01(\x08H\x00\x88\x01\x01\x12\x17\n\x0fintegrity_error\x18\x0f \x01(\t\x12\x14\n\x0cmerged_pages\x18\x10 \x01(\x04\x12\x13\n\x0bmoved_pages\x18\x11 \x01(\x04\x12\x1d\n\x15\x64raft_tokens_proposed\x18\x12 \x01(\x04\x12\x1d\n\x15\x64raft_tokens_accepted\x18\x13 \x01(\x04\x42\x0f\n\r_integrity_ok\"\x19\n\x17\x43learPrefixCacheRequest\"1\n\x18\x43learPrefixCacheResponse\x12\x15\n\rpages_cleared\x18\x01 \x01(\r\"&\n\x12SetDrainingRequest\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\"F\n\x13SetDrainingResponse\x12/\n\x05state\x18\x01 \x01(\x0e\x32 .tandem.inference.v1.ServerState*\x9f\x01\n\x0bServerState\x12\x1c\n\x18SERVER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SERVER_STATE_STARTING\x10\x01\x12\x18\n\x14SERVER_STATE_SERVING\x10\x02\x12\x19\n\x15SERVER_STATE_DRAINING\x10\x03\x12\"\n\x1eSERVER_STATE_ENGINE_RESTARTING\x10\x04\x32\xf2\x03\n\x12WorkerAdminService\x12W\n\x08GetModel\x12$.tandem.inference.v1.GetModelRequest\x1a%.tandem.inference.v1.GetModelResponse\x12Z\n\tGetServer\x12%.tandem.inference.v1.GetServerRequest\x1a&.tandem.inference.v1.GetServerResponse\x12T\n\x07GetLoad\x12#.tandem.inference.v1.GetLoadRequest\x1a$.tandem.inference.v1.GetLoadResponse\x12o\n\x10\x43learPrefixCache\x12,.tandem.inference.v1.ClearPrefixCacheRequest\x1a-.tandem.inference.v1.ClearPrefixCacheResponse\x12`\n\x0bSetDraining\x12\'.tandem.inference.v1.SetDrainingRequest\x1a(.tandem.inference.v1.SetDrainingResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftandem/inference/v1/admin.proto\x12\x13tandem.inference.v1\x1a\x1fgoogle/protobuf/timestamp.proto\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xed\x02\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x19\n\x11\x63heckpoint_format\x18\x03 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x0f\n\x07\x65os_ids\x18\x06 \x03(\r\x12\x13\n\x06\x62os_id\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nparameters\x18\x08 \x01(\x04\x12\r\n\x05\x64type\x18\t \x01(\t\x12\x0e\n\x06layers\x18\n \x01(\r\x12\x13\n\x0bhidden_size\x18\x0b \x01(\r\x12\x17\n\x0f\x61ttention_heads\x18\x0c \x01(\r\x12\x10\n\x08kv_heads\x18\r \x01(\r\x12\x10\n\x08head_dim\x18\x0e \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x0f \x01(\t\x12\x14\n\x0cquantization\x18\x10 \x01(\tB\t\n\x07_bos_id\"\x12\n\x10GetServerRequest\"\x89\x04\n\x11GetServerResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12/\n\x05state\x18\x02 \x01(\x0e\x32 .tandem.inference.v1.ServerState\x12.\n\nstart_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x05 \x01(\t\x12\x15\n\rtorch_version\x18\x06 \x01(\t\x12\x0f\n\x07threads\x18\x07 \x01(\r\x12\x14\n\x0cweight_bytes\x18\x08 \x01(\x04\x12\x16\n\x0ekv_cache_bytes\x18\t \x01(\x04\x12\x17\n\x0fkv_cache_tokens\x18\n \x01(\x04\x12\x1a\n\x12kv_bytes_per_token\x18\x0b \x01(\x04\x12\x11\n\tpage_size\x18\x0c \x01(\r\x12\x18\n\x10max_batch_tokens\x18\r \x01(\r\x12\x1c\n\x14max_running_requests\x18\x0e \x01(\r\x12\x1c\n\x14max_waiting_requests\x18\x0f \x01(\r\x12\x1a\n\x12max_waiting_tokens\x18\x10 \x01(\x04\x12\x17\n\x0f\x65ngine_restarts\x18\x11 \x01(\r\x12\x15\n\rrow_invariant\x18\x12 \x01(\x08\x12\x1d\n\x15tensor_parallel_ranks\x18\x13 \x01(\r\")\n\x0eGetLoadRequest\x12\x17\n\x0f\x63heck_integrity\x18\x01 \x01(\x08\"\xe7\x03\n\x0fGetLoadResponse\x12\x18\n\x10running_requests\x18\x01 \x01(\r\x12\x18\n\x10waiting_requests\x18\x02 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x03 \x01(\x04\x12\x13\n\x0bpages_total\x18\x04 \x01(\r\x12\x12\n\npages_free\x18\x05 \x01(\r\x12\x14\n\x0cpages_cached\x18\x06 \x01(\r\x12\x18\n\x10pages_referenced\x18\x07 \x01(\r\x12\r\n\x05steps\x18\x08 \x01(\x04\x12\x15\n\rprompt_tokens\x18\t \x01(\x04\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\n \x01(\x04\x12\x15\n\routput_tokens\x18\x0b \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0c \x01(\x04\x12\x11\n\tevictions\x18\r \x01(\x04\x12\x19\n\x0cintegrity_ok\x18\x0e \x01(\x08H\x00\x88\x01\x01\x12\x17\n\x0fintegrity_error\x18\x0f \x01(\t\x12\x14\n\x0cmerged_pages\x18\x10 \x01(\x04\x12\x13\n\x0bmoved_pages\x18\x11 \x01(\x04\x12\x1d\n\x15\x64raft_tokens_proposed\x18\x12 \x01(\x04\x12\x1d\n\x15\x64raft_tokens_accepted\x18\x13 \x01(\x04\x42\x0f\n\r_integrity_ok\"\x19\n\x17\x43learPrefixCacheRequest\"1\n\x18\x43learPrefixCacheResponse\x12\x15\n\rpages_cleared\x18\x01 \x01(\r\"&\n\x12SetDrainingRequest\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\"F\n\x13SetDrainingResponse\x12/\n\x05state\x18\x01 \x01(\x0e\x32 .tandem.inference.v1.ServerState*\x9f\x01\n\x0bServerState\x12\x1c\n\x18SERVER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SERVER_STATE_STARTING\x10\x01\x12\x18\n\x14SERVER_STATE_SERVING\x10\x02\x12\x19\n\x15SERVER_STATE_DRAINING\x10\x03\x12\"\n\x1eSERVER_STATE_ENGINE_RESTARTING\x10\x04\x32\xf2\x03\n\x12WorkerAdminService\x12W\n\x08GetModel\x12$.tandem.inference.v1.GetModelRequest\x1a%.tandem.inference.v1.GetModelResponse\x12Z\n\tGetServer\x12%.tandem.inference.v1.GetServerRequest\x1a&.tandem.inference.v1.GetServerResponse\x12T\n\x07GetLoad\x12#.tandem.inference.v1.GetLoadRequest\x1a$.tandem.inference.v1.GetLoadResponse\x12o\n\x10\x43learPrefixCache\x12,.tandem.inference.v1.ClearPrefixCacheRequest\x1a-.tandem.inference.v1.ClearPrefixCacheResponse\x12`\n\x0bSetDraining\x12\'.tandem.inference.v1.SetDrainingRequest\x1a(.tandem.inference.v1.SetDrainingResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.inference.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SERVERSTATE']._serialized_start=1728
-  _globals['_SERVERSTATE']._serialized_end=1887
+  _globals['_SERVERSTATE']._serialized_start=1759
+  _globals['_SERVERSTATE']._serialized_end=1918
   _globals['_GETMODELREQUEST']._serialized_start=89
   _globals['_GETMODELREQUEST']._serialized_end=121
   _globals['_GETMODELRESPONSE']._serialized_start=124
@@ -41,19 +41,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSERVERREQUEST']._serialized_start=491
   _globals['_GETSERVERREQUEST']._serialized_end=509
   _globals['_GETSERVERRESPONSE']._serialized_start=512
-  _globals['_GETSERVERRESPONSE']._serialized_end=1002
-  _globals['_GETLOADREQUEST']._serialized_start=1004
-  _globals['_GETLOADREQUEST']._serialized_end=1045
-  _globals['_GETLOADRESPONSE']._serialized_start=1048
-  _globals['_GETLOADRESPONSE']._serialized_end=1535
-  _globals['_CLEARPREFIXCACHEREQUEST']._serialized_start=1537
-  _globals['_CLEARPREFIXCACHEREQUEST']._serialized_end=1562
-  _globals['_CLEARPREFIXCACHERESPONSE']._serialized_start=1564
-  _globals['_CLEARPREFIXCACHERESPONSE']._serialized_end=1613
-  _globals['_SETDRAININGREQUEST']._serialized_start=1615
-  _globals['_SETDRAININGREQUEST']._serialized_end=1653
-  _globals['_SETDRAININGRESPONSE']._serialized_start=1655
-  _globals['_SETDRAININGRESPONSE']._serialized_end=1725
-  _globals['_WORKERADMINSERVICE']._serialized_start=1890
-  _globals['_WORKERADMINSERVICE']._serialized_end=2388
+  _globals['_GETSERVERRESPONSE']._serialized_end=1033
+  _globals['_GETLOADREQUEST']._serialized_start=1035
+  _globals['_GETLOADREQUEST']._serialized_end=1076
+  _globals['_GETLOADRESPONSE']._serialized_start=1079
+  _globals['_GETLOADRESPONSE']._serialized_end=1566
+  _globals['_CLEARPREFIXCACHEREQUEST']._serialized_start=1568
+  _globals['_CLEARPREFIXCACHEREQUEST']._serialized_end=1593
+  _globals['_CLEARPREFIXCACHERESPONSE']._serialized_start=1595
+  _globals['_CLEARPREFIXCACHERESPONSE']._serialized_end=1644
+  _globals['_SETDRAININGREQUEST']._serialized_start=1646
+  _globals['_SETDRAININGREQUEST']._serialized_end=1684
+  _globals['_SETDRAININGRESPONSE']._serialized_start=1686
+  _globals['_SETDRAININGRESPONSE']._serialized_end=1756
+  _globals['_WORKERADMINSERVICE']._serialized_start=1921
+  _globals['_WORKERADMINSERVICE']._serialized_end=2419
 # @@protoc_insertion_point(module_scope)

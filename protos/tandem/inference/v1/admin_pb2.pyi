@@ -103,7 +103,7 @@ class GetModelResponse(_message.Message):
     tokenizer_fingerprint: _builtins.str
     """empty: not known to the worker"""
     quantization: _builtins.str
-    """of most weights: "int8" or "int4"; empty: none"""
+    """of most weights: "int8", "int4" or "fp8"; empty: none"""
     @_builtins.property
     def eos_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """sampled ids that end an answer unless ignore_eos"""
@@ -175,6 +175,7 @@ class GetServerResponse(_message.Message):
     MAX_WAITING_TOKENS_FIELD_NUMBER: _builtins.int
     ENGINE_RESTARTS_FIELD_NUMBER: _builtins.int
     ROW_INVARIANT_FIELD_NUMBER: _builtins.int
+    TENSOR_PARALLEL_RANKS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     state: Global___ServerState.ValueType
     device: _builtins.str
@@ -198,6 +199,8 @@ class GetServerResponse(_message.Message):
     engine_restarts: _builtins.int
     row_invariant: _builtins.bool
     """Whether the start-up check found that a row's result does not depend on its company, on this machine."""
+    tensor_parallel_ranks: _builtins.int
+    """engine processes that share the model; 1: not shared. Bytes above are of all"""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
@@ -221,10 +224,11 @@ class GetServerResponse(_message.Message):
         max_waiting_tokens: _builtins.int = ...,
         engine_restarts: _builtins.int = ...,
         row_invariant: _builtins.bool = ...,
+        tensor_parallel_ranks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_name", b"device_name", "engine_restarts", b"engine_restarts", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_cache_bytes", b"kv_cache_bytes", "kv_cache_tokens", b"kv_cache_tokens", "max_batch_tokens", b"max_batch_tokens", "max_running_requests", b"max_running_requests", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "page_size", b"page_size", "row_invariant", b"row_invariant", "start_time", b"start_time", "state", b"state", "threads", b"threads", "torch_version", b"torch_version", "version", b"version", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_name", b"device_name", "engine_restarts", b"engine_restarts", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_cache_bytes", b"kv_cache_bytes", "kv_cache_tokens", b"kv_cache_tokens", "max_batch_tokens", b"max_batch_tokens", "max_running_requests", b"max_running_requests", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "page_size", b"page_size", "row_invariant", b"row_invariant", "start_time", b"start_time", "state", b"state", "tensor_parallel_ranks", b"tensor_parallel_ranks", "threads", b"threads", "torch_version", b"torch_version", "version", b"version", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
