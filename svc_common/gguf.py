@@ -7,9 +7,10 @@ anything is allocated. A vocabulary of 128,000 tokens and 280,000 merges takes a
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,8 @@ MAGIC = b"GGUF"
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 DEFAULT_ALIGNMENT = 32
+# What llama-gguf-split calls the parts of a model: its name, the part's number from 1, and how many there are.
+PART_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _Read = TypeVar("_Read")
 _MAX_KEYS = 1 << 16
 _MAX_TENSORS = 1 << 20
@@ -49,6 +52,12 @@ class GgufHeader:
 
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
+
+
+def are_parts(names: Sequence[str]) -> bool:
+    """Whether files of these names are parts of one model; the first of them in order has its keys."""
+    found = {(match[1], match[3]) if (match := PART_NAME.fullmatch(name)) else None for name in names}
+    return len(found) == 1 and None not in found
 
 
 def read_metadata(path: Path, wanted: Callable[[str], bool]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
+from svc_common.gguf import are_parts
 from tokenizer_svc.formats import gguf_file, hf_json, sentencepiece_model, tiktoken_ranks
 from tokenizer_svc.formats.errors import FormatError
 from tokenizer_svc.formats.sidecar import read_json_object, read_sidecar
@@ -69,7 +70,7 @@ def _find(path: Path) -> Path:
             if (path / name).is_file():
                 return path / name
         found = sorted(path.glob("*.gguf"))
-        if len(found) == 1:
+        if len(found) == 1 or are_parts([file.name for file in found]):
             return found[0]
         if found:
             raise FormatError(path, f"the folder has {len(found)} GGUF files; name one of them")

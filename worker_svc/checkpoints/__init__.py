@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from svc_common.gguf import MAGIC
+from svc_common.gguf import MAGIC, are_parts
 from worker_svc.checkpoints.checkpoint import Checkpoint, CheckpointError
 from worker_svc.checkpoints.gguf_file import GgufCheckpoint
 from worker_svc.checkpoints.hugging_face import HuggingFaceCheckpoint
@@ -32,7 +32,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if "params.json" in names:
         return MetaCheckpoint(path)
     files = sorted(name for name in names if name.endswith(".gguf"))
-    if len(files) == 1:
+    if len(files) == 1 or are_parts(files):
         return GgufCheckpoint(path / files[0])
     if files:
         raise CheckpointError(f"{path}: has {len(files)} GGUF files ({', '.join(files[:3])}); name one of them")

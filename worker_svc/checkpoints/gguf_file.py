@@ -22,7 +22,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from svc_common.gguf import GgufError, GgufHeader, GgufTensor, read_header
 from worker_svc.checkpoints.checkpoint import (
     CheckpointError,
     StoredMatrix,
@@ -35,6 +34,7 @@ from worker_svc.checkpoints.checkpoint import (
 )
 from worker_svc.checkpoints.fields import Fields, build
 from worker_svc.checkpoints.ggml_blocks import BLOCK_KINDS, BlockKind, QuantizedTensor
+from worker_svc.checkpoints.gguf_parts import GgufFiles, Located, open_files
 from worker_svc.checkpoints.row_order import halves_order
 from worker_svc.model.config import Experts, ModelConfig, RopeScaling, yarn_attention_factor
 
@@ -96,27 +96,24 @@ _KEYS = {
 
 
 class GgufCheckpoint:
-    """An open GGUF file; see `Checkpoint`."""
+    """An open GGUF file, or all parts of one; see `Checkpoint`."""
 
     format: Literal["gguf"] = "gguf"
 
     def __init__(self, path: Path) -> None:
         """Reads everything but the weights themselves. Raises CheckpointError."""
-        self.path = path
-        try:
-            header = read_header(path, _wanted)
-        except GgufError as error:
-            raise CheckpointError(str(error)) from None
-        self._bytes = _mapped(path)
-        self._tensors = header.tensors
-        stored = {name: self._stored(name, tensor) for name, tensor in header.tensors.items()}
-        self.config, self._permuted = _read_config(path, header, self._divisors())
+        files = open_files(path, _wanted)
+        self.path = path = files.path
+        self._tensors = files.tensors
+        self._mapped = {tensor.file.data_ptr() for tensor in files.tensors.values()}
+        stored = {name: _stored(name, tensor) for name, tensor in files.tensors.items()}
+        self.config, self._permuted = _read_config(path, files, self._divisors())
         stored.pop(ROPE_DIVISORS, None)
         match_tensors(path, self._expected(), stored)
         self.dtype = main_dtype(stored.values())
         self.stored_as = bytes_by_dtype(stored.values())
         self.total_bytes = sum(tensor.bytes for tensor in stored.values())
-        ids = _special_ids(path, header.metadata, self.config.vocab_size)
+        ids = _special_ids(path, files.metadata, self.config.vocab_size)
         self.bos_id, self.eos_ids = ids
         self.sampling_defaults: Mapping[str, float | int] = {}
 
@@ -140,7 +137,7 @@ class GgufCheckpoint:
         """See `Checkpoint.release`."""
         assert isinstance(piece, torch.Tensor | QuantizedTensor)
         memory = piece.blocks if isinstance(piece, QuantizedTensor) else piece
-        if memory.untyped_storage().data_ptr() == self._bytes.data_ptr():  # not a permuted copy of q or k
+        if memory.untyped_storage().data_ptr() in self._mapped:  # not a permuted copy of q or k
             release_mapped(memory)
 
     def _expected(self) -> dict[str, tuple[int, ...]]:
@@ -154,30 +151,12 @@ class GgufCheckpoint:
                 expected[place.stored] = (self.config.experts.count, *shape)
         return expected
 
-    def _stored(self, name: str, tensor: GgufTensor) -> StoredTensor:
-        """Checks that a tensor lies within the file."""
-        kind = _KINDS.get(tensor.kind)
-        if kind is None:
-            served = ", ".join(kind.name if isinstance(kind, BlockKind) else str(kind)[6:] for kind in _KINDS.values())
-            raise CheckpointError(f"{self.path}: tensor {name} has the ggml type {tensor.kind}; served are {served}")
-        if isinstance(kind, BlockKind) and tensor.shape[-1] % kind.block_numbers:
-            raise CheckpointError(
-                f"{self.path}: tensor {name} has rows of {tensor.shape[-1]} numbers, "
-                f"but {kind.name} stores {kind.block_numbers} at once"
-            )
-        stored = StoredTensor(tensor.shape, kind)
-        if tensor.offset + stored.bytes > len(self._bytes):
-            raise CheckpointError(
-                f"{self.path}: is truncated: tensor {name} ends behind the file's {len(self._bytes)} bytes"
-            )
-        return stored
-
     def _view(self, name: str, expert: int | None = None) -> torch.Tensor | QuantizedTensor:
         """A tensor, or one expert's part of it, as it lies in the file."""
-        tensor = self._tensors[name]
-        kind = _KINDS[tensor.kind]
+        located = self._tensors[name]
+        tensor, kind = located.tensor, _KINDS[located.tensor.kind]
         size = StoredTensor(tensor.shape, kind).bytes
-        raw, shape = self._bytes[tensor.offset : tensor.offset + size], tensor.shape
+        raw, shape = located.file[tensor.offset : tensor.offset + size], tensor.shape
         if expert is not None:
             size //= shape[0]
             raw, shape = raw[expert * size : (expert + 1) * size], shape[1:]
@@ -186,9 +165,10 @@ class GgufCheckpoint:
         return raw.view(kind).view(shape)
 
     def _divisors(self) -> tuple[float, ...]:
-        tensor = self._tensors.get(ROPE_DIVISORS)
-        if tensor is None:
+        located = self._tensors.get(ROPE_DIVISORS)
+        if located is None:
             return ()
+        tensor = located.tensor
         if tensor.kind != 0 or len(tensor.shape) != 1 or tensor.shape[0] > 1 << 10:
             raise CheckpointError(f"{self.path}: tensor {ROPE_DIVISORS} must be one row of float32")
         view = self._view(ROPE_DIVISORS)
@@ -218,20 +198,26 @@ def _wanted(key: str) -> bool:
     return not key.startswith("tokenizer.") or key == "tokenizer.ggml.tokens" or key.endswith("_token_id")
 
 
-def _mapped(path: Path) -> torch.Tensor:
-    """The whole file, `[bytes]` uint8, privately mapped."""
-    try:
-        return torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
-    except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: cannot be mapped: {str(error).splitlines()[0]}") from error
-
-
-def _read_config(path: Path, header: GgufHeader, divisors: tuple[float, ...]) -> tuple[ModelConfig, bool]:
-    metadata = header.metadata
-    if metadata.get("split.count", 1) not in (0, 1):
+def _stored(name: str, located: Located) -> StoredTensor:
+    """Checks that a tensor lies within its file."""
+    tensor, path, size = located.tensor, located.path, len(located.file)
+    kind = _KINDS.get(tensor.kind)
+    if kind is None:
+        served = ", ".join(kind.name if isinstance(kind, BlockKind) else str(kind)[6:] for kind in _KINDS.values())
+        raise CheckpointError(f"{path}: tensor {name} has the ggml type {tensor.kind}; served are {served}")
+    if isinstance(kind, BlockKind) and tensor.shape[-1] % kind.block_numbers:
         raise CheckpointError(
-            f"{path}: is one of {metadata['split.count']} parts; served are whole files (llama-gguf-split --merge)"
+            f"{path}: tensor {name} has rows of {tensor.shape[-1]} numbers, "
+            f"but {kind.name} stores {kind.block_numbers} at once"
         )
+    stored = StoredTensor(tensor.shape, kind)
+    if tensor.offset + stored.bytes > size:
+        raise CheckpointError(f"{path}: is truncated: tensor {name} ends behind the file's {size} bytes")
+    return stored
+
+
+def _read_config(path: Path, files: GgufFiles, divisors: tuple[float, ...]) -> tuple[ModelConfig, bool]:
+    metadata = files.metadata
     kind = metadata.get("general.architecture")
     if not isinstance(kind, str) or kind not in _ARCHITECTURES:
         raise CheckpointError(
@@ -241,8 +227,8 @@ def _read_config(path: Path, header: GgufHeader, divisors: tuple[float, ...]) ->
     prefix = f"{kind}."
     own = {key.removeprefix(prefix): _plain(value) for key, value in metadata.items() if key.startswith(prefix)}
     fields = Fields(path, own, prefix)
-    embedding = header.tensors.get(TOP_NAMES["embedding"])
-    if embedding is None or len(embedding.shape) != 2:
+    embedding = files.tensors.get(TOP_NAMES["embedding"])
+    if embedding is None or len(embedding.tensor.shape) != 2:
         raise CheckpointError(f"{path}: tensor {TOP_NAMES['embedding']} is missing or not a matrix")
     hidden_size, heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
     if hidden_size < 1 or heads < 1 or ("attention.key_length" not in own and hidden_size % heads):
@@ -263,7 +249,7 @@ def _read_config(path: Path, header: GgufHeader, divisors: tuple[float, ...]) ->
         fields,
         _KEYS,
         architecture=name,
-        vocab_size=embedding.shape[0],
+        vocab_size=embedding.tensor.shape[0],
         hidden_size=hidden_size,
         intermediate_size=fields.integer("feed_forward_length", experts.intermediate_size if experts else 0),
         num_layers=layers,
@@ -274,9 +260,9 @@ def _read_config(path: Path, header: GgufHeader, divisors: tuple[float, ...]) ->
         norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
         rope_theta=fields.number("rope.freq_base", 10000.0),
         rope_scaling=_rope_scaling(fields, divisors, context_length),
-        tie_embeddings=TOP_NAMES["output"] not in header.tensors,
-        qkv_bias=qkv_bias or "blk.0.attn_q.bias" in header.tensors,
-        output_bias="blk.0.attn_output.bias" in header.tensors,
+        tie_embeddings=TOP_NAMES["output"] not in files.tensors,
+        qkv_bias=qkv_bias or "blk.0.attn_q.bias" in files.tensors,
+        output_bias="blk.0.attn_output.bias" in files.tensors,
         qk_norm=qk_norm,
         experts=experts,
     )

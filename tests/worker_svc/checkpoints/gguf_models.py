@@ -48,12 +48,13 @@ def save_gguf(
     kind: str = "F32",
     metadata: Mapping[str, Any] | None = None,
     extra: Mapping[str, npt.NDArray[np.float32]] | None = None,
+    split_max_tensors: int = 0,
 ) -> Path:
     """Writes `model`, whose matrices become what the file says: quantized ones lose precision in the model too, and
     kinds that the gguf package cannot quantize to are random blocks. `metadata` wins over what describes the model."""
     config = model.config
     architecture = ARCHITECTURES[config.model_type]
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split_max_tensors)
     _describe(writer, config)
     for key, value in (metadata or {}).items():
         writer.kv_data[0].pop(key, None)

@@ -168,13 +168,43 @@ LIES: list[tuple[dict[str, Any], str]] = [
     ({"llama.attention.head_count": ["five"]}, "attention.head_count"),
     ({"llama.attention.head_count": [5, 5, 4]}, "attention.head_count"),
     ({"general.architecture": ["llama"]}, "general.architecture"),
-    ({"split.count": 3}, "one of 3 parts"),
+    ({"split.count": 3}, "one of 3 parts, which must be called NAME-00001-of-00003.gguf"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "named"), LIES, ids=[named for _, named in LIES])
 def test_metadata_that_lie_are_refused_by_name(changes: dict[str, Any], named: str, tmp_path: Path) -> None:
     assert named in refusal(save_gguf(random_llama(), tmp_path / "model.gguf", metadata=changes))
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> list[Path]:
+    """A model as the gguf package cuts it."""
+    save_gguf(random_llama(), tmp_path / "model.gguf", split_max_tensors=9)
+    return sorted(tmp_path.glob("*.gguf"))
+
+
+def test_a_model_in_parts_is_the_model(parts: list[Path], tmp_path: Path) -> None:
+    assert len(parts) > 2
+    assert_serves(tmp_path, random_llama())
+    checkpoint = open_checkpoint(parts[1])
+    assert checkpoint.path == parts[0]
+    for _, tensor in checkpoint.tensors():
+        checkpoint.release(tensor)  # nothing but mapped files is given back
+    assert_serves(parts[2], random_llama())
+
+
+def test_a_part_that_is_missing_or_another_is_named(parts: list[Path]) -> None:
+    content = parts[1].read_bytes()
+    parts[1].write_bytes(parts[2].read_bytes())
+    with pytest.raises(CheckpointError, match=f"{parts[1].name}: does not say that it is part 2 of {len(parts)}"):
+        open_checkpoint(parts[0])
+    parts[1].write_bytes(content[:-200])
+    with pytest.raises(CheckpointError, match=f"{parts[1].name}: is truncated"):
+        open_checkpoint(parts[0])
+    parts[1].unlink()
+    with pytest.raises(CheckpointError, match=f"{parts[1].name}: is missing, of {len(parts)} parts"):
+        open_checkpoint(parts[0])
 
 
 def refusal(path: Path) -> str:
