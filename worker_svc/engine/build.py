@@ -242,7 +242,7 @@ def available_cores() -> int:
 
 def _device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -251,6 +251,8 @@ def _device(name: str) -> torch.device:
         raise BuildError(f"device {name!r} is not served; use cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise BuildError(f"device {name!r} was asked for, but torch {torch.__version__} sees no CUDA device")
+    if device.type == "cuda" and device.index is None:  # a device without a number equals none of its tensors'
+        return torch.device("cuda", torch.cuda.current_device())
     return device
 
 

@@ -17,10 +17,12 @@ def prepare(device: torch.device, *, reproducible: bool, environment: MutableMap
 
     Reproducible: sums are not split, and are kept in float32 until they are complete.
     """
-    torch.cuda.set_device(device)  # kernels are launched on the current one
+    if device.index is not None:
+        torch.cuda.set_device(device)  # kernels are launched on the current one
     torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = not reproducible
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = not reproducible
+    reduction = (not reproducible, not reproducible)  # in less precision, and split over k
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = reduction
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = reduction
     if reproducible:
         environment.update(REPRODUCIBLE_ENVIRONMENT)
         torch.backends.cuda.preferred_blas_library("cublaslt")
