@@ -58,23 +58,24 @@ class DecodeStreamCall:
         ids = list(request.ids)
         if len(ids) > self._max_ids or (ids and max(ids) >= stream.size):
             self._refuse(ids, stream)
-        delta = stream.decoder.push(ids, request.end)
+        decoder = stream.decoder
+        text = decoder.push(ids, request.end)
         stream.tokens += len(ids)
-        stream.bytes += len(delta.text.encode())
-        if not delta.done:
+        stream.bytes += len(text) if text.isascii() else len(text.encode())
+        if not decoder.done:
             return pb.DecodeStreamResponse(
-                stream_key=key, text=delta.text, held_bytes=delta.held_bytes, ids_consumed=delta.ids_consumed
+                stream_key=key, text=text, held_bytes=decoder.held_bytes, ids_consumed=decoder.ids_consumed
             )
         self._finish(key)
-        if delta.matched_stop is not None:
+        if decoder.matched_stop is not None:
             stream.loaded.metrics.stop_matches.inc()
         return pb.DecodeStreamResponse(
             stream_key=key,
-            text=delta.text,
-            ids_consumed=delta.ids_consumed,
+            text=text,
+            ids_consumed=decoder.ids_consumed,
             done=True,
-            matched_stop=delta.matched_stop,
-            trim_ids=delta.trim_ids,
+            matched_stop=decoder.matched_stop,
+            trim_ids=decoder.trim_ids,
         )
 
     def close(self) -> None:

@@ -73,22 +73,34 @@ class StopMatcher:
         return 0
 
 
-class StreamDelta(NamedTuple):
-    """What one call gave: new text, and where the stream stands after it."""
+class StreamPieces:
+    """The bytes of each id, and their text where they are whole characters: most ids need no decoder."""
 
-    text: str
-    held_bytes: int  # bytes of UTF-8 that are kept back
-    ids_consumed: int  # of the whole stream so far
-    done: bool
-    matched_stop: str | None = None
-    trim_ids: int = 0  # trailing consumed ids that lie wholly within or behind the stop string
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self.pieces = pieces
+        self.texts = _Texts(pieces)
 
 
-_new_delta = tuple.__new__  # a third of what the constructor of a NamedTuple takes
+class _Texts(dict[int, "str | None"]):
+    """The texts of those ids that were asked for; None where the bytes are no whole characters."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._pieces = pieces
+
+    def __missing__(self, index: int) -> str | None:
+        try:
+            text: str | None = self._pieces[index].decode()
+        except UnicodeDecodeError:
+            text = None
+        self[index] = text
+        return text
 
 
 class StreamDecoder:
-    """One stream. `push` ids as they come; `done` once it ended or met a stop string.
+    """One stream. `push` ids as they come, and read off where it stands; `done` once it ended or met a stop string.
+
+    `ids_consumed` counts the ids of the whole stream so far, `trim_ids` those at their end that lie wholly within or
+    behind `matched_stop`.
 
     `pieces` are the bytes of each id. `strip_space`: the stream begins a text, so a first id that begins with a space
     carries SentencePiece's prefix. `drop_first` and `drop_last` name an id that is left out where it is the first or
@@ -96,6 +108,7 @@ class StreamDecoder:
     """
 
     __slots__ = (
+        "_at_ease",
         "_drop_first",
         "_drop_last",
         "_graphemes",
@@ -109,13 +122,16 @@ class StreamDecoder:
         "_started",
         "_stops",
         "_strip_space",
+        "_texts",
         "done",
         "ids_consumed",
+        "matched_stop",
+        "trim_ids",
     )
 
     def __init__(
         self,
-        pieces: Sequence[bytes],
+        pieces: StreamPieces | Sequence[bytes],
         *,
         strip_space: bool = False,
         drop_first: int | None = None,
@@ -124,7 +140,8 @@ class StreamDecoder:
         include_stop: bool = False,
         graphemes: bool = False,
     ) -> None:
-        self._pieces = pieces
+        known = pieces if isinstance(pieces, StreamPieces) else StreamPieces(pieces)
+        self._pieces, self._texts = known.pieces, known.texts
         self._strip_space = strip_space
         self._drop_first = drop_first
         self._drop_last = drop_last
@@ -132,52 +149,55 @@ class StreamDecoder:
         self._stops = stops
         self._include_stop = include_stop
         self._simple = drop_last is None and not graphemes
+        self._at_ease = False  # in the middle of a stream that holds nothing back and has no rule but stop strings
         self._graphemes = GraphemeHold() if graphemes else None
         self._started = False
         self._raw = b""  # bytes that are not emitted yet; begins at a character
-        self._offset = 0  # bytes of the stream before `_raw`
+        self._offset = 0  # of `_raw` in the stream, in bytes; what is passed at ease is not counted
         self._pending: list[tuple[int, int]] = []  # (byte offset, ids before it) of the ids that begin within `_raw`
         self.ids_consumed = 0
         self.done = False
+        self.matched_stop: str | None = None
+        self.trim_ids = 0
 
-    def push(self, ids: Sequence[int], end: bool = False) -> StreamDelta:
-        """Takes more ids, each a valid index of the vocabulary; with `end` no more follow and nothing is held back."""
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of UTF-8 that are kept back."""
+        return len(self._raw) + (len(self._graphemes.held.encode()) if self._graphemes is not None else 0)
+
+    def push(self, ids: Sequence[int], end: bool = False) -> str:
+        """The new text of more ids, each a valid index of the vocabulary; with `end` no more follow and nothing is held
+        back. Raises ValueError where the stream is done."""
+        if self._at_ease and not end:
+            # What nearly every call of a generation is: whole characters, and nothing held back before or after.
+            text: str | None
+            if (count := len(ids)) == 1:
+                text = self._texts[ids[0]]
+            else:
+                try:
+                    text = "".join(map(self._texts.__getitem__, ids))  # type: ignore[arg-type]
+                except TypeError:  # one of them is None
+                    text = None
+            if text is not None and (self._stops is None or self._stops.is_apart(text)):
+                self.ids_consumed += count
+                return text
         if self.done:
             raise ValueError("the stream is done")
-        if self._simple and not self._raw and self._started and not end:
-            # What nearly every call of a generation is: whole characters, nothing held back.
-            pieces = self._pieces
-            raw = pieces[ids[0]] if len(ids) == 1 else b"".join([pieces[index] for index in ids])
-            if raw.isascii():
-                text = raw.decode("ascii")
-                if self._stops is None or self._stops.is_apart(text):
-                    self.ids_consumed += len(ids)
-                    self._offset += len(raw)
-                    return _new_delta(StreamDelta, (text, 0, self.ids_consumed, False, None, 0))
-        delta = self._push(ids, end)
+        text = self._push_plain(ids, end) if self._stops is None else self._push_sliced(ids, end, self._stops)
+        self._at_ease = self._simple and self._started and not self._raw and not self.done
         if self._graphemes is None:
-            return delta
-        text = self._graphemes.push(delta.text)
-        if delta.done:
-            return delta._replace(text=text + self._graphemes.flush())
-        return delta._replace(text=text, held_bytes=delta.held_bytes + len(self._graphemes.held.encode()))
+            return text
+        return self._graphemes.push(text) + (self._graphemes.flush() if self.done else "")
 
-    def _push(self, ids: Sequence[int], end: bool) -> StreamDelta:
-        if self._stops is None:
-            text = self._push_plain(ids, end)
-            return StreamDelta(text, len(self._raw), self.ids_consumed, end)
+    def _push_sliced(self, ids: Sequence[int], end: bool, stops: StopMatcher) -> str:
         texts: list[str] = []
         for at in range(0, len(ids), _SLICE):
-            text, match, trim = self._push_watched(ids[at : at + _SLICE], self._stops)
-            texts.append(text)
-            if match is not None:
-                return StreamDelta("".join(texts), 0, self.ids_consumed, True, match.stop, trim)
+            texts.append(self._push_watched(ids[at : at + _SLICE], stops))
+            if self.done:
+                return "".join(texts)
         if end:
-            text, match, trim = self._flush_watched(self._stops)
-            texts.append(text)
-            if match is not None:
-                return StreamDelta("".join(texts), 0, self.ids_consumed, True, match.stop, trim)
-        return StreamDelta("".join(texts), len(self._raw), self.ids_consumed, self.done)
+            texts.append(self._flush_watched(stops))
+        return "".join(texts)
 
     def _parts(self, ids: Sequence[int]) -> list[bytes]:
         """The bytes of each id, after the rules for the first and the last id of a stream."""
@@ -214,7 +234,7 @@ class StreamDecoder:
         self._raw = raw[used:]
         return text
 
-    def _push_watched(self, ids: Sequence[int], stops: StopMatcher) -> tuple[str, StopMatch | None, int]:
+    def _push_watched(self, ids: Sequence[int], stops: StopMatcher) -> str:
         parts = self._parts(ids)
         ordinal = self.ids_consumed
         if self._drop_last is not None and parts:
@@ -234,25 +254,24 @@ class StreamDecoder:
             self._offset += used
             self._raw = b""
             self._pending.clear()
-            return text, None, 0
+            return text
         emitted = text[: len(text) - hold]
         kept_from = _byte_position(raw, len(emitted)) if hold else used
         self._remember(parts, ordinal, kept_from)
         self._offset += kept_from
         self._raw = raw[kept_from:]
-        return emitted, None, 0
+        return emitted
 
-    def _flush_watched(self, stops: StopMatcher) -> tuple[str, StopMatch | None, int]:
+    def _flush_watched(self, stops: StopMatcher) -> str:
         raw, self._raw = self._raw, b""
         self.done = True
         text = raw.decode("utf-8", "replace")
         match = stops.find(text)
         if match is None:
-            return text, None, 0
-        trim = self._trim(self._pending, _byte_position(raw, match.start))
-        return text[: match.end if self._include_stop else match.start], match, trim
+            return text
+        return self._stopped(text, match, self._pending, _byte_position(raw, match.start))
 
-    def _match(self, parts: list[bytes], ordinal: int, stops: StopMatcher) -> tuple[str, StopMatch, int]:
+    def _match(self, parts: list[bytes], ordinal: int, stops: StopMatcher) -> str:
         """A stop string is complete somewhere in `parts`: finds the id that completes it, and ends the stream there."""
         low, high = 1, len(parts)  # the number of parts that completes it
         while low < high:
@@ -274,13 +293,14 @@ class StreamDecoder:
             if part:
                 starts.append((at, ordinal + index))
             at += len(part)
-        trim = self._trim(starts, _byte_position(raw, match.start))
         self._raw = b""
-        return text[: match.end if self._include_stop else match.start], match, trim
+        return self._stopped(text, match, starts, _byte_position(raw, match.start))
 
-    def _trim(self, starts: Sequence[tuple[int, int]], stop_start: int) -> int:
+    def _stopped(self, text: str, match: StopMatch, starts: Sequence[tuple[int, int]], stop_start: int) -> str:
         first = bisect_left(starts, (self._offset + stop_start, 0))
-        return self.ids_consumed - starts[first][1] if first < len(starts) else 0
+        self.matched_stop = match.stop
+        self.trim_ids = self.ids_consumed - starts[first][1] if first < len(starts) else 0
+        return text[: match.end if self._include_stop else match.start]
 
     def _remember(self, parts: list[bytes], ordinal: int, kept_from: int) -> None:
         """Keeps where those ids begin that begin within the bytes that stay."""

@@ -27,7 +27,7 @@ from tokenizer_svc.encoding import Encoding, Policy, Segment, SpecialTokenInText
 from tokenizer_svc.fragments import FragmentSplitter
 from tokenizer_svc.offsets import to_code_points
 from tokenizer_svc.spacing import clean_spaces as without_spaces
-from tokenizer_svc.streaming import StopMatcher, StreamDecoder
+from tokenizer_svc.streaming import StopMatcher, StreamDecoder, StreamPieces
 from tokenizer_svc.vocabulary import (
     CONTROL_TYPES,
     LoneSurrogateError,
@@ -320,7 +320,7 @@ class Tokenizer:
         self.check_ids(context_ids)
         drop_first, drop_last = self._dropped() if remove_special else (None, None)
         return StreamDecoder(
-            self.table.pieces if unparse_special else self.table.hidden_pieces,
+            self._shown_pieces if unparse_special else self._hidden_pieces,
             strip_space=self.config.adds_space_prefix and (not context_ids or self.is_control(context_ids[-1])),
             drop_first=None if context_ids else drop_first,
             drop_last=drop_last,
@@ -328,6 +328,14 @@ class Tokenizer:
             include_stop=include_stop,
             graphemes=graphemes,
         )
+
+    @cached_property
+    def _shown_pieces(self) -> StreamPieces:
+        return StreamPieces(self.table.pieces)
+
+    @cached_property
+    def _hidden_pieces(self) -> StreamPieces:
+        return StreamPieces(self.table.hidden_pieces)
 
     def decoded_size(self, ids: Ids) -> int:
         """An upper bound of the bytes that valid ids decode to."""

@@ -194,17 +194,15 @@ class Stream:
         at = 0
         texts: list[str] = []
         for cut in [*cuts, len(ids)]:
-            delta = decoder.push(ids[at : at + cut])
+            texts.append(decoder.push(ids[at : at + cut]))
             at += cut
-            texts.append(delta.text)
-            assert delta.held_bytes <= 4 * 5 + 4 + 4 * 64
-            if delta.done:
+            assert decoder.held_bytes <= 4 * 5 + 4 + 4 * 64
+            if decoder.done:
                 break
         else:
-            delta = decoder.push([], end=True)
-            texts.append(delta.text)
-            assert delta.done
-        return "".join(texts), delta.matched_stop, delta.ids_consumed, delta.trim_ids
+            texts.append(decoder.push([], end=True))
+            assert decoder.done
+        return "".join(texts), decoder.matched_stop, decoder.ids_consumed, decoder.trim_ids
 
 
 EXPRESSIONS = (

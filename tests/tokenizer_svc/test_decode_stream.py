@@ -142,14 +142,13 @@ def test_a_stream_equals_whole_decoding_for_any_ids_and_split(
     ends = [whole.index(stop) + len(stop) for stop in stops if stop in whole]
     stream = small.stream(stop_strings=stops)
     places = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
-    text, matched = "", None
+    text = ""
     for start, end in zip(places, [*places[1:], len(ids)], strict=True):
         if not stream.done:
-            delta = stream.push(ids[start:end])
-            text, matched = text + delta.text, delta.matched_stop
+            text += stream.push(ids[start:end])
     if not stream.done:
-        delta = stream.push([], end=True)
-        text, matched = text + delta.text, delta.matched_stop
+        text += stream.push([], end=True)
+    matched = stream.matched_stop
     if not ends:
         assert (text, matched) == (whole, None)
     else:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenizer_svc.streaming import StopMatcher, StreamDecoder, StreamDelta
+from tokenizer_svc.streaming import StopMatcher, StreamDecoder
 
 PIECES = [
     *(bytes([byte]) for byte in range(256)),
@@ -28,19 +28,17 @@ STOPS = st.lists(
 )
 
 
-def run(ids: list[int], cuts: list[int], **options: object) -> tuple[str, StreamDelta]:
-    """All text and the last delta of a stream that gets `ids` cut at `cuts`."""
+def run(ids: list[int], cuts: list[int], **options: object) -> tuple[str, StreamDecoder]:
+    """All text of a stream that gets `ids` cut at `cuts`, and where it stands then."""
     decoder = StreamDecoder(PIECES, **options)  # type: ignore[arg-type]
     places = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
     texts: list[str] = []
     for start, end in itertools.pairwise(places):
-        delta = decoder.push(ids[start:end])
-        texts.append(delta.text)
-        if delta.done:
-            return "".join(texts), delta
-    delta = decoder.push([], end=True)
-    texts.append(delta.text)
-    return "".join(texts), delta
+        texts.append(decoder.push(ids[start:end]))
+        if decoder.done:
+            return "".join(texts), decoder
+    texts.append(decoder.push([], end=True))
+    return "".join(texts), decoder
 
 
 def one_by_one(ids: list[int]) -> list[int]:
@@ -50,9 +48,9 @@ def one_by_one(ids: list[int]) -> list[int]:
 @given(IDS, st.lists(st.integers(0, 40), max_size=10))
 def test_streaming_equals_whole_decoding_for_any_split(ids: list[int], cuts: list[int]) -> None:
     whole = b"".join(PIECES[index] for index in ids).decode("utf-8", "replace")
-    text, delta = run(ids, cuts)
+    text, decoder = run(ids, cuts)
     assert text == whole
-    assert (delta.done, delta.held_bytes, delta.ids_consumed) == (True, 0, len(ids))
+    assert (decoder.done, decoder.held_bytes, decoder.ids_consumed) == (True, 0, len(ids))
 
 
 @given(IDS, st.lists(st.integers(0, 40), max_size=10), STOPS, st.booleans())
@@ -61,9 +59,11 @@ def test_stop_strings_end_the_stream_at_the_same_id_for_any_split(
     ids: list[int], cuts: list[int], stops: list[str], include: bool
 ) -> None:
     options = {"stops": StopMatcher(stops), "include_stop": include}
-    assert run(ids, cuts, **options)[0] == run(ids, one_by_one(ids), **options)[0]
-    left, right = run(ids, cuts, **options)[1], run(ids, one_by_one(ids), **options)[1]
-    assert left._replace(text="") == right._replace(text="")
+    left_text, left = run(ids, cuts, **options)
+    right_text, right = run(ids, one_by_one(ids), **options)
+    assert left_text == right_text
+    for fact in ("matched_stop", "trim_ids", "ids_consumed", "held_bytes", "done"):
+        assert getattr(left, fact) == getattr(right, fact)
 
 
 @given(IDS, STOPS)
@@ -73,18 +73,17 @@ def test_a_stop_string_is_found_as_soon_as_it_is_complete_and_never_emitted(ids:
     decoder = StreamDecoder(PIECES, stops=StopMatcher(stops))
     sent = ""
     for count in range(1, len(ids) + 1):
-        delta = decoder.push(ids[count - 1 : count])
-        sent += delta.text
-        so_far = StreamDecoder(PIECES).push(ids[:count]).text
+        sent += decoder.push(ids[count - 1 : count])
+        so_far = StreamDecoder(PIECES).push(ids[:count])
         found = [stop for stop in stops if stop in so_far]
-        assert delta.done == bool(found)
+        assert decoder.done == bool(found)
         assert so_far.startswith(sent)
         if found:
-            assert delta.matched_stop in found
-            assert delta.ids_consumed == count
+            assert decoder.matched_stop in found
+            assert decoder.ids_consumed == count
             ends = {stop: so_far.index(stop) + len(stop) for stop in found}
-            assert ends[delta.matched_stop] == min(ends.values())
-            assert sent == so_far[: so_far.index(delta.matched_stop)]
+            assert ends[decoder.matched_stop] == min(ends.values())
+            assert sent == so_far[: so_far.index(decoder.matched_stop)]
             return
         assert not any(stop in sent for stop in stops)
 
@@ -94,74 +93,73 @@ def test_what_is_held_back_is_no_more_than_the_beginning_of_a_stop_string_or_of_
     ids: list[int], stops: list[str]
 ) -> None:
     decoder = StreamDecoder(PIECES, stops=StopMatcher(stops))
-    delta = decoder.push(ids)
-    if not delta.done:
+    decoder.push(ids)
+    if not decoder.done:
         raw = b"".join(PIECES[index] for index in ids)
-        kept = raw[len(raw) - delta.held_bytes :].decode("utf-8", "replace").rstrip("\ufffd")
+        kept = raw[len(raw) - decoder.held_bytes :].decode("utf-8", "replace").rstrip("\ufffd")
         assert kept == "" or any(stop.startswith(kept) for stop in stops) or "\ufffd" in "".join(stops)
 
 
 @given(IDS, STOPS)
 def test_trimmed_ids_lie_within_or_behind_the_stop_string(ids: list[int], stops: list[str]) -> None:
     """The first trimmed id begins at or behind the stop string, and the one before it, if it has bytes, does not."""
-    text, delta = run(ids, [], stops=StopMatcher(stops))
-    if delta.matched_stop is None:
-        assert delta.trim_ids == 0
+    text, decoder = run(ids, [], stops=StopMatcher(stops))
+    if decoder.matched_stop is None:
+        assert decoder.trim_ids == 0
         return
-    consumed = [PIECES[index] for index in ids[: delta.ids_consumed]]
+    consumed = [PIECES[index] for index in ids[: decoder.ids_consumed]]
     starts = [len(b"".join(consumed[:count])) for count in range(len(consumed))]
     if b"".join(consumed).decode("utf-8", "replace").encode() == b"".join(consumed):
         stop_start = len(text.encode())
         inside = [number for number, start in enumerate(starts) if start >= stop_start and consumed[number]]
-        assert delta.trim_ids == (len(consumed) - inside[0] if inside else 0)
+        assert decoder.trim_ids == (len(consumed) - inside[0] if inside else 0)
 
 
 def test_an_emoji_of_several_tokens_appears_once_and_whole() -> None:
     decoder = StreamDecoder(PIECES)
     emoji = "😀".encode()
-    texts = [decoder.push([byte]).text for byte in emoji]
+    texts = [decoder.push([byte]) for byte in emoji]
     assert texts == ["", "", "", "😀"]
 
 
 def test_held_bytes_are_reported() -> None:
     decoder = StreamDecoder(PIECES, stops=StopMatcher(["stop!"]))
-    assert decoder.push([STOP]).held_bytes == 4
-    delta = decoder.push([97])
-    assert (delta.text, delta.held_bytes) == ("stopa", 0)
-    assert decoder.push([0xF0]).held_bytes == 1
+    assert (decoder.push([STOP]), decoder.held_bytes) == ("", 4)
+    assert (decoder.push([97]), decoder.held_bytes) == ("stopa", 0)
+    assert (decoder.push([0xF0]), decoder.held_bytes) == ("", 1)
 
 
 def test_the_longest_of_several_stop_strings_that_end_together_wins() -> None:
-    text, delta = run([*b"xstop"], [], stops=StopMatcher(["op", "stop", "p"]))
-    assert (text, delta.matched_stop, delta.trim_ids) == ("x", "stop", 4)
+    text, decoder = run([*b"xstop"], [], stops=StopMatcher(["op", "stop", "p"]))
+    assert (text, decoder.matched_stop, decoder.trim_ids) == ("x", "stop", 4)
 
 
 def test_the_stop_string_that_is_complete_first_wins_over_one_that_starts_first() -> None:
-    text, delta = run([*b"abcd"], [], stops=StopMatcher(["abcd", "bc"]))
-    assert (text, delta.matched_stop, delta.ids_consumed, delta.trim_ids) == ("a", "bc", 3, 2)
+    text, decoder = run([*b"abcd"], [], stops=StopMatcher(["abcd", "bc"]))
+    assert (text, decoder.matched_stop, decoder.ids_consumed, decoder.trim_ids) == ("a", "bc", 3, 2)
 
 
 def test_include_stop_sends_the_stop_string_and_nothing_behind_it() -> None:
     decoder = StreamDecoder(PIECES, stops=StopMatcher(["st"]), include_stop=True)
-    delta = decoder.push([97, STOP, 98])
-    assert (delta.text, delta.matched_stop, delta.ids_consumed, delta.trim_ids) == ("ast", "st", 2, 1)
+    text = decoder.push([97, STOP, 98])
+    assert (text, decoder.matched_stop, decoder.ids_consumed, decoder.trim_ids) == ("ast", "st", 2, 1)
 
 
 def test_an_empty_id_in_front_of_the_stop_string_is_not_trimmed() -> None:
-    _, delta = run([97, EMPTY, STOP, EMPTY], [1, 2, 3], stops=StopMatcher(["stop"]))
-    assert (delta.ids_consumed, delta.trim_ids) == (3, 1)
+    _, decoder = run([97, EMPTY, STOP, EMPTY], [1, 2, 3], stops=StopMatcher(["stop"]))
+    assert (decoder.ids_consumed, decoder.trim_ids) == (3, 1)
 
 
 def test_a_held_prefix_is_flushed_at_the_end() -> None:
     decoder = StreamDecoder(PIECES, stops=StopMatcher(["stop!"]))
     decoder.push([STOP, 0xE2])
-    delta = decoder.push([], end=True)
-    assert (delta.text, delta.done, delta.matched_stop, delta.held_bytes) == ("stop\ufffd", True, None, 0)
+    text = decoder.push([], end=True)
+    assert (text, decoder.done, decoder.matched_stop, decoder.held_bytes) == ("stop\ufffd", True, None, 0)
 
 
 def test_a_stop_string_that_only_the_end_completes_is_found() -> None:
-    text, delta = run([97, 0xE2], [], stops=StopMatcher(["\ufffd"]))
-    assert (text, delta.matched_stop, delta.trim_ids) == ("a", "\ufffd", 1)
+    text, decoder = run([97, 0xE2], [], stops=StopMatcher(["\ufffd"]))
+    assert (text, decoder.matched_stop, decoder.trim_ids) == ("a", "\ufffd", 1)
 
 
 @pytest.mark.parametrize("watched", [False, True])
@@ -176,8 +174,8 @@ def test_only_the_first_space_of_a_stream_is_a_prefix(watched: bool) -> None:
 @pytest.mark.parametrize("cuts", [[], [1], [1, 2, 3, 4]])
 def test_first_and_last_ids_to_drop_are_dropped_only_there(watched: bool, cuts: list[int]) -> None:
     stops = StopMatcher(["never"]) if watched else None
-    text, delta = run([97, 98, 97, 98, 98], cuts, drop_first=97, drop_last=98, stops=stops)
-    assert (text, delta.ids_consumed) == ("bab", 5)
+    text, decoder = run([97, 98, 97, 98, 98], cuts, drop_first=97, drop_last=98, stops=stops)
+    assert (text, decoder.ids_consumed) == ("bab", 5)
 
 
 def test_a_stream_that_is_done_takes_nothing_more() -> None:
