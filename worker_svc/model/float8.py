@@ -46,7 +46,9 @@ def to_float8(rows: torch.Tensor) -> Float8Rows:
 
 def scaled_product(x: torch.Tensor, weight: Float8Rows) -> torch.Tensor:
     """`x [N, in]` times `[out, in]`, both in e4m3: `[N, out]` in x's dtype."""
-    rows = to_float8(x)
+    from worker_svc.model.kernels.float8 import rows_to_float8  # Triton is not installed where there is no CUDA
+
+    rows = Float8Rows(*rows_to_float8(x))
     product = torch._scaled_mm(
         rows.q, weight.q.t(), scale_a=rows.scale, scale_b=weight.scale.t(), out_dtype=torch.bfloat16
     )

@@ -34,6 +34,7 @@ from worker_svc.model.attention import Segment
 from worker_svc.model.cuda_operations import TritonOperations
 from worker_svc.model.cuda_quantized import KernelWeight
 from worker_svc.model.kernels.choose import choose
+from worker_svc.model.kernels.float8 import rows_to_float8
 from worker_svc.model.kv_cache import CacheShape, KVCache
 from worker_svc.model.kv_formats import Int4, Int8, KVFormat, Plain
 from worker_svc.model.quantization import quantize
@@ -117,6 +118,7 @@ def run_all(
     operations.add_norm(x, x, x[0], 1e-5)
     operations.add_norm(x, None, x[0], 1e-5)
     operations.swiglu(x, 2048)
+    rows_to_float8(x)
     logits, numbers = torch.zeros(4, 128_256), torch.zeros(4)
     choose(logits, numbers, numbers.double())
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from tests.worker_svc.model.kernels.conftest import DEVICE, DTYPES
+from worker_svc.model.float8 import Float8Rows, to_float8
 from worker_svc.model.kernels.add_norm import add_norm, add_norm_reference
+from worker_svc.model.kernels.float8 import rows_to_float8
 from worker_svc.model.kernels.swiglu import swiglu, swiglu_reference
 
 ERRORS = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # relative, of one rounding
@@ -43,7 +45,24 @@ def test_the_activation_equals_torch_in_float64(size: int, dtype: torch.dtype) -
     assert torch.equal(swiglu(gate_up[3:4], size), ours[3:4])
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_of_8_bit_floats_are_those_of_torch(dtype: torch.dtype) -> None:
+    x = random(6, 200, dtype=dtype)
+    x[1], x[2, 7], x[3, 9] = 0, float("nan"), float("inf")
+    q, scale = rows_to_float8(x)
+    expected = to_float8(x)
+    ours, theirs = Float8Rows(q, scale).dequantize(), expected.dequantize()
+    assert ours[2:4].isnan().all() and theirs[2:4].isnan().all()
+    sound = [0, 1, 4, 5]
+    assert torch.equal(scale[sound], expected.scale[sound])
+    if DEVICE.type == "cuda":
+        assert torch.equal(ours[sound], theirs[sound])
+    else:  # the interpreter rounds towards zero
+        assert ((ours - theirs)[sound].abs() <= theirs[sound].abs() / 8).all()
+
+
 def test_no_rows_are_no_work() -> None:
     nothing = random(0, 64, dtype=torch.float32)
     assert add_norm(nothing, nothing, random(64, dtype=torch.float32), 1e-5).shape == (0, 64)
     assert swiglu(nothing, 32).shape == (0, 32)
+    assert rows_to_float8(nothing)[0].shape == (0, 64)
