@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 from prometheus_client import Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from svc_common.metrics import ServiceMetrics
 from tokenizer_svc.encode_cache import EncodeCache
@@ -17,13 +20,47 @@ _TOKEN_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_
 _WAIT_BUCKETS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
+class InputTokens:
+    """How many tokens inputs had, by bucket; many at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = np.zeros(len(_TOKEN_BUCKETS) + 1, np.int64)
+        self._sum = 0
+
+    def observe(self, *tokens: int) -> None:
+        counts = np.bincount(np.searchsorted(_TOKEN_BUCKETS, tokens), minlength=len(_TOKEN_BUCKETS) + 1)
+        with self._lock:
+            self._counts += counts
+            self._sum += sum(tokens)
+
+    def read(self) -> tuple[list[tuple[str, float]], float]:
+        """Cumulative counts by upper bound, and the sum."""
+        with self._lock:
+            counts, total = self._counts.cumsum().tolist(), self._sum
+        bounds = [*map(floatToGoString, _TOKEN_BUCKETS), "+Inf"]
+        return list(zip(bounds, counts, strict=True)), total
+
+
+class _InputTokensCollector(Collector):
+    def __init__(self, histograms: Mapping[str, InputTokens]) -> None:
+        self._histograms = histograms
+
+    def collect(self) -> Iterable[Metric]:
+        family = HistogramMetricFamily("tandem_tokenizer_input_tokens", "Tokens of one input.", labels=("tokenizer",))
+        for name, histogram in list(self._histograms.items()):
+            buckets, total = histogram.read()
+            family.add_metric((name,), buckets, total)
+        return [family]
+
+
 @dataclass(frozen=True, slots=True)
 class NamedMetrics:
     """The children of one tokenizer; looking labels up costs more than counting."""
 
     encoded_tokens: Counter
     encoded_bytes: Counter
-    input_tokens: Histogram
+    input_tokens: InputTokens
     decoded_tokens: Counter
     decoded_bytes: Counter
     streams: Counter
@@ -84,13 +121,8 @@ class TokenizerMetrics(ServiceMetrics):
         self._decoded_bytes = counter("decoded_bytes_total", "Text that ids gave, in bytes.", "tokenizer")
         self._streams = counter("streams_total", "Decode streams that were opened.", "tokenizer")
         self._stop_matches = counter("stop_matches_total", "Decode streams that a stop string ended.", "tokenizer")
-        self._input_tokens = Histogram(
-            "tandem_tokenizer_input_tokens",
-            "Tokens of one input.",
-            ("tokenizer",),
-            buckets=_TOKEN_BUCKETS,
-            registry=self.registry,
-        )
+        self._input_tokens: dict[str, InputTokens] = {}
+        self.registry.register(_InputTokensCollector(self._input_tokens))
         self._caches: dict[str, EncodeCache] = {}
         self.registry.register(_CacheCollector(self._caches))
         self.open_streams = gauge("open_streams", "Decode streams that are open now.")
@@ -110,7 +142,7 @@ class TokenizerMetrics(ServiceMetrics):
         return NamedMetrics(
             self._encoded_tokens.labels(tokenizer),
             self._encoded_bytes.labels(tokenizer),
-            self._input_tokens.labels(tokenizer),
+            self._input_tokens.setdefault(tokenizer, InputTokens()),
             self._decoded_tokens.labels(tokenizer),
             self._decoded_bytes.labels(tokenizer),
             self._streams.labels(tokenizer),

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
+import numpy as np
+
 from tokenizer_svc.arrays import Ids
 
 
@@ -68,7 +70,9 @@ class TokenTable:
     def __post_init__(self) -> None:
         if len(self.types) != len(self.pieces) or (self.scores is not None and len(self.scores) != len(self.pieces)):
             raise ValueError("pieces, types and scores must have one entry an id")
-        hidden = [b"" if kind in CONTROL_TYPES else piece for piece, kind in zip(self.pieces, self.types, strict=True)]
+        hidden = list(self.pieces)
+        for index in np.flatnonzero(np.isin(np.frombuffer(self.types, np.uint8), list(CONTROL_TYPES))).tolist():
+            hidden[index] = b""
         object.__setattr__(self, "hidden_pieces", hidden)
 
     def __len__(self) -> int:

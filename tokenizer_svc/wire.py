@@ -127,6 +127,6 @@ def plain_encodings(lists: Sequence[Ids]) -> Iterator[bytes]:
         if end == at:
             yield b"\x0a\x00"
             continue
-        part = b"\x0a%b%b\x30%b" % (_varint(end - at), whole[at:end], _varint(len(ids)))
-        yield b"\x0a%b%b" % (_varint(len(part)), part)
+        size, total = _varint(end - at), _varint(len(ids))
+        yield b"\x0a%b\x0a%b%b\x30%b" % (_varint(end - at + len(size) + len(total) + 2), size, whole[at:end], total)
         at = end

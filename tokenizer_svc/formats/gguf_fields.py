@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tokenizer_svc.formats.errors import FormatError
 from tokenizer_svc.formats.roles import CONTROL_TEXTS
 from tokenizer_svc.vocabulary import CONTROL_TYPES, TokenType
@@ -87,9 +89,10 @@ class GgufFields:
             types = bytearray([TokenType.NORMAL]) * len(self.texts)
         else:
             self._check_length("token_type", given)
-            if any(kind not in range(7) for kind in set(given)):
+            numbers = np.asarray(given)
+            if not np.isin(numbers, range(7)).all():
                 raise FormatError(self.path, f"{PREFIX}token_type holds numbers outside of 0 to 6")
-            types = bytearray(map(int, given)).translate(_TYPES)
+            types = bytearray(numbers.astype(np.uint8)).translate(_TYPES)
         if not CONTROL_TEXTS.isdisjoint(self.texts):
             for index, text in enumerate(self.texts):
                 if text in CONTROL_TEXTS and types[index] not in CONTROL_TYPES:

@@ -10,6 +10,8 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from svc_common.gguf import MAGIC, GgufError, read_metadata
 from tokenizer_svc.config import TokenizerConfig
 from tokenizer_svc.formats import gguf_vocabularies
@@ -24,7 +26,7 @@ logger = logging.getLogger("tokenizer_svc")
 
 _OTHER_KEYS = frozenset({"tokenizer.chat_template", "general.name", "general.architecture"})
 _MASK_SWALLOWS_LEFT = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
-_SPECIAL_TYPES = frozenset(map(int, (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)))
+_SPECIAL_TYPES = [TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED]
 
 
 def is_gguf(head: bytes) -> bool:
@@ -102,10 +104,9 @@ def _specials(fields: GgufFields) -> tuple[SpecialToken, ...]:
         SpecialToken(
             index,
             text := fields.texts[index],
-            TokenType(kind),
+            TokenType(fields.types[index]),
             lstrip=text in swallows_left,
             rstrip=phi3 and text not in swallows_nothing,
         )
-        for index, kind in enumerate(fields.types)
-        if kind in _SPECIAL_TYPES
+        for index in np.flatnonzero(np.isin(np.frombuffer(fields.types, np.uint8), _SPECIAL_TYPES)).tolist()
     )

@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Sequence
 from operator import itemgetter, sub
 
+import numpy as np
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
 from tokenizer_svc.formats.byte_alphabet import from_alphabet_all
@@ -71,7 +72,9 @@ def _merge_products(fields: GgufFields) -> dict[bytes, None]:
     merges: list[bytes] | None = fields.get("merges", list, None)
     if merges is None:
         raise ValueError(f"there are no {PREFIX}merges")
-    products = [merge.replace(b" ", b"") for merge in merges]
+    products = b"\n".join(merges).replace(b" ", b"").split(b"\n")
+    if len(products) != len(merges):  # a line break in one of them, which GPT-2's alphabet has not
+        products = [merge.replace(b" ", b"") for merge in merges]
     two_tokens = b"" not in products and (
         set(map(sub, map(len, merges), map(len, products))) <= {1}
         and _SPACE not in set(map(itemgetter(0), merges))
@@ -89,32 +92,36 @@ def _merge_products(fields: GgufFields) -> dict[bytes, None]:
 
 def _byte_pairs(fields: GgufFields, pre: PreTokenizer) -> tuple[BpeVocabulary, list[bytes]]:
     """Tokens in GPT-2's alphabet of bytes. Ranks are single bytes in id order, then what the merges make."""
-    types, normal = fields.types, int(TokenType.NORMAL)
-    pieces = from_alphabet_all([text if kind == normal else "" for text, kind in zip(fields.texts, types, strict=True)])
-    for index, kind in enumerate(types):
-        if kind != normal:
-            pieces[index] = _shown(kind, fields.texts[index])
+    types = np.frombuffer(fields.types, np.uint8)
+    normal = types == TokenType.NORMAL
+    others = np.flatnonzero(~normal).tolist()
+    texts = list(fields.texts)
+    for index in others:
+        texts[index] = ""
+    pieces = from_alphabet_all(texts)
+    for index in others:
+        pieces[index] = _shown(fields.types[index], fields.texts[index])
     ids = dict(zip(fields.raw_texts, range(len(pieces)), strict=True))
     if len(ids) != len(pieces):
         logger.warning("%s: %d tokens have the text of another", fields.path, len(pieces) - len(ids))
-    ranked: dict[bytes, int] = {}
-    for index, length in enumerate(map(len, pieces)):
-        if length == 1 and types[index] == normal:
-            ranked.setdefault(pieces[index], index)
+    bytes_alone = np.flatnonzero(normal & (np.fromiter(map(len, pieces), np.int64, len(pieces)) == 1))
     products = _merge_products(fields)
     try:
-        found = list(map(ids.__getitem__, products))
+        found = np.fromiter(map(ids.__getitem__, products), np.int64, len(products))
     except KeyError as error:
         raise ValueError(f"a merge makes {error.args[0].decode(errors='replace')!r}, which is no token") from None
-    for index in found:
-        if types[index] == normal:
+    order: list[int] = np.concatenate((bytes_alone, found[normal[found]])).tolist()
+    ranked = dict(zip(map(pieces.__getitem__, order), order, strict=True))
+    if len(ranked) < len(order):  # of tokens with the same bytes the first one counts, and a dictionary has the last
+        ranked = {}
+        for index in order:
             ranked.setdefault(pieces[index], index)
     whole: dict[bytes, int] = {}
-    if pre.ignore_merges and len(ranked) < types.count(normal):
+    if pre.ignore_merges and len(ranked) < normal.sum():
         whole = {
             piece: index
-            for index, (piece, kind) in enumerate(zip(pieces, types, strict=True))
-            if kind == normal and piece not in ranked
+            for index, (piece, is_normal) in enumerate(zip(pieces, normal.tolist(), strict=True))
+            if is_normal and piece not in ranked
         }
     return BpeVocabulary(list(ranked.items()), pre.patterns, whole), pieces
 
