@@ -229,6 +229,9 @@ async def measure_streams(
             result[f"server CPU microseconds a message, 64 streams, {width} ids"] = await wire_cost(
                 stub, process, ids, width
             )
+            result[f"server CPU microseconds a request, 64 streams in batches, {width} ids"] = await batch_cost(
+                stub, process, ids, width
+            )
     return result
 
 
@@ -251,6 +254,33 @@ async def wire_cost(
     before = sum(process.cpu_times()[:2])
     await asyncio.gather(*(one() for _ in range(64)))
     return (sum(process.cpu_times()[:2]) - before) / (64 * len(messages)) * 1e6
+
+
+async def batch_cost(
+    stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub, process: psutil.Process, ids: list[int], width: int
+) -> float:
+    """The same 64 streams in one call: a batch of 64 requests is one message."""
+    keys = [str(number) for number in range(64)]
+    messages = [
+        pb.DecodeStreamRequest(batch=[pb.DecodeStreamRequest(stream_key=key, ids=ids[at : at + width]) for key in keys])
+        for at in range(0, 300 * width, width)
+    ]
+    opening = [pb.DecodeStreamRequest(stream_key=key, open=pb.DecodeStreamOpen()) for key in keys]
+
+    async def one() -> None:
+        call = stub.DecodeStream()
+        await call.write(pb.DecodeStreamRequest(batch=opening))
+        await call.read()
+        for message in messages:
+            await call.write(message)
+            await call.read()
+        await call.done_writing()
+
+    await one()
+    before = sum(process.cpu_times()[:2])
+    await one()
+    await one()
+    return (sum(process.cpu_times()[:2]) - before) / (2 * 64 * len(messages)) * 1e6
 
 
 async def measure_floor() -> dict[str, object]:

@@ -189,8 +189,9 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         call = DecodeStreamCall(self._loaded.at_hand, self._settings, self.metrics)
         try:
             async for request in request_iterator:
-                if request.HasField("open"):
-                    await self._loaded.get(request.open.tokenizer)
+                for each in request.batch or (request,):
+                    if each.HasField("open"):
+                        await self._loaded.get(each.open.tokenizer)
                 yield call.handle(request)
         finally:
             call.close()

@@ -11,7 +11,7 @@ from tokenizer_svc.loaded import Loaded
 from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.settings import TokenizerSettings
 from tokenizer_svc.streaming import StreamDecoder
-from tokenizer_svc.validation import MAX_STREAM_KEY_BYTES, Violations, check_ids, check_open
+from tokenizer_svc.validation import MAX_STREAM_KEY_BYTES, Violations, check_ids, check_open, check_stream_batch
 
 _DONE_KEYS_KEPT = 65_536  # how long ago a key may have been done and still be answered
 
@@ -45,31 +45,43 @@ class DecodeStreamCall:
 
     def handle(self, request: pb.DecodeStreamRequest) -> pb.DecodeStreamResponse:
         """The one response to a request. Raises ServiceError, which ends the call."""
+        if not request.batch:
+            return self._handle(request, "", pb.DecodeStreamResponse)
+        check_stream_batch(request)
+        if (count := sum(len(each.ids) for each in request.batch)) > self._max_ids:
+            raise self._too_many(count)
+        response = pb.DecodeStreamResponse()
+        for index, each in enumerate(request.batch):
+            self._handle(each, f"batch[{index}].", response.batch.add)
+        return response
+
+    def _handle(
+        self, request: pb.DecodeStreamRequest, path: str, respond: Callable[..., pb.DecodeStreamResponse]
+    ) -> pb.DecodeStreamResponse:
+        """What `respond` makes of the answer. `path` leads to the request's fields, for errors."""
         key = request.stream_key
         if request.HasField("open"):
-            stream = self._start(key, request.open)
+            stream = self._start(key, request.open, path)
         else:
             found = self._open.get(key)
             if found is None:
                 if key in self._done:
-                    return pb.DecodeStreamResponse(stream_key=key, done=True)
-                raise _violation("open", f"is required in the first request of stream_key {key!r}")
+                    return respond(stream_key=key, done=True)
+                raise _violation(f"{path}open", f"is required in the first request of stream_key {key!r}")
             stream = found
         ids = list(request.ids)
         if len(ids) > self._max_ids or (ids and max(ids) >= stream.size):
-            self._refuse(ids, stream)
+            self._refuse(ids, stream, path)
         decoder = stream.decoder
         text = decoder.push(ids, request.end)
         stream.tokens += len(ids)
         stream.bytes += len(text) if text.isascii() else len(text.encode())
         if not decoder.done:
-            return pb.DecodeStreamResponse(
-                stream_key=key, text=text, held_bytes=decoder.held_bytes, ids_consumed=decoder.ids_consumed
-            )
+            return respond(stream_key=key, text=text, held_bytes=decoder.held_bytes, ids_consumed=decoder.ids_consumed)
         self._finish(key)
         if decoder.matched_stop is not None:
             stream.loaded.metrics.stop_matches.inc()
-        return pb.DecodeStreamResponse(
+        return respond(
             stream_key=key,
             text=text,
             ids_consumed=decoder.ids_consumed,
@@ -85,11 +97,11 @@ class DecodeStreamCall:
         self._metrics.open_streams.dec(len(self._open))
         self._open.clear()
 
-    def _start(self, key: str, message: pb.DecodeStreamOpen) -> _Stream:
-        if len(key.encode()) > MAX_STREAM_KEY_BYTES:
-            raise _violation("stream_key", f"has {len(key.encode())} bytes; at most {MAX_STREAM_KEY_BYTES} are allowed")
+    def _start(self, key: str, message: pb.DecodeStreamOpen, path: str) -> _Stream:
+        if (size := len(key.encode())) > MAX_STREAM_KEY_BYTES:
+            raise _violation(f"{path}stream_key", f"has {size} bytes; at most {MAX_STREAM_KEY_BYTES} are allowed")
         if key in self._open:
-            raise _violation("open", f"stream_key {key!r} is open already")
+            raise _violation(f"{path}open", f"stream_key {key!r} is open already")
         if len(self._open) >= self._settings.max_streams_per_call:
             raise resource_exhausted(
                 f"{len(self._open)} streams are open in this call, which is the limit",
@@ -98,7 +110,7 @@ class DecodeStreamCall:
             )
         loaded = self._find(message.tokenizer)
         assert loaded is not None, "the caller has seen to it that it is loaded"
-        check_open(message, loaded.tokenizer)
+        check_open(message, loaded.tokenizer, f"{path}open")
         options = message.options
         decoder = loaded.tokenizer.stream(
             context_ids=list(message.context_ids),
@@ -114,15 +126,18 @@ class DecodeStreamCall:
         loaded.metrics.streams.inc()
         return stream
 
-    def _refuse(self, ids: list[int], stream: _Stream) -> None:
-        if len(ids) > self._settings.max_stream_ids:
-            raise resource_exhausted(
-                f"ids: {len(ids)} in one message; at most {self._settings.max_stream_ids} are taken",
-                reason="INPUT_TOO_LARGE",
-                retry_after=None,
-            )
+    def _too_many(self, count: int) -> ServiceError:
+        return resource_exhausted(
+            f"ids: {count} in one message; at most {self._max_ids} are taken",
+            reason="INPUT_TOO_LARGE",
+            retry_after=None,
+        )
+
+    def _refuse(self, ids: list[int], stream: _Stream, path: str) -> None:
+        if len(ids) > self._max_ids:
+            raise self._too_many(len(ids))
         violations = Violations()
-        check_ids(ids, "ids", stream.loaded.tokenizer, violations)
+        check_ids(ids, f"{path}ids", stream.loaded.tokenizer, violations)
         violations.raise_any()
 
     def _finish(self, key: str) -> None:

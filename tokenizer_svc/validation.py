@@ -16,6 +16,7 @@ from tokenizer_svc.wire import ids_field
 MAX_STOP_STRINGS = 64
 MAX_STOP_BYTES = 1024
 MAX_STREAM_KEY_BYTES = 256
+MAX_STREAM_BATCH = 4096
 _MAX_VIOLATIONS = 32
 _TEXT_POLICIES = (int(pb.SPECIAL_TOKEN_POLICY_UNSPECIFIED), int(pb.SPECIAL_TOKEN_POLICY_TEXT))
 
@@ -205,18 +206,32 @@ def check_ids(ids: Sequence[int] | Ids, field: str, tokenizer: Tokenizer, violat
         )
 
 
-def check_open(message: pb.DecodeStreamOpen, tokenizer: Tokenizer) -> None:
-    """Raises ServiceError where a stream must not be opened so."""
+def check_stream_batch(request: pb.DecodeStreamRequest) -> None:
+    """Raises ServiceError where the requests of a batch must not come together so."""
+    violations = Violations()
+    if len(request.batch) > MAX_STREAM_BATCH:
+        violations.add("batch", f"has {len(request.batch)} entries; at most {MAX_STREAM_BATCH} are allowed")
+    for field, _ in request.ListFields():
+        if field.name != "batch":
+            violations.add(field.name, "is not allowed beside `batch`")
+    for index, each in enumerate(request.batch):
+        if each.batch:
+            violations.add(f"batch[{index}].batch", "is not allowed within a batch")
+    violations.raise_any()
+
+
+def check_open(message: pb.DecodeStreamOpen, tokenizer: Tokenizer, path: str) -> None:
+    """Raises ServiceError where a stream must not be opened so; `path` leads to the message."""
     violations = Violations()
     if message.options.clean_spaces:
-        violations.add("open.options.clean_spaces", "must be false: a stream never takes text back")
-    check_ids(list(message.context_ids), "open.context_ids", tokenizer, violations)
+        violations.add(f"{path}.options.clean_spaces", "must be false: a stream never takes text back")
+    check_ids(list(message.context_ids), f"{path}.context_ids", tokenizer, violations)
     if len(message.stop_strings) > MAX_STOP_STRINGS:
-        violations.add("open.stop_strings", f"has {len(message.stop_strings)} entries; at most {MAX_STOP_STRINGS}")
+        violations.add(f"{path}.stop_strings", f"has {len(message.stop_strings)} entries; at most {MAX_STOP_STRINGS}")
     for index, stop in enumerate(message.stop_strings):
         length = len(stop.encode())
         if not 1 <= length <= MAX_STOP_BYTES:
-            violations.add(f"open.stop_strings[{index}]", f"has {length} bytes; 1 to {MAX_STOP_BYTES} are allowed")
+            violations.add(f"{path}.stop_strings[{index}]", f"has {length} bytes; 1 to {MAX_STOP_BYTES} are allowed")
     violations.raise_any()
 
 

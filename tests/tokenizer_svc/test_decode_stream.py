@@ -156,7 +156,28 @@ def test_a_stream_equals_whole_decoding_for_any_ids_and_split(
         assert text + matched == whole[: min(ends)]
 
 
+async def test_a_batch_is_answered_as_its_requests_would_be_alone(start_service: Any, small: Tokenizer) -> None:
+    running = await start_service()
+    ids = {key: small.encode(f"stream {key} é, stop it", add_special=False) for key in "abc"}
+    requests = [Request(stream_key=key, open=Open(stop_strings=["stop"])) for key in ids]
+    for place in range(max(map(len, ids.values()))):
+        requests += [Request(stream_key=key, ids=each[place : place + 1]) for key, each in ids.items()]
+    requests += [Request(stream_key=key, end=True) for key in ids]
+    alone = await exchange(running.stub, requests)
+    batches = [Request(batch=requests[at : at + 7]) for at in range(0, len(requests), 7)]
+    together = await exchange(running.stub, batches)
+    assert [each for response in together for each in response.batch] == alone
+    assert len(together) == len(batches)
+    assert {each.matched_stop for each in alone if each.trim_ids} == {"stop"}
+
+
 BAD_REQUESTS = [
+    ([Request(batch=[Request(open=Open()), Request(stream_key="b", ids=[5])])], "batch[1].open"),
+    ([Request(batch=[Request(open=Open(stop_strings=[""]))])], "batch[0].open.stop_strings[0]"),
+    ([Request(batch=[Request(open=Open(), ids=[5, 512])])], "batch[0].ids[1]"),
+    ([Request(batch=[Request(batch=[Request(open=Open())])])], "batch[0].batch"),
+    ([Request(end=True, batch=[Request(open=Open())])], "end"),
+    ([Request(batch=[Request(stream_key="k")] * 4097)], "batch"),
     ([Request(ids=[5])], "open"),
     ([Request(end=True)], "open"),
     ([Request(stream_key="a", open=Open()), Request(stream_key="b", ids=[5])], "open"),
@@ -190,6 +211,9 @@ async def test_unknown_tokenizer_and_too_many_streams(start_service: Any, refusa
     crowded = await refusal(exchange(running.stub, many))
     assert (crowded.code, crowded.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS")
     long = await refusal(exchange(running.stub, [Request(open=Open(), ids=[5] * 4)]))
+    assert (long.code, long.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "INPUT_TOO_LARGE")
+    batch = [Request(stream_key=key, open=Open(), ids=[5, 5]) for key in "ab"]
+    long = await refusal(exchange(running.stub, [Request(batch=batch)]))
     assert (long.code, long.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "INPUT_TOO_LARGE")
 
 

@@ -45,6 +45,8 @@ def valid_messages() -> list[bytes]:
         chat_template="{% for m in messages %}{{ m.content }}{% endfor %}",
         include_content_mask=True,
     )
+    opening = pb.DecodeStreamOpen(stop_strings=["a", "bc"])
+    stream = pb.DecodeStreamRequest(stream_key="k", open=opening, ids=[1, 2, 300])
     messages: list[Any] = [
         pb.GetTokenizerRequest(tokenizer="small"),
         pb.EncodeRequest(input=text, include_offsets=True, include_pieces=True),
@@ -52,7 +54,8 @@ def valid_messages() -> list[bytes]:
         pb.DecodeRequest(input=ids, options=pb.DecodeOptions(unparse_special=True, clean_spaces=True)),
         pb.BatchDecodeRequest(inputs=[ids, ids]),
         chat,
-        pb.DecodeStreamRequest(stream_key="k", open=pb.DecodeStreamOpen(stop_strings=["a", "bc"]), ids=[1, 2, 300]),
+        stream,
+        pb.DecodeStreamRequest(batch=[stream, pb.DecodeStreamRequest(stream_key="k", ids=[5], end=True)]),
     ]
     return [message.SerializeToString() for message in messages]
 

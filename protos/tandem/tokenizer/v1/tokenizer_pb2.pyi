@@ -908,6 +908,7 @@ class DecodeStreamRequest(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     IDS_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
     stream_key: _builtins.str
     """chosen by the caller, at most 256 bytes; may be empty when one stream is enough"""
     end: _builtins.bool
@@ -918,6 +919,12 @@ class DecodeStreamRequest(_message.Message):
 
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def batch(self) -> _containers.RepeatedCompositeFieldContainer[Global___DecodeStreamRequest]:
+        """At most 4,096 requests, handled in this order as if each had come alone, and answered together. Beside it no other
+        field is set, and none of them has a batch itself. What is wrong with one ends the call.
+        """
+
     def __init__(
         self,
         *,
@@ -925,10 +932,11 @@ class DecodeStreamRequest(_message.Message):
         open: Global___DecodeStreamOpen | None = ...,
         ids: _abc.Iterable[_builtins.int] | None = ...,
         end: _builtins.bool = ...,
+        batch: _abc.Iterable[Global___DecodeStreamRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["open", b"open"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "ids", b"ids", "open", b"open", "stream_key", b"stream_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "end", b"end", "ids", b"ids", "open", b"open", "stream_key", b"stream_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -945,6 +953,7 @@ class DecodeStreamResponse(_message.Message):
     DONE_FIELD_NUMBER: _builtins.int
     MATCHED_STOP_FIELD_NUMBER: _builtins.int
     TRIM_IDS_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
     stream_key: _builtins.str
     text: _builtins.str
     """new text; may be empty while bytes are held back"""
@@ -958,6 +967,10 @@ class DecodeStreamResponse(_message.Message):
     """the stop string that matched"""
     trim_ids: _builtins.int
     """with matched_stop: how many of the consumed ids lie wholly within or behind the stop string"""
+    @_builtins.property
+    def batch(self) -> _containers.RepeatedCompositeFieldContainer[Global___DecodeStreamResponse]:
+        """answers a request's batch: one response a request, in order; nothing else is filled"""
+
     def __init__(
         self,
         *,
@@ -968,10 +981,11 @@ class DecodeStreamResponse(_message.Message):
         done: _builtins.bool = ...,
         matched_stop: _builtins.str | None = ...,
         trim_ids: _builtins.int = ...,
+        batch: _abc.Iterable[Global___DecodeStreamResponse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_matched_stop", b"_matched_stop", "matched_stop", b"matched_stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_stop", b"_matched_stop", "done", b"done", "held_bytes", b"held_bytes", "ids_consumed", b"ids_consumed", "matched_stop", b"matched_stop", "stream_key", b"stream_key", "text", b"text", "trim_ids", b"trim_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_stop", b"_matched_stop", "batch", b"batch", "done", b"done", "held_bytes", b"held_bytes", "ids_consumed", b"ids_consumed", "matched_stop", b"matched_stop", "stream_key", b"stream_key", "text", b"text", "trim_ids", b"trim_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__matched_stop: _TypeAlias = _typing.Literal["matched_stop"]  # noqa: Y015
     _WhichOneofArgType__matched_stop: _TypeAlias = _typing.Literal["_matched_stop", b"_matched_stop"]  # noqa: Y015

@@ -148,6 +148,9 @@ class TokenizerServiceServicer:
         3. The texts of a stream's responses, joined, are the decoded text; nothing sent is ever retracted.
         4. Text is sent in whole characters. Bytes that cannot become valid UTF-8 are sent as U+FFFD.
         5. No text of a matched stop string is sent unless include_stop was set.
+
+        A message costs the server far more than the ids in it. Who carries many streams in one call (a gateway) puts what
+        has come for all of them into one request's `batch`, and gets all their text in one response's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

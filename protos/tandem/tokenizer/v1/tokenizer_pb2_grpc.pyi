@@ -64,6 +64,9 @@ class TokenizerServiceStub:
       3. The texts of a stream's responses, joined, are the decoded text; nothing sent is ever retracted.
       4. Text is sent in whole characters. Bytes that cannot become valid UTF-8 are sent as U+FFFD.
       5. No text of a matched stop string is sent unless include_stop was set.
+
+    A message costs the server far more than the ids in it. Who carries many streams in one call (a gateway) puts what
+    has come for all of them into one request's `batch`, and gets all their text in one response's.
     """
     EncodeChat: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.EncodeChatRequest, _tokenizer_pb2.EncodeChatResponse]
     """Renders a conversation with the model's chat template and encodes it."""
@@ -97,6 +100,9 @@ class TokenizerServiceAsyncStub(TokenizerServiceStub):
       3. The texts of a stream's responses, joined, are the decoded text; nothing sent is ever retracted.
       4. Text is sent in whole characters. Bytes that cannot become valid UTF-8 are sent as U+FFFD.
       5. No text of a matched stop string is sent unless include_stop was set.
+
+    A message costs the server far more than the ids in it. Who carries many streams in one call (a gateway) puts what
+    has come for all of them into one request's `batch`, and gets all their text in one response's.
     """
     EncodeChat: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.EncodeChatRequest, _tokenizer_pb2.EncodeChatResponse]  # type: ignore[assignment]
     """Renders a conversation with the model's chat template and encodes it."""
@@ -175,6 +181,9 @@ class TokenizerServiceServicer(metaclass=_abc_1.ABCMeta):
           3. The texts of a stream's responses, joined, are the decoded text; nothing sent is ever retracted.
           4. Text is sent in whole characters. Bytes that cannot become valid UTF-8 are sent as U+FFFD.
           5. No text of a matched stop string is sent unless include_stop was set.
+
+        A message costs the server far more than the ids in it. Who carries many streams in one call (a gateway) puts what
+        has come for all of them into one request's `batch`, and gets all their text in one response's.
         """
 
     @_abc_1.abstractmethod
