@@ -4,18 +4,24 @@
 
 ceilings    device-to-device copy and a bf16 matrix product, measured in this run: what the shares below are of
 kernels     decode attention of 64 sequences of 4,096 tokens, prefill attention of 8,192
-1b, 8b      decodes at batch 1 and context 1,024; 8b also at batch 64
+8b, 1b      decodes at batch 1 and context 1,024; 8b also at batch 64
 serving     8b, 256 sequences of 100 to 1,024 tokens in and out, and how much of the time the forward pass is running
+overlap     8b, 256 sequences, steps launched before the last one is read, and not; whether the ids are the same
+fp8         8b with fp8 weights: decodes, and 256 sequences of 1,000 tokens in and 1,000 out
+int4, int8  8b with such weights: decodes at batch 1, 16 and 64
 peer        8b, 64 sequences, beside transformers' continuous batching on the same prompts
 
-Fast and reproducible mode run in a process each, since cuBLAS reads its environment once. Weights are random and made
-on the card. A part that fails is reported with its error, and one that no longer fits into the budget is left out.
+Parts run in this order, what matters most first, in fast mode and then in reproducible mode: each in a process of its
+own, since cuBLAS reads its environment once. Results are written after every part. Weights are random and made on the
+card. A part that fails is reported with its error, and one that no longer fits into the budget is left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
+import hashlib
 import json
 import os
 import statistics
@@ -45,6 +51,7 @@ from worker_svc.model.kv_formats import Plain
 from worker_svc.model.runner import Work
 
 GREEDY = Sampling(temperature=0.0)
+PARTS = ["kernels", "8b", "serving", "overlap", "fp8", "1b", "int4", "int8", "peer"]
 # part, goal, key of the result, whether more is better
 GOALS = [
     ("8b decode, batch 1, share of the copy bandwidth", "8b.batch_1.engine.bandwidth_share", 0.75),
@@ -54,6 +61,12 @@ GOALS = [
     ("decode attention, share of the copy bandwidth", "kernels.decode.bandwidth_share", 0.80),
     ("prefill attention, share of the matrix rate", "kernels.prefill.rate_share", 0.55),
     ("8b, 256 sequences, share of the time that a forward pass runs", "serving.forward_share", 0.97),
+    (
+        "8b with fp8 weights, 256 sequences of 1,000 in and out, output tokens/s",
+        "fp8.serving.output_tokens_per_second",
+        14000,
+    ),
+    ("8b, 256 sequences, tokens/s with overlap against without", "overlap.ratio", 1.0),
 ]
 
 
@@ -113,11 +126,11 @@ def kernels(reproducible: bool, ceiling: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def built(size: str, reproducible: bool, max_running: int) -> BuiltEngine:
+def built(size: str, quantize: str, reproducible: bool, max_running: int) -> BuiltEngine:
     config = llama(size)  # type: ignore[arg-type]
     options = EngineConfig(
         model="random", device="cuda", dtype="bfloat16", reproducible=reproducible, max_running=max_running,
-        max_batch_tokens=4096, kv_cache_tokens=max_running * 2112,
+        max_batch_tokens=4096, kv_cache_tokens=max_running * 2112, quantize=quantize,
     )  # fmt: skip
     return build_engine(options, checkpoint=RandomCheckpoint(config, "cuda", torch.bfloat16))
 
@@ -129,8 +142,10 @@ def prompt(generator: np.random.Generator, length: int, engine: BuiltEngine) -> 
 def decodes(engine: BuiltEngine, batch: int, ceiling: dict[str, float], context: int = 1024) -> dict[str, Any]:
     """Steps of a batch, by the forward pass alone and by the whole engine."""
     runner = engine.engine._runner
-    embedding = 0 if engine.config.tie_embeddings else engine.config.vocab_size * engine.config.hidden_size * 2
-    moved = engine.parameters * 2 - embedding + batch * context * engine.shape.bytes_per_token
+    stored = runner.model.embedding.stored
+    embedding = sum(each.nbytes for each in (*stored.parameters(), *stored.buffers()))
+    read = engine.weight_bytes - (0 if engine.config.tie_embeddings else embedding)
+    moved = read + batch * context * engine.shape.bytes_per_token
     held = np.arange(batch * (context // 64 + 1)).reshape(batch, -1)
     work = [Work(np.array([row], dtype=np.int32), context - 1, held[row], 1) for row in range(batch)]
     forward = median_seconds(lambda: runner.forward(work))
@@ -158,7 +173,7 @@ def decodes(engine: BuiltEngine, batch: int, ceiling: dict[str, float], context:
     }
 
 
-def run_requests(engine: BuiltEngine, lengths: Sequence[tuple[int, int]]) -> dict[str, float]:
+def run_requests(engine: BuiltEngine, lengths: Sequence[tuple[int, int]]) -> dict[str, Any]:
     """Requests of (prompt, output) tokens, all at once."""
     generator = np.random.default_rng(0)
     for handle, (before, after) in enumerate(lengths):
@@ -167,31 +182,57 @@ def run_requests(engine: BuiltEngine, lengths: Sequence[tuple[int, int]]) -> dic
     runner, forward = engine.engine._runner, engine.engine._runner.forward
     passes: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
-    def timed(work: Sequence[Work]) -> torch.Tensor:
+    def timed(work: Sequence[Work], sampled: torch.Tensor | None = None) -> torch.Tensor:
         passes.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
         passes[-1][0].record()
-        logits = forward(work)
+        logits = forward(work, sampled)
         passes[-1][1].record()
         return logits
 
     runner.forward = timed  # type: ignore[method-assign]
+    before = dataclasses.replace(engine.engine.scheduler.statistics)
+    told = []
     began = time.perf_counter()
     while engine.engine.has_work:
-        engine.engine.step()
+        told.append(engine.engine.step())
     torch.cuda.synchronize()
     seconds = time.perf_counter() - began
+    ids = np.concatenate([result.sampled.ids for result in told])
+    ids = ids[np.concatenate([result.handles for result in told]).argsort(kind="stable")]
     runner.forward = forward  # type: ignore[method-assign]
     return {
         "seconds": seconds,
         "steps": len(passes),
         "output_tokens_per_second": sum(after for _, after in lengths) / seconds,
         "forward_share": sum(a.elapsed_time(b) for a, b in passes) / 1e3 / seconds,
+        "overlapped_steps": engine.engine.scheduler.statistics.overlapped_steps - before.overlapped_steps,
+        "ids": hashlib.sha256(ids.tobytes()).hexdigest()[:16],
     }
 
 
-def serving(engine: BuiltEngine) -> dict[str, float]:
+def serving(engine: BuiltEngine) -> dict[str, Any]:
     draw = np.random.default_rng(0)
     return run_requests(engine, [tuple(draw.integers(100, 1025, 2).tolist()) for _ in range(256)])
+
+
+def overlap(engine: BuiltEngine) -> dict[str, Any]:
+    """The same requests with and without, twice each in turn; they all begin at once, so that their steps are alike."""
+    runs: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
+    for on in (True, False, True, False):
+        engine.engine.overlap = on
+        runs[on].append(run_requests(engine, [(64, 128)] * 256))
+    engine.engine.overlap = True
+    best = {on: max(each["output_tokens_per_second"] for each in runs[on]) for on in runs}
+    return {
+        "on": runs[True],
+        "off": runs[False],
+        "ratio": best[True] / best[False],
+        "same_ids": len({each["ids"] for each in (*runs[True], *runs[False])}) == 1,
+    }
+
+
+def quantized(engine: BuiltEngine, ceiling: dict[str, float], batches: Sequence[int]) -> dict[str, Any]:
+    return {f"batch_{batch}": decodes(engine, batch, ceiling) for batch in batches}
 
 
 def peer(engine: BuiltEngine) -> dict[str, Any]:
@@ -237,25 +278,37 @@ def run_mode(mode: str, only: Sequence[str], deadline: float) -> None:
     print(json.dumps({"part": "ceilings", "result": ceiling}), flush=True)
     engines: dict[str, BuiltEngine] = {}
 
-    def engine(size: str) -> BuiltEngine:
-        if size not in engines:
+    def engine(size: str, quantize: str = "auto") -> BuiltEngine:
+        name = size if quantize == "auto" else f"{size}-{quantize}"
+        if name not in engines:
             engines.clear()
             gc.collect()
             torch.cuda.empty_cache()
             began = time.perf_counter()
-            engines[size] = built(size, reproducible, 256 if size == "8b" else 16)
+            engines[name] = built(size, quantize, reproducible, 256 if size == "8b" else 16)
             seconds = time.perf_counter() - began
-            about = {"start_seconds": seconds, "row_invariant": engines[size].row_invariant}
-            print(json.dumps({"part": f"start.{size}", "result": about}), flush=True)
-        return engines[size]
+            about = {"start_seconds": seconds, "row_invariant": engines[name].row_invariant}
+            print(json.dumps({"part": f"start_{name}", "result": about}), flush=True)
+        return engines[name]
 
-    parts: list[tuple[str, float, Callable[[], Any]]] = [("kernels", 20, lambda: kernels(reproducible, ceiling))]
+    def fp8() -> dict[str, Any]:
+        made = engine("8b", "fp8")
+        return quantized(made, ceiling, (1, 64)) | {"serving": run_requests(made, [(1000, 1000)] * 256)}
+
+    parts: list[tuple[str, float, Callable[[], Any]]] = [
+        ("kernels", 20, lambda: kernels(reproducible, ceiling)),
+        ("8b", 60, lambda: {f"batch_{n}": decodes(engine("8b"), n, ceiling) for n in (1, 64)}),
+    ]
     if not reproducible:
-        parts.append(("1b", 30, lambda: {"batch_1": decodes(engine("1b"), 1, ceiling)}))
-    parts.append(("8b", 60, lambda: {f"batch_{n}": decodes(engine("8b"), n, ceiling) for n in (1, 64)}))
-    if not reproducible:
-        parts.append(("serving", 45, lambda: serving(engine("8b"))))
-        parts.append(("peer", 75, lambda: peer(engine("8b"))))
+        parts += [
+            ("serving", 45, lambda: serving(engine("8b"))),
+            ("overlap", 30, lambda: overlap(engine("8b"))),
+            ("fp8", 70, fp8),
+            ("1b", 30, lambda: {"batch_1": decodes(engine("1b"), 1, ceiling)}),
+            ("int4", 40, lambda: quantized(engine("8b", "int4"), ceiling, (1, 16, 64))),
+            ("int8", 40, lambda: quantized(engine("8b", "int8"), ceiling, (1, 16, 64))),
+            ("peer", 75, lambda: peer(engine("8b"))),
+        ]
     for name, expected, run in parts:
         if only and name not in only:
             continue
@@ -286,14 +339,14 @@ def table(results: dict[str, Any]) -> str:
     lines = ["| | goal | measured |", "|---|---|---|"]
     for what, goal, found in rows:
         lines.append(f"| {what} | {goal:,g} | {'not measured' if found is None else format(found, ',.4g')} |")
-    return "\n".join([*lines, "| 8b with fp8 weights | 14,000 | not built |"])
+    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the JSON file")
     parser.add_argument("--budget", type=float, default=450.0, help="seconds in all")
-    parser.add_argument("--only", nargs="*", default=[], choices=["kernels", "1b", "8b", "serving", "peer"])
+    parser.add_argument("--only", nargs="*", default=[], choices=PARTS, help="parts to run")
     parser.add_argument("--mode", choices=["fast", "reproducible"], help=argparse.SUPPRESS)
     parser.add_argument("--deadline", type=float, default=0.0, help=argparse.SUPPRESS)
     options = parser.parse_args()

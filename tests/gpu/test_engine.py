@@ -87,9 +87,33 @@ def test_graphs_on_and_off_give_the_same_answers(kv_cache_dtype: str, repository
         assert answers(with_graphs, requests[0]) == answers(without, requests[1])
 
 
-def test_bits_do_not_depend_on_the_batch() -> None:
+@pytest.mark.parametrize("reproducible", [True, False], ids=["reproducible", "fast"])
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, Sampling(temperature=0.9), Sampling(temperature=0.9, top_p=0.95)], ids=str
+)
+def test_overlap_on_and_off_give_the_same_answers(sampling: Sampling, reproducible: bool, repository: Path) -> None:
+    model = repository / "models/demo"
+    fields = {"dtype": "bfloat16", "reproducible": reproducible}
+    engines = [built(model, overlap=overlap, **fields) for overlap in ("on", "off")]
+    requests = [some_requests(engines[0].config.vocab_size, 24, sampling) for _ in range(2)]
+    for request in (*requests[0], *requests[1]):  # some end before anybody could know
+        request.stopping = replace(request.stopping, stop_ids=frozenset(range(20 + request.handle % 3, 40)))
+    with_overlap, without = (answers(engine, each) for engine, each in zip(engines, requests, strict=True))
+    if reproducible:  # else a step's company, which overlap may change, may decide about the last bit
+        assert with_overlap == without
+    assert with_overlap.keys() == without.keys()
+    statistics = engines[0].engine.scheduler.statistics
+    assert statistics.overlapped_steps > statistics.steps // 2
+    assert statistics.overlap_wasted_tokens > 0
+    assert engines[1].engine.scheduler.statistics.overlapped_steps == 0
+
+
+@pytest.mark.parametrize("quantize", ["none", "fp8", "int8", "int4"])
+def test_bits_do_not_depend_on_the_batch(quantize: str) -> None:
     engine = build_engine(
-        EngineConfig(model="random", device="cuda", dtype="bfloat16", max_running=256, kv_cache_tokens=1 << 16),
+        EngineConfig(
+            model="random", device="cuda", dtype="bfloat16", max_running=256, kv_cache_tokens=1 << 16, quantize=quantize
+        ),
         checkpoint=RandomCheckpoint(llama("1b", 2048), "cuda", torch.bfloat16),
     )
     assert engine.row_invariant

@@ -1,0 +1,68 @@
+"""Products and draws at the sizes that only a card computes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from worker_svc.checkpoints.grouped import Quantization
+from worker_svc.engine.request import LogprobOptions, Request, Sampling, Stopping
+from worker_svc.engine.sampler import Rows, SamplingTable, launch, sample
+from worker_svc.model.cuda_quantized import KernelWeight
+from worker_svc.model.float8 import Float8Weight, to_float8
+from worker_svc.model.kernels.float8 import rows_to_float8
+from worker_svc.model.quantization import quantize
+
+BF16 = torch.bfloat16
+CUDA = torch.device("cuda")
+MODES = [pytest.param(True, id="reproducible"), pytest.param(False, id="fast")]
+
+
+def error(ours: torch.Tensor, exact: torch.Tensor) -> float:
+    return ((ours.double() - exact).norm() / exact.norm()).nan_to_num(nan=1e9).item()
+
+
+@pytest.mark.parametrize("reproducible", MODES)
+@pytest.mark.parametrize("kind", [Quantization(8, 0), Quantization(4, 32), Quantization(4, 64)], ids=str)
+@pytest.mark.parametrize(("outputs", "columns"), [(4096, 14336), (28672, 4096), (128256, 2048), (1000, 3000)])
+def test_quantized_products_equal_float64(outputs: int, columns: int, kind: Quantization, reproducible: bool) -> None:
+    grouped = quantize(torch.randn(outputs, columns, device="cuda"), kind)
+    weight = KernelWeight(kind, outputs, columns, grouped, CUDA, reproducible=reproducible)
+    weight.fill(0, grouped)
+    some = torch.arange(0, outputs, 7, device="cuda")
+    exact_rows = weight.rows(some).double()
+    x = torch.randn(300, columns, device="cuda", dtype=BF16)
+    exact = x.double() @ exact_rows.T
+    whole = weight(x)
+    assert error(whole[:, some], exact) < 8e-3
+    for rows in (1, 16, 17, 64, 200):
+        ours = weight(x[:rows])
+        assert error(ours[:, some], exact[:rows]) < 8e-3, rows
+        assert not reproducible or torch.equal(ours, whole[:rows]), rows
+
+
+def test_fp8_products_equal_float64_of_what_is_multiplied() -> None:
+    weight = Float8Weight(4096, 14336, CUDA)
+    weight.fill(0, to_float8(torch.randn(4096, 14336, device="cuda")))
+    for rows in (1, 5, 64, 300):
+        x = torch.randn(rows, 14336, device="cuda", dtype=BF16)
+        q, scale = rows_to_float8(x)
+        exact = (q.double() * scale) @ weight.rows(slice(None)).double().T
+        assert error(weight(x), exact) < 8e-3, rows
+
+
+def test_draws_over_a_large_vocabulary_are_those_of_a_cpu() -> None:
+    count = 64
+    requests = [Request.make(i, [i], Sampling(temperature=float(i % 4) / 2, seed=i), Stopping(9)) for i in range(count)]
+    logits = torch.randn(count, 128256, generator=torch.Generator().manual_seed(0)) * 3
+    rows, table = Rows.next_tokens(requests), SamplingTable(2 * count)
+    on_cpu = sample(logits.clone(), rows, table).ids
+    launched = launch(logits.cuda(), rows, table)
+    assert launched.ids.is_cuda
+    assert np.array_equal(launched.read().ids, on_cpu)
+    # In the company of rows that ask for more, by the general way.
+    other = Request.make(count, [1], Sampling(top_p=0.9), Stopping(9), logprobs=LogprobOptions(sampled=True))
+    mixed = Rows.next_tokens([*requests, other])
+    together = launch(torch.cat([logits, logits[:1]]).cuda(), mixed, table).read()
+    assert np.array_equal(together.ids[:count], on_cpu)
