@@ -104,7 +104,8 @@ class Recorder:
         self._work: Sequence[Work] = ()
         self.copy, self.zero = runner.copy, runner.zero
 
-    def forward(self, work: Sequence[Work]) -> torch.Tensor:
+    def forward(self, work: Sequence[Work], sampled: torch.Tensor | None = None) -> torch.Tensor:
+        assert sampled is None, "on a CPU steps do not overlap"
         self._work = work
         return self._runner.forward(work)
 
