@@ -72,6 +72,7 @@ class AdminServicer(admin_pb2_grpc.WorkerAdminServiceServicer):
                     kv_cache_bytes=info.kv_cache_bytes,
                     kv_cache_tokens=info.kv_cache_tokens,
                     kv_bytes_per_token=info.kv_bytes_per_token,
+                    kv_cache_dtype=info.kv_cache_dtype,
                     page_size=info.page_size,
                     row_invariant=info.row_invariant,
                     tensor_parallel_ranks=info.ranks,

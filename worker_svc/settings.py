@@ -49,7 +49,7 @@ class WorkerSettings(ServiceSettings):
         default="process", description="run the engine in a process of its own, or in a thread (for debugging)"
     )
     page_size: int = Field(default=64, ge=4, le=256, description="tokens in a page of the KV cache")
-    kv_cache_dtype: Literal["auto", "int8", "int4"] = Field(
+    kv_cache_dtype: Literal["auto", "fp8", "int8", "int4"] = Field(
         default="auto", description="how keys and values are stored; auto: as the model computes"
     )
     kv_cache_tokens: int = Field(

@@ -12,16 +12,19 @@ import torch
 
 from worker_svc.engine.build import BuiltEngine, build_engine
 from worker_svc.engine.config import EngineConfig
+from worker_svc.engine.process import describe
 from worker_svc.engine.request import Request, Sampling, Stopping
 from worker_svc.model.attention import AttentionPlan, Segment
 from worker_svc.model.kv_cache import CacheShape, KVCache
-from worker_svc.model.kv_formats import Int4, Int8, KVFormat, Plain
+from worker_svc.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
 
-FORMATS: list[KVFormat] = [Plain(torch.float32), Plain(torch.bfloat16), Int8(), Int4()]
+FORMATS: list[KVFormat] = [Plain(torch.float32), Plain(torch.bfloat16), Float8(), Int8(), Int4()]
 
 
 def built(model: Path, kv_cache_dtype: str) -> BuiltEngine:
-    return build_engine(EngineConfig(model=str(model), threads=1, dtype="float32", kv_cache_dtype=kv_cache_dtype))
+    return build_engine(
+        EngineConfig(model=str(model), device="cpu", threads=1, dtype="float32", kv_cache_dtype=kv_cache_dtype)
+    )
 
 
 def written_by(model: Path, sequences: int, tokens: int) -> list[list[int]]:
@@ -66,6 +69,7 @@ def test_perplexity_of_a_real_model_holds_with_fewer_bits(shared_data: Path):
     exact = perplexity(model, "auto", texts)
     assert perplexity(model, "int8", texts) < 1.005 * exact
     assert perplexity(model, "int4", texts) < 1.03 * exact
+    assert perplexity(model, "fp8", texts) < 1.02 * exact
 
 
 def test_perplexity_of_the_demo_model_holds_with_fewer_bits(repository: Path, shared_data: Path):
@@ -76,6 +80,7 @@ def test_perplexity_of_the_demo_model_holds_with_fewer_bits(repository: Path, sh
     exact = perplexity(model, "auto", texts)
     assert perplexity(model, "int8", texts) < 1.005 * exact
     assert perplexity(model, "int4", texts) < 1.03 * exact
+    assert perplexity(model, "fp8", texts) < 1.005 * exact
 
 
 @pytest.mark.parametrize("stored", FORMATS, ids=lambda stored: stored.name)
@@ -84,6 +89,39 @@ def test_the_stated_bytes_are_the_allocated_ones(stored: KVFormat, head_dim: int
     shape = CacheShape(3, 5, 16, 2, head_dim, stored)
     assert KVCache(shape, "cpu").allocated_bytes == shape.bytes
     assert shape.bytes == shape.bytes_per_token * 16 * 6
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8", "int8", "int4"])
+@pytest.mark.parametrize("with_draft_model", [False, True])
+def test_what_the_server_states_is_what_the_caches_take(repository: Path, kv_cache_dtype: str, with_draft_model: bool):
+    model = str(repository / "models/demo")
+    engine = build_engine(
+        EngineConfig(
+            model=model,
+            device="cpu",
+            threads=1,
+            kv_cache_dtype=kv_cache_dtype,
+            kv_cache_tokens=640,
+            context_length=32,  # so that what is learnt of the keys at start takes few steps
+            draft_model=model if with_draft_model else "",
+        )
+    )
+    runners = [engine.engine._runner, *([engine.engine._draft_runner] if with_draft_model else [])]
+    allocated = sum(runner.cache.allocated_bytes for runner in runners)  # type: ignore[union-attr]
+    info = describe(engine)
+    assert info.kv_cache_tokens == 640
+    assert info.kv_cache_bytes == allocated
+    assert info.kv_bytes_per_token * (640 + info.page_size) == allocated  # each cache has one page that pads steps
+    assert info.kv_cache_dtype == ("float32" if kv_cache_dtype == "auto" else kv_cache_dtype)
+
+
+def test_float8_rounds_to_three_bits_and_saturates():
+    x = torch.randn(4096, 8, generator=torch.Generator().manual_seed(0)) * torch.logspace(-1, 1, 4096).unsqueeze(1)
+    decoded = Float8().decode(Float8().encode(x), torch.empty_like(x))
+    assert ((decoded - x).abs() <= (x.abs() / 16).clamp_min(2.0**-10)).all()
+    beyond = torch.tensor([[1e9, -1e9, 449.0, float("inf")]])
+    largest = Float8().decode(Float8().encode(beyond), torch.empty_like(beyond))
+    assert torch.equal(largest, torch.tensor([[448.0, -448.0, 448.0, 448.0]]))
 
 
 @pytest.mark.parametrize(("stored", "steps"), [(Int8(), 254), (Int4(), 15)], ids=["int8", "int4"])
@@ -100,13 +138,16 @@ def test_a_vector_comes_back_within_half_a_step_whatever_its_company(stored: KVF
     assert torch.equal(alone, decoded[7:8])
 
 
-def test_copies_read_everything_before_they_write():
-    cache = KVCache(CacheShape(2, 4, 4, 1, 8, Int8()), "cpu")
+@pytest.mark.parametrize("stored", FORMATS, ids=lambda stored: stored.name)
+def test_copies_read_everything_before_they_write(stored: KVFormat):
+    cache = KVCache(CacheShape(2, 4, 4, 1, 8, stored), "cpu")
     for layer in (*cache.keys, *cache.values):
         for part in layer:
             part.copy_(torch.arange(part.numel()).view(part.shape) % 100)
-    before = [part.clone() for layer in (*cache.keys, *cache.values) for part in layer]
+    before = [part.to(torch.float32, copy=True) for layer in (*cache.keys, *cache.values) for part in layer]
     cache.copy([0, 1, 2], [1, 2, 0])
-    after = [part for layer in (*cache.keys, *cache.values) for part in layer]
+    after = [part.float() for layer in (*cache.keys, *cache.values) for part in layer]
     for old, new in zip(before, after, strict=True):
         assert torch.equal(new[[1, 2, 0, 3]], old[[0, 1, 2, 3]])
+    cache.zero([1])
+    assert not any(part[1].float().any() for layer in (*cache.keys, *cache.values) for part in layer)

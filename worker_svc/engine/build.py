@@ -64,9 +64,22 @@ class BuiltEngine:
     threads: int
     row_invariant: bool
     ranks: int  # that share the model; `shape` is the part of one
+    draft_shape: CacheShape | None = None  # of the draft model's cache, if there is one
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
     draft_tokens: int = 0
     draft_model: str = ""
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values of one token, over all ranks and in all caches."""
+        beside = self.draft_shape.bytes_per_token if self.draft_shape is not None else 0
+        return self.shape.bytes_per_token * self.ranks + beside
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """Bytes that all caches of all ranks allocate, with their padding pages."""
+        beside = self.draft_shape.bytes if self.draft_shape is not None else 0
+        return self.shape.bytes * self.ranks + beside
 
 
 class BuildError(ValueError):
@@ -114,11 +127,13 @@ def build_engine(
         with _fitting("a step beside the weights", "lower max_batch_tokens"):
             _warm_up(model, _cache_shape(config, model.config, dtype, device, most, ranks), device)
     beside = _draft_shape(draft, config, dtype, 1).bytes_per_token if draft is not None else 0
+    _require_kv_format(config.kv_cache_dtype, device)
     shape = _cache_shape(config, model.config, dtype, device, config.kv_cache_tokens, ranks, beside)
-    channels = key_channels(model, device, dtype, checkpoint.bos_id) if config.kv_cache_dtype == "int4" else None
+    channels = key_channels(model, device, dtype, checkpoint.bos_id) if shape.format.normalizes_keys else None
+    draft_shape = _draft_shape(draft, config, dtype, shape.pages) if draft is not None else None
     with _fitting("the KV cache", "lower kv_cache_tokens or kv_cache_fraction, or set kv_cache_dtype to int8"):
         cache = KVCache(shape, device, channels)
-        draft_cache = KVCache(_draft_shape(draft, config, dtype, shape.pages), device) if draft is not None else None
+        draft_cache = KVCache(draft_shape, device) if draft_shape is not None else None
     runner, row_invariant = _runner(model, cache, config, ranks)
     limits = SchedulerLimits(max_batch_tokens=config.max_batch_tokens, max_running=config.max_running)
     weights = [
@@ -136,6 +151,7 @@ def build_engine(
         ),
         config=model_config,
         shape=shape,
+        draft_shape=draft_shape,
         checkpoint_format=checkpoint.format,
         eos_ids=checkpoint.eos_ids,
         bos_id=checkpoint.bos_id,
@@ -268,6 +284,15 @@ def _dtype(name: str, device: torch.device, checkpoint: Checkpoint) -> torch.dty
         return torch.bfloat16 if with_bf16 else torch.float16
     with_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return torch.bfloat16 if with_bf16 and checkpoint.dtype != torch.float32 else torch.float32
+
+
+def _require_kv_format(name: str, device: torch.device) -> None:
+    """Raises BuildError for a KV cache that the device cannot read. A CPU converts whatever it is."""
+    if name == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        raise BuildError(
+            f"kv_cache_dtype fp8 needs a card of compute capability 8.9 or newer, which {device_name(device)} is not; "
+            "use auto, int8 or int4"
+        )
 
 
 def _quantization(config: EngineConfig) -> MadeOf:

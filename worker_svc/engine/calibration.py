@@ -1,4 +1,4 @@
-"""What keys look like, learnt from the model itself, so that four bits are enough for them.
+"""What keys look like, learnt from the model itself, so that few bits are enough for them.
 
 Some channels of the keys lie far from zero, always on the same side, and a few are much larger than the others: a range
 that must span all of them leaves few steps for what differs from token to token. So keys are stored as

@@ -17,7 +17,7 @@ class EngineConfig:
     tensor_parallel: int = 1
     threads: int = 0
     page_size: int = 64
-    kv_cache_dtype: str = "auto"
+    kv_cache_dtype: str = "auto"  # or "fp8", "int8", "int4"
     kv_cache_tokens: int = 0
     kv_cache_fraction: float = 0.0
     context_length: int = 0

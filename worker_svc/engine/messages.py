@@ -162,6 +162,7 @@ class EngineInfo(msgspec.Struct, tag=True, array_like=True):
     kv_cache_bytes: int
     kv_cache_tokens: int
     kv_bytes_per_token: int
+    kv_cache_dtype: str
     page_size: int
     row_invariant: bool
     draft_tokens: int = 0  # of a request that names no number

@@ -154,7 +154,7 @@ class TileReader:
         self._head_dim = shape.head_dim
         self._page_bytes = shape.bytes_per_token * shape.page_size // (2 * shape.layers)  # one layer's keys
         # Batched bf16 products of this size are five times slower than fp32 ones on a CPU.
-        plain = stored.dtype if isinstance(stored, Plain) else torch.float32
+        plain = stored.dtype if isinstance(stored, Plain) and stored.dtype.itemsize > 1 else torch.float32
         self.dtype = torch.float32 if device.type == "cpu" else plain
         self._as_it_is = isinstance(stored, Plain) and stored.dtype == self.dtype
         self._device = device

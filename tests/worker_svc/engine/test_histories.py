@@ -1,12 +1,17 @@
 """Random engine histories on a real transformer: every answer is bit-equal to the one that its request gets alone.
 
 `TANDEM_HISTORIES` and `TANDEM_HISTORY_STEPS` make it longer; 200 and 1000 is what a release is tried with.
+
+Alone, one request of `TOKEN_BY_TOKEN` gets its tokens one by one. The others' answers are put to the test as drafts:
+each token is sampled anew, from a forward pass of the request alone, and the first that differs ends the draft. That
+takes a tenth of the steps.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +36,8 @@ HISTORIES = int(os.environ.get("TANDEM_HISTORIES", "12"))
 STEPS = int(os.environ.get("TANDEM_HISTORY_STEPS", "30"))
 VOCABULARY, CONTEXT = 64, 96
 CROWD = 16  # no more arrive while so many run or wait: a longer queue shows nothing new and takes long to repeat alone
-VARIANTS = [(dtype, kv) for dtype in ("float32", "bfloat16") for kv in ("auto", "int8", "int4")]
+TOKEN_BY_TOKEN = 8
+VARIANTS = [(dtype, kv) for dtype in ("float32", "bfloat16") for kv in ("auto", "fp8", "int8", "int4")]
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +120,19 @@ def again(request: Request) -> Request:
     )
 
 
+class Expectation:
+    """A `Proposer` of what is expected to come."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+
+    def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> None:
+        for request, count in zip(requests, counts, strict=True):
+            expected = self.ids[request.output_tokens :][:count]
+            request.tokens[request.num_tokens : request.num_tokens + len(expected)] = expected
+            request.drafts = len(expected)
+
+
 def collect(engine: Engine, answers: dict[int, Answer]) -> None:
     result = engine.step()
     rows = zip(result.handles.tolist(), result.sampled.ids.tolist(), result.sampled.logprobs.tolist(), strict=True)
@@ -130,7 +149,9 @@ def collect(engine: Engine, answers: dict[int, Answer]) -> None:
 @pytest.mark.parametrize(("dtype", "kv_cache_dtype"), VARIANTS)
 def test_any_history_gives_each_request_what_it_gets_alone(tiny_llama: Path, dtype: str, kv_cache_dtype: str):
     built = build_engine(
-        EngineConfig(model=str(tiny_llama), threads=1, dtype=dtype, kv_cache_dtype=kv_cache_dtype, page_size=8)
+        EngineConfig(
+            model=str(tiny_llama), device="cpu", threads=1, dtype=dtype, kv_cache_dtype=kv_cache_dtype, page_size=8
+        )
     )
     assert built.row_invariant
     runner = built.engine._runner
@@ -154,7 +175,7 @@ def test_any_history_gives_each_request_what_it_gets_alone(tiny_llama: Path, dty
             ModelRunner(runner.model, cache),
             PageTable(pages, 8),
             limits,
-            draft_runner=ModelRunner(runner.model, draft_cache) if draw.random() < 0.5 else None,
+            draft_runner=ModelRunner(runner.model, draft_cache) if not plain else None,
             draft_context_length=CONTEXT,
             overlap=True,
         )
@@ -186,12 +207,17 @@ def test_any_history_gives_each_request_what_it_gets_alone(tiny_llama: Path, dty
         drafts += engine.scheduler.statistics.drafts_accepted
         overlapped += engine.scheduler.statistics.overlapped_steps
         engine.overlap = False
+        engine._speculation.model = expectation = Expectation()
 
         for handle, request in requests.items():
             crowded = answers[handle]
             assert crowded.reason is not None
             alone = {handle: Answer()}
-            engine.submit(again(request))
+            lonely = again(request)
+            if handle % TOKEN_BY_TOKEN:
+                expectation.ids = crowded.ids
+                lonely.drafting = Drafting(CONTEXT, ngram=0, window=CONTEXT)
+            engine.submit(lonely)
             while engine.has_work:
                 collect(engine, alone)
             expected = alone[handle]

@@ -176,6 +176,7 @@ class GetServerResponse(_message.Message):
     ENGINE_RESTARTS_FIELD_NUMBER: _builtins.int
     ROW_INVARIANT_FIELD_NUMBER: _builtins.int
     TENSOR_PARALLEL_RANKS_FIELD_NUMBER: _builtins.int
+    KV_CACHE_DTYPE_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     state: Global___ServerState.ValueType
     device: _builtins.str
@@ -186,9 +187,11 @@ class GetServerResponse(_message.Message):
     """of the engine process, on a CPU"""
     weight_bytes: _builtins.int
     kv_cache_bytes: _builtins.int
+    """the draft model's cache included, and the pages that pad steps"""
     kv_cache_tokens: _builtins.int
     """capacity of the page table"""
     kv_bytes_per_token: _builtins.int
+    """over all layers and ranks, the draft model's cache included"""
     page_size: _builtins.int
     """tokens"""
     max_batch_tokens: _builtins.int
@@ -201,6 +204,8 @@ class GetServerResponse(_message.Message):
     """Whether the start-up check found that a row's result does not depend on its company, on this machine."""
     tensor_parallel_ranks: _builtins.int
     """engine processes that share the model; 1: not shared. Bytes above are of all"""
+    kv_cache_dtype: _builtins.str
+    """how keys and values are stored: "float32", "float16", "bfloat16", "fp8", "int8" or "int4" """
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
@@ -225,10 +230,11 @@ class GetServerResponse(_message.Message):
         engine_restarts: _builtins.int = ...,
         row_invariant: _builtins.bool = ...,
         tensor_parallel_ranks: _builtins.int = ...,
+        kv_cache_dtype: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_name", b"device_name", "engine_restarts", b"engine_restarts", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_cache_bytes", b"kv_cache_bytes", "kv_cache_tokens", b"kv_cache_tokens", "max_batch_tokens", b"max_batch_tokens", "max_running_requests", b"max_running_requests", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "page_size", b"page_size", "row_invariant", b"row_invariant", "start_time", b"start_time", "state", b"state", "tensor_parallel_ranks", b"tensor_parallel_ranks", "threads", b"threads", "torch_version", b"torch_version", "version", b"version", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_name", b"device_name", "engine_restarts", b"engine_restarts", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_cache_bytes", b"kv_cache_bytes", "kv_cache_dtype", b"kv_cache_dtype", "kv_cache_tokens", b"kv_cache_tokens", "max_batch_tokens", b"max_batch_tokens", "max_running_requests", b"max_running_requests", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "page_size", b"page_size", "row_invariant", b"row_invariant", "start_time", b"start_time", "state", b"state", "tensor_parallel_ranks", b"tensor_parallel_ranks", "threads", b"threads", "torch_version", b"torch_version", "version", b"version", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
