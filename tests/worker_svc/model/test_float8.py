@@ -79,4 +79,4 @@ def test_a_model_keeps_its_embedding_output_and_norms(tmp_path: Path) -> None:
     assert isinstance(model.embedding.stored, PlainWeight)
     logits = logits_in_chunks(model, ids, [43])
     assert torch.equal(logits_in_chunks(model, ids, [5, 1]), logits)
-    assert 0 < (logits - whole).norm() / whole.norm() < 0.1
+    assert 0 < (logits - whole).norm() / whole.norm() < 0.2
