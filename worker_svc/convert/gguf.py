@@ -17,6 +17,7 @@ import torch
 from svc_common.gguf import ARRAY, DEFAULT_ALIGNMENT, MAGIC, STRING, read_raw
 from worker_svc.checkpoints.gguf_file import ROPE_DIVISORS, place_of, rope_divisors
 from worker_svc.checkpoints.row_order import neighbours_order
+from worker_svc.convert.byte_pairs import UnknownTokenizerError
 from worker_svc.convert.pieces import ConvertError, Source, flush, reserve, write_at
 from worker_svc.convert.tokenizers import gguf_vocabulary
 from worker_svc.model.config import ModelConfig, yarn_attention_factor
@@ -152,20 +153,16 @@ def _layout(config: ModelConfig, dtype: torch.dtype, divisors: int) -> dict[str,
 
 
 def _tokenizer(source: Source) -> dict[str, Any]:
-    """The vocabulary's keys: ready bytes from a GGUF file, values from a tokenizer.model."""
+    """The vocabulary's keys: ready bytes from a GGUF file, values from a tokenizer.json or tokenizer.model."""
     path = source.checkpoint.path
     file = next(iter(path.glob("*.gguf")), None) if path.is_dir() else path
     if file is not None:
         return read_raw(file, lambda key: key.startswith("tokenizer."))
-    vocabulary = gguf_vocabulary(
-        path / "tokenizer.model", source.checkpoint.config.vocab_size, source.checkpoint.eos_ids
-    )
-    if vocabulary is None:
-        source.notes.append(
-            "the file has no tokenizer: only SentencePiece models (tokenizer.model) can go into it; "
-            f"serve it with --tokenizer {path}"
-        )
-    return vocabulary or {}
+    try:
+        return gguf_vocabulary(path, source.checkpoint.config, source.checkpoint.eos_ids)
+    except UnknownTokenizerError as problem:
+        source.notes.append(f"the file has no tokenizer: {problem}; serve it with --tokenizer {path}")
+        return {}
 
 
 def _header(metadata: Mapping[str, Any], tokenizer: Mapping[str, Any], tensors: Mapping[str, _Tensor]) -> bytes:

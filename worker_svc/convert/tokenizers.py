@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import struct
 from array import array
@@ -11,6 +12,8 @@ from typing import Any
 
 from svc_common.gguf import read_metadata
 from worker_svc.checkpoints.special_ids import protobuf_fields
+from worker_svc.convert.byte_pairs import UnknownTokenizerError, from_json, from_ranks
+from worker_svc.model.config import ModelConfig
 
 _FILES = (
     "tokenizer.model",
@@ -42,8 +45,31 @@ def copy_tokenizer(source: Path, target: Path) -> list[str]:
     return copied
 
 
-def gguf_vocabulary(file: Path, size: int, eos_ids: Sequence[int]) -> dict[str, Any] | None:
-    """The keys of a GGUF file that say what a SentencePiece model says; None if the file is no such model or has more
+def gguf_vocabulary(folder: Path, config: ModelConfig, eos_ids: Sequence[int]) -> dict[str, Any]:
+    """The keys of a GGUF file that say what a folder's tokenizer says. Raises UnknownTokenizerError where none can."""
+    model, pipeline = folder / "tokenizer.model", folder / "tokenizer.json"
+    vocabulary = _sentencepiece_keys(model, config.vocab_size, eos_ids) if model.is_file() else None
+    if vocabulary is not None:
+        return vocabulary
+    beside = _sidecar(folder / "tokenizer_config.json")
+    if pipeline.is_file():
+        return from_json(pipeline, config.vocab_size, beside, eos_ids)
+    if model.is_file():
+        scaled = config.rope_scaling is not None and config.rope_scaling.kind == "llama3"
+        return from_ranks(model, config.vocab_size, beside, eos_ids, scaled_rope=scaled)
+    raise UnknownTokenizerError("there is neither tokenizer.json nor tokenizer.model")
+
+
+def _sidecar(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _sentencepiece_keys(file: Path, size: int, eos_ids: Sequence[int]) -> dict[str, Any] | None:
+    """The keys that say what a SentencePiece model says; None if the file is no such model or has more
     pieces than `size`. Missing pieces are filled up, because llama.cpp wants one for each row of weights."""
     try:
         content = file.read_bytes()
