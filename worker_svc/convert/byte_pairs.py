@@ -145,13 +145,13 @@ def _pre(content: Mapping[str, Any], whole_words: bool) -> str:
     if steps[-1]["type"] != "ByteLevel":
         raise UnknownTokenizerError("it does not work on bytes")
     if len(steps) == 1 and steps[0].get("use_regex", True):
-        cut = "GPT-2"
+        cut: str | None = "GPT-2"
     elif len(steps) == 2 and steps[0]["type"] == "Split" and not steps[1].get("use_regex", True):
         cut = steps[0]["pattern"].get("Regex")
     else:
         cut = None
     normalizer = content.get("normalizer")
-    pre = _CUTS.get((cut, whole_words)) if not steps[-1].get("add_prefix_space") else None
+    pre = _CUTS.get((cut or "", whole_words)) if not steps[-1].get("add_prefix_space") else None
     if pre is None or (normalizer is not None and (pre, normalizer.get("type")) != ("qwen2", "NFC")):
         raise UnknownTokenizerError(f"it cuts text in a way that is none of {', '.join(_CUTS.values())}")
     return pre

@@ -21,7 +21,7 @@ from worker_svc.checkpoints.checkpoint import Checkpoint, CheckpointError
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.feed_forward import FeedForward
 from worker_svc.model.kv_cache import KVCache
-from worker_svc.model.linear import Bias, Linear
+from worker_svc.model.linear import Bias, Linear, keeps_half_panels
 from worker_svc.model.moe import MixtureOfExperts
 from worker_svc.model.operations import Operations, Plan, TorchOperations
 from worker_svc.model.parallel import ALONE, Ranks
@@ -248,7 +248,9 @@ def load_transformer(
     this one's part of it. Raises CheckpointError.
     """
     whole = config or checkpoint.config
-    model = Transformer(whole, device, dtype, operations, ranks)
+    # A processor that does not compute in the dtype keeps matrices and the cache in it, and all else in float32.
+    computed = torch.float32 if keeps_half_panels(torch.device(device), dtype) else dtype
+    model = Transformer(whole, device, computed, operations, ranks)
     destinations = model.destinations()
     filler = WeightFiller(device, dtype, quantization, model.operations.quantized_weight)
     done = 0

@@ -79,7 +79,8 @@ class WeightFiller:
         quantization: MadeOf = "stored",
         quantized_weight: Callable[..., QuantizedWeight] = QuantizedWeight,
     ) -> None:
-        """`quantized_weight` is called like the class, and makes one in the device's own order."""
+        """`dtype` is that of plain matrices. `quantized_weight` is called like the class, and makes one in the device's
+        own order."""
         self._device = torch.device(device)
         self._dtype = dtype
         self._quantization = quantization
@@ -118,7 +119,7 @@ class WeightFiller:
     def _fill_vector(self, module: Vector, row: int, source: Source) -> None:
         assert isinstance(source, torch.Tensor)
         if module.weight.is_meta:
-            empty = torch.empty(module.weight.shape, dtype=self._dtype, device=self._device)
+            empty = torch.empty(module.weight.shape, dtype=module.weight.dtype, device=self._device)
             module.weight = torch.nn.Parameter(empty, requires_grad=False)
         part = module.weight.data[row : row + len(source)]
         part.copy_(source)
