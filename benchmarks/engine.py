@@ -147,7 +147,7 @@ def loop(options: argparse.Namespace) -> dict[str, object]:
 
 
 def prefix(options: argparse.Namespace) -> dict[str, float]:
-    built = build(options, rope_scale=2.0)  # the demo model's own context is shorter
+    built = build(options, rope_scale=2.0, context_length=1024)  # the demo model's own context is shorter
     length = 1000
     cold, warm = [], []
     for round_number in range(options.rounds + 1):
