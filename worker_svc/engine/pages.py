@@ -20,19 +20,21 @@ sequence's salt. Names are compared in full, so that no collision of hashes can 
 A page that begins like what a new sequence needs, but ends otherwise, can be copied: its first keys and values are
 right. For this, the last page of a sequence that ends is published too, with the tokens that it has.
 
-No torch here: numbers only. `check()` derives everything anew and is meant to be called after every operation in tests.
+No torch here: numbers only. Which blank page comes next is `blank_pages.py`'s business. `check()` (`page_check.py`)
+derives everything anew and is meant to be called after every operation in tests.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from worker_svc.engine.blank_pages import BlankPages
+from worker_svc.engine.page_check import check_pages
 
 SIMILAR_PAGES = 16  # of a page's children, the latest so many are compared with what a new sequence needs
 
@@ -104,9 +106,7 @@ class PageTable:
     _published: dict[int, _Published] = field(init=False, default_factory=dict)
     _by_name: dict[Name, int] = field(init=False, default_factory=dict)
     _children: dict[int | str, list[int]] = field(init=False, default_factory=dict)  # by the parent's serial, or salt
-    _is_blank: bytearray = field(init=False)
-    _blank_heap: list[int] = field(init=False)  # lowest first; may hold pages that are not blank any more
-    _blank_count: int = field(init=False)
+    _blank: BlankPages = field(init=False)
     _cached_count: int = field(init=False, default=0)
     _used_at: list[int] = field(init=False)
     _leaves: list[tuple[int, int]] = field(init=False, default_factory=list)  # heap of (used_at, page); may be stale
@@ -119,16 +119,14 @@ class PageTable:
             raise ValueError(f"a page table needs at least one page of one token, not {self.total} of {self.page_size}")
         self._references = [0] * self.total
         self._used_at = [0] * self.total
-        self._is_blank = bytearray(b"\x01" * self.total)
-        self._blank_heap = list(range(self.total))
-        self._blank_count = self.total
+        self._blank = BlankPages(self.total)
 
     # ------------------------------------------------------------------------------------------------ what there is
 
     @property
     def blank(self) -> int:
         """Pages that hold nothing."""
-        return self._blank_count
+        return self._blank.count
 
     @property
     def cached(self) -> int:
@@ -138,12 +136,12 @@ class PageTable:
     @property
     def referenced(self) -> int:
         """Pages that running sequences use."""
-        return self.total - self._blank_count - self._cached_count
+        return self.total - self._blank.count - self._cached_count
 
     @property
     def available(self) -> int:
         """Pages that a sequence could get now."""
-        return self._blank_count + self._cached_count
+        return self._blank.count + self._cached_count
 
     @property
     def published_ever(self) -> int:
@@ -289,7 +287,7 @@ class PageTable:
             self._release(page)
             if discard and not self._references[page] and not self._has_children(page):
                 self._unpublish(page)
-                self._make_blank(page)
+                self._blank.add(page)
                 dropped.append(page)
         sequence.count = 0
         return dropped
@@ -298,7 +296,7 @@ class PageTable:
         """Forgets every cached page; returns how many there were."""
         forgotten = self._cached_count
         for _ in range(forgotten):
-            self._make_blank(self._evict())
+            self._blank.add(self._evict())
         return forgotten
 
     # ------------------------------------------------------------------------------------------------ layout
@@ -332,10 +330,10 @@ class PageTable:
         self._published = {new.get(page, page): entry for page, entry in self._published.items()}
         self._by_name = {entry.name: page for page, entry in self._published.items()}
         self._children = {parent: [new.get(page, page) for page in pages] for parent, pages in self._children.items()}
-        used_at, is_blank = list(self._used_at), bytes(self._is_blank)
+        used_at = list(self._used_at)
         for old, page in new.items():
-            self._used_at[page], self._is_blank[page] = used_at[old], is_blank[old]
-        self._rebuild_blank_heap()
+            self._used_at[page] = used_at[old]
+        self._blank.relabel(new)
         self._rebuild_leaves()
 
     # ------------------------------------------------------------------------------------------------ pages
@@ -360,31 +358,11 @@ class PageTable:
         """A page that was never published, from its only sequence."""
         assert self._references[page] == 1 and page not in self._published
         self._references[page] = 0
-        self._make_blank(page)
-
-    def _make_blank(self, page: int) -> None:
-        self._is_blank[page] = 1
-        self._blank_count += 1
-        heapq.heappush(self._blank_heap, page)
-        if len(self._blank_heap) > 2 * self.total:  # mostly stale: pages that were taken as preferred
-            self._rebuild_blank_heap()
-
-    def _rebuild_blank_heap(self) -> None:
-        self._blank_heap = [page for page in range(self.total) if self._is_blank[page]]
+        self._blank.add(page)
 
     def _take(self, preferred: int) -> int:
-        """A page for a sequence: `preferred` if it is blank (contiguous runs need no gathering), any blank one, or the
-        oldest leaf."""
-        if self._blank_count == 0:
-            return self._evict()
-        if not (0 <= preferred < self.total and self._is_blank[preferred]):
-            # Pages that were taken as preferred are still in the heap; each is skipped once.
-            preferred = heapq.heappop(self._blank_heap)
-            while not self._is_blank[preferred]:
-                preferred = heapq.heappop(self._blank_heap)
-        self._is_blank[preferred] = 0
-        self._blank_count -= 1
-        return preferred
+        """A page for a sequence: a blank one, best of all `preferred`, or the oldest leaf."""
+        return self._blank.take(preferred) if self._blank.count else self._evict()
 
     def _evict(self) -> int:
         """Un-publishes the least recently used leaf that nobody references and returns it."""
@@ -425,52 +403,6 @@ class PageTable:
         ]
         heapq.heapify(self._leaves)
 
-    # ------------------------------------------------------------------------------------------------ integrity
-
     def check(self) -> None:
         """Derives every number anew; raises AssertionError with what is wrong."""
-        held = Counter(page for sequence in self._open for page in sequence.held.tolist())
-        for page, references in enumerate(self._references):
-            assert references == held[page], f"page {page}: {references} references, {held[page]} holders"
-            blank = not references and page not in self._published
-            assert bool(self._is_blank[page]) == blank, f"page {page}: blank is {not blank}"
-            assert references <= 1 or page in self._published, f"page {page} is shared but not published"
-        cached = [page for page in self._published if not self._references[page]]
-        assert self._cached_count == len(cached), f"{self._cached_count} cached pages counted, {len(cached)} found"
-        assert self._blank_count == sum(self._is_blank), "blank pages miscounted"
-        _all_in({page for page in range(self.total) if self._is_blank[page]}, self._blank_heap, "blank heap")
-        parents = {entry.parent for entry in self._published.values()}
-        listed = sorted(page for children in self._children.values() for page in children)
-        assert listed == sorted(self._published), "the lists of children differ from what is published"
-        for page, entry in self._published.items():
-            assert self._by_name[entry.name] == page, f"page {page} is not found by its name"
-            assert page in self._children[entry.name[0]], f"page {page} is not among its parent's children"
-            if entry.parent is not None:
-                parent = self._published[entry.parent]
-                assert parent.serial == entry.name[0], f"page {page} hangs on a page that is not its parent"
-                holders = self._references[entry.parent]
-                assert holders >= self._references[page], f"page {page} has more holders than its parent"
-                # Only cached pages are evicted, so only their order matters.
-                newer = self._used_at[page] > self._used_at[entry.parent]
-                assert holders or not newer, f"page {page} was used after its parent"
-        assert len(self._by_name) == len(self._published), "names and pages differ in number"
-        leaves = {(self._used_at[page], page) for page in cached if page not in parents}
-        _all_in(leaves, self._leaves, "leaves")
-        for sequence in self._open:
-            self._check_sequence(sequence)
-
-    def _check_sequence(self, sequence: SequencePages) -> None:
-        pages = sequence.held.tolist()
-        assert len(set(pages)) == len(pages), "a sequence holds a page twice"
-        parent: int | str = sequence.salt
-        for index, page in enumerate(pages):
-            assert (page in self._published) == (index < sequence.published), f"page {page}: published or not?"
-            if index < sequence.published:
-                assert self._published[page].name[0] == parent, f"page {page} is out of its chain"
-                parent = self._published[page].serial
-        assert sequence.tail == parent, "a sequence forgot where its chain ends"
-
-
-def _all_in(wanted: set[object] | set[int] | set[tuple[int, int]], heap: Iterable[object], what: str) -> None:
-    missing = set(wanted) - set(heap)
-    assert not missing, f"{what} lacks {sorted(missing, key=repr)[:5]}"
+        check_pages(self)
