@@ -219,8 +219,7 @@ class Request:
     @property
     def complete(self) -> bool:
         """Whether nothing is left to launch: it has ended, or will do so by what is pending."""
-        left = self.stopping.max_tokens - self.output_tokens - self.pending
-        return self.ended or (self.pending > 0 and left <= 0)
+        return self.ended or (self.pending > 0 and self.output_tokens + self.pending >= self.stopping.max_tokens)
 
     @property
     def output_tokens(self) -> int:

@@ -172,7 +172,7 @@ class Scheduler:
             computed, pages = request.num_computed, request.pages
             if request.complete:
                 continue
-            if request.owed != 1 or not computed or request.scoring:
+            if request.num_tokens + request.pending != computed + 1 or not computed or request.scoring:
                 prefills.append(request)
                 continue
             if pages is None:  # the victim of an earlier one in this very step
@@ -260,8 +260,12 @@ class Scheduler:
             request = chunk.request
             if request.pages is None or request.ended:
                 continue
-            request.num_computed = min(request.num_computed, request.num_tokens + request.pending - 1)
-            computed = min(chunk.start + chunk.length, request.num_tokens - 1)
+            known = request.num_tokens - 1
+            if request.num_computed > known + request.pending:
+                request.num_computed = known + request.pending
+            computed = chunk.start + chunk.length
+            if computed > known:
+                computed = known
             request.statistics.forward_passes += 1
             if computed // size > request.pages.published:
                 self.table.publish(request.pages, request.tokens, computed)
