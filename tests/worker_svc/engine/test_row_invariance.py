@@ -1,0 +1,44 @@
+"""A machine on which a row's bits depend on the other rows: the check at start says so, and requests are served."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.random_llama import RandomCheckpoint, llama
+from worker_svc.engine.loop import Engine
+from worker_svc.engine.pages import PageTable
+from worker_svc.engine.request import FinishReason, Request, Sampling, Stopping
+from worker_svc.engine.scheduler import SchedulerLimits
+from worker_svc.model.kv_cache import CacheShape, KVCache
+from worker_svc.model.kv_formats import Plain
+from worker_svc.model.operations import TorchOperations
+from worker_svc.model.runner import ModelRunner
+from worker_svc.model.transformer import load_transformer
+
+
+class Dependent(TorchOperations):
+    """As a library that sums in another order when there are more rows."""
+
+    def swiglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
+        return super().swiglu(gate_up, size) * (1 + 1e-3 * len(gate_up))
+
+
+@pytest.mark.parametrize("head_dim", [4, 8, 16])
+def test_rows_that_depend_on_each_other_are_noticed_and_served(head_dim: int):
+    config = replace(llama("tiny", 128), head_dim=head_dim)
+    checkpoint = RandomCheckpoint(config, "cpu", torch.float32)
+    model = load_transformer(checkpoint, "cpu", torch.float32, operations=Dependent())
+    shape = CacheShape(config.num_layers, 16, 16, config.num_kv_heads, head_dim, Plain(torch.float32))
+    runner = ModelRunner(model, KVCache(shape, "cpu"))
+    assert not runner.choose_padding()
+    engine = Engine(runner, PageTable(16, 16), SchedulerLimits(max_batch_tokens=64, max_running=4))
+    for handle in range(4):
+        engine.submit(Request.make(handle, [1 + handle, 2, 3], Sampling(seed=1), Stopping(max_tokens=5)))
+    finished = []
+    while engine.has_work:
+        finished += engine.step().finished
+    assert [finish.reason for finish in finished] == 4 * [FinishReason.MAX_TOKENS]
+    assert engine.table.referenced == 0
