@@ -28,12 +28,17 @@ def ranks_of(worker: Worker) -> list[psutil.Process]:
     return [process for process in below if "worker_svc.engine.ranks" in process.cmdline()]
 
 
-@pytest.mark.parametrize(("layout", "ranks", "tokens"), [("hf", 2, 32), ("meta-2-shards", 4, 12)])
+@pytest.mark.parametrize(
+    ("layout", "ranks", "tokens", "draft"), [("hf", 2, 32, "meta"), ("meta-2-shards", 4, 12, None)]
+)
 async def test_ranks_answer_as_transformers_recorded(
-    layout: str, ranks: int, tokens: int, shared_data: Path, tmp_path: Path
+    layout: str, ranks: int, tokens: int, draft: str | None, shared_data: Path, tmp_path: Path
 ):
     folder = model_of(shared_data)
-    async with running_worker(tmp_path, "--model", str(folder / layout), f"--tensor-parallel={ranks}") as worker:
+    flags = ["--model", str(folder / layout), f"--tensor-parallel={ranks}"]
+    if draft:
+        flags += ["--draft-model", str(folder / draft)]
+    async with running_worker(tmp_path, *flags) as worker:
         assert len(ranks_of(worker)) == ranks - 1
         server = await worker.admin.GetServer(admin_pb2.GetServerRequest())
         assert server.row_invariant
@@ -52,7 +57,9 @@ async def test_ranks_answer_as_transformers_recorded(
         call.cancel()
         assert (await worker.admin.ClearPrefixCache(admin_pb2.ClearPrefixCacheRequest())).pages_cleared
         assert await together() == expected
-        assert (await worker.settled()).pages_referenced == 0
+        load = await worker.settled()
+        assert load.pages_referenced == 0
+        assert (load.draft_tokens_accepted > 0) == (draft is not None)
 
 
 async def test_an_engine_whose_rank_is_killed_ends_and_is_started_again(shared_data: Path, tmp_path: Path):

@@ -1,7 +1,8 @@
 """`python -m worker_svc.checkpoints.inspection PATH`: what `tandem inspect` starts. Standard output is one JSON object.
 
 Memory is that of the weights as the worker keeps them: matrices in the named precision, everything else in two bytes
-(four for float32). int8 has a scale a row, int4 two float16 numbers for each group of 64 and an output in int8.
+(four for float32). int8 has a float32 scale a row or a group (`--quantize-group`), int4 two float16 numbers for each
+group, 64 by default, and an output in int8. "as stored" is there for GGUF files whose own integers are kept.
 """
 
 from __future__ import annotations
@@ -18,20 +19,26 @@ import torch
 
 from worker_svc.checkpoints import CheckpointError, open_checkpoint
 from worker_svc.checkpoints.checkpoint import Checkpoint
+from worker_svc.checkpoints.ggml_blocks import BLOCK_KINDS
+from worker_svc.checkpoints.grouped import GROUPS
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.kv_cache import CacheShape
 from worker_svc.model.kv_formats import kv_format
 
-_GROUP = 64  # numbers of an int4 matrix that share a scale
+DEFAULT_INT4_GROUP = 64  # numbers of a matrix that share a scale; the engine's, which is not imported for it
+_KEPT_BITS = {"Q8_0": 8.5, "Q4_0": 5, "Q4_1": 5, "Q4_K": 6}  # of a number, in memory
 _FREE_FRACTION = 0.9  # of the memory that weights and cache may take together
 _TOKENIZERS = ("tokenizer.model", "tokenizer.json")
 
 
-def inspect(path: Path) -> dict[str, Any]:
-    """Everything that is known without reading the weights. Raises CheckpointError."""
+def inspect(path: Path, group: int = 0) -> dict[str, Any]:
+    """Everything that is known without reading the weights; `group` is the worker's `quantize_group`. Raises
+    CheckpointError."""
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
-    weights = weight_bytes(config)
+    weights = weight_bytes(config, group)
+    if kept := kept_bytes(checkpoint):
+        weights["as stored"] = kept
     kv = kv_bytes_per_token(config)
     return {
         "path": str(path),
@@ -66,8 +73,8 @@ def inspect(path: Path) -> dict[str, Any]:
     }
 
 
-def weight_bytes(config: ModelConfig) -> dict[str, int]:
-    """Bytes of all weights in memory, by precision."""
+def weight_bytes(config: ModelConfig, group: int = 0) -> dict[str, int]:
+    """Bytes of all weights in memory, by precision; `group` 0: what int8 and int4 have without being told."""
     sizes = dict.fromkeys(("float32", "bfloat16", "int8", "int4"), 0)
     for name, shape in config.tensor_shapes().items():
         numbers = math.prod(shape)
@@ -77,11 +84,34 @@ def weight_bytes(config: ModelConfig) -> dict[str, int]:
             sizes["int8"] += 2 * numbers
             sizes["int4"] += 2 * numbers
         else:
-            int8 = numbers + 4 * shape[0]
+            channels = numbers + 4 * shape[0]
+            sizes["int8"] += _grouped_bytes(shape, 8, group) if group else channels
             multiplied_last = name in ("embedding", "output")
-            sizes["int8"] += int8
-            sizes["int4"] += int8 if multiplied_last else numbers // 2 + 4 * shape[0] * -(-shape[1] // _GROUP)
+            sizes["int4"] += channels if multiplied_last else _grouped_bytes(shape, 4, group or DEFAULT_INT4_GROUP)
     return sizes
+
+
+def _grouped_bytes(shape: tuple[int, ...], bits: int, group: int) -> int:
+    """Of a matrix whose rows are filled up to whole groups, each with 4 bytes: a float32, or two float16."""
+    groups = shape[0] * -(-shape[1] // group)
+    return groups * (group * bits // 8 + 4)
+
+
+def kept_bytes(checkpoint: Checkpoint) -> int:
+    """Bytes in memory of a GGUF file whose quantized matrices stay as they are; 0 where none does.
+
+    Kinds that are made of groups of 32 keep them; the others become numbers of two bytes.
+    """
+    if not _KEPT_BITS.keys() & checkpoint.stored_as.keys():
+        return 0
+    total = 0.0
+    for name, size in checkpoint.stored_as.items():
+        kind = BLOCK_KINDS.get(name)
+        if kind is None:
+            total += size
+        else:
+            total += size // kind.block_bytes * kind.block_numbers * _KEPT_BITS.get(name, 16) / 8
+    return int(total)
 
 
 def kv_bytes_per_token(config: ModelConfig) -> dict[str, int]:
@@ -156,9 +186,10 @@ def main(arguments: list[str]) -> int:
     """The exit code: 0, or 1 after {"error": one line}."""
     parser = argparse.ArgumentParser(prog="python -m worker_svc.checkpoints.inspection")
     parser.add_argument("path", type=Path)
-    path = parser.parse_args(arguments).path
+    parser.add_argument("--quantize-group", type=int, choices=(0, *GROUPS), default=0)
+    options = parser.parse_args(arguments)
     try:
-        print(json.dumps(inspect(path)))  # noqa: T201  (our protocol)
+        print(json.dumps(inspect(options.path, options.quantize_group)))  # noqa: T201  (our protocol)
     except CheckpointError as error:
         print(json.dumps({"error": str(error)}))  # noqa: T201
         return 1

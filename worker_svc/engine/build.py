@@ -99,8 +99,6 @@ def build_engine(
     """
     if config.tensor_parallel != ranks.size:
         raise BuildError(f"tensor_parallel {config.tensor_parallel} takes processes of its own; set engine to process")
-    if ranks.size > 1 and config.draft_model:
-        raise BuildError("draft_model is not served with tensor_parallel; leave one of them out")
     threads = config.threads or max(1, available_cores() // ranks.local)
     torch.set_num_threads(threads)
     device = _device(config.device)
@@ -172,7 +170,8 @@ def build_engine(
 def _draft_model(
     config: EngineConfig, large: ModelConfig, device: torch.device, dtype: torch.dtype, operations: Operations
 ) -> Transformer | None:
-    """The model that guesses, if there is one; raises BuildError where it speaks other ids."""
+    """The model that guesses, if there is one: whole on every rank, so that all guess the same. Raises BuildError where
+    it speaks other ids."""
     if not config.draft_model:
         return None
     checkpoint = open_checkpoint(Path(config.draft_model))

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TransferSpeedColumn
@@ -26,7 +26,7 @@ from .services import child_environment
 from .terminal import CommandError, Stopped, errors, output, reporting_errors
 
 Report = dict[str, Any]
-_PRECISIONS = ("float32", "bfloat16", "int8", "int4")
+_PRECISIONS = ("float32", "bfloat16", "int8", "int4", "as stored")
 
 
 class Family(StrEnum):
@@ -48,11 +48,15 @@ class Dtype(StrEnum):
 
 def inspect(
     model: Annotated[Path, typer.Argument(help="A checkpoint folder or a GGUF file.")],
+    group: Annotated[
+        Literal["0", "32", "64", "128"],
+        typer.Option("--quantize-group", help="Inputs that share a scale in int8 and int4; 0: the worker's default."),
+    ] = "0",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Show what a checkpoint is: sizes, memory at each precision, KV bytes a token, what fits on this machine."""
     with reporting_errors():
-        (report,) = _reports("worker_svc.checkpoints.inspection", [str(model)])
+        (report,) = _reports("worker_svc.checkpoints.inspection", [str(model), f"--quantize-group={group}"])
         if as_json:
             output().print_json(json.dumps(report), highlight=False, indent=None if not output().is_terminal else 2)
         else:
@@ -141,7 +145,8 @@ def _show(report: Report) -> None:
     for name in columns:
         memory.add_column(name, justify="right")
     memory.add_row("weights", *(_size(report["weight_bytes"][name]) for name in columns))
-    memory.add_row("KV cache, a token", *(_size(report["kv_bytes_per_token"][name]) for name in columns))
+    cache = report["kv_bytes_per_token"]
+    memory.add_row("KV cache, a token", *(_size(cache.get(name, cache["bfloat16"])) for name in columns))
     for device in report["machine"]:
         where = f"tokens on {device['device']}, {_size(device['free_bytes'])} free"
         memory.add_row(where, *(_count(device["fits"][name]) if device["fits"][name] else "-" for name in columns))
