@@ -5,16 +5,15 @@ a few seconds, and kept in `$XDG_CACHE_HOME/tandem` (`~/.cache/tandem`). A `prod
 `python -m worker_svc.model.native`, is taken as it is: for images without a compiler. Without either, torch's own
 operations serve, slower.
 
-Measured on two Zen 3 cores, W `[11264, 2048]`, milliseconds:
+Measured on one Zen 3 core, W `[11264, 2048]`, milliseconds:
 
-| rows                       | 1    | 4   | 8    | 16   | 64  | 512   |
-|----------------------------|------|-----|------|------|-----|-------|
-| fp32, oneDNN               | 6.0  | 8.2 | 11   | 15   | 43  | 383   |
-| bf16, torch                | 6.9  | 18  | 38   | 73   | 291 | 2,375 |
-| bf16, here                 | 3.4  | 4.6 | 6.4  | 11   | 34  | 324   |
-| int8, `_weight_int8pack_mm` on bf16 rows | 3.1 | 6.7 | 13 | 27 | 103 | 812 |
-| int8 in channels, here     | 1.7  | 2.7 | 5.0  | 8.5  | 36  | 301   |
-| int4 in groups of 128, here | 0.9 | 1.9 | 3.3  | 9.3  | 32  | 244   |
+| rows                            | 1   | 4   | 8   | 16  | 128 |
+|---------------------------------|-----|-----|-----|-----|-----|
+| bf16, torch                     | 6.9 | 18  | 38  | 73  |     |
+| bf16, here                      | 1.9 | 4.1 | 6.4 | 10  | 67  |
+| int8, `_weight_int8pack_mm` on bf16 rows | 3.1 | 6.7 | 13 | 27 | |
+| int8 in groups of 32 / 128, here | 1.4 / 1.1 | 2.4 / 2.5 | 4.2 / 4.0 | 7.1 / 6.5 | 53 / 48 |
+| int4 in groups of 32, here      | 0.9 | 2.2 | 4.0 | 7.4 | 59  |
 """
 
 from __future__ import annotations
