@@ -36,7 +36,7 @@ class Flight:
 
     chunks: list[Chunk]
     constraints: StepConstraints
-    logits: torch.Tensor
+    logits: torch.Tensor | None  # until it is sampled
     schedule_seconds: float
     forward_seconds: float
     prompts: list[PromptScores] = field(default_factory=list)
@@ -55,10 +55,12 @@ class Flight:
 
     def sample(self, table: SamplingTable) -> None:
         """Chooses the tokens; on a card nobody waits for them where that can be."""
-        masks, exhausted = self.constraints.finish(self.logits.shape[1])
+        logits, self.logits = self.logits, None
+        assert logits is not None, "a step is sampled once"
+        masks, exhausted = self.constraints.finish(logits.shape[1])
         self.exhausted = exhausted.tolist()
         with torch.inference_mode():
-            self.prompts, logits = score_prompts(self.chunks, self.logits)
+            self.prompts, logits = score_prompts(self.chunks, logits)
             if sampling := self.sampling:
                 self.tokens = launch(logits, _rows(sampling, masks), table)
 

@@ -120,6 +120,7 @@ class Engine:
         not be in use."""
         for each in (request, *others):
             each.statistics.arrived = time.monotonic()
+            each.foreseeable = foreseeable(each)
         end = resume(request)
         if end is not None:
             self._ended.append(Finish.of(request, end))
@@ -176,7 +177,7 @@ class Engine:
     def _may_overlap(self) -> bool:
         """Whether a step may be launched before the one in flight has landed."""
         scheduler = self.scheduler
-        return self.overlap and all(map(foreseeable, scheduler.running)) and scheduler.has_room()
+        return self.overlap and all(request.foreseeable for request in scheduler.running) and scheduler.has_room()
 
     def _launch(self, before: Flight | None = None) -> Flight | None:
         """Sends a step on its way, behind the one `before` that has not landed; None if nothing is owed."""

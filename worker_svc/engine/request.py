@@ -156,6 +156,7 @@ class Request:
     num_computed: int = 0
     pending: int = 0
     pending_row: int = 0  # of the latest one, among the ids that its step samples
+    foreseeable: bool = False  # `flight.foreseeable`, kept when it is submitted
     ended: bool = False  # and told; only its steps in flight are waited for
     spoiled: bool = False  # its keys and values are not to be shown to anybody
     scored: int = 1  # prompt tokens whose logprobs have been told; the first has none
