@@ -7,7 +7,7 @@ import torch
 
 from tests.worker_svc.model.kernels.scenes import Scene
 from worker_svc.model.cuda_operations import TritonOperations
-from worker_svc.model.kv_formats import Int4, Int8, KVFormat, Plain
+from worker_svc.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
 
 BF16 = torch.bfloat16
 MODES = [pytest.param(True, id="reproducible"), pytest.param(False, id="fast")]
@@ -43,7 +43,7 @@ def test_it_equals_float64(
 
 
 @pytest.mark.parametrize("reproducible", MODES)
-@pytest.mark.parametrize("stored", [Int8(), Int4(), Plain(torch.float8_e4m3fn)], ids=lambda stored: stored.name)
+@pytest.mark.parametrize("stored", [Int8(), Int4(), Float8()], ids=lambda stored: stored.name)
 def test_it_equals_float64_over_what_is_stored(stored: KVFormat, reproducible: bool) -> None:
     scene = Scene.make([900, 65, 1], stored, heads=8, kv_heads=2, head_dim=128, page_size=64, dtype=BF16)
     parts = [(0, 899, 900), (1, 0, 65), (2, 0, 1), (0, 500, 880)]

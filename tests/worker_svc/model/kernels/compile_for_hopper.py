@@ -36,7 +36,7 @@ from worker_svc.model.cuda_quantized import KernelWeight
 from worker_svc.model.kernels.choose import choose
 from worker_svc.model.kernels.float8 import rows_to_float8
 from worker_svc.model.kv_cache import CacheShape, KVCache
-from worker_svc.model.kv_formats import Int4, Int8, KVFormat, Plain
+from worker_svc.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
 from worker_svc.model.quantization import quantize
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -70,7 +70,7 @@ def cases(everything: bool) -> Iterator[tuple[torch.dtype, KVFormat, int, int, i
     yield bf16, Plain(bf16), 128, 64, 0, False
     if everything:
         yield bf16, Int4(), 80, 16, 100, True
-        yield bf16, Plain(torch.float8_e4m3fn), 128, 64, 0, True
+        yield bf16, Float8(), 128, 64, 0, True
         formats = [Plain(bf16), Int8(), Int4()]
         for stored, head_dim, size, window, same in itertools.product(
             formats, (64, 96, 128, 256), (16, 64, 256), (0, 100), (True, False)

@@ -9,7 +9,7 @@ import torch
 from tests.worker_svc.model.kernels.conftest import DTYPES
 from tests.worker_svc.model.kernels.scenes import Scene
 from worker_svc.model.cuda_operations import TritonOperations
-from worker_svc.model.kv_formats import Int4, Int8, KVFormat, Plain
+from worker_svc.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
 
 ERRORS = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 MODES = [pytest.param(True, id="reproducible"), pytest.param(False, id="fast")]
@@ -55,9 +55,7 @@ def test_it_equals_float64_at_the_edges_of_pages(
 
 
 @pytest.mark.parametrize("reproducible", MODES)
-@pytest.mark.parametrize(
-    "stored", [Plain(torch.float32), Int8(), Int4(), Plain(torch.float8_e4m3fn)], ids=lambda stored: stored.name
-)
+@pytest.mark.parametrize("stored", [Plain(torch.float32), Int8(), Int4(), Float8()], ids=lambda stored: stored.name)
 def test_it_equals_float64_over_what_is_stored(stored: KVFormat, reproducible: bool) -> None:
     scene = Scene.make([70, 33, 1], stored, head_dim=96)
     ours_by = operations(5, reproducible=reproducible)

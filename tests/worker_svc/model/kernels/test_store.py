@@ -9,7 +9,7 @@ from tests.worker_svc.model.kernels.conftest import DEVICE
 from tests.worker_svc.model.kernels.scenes import Scene, poison
 from worker_svc.model.cuda_operations import TritonOperations
 from worker_svc.model.kv_cache import KVCache
-from worker_svc.model.kv_formats import Int4, Int8, KVFormat, Plain
+from worker_svc.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
 from worker_svc.model.operations import TorchOperations
 
 FORMATS: list[KVFormat] = [Plain(torch.float32), Plain(torch.float16), Int8(), Int4()]
@@ -49,7 +49,7 @@ def test_what_is_stored_and_the_queries_are_the_bits_of_torch(
 
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="the interpreter rounds float8 wrongly")
 def test_a_float8_cache_stores_rounded_numbers() -> None:
-    stored = Plain(torch.float8_e4m3fn)
+    stored = Float8()
     scene = Scene.make([3, 9], stored)
     q = TritonOperations(4).rotate_and_store(scene.qkv, scene.rotation, scene.cache, 0, scene.slots)
     assert torch.isfinite(q).all()
