@@ -22,6 +22,8 @@ from tokenizer_svc.encoding import Segment
 from tokenizer_svc.formats import load_tokenizer
 from tokenizer_svc.tokenizer import Tokenizer
 from tokenizer_svc.vocabularies.bpe import BpeVocabulary
+from tokenizer_svc.vocabularies.cutting import by_engine, cutter_of
+from tokenizer_svc.vocabularies.patterns import BEFORE_THREES_OF_DIGITS, DIGITS_IN_THREES, PRE_TOKENIZERS
 from tokenizer_svc.vocabularies.spm import SpmVocabulary
 from tokenizer_svc.vocabularies.words import WordCache
 from tokenizer_svc.vocabulary import TokenType
@@ -133,6 +135,20 @@ def test_several_patterns_cut_one_after_the_other_and_unmatched_text_stays() -> 
     two = BpeVocabulary(ranked, (r"[0-9]", r"[a-z]+"))
     assert one.encode("ab12  ab").tolist() == [257, 256, 258, 257]
     assert two.encode("ab12  ab").tolist() == [257, ord("1"), ord("2"), 258, 257]
+
+
+@relaxed
+@given(text=st.text("0123\u0664\u00bd\u2167ab ", max_size=40))
+@pytest.mark.parametrize("pattern", [DIGITS_IN_THREES, BEFORE_THREES_OF_DIGITS])
+def test_digits_are_cut_in_threes_as_the_pattern_says(pattern: str, text: str) -> None:
+    assert cutter_of(pattern)(text) == by_engine(pattern)(text)
+
+
+@pytest.mark.parametrize("name", ["superbpe", "tiny_aya", "afmoe"])
+def test_a_long_number_is_cut_in_time_that_grows_with_it(name: str) -> None:
+    """By the patterns themselves this would take hours."""
+    vocabulary = BpeVocabulary([(bytes([byte]), byte) for byte in range(256)], PRE_TOKENIZERS[name].patterns)
+    assert len(vocabulary._cut("x" + "7" * 200_000)) == 1 + -(-200_000 // 3)
 
 
 def test_the_word_memory_answers_as_without_it_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,11 +18,11 @@ from functools import cached_property
 from itertools import chain
 
 import numpy as np
-import regex  # type: ignore[import-untyped]
 import tiktoken
 
 from tokenizer_svc.arrays import NONE, Ids, ids_of, starts_of
 from tokenizer_svc.offsets import offsets_before_nfc
+from tokenizer_svc.vocabularies.cutting import cutter_of
 from tokenizer_svc.vocabularies.merging import RankMerger, raise_unless_panic, whole_merger
 from tokenizer_svc.vocabularies.patterns import PRE_TOKENIZERS
 from tokenizer_svc.vocabularies.words import WordCache
@@ -69,10 +69,7 @@ class BpeVocabulary:
         self._ids = np.array([*merged_ids, *[_NO_ID] * len(lacking), *whole.values()], np.uint32)
         self._lacks_bytes = bool(lacking)
         self._ranks_are_ids = bool((self._ids == np.arange(len(self._ids), dtype=np.uint32)).all())
-        try:
-            self._cutters = [regex.compile(pattern) for pattern in self._patterns]
-        except regex.error as error:
-            raise ValueError(f"a pattern is no regular expression: {error}") from None
+        self._cutters = list(map(cutter_of, self._patterns))
         self._merger = self._make_merger()
         # In these patterns a piece that ends in line breaks takes all of them, and none begins with one and goes on.
         self.safe_border = _BEFORE_A_LINE if self._patterns in _CUT_AT_LINES and not self._nfc else None
@@ -164,18 +161,6 @@ class BpeVocabulary:
 
     def _cut(self, text: str) -> list[str]:
         pieces = [text]
-        for cutter in self._cutters:
-            finer: list[str] = []
-            for piece in pieces:
-                at = 0
-                for match in cutter.finditer(piece):
-                    start, end = match.span()
-                    if start > at:
-                        finer.append(piece[at:start])
-                    if end > start:
-                        finer.append(piece[start:end])
-                    at = end
-                if at < len(piece):
-                    finer.append(piece[at:])
-            pieces = finer
+        for cut in self._cutters:
+            pieces = [finer for piece in pieces for finer in cut(piece)]
         return pieces

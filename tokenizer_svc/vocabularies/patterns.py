@@ -36,7 +36,9 @@ LLAMA3 = (
 )
 _NUMBER = r"\p{N}"
 _NUMBERS_OF_3 = r"\p{N}{1,3}"
-_DIGITS_IN_THREES_FROM_THE_RIGHT = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+# Both count the digits behind each place, over and over: `cutting` does the same in one pass over a long number.
+DIGITS_IN_THREES = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+BEFORE_THREES_OF_DIGITS = r"(?=(\d{3})+(?!\d))"
 _BLOOM = r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 _CJK = r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 
@@ -163,7 +165,7 @@ _CUT_GRANITE_EMB_MULTI = (
     ),
 )
 _CUT_TINY_AYA = (
-    _DIGITS_IN_THREES_FROM_THE_RIGHT,
+    DIGITS_IN_THREES,
     (
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?:'[sS]|'[tT]|'[rR]["
         r"eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?"
@@ -185,7 +187,7 @@ _CUT_KIMI_K2 = (
 )
 _CUT_SUPERBPE = (
     r"\p{N}+",
-    r"(?=(\d{3})+(?!\d))",
+    BEFORE_THREES_OF_DIGITS,
 )
 _CUT_BAILINGMOE = (
     (
@@ -202,7 +204,7 @@ _CUT_SEED_CODER = (
     ),
 )
 _CUT_AFMOE = (
-    _DIGITS_IN_THREES_FROM_THE_RIGHT,
+    DIGITS_IN_THREES,
     (
         r"[\u4e00-\u9fff\u3400-\u4dbf\u8c48-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40"
         r"-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff"
