@@ -11,6 +11,7 @@ from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama,
 from worker_svc.checkpoints import open_checkpoint
 from worker_svc.engine.build import quantization_name
 from worker_svc.model.float8 import Float8Rows, Float8Weight, scaled_product, to_float8
+from worker_svc.model.kernels.float8 import rows_to_float8
 from worker_svc.model.linear import PlainWeight
 from worker_svc.model.transformer import load_transformer
 
@@ -53,7 +54,7 @@ def test_without_a_card_the_product_is_that_of_the_rounded_weights() -> None:
 def test_the_scaled_product_is_that_of_rounded_rows_and_weights(count: int, dtype: torch.dtype) -> None:
     made = to_float8(random_rows(32, 64) / 1e4)
     x = random_rows(count, 64).clamp(-100, 100).to(dtype)
-    rows = to_float8(x).dequantize().double()
+    rows = Float8Rows(*rows_to_float8(x)).dequantize().double()
     exact, size = rows @ made.dequantize().double().t(), rows.abs() @ made.dequantize().double().abs().t()
     product = scaled_product(x, made)
     assert product.dtype == dtype
