@@ -114,8 +114,8 @@ class Tokenizer:
         self, segments: Sequence[Segment], add_special: bool, with_offsets: bool, vocabulary: Vocabulary
     ) -> Encoding:
         front, back = self._added_arrays if add_special else (NONE, NONE)
-        parts: list[Ids] = [front]
-        offsets: list[Ids] = [np.zeros(len(front), np.uint32)]  # filled only where they are asked for
+        parts: list[Ids] = [front] if len(front) else []
+        offsets: list[Ids] = [np.zeros(len(front), np.uint32)] if with_offsets else []
         base = 0  # bytes in front of the segment
         prefix = wants_prefix = self.config.adds_space_prefix
         cache = None if with_offsets or vocabulary is not self.vocabulary else self._cache
@@ -169,7 +169,8 @@ class Tokenizer:
             base += len(data)
             if cache is not None and text and fragments <= _FRAGMENTS_KEPT_TOGETHER:
                 cache.put(key, text, joined(parts[before:]), token is not None)
-        parts.append(back)
+        if len(back):
+            parts.append(back)
         encoding = Encoding(joined(parts), len(front), len(back))
         if with_offsets:
             offsets.append(np.full(len(back), base, np.uint32))

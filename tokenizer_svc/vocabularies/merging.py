@@ -82,7 +82,7 @@ def raise_unless_panic(error: BaseException) -> None:
 
 def _has_long_white_space(text: str) -> bool:
     """Whether there is a run of twice `_LONG_RUN` white-space characters (a shorter one may be reported as well)."""
-    return any(
+    return len(text) >= _LONG_RUN and any(
         text[at].isspace() and _LONG_WHITE_SPACE.match(text, at) is not None
         for at in range(_LONG_RUN - 1, len(text), _LONG_RUN)
     )
