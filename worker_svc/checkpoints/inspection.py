@@ -75,18 +75,19 @@ def inspect(path: Path, group: int = 0) -> dict[str, Any]:
 
 def weight_bytes(config: ModelConfig, group: int = 0) -> dict[str, int]:
     """Bytes of all weights in memory, by precision; `group` 0: what int8 and int4 have without being told."""
-    sizes = dict.fromkeys(("float32", "bfloat16", "int8", "int4"), 0)
+    sizes = dict.fromkeys(("float32", "bfloat16", "fp8", "int8", "int4"), 0)
     for name, shape in config.tensor_shapes().items():
         numbers = math.prod(shape)
         sizes["float32"] += 4 * numbers
         sizes["bfloat16"] += 2 * numbers
         if len(shape) == 1 or name.endswith("router") or (name == "embedding" and not config.tie_embeddings):
-            sizes["int8"] += 2 * numbers
-            sizes["int4"] += 2 * numbers
+            for precision in ("fp8", "int8", "int4"):
+                sizes[precision] += 2 * numbers
         else:
             channels = numbers + 4 * shape[0]
-            sizes["int8"] += _grouped_bytes(shape, 8, group) if group else channels
             multiplied_last = name in ("embedding", "output")
+            sizes["fp8"] += 2 * numbers if multiplied_last else channels
+            sizes["int8"] += _grouped_bytes(shape, 8, group) if group else channels
             sizes["int4"] += channels if multiplied_last else _grouped_bytes(shape, 4, group or DEFAULT_INT4_GROUP)
     return sizes
 
@@ -117,7 +118,7 @@ def kept_bytes(checkpoint: Checkpoint) -> int:
 def kv_bytes_per_token(config: ModelConfig) -> dict[str, int]:
     """Bytes of keys and values of one token over all layers, by how they are stored."""
     formats = {"float32": kv_format("auto", torch.float32), "bfloat16": kv_format("auto", torch.bfloat16)}
-    formats |= {name: kv_format(name, torch.float32) for name in ("int8", "int4")}
+    formats |= {name: kv_format(name, torch.float32) for name in ("fp8", "int8", "int4")}
     return {
         name: CacheShape(config.num_layers, 1, 1, config.num_kv_heads, config.head_dim, stored).bytes_per_token
         for name, stored in formats.items()

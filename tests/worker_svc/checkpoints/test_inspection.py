@@ -25,6 +25,7 @@ def test_int8_and_int4_have_the_groups_that_are_asked_for(group: int, tmp_path: 
     said = inspect(tmp_path, group)["weight_bytes"]
     for name in ("int8", "int4"):
         assert said[name] == pytest.approx(taken(tmp_path, quantize=name, quantize_group=group), rel=0.02)
+    assert group or said["fp8"] == pytest.approx(taken(tmp_path, quantize="fp8", dtype="bfloat16"), rel=0.02)
     assert build.DEFAULT_INT4_GROUP == DEFAULT_INT4_GROUP
 
 

@@ -31,7 +31,9 @@ def test_the_next_step_is_launched_before_one_is_read():
     assert driver.engine.scheduler.statistics.overlap_wasted_tokens == 0
 
 
-@pytest.mark.parametrize("stopping", [{"stop_ids": frozenset({20})}, {"sequences": StopSequences([[19, 20]])}], ids=str)
+@pytest.mark.parametrize(
+    "stopping", [{"stop_ids": frozenset({20})}, {"sequences": StopSequences([[19, 20]])}], ids=["id", "sequence"]
+)
 def test_an_end_that_nobody_foresaw_costs_one_token(stopping: dict[str, object]):
     driver = overlapping()
     driver.engine.submit(Request.make(0, [15, 16], GREEDY, Stopping(30, include_stop=True, **stopping)))  # type: ignore[arg-type]

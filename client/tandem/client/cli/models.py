@@ -26,7 +26,7 @@ from .services import child_environment
 from .terminal import CommandError, Stopped, errors, output, reporting_errors
 
 Report = dict[str, Any]
-_PRECISIONS = ("float32", "bfloat16", "int8", "int4", "as stored")
+_PRECISIONS = ("float32", "bfloat16", "fp8", "int8", "int4", "as stored")
 
 
 class Family(StrEnum):
@@ -139,7 +139,7 @@ def _show(report: Report) -> None:
         facts.add_row(Text(name, style="dim"), Text(value))
     out.print(facts)
     out.print()
-    memory = Table(box=None, pad_edge=False, padding=(0, 2), header_style="dim")
+    memory = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
     memory.add_column("memory", no_wrap=True)
     columns = [name for name in _PRECISIONS if name in report["weight_bytes"]]
     for name in columns:
