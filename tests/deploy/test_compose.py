@@ -212,7 +212,7 @@ def test_the_requirement_lists_hold_what_each_image_needs_and_no_more(repository
     assert {"grpcio", "grpcio-health-checking", "protobuf", "prometheus-client"} <= tokenizer & worker
     assert {"sentencepiece", "tiktoken"} <= tokenizer
     assert {"torch", "safetensors"} <= worker
-    assert not {"torch", "numpy", "tandem-llm"} & tokenizer
+    assert not {"torch", "tandem-llm"} & tokenizer
     assert "tandem-llm" not in worker
 
 

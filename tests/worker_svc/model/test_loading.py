@@ -90,11 +90,13 @@ def test_progress_counts_stored_bytes_up_to_all_of_them(tmp_path: Path) -> None:
     assert done[-1] == checkpoint.total_bytes
 
 
-def test_every_weight_is_in_the_wanted_dtype_and_none_is_trained(tmp_path: Path) -> None:
+def test_every_matrix_is_in_the_wanted_dtype_and_no_weight_is_trained(tmp_path: Path) -> None:
+    """Vectors may be float32, in which a processor computes that cannot do so in the dtype."""
     random_llama().save_pretrained(tmp_path)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         model = load_transformer(open_checkpoint(tmp_path), "cpu", dtype)
-        assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+        assert {parameter.dtype for parameter in model.parameters() if parameter.dim() > 1} == {dtype}
+        assert {parameter.dtype for parameter in model.parameters()} <= {dtype, torch.float32}
         assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
