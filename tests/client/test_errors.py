@@ -62,6 +62,22 @@ async def test_every_code_arrives_over_the_wire(
         assert (caught.value.message, caught.value.reason) == ("words", "TEST")
 
 
+@pytest.mark.parametrize(
+    ("debug", "expected"),
+    [
+        # What a call has whose connection goes between two of its messages: the library's words, not the server's.
+        ('Failed "execute_batch": (<grpc._cython.cygrpc.SendMessageOperation object at 0x7f>,)', UnavailableError),
+        ("UNKNOWN:Error received from peer {grpc_status:13}", errors.InternalError),
+        (None, errors.InternalError),
+    ],
+    ids=["unsent", "from the server", "no words"],
+)
+def test_a_message_that_could_not_be_sent_means_a_lost_connection(debug: str | None, expected: type[StatusError]):
+    nothing = grpc.aio.Metadata()
+    failure = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, nothing, nothing, "words", debug)
+    assert type(errors.from_rpc_error(failure, service="tokenizer")) is expected
+
+
 def _trailing(*details: object, code: int = 3) -> tuple[tuple[str, bytes], ...]:
     status = status_pb2.Status(code=code, message="words")
     for detail in details:

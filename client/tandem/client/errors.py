@@ -239,14 +239,21 @@ class RpcFailure(Protocol):
 
     def code(self) -> grpc.StatusCode: ...
     def details(self) -> str | None: ...
+    def debug_error_string(self) -> str | None: ...
     def trailing_metadata(self) -> Any: ...
+
+
+_UNSENT = 'Failed "execute_batch"'
 
 
 def from_rpc_error(error: RpcFailure, *, service: str, request_id: str = "") -> StatusError:
     """The exception for a failed call, with everything that its rich details carry."""
-    return from_status(
-        error.code(), error.details() or "", error.trailing_metadata() or (), service=service, request_id=request_id
-    )
+    code, message = error.code(), error.details() or ""
+    # grpc.aio says INTERNAL of its own when a message cannot be sent because the connection has just gone, and never
+    # asks for the call's real status.
+    if code is grpc.StatusCode.INTERNAL and _UNSENT in (error.debug_error_string() or ""):
+        code, message = grpc.StatusCode.UNAVAILABLE, "the connection was lost"
+    return from_status(code, message, error.trailing_metadata() or (), service=service, request_id=request_id)
 
 
 def from_status(
