@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import TypeAlias
 
 import regex  # type: ignore[import-untyped]
@@ -28,21 +29,7 @@ def by_engine(pattern: str) -> Cutter:
     except regex.error as error:
         raise ValueError(f"a pattern is no regular expression: {error}") from None
 
-    def cut(text: str) -> list[str]:
-        pieces: list[str] = []
-        at = 0
-        for match in find(text):
-            start, end = match.span()
-            if start > at:
-                pieces.append(text[at:start])
-            if end > start:
-                pieces.append(text[start:end])
-            at = end
-        if at < len(text):
-            pieces.append(text[at:])
-        return pieces
-
-    return cut
+    return lambda text: _cut_at(text, chain.from_iterable(match.span() for match in find(text)))
 
 
 _NUMBERS = regex.compile(r"\p{N}+")
@@ -51,15 +38,22 @@ _DIGITS = regex.compile(r"\d+")
 
 def _in_threes(text: str, runs: regex.Pattern[str], *, apart: bool) -> list[str]:
     """Each run is cut into threes from its right end; `apart`, from what is around it too."""
-    pieces: list[str] = []
-    at = 0
+    places: list[int] = []
     for match in runs.finditer(text):
         start, end = match.span()
-        places = range(start + (end - start) % 3, end, 3)
-        for place in (start, *places, end) if apart else places:
-            if place > at:
-                pieces.append(text[at:place])
-                at = place
+        threes = range(start + (end - start) % 3, end, 3)
+        places += (start, *threes, end) if apart else threes
+    return _cut_at(text, places)
+
+
+def _cut_at(text: str, places: Iterable[int]) -> list[str]:
+    """`places` rise; where two are the same, or one is at an end, there is no piece between."""
+    pieces: list[str] = []
+    at = 0
+    for place in places:
+        if place > at:
+            pieces.append(text[at:place])
+            at = place
     if at < len(text):
         pieces.append(text[at:])
     return pieces

@@ -62,7 +62,7 @@ def is_plain(rows: Rows, rules: Rules) -> bool:
     plain = ~changes_logits(rows, rules) & (
         takes_the_largest(rules) | ~(narrows(rules) | rules["temperature_first"] | (rules["dynamic_range"] > 0))
     )
-    return bool(plain.all()) and not any(request.logprobs.wanted for request in rows.requests)
+    return bool((plain & ~rules["reports"]).all())
 
 
 def launch_plain(logits: torch.Tensor, rows: Rows, rules: Rules) -> Launched:
