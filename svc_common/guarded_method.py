@@ -195,7 +195,7 @@ class GuardedMethod:
                 raise
             # Something else that the handler waited for was cancelled. gRPC would take it for a cancelled RPC and never
             # send a status.
-            raise self._unexpected(error) from error
+            raise unexpected(error, self._path) from error
         except ServiceError as error:
             if error.code in _OUR_FAULT:
                 logger.error("%s in %s", error, self._path)
@@ -204,28 +204,29 @@ class GuardedMethod:
             raise
         except grpc.aio.BaseError as error:
             if isinstance(error, grpc.aio.UsageError) and not context.done():
-                raise self._unexpected(error) from error
+                raise unexpected(error, self._path) from error
             # A batch failed in gRPC's core because the other side is gone, perhaps before its cancellation reached us.
             raise asyncio.CancelledError from error
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except BaseException as error:
             # A panic in Rust code is no Exception; gRPC would leave its client without an answer for ever.
-            raise self._unexpected(error) from error
+            raise unexpected(error, self._path) from error
 
-    def _unexpected(self, error: BaseException) -> ServiceError:
-        """Logs a fault that nobody foresaw; the client gets its number and none of its words."""
-        error_id = secrets.token_hex(6)
-        kind = type(error).__name__
-        logger.error(
-            "unexpected %s in %s, error id %s", kind, self._path, error_id, exc_info=error, extra={"error_id": error_id}
-        )
-        return ServiceError(
-            grpc.StatusCode.INTERNAL,
-            f"internal error; the server's log explains it under error id {error_id}",
-            reason="INTERNAL_ERROR",
-            metadata={"error_id": error_id},
-        )
+
+def unexpected(error: BaseException, where: str) -> ServiceError:
+    """Logs a fault that nobody foresaw; the client gets its number and none of its words."""
+    error_id = secrets.token_hex(6)
+    kind = type(error).__name__
+    logger.error(
+        "unexpected %s in %s, error id %s", kind, where, error_id, exc_info=error, extra={"error_id": error_id}
+    )
+    return ServiceError(
+        grpc.StatusCode.INTERNAL,
+        f"internal error; the server's log explains it under error id {error_id}",
+        reason="INTERNAL_ERROR",
+        metadata={"error_id": error_id},
+    )
 
 
 async def _abort(context: Context, error: ServiceError) -> NoReturn:

@@ -8,6 +8,7 @@ first; the code, the reason and the first violations always arrive.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
@@ -36,16 +37,20 @@ def clip(text: str, limit: int) -> str:
 
 def to_wire(error: ServiceError) -> tuple[grpc.StatusCode, str, Trailers]:
     """Status code, status message and trailing metadata of an error."""
-    message = clip(error.message, _MESSAGE_BYTES)
-    retry_after = _sane_retry(error.retry_after)
-    status = status_pb2.Status(code=error.code.value[0], message=message)
-    room = _DETAIL_BYTES
-    for detail in _details(error, retry_after, room):
-        status.details.add().Pack(detail)
+    status = to_status(error)
     trailers: list[tuple[str, str | bytes]] = [("grpc-status-details-bin", status.SerializeToString())]
+    retry_after = _sane_retry(error.retry_after)
     if retry_after is not None:
         trailers.append(("grpc-retry-pushback-ms", str(round(retry_after * 1000))))
-    return error.code, message, tuple(trailers)
+    return error.code, status.message, tuple(trailers)
+
+
+def to_status(error: ServiceError) -> Any:
+    """The `google.rpc.Status` of an error."""
+    status = status_pb2.Status(code=error.code.value[0], message=clip(error.message, _MESSAGE_BYTES))
+    for detail in _details(error, _sane_retry(error.retry_after), _DETAIL_BYTES):
+        status.details.add().Pack(detail)
+    return status
 
 
 def _details(error: ServiceError, retry_after: float | None, room: int) -> list[Message]:

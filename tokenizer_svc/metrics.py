@@ -97,6 +97,9 @@ class TokenizerMetrics(ServiceMetrics):
     | tandem_tokenizer_decoded_bytes_total     | counter   | text they gave, in bytes                       |
     | tandem_tokenizer_streams_total           | counter   | streams that were opened                       |
     | tandem_tokenizer_stop_matches_total      | counter   | streams that a stop string ended               |
+    | tandem_tokenizer_stream_messages_total   | counter   | messages of DecodeStream                       |
+    | tandem_tokenizer_stream_requests_total   | counter   | requests in them: a batch has many             |
+    | tandem_tokenizer_stream_errors_total     | counter   | requests of a batch that were refused, by code |
     | tandem_tokenizer_cache_lookups_total     | counter   | texts looked up in the encode cache, by result |
     | tandem_tokenizer_cache_bytes             | gauge     | memory that it takes, by tokenizer             |
     | tandem_tokenizer_open_streams            | gauge     | streams that are open now                      |
@@ -121,6 +124,9 @@ class TokenizerMetrics(ServiceMetrics):
         self._decoded_bytes = counter("decoded_bytes_total", "Text that ids gave, in bytes.", "tokenizer")
         self._streams = counter("streams_total", "Decode streams that were opened.", "tokenizer")
         self._stop_matches = counter("stop_matches_total", "Decode streams that a stop string ended.", "tokenizer")
+        self.stream_messages = counter("stream_messages_total", "Messages of DecodeStream.")
+        self.stream_requests = counter("stream_requests_total", "Requests in them; a batch has many.")
+        self.stream_errors = counter("stream_errors_total", "Requests of a batch that were refused.", "grpc_code")
         self._input_tokens: dict[str, InputTokens] = {}
         self.registry.register(_InputTokensCollector(self._input_tokens))
         self._caches: dict[str, EncodeCache] = {}

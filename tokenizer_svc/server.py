@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from svc_common.errors import FieldViolation, invalid_argument, resource_exhausted
+from svc_common.errors import FieldViolation, ServiceError, invalid_argument, resource_exhausted, unavailable
 from svc_common.lifecycle import Lifecycle
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
@@ -45,6 +45,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     def __init__(self, settings: TokenizerSettings) -> None:
         self.metrics = TokenizerMetrics()
         self._settings = settings
+        self._lifecycle: Lifecycle | None = None
         self._loaded = LoadedTokenizers(settings, self.metrics)
         self._reloads: set[asyncio.Task[None]] = set()
         self._pool = WorkPool(settings.thread_count, settings.max_queued_jobs, self.metrics)
@@ -59,6 +60,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     async def start(self, lifecycle: Lifecycle) -> None:
         """Loads the tokenizers, and from then on again at each SIGHUP. Raises StartError."""
+        self._lifecycle = lifecycle
         await self._loaded.start()
         with suppress(ValueError, RuntimeError):  # signals reach the main thread only
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._begin_reload)
@@ -186,15 +188,18 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def DecodeStream(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.DecodeStreamRequest], context: Context
     ) -> AsyncIterator[pb.DecodeStreamResponse]:
-        call = DecodeStreamCall(self._loaded.at_hand, self._settings, self.metrics)
+        call = DecodeStreamCall(self._loaded.get, self._settings, self.metrics, self._draining)
         try:
             async for request in request_iterator:
-                for each in request.batch or (request,):
-                    if each.HasField("open"):
-                        await self._loaded.get(each.open.tokenizer)
-                yield call.handle(request)
+                yield await call.handle(request)
         finally:
             call.close()
+
+    def _draining(self) -> ServiceError | None:
+        """A call that carries many answers may live for long: what is new in it goes to another server."""
+        if self._lifecycle is None or self._lifecycle.accepting:
+            return None
+        return unavailable("this server is draining and opens no new stream", reason="DRAINING")
 
     # -- conversations
 

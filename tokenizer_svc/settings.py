@@ -37,7 +37,7 @@ class TokenizerSettings(ServiceSettings):
     max_decode_ids: int = Field(default=1 << 20, ge=1, description="most ids to decode in one call")
     max_output_bytes: int = Field(default=16 << 20, ge=1, description="longest text or pieces in one response")
     max_streams_per_call: int = Field(default=16_384, ge=1, description="streams open at once in one DecodeStream call")
-    max_stream_ids: int = Field(default=65_536, ge=1, description="most ids in one DecodeStream message")
+    max_stream_ids: int = Field(default=65_536, ge=1, description="most ids in one DecodeStream request")
     threads: int = Field(default=0, ge=0, le=1024, description="for inputs that are not small; 0: the cores we may use")
     inline_bytes: int = Field(default=4096, ge=0, description="text up to this size is encoded without a thread")
     encode_cache_bytes: int = Field(

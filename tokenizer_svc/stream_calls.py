@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from svc_common.errors import FieldViolation, ServiceError, invalid_argument, resource_exhausted
+from svc_common.guarded_method import unexpected
+from svc_common.rich_status import to_status
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tokenizer_svc.loaded import Loaded
 from tokenizer_svc.metrics import TokenizerMetrics
@@ -34,44 +37,64 @@ class DecodeStreamCall:
     """The streams of one call. `close` it however the call ends."""
 
     def __init__(
-        self, find: Callable[[str], Loaded | None], settings: TokenizerSettings, metrics: TokenizerMetrics
+        self,
+        find: Callable[[str], Awaitable[Loaded]],
+        settings: TokenizerSettings,
+        metrics: TokenizerMetrics,
+        refusal: Callable[[], ServiceError | None] = lambda: None,
     ) -> None:
+        """`find` the tokenizer of a name; raises ServiceError. `refusal` says why no further stream is opened now."""
         self._find = find
         self._settings = settings
         self._max_ids = settings.max_stream_ids
         self._metrics = metrics
+        self._refusal = refusal
         self._open: dict[str, _Stream] = {}
         self._done: dict[str, None] = {}  # in the order in which they ended
 
-    def handle(self, request: pb.DecodeStreamRequest) -> pb.DecodeStreamResponse:
-        """The one response to a request. Raises ServiceError, which ends the call."""
+    async def handle(self, request: pb.DecodeStreamRequest) -> pb.DecodeStreamResponse:
+        """The one response to a request. Raises ServiceError, which ends the call; what is wrong with a request of a
+        batch is told in its response."""
+        self._metrics.stream_messages.inc()
         if not request.batch:
-            return self._handle(request, "", pb.DecodeStreamResponse)
+            self._metrics.stream_requests.inc()
+            if request.HasField("open"):
+                await self._start(request.stream_key, request.open)
+            return self._push(request, pb.DecodeStreamResponse)
         check_stream_batch(request)
-        if (count := sum(len(each.ids) for each in request.batch)) > self._max_ids:
-            raise self._too_many(count)
+        self._metrics.stream_requests.inc(len(request.batch))
         response = pb.DecodeStreamResponse()
-        for index, each in enumerate(request.batch):
-            self._handle(each, f"batch[{index}].", response.batch.add)
+        ids = 0
+        for each in request.batch:
+            ids += len(each.ids)
+            if ids > self._max_ids:  # enough for one turn of the event loop
+                ids = len(each.ids)
+                await asyncio.sleep(0)
+            try:
+                if each.HasField("open"):
+                    if (refusal := self._refusal()) is not None:
+                        raise refusal
+                    await self._start(each.stream_key, each.open)
+                self._push(each, response.batch.add)
+            except ServiceError as error:
+                self._fail(each.stream_key, error, response.batch.add)
+            except Exception as error:
+                self._fail(each.stream_key, unexpected(error, "DecodeStream"), response.batch.add)
         return response
 
-    def _handle(
-        self, request: pb.DecodeStreamRequest, path: str, respond: Callable[..., pb.DecodeStreamResponse]
+    def _push(
+        self, request: pb.DecodeStreamRequest, respond: Callable[..., pb.DecodeStreamResponse]
     ) -> pb.DecodeStreamResponse:
-        """What `respond` makes of the answer. `path` leads to the request's fields, for errors."""
+        """What `respond` makes of the answer."""
         key = request.stream_key
-        if request.HasField("open"):
-            stream = self._start(key, request.open, path)
-        else:
-            found = self._open.get(key)
-            if found is None:
-                if key in self._done:
-                    return respond(stream_key=key, done=True)
-                raise _violation(f"{path}open", f"is required in the first request of stream_key {key!r}")
-            stream = found
+        stream = self._open.get(key)
+        if stream is None:
+            if key in self._done:
+                return respond(stream_key=key, done=True)
+            raise _violation("open", f"is required in the first request of stream_key {key!r}")
         ids = list(request.ids)
         if len(ids) > self._max_ids or (ids and max(ids) >= stream.size):
-            self._refuse(ids, stream, path)
+            self._refuse(ids, stream)
         decoder = stream.decoder
         text = decoder.push(ids, request.end)
         stream.tokens += len(ids)
@@ -90,6 +113,14 @@ class DecodeStreamCall:
             trim_ids=decoder.trim_ids,
         )
 
+    def _fail(self, key: str, error: ServiceError, respond: Callable[..., pb.DecodeStreamResponse]) -> None:
+        """Ends the stream of this key, if there is one, and says why."""
+        self._finish(key)
+        self._metrics.stream_errors.labels(error.code.name).inc()
+        # The same fields on the wire.
+        told = pb.DecodeStreamError.FromString(to_status(error).SerializeToString())
+        respond(stream_key=key, done=True, error=told)
+
     def close(self) -> None:
         """Forgets all streams."""
         for stream in self._open.values():
@@ -97,20 +128,19 @@ class DecodeStreamCall:
         self._metrics.open_streams.dec(len(self._open))
         self._open.clear()
 
-    def _start(self, key: str, message: pb.DecodeStreamOpen, path: str) -> _Stream:
+    async def _start(self, key: str, message: pb.DecodeStreamOpen) -> None:
         if (size := len(key.encode())) > MAX_STREAM_KEY_BYTES:
-            raise _violation(f"{path}stream_key", f"has {size} bytes; at most {MAX_STREAM_KEY_BYTES} are allowed")
+            raise _violation("stream_key", f"has {size} bytes; at most {MAX_STREAM_KEY_BYTES} are allowed")
         if key in self._open:
-            raise _violation(f"{path}open", f"stream_key {key!r} is open already")
+            raise _violation("open", f"stream_key {key!r} is open already")
         if len(self._open) >= self._settings.max_streams_per_call:
             raise resource_exhausted(
                 f"{len(self._open)} streams are open in this call, which is the limit",
                 reason="TOO_MANY_STREAMS",
                 retry_after=None,
             )
-        loaded = self._find(message.tokenizer)
-        assert loaded is not None, "the caller has seen to it that it is loaded"
-        check_open(message, loaded.tokenizer, f"{path}open")
+        loaded = await self._find(message.tokenizer)
+        check_open(message, loaded.tokenizer, "open")
         options = message.options
         decoder = loaded.tokenizer.stream(
             context_ids=list(message.context_ids),
@@ -120,29 +150,30 @@ class DecodeStreamCall:
             include_stop=message.include_stop,
             graphemes=message.graphemes,
         )
-        stream = self._open[key] = _Stream(loaded, decoder, loaded.tokenizer.vocabulary_size)
+        self._open[key] = _Stream(loaded, decoder, loaded.tokenizer.vocabulary_size)
         self._done.pop(key, None)
         self._metrics.open_streams.inc()
         loaded.metrics.streams.inc()
-        return stream
 
-    def _too_many(self, count: int) -> ServiceError:
-        return resource_exhausted(
-            f"ids: {count} in one message; at most {self._max_ids} are taken",
-            reason="INPUT_TOO_LARGE",
-            retry_after=None,
-        )
-
-    def _refuse(self, ids: list[int], stream: _Stream, path: str) -> None:
+    def _refuse(self, ids: list[int], stream: _Stream) -> None:
         if len(ids) > self._max_ids:
-            raise self._too_many(len(ids))
+            raise resource_exhausted(
+                f"ids: {len(ids)} in one request; at most {self._max_ids} are taken",
+                reason="INPUT_TOO_LARGE",
+                retry_after=None,
+            )
         violations = Violations()
-        check_ids(ids, f"{path}ids", stream.loaded.tokenizer, violations)
+        check_ids(ids, "ids", stream.loaded.tokenizer, violations)
         violations.raise_any()
 
     def _finish(self, key: str) -> None:
-        self._open.pop(key).count()
-        self._metrics.open_streams.dec()
+        """Forgets the stream, if there is one. The key is remembered for who still sends to it."""
+        stream = self._open.pop(key, None)
+        if stream is not None:
+            stream.count()
+            self._metrics.open_streams.dec()
+        elif len(key) > MAX_STREAM_KEY_BYTES:
+            return
         self._done[key] = None
         if len(self._done) > _DONE_KEYS_KEPT:
             del self._done[next(iter(self._done))]

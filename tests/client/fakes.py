@@ -78,7 +78,10 @@ class ByteTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     def __init__(self) -> None:
         self.open_streams = 0
         self.opened: list[tokenizer_pb2.DecodeStreamOpen] = []
-        self.decode_messages = 0
+        self.decode_calls = 0
+        self.decode_metadata: list[dict[str, str]] = []  # of each call
+        self.decode_messages = 0  # requests of streams
+        self.refuse_streams: list[tokenizer_pb2.DecodeStreamError | None] = []  # what the next streams are told
         self.chats: list[tokenizer_pb2.EncodeChatRequest] = []
         self.has_chat_template = True
         self.metadata: list[dict[str, str]] = []
@@ -176,28 +179,51 @@ class ByteTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         return tokenizer_pb2.BatchDecodeResponse(decoded=decoded, fingerprint=FINGERPRINT)
 
     async def DecodeStream(self, request_iterator, context):  # noqa: N802
-        self.open_streams += 1
-        self.all_streams_closed.clear()
+        self.decode_calls += 1
+        self.decode_metadata.append({key: str(value) for key, value in context.invocation_metadata() or ()})
+        streams: dict[str, tuple] = {}  # what is known of each open one
         try:
-            opening = None
-            raw, sent, consumed = b"", 0, 0
-            async for request in request_iterator:
-                self.decode_messages += 1
-                await self.hold.wait()
-                if self.break_streams_after is not None and self.decode_messages >= self.break_streams_after:
-                    self.break_streams_after = None
-                    await refuse(context, grpc.StatusCode.UNAVAILABLE, "restarting", reason="DRAINING")
-                if request.HasField("open"):
-                    opening = request.open
-                    self.opened.append(opening)
-                response, raw, sent, consumed = _decode_step(opening, request, raw, sent, consumed)
-                yield response
-                if response.done:
-                    return
+            async for message in request_iterator:
+                assert message.batch, "the SDK shares its calls"
+                responses = []
+                for request in message.batch:
+                    self.decode_messages += 1
+                    await self.hold.wait()
+                    if self.break_streams_after is not None and self.decode_messages >= self.break_streams_after:
+                        self.break_streams_after = None
+                        await refuse(context, grpc.StatusCode.UNAVAILABLE, "restarting", reason="DRAINING")
+                    responses.append(self._decode_request(streams, request))
+                yield tokenizer_pb2.DecodeStreamResponse(batch=responses)
         finally:
-            self.open_streams -= 1
-            if not self.open_streams:
-                self.all_streams_closed.set()
+            self._count_streams(-len(streams))
+
+    def _decode_request(self, streams, request) -> tokenizer_pb2.DecodeStreamResponse:
+        key = request.stream_key
+        if request.HasField("open"):
+            assert key not in streams
+            refusal = self.refuse_streams.pop(0) if self.refuse_streams else None
+            if refusal is not None:
+                return tokenizer_pb2.DecodeStreamResponse(stream_key=key, done=True, error=refusal)
+            self.opened.append(request.open)
+            streams[key] = (request.open, b"", 0, 0)
+            self._count_streams(1)
+        if key not in streams:
+            return tokenizer_pb2.DecodeStreamResponse(stream_key=key, done=True)
+        opening = streams[key][0]
+        response, *known = _decode_step(opening, request, *streams[key][1:])
+        response.stream_key = key
+        streams[key] = (opening, *known)
+        if response.done:
+            del streams[key]
+            self._count_streams(-1)
+        return response
+
+    def _count_streams(self, more: int) -> None:
+        self.open_streams += more
+        if self.open_streams:
+            self.all_streams_closed.clear()
+        else:
+            self.all_streams_closed.set()
 
     async def EncodeChat(self, request, context):  # noqa: N802
         """Each message is the control token, its role, a line break, its content and a line break."""

@@ -408,11 +408,18 @@ class Messages:
 
     def _stream(self, data: bytes) -> None:
         """Requests one after the other, each with its length in front."""
-        call = DecodeStreamCall(lambda name: self._loaded, self._settings, self._metrics)
+
+        async def find(name: str) -> Any:
+            return self._loaded
+
+        call = DecodeStreamCall(find, self._settings, self._metrics)
         source = io.BytesIO(data)
         try:
             while head := source.read(1):
-                call.handle(pb.DecodeStreamRequest.FromString(source.read(head[0])))
+                handling = call.handle(pb.DecodeStreamRequest.FromString(source.read(head[0])))
+                with suppress(StopIteration):  # it waits for nothing but its turn
+                    while True:
+                        handling.send(None)
         finally:
             call.close()
 

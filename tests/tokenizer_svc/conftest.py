@@ -52,7 +52,7 @@ class Refusal:
         self.violations: dict[str, str] = {}
         self.reason = ""
         self.retry_after: float | None = None
-        status = rpc_status.from_call(error)
+        self.status = status = rpc_status.from_call(error)
         for detail in status.details if status is not None else ():
             for kind in (error_details_pb2.BadRequest, error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo):
                 if not detail.Is(kind.DESCRIPTOR):

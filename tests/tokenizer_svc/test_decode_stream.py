@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tokenizer_svc.formats import load_tokenizer
+from tokenizer_svc.streaming import StreamDecoder
 from tokenizer_svc.tokenizer import Tokenizer
 
 Request, Open = pb.DecodeStreamRequest, pb.DecodeStreamOpen
@@ -172,9 +173,6 @@ async def test_a_batch_is_answered_as_its_requests_would_be_alone(start_service:
 
 
 BAD_REQUESTS = [
-    ([Request(batch=[Request(open=Open()), Request(stream_key="b", ids=[5])])], "batch[1].open"),
-    ([Request(batch=[Request(open=Open(stop_strings=[""]))])], "batch[0].open.stop_strings[0]"),
-    ([Request(batch=[Request(open=Open(), ids=[5, 512])])], "batch[0].ids[1]"),
     ([Request(batch=[Request(batch=[Request(open=Open())])])], "batch[0].batch"),
     ([Request(end=True, batch=[Request(open=Open())])], "end"),
     ([Request(batch=[Request(stream_key="k")] * 4097)], "batch"),
@@ -203,6 +201,103 @@ async def test_a_wrong_request_ends_the_call_and_names_the_field(
     assert running.service.metrics.registry.get_sample_value("tandem_tokenizer_open_streams") == 0
 
 
+# Requests of one stream, of which the last is wrong; and what must be set for it.
+WRONG_IN_A_BATCH: dict[str, tuple[list[Request], dict[str, int]]] = {
+    "ids": ([Request(open=Open()), Request(ids=[5, 512])], {}),
+    "too many ids": ([Request(open=Open()), Request(ids=[5] * 101)], {"max_stream_ids": 100}),
+    "not open": ([Request(ids=[5])], {}),
+    "open twice": ([Request(open=Open()), Request(open=Open())], {}),
+    "stop strings": ([Request(open=Open(stop_strings=["ok", "", "x" * 1025]))], {}),
+    "key": ([Request(stream_key="k" * 257, open=Open())], {}),
+    "tokenizer": ([Request(open=Open(tokenizer="nobody"))], {}),
+    "one stream too many": ([Request(open=Open())], {"max_streams_per_call": 63}),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_IN_A_BATCH)
+async def test_what_is_wrong_in_a_batch_ends_one_stream_and_63_others_go_on(
+    start_service: Any, refusal: Any, small: Tokenizer, name: str
+) -> None:
+    wrong, settings = WRONG_IN_A_BATCH[name]
+    running = await start_service(**settings)
+    ids = small.encode("and on it goes", add_special=False)
+    keys = [f"good {number}" for number in range(63)]
+    requests = [Request(batch=[Request(stream_key=key, open=Open()) for key in keys])]
+    for place, each in enumerate(wrong):
+        goods = [Request(stream_key=key, ids=ids[place : place + 1]) for key in keys]
+        requests.append(Request(batch=[*goods[:31], each, *goods[31:]]))
+    again = Request(stream_key=wrong[-1].stream_key, ids=[5])
+    rest = [Request(stream_key=key, ids=ids[len(wrong) :], end=True) for key in keys]
+    requests.append(Request(batch=[again, *rest]))
+    responses = await exchange(running.stub, requests)
+    texts = dict.fromkeys(keys, "")
+    for response in responses:
+        for each in response.batch:
+            if each.stream_key in texts:
+                assert not each.HasField("error")
+                texts[each.stream_key] += each.text
+    assert set(texts.values()) == {"and on it goes"}
+
+    told = responses[-2].batch[31]
+    assert told.done and told.stream_key == wrong[-1].stream_key
+    fillers = [Request(stream_key=key, open=Open()) for key in keys]
+    alone = await refusal(exchange(running.stub, [*fillers, *wrong]))  # the same, each request by itself
+    assert told.error.code == alone.code.value[0]
+    assert told.error.message == alone.message
+    assert told.error.SerializeToString() == alone.status.SerializeToString()
+    later = responses[-1].batch[0]
+    assert later.done and (later.HasField("error") == (name == "key"))
+    value = running.service.metrics.registry.get_sample_value
+    labels = {"grpc_code": alone.code.name}
+    assert value("tandem_tokenizer_stream_errors_total", labels) >= 1
+    assert value("tandem_tokenizer_open_streams") == 0
+
+
+async def test_a_fault_of_ours_ends_one_stream_of_a_batch(
+    start_service: Any, small: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_service()
+    push = StreamDecoder.push
+
+    def failing(self: StreamDecoder, ids: Sequence[int], end: bool = False) -> str:
+        if ids[:1] == [7]:
+            raise ZeroDivisionError("a secret")
+        return push(self, ids, end)
+
+    monkeypatch.setattr(StreamDecoder, "push", failing)
+    opens = [Request(stream_key=key, open=Open()) for key in "ab"]
+    more = [Request(stream_key=key, ids=[number]) for key, number in (("a", 7), ("b", 8))]
+    _, second, third = await exchange(running.stub, [Request(batch=each) for each in (opens, more, more)])
+    assert second.batch[0].error.code == grpc.StatusCode.INTERNAL.value[0]
+    assert "secret" not in second.batch[0].error.message
+    assert second.batch[1].ids_consumed == 1
+    assert third.batch[0] == pb.DecodeStreamResponse(stream_key="a", done=True)
+    assert third.batch[1].ids_consumed == 2
+
+
+async def test_a_draining_server_opens_no_stream_in_an_old_batch_call(start_service: Any, small: Tokenizer) -> None:
+    running = await start_service()
+    call = running.stub.DecodeStream()
+    await call.write(Request(batch=[Request(stream_key="old", open=Open())]))
+    await call.read()
+    running.service._lifecycle.set_draining(True)
+    await call.write(Request(batch=[Request(stream_key="new", open=Open()), Request(stream_key="old", ids=[5])]))
+    new, old = (await call.read()).batch
+    assert new.error.code == grpc.StatusCode.UNAVAILABLE.value[0]
+    assert old.ids_consumed == 1
+    running.service._lifecycle.set_draining(False)
+    await call.write(Request(batch=[Request(stream_key="new", open=Open(), end=True)]))
+    assert not (await call.read()).batch[0].HasField("error")
+    await call.done_writing()
+
+
+async def test_a_batch_of_many_ids_is_handled_in_turns_and_in_order(start_service: Any, small: Tokenizer) -> None:
+    running = await start_service(max_stream_ids=3)
+    requests = [Request(stream_key="k", open=Open()), *(Request(stream_key="k", ids=[5, 6]) for _ in range(50))]
+    [response] = await exchange(running.stub, [Request(batch=requests)])
+    assert [each.ids_consumed for each in response.batch] == list(range(0, 101, 2))
+
+
 async def test_unknown_tokenizer_and_too_many_streams(start_service: Any, refusal: Any) -> None:
     running = await start_service(max_streams_per_call=2, max_stream_ids=3)
     unknown = await refusal(exchange(running.stub, [Request(open=Open(tokenizer="nobody"))]))
@@ -213,8 +308,8 @@ async def test_unknown_tokenizer_and_too_many_streams(start_service: Any, refusa
     long = await refusal(exchange(running.stub, [Request(open=Open(), ids=[5] * 4)]))
     assert (long.code, long.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "INPUT_TOO_LARGE")
     batch = [Request(stream_key=key, open=Open(), ids=[5, 5]) for key in "ab"]
-    long = await refusal(exchange(running.stub, [Request(batch=batch)]))
-    assert (long.code, long.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "INPUT_TOO_LARGE")
+    [together] = await exchange(running.stub, [Request(batch=batch)])
+    assert [each.ids_consumed for each in together.batch] == [2, 2], "the limit is for each of them"
 
 
 async def test_graphemes_arrive_whole(start_service: Any, small: Tokenizer) -> None:

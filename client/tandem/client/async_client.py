@@ -120,6 +120,8 @@ class AsyncClient:
             await answer.closed()
         if self._pool is not None:
             await self._pool.close()
+        if self._text_service is not None:
+            await self._text_service.decode_calls.close()
         if self._tokenizer_channel is not None:
             await self._tokenizer_channel.close()
 

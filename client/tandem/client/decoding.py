@@ -1,47 +1,42 @@
-"""The text hop: one DecodeStream call for one answer, opened again when the tokenizer goes away.
+"""The text hop of one answer: a stream in a DecodeStream call, begun again elsewhere when that call goes away.
 
-Ids in, whole characters out, one response a request. Replay: when the call ends UNAVAILABLE, a new one gets all ids so
-far in one message and its text, which begins with what was already given, goes on from there.
+Ids in, whole characters out, one response a request. Replay: when the stream ends UNAVAILABLE, a new one gets all ids
+so far in one request and its text, which begins with what was already given, goes on from there.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
-import grpc.aio
-
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
-from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 
-from .errors import InternalError, StatusError, UnavailableError, from_rpc_error
+from .decode_calls import DecodeCalls, DecodePlace
+from .errors import InternalError, ResourceExhaustedError, UnavailableError
 from .metrics import ClientMetrics
 from .rpc import CallContext
 from .settings import FailoverSettings
 
-# Servers bound the ids of one message.
+# Servers bound the ids of one request.
 MESSAGE_IDS = 16_384
-
-Call = grpc.aio.StreamStreamCall[pb.DecodeStreamRequest, pb.DecodeStreamResponse]
 
 
 class TextDecoder:
-    """Text of a growing id list. One `feed` at a time; `close` cancels the call."""
+    """Text of a growing id list. One `feed` at a time; `close` ends the stream."""
 
     def __init__(
         self,
-        stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub,
+        calls: DecodeCalls,
         opening: pb.DecodeStreamOpen,
         context: CallContext,
         failover: FailoverSettings,
         metrics: ClientMetrics,
     ) -> None:
-        self._stub = stub
+        self._calls = calls
         self._opening = opening
         self._context = context
         self._failover = failover
         self._metrics = metrics
-        self._call: Call | None = None
+        self._place: DecodePlace | None = None
         self._fed: list[int] = []
         self._given: list[str] = []
         self._attempts = 0
@@ -49,10 +44,17 @@ class TextDecoder:
     async def feed(self, ids: Sequence[int], *, end: bool = False) -> pb.DecodeStreamResponse:
         """The response for these further ids; its `text` is only what is new. Raises StatusError."""
         self._fed.extend(ids)
-        replay = self._call is None
+        replay = self._place is None
         while True:
             try:
                 response = await self._send(self._fed if replay else ids, opening=replay, end=end)
+            except ResourceExhaustedError as full:
+                # The server lets fewer streams into a call than we do; there is room for this one in a new call.
+                if full.reason != "TOO_MANY_STREAMS":
+                    raise
+                self.close()
+                replay = True
+                continue
             except UnavailableError:
                 self.close()
                 self._attempts += 1
@@ -69,9 +71,9 @@ class TextDecoder:
             return response
 
     def close(self) -> None:
-        if self._call is not None:
-            self._call.cancel()
-            self._call = None
+        if self._place is not None:
+            self._place.close()
+            self._place = None
 
     async def _send(self, ids: Sequence[int], *, opening: bool, end: bool) -> pb.DecodeStreamResponse:
         """One response for any number of ids, in as many messages as it takes."""
@@ -79,46 +81,15 @@ class TextDecoder:
         for start in range(0, len(ids) or 1, MESSAGE_IDS):
             part = ids[start : start + MESSAGE_IDS]
             last = start + MESSAGE_IDS >= len(ids)
-            request = pb.DecodeStreamRequest(
-                open=self._opening if opening and not start else None, ids=part, end=end and last
-            )
-            response = await self._exchange(request)
+            if self._place is None:
+                self._place = self._calls.place(self._opening.tokenizer, self._context)
+            opens = self._opening if opening and not start else None
+            response = await self._place.exchange(opens, part, end=end and last)
             texts.append(response.text)
             if response.done:
                 break
         response.text = "".join(texts)
         return response
-
-    async def _exchange(self, request: pb.DecodeStreamRequest) -> pb.DecodeStreamResponse:
-        with self._context.errors("tokenizer"):
-            if self._call is None:
-                self._call = self._stub.DecodeStream(
-                    timeout=self._context.timeout("tokenizer"), metadata=self._context.metadata()
-                )
-            call = self._call
-            try:
-                await call.write(request)
-            except asyncio.InvalidStateError:
-                raise await self._ended(call) from None
-            response = await call.read()
-            if isinstance(response, pb.DecodeStreamResponse):
-                return response
-            raise await self._ended(call)
-
-    async def _ended(self, call: Call) -> StatusError:
-        """The error of a call that ended before it answered."""
-        code = await call.code()
-        if code is grpc.StatusCode.OK:
-            return InternalError(
-                "the tokenizer ended the stream before its end was sent",
-                service="tokenizer",
-                reason="STREAM_INCOMPLETE",
-                request_id=self._context.request_id,
-            )
-        error = grpc.aio.AioRpcError(
-            code, await call.initial_metadata(), await call.trailing_metadata(), details=await call.details()
-        )
-        return from_rpc_error(error, service="tokenizer", request_id=self._context.request_id)
 
     def _new_text(self, replayed: str) -> str:
         given = "".join(self._given)

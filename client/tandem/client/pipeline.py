@@ -186,7 +186,7 @@ class Pipeline:
     def _decoder(self) -> TextDecoder:
         assert self._texts is not None
         opening = self.plan.decode_open(self._prompt_ids[-CONTEXT_IDS:])
-        return TextDecoder(self._texts.stub, opening, self._context, self._failover, self._metrics)
+        return TextDecoder(self._texts.decode_calls, opening, self._context, self._failover, self._metrics)
 
     async def _encode(self) -> str:
         """Fills the prompt's ids; the fingerprint of the tokenizer they are of ("" where unknown)."""

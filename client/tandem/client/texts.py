@@ -8,10 +8,10 @@ from typing import TypeVar
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 
+from .decode_calls import SERVICE, DecodeCalls
 from .rpc import CallContext, unary
 from .types import ChatEncoding, Encoding, SpecialToken, TokenizerInfo
 
-SERVICE = "tokenizer"
 M = TypeVar("M", pb.EncodeInput, pb.DecodeInput)
 
 # Limits of one batch message; larger batches are sent in several.
@@ -24,6 +24,7 @@ class TextService:
 
     def __init__(self, stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub) -> None:
         self.stub = stub
+        self.decode_calls = DecodeCalls(stub)
         self._fingerprints: dict[str, str] = {}
 
     async def encode(

@@ -13,6 +13,7 @@ Errors (all methods). A status with google.rpc details, never a flag in a respon
 """
 
 from collections import abc as _abc
+from google.protobuf import any_pb2 as _any_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import struct_pb2 as _struct_pb2
@@ -922,7 +923,8 @@ class DecodeStreamRequest(_message.Message):
     @_builtins.property
     def batch(self) -> _containers.RepeatedCompositeFieldContainer[Global___DecodeStreamRequest]:
         """At most 4,096 requests, handled in this order as if each had come alone, and answered together. Beside it no other
-        field is set, and none of them has a batch itself. What is wrong with one ends the call.
+        field is set, and none of them has a batch itself. Where one of them is refused, its response says why in `error`
+        and the others are served. A server that drains opens no further stream of a batch (UNAVAILABLE).
         """
 
     def __init__(
@@ -954,6 +956,7 @@ class DecodeStreamResponse(_message.Message):
     MATCHED_STOP_FIELD_NUMBER: _builtins.int
     TRIM_IDS_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
     stream_key: _builtins.str
     text: _builtins.str
     """new text; may be empty while bytes are held back"""
@@ -971,6 +974,10 @@ class DecodeStreamResponse(_message.Message):
     def batch(self) -> _containers.RepeatedCompositeFieldContainer[Global___DecodeStreamResponse]:
         """answers a request's batch: one response a request, in order; nothing else is filled"""
 
+    @_builtins.property
+    def error(self) -> Global___DecodeStreamError:
+        """Within a batch only: why its request was refused. `done` is true: a stream of that key, if there was one, is over."""
+
     def __init__(
         self,
         *,
@@ -982,16 +989,50 @@ class DecodeStreamResponse(_message.Message):
         matched_stop: _builtins.str | None = ...,
         trim_ids: _builtins.int = ...,
         batch: _abc.Iterable[Global___DecodeStreamResponse] | None = ...,
+        error: Global___DecodeStreamError | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_matched_stop", b"_matched_stop", "matched_stop", b"matched_stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_matched_stop", b"_matched_stop", "error", b"error", "matched_stop", b"matched_stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_stop", b"_matched_stop", "batch", b"batch", "done", b"done", "held_bytes", b"held_bytes", "ids_consumed", b"ids_consumed", "matched_stop", b"matched_stop", "stream_key", b"stream_key", "text", b"text", "trim_ids", b"trim_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_stop", b"_matched_stop", "batch", b"batch", "done", b"done", "error", b"error", "held_bytes", b"held_bytes", "ids_consumed", b"ids_consumed", "matched_stop", b"matched_stop", "stream_key", b"stream_key", "text", b"text", "trim_ids", b"trim_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__matched_stop: _TypeAlias = _typing.Literal["matched_stop"]  # noqa: Y015
     _WhichOneofArgType__matched_stop: _TypeAlias = _typing.Literal["_matched_stop", b"_matched_stop"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__matched_stop) -> _WhichOneofReturnType__matched_stop | None: ...
 
 Global___DecodeStreamResponse: _TypeAlias = DecodeStreamResponse  # noqa: Y015
+
+@_typing.final
+class DecodeStreamError(_message.Message):
+    """Field by field a google.rpc.Status: what the call's status would be if the request had come by itself. Paths of field
+    violations begin at that request.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    DETAILS_FIELD_NUMBER: _builtins.int
+    code: _builtins.int
+    """of google.rpc.Code"""
+    message: _builtins.str
+    @_builtins.property
+    def details(self) -> _containers.RepeatedCompositeFieldContainer[_any_pb2.Any]:
+        """google.rpc.ErrorInfo, BadRequest, RetryInfo"""
+
+    def __init__(
+        self,
+        *,
+        code: _builtins.int = ...,
+        message: _builtins.str = ...,
+        details: _abc.Iterable[_any_pb2.Any] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "details", b"details", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecodeStreamError: _TypeAlias = DecodeStreamError  # noqa: Y015
 
 @_typing.final
 class ChatMessage(_message.Message):

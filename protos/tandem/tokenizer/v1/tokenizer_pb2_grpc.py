@@ -149,8 +149,9 @@ class TokenizerServiceServicer:
         4. Text is sent in whole characters. Bytes that cannot become valid UTF-8 are sent as U+FFFD.
         5. No text of a matched stop string is sent unless include_stop was set.
 
-        A message costs the server far more than the ids in it. Who carries many streams in one call (a gateway) puts what
-        has come for all of them into one request's `batch`, and gets all their text in one response's.
+        A message costs the server far more than the ids in it. Who carries many streams in one call (the SDK, a gateway)
+        puts what has come for all of them into one request's `batch`, and gets all their text in one response's. There what
+        is wrong with one request ends its stream alone; in a request that comes by itself it ends the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

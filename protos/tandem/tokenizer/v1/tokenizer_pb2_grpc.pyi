@@ -65,8 +65,9 @@ class TokenizerServiceStub:
       4. Text is sent in whole characters. Bytes that cannot become valid UTF-8 are sent as U+FFFD.
       5. No text of a matched stop string is sent unless include_stop was set.
 
-    A message costs the server far more than the ids in it. Who carries many streams in one call (a gateway) puts what
-    has come for all of them into one request's `batch`, and gets all their text in one response's.
+    A message costs the server far more than the ids in it. Who carries many streams in one call (the SDK, a gateway)
+    puts what has come for all of them into one request's `batch`, and gets all their text in one response's. There what
+    is wrong with one request ends its stream alone; in a request that comes by itself it ends the call.
     """
     EncodeChat: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.EncodeChatRequest, _tokenizer_pb2.EncodeChatResponse]
     """Renders a conversation with the model's chat template and encodes it."""
@@ -101,8 +102,9 @@ class TokenizerServiceAsyncStub(TokenizerServiceStub):
       4. Text is sent in whole characters. Bytes that cannot become valid UTF-8 are sent as U+FFFD.
       5. No text of a matched stop string is sent unless include_stop was set.
 
-    A message costs the server far more than the ids in it. Who carries many streams in one call (a gateway) puts what
-    has come for all of them into one request's `batch`, and gets all their text in one response's.
+    A message costs the server far more than the ids in it. Who carries many streams in one call (the SDK, a gateway)
+    puts what has come for all of them into one request's `batch`, and gets all their text in one response's. There what
+    is wrong with one request ends its stream alone; in a request that comes by itself it ends the call.
     """
     EncodeChat: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.EncodeChatRequest, _tokenizer_pb2.EncodeChatResponse]  # type: ignore[assignment]
     """Renders a conversation with the model's chat template and encodes it."""
@@ -182,8 +184,9 @@ class TokenizerServiceServicer(metaclass=_abc_1.ABCMeta):
           4. Text is sent in whole characters. Bytes that cannot become valid UTF-8 are sent as U+FFFD.
           5. No text of a matched stop string is sent unless include_stop was set.
 
-        A message costs the server far more than the ids in it. Who carries many streams in one call (a gateway) puts what
-        has come for all of them into one request's `batch`, and gets all their text in one response's.
+        A message costs the server far more than the ids in it. Who carries many streams in one call (the SDK, a gateway)
+        puts what has come for all of them into one request's `batch`, and gets all their text in one response's. There what
+        is wrong with one request ends its stream alone; in a request that comes by itself it ends the call.
         """
 
     @_abc_1.abstractmethod

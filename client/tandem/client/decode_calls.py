@@ -1,0 +1,287 @@
+"""DecodeStream calls that many answers share: a message costs both sides far more than what is in it.
+
+An answer has a place in a call and at most one request that waits for its response. The sender takes all requests that
+have come since its last turn into one message: one that is alone leaves at once, and while a message is being written
+others pile up. The receiver hands each response to its place and waits for nobody, so a slow answer holds up no other.
+
+What is wrong with one request is told in its response and ends its stream alone. Whatever ends a call reaches every
+place in it; each goes on by itself, in another call. A call takes no new streams once it is old or its server drains,
+and ends with its last stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import grpc.aio
+
+from tandem.tokenizer.v1 import tokenizer_pb2 as pb
+from tandem.tokenizer.v1 import tokenizer_pb2_grpc
+
+from .errors import ClientClosedError, InternalError, TandemError, deadline_exceeded, from_rpc_error, from_status
+from .rpc import CallContext, Metadata
+
+SERVICE = "tokenizer"
+MAX_STREAMS = 1024  # in one call; more open another
+TAKES_STREAMS_SECONDS = 60.0  # so that balancers and drains have their way with a client that is never idle
+MESSAGE_BYTES = 1024 * 1024
+MESSAGE_REQUESTS = 4096
+
+# Metadata that belongs to one answer alone. Other metadata (a tenant, a route) is shared by those that agree in it.
+_OF_ONE_ANSWER = {"traceparent", "tracestate", "baggage", "x-request-id"}
+_FULL_OR_DRAINING = {code.value[0] for code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)}
+_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+
+Call = grpc.aio.StreamStreamCall[pb.DecodeStreamRequest, pb.DecodeStreamResponse]
+ErrorFor = Callable[[CallContext], TandemError]
+
+
+class DecodeCalls:
+    """The calls of one client to one tokenizer service."""
+
+    def __init__(self, stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub) -> None:
+        self._stub = stub
+        self._newest: dict[tuple[str, Metadata], _SharedCall] = {}
+        self._open: set[_SharedCall] = set()
+
+    def place(self, tokenizer: str, context: CallContext) -> DecodePlace:
+        """A place for one stream of a tokenizer. Raises DeadlineExceededError."""
+        seconds = context.timeout(SERVICE)
+        shared = tuple(sorted(pair for pair in context.extra.items() if pair[0].lower() not in _OF_ONE_ANSWER))
+        kind = (tokenizer, shared)
+        call = self._newest.get(kind)
+        if call is None or not call.takes_streams:
+            secrets = context.credentials.metadata() if context.credentials else ()
+            call = self._newest[kind] = _SharedCall(self._stub.DecodeStream(metadata=(*shared, *secrets)))
+            self._open.add(call)
+            call.on_end(partial(self._forget, kind, call))
+        return DecodePlace(call, context, seconds)
+
+    def _forget(self, kind: tuple[str, Metadata], call: _SharedCall) -> None:
+        self._open.discard(call)
+        if self._newest.get(kind) is call:
+            del self._newest[kind]
+
+    async def close(self) -> None:
+        """Cancels all calls; who waits gets ClientClosedError."""
+        await asyncio.gather(*(call.close() for call in list(self._open)))
+
+
+class DecodePlace:
+    """One stream in a shared call: an exchange at a time. `close` it, so that the server forgets it."""
+
+    def __init__(self, call: _SharedCall, context: CallContext, seconds: float | None) -> None:
+        self.context = context
+        self._call = call
+        self._response: asyncio.Future[pb.DecodeStreamResponse] | None = None
+        self._begun = self._over = False  # at the server
+        self._expired = False
+        # The call has no deadline of its own: its answers have.
+        self._timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self._expire)
+        self.key = call.enter(self)
+
+    async def exchange(
+        self, opening: pb.DecodeStreamOpen | None, ids: Sequence[int], *, end: bool
+    ) -> pb.DecodeStreamResponse:
+        """The response to one request. Raises StatusError, after which the place is of no use."""
+        if (error := self._call.error) is not None:
+            raise error(self.context)
+        if self._expired:
+            raise self._too_late()
+        self._response = asyncio.get_running_loop().create_future()
+        self._begun = True
+        self._call.send(_Request(self, opening, ids, end))
+        response = await self._response
+        if not response.HasField("error"):
+            return response
+        error_details = ("grpc-status-details-bin", response.error.SerializeToString())
+        code = _CODES.get(response.error.code, grpc.StatusCode.UNKNOWN)
+        raise from_status(
+            code, response.error.message, [error_details], service=SERVICE, request_id=self.context.request_id
+        )
+
+    def close(self) -> None:
+        """Ends the stream at the server too. Closing twice does nothing."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._call.leave(self, ended=self._over or not self._begun)
+
+    # For the call.
+
+    def receive(self, response: pb.DecodeStreamResponse) -> None:
+        """The answer to what was sent."""
+        self._over = self._over or response.done
+        if self._response is not None and not self._response.done():
+            self._response.set_result(response)
+
+    def fail(self, error: TandemError) -> None:
+        """No answer will come."""
+        if self._response is not None and not self._response.done():
+            self._response.set_exception(error)
+
+    def _expire(self) -> None:
+        self._expired = True
+        self.fail(self._too_late())
+
+    def _too_late(self) -> TandemError:
+        return deadline_exceeded("waiting for the tokenizer", service=SERVICE, request_id=self.context.request_id)
+
+
+class _Request(NamedTuple):
+    place: DecodePlace
+    opening: pb.DecodeStreamOpen | None
+    ids: Sequence[int]
+    end: bool
+    farewell: bool = False  # the stream is gone here, and ends at the server with this
+
+
+class _SharedCall:
+    def __init__(self, call: Call) -> None:
+        self.error: ErrorFor | None = None  # what ended it
+        self._call = call
+        self._places: set[DecodePlace] = set()
+        self._outbox: deque[_Request] = deque()
+        self._awaited: deque[_Request] = deque()  # those that were sent
+        self._free_keys: list[str] = []  # used again, so that neither side remembers all there ever were
+        self._keys = 0
+        self._wake = asyncio.Event()
+        self._leaving = False  # the last stream is gone
+        self._retired_at = time.monotonic() + TAKES_STREAMS_SECONDS
+        self._ends: list[Callable[[], None]] = []
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def takes_streams(self) -> bool:
+        """Whether a further stream may begin here."""
+        return (
+            self.error is None
+            and not self._leaving
+            and len(self._places) < MAX_STREAMS
+            and time.monotonic() < self._retired_at
+        )
+
+    def on_end(self, listener: Callable[[], None]) -> None:
+        self._ends.append(listener)
+
+    def enter(self, place: DecodePlace) -> str:
+        """The key of a new stream."""
+        self._places.add(place)
+        if self._free_keys:
+            return self._free_keys.pop()
+        self._keys += 1
+        return str(self._keys)
+
+    def leave(self, place: DecodePlace, *, ended: bool) -> None:
+        """A stream is over; unless it has ended at the server, that is told to end it."""
+        if place not in self._places:
+            return
+        self._places.remove(place)
+        if self.error is not None:
+            return
+        if ended:
+            self._free_keys.append(place.key)
+        else:
+            self._outbox.append(_Request(place, None, (), end=True, farewell=True))
+        if not self._places:
+            self._leaving = True
+            if self._outbox or self._awaited:  # nobody is left to read it
+                self._call.cancel()
+        self._wake.set()
+
+    def send(self, request: _Request) -> None:
+        self._outbox.append(request)
+        self._wake.set()
+
+    async def close(self) -> None:
+        """Cancels the call."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        receiving, sending = asyncio.create_task(self._receive()), asyncio.create_task(self._send())
+        sending.add_done_callback(lambda _: None if self._leaving else receiving.cancel())
+        error: ErrorFor = lambda context: ClientClosedError("the client was closed during the call")  # noqa: E731
+        try:
+            await asyncio.wait([receiving])
+            error = await self._status(broken=not receiving.cancelled() and receiving.exception() is not None)
+        finally:
+            self.error = error
+            self._call.cancel()
+            sending.cancel()
+            receiving.cancel()
+            for listener in self._ends:
+                listener()
+            for place in self._places:
+                place.fail(error(place.context))
+            await asyncio.gather(receiving, sending, return_exceptions=True)
+
+    async def _send(self) -> None:
+        while True:
+            while not self._outbox:
+                if self._leaving:
+                    await self._call.done_writing()
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+            await self._call.write(self._message())
+
+    def _message(self) -> pb.DecodeStreamRequest:
+        """The requests that wait, as many as one message may have."""
+        message = pb.DecodeStreamRequest()
+        size = 0
+        while self._outbox and len(message.batch) < MESSAGE_REQUESTS:
+            request = self._outbox[0]
+            size += 16 + 5 * len(request.ids) + (request.opening.ByteSize() if request.opening is not None else 0)
+            if size > MESSAGE_BYTES and message.batch:
+                break
+            message.batch.add(stream_key=request.place.key, open=request.opening, ids=request.ids, end=request.end)
+            self._awaited.append(self._outbox.popleft())
+        return message
+
+    async def _receive(self) -> None:
+        """Until the call ends."""
+        while True:
+            message = await self._call.read()
+            if not isinstance(message, pb.DecodeStreamResponse):
+                return
+            for response in message.batch:
+                place, *_, farewell = self._awaited.popleft()
+                assert response.stream_key == place.key, "responses come in the order of the requests"
+                if response.HasField("error") and response.error.code in _FULL_OR_DRAINING:
+                    self._retired_at = 0.0
+                if farewell:
+                    self._free_keys.append(place.key)
+                else:
+                    place.receive(response)
+
+    async def _status(self, *, broken: bool) -> ErrorFor:
+        """What each of those who waited is to be told. `broken`: reading failed, which may be the status too."""
+        if broken and not self._call.done():
+            self._call.cancel()
+            return _incomplete
+        call = self._call
+        code = await call.code()
+        if code is grpc.StatusCode.OK:
+            return _incomplete
+        details, explained = await call.details(), await call.debug_error_string()  # type: ignore[attr-defined]
+        nothing = grpc.aio.Metadata()
+        # The request id in the trailing metadata is the shared call's, which nobody knows.
+        trailing = grpc.aio.Metadata(
+            *((key, value) for key, value in (await call.trailing_metadata() or ()) if key != "x-request-id")
+        )
+        error = grpc.aio.AioRpcError(code, nothing, trailing, details=details, debug_error_string=explained)
+        return lambda context: from_rpc_error(error, service=SERVICE, request_id=context.request_id)
+
+
+def _incomplete(context: CallContext) -> TandemError:
+    return InternalError(
+        "the tokenizer ended the stream before its end was sent",
+        service=SERVICE,
+        reason="STREAM_INCOMPLETE",
+        request_id=context.request_id,
+    )
