@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from worker_svc.model import attention
-from worker_svc.model.attention import AttentionPlan, Segment
+from worker_svc.model import attention, native
+from worker_svc.model.attention import Segment
 from worker_svc.model.kv_cache import CacheShape, KVCache
-from worker_svc.model.kv_formats import Plain
+from worker_svc.model.kv_formats import KVFormat, Plain, kv_format
+from worker_svc.model.native_operations import NativeOperations
+from worker_svc.model.operations import Operations, TorchOperations
 
 LAYOUTS = [(8, 4, 8), (8, 2, 64), (5, 5, 12), (6, 1, 16), (4, 2, 32)]  # heads, kv heads, head dim
+KINDS: dict[str, type[TorchOperations]] = {"torch": TorchOperations, "compiled": NativeOperations}
 ERRORS = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 4e-2}
 
 
@@ -32,17 +35,32 @@ class Sequence:
 class Scene:
     """Sequences of awkward lengths in scattered pages."""
 
-    def __init__(self, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, page_size: int = 16) -> None:
+    def __init__(
+        self,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        page_size: int = 16,
+        *,
+        operations: Operations | None = None,
+        stored: KVFormat | None = None,
+        window: int = 0,
+        longest: int = 300,
+    ) -> None:
         self.generator = np.random.default_rng(0)
-        self.heads, self.scale = heads, head_dim**-0.5
-        self.cache = KVCache(CacheShape(1, 100, page_size, kv_heads, head_dim, Plain(dtype)), "cpu")
-        # What is not written yet must not matter.
-        for (tensor,) in (*self.cache.keys, *self.cache.values):
-            tensor.copy_(torch.randn(tensor.shape) * 100)
+        self.heads, self.scale, self.window = heads, head_dim**-0.5, window
+        self.operations = operations or TorchOperations()
+        self.cache = KVCache(CacheShape(1, 100, page_size, kv_heads, head_dim, stored or Plain(dtype)), "cpu")
         torch.manual_seed(0)
+        # What is not written yet must not matter.
+        noise = torch.randn((101, kv_heads, page_size, head_dim)) * 100
+        for parts in (*self.cache.keys, *self.cache.values):
+            for part, numbers in zip(parts, self.cache.shape.format.encode(noise), strict=True):
+                part.copy_(numbers)
         scattered = self.generator.permutation(100)
         self.sequences = []
-        for length in (1, 3, page_size - 1, page_size, page_size + 1, 2 * page_size + 5, 7 * page_size + 3, 300):
+        for length in (1, 3, page_size - 1, page_size, page_size + 1, 2 * page_size + 5, 7 * page_size + 3, longest):
             count = -(-length // page_size)
             pages, scattered = scattered[:count].astype(np.int64), scattered[count:]
             q = torch.randn(length, heads, head_dim).to(dtype)
@@ -60,7 +78,7 @@ class Scene:
             row += end - start
         q = torch.cat([sequence.q[start:end] for sequence, start, end in parts])
         q = torch.cat([q, q.new_full((-row % 4, *q.shape[1:]), 7.0)])
-        plan = AttentionPlan(segments, self.cache, self.heads)
+        plan = self.operations.plan(segments, self.cache, self.heads, self.window)
         out = plan.attend(self.cache.keys[0], self.cache.values[0], q, self.scale)
         return [out[s.row : s.row + s.length] for s in segments]
 
@@ -75,10 +93,17 @@ def exact(scene: Scene, sequence: Sequence) -> torch.Tensor:
     return out.transpose(0, 1)
 
 
+@pytest.fixture(params=KINDS)
+def operations(request: pytest.FixtureRequest) -> Operations:
+    if request.param == "compiled" and not native.available():
+        pytest.skip("no AVX2, or no C compiler")
+    return KINDS[request.param]()
+
+
 @pytest.mark.parametrize("dtype", ERRORS, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_it_equals_attention_in_float64(layout: tuple[int, int, int], dtype: torch.dtype):
-    scene = Scene(*layout, dtype)
+def test_it_equals_attention_in_float64(operations: Operations, layout: tuple[int, int, int], dtype: torch.dtype):
+    scene = Scene(*layout, dtype, operations=operations)
     results = scene.attend([(sequence, 0, sequence.length) for sequence in scene.sequences])
     for sequence, result in zip(scene.sequences, results, strict=True):
         assert (result - exact(scene, sequence)).abs().max() < ERRORS[dtype]
@@ -86,8 +111,30 @@ def test_it_equals_attention_in_float64(layout: tuple[int, int, int], dtype: tor
 
 @pytest.mark.parametrize("dtype", ERRORS, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_the_bits_are_the_same_alone_in_chunks_and_in_company(layout: tuple[int, int, int], dtype: torch.dtype):
-    scene = Scene(*layout, dtype)
+def test_the_bits_are_the_same_alone_in_chunks_and_in_company(
+    operations: Operations, layout: tuple[int, int, int], dtype: torch.dtype
+):
+    assert_same_bits(Scene(*layout, dtype, operations=operations))
+
+
+@pytest.mark.parametrize("page_size", [6, 16])
+@pytest.mark.parametrize("window", [0, 9])
+@pytest.mark.parametrize("name", ["auto", "int8", "int4", "fp8"])
+def test_compiled_attention_over_stored_numbers_is_that_of_torch(name: str, window: int, page_size: int):
+    if not native.available():
+        pytest.skip("no AVX2, or no C compiler")
+    results = []
+    for kind in (NativeOperations, TorchOperations):
+        stored = kv_format(name, torch.float32)
+        scene = Scene(6, 2, 40, torch.float32, page_size, operations=kind(), stored=stored, window=window, longest=90)
+        results.append(scene.attend([(sequence, 0, sequence.length) for sequence in scene.sequences]))
+        if kind is NativeOperations:
+            assert_same_bits(scene)
+    for compiled, expected in zip(*results, strict=True):
+        torch.testing.assert_close(compiled, expected, atol=2e-6, rtol=1e-5)
+
+
+def assert_same_bits(scene: Scene) -> None:
     whole = scene.attend([(sequence, 0, sequence.length) for sequence in scene.sequences])
     for sequence, expected in zip(scene.sequences, whole, strict=True):
         start = 0
@@ -109,11 +156,11 @@ def test_small_slabs_give_the_same_bits(monkeypatch: pytest.MonkeyPatch):
         assert torch.equal(result, expected)
 
 
-def test_rows_of_no_segment_give_zeros():
+def test_rows_of_no_segment_give_zeros(operations: Operations):
     scene = Scene(8, 4, 8, torch.float32)
     first = scene.sequences[0]
     q = torch.randn(4, 8, 8)
-    plan = AttentionPlan([Segment(2, 1, 0, first.pages)], scene.cache, 8)
+    plan = operations.plan([Segment(2, 1, 0, first.pages)], scene.cache, 8)
     out = plan.attend(scene.cache.keys[0], scene.cache.values[0], q, 1.0)
     assert not out[[0, 1, 3]].any()
     assert out[2].any()

@@ -25,7 +25,8 @@ from worker_svc.model.config import ModelConfig
 from worker_svc.model.float8 import Float8Weight
 from worker_svc.model.kv_cache import CacheShape, KVCache
 from worker_svc.model.kv_formats import kv_format
-from worker_svc.model.operations import Operations, TorchOperations
+from worker_svc.model.native_operations import cpu_operations
+from worker_svc.model.operations import Operations
 from worker_svc.model.parallel import ALONE, Ranks
 from worker_svc.model.quantization import QuantizedWeight
 from worker_svc.model.runner import ModelRunner, Work
@@ -193,7 +194,7 @@ def _draft_shape(draft: Transformer, config: EngineConfig, dtype: torch.dtype, p
 def _operations(device: torch.device, reproducible: bool) -> Operations:
     """What computes beside the matrix products on this device."""
     if device.type != "cuda":
-        return TorchOperations()
+        return cpu_operations()
     from worker_svc.model import cuda_device
     from worker_svc.model.cuda_operations import TritonOperations  # Triton is not installed where there is no CUDA
 

@@ -23,7 +23,8 @@ from worker_svc.model.feed_forward import FeedForward
 from worker_svc.model.kv_cache import KVCache
 from worker_svc.model.linear import Bias, Linear, keeps_half_panels
 from worker_svc.model.moe import MixtureOfExperts
-from worker_svc.model.operations import Operations, Plan, TorchOperations
+from worker_svc.model.native_operations import cpu_operations
+from worker_svc.model.operations import Operations, Plan
 from worker_svc.model.parallel import ALONE, Ranks
 from worker_svc.model.rope import RotaryTable
 from worker_svc.model.weights import Embedding, MadeOf, WeightFiller
@@ -172,7 +173,7 @@ class Transformer(torch.nn.Module):
         self._ranks, self._vocab_size, first = ranks, config.vocab_size, ranks.tokens(config).start
         self.config = config = ranks.share(config)
         self.dtype = dtype
-        self.operations = operations = operations or TorchOperations()
+        self.operations = operations = operations or cpu_operations()
         self.rotary = RotaryTable(config, device)
         with torch.device("meta"):
             tied = config.tie_embeddings

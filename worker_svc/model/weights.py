@@ -62,7 +62,7 @@ class Embedding(torch.nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """`[N] -> [N, hidden]`."""
         if self._ranks.size == 1:
-            return self.stored.rows(ids).to(self._dtype)
+            return self.stored.rows(ids).to(self._dtype).contiguous()
         ids = ids - self._first
         ours = (ids >= 0) & (ids < self.out_features)
         vectors = self.stored.rows(ids.clamp(0, self.out_features - 1)).to(self._dtype)

@@ -21,6 +21,7 @@ from tests.worker_svc.model.llama_folders import (
 )
 from worker_svc.checkpoints import open_checkpoint
 from worker_svc.model import linear
+from worker_svc.model.native_operations import cpu_operations
 from worker_svc.model.operations import TorchOperations
 from worker_svc.model.transformer import Transformer, load_transformer
 
@@ -145,16 +146,16 @@ def test_a_rows_logits_do_not_depend_on_how_many_rows_there_are(
 def test_the_activation_of_a_row_does_not_depend_on_rows_or_threads(threads: int, size: int) -> None:
     rows = torch.randn(36, 2 * size, generator=torch.Generator().manual_seed(0)) * 4
     expected = torch.nn.functional.silu(rows[:, :size].double()) * rows[:, size:].double()
-    activation = TorchOperations().swiglu
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        together = activation(rows.clone(), size)
-        for count in (1, 4, 8, 20):
-            assert torch.equal(activation(rows[:count].clone(), size), together[:count]), count
+        for activation in (TorchOperations().swiglu, cpu_operations().swiglu):
+            together = activation(rows.clone(), size)
+            for count in (1, 4, 8, 20):
+                assert torch.equal(activation(rows[:count].clone(), size), together[:count]), count
+            torch.testing.assert_close(together.double(), expected, atol=1e-5, rtol=1e-6)
     finally:
         torch.set_num_threads(before)
-    torch.testing.assert_close(together.double(), expected, atol=1e-5, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -1,7 +1,8 @@
-"""Matrix products that torch has no quick kernel for on a CPU: half-precision, int8 and int4 weights, in C.
+"""What torch has no quick kernel for on a CPU, in C: products with half-precision, int8 and int4 weights (here), and
+the rest of a layer (`layers.py`).
 
-`products.c` is compiled by the machine's C compiler (`CC`, else cc, gcc or clang) when it is first needed, which takes
-a few seconds, and kept in `$XDG_CACHE_HOME/tandem` (`~/.cache/tandem`). A `products.so` beside the source, made by
+The sources are compiled by the machine's C compiler (`CC`, else cc, gcc or clang) when they are first needed, which
+takes a few seconds, and kept in `$XDG_CACHE_HOME/tandem` (`~/.cache/tandem`). An `operations.so` beside them, made by
 `python -m worker_svc.model.native`, is taken as it is: for images without a compiler. Without either, torch's own
 operations serve, slower.
 
@@ -18,27 +19,11 @@ Measured on one Zen 3 core, W `[11264, 2048]`, milliseconds:
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import hashlib
-import logging
-import os
-import platform
-import shutil
-import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-logger = logging.getLogger("worker_svc.engine")
-
-_SOURCE = Path(__file__).with_name("products.c")
-_PREBUILT = Path(__file__).with_name("products.so")
-_FLAGS = ("-O3", "-mavx2", "-mfma", "-mf16c", "-ffp-contract=off", "-shared", "-fPIC", "-fopenmp")
-_COMPILE_SECONDS = 120
+from worker_svc.model.native.library import calls, library
 
 PANEL = 16  # rows of a weight that lie interleaved
 
@@ -54,7 +39,7 @@ class QuantizedRows:
 
 def available() -> bool:
     """Whether the compiled products can be used on this machine; compiles them if need be."""
-    return _library() is not None
+    return library() is not None
 
 
 def quantize_rows(x: torch.Tensor, groups: int, group: int) -> QuantizedRows:
@@ -63,7 +48,7 @@ def quantize_rows(x: torch.Tensor, groups: int, group: int) -> QuantizedRows:
     rows, k = x.shape
     q = torch.empty((rows, groups * group), dtype=torch.int16)
     scale, total = torch.empty((rows, groups)), torch.empty((rows, groups))
-    _calls().tandem_quantize_rows(
+    calls().tandem_quantize_rows(
         x.data_ptr(), rows, k, groups, group, q.data_ptr(), scale.data_ptr(), total.data_ptr(), torch.get_num_threads()
     )
     return QuantizedRows(q, scale, total)
@@ -76,7 +61,7 @@ def quantized_product(
     rows, groups = x.scale.shape
     out = torch.empty((rows, len(weight) * PANEL))
     room = torch.empty(x.q.nbytes + x.scale.nbytes + x.sum.nbytes, dtype=torch.uint8)
-    _calls().tandem_quantized_product(
+    calls().tandem_quantized_product(
         8 if least is None else 4,
         weight.data_ptr(),
         scale.data_ptr(),
@@ -103,72 +88,7 @@ def half_product(x: torch.Tensor, panels: torch.Tensor) -> torch.Tensor:
     rows, k = x.shape
     out = torch.empty((rows, len(panels) * PANEL))
     bf16 = panels.dtype == torch.bfloat16
-    _calls().tandem_half_product(
+    calls().tandem_half_product(
         bf16, panels.data_ptr(), x.data_ptr(), out.data_ptr(), rows, k, len(panels), torch.get_num_threads()
     )
     return out
-
-
-def _calls() -> ctypes.CDLL:
-    library = _library()
-    assert library is not None, "ask available() first"
-    return library
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | None:
-    if platform.machine() not in ("x86_64", "AMD64") or sys.platform != "linux":
-        return None
-    if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
-        return None
-    try:
-        library = ctypes.CDLL(str(_PREBUILT if _PREBUILT.exists() else _compiled()))
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: there is no home
-        logger.warning(
-            "the compiled matrix products are not there (%s): half-precision and quantized weights will be slow; "
-            "a C compiler helps",
-            str(error).splitlines()[0],
-        )
-        return None
-    pointer, size, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-    library.tandem_quantize_rows.argtypes = [pointer, *[size] * 4, *[pointer] * 3, number]
-    library.tandem_quantized_product.argtypes = [
-        number,
-        *[pointer] * 3,
-        *[number] * 2,
-        *[pointer] * 5,
-        *[size] * 4,
-        number,
-    ]
-    library.tandem_half_product.argtypes = [number, *[pointer] * 3, *[size] * 3, number]
-    for function in (library.tandem_quantize_rows, library.tandem_quantized_product, library.tandem_half_product):
-        function.restype = None
-    return library
-
-
-def _compiled() -> Path:
-    """The library in the cache, made if it is not there; raises OSError or SubprocessError."""
-    text = _SOURCE.read_bytes() + repr(_FLAGS).encode()
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem"
-    target = folder / f"products-{hashlib.sha256(text).hexdigest()[:16]}.so"
-    if target.exists():
-        return target
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    compile_to(target)
-    return target
-
-
-def compile_to(target: Path) -> None:
-    """Compiles the products; raises OSError or SubprocessError. Nobody sees a half-written file."""
-    compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    if compiler is None:
-        raise FileNotFoundError("no C compiler: neither CC nor cc, gcc, clang")
-    # torch brings its own OpenMP: the same one has to serve both, or their threads would compete.
-    openmp = Path(torch.__file__).parent / "lib"
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        made = Path(folder) / target.name
-        command = [compiler, *_FLAGS, "-o", str(made), str(_SOURCE), f"-L{openmp}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)  # noqa: S603
-        if done.returncode:
-            raise OSError(f"{compiler} failed: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
-        made.replace(target)

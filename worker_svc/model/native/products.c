@@ -16,11 +16,8 @@
 //
 // Half precision: a panel's 16 sums grow along the input dimension, in fp32.
 
-#include <immintrin.h>
-#include <stdint.h>
-#include <string.h>
+#include "numbers.h"
 
-#define INLINE static inline __attribute__((always_inline))
 #define PANEL 16
 #define ROWS 6         // of a tile: 12 sums in 16 registers
 #define TOGETHER 4     // panels that a thread takes at once

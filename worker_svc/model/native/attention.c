@@ -1,0 +1,228 @@
+// Causal attention over pages, in fp32.
+//
+// A query looks at one page of keys after the other, from the first on that it sees, with a softmax in progress:
+//
+//     m' = max(m, max s)    s = scale * q . k of the keys that it sees
+//     p  = exp(s - m')
+//     l  = l exp(m - m') + sum p
+//     o  = o exp(m - m') + p . v         the answer is o / l
+//
+// A score's sum runs over 8 lanes and then across them, o's over the keys in their order. What a query does not see in a
+// page adds nothing to l and o. So its numbers are the same with any queries beside it, in a decode as in a prefill.
+//
+// Work comes in blocks of consecutive tokens of one sequence; a block's queries of one kv head are `rows` here.
+
+#include "numbers.h"
+
+typedef struct {
+    const void *part[2][2];  // of keys, of values: [pages, kv_heads, page_size, ...]
+    int format;
+    const int32_t *blocks;  // [blocks, 6]: first row, tokens, first position, row of `tables`, -, -
+    const int32_t *tables;  // [sequences, width]
+    int64_t width;
+    const float *q;  // [rows, heads, head_dim], rows `stride` apart
+    int64_t stride;
+    float *out;  // [rows, heads * head_dim]
+    int64_t kv_heads, group, head_dim, page_size, window;
+    float scale;
+} Attention;
+
+#define QUERIES 3  // with KEYS sums each
+#define KEYS 4
+#define OUTPUTS 6  // with 2 vectors each
+
+// `keys` vectors of one page and head as fp32: where they lie, or in `room`.
+INLINE const float *tile(const Attention *a, const int which, int64_t page, int64_t head, int64_t keys, float *room) {
+    const int64_t d = a->head_dim, first = (page * a->kv_heads + head) * a->page_size;
+    const void *numbers = a->part[which][0], *constants = a->part[which][1];
+    if (a->format == FP32) return (const float *)numbers + first * d;
+    if (a->format == BF16 || a->format == FP16) {
+        const uint16_t *from = (const uint16_t *)numbers + first * d;
+        for (int64_t i = 0; i < keys * d; i += 8) {
+            const __m128i raw = _mm_loadu_si128((const __m128i *)(from + i));
+            const __m256i wide = _mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16);
+            _mm256_storeu_ps(room + i, a->format == BF16 ? _mm256_castsi256_ps(wide) : _mm256_cvtph_ps(raw));
+        }
+    } else if (a->format == FP8) {
+        const uint8_t *from = (const uint8_t *)numbers + first * d;
+        for (int64_t i = 0; i < keys * d; i += 8) {
+            const __m256i index = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(from + i)));
+            _mm256_storeu_ps(room + i, _mm256_i32gather_ps((const float *)constants, index, 4));
+        }
+    } else if (a->format == INT8) {
+        for (int64_t key = 0; key < keys; key++) {
+            const int8_t *from = (const int8_t *)numbers + (first + key) * d;
+            const __m256 scale = _mm256_broadcast_ss((const float *)constants + first + key);
+            for (int64_t i = 0; i < d; i += 8) {
+                const __m256i wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(from + i)));
+                _mm256_storeu_ps(room + key * d + i, _mm256_mul_ps(_mm256_cvtepi32_ps(wide), scale));
+            }
+        }
+    } else {
+        const int64_t group = d % 32 ? d : 32, groups = d / group;
+        for (int64_t key = 0; key < keys; key++) {
+            const uint8_t *from = (const uint8_t *)numbers + (first + key) * d / 2;
+            const float *scale = (const float *)constants + (first + key) * 2 * groups, *low = scale + groups;
+            for (int64_t i = 0; i < d; i += 8) {
+                int32_t four;
+                memcpy(&four, from + i / 2, sizeof four);
+                const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+                const __m256i wide = _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(four), shifts), _mm256_set1_epi32(15));
+                const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(wide), _mm256_set1_ps(scale[i / group]));
+                _mm256_storeu_ps(room + key * d + i, _mm256_add_ps(scaled, _mm256_set1_ps(low[i / group])));
+            }
+        }
+    }
+    return room;
+}
+
+INLINE void score_tile(const int rows, const int keys, const float *q, const float *k, int64_t d, float *s, int64_t width) {
+    __m256 sum[QUERIES][KEYS];
+    for (int r = 0; r < rows; r++)
+        for (int n = 0; n < KEYS; n++) sum[r][n] = _mm256_setzero_ps();
+    for (int64_t i = 0; i < d; i += 8) {
+        __m256 key[KEYS];
+        for (int n = 0; n < keys; n++) key[n] = _mm256_loadu_ps(k + n * d + i);
+        for (int r = 0; r < rows; r++)
+            for (int n = 0; n < keys; n++) sum[r][n] = _mm256_fmadd_ps(key[n], _mm256_loadu_ps(q + r * d + i), sum[r][n]);
+    }
+    for (int r = 0; r < rows; r++) {
+        const __m128 scores = four_sums(sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
+        if (keys == KEYS) _mm_storeu_ps(s + r * width, scores);
+        else s[r * width] = _mm_cvtss_f32(scores);
+    }
+}
+
+INLINE void score_rows(const int rows, const float *q, const float *k, int64_t d, int64_t keys, int64_t page_size, float *s,
+                       int64_t width) {
+    int64_t key = 0;
+    for (; key < keys && key + KEYS <= page_size; key += KEYS) score_tile(rows, KEYS, q, k + key * d, d, s + key, width);
+    for (; key < keys; key++) score_tile(rows, 1, q, k + key * d, d, s + key, width);
+}
+
+INLINE void output_tile(const int rows, const int vectors, const float *p, int64_t width, const float *v, int64_t d,
+                        int64_t keys, float *o) {
+    __m256 sum[OUTPUTS][2];
+    for (int r = 0; r < rows; r++)
+        for (int n = 0; n < vectors; n++) sum[r][n] = _mm256_loadu_ps(o + r * d + 8 * n);
+    for (int64_t key = 0; key < keys; key++) {
+        __m256 value[2];
+        for (int n = 0; n < vectors; n++) value[n] = _mm256_loadu_ps(v + key * d + 8 * n);
+        for (int r = 0; r < rows; r++) {
+            const __m256 weight = _mm256_broadcast_ss(p + r * width + key);
+            for (int n = 0; n < vectors; n++) sum[r][n] = _mm256_fmadd_ps(weight, value[n], sum[r][n]);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int n = 0; n < vectors; n++) _mm256_storeu_ps(o + r * d + 8 * n, sum[r][n]);
+}
+
+INLINE void output_rows(const int rows, const float *p, int64_t width, const float *v, int64_t d, int64_t keys, float *o) {
+    int64_t i = 0;
+    for (; i + 16 <= d; i += 16) output_tile(rows, 2, p, width, v + i, d, keys, o + i);
+    if (i < d) output_tile(rows, 1, p, width, v + i, d, keys, o + i);
+}
+
+// One row's scores s [width] become weights; keys from `first` to before `last` are seen. Its sums o [d], m and l follow.
+INLINE void soften(float *s, int64_t width, int64_t first, int64_t last, float *o, int64_t d, float *m, float *l) {
+    for (int64_t i = 0; i < first && i < width; i++) s[i] = -INFINITY;
+    for (int64_t i = last > 0 ? last : 0; i < width; i++) s[i] = -INFINITY;
+    if (first >= last) {
+        memset(s, 0, (size_t)width * sizeof(float));
+        return;
+    }
+    __m256 most = _mm256_set1_ps(*m);
+    for (int64_t i = 0; i < width; i += 8) most = _mm256_max_ps(_mm256_loadu_ps(s + i), most);
+    float lanes[8], largest;
+    _mm256_storeu_ps(lanes, most);
+    largest = lanes[0];
+    for (int i = 1; i < 8; i++) largest = lanes[i] > largest ? lanes[i] : largest;
+    const __m256 shift = _mm256_set1_ps(largest);
+    __m256 sum = _mm256_setzero_ps();
+    for (int64_t i = 0; i < width; i += 8) {
+        const __m256 weight = exponential(_mm256_sub_ps(_mm256_loadu_ps(s + i), shift));
+        sum = _mm256_add_ps(sum, weight);
+        _mm256_storeu_ps(s + i, weight);
+    }
+    if (largest > *m) {
+        const __m256 shrink = exponential(_mm256_set1_ps(*m - largest));
+        for (int64_t i = 0; i < d; i += 8) _mm256_storeu_ps(o + i, _mm256_mul_ps(_mm256_loadu_ps(o + i), shrink));
+        *l *= _mm256_cvtss_f32(shrink);
+        *m = largest;
+    }
+    *l += one_sum(sum);
+}
+
+#define BY_ROWS(COUNT, HIGHEST, CALL)                                                                                  \
+    for (int64_t row = 0; row < COUNT;) {                                                                              \
+        const int64_t left = COUNT - row;                                                                              \
+        if (HIGHEST == 6 && left >= 6) { CALL(6); row += 6; }                                                          \
+        else if (HIGHEST == 6 && left >= 4) { CALL(4); row += 4; }                                                     \
+        else if (left >= 3) { CALL(3); row += 3; }                                                                     \
+        else if (left == 2) { CALL(2); row += 2; }                                                                     \
+        else { CALL(1); row += 1; }                                                                                    \
+    }
+
+static void attend(const Attention *a, const int32_t *block, int64_t head, float *room) {
+    const int64_t d = a->head_dim, size = a->page_size, width = (size + 7) / 8 * 8;
+    const int64_t tokens = block[1], position = block[2], rows = tokens * a->group, heads = a->kv_heads * a->group;
+    const int32_t *pages = a->tables + block[3] * a->width;
+    float *q = room, *o = q + rows * d, *s = o + rows * d, *m = s + rows * width, *l = m + rows;
+    float *key_room = l + rows, *value_room = key_room + size * d;
+    const __m256 scale = _mm256_set1_ps(a->scale);
+    for (int64_t row = 0; row < rows; row++) {
+        const float *from = a->q + (block[0] + row / a->group) * a->stride + (head * a->group + row % a->group) * d;
+        for (int64_t i = 0; i < d; i += 8)
+            _mm256_storeu_ps(q + row * d + i, _mm256_mul_ps(_mm256_loadu_ps(from + i), scale));
+        m[row] = -INFINITY, l[row] = 0;
+    }
+    memset(o, 0, (size_t)(rows * d) * sizeof(float));
+    const int64_t oldest = a->window && position >= a->window ? position - a->window + 1 : 0;
+    for (int64_t start = oldest / size * size; start < position + tokens; start += size) {
+        const int64_t page = pages[start / size], keys = position + tokens - start < size ? position + tokens - start : size;
+        const float *k = tile(a, 0, page, head, keys, key_room), *v = tile(a, 1, page, head, keys, value_room);
+        const int64_t looked_at = (keys + 7) / 8 * 8;
+#define CALL(R) score_rows(R, q + row * d, k, d, keys, size, s + row * width, width)
+        BY_ROWS(rows, 3, CALL)
+#undef CALL
+        for (int64_t row = 0; row < rows; row++) {
+            const int64_t place = position + row / a->group, last = place + 1 - start < keys ? place + 1 - start : keys;
+            const int64_t first = a->window && place - a->window + 1 > start ? place - a->window + 1 - start : 0;
+            soften(s + row * width, looked_at, first, last, o + row * d, d, m + row, l + row);
+        }
+#define CALL(R) output_rows(R, s + row * width, width, v, d, keys, o + row * d)
+        BY_ROWS(rows, 6, CALL)
+#undef CALL
+    }
+    for (int64_t row = 0; row < rows; row++) {
+        float *to = a->out + ((block[0] + row / a->group) * heads + head * a->group + row % a->group) * d;
+        const __m256 whole = _mm256_set1_ps(l[row]);
+        for (int64_t i = 0; i < d; i += 8)
+            _mm256_storeu_ps(to + i, _mm256_div_ps(_mm256_loadu_ps(o + row * d + i), whole));
+    }
+}
+
+// `most` is the largest number of tokens in a block. Returns 0, or 1 without memory.
+int tandem_attention(const void *keys, const void *key_constants, const void *values, const void *value_constants,
+                     int format, const int32_t *blocks, int64_t count, int64_t most, const int32_t *tables,
+                     int64_t table_width, const float *q, int64_t stride, float *out, int64_t kv_heads, int64_t group,
+                     int64_t head_dim, int64_t page_size, int64_t window, float scale, int threads) {
+    const Attention a = {{{keys, key_constants}, {values, value_constants}}, format, blocks, tables, table_width, q, stride,
+                         out, kv_heads, group, head_dim, page_size, window, scale};
+    const int64_t rows = most * group, width = (page_size + 7) / 8 * 8;
+    const int64_t numbers = rows * (2 * head_dim + width + 2) + 2 * page_size * head_dim;
+    int failed = 0;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        float *room = malloc((size_t)numbers * sizeof(float));
+        if (!room) {
+#pragma omp atomic write
+            failed = 1;
+        }
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t job = 0; job < count * kv_heads; job++)
+            if (room) attend(&a, blocks + job / kv_heads * 6, job % kv_heads, room);
+        free(room);
+    }
+    return failed;
+}

@@ -1,0 +1,39 @@
+// What the sources here share.
+
+#include <immintrin.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+// The sum of each of four vectors, its eight numbers always added as ((0+1)+(2+3)) + ((4+5)+(6+7)).
+INLINE __m128 four_sums(__m256 a, __m256 b, __m256 c, __m256 d) {
+    const __m256 sums = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    return _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));
+}
+
+INLINE float one_sum(__m256 a) { return _mm_cvtss_f32(four_sums(a, a, a, a)); }
+
+// e^x within 2 units of the last place; 0 below -87.3, 2.4e38 above 88.37, NaN stays. After Cephes' expf.
+INLINE __m256 exponential(__m256 x) {
+    const __m256 least = _mm256_set1_ps(-87.3f), most = _mm256_set1_ps(88.37f), one = _mm256_set1_ps(1.0f);
+    const __m256 vanishes = _mm256_cmp_ps(x, least, _CMP_LT_OQ);
+    x = _mm256_min_ps(most, _mm256_max_ps(least, x));  // in this order of operands NaN goes through
+    const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256 r = _mm256_fmadd_ps(n, _mm256_set1_ps(-0.693359375f), x);
+    r = _mm256_fmadd_ps(n, _mm256_set1_ps(2.12194440e-4f), r);
+    __m256 y = _mm256_set1_ps(1.9875691500e-4f);
+    y = _mm256_fmadd_ps(y, r, _mm256_set1_ps(1.3981999507e-3f));
+    y = _mm256_fmadd_ps(y, r, _mm256_set1_ps(8.3334519073e-3f));
+    y = _mm256_fmadd_ps(y, r, _mm256_set1_ps(4.1665795894e-2f));
+    y = _mm256_fmadd_ps(y, r, _mm256_set1_ps(1.6666665459e-1f));
+    y = _mm256_fmadd_ps(y, r, _mm256_set1_ps(5.0000001201e-1f));
+    y = _mm256_fmadd_ps(y, _mm256_mul_ps(r, r), _mm256_add_ps(r, one));
+    const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return _mm256_andnot_ps(vanishes, _mm256_mul_ps(y, _mm256_castsi256_ps(power)));
+}
+
+// How numbers of the key and value cache are stored.
+enum { FP32 = 0, BF16 = 1, FP16 = 2, INT8 = 3, INT4 = 4, FP8 = 5 };
