@@ -158,8 +158,8 @@ class QuantizedWeight(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[N, in] -> [N, out]` in x's dtype."""
         if self._native:
-            rows = native.quantize_rows(x.float(), self._width // self._group, self._group)
-            product = native.quantized_product(rows, self.q, self.scale, self.least)
+            groups = self._width // self._group
+            product = native.quantized_product(x.float(), self.q, self.scale, self.least, groups, self._group)
             return product[:, : self._rows].to(x.dtype)
         tiles = (slice(start, start + _TILE_ROWS) for start in range(0, self._rows, _TILE_ROWS))
         return torch.cat([F.linear(x, self.rows(tile).to(x.dtype)) for tile in tiles], dim=1)

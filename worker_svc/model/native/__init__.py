@@ -19,8 +19,6 @@ Measured on one Zen 3 core, W `[11264, 2048]`, milliseconds:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from worker_svc.model.native.library import calls, library
@@ -28,39 +26,23 @@ from worker_svc.model.native.library import calls, library
 PANEL = 16  # rows of a weight that lie interleaved
 
 
-@dataclass(frozen=True, slots=True)
-class QuantizedRows:
-    """Activations as int16 in groups; number = scale * q of its group."""
-
-    q: torch.Tensor  # [rows, groups * group] int16
-    scale: torch.Tensor  # [rows, groups] fp32; NaN where the group holds what is not finite
-    sum: torch.Tensor  # [rows, groups] fp32, of the group's numbers
-
-
 def available() -> bool:
     """Whether the compiled products can be used on this machine; compiles them if need be."""
     return library() is not None
 
 
-def quantize_rows(x: torch.Tensor, groups: int, group: int) -> QuantizedRows:
-    """`x [rows, k]` fp32 in `groups` groups of `group` numbers, which zeros fill up."""
+def quantized_product(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, least: torch.Tensor | None, groups: int, group: int
+) -> torch.Tensor:
+    """`x [rows, k]` fp32 times int8 weights (`least` None) or int4 weights: `[rows, panels * 16]` fp32.
+
+    See `QuantizedWeight`; rows are quantized to int16 in `groups` groups of `group` numbers, which zeros fill up.
+    """
     x = x.contiguous()
     rows, k = x.shape
-    q = torch.empty((rows, groups * group), dtype=torch.int16)
-    scale, total = torch.empty((rows, groups)), torch.empty((rows, groups))
-    calls().tandem_quantize_rows(
-        x.data_ptr(), rows, k, groups, group, q.data_ptr(), scale.data_ptr(), total.data_ptr(), torch.get_num_threads()
-    )
-    return QuantizedRows(q, scale, total)
-
-
-def quantized_product(
-    x: QuantizedRows, weight: torch.Tensor, scale: torch.Tensor, least: torch.Tensor | None
-) -> torch.Tensor:
-    """`[rows, panels * 16]` fp32 of int8 weights (`least` None) or of int4 weights; see `QuantizedWeight`."""
-    rows, groups = x.scale.shape
-    out = torch.empty((rows, len(weight) * PANEL))
-    room = torch.empty(x.q.nbytes + x.scale.nbytes + x.sum.nbytes, dtype=torch.uint8)
+    panels = weight.shape[0]
+    out = torch.empty((rows, panels * PANEL))
+    room = torch.empty(2 * rows * groups * (group // 2 + 2), dtype=torch.int32)
     calls().tandem_quantized_product(
         8 if least is None else 4,
         weight.data_ptr(),
@@ -68,15 +50,14 @@ def quantized_product(
         0 if least is None else least.data_ptr(),
         scale.dtype == torch.float16,
         scale.shape[1] == 1 and groups > 1,
-        x.q.data_ptr(),
-        x.scale.data_ptr(),
-        x.sum.data_ptr(),
+        x.data_ptr(),
+        k,
         room.data_ptr(),
         out.data_ptr(),
         rows,
-        len(weight),
+        panels,
         groups,
-        x.q.shape[1] // groups,
+        group,
         torch.get_num_threads(),
     )
     return out

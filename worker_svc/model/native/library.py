@@ -26,8 +26,16 @@ _COMPILE_SECONDS = 120
 
 _POINTER, _SIZE, _NUMBER, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _ARGUMENTS = {
-    "quantize_rows": [_POINTER, *[_SIZE] * 4, *[_POINTER] * 3, _NUMBER],
-    "quantized_product": [_NUMBER, *[_POINTER] * 3, *[_NUMBER] * 2, *[_POINTER] * 5, *[_SIZE] * 4, _NUMBER],
+    "quantized_product": [
+        _NUMBER,
+        *[_POINTER] * 3,
+        *[_NUMBER] * 2,
+        _POINTER,
+        _SIZE,
+        *[_POINTER] * 2,
+        *[_SIZE] * 4,
+        _NUMBER,
+    ],
     "half_product": [_NUMBER, *[_POINTER] * 3, *[_SIZE] * 3, _NUMBER],
     "add_norm": [*[_POINTER] * 4, *[_SIZE] * 2, _FLOAT, _NUMBER],
     "swiglu": [*[_POINTER] * 2, *[_SIZE] * 3, _NUMBER],

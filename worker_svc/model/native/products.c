@@ -32,8 +32,8 @@ INLINE int64_t tile_rows(int64_t left) {
 // ---------------------------------------------------------------------------------------------------- activations
 
 // x [rows, k] -> q [rows, groups * group] int16, scale and sum [rows, groups]. What is not finite makes its scale NaN.
-void tandem_quantize_rows(const float *x, int64_t rows, int64_t k, int64_t groups, int64_t group, int16_t *q,
-                          float *scale, float *sum, int threads) {
+static void quantize_rows(const float *x, int64_t rows, int64_t k, int64_t groups, int64_t group, int16_t *q, float *scale,
+                          float *sum, int threads) {
     const __m256 no_sign = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     const __m256i ones = _mm256_set1_epi16(1);
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * k > 65536)
@@ -204,17 +204,21 @@ static void by_tiles(const int32_t *from, int32_t *to, int64_t rows, int64_t wid
     }
 }
 
-// x [rows, groups * group] int16, x_scale and x_sum [rows, groups] -> out [rows, panels * 16]; `room` has as many bytes as
-// these three together.
+// x [rows, k] -> out [rows, panels * 16]; `room` has 2 rows (width / 2 + 2 groups) numbers.
 void tandem_quantized_product(int bits, const void *weight, const void *scale, const void *least, int half,
-                              int per_channel, const int16_t *x, const float *x_scale, const float *x_sum, void *room,
-                              float *out, int64_t rows, int64_t panels, int64_t groups, int64_t group, int threads) {
-    const int64_t pairs = groups * group / 2;
-    int32_t *x_tiles = room, *scale_tiles = x_tiles + rows * pairs, *sum_tiles = scale_tiles + rows * groups;
-    by_tiles((const int32_t *)x, x_tiles, rows, pairs, threads);
-    by_tiles((const int32_t *)x_scale, scale_tiles, rows, groups, threads);
-    by_tiles((const int32_t *)x_sum, sum_tiles, rows, groups, threads);
-    const Product p = {weight, scale, least, x_tiles, (const float *)scale_tiles, (const float *)sum_tiles, out,
+                              int per_channel, const float *x, int64_t k, int32_t *room, float *out, int64_t rows,
+                              int64_t panels, int64_t groups, int64_t group, int threads) {
+    const int64_t pairs = rows * groups * group / 2, scales = rows * groups;
+    int32_t *x_rows = room, *scale_rows = x_rows + pairs, *sum_rows = scale_rows + scales;
+    quantize_rows(x, rows, k, groups, group, (int16_t *)x_rows, (float *)scale_rows, (float *)sum_rows, threads);
+    if (rows > 1) {
+        int32_t *tiles = sum_rows + scales;
+        by_tiles(x_rows, tiles, rows, pairs / rows, threads);
+        by_tiles(scale_rows, tiles + pairs, rows, groups, threads);
+        by_tiles(sum_rows, tiles + pairs + scales, rows, groups, threads);
+        x_rows = tiles, scale_rows = tiles + pairs, sum_rows = scale_rows + scales;
+    }
+    const Product p = {weight, scale, least, x_rows, (const float *)scale_rows, (const float *)sum_rows, out,
                        rows, panels, groups, half, per_channel};
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t first = 0; first < panels; first += TOGETHER) {
