@@ -36,6 +36,7 @@ check: fresh lint types buf
 
 fresh: $(STAMP)
 	$(BIN)/python protos/generate.py --check
+	$(BIN)/python deploy/dashboards.py --check
 
 lint: $(STAMP)
 	$(BIN)/ruff check

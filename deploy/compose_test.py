@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -189,6 +190,33 @@ def check_prometheus(stack: Stack) -> None:
     soon(quiet, 1, "no alert fires")
 
 
+def dashboard_queries() -> Iterator[tuple[str, str]]:
+    """What each panel and each variable of the dashboards asks, as Grafana would send it; with its place."""
+    for file in sorted((REPOSITORY / "deploy" / "grafana" / "dashboards").glob("*.json")):
+        board = json.loads(file.read_text())
+        for panel in board["panels"]:
+            for target in panel.get("targets", ()):
+                query = target["expr"].replace("$__rate_interval", "1m")
+                yield f"{file.name}, {panel['title']} {target['refId']}", re.sub(r"\$\w+", ".*", query)
+        for variable in board["templating"]["list"]:
+            if variable["type"] == "query":
+                series, label = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]).groups()
+                name, _, matchers = series.rstrip("}").partition("{")
+                yield f"{file.name}, ${variable['name']}", f'{name}{{{label}!="",{matchers}}}'
+
+
+def check_dashboards(stack: Stack) -> None:
+    """Every panel has data after a completion, and every variable has values."""
+    queries = dict(dashboard_queries())
+    check(len(queries) > 60, f"the dashboards ask {len(queries)} queries")
+
+    def empty() -> str:
+        without = [place for place, query in queries.items() if not prometheus(stack, "query", query=query)["result"]]
+        return f"no data: {'; '.join(without)}" if without else ""
+
+    soon(empty, 60, "all panels have data")
+
+
 def check_hardening(stack: Stack) -> None:
     """What docker-compose.yml promises holds in the running containers."""
     for service in SERVICES:
@@ -325,6 +353,8 @@ def smoke_test(environment: dict[str, str]) -> None:
         with step("Prometheus"):
             check_prometheus(stack)
             check_rules(stack)
+        with step("dashboards"):
+            check_dashboards(stack)
         with step("stopping"):
             check_stop(stack)
 

@@ -11,6 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from prometheus_client import CollectorRegistry
+
+from svc_common.metrics import ServiceMetrics
+from tokenizer_svc.metrics import TokenizerMetrics
+from worker_svc.metrics import WorkerMetrics
 
 OWN_SERVICES = ("tokenizer", "worker")
 
@@ -70,3 +75,16 @@ class Dockerfile:
     def health_command(self) -> list[str]:
         command: list[str] = json.loads(self.last_stage.all("HEALTHCHECK")[-1].split("CMD", 1)[1])
         return command
+
+
+def exported_names() -> set[str]:
+    """Every series name that a freshly started tokenizer or worker can show."""
+    worker, tokenizer = ServiceMetrics("tandem-worker"), ServiceMetrics("tandem-tokenizer")
+    WorkerMetrics(worker.registry, "demo")
+    registries: list[CollectorRegistry] = [worker.registry, tokenizer.registry, TokenizerMetrics().registry]
+    names = set()
+    for registry in registries:
+        for metric in registry.collect():
+            suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(metric.type, [""])
+            names |= {metric.name + suffix for suffix in suffixes}
+    return names

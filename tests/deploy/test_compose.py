@@ -10,16 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
-from prometheus_client import CollectorRegistry
 
-from svc_common.metrics import ServiceMetrics
 from svc_common.settings import ServiceSettings, load_settings
 from tandem.inference.v1 import inference_pb2
 from tandem.tokenizer.v1 import tokenizer_pb2
-from tests.deploy.stack_files import OWN_SERVICES, Dockerfile, compose, seconds
-from tokenizer_svc.metrics import TokenizerMetrics
+from tests.deploy.stack_files import OWN_SERVICES, Dockerfile, compose, exported_names, seconds
 from tokenizer_svc.settings import TokenizerSettings
-from worker_svc.metrics import WorkerMetrics
 from worker_svc.settings import WorkerSettings
 
 SETTINGS: dict[str, tuple[type[ServiceSettings], str]] = {
@@ -121,7 +117,7 @@ def test_another_model_is_mounted_and_named_by_variables_alone(repository: Path)
 
 
 def test_every_service_is_hardened_and_limited(stack: dict[str, Any]) -> None:
-    assert set(stack["services"]) == {*OWN_SERVICES, "prometheus"}
+    assert set(stack["services"]) == {*OWN_SERVICES, "prometheus", "grafana"}
     for name, service in stack["services"].items():
         assert service["read_only"] is True, name
         assert service["cap_drop"] == ["ALL"], name
@@ -147,19 +143,6 @@ def test_metrics_ports_are_scraped_and_never_published(repository: Path, stack: 
         assert (discovery["names"], discovery["type"], discovery["port"]) == ([own], "A", port)
         assert prometheus_networks & set(stack["services"][own]["networks"])
         assert not any(published.endswith(f":{port}") for published in stack["services"][own]["ports"])
-
-
-def exported_names() -> set[str]:
-    """Every series name that a freshly started tokenizer or worker can show."""
-    worker, tokenizer = ServiceMetrics("tandem-worker"), ServiceMetrics("tandem-tokenizer")
-    WorkerMetrics(worker.registry, "demo")
-    registries: list[CollectorRegistry] = [worker.registry, tokenizer.registry, TokenizerMetrics().registry]
-    names = set()
-    for registry in registries:
-        for metric in registry.collect():
-            suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(metric.type, [""])
-            names |= {metric.name + suffix for suffix in suffixes}
-    return names
 
 
 def test_rules_speak_of_metrics_that_exist(repository: Path) -> None:
