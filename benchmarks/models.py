@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 BATCHES = (1, 8, 16)
 VOCABULARY, HIDDEN, INNER, HEADS, KV_HEADS = 32000, 2048, 5632, 32, 4
-ENGINE = {"GOMP_SPINCOUNT": "30000", "THP_MEM_ALLOC_ENABLE": "1"}  # what the worker sets for its engine's process
+ENGINE = {"GOMP_SPINCOUNT": "1000", "THP_MEM_ALLOC_ENABLE": "1"}  # what the worker sets for its engine's process
 CLOCKS = {"wall": "perf_counter", "processor": "process_time"}
 KINDS = {  # of the file -> what our engine is told beside
     "F32": {"dtype": "float32"},

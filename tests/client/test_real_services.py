@@ -315,21 +315,23 @@ async def test_an_answer_outlives_its_worker_to_the_last_token(
 
 
 @pytest.mark.parametrize("form", ["meta", "hf"])
-def test_greedy_ids_of_a_real_model_equal_the_reference(folder: Path, shared_data: Path, form: str) -> None:
+async def test_greedy_ids_of_a_real_model_equal_the_reference(folder: Path, shared_data: Path, form: str) -> None:
     model = shared_data / "models" / "stories260K"
     expected = json.loads((model / "expected_greedy.json").read_text())
     tokenizer = Process(folder, "tokenizer_svc", f"--tokenizer={model / form}")
-    worker = Process(folder, "worker_svc", f"--model={model / form}", f"--tokenizer-address={tokenizer.address()}")
+    flags = (f"--tokenizer-address={tokenizer.address()}", "--threads=1")
+    worker = Process(folder, "worker_svc", f"--model={model / form}", *flags)
+    greedy = {"temperature": 0, "ignore_eos": True, "logprobs": True}
     try:
-        with Client(tokenizer.address(), worker.address(), timeout=60) as client:
-            for case in expected:
-                result = client.generate(
-                    case["prompt"], temperature=0, max_tokens=len(case["output_ids"]), ignore_eos=True, logprobs=True
-                )
-                assert result.prompt_ids == case["prompt_ids"]
-                assert result.output_ids == case["output_ids"]
-                if "logprobs" in case:
-                    assert result.logprobs == pytest.approx(case["logprobs"], abs=1e-3)
+        async with AsyncClient(tokenizer.address(), worker.address(), timeout=60) as client:
+            results = await asyncio.gather(
+                *(client.generate(case["prompt"], max_tokens=len(case["output_ids"]), **greedy) for case in expected)
+            )
+        for case, result in zip(expected, results, strict=True):
+            assert result.prompt_ids == case["prompt_ids"]
+            assert result.output_ids == case["output_ids"]
+            if "logprobs" in case:
+                assert result.logprobs == pytest.approx(case["logprobs"], abs=1e-3)
     finally:
         worker.stop()
         tokenizer.stop()

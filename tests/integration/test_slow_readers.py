@@ -11,7 +11,7 @@ import psutil
 from tandem.inference.v1 import inference_pb2_grpc
 from tests.integration.worker_process import Answer, greedy, rest, running_worker
 
-STREAMS, TOKENS = 16, 480
+STREAMS, TOKENS = 16, 300
 # A client that takes so much without being asked, and no more: the rest stays in the server.
 SMALL_WINDOW = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
 
