@@ -173,8 +173,8 @@ def _engine_environment() -> dict[str, str]:
 
     Threads that sleep at once must be woken for each of a step's hundreds of operations: a decode step of a small model
     takes 1.4 times as long on idle cores. Threads that spin long hold on to cores that others need: with one busy
-    process beside two threads on two cores, a step takes 8 times as long at 30,000 turns, twice as long at 3,000, and no
-    longer at 1,000, which is some 20 us.
+    process beside two threads on two cores, a step takes 8 times as long at 30,000 turns, twice as long at 3,000, and
+    no longer at 1,000, which is some 20 us.
 
     Huge pages help weights that are read in every step. An allocator that keeps what a step frees for the next one
     saves page faults: 6 % of a prefill with huge pages, more without.
