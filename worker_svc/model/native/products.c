@@ -22,6 +22,7 @@
 #define ROWS 6         // of a tile: 12 sums in 16 registers
 #define TOGETHER 4     // panels that a thread takes at once
 #define BLOCK 512      // input numbers between two looks at the output: a panel's part stays in the first cache
+                       // for all tiles of rows, which meanwhile ask for the block that comes next (`ahead`)
 
 // Rows of the next tile, `left` being still to do: as many tiles as are needed, equally high.
 INLINE int64_t tile_rows(int64_t left) {
@@ -125,7 +126,7 @@ INLINE void group_sums(const int rows, const int panels, const int bits, const u
 
 // Some rows and one panel, or one row and some panels, from `row` and `panel` on; the groups from `first` to `last`.
 INLINE void quantized_tile(const Product *p, const int rows, const int panels, const int bits, const int group,
-                           int64_t panel, int64_t row, int64_t first, int64_t last) {
+                           int64_t panel, int64_t row, int64_t first, int64_t last, const uint8_t *ahead) {
     const int64_t width = p->groups * group, columns = p->panels * PANEL, stride = width * PANEL * bits / 8;
     const uint8_t *w = p->weight + panel * stride;
     const int32_t *x = p->x + row * (width / 2);
@@ -141,6 +142,9 @@ INLINE void quantized_tile(const Product *p, const int rows, const int panels, c
     for (int64_t g = first; g < last; g++) {
         __m256i sum[ROWS][2];
         const uint8_t *group_w = w + g * group * PANEL * bits / 8;
+        if (rows > 1)
+            for (int64_t i = 0; i < group * PANEL * bits / 8; i += 64, ahead += 64)
+                _mm_prefetch((const char *)ahead, _MM_HINT_T1);
         const int32_t *group_x = x + g * (group / 2) * rows;
         group_sums(rows, panels, bits, group_w, stride, group_x, group / 4, sum);
         for (int n = 0; n < panels; n++)
@@ -179,18 +183,22 @@ INLINE void quantized_tile(const Product *p, const int rows, const int panels, c
 // A single row reads several panels at once: one stream of memory alone is slow.
 INLINE void quantized_panels(const Product *p, const int bits, const int group, int64_t first, int64_t last) {
     if (p->rows == 1 && last - first == TOGETHER) {
-        quantized_tile(p, 1, TOGETHER, bits, group, first, 0, 0, p->groups);
+        quantized_tile(p, 1, TOGETHER, bits, group, first, 0, 0, p->groups, p->weight);
         return;
     }
     for (int64_t start = 0; start < p->groups; start += BLOCK / group) {
         const int64_t end = start + BLOCK / group < p->groups ? start + BLOCK / group : p->groups;
-        for (int64_t panel = first; panel < last; panel++)
+        for (int64_t panel = first; panel < last; panel++) {
+            const int64_t next = panel + 1 < last ? panel + 1 : end < p->groups ? first : last;
+            const int64_t next_start = panel + 1 < last ? start : end < p->groups ? end : 0;
+            const uint8_t *ahead = p->weight + (next * p->groups + next_start) * group * PANEL * bits / 8;
             for (int64_t row = 0, rows; row < p->rows; row += rows) {
                 rows = tile_rows(p->rows - row);
-#define TILE(R) quantized_tile(p, R, 1, bits, group, panel, row, start, end)
+#define TILE(R) quantized_tile(p, R, 1, bits, group, panel, row, start, end, ahead)
                 TILES(rows)
 #undef TILE
             }
+        }
     }
 }
 
@@ -262,7 +270,7 @@ INLINE void store_in_order(float *out, const int bf16, const __m256 sum[2]) {
 // `length` inputs of some rows and panels, which lie k * 16 numbers apart. Until the last ones come, `out` has the sums in
 // the order of `widen`.
 INLINE void half_tile(const int rows, const int panels, const int bf16, const uint16_t *w, const float *x, int64_t k,
-                      int64_t length, float *out, int64_t width, int begins, int ends) {
+                      int64_t length, float *out, int64_t width, int begins, int ends, const uint16_t *ahead) {
     __m256 sum[ROWS][2];  // by row and panel
     for (int r = 0; r < rows; r++)
         for (int n = 0; n < panels; n++)
@@ -271,7 +279,8 @@ INLINE void half_tile(const int rows, const int panels, const int bf16, const ui
                 sum[r * panels + n][h] = begins ? _mm256_setzero_ps() : _mm256_loadu_ps(from);
             }
 #pragma GCC unroll 2
-    for (int64_t i = 0; i < length; i++)
+    for (int64_t i = 0; i < length; i++) {
+        if (rows > 1) _mm_prefetch((const char *)(ahead + PANEL * i), _MM_HINT_T1);
         for (int n = 0; n < panels; n++) {
             __m256 b[2];
             widen(w + n * k * PANEL + PANEL * i, bf16, b);
@@ -281,6 +290,7 @@ INLINE void half_tile(const int rows, const int panels, const int bf16, const ui
                 sum[r * panels + n][1] = _mm256_fmadd_ps(a, b[1], sum[r * panels + n][1]);
             }
         }
+    }
     for (int r = 0; r < rows; r++)
         for (int n = 0; n < panels; n++)
             store_in_order(out + r * width + PANEL * n, bf16 && ends, sum[r * panels + n]);
@@ -293,7 +303,7 @@ INLINE void half_panels(const int bf16, const uint16_t *w, const float *x, float
         const int64_t length = k - start < BLOCK ? k - start : BLOCK;
         const int begins = start == 0, ends = start + length == k;
         if (rows == 1 && panels == TOGETHER) {
-            half_tile(1, TOGETHER, bf16, w + PANEL * start, x + start, k, length, out, width, begins, ends);
+            half_tile(1, TOGETHER, bf16, w + PANEL * start, x + start, k, length, out, width, begins, ends, w);
             continue;
         }
         for (int64_t n = 0; n < panels; n++)
@@ -301,7 +311,7 @@ INLINE void half_panels(const int bf16, const uint16_t *w, const float *x, float
                 some = tile_rows(rows - row);
 #define TILE(R)                                                                                                        \
     half_tile(R, 1, bf16, w + n * k * PANEL + PANEL * start, x + row * k + start, k, length,                           \
-              out + row * width + PANEL * n, width, begins, ends)
+              out + row * width + PANEL * n, width, begins, ends, w + n * k * PANEL + PANEL * (start + length))
                 TILES(some)
 #undef TILE
             }
