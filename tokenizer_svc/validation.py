@@ -61,7 +61,20 @@ def encode_jobs(inputs: Sequence[pb.EncodeInput], tokenizer: Tokenizer, settings
     """The inputs of a batch. Raises ServiceError."""
     _check_batch(len(inputs), settings)
     violations = Violations()
-    jobs = [_encode_job(message, index, tokenizer, settings, violations) for index, message in enumerate(inputs)]
+    longest = settings.max_input_bytes
+    jobs: list[EncodeJob] = []
+    for index, message in enumerate(inputs):
+        segments = message.segments
+        if len(segments) == 1:  # what nearly all inputs are is looked at here: there may be thousands
+            segment = segments[0]
+            text = segment.text
+            if text and segment.special_tokens in _TEXT_POLICIES and not segment.parse_ids:
+                size = len(text) if text.isascii() else len(text.encode())
+                if size <= longest and not message.HasField("truncation"):
+                    add_special = message.add_special or not message.HasField("add_special")
+                    jobs.append(EncodeJob(index, (Segment(text),), add_special, None, False, size))
+                    continue
+        jobs.append(_encode_job(message, index, tokenizer, settings, violations))
     violations.raise_any()
     return jobs
 

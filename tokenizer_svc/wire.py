@@ -48,16 +48,17 @@ def _varints(values: Ids) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     if largest < 0x80:
         return values.astype(np.uint8), counts
     width = (largest.bit_length() + 6) // 7
-    columns = np.empty((len(values), width), np.uint8)
-    rest: NDArray[np.integer] = values
-    for column in range(width):
-        columns[:, column] = rest & 0x7F
-        rest = rest >> 7
-        more = rest != 0
-        columns[:, column] |= more.view(np.uint8) << 7
-        if column < width - 1:
-            counts += more
-    return columns[np.arange(width, dtype=np.uint8) < counts[:, None]], counts
+    more = [(values >= 1 << 7 * place).view(np.uint8) for place in range(1, width)]  # whether byte `place` is there
+    for there in more:
+        counts += there
+    ends = np.cumsum(counts, dtype=np.int64)
+    starts = ends - counts
+    data = np.empty(ends[-1] + width - 1, np.uint8)
+    # The last bytes first: what a shorter value writes behind its end, those to whom the place belongs write over.
+    for place in range(width - 1, -1, -1):
+        byte = (values >> np.uint32(7 * place)).astype(np.uint8) & np.uint8(0x7F)
+        data[starts + place] = byte | more[place] << np.uint8(7) if place < width - 1 else byte
+    return data[: ends[-1]], counts
 
 
 def unpacked(data: bytes | memoryview) -> Ids:
