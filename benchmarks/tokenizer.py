@@ -1,15 +1,16 @@
 """What does tokenizing as a service cost, and how fast is it? Ratios within one run:
 
     encode     1 MB texts and batches of 256 short ones through gRPC, beside the bare library in this process
-    threads    the same batch with two threads in the service, beside one
+    threads    ten texts of 100 kB in this process: two threads and two processes beside one; and through the service
     peers      Llama 3 in process, beside Hugging Face `tokenizers`
     stream     the incremental detokenizer in process, beside Hugging Face's DecodeStream; through gRPC with 64 streams
+    sdk        streams of the SDK, which share a call: CPU of the server and of the client a request
     floor      the same messages through a bare grpc.aio echo, which is what the transport alone costs
     cache      the last turn of a 20-turn conversation, beside encoding it whole
     load       seconds until a Llama 3 vocabulary is there
     health     the longest that a health probe waited while hostile inputs were served
 
-    python benchmarks/tokenizer.py [--data ../shared/data] [--rounds 5]
+    python benchmarks/tokenizer.py [--data ../shared/data] [--rounds 20]
 
 Rounds alternate between what is compared, and medians are reported: on a shared machine only ratios within one run mean
 something. The client runs on the same cores as the service.
@@ -26,8 +27,10 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +47,12 @@ from tiktoken.load import load_tiktoken_bpe
 
 from benchmarks.machine import add_output_flags, save
 from svc_common.gguf import read_metadata
+from tandem.client.deadline import Deadline
+from tandem.client.decode_calls import DecodeCalls
+from tandem.client.decoding import TextDecoder
+from tandem.client.metrics import ClientMetrics
+from tandem.client.rpc import CallContext
+from tandem.client.settings import FailoverSettings
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 from tests.tokenizer_svc.hostile import KINDS
@@ -53,6 +62,7 @@ from tokenizer_svc.formats import load_tokenizer
 from tokenizer_svc.formats.byte_alphabet import ALPHABET
 from tokenizer_svc.tokenizer import Tokenizer
 from tokenizer_svc.vocabularies.patterns import LLAMA3
+from tokenizer_svc.vocabulary import Vocabulary
 
 Measured = dict[str, float]
 Running = tuple["tokenizer_pb2_grpc.TokenizerServiceAsyncStub", psutil.Process, str]
@@ -94,6 +104,36 @@ async def alternate(rounds: int, **ways: Callable[[], Awaitable[object] | object
             if turn:
                 seconds[name].append(time.perf_counter() - started)
     return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+_WORKED_ON: tuple[Vocabulary, list[str]]  # what the processes of `measure_threads` find when they are forked
+
+
+def _encode_half(half: int) -> int:
+    vocabulary, texts = _WORKED_ON
+    return sum(len(vocabulary.encode(text)) for text in texts[half::2])
+
+
+async def measure_threads(data: Path, corpus: str, rounds: int) -> dict[str, object]:
+    """Ten texts of 100 kB. What two processes make of it is what the machine has to give."""
+    global _WORKED_ON
+    texts = [corpus[at : at + 100_000] for at in range(0, 10**6, 10**5)]
+    results: dict[str, object] = {}
+    for name in ("llama3", "llama2"):
+        _WORKED_ON = load_tokenizer(data / "formats" / name).vocabulary, texts
+        with get_context("fork").Pool(2) as processes, ThreadPoolExecutor(2) as threads:
+            seconds = await alternate(
+                max(rounds, 20),
+                one=lambda: [_encode_half(0), _encode_half(1)],
+                threads=lambda threads=threads: list(threads.map(_encode_half, (0, 1))),
+                processes=lambda processes=processes: processes.map(_encode_half, (0, 1), chunksize=1),
+            )
+        results[name] = {
+            "seconds": seconds,
+            "two threads / one": seconds["one"] / seconds["threads"],
+            "two processes / one": seconds["one"] / seconds["processes"],
+        }
+    return results
 
 
 async def cpu_share(
@@ -145,9 +185,9 @@ async def measure_encode(data: Path, corpus: str, rounds: int) -> dict[str, obje
                 two_threads_10x100kb=lambda two=two, large=large: two.BatchEncode(large),
             )
             cpu = {
-                "1 MB": await cpu_share(lambda library=library: library(megabyte), two, two_process, whole, rounds),
+                "1 MB": await cpu_share(lambda library=library: library(megabyte), two, two_process, whole, 5),
                 "256 x 200": await cpu_share(
-                    lambda library=library: [library(text) for text in short], two, two_process, batch, 10 * rounds
+                    lambda library=library: [library(text) for text in short], two, two_process, batch, 50
                 ),
             }
         results[name] = {
@@ -155,7 +195,7 @@ async def measure_encode(data: Path, corpus: str, rounds: int) -> dict[str, obje
             "CPU time of the library / of the service's process": cpu,
             "service / library, 1 MB": seconds["library_1mb"] / seconds["service_1mb"],
             "service / library, 256 x 200": seconds["library_256x200"] / seconds["service_256x200"],
-            "two threads / one": seconds["one_thread_10x100kb"] / seconds["two_threads_10x100kb"],
+            "service, two threads / one": seconds["one_thread_10x100kb"] / seconds["two_threads_10x100kb"],
         }
     return results
 
@@ -181,19 +221,19 @@ def hugging_face_llama3(data: Path) -> tokenizers.Tokenizer:
 
 async def measure_peers(ours: Tokenizer, theirs: tokenizers.Tokenizer, corpus: str, rounds: int) -> dict[str, object]:
     """In process, one thread each."""
-    text = corpus[:300_000]
+    text = corpus[:100_000]
     short = [corpus[at : at + 200] for at in range(0, 256 * 200, 200)]
     assert ours.encode(text, add_special=False) == theirs.encode(text, add_special_tokens=False).ids
     seconds = await alternate(
         rounds,
-        ours_300kb=lambda: ours.encode(text, add_special=False),
-        tokenizers_300kb=lambda: theirs.encode(text, add_special_tokens=False).ids,
+        ours_100kb=lambda: ours.encode(text, add_special=False),
+        tokenizers_100kb=lambda: theirs.encode(text, add_special_tokens=False).ids,
         ours_256x200=lambda: [ours.encode(each, add_special=False) for each in short],
         tokenizers_256x200=lambda: [theirs.encode(each, add_special_tokens=False).ids for each in short],
     )
     return {
         "seconds": seconds,
-        "ours / tokenizers, 300 kB": seconds["tokenizers_300kb"] / seconds["ours_300kb"],
+        "ours / tokenizers, 100 kB": seconds["tokenizers_100kb"] / seconds["ours_100kb"],
         "ours / tokenizers, 256 x 200": seconds["tokenizers_256x200"] / seconds["ours_256x200"],
     }
 
@@ -202,7 +242,7 @@ async def measure_streams(
     data: Path, ours: Tokenizer, theirs: tokenizers.Tokenizer, corpus: str, rounds: int
 ) -> dict[str, object]:
     """Ids one by one and eight by eight in process; then 64 streams over the wire."""
-    ids = ours.encode(corpus[:200_000], add_special=False)
+    ids = ours.encode(corpus[:100_000], add_special=False)
     ones = [[index] for index in ids]
     eights = [ids[at : at + 8] for at in range(0, len(ids), 8)]
 
@@ -281,6 +321,40 @@ async def batch_cost(
     await one()
     await one()
     return (sum(process.cpu_times()[:2]) - before) / (2 * 64 * len(messages)) * 1e6
+
+
+async def measure_sdk(data: Path) -> dict[str, object]:
+    """One id a request, as the SDK's answers send them: all streams of a client share a call."""
+    result: dict[str, object] = {}
+    tokenizer = f"--tokenizer={data}/formats/llama3"
+    async with service(tokenizer) as (stub, process, address), grpc.aio.insecure_channel(address) as channel:
+        calls = DecodeCalls(tokenizer_pb2_grpc.TokenizerServiceStub(channel))
+        context = CallContext(deadline=Deadline.after(None), closed=lambda: False)
+        metrics = ClientMetrics(None)
+
+        async def one(count: int) -> None:
+            decoder = TextDecoder(calls, pb.DecodeStreamOpen(), context, FailoverSettings(), metrics)
+            for index in range(count):
+                await decoder.feed([300 + index % 1000])
+            decoder.close()
+
+        me = psutil.Process()
+        for streams in (1, 16, 64):
+            await asyncio.gather(*(one(50) for _ in range(streams)))
+            count = 300 if streams > 1 else 1500
+            before = [sum(each.cpu_times()[:2]) for each in (process, me)]
+            started = time.perf_counter()
+            await asyncio.gather(*(one(count) for _ in range(streams)))
+            wall = time.perf_counter() - started
+            after = [sum(each.cpu_times()[:2]) for each in (process, me)]
+            server, client = ((b - a) / (streams * count) * 1e6 for a, b in zip(before, after, strict=True))
+            result[f"{streams} streams"] = {
+                "server CPU microseconds a request": server,
+                "client CPU microseconds a request": client,
+                "requests a second": streams * count / wall,
+            }
+        await calls.close()
+    return result
 
 
 async def measure_floor() -> dict[str, object]:
@@ -381,7 +455,9 @@ def probe(address: str) -> None:
 
 async def measure_load(data: Path, rounds: int) -> dict[str, object]:
     files = {"GGUF": "vocabularies/ggml-vocab-llama-bpe.gguf", "tiktoken ranks": "formats/llama3"}
-    seconds = await alternate(rounds, **{name: partial(load_tokenizer, data / file) for name, file in files.items()})
+    seconds = await alternate(
+        min(rounds, 10), **{name: partial(load_tokenizer, data / file) for name, file in files.items()}
+    )
     return {"seconds": seconds}
 
 
@@ -397,7 +473,7 @@ async def measure_cache(ours: Tokenizer, corpus: str, rounds: int) -> dict[str, 
         return [segment for content in contents for segment in (border, Segment(content))]
 
     seconds = await alternate(
-        rounds * 5,
+        rounds * 2,
         whole=lambda: ours.encode_segments(conversation()),
         last_turn=lambda: cached.encode_segments(conversation()),
     )
@@ -407,7 +483,8 @@ async def measure_cache(ours: Tokenizer, corpus: str, rounds: int) -> dict[str, 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with formats/ and corpus/")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--only", nargs="*", help="parts to measure; default: all")
     add_output_flags(parser)
     parser.add_argument("--echo", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--probe", help=argparse.SUPPRESS)
@@ -421,15 +498,18 @@ async def main() -> None:
     data = options.data.resolve()
     corpus = (data / "corpus/tinyshakespeare.txt").read_text(encoding="utf-8")
     ours, theirs = load_tokenizer(data / "formats/llama3"), hugging_face_llama3(data)
-    results = {
-        "encode": await measure_encode(data, corpus, options.rounds),
-        "peers": await measure_peers(ours, theirs, corpus, options.rounds),
-        "stream": await measure_streams(data, ours, theirs, corpus, options.rounds),
-        "floor": await measure_floor(),
-        "cache": await measure_cache(ours, corpus, options.rounds),
-        "load": await measure_load(data, options.rounds),
-        "health": await measure_health(data),
+    parts: dict[str, Callable[[], Awaitable[dict[str, object]]]] = {
+        "encode": lambda: measure_encode(data, corpus, options.rounds),
+        "threads": lambda: measure_threads(data, corpus, options.rounds),
+        "peers": lambda: measure_peers(ours, theirs, corpus, options.rounds),
+        "stream": lambda: measure_streams(data, ours, theirs, corpus, options.rounds),
+        "sdk": lambda: measure_sdk(data),
+        "floor": measure_floor,
+        "cache": lambda: measure_cache(ours, corpus, options.rounds),
+        "load": lambda: measure_load(data, options.rounds),
+        "health": lambda: measure_health(data),
     }
+    results = {name: await part() for name, part in parts.items() if options.only is None or name in options.only}
     print(json.dumps(results, indent=1))
     save("tokenizer", options, results)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -132,16 +132,24 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     async def BatchEncode(self, request: pb.BatchEncodeRequest, context: Context) -> Any:  # noqa: N802
         loaded = await self._loaded.get(request.tokenizer)
-        jobs = validation.encode_jobs(request.inputs, loaded.tokenizer, self._settings)
+        jobs = await self._jobs(request.inputs, loaded)
         return await self._encoding.encode_batch(loaded, jobs, request.include_offsets, request.include_pieces)
 
     async def CountTokens(  # noqa: N802
         self, request: pb.CountTokensRequest, context: Context
     ) -> pb.CountTokensResponse:
         loaded = await self._loaded.get(request.tokenizer)
-        jobs = validation.encode_jobs(request.inputs, loaded.tokenizer, self._settings)
+        jobs = await self._jobs(request.inputs, loaded)
         counts = await self._encoding.count(loaded, jobs)
         return pb.CountTokensResponse(counts=counts, fingerprint=loaded.tokenizer.fingerprint)
+
+    async def _jobs(self, inputs: Sequence[pb.EncodeInput], loaded: Loaded) -> list[validation.EncodeJob]:
+        jobs: list[validation.EncodeJob] = []
+        for part in validation.encode_job_parts(inputs, loaded.tokenizer, self._settings):
+            if jobs:
+                await asyncio.sleep(0)
+            jobs += part
+        return jobs
 
     # -- ids to text
 

@@ -398,3 +398,15 @@ async def test_a_large_text_that_threads_share_has_the_ids_of_the_whole(start_se
     encoding = (await running.stub.Encode(pb.EncodeRequest(input=cut))).encoding
     assert list(encoding.ids) == tokenizer.encode(text)[:10]
     assert encoding.truncated
+
+
+async def test_a_batch_that_is_checked_in_parts_names_the_right_inputs(start_service: Any, refusal: Any) -> None:
+    running = await start_service()
+    inputs = [pb.EncodeInput(segments=[pb.TextSegment(text=f"number {number}")]) for number in range(1200)]
+    answer = await running.stub.BatchEncode(pb.BatchEncodeRequest(inputs=inputs))
+    one = await running.stub.Encode(pb.EncodeRequest(input=inputs[1100]))
+    assert answer.encodings[1100] == one.encoding
+    for number in (3, 600, 1199):
+        inputs[number] = pb.EncodeInput()
+    refused = await refusal(running.stub.BatchEncode(pb.BatchEncodeRequest(inputs=inputs)))
+    assert list(refused.violations) == [f"inputs[{number}].segments" for number in (3, 600, 1199)]

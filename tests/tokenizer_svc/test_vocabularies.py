@@ -21,6 +21,7 @@ from tokenizer_svc.encode_cache import EncodeCache
 from tokenizer_svc.encoding import Segment
 from tokenizer_svc.formats import load_tokenizer
 from tokenizer_svc.tokenizer import Tokenizer
+from tokenizer_svc.vocabularies import merging
 from tokenizer_svc.vocabularies.bpe import BpeVocabulary
 from tokenizer_svc.vocabularies.cutting import by_engine, cutter_of
 from tokenizer_svc.vocabularies.patterns import BEFORE_THREES_OF_DIGITS, DIGITS_IN_THREES, PRE_TOKENIZERS
@@ -303,7 +304,7 @@ def test_parts_of_a_cut_text_have_the_ids_of_the_whole(llama3: Tokenizer, lines:
 @relaxed
 @given(
     texts=st.lists(
-        st.one_of(TEXT, st.sampled_from(["", "\U0010fffe", "a\U0010fffeb", " ", "\n"])), min_size=1, max_size=8
+        st.one_of(TEXT, st.sampled_from(["", "\0", "a\0b", " ", "\n", "\U0010fffe"])), min_size=1, max_size=8
     )
 )
 @pytest.mark.parametrize("name", ["llama2", "llama3"])
@@ -388,3 +389,14 @@ def test_long_white_space_is_encoded_as_by_all_tokens(llama3: Tokenizer, spaces:
     piece = spaces * 2_000
     assert piece.isspace()
     assert vocabulary._encode_whole(piece) == vocabulary._whole.encode_ordinary(piece)
+
+
+def test_many_texts_go_in_several_calls_and_keep_their_places(
+    shared_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocabulary = load_tokenizer(shared_data / "vocabularies/ggml-vocab-gpt-2.gguf").vocabulary
+    monkeypatch.setattr(merging, "_AT_ONCE", 10)
+    texts = ["", "one", " two three four five", "", "six", "1234567890", "x" * 30, "é\n", ""]
+    assert [ids.tolist() for ids in vocabulary.encode_many(texts)] == [
+        vocabulary.encode(each).tolist() for each in texts
+    ]

@@ -14,7 +14,8 @@ import tiktoken
 from tokenizer_svc.arrays import Ids
 
 _LONG_RUN = 100_000  # white-space characters in a row that the pattern engine is spared: it overflows its stack
-_BORDER = "\U0010fffe"  # a non-character; texts that hold it are encoded one by one
+_BORDER = "\0"  # keeps ASCII what is ASCII; texts that hold it are encoded one by one
+_AT_ONCE = 128 * 1024  # characters in one call: joining them, and handing them over, is done with the interpreter lock
 _ONLY_BORDER = {_BORDER}
 _LONG_WHITE_SPACE = re.compile(rf"\s{{{_LONG_RUN}}}")
 
@@ -46,9 +47,22 @@ class RankMerger:
     def encode_many(self, texts: Sequence[str]) -> list[Ids] | None:
         """The ranks of each text; None where one of them is not for this engine, or for one call.
 
-        All go through tiktoken in one call, with a border between them that it treats as a special token: it cuts there
-        before anything else.
+        Many go through tiktoken in one call, with a border between them that it treats as a special token: it cuts
+        there before anything else.
         """
+        found: list[Ids] = []
+        start = size = 0
+        for end, text in enumerate(texts, 1):
+            size += len(text)
+            if size >= _AT_ONCE or end == len(texts):
+                together = self._encode_together(texts[start:end])
+                if together is None:
+                    return None
+                found += together
+                start, size = end, 0
+        return found
+
+    def _encode_together(self, texts: Sequence[str]) -> list[Ids] | None:
         joined = _BORDER.join(texts)
         if joined.count(_BORDER) != len(texts) - 1 or (self._backtracking and _has_long_white_space(joined)):
             return None
