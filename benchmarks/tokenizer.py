@@ -326,9 +326,8 @@ async def batch_cost(
 async def measure_sdk(data: Path) -> dict[str, object]:
     """One id a request, as the SDK's answers send them: all streams of a client share a call."""
     result: dict[str, object] = {}
-    tokenizer = f"--tokenizer={data}/formats/llama3"
-    async with service(tokenizer) as (stub, process, address), grpc.aio.insecure_channel(address) as channel:
-        calls = DecodeCalls(tokenizer_pb2_grpc.TokenizerServiceStub(channel))
+    async with service(f"--tokenizer={data}/formats/llama3") as (stub, process, _):
+        calls = DecodeCalls(stub)
         context = CallContext(deadline=Deadline.after(None), closed=lambda: False)
         metrics = ClientMetrics(None)
 

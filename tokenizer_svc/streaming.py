@@ -22,6 +22,7 @@ from typing import NamedTuple
 from tokenizer_svc.graphemes import GraphemeHold
 
 _SLICE = 1024  # ids that are joined at once while stop strings are watched
+_IDS_REMEMBERED = 1024  # of a stream with stop strings
 _WINDOW = 1024  # bytes that are decoded at once to find where a character starts
 
 
@@ -96,6 +97,23 @@ class _Texts(dict[int, "str | None"]):
         return text
 
 
+class _TextsApart(dict[int, "str | None"]):
+    """The texts of those ids in which no stop string can begin; None for others. Of one stream, which remembers so many
+    that most of its ids are among them, and no more."""
+
+    def __init__(self, texts: _Texts, stops: StopMatcher) -> None:
+        self._texts = texts
+        self._stops = stops
+
+    def __missing__(self, index: int) -> str | None:
+        text = self._texts[index]
+        if text is not None and not self._stops.is_apart(text):
+            text = None
+        if len(self) < _IDS_REMEMBERED:
+            self[index] = text
+        return text
+
+
 class StreamDecoder:
     """One stream. `push` ids as they come, and read off where it stands; `done` once it ended or met a stop string.
 
@@ -111,6 +129,7 @@ class StreamDecoder:
         "_at_ease",
         "_drop_first",
         "_drop_last",
+        "_easy",
         "_graphemes",
         "_include_stop",
         "_kept_last",
@@ -122,7 +141,6 @@ class StreamDecoder:
         "_started",
         "_stops",
         "_strip_space",
-        "_texts",
         "done",
         "ids_consumed",
         "matched_stop",
@@ -141,7 +159,8 @@ class StreamDecoder:
         graphemes: bool = False,
     ) -> None:
         known = pieces if isinstance(pieces, StreamPieces) else StreamPieces(pieces)
-        self._pieces, self._texts = known.pieces, known.texts
+        self._pieces = known.pieces
+        self._easy: dict[int, str | None] = known.texts if stops is None else _TextsApart(known.texts, stops)
         self._strip_space = strip_space
         self._drop_first = drop_first
         self._drop_last = drop_last
@@ -170,17 +189,18 @@ class StreamDecoder:
         back. Raises ValueError where the stream is done."""
         if self._at_ease and not end:
             # What nearly every call of a generation is: whole characters, and nothing held back before or after.
-            text: str | None
-            if (count := len(ids)) == 1:
-                text = self._texts[ids[0]]
+            if len(ids) == 1:
+                text = self._easy[ids[0]]
+                if text is not None:
+                    self.ids_consumed += 1
+                    return text
             else:
                 try:
-                    text = "".join(map(self._texts.__getitem__, ids))  # type: ignore[arg-type]
+                    text = "".join(map(self._easy.__getitem__, ids))  # type: ignore[arg-type]
+                    self.ids_consumed += len(ids)
+                    return text
                 except TypeError:  # one of them is None
-                    text = None
-            if text is not None and (self._stops is None or self._stops.is_apart(text)):
-                self.ids_consumed += count
-                return text
+                    pass
         if self.done:
             raise ValueError("the stream is done")
         text = self._push_plain(ids, end) if self._stops is None else self._push_sliced(ids, end, self._stops)
