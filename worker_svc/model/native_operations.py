@@ -53,7 +53,7 @@ class NativeOperations(TorchOperations):
         kv_heads = cache.shape.kv_heads
         heads = qkv.shape[1] - 2 * kv_heads
         pages = (cache.keys[layer][0], cache.values[layer][0])
-        as_given = type(cache) is KVCache and cache.key_channels is None and pages[0].dtype in _PLAIN
+        as_given = stores_as_given(cache)
         layers.rotate(qkv, rotation, heads, pages if as_given else None, slots)
         if as_given:
             return qkv[:, :heads]
@@ -69,6 +69,11 @@ class NativeOperations(TorchOperations):
 _PLAIN = (torch.float32, torch.bfloat16, torch.float16)
 
 
+def stores_as_given(cache: KVCache) -> bool:
+    """Whether keys and values go into the cache as they are, by nothing more than a change of dtype."""
+    return type(cache) is KVCache and cache.key_channels is None and cache.keys[0][0].dtype in _PLAIN
+
+
 def _served(x: torch.Tensor, size: int) -> bool:
     return x.dtype == torch.float32 and x.device.type == "cpu" and size % layers.LANES == 0
 
@@ -81,8 +86,8 @@ class NativePlan:
         self._format = cache.shape.format.name
         block = max(1, _BLOCK_ROWS // (num_heads // cache.shape.kv_heads))
         lengths = [segment.length for segment in segments]
-        self._rows = sum(lengths)
-        self._work = layers.AttentionWork(
+        self.rows = sum(lengths)
+        self.work = layers.AttentionWork(
             blocks=longest_first(cut(segments, block)),
             tables=page_tables(segments, cache.shape.page_size),
             most=min(block, max(lengths, default=1)),
@@ -92,13 +97,13 @@ class NativePlan:
 
     def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scale: float) -> torch.Tensor:
         """Attention of queries `q` `[N, heads, head_dim]` over one layer's pages; rows of no segment give zeros."""
-        out = layers.attention(self._work, self._format, keys, values, q.float(), scale)
-        if len(out) != self._rows:
+        out = layers.attention(self.work, self._format, keys, values, q.float(), scale)
+        if len(out) != self.rows:
             self._clear_padding(out)
         return out.to(q.dtype)
 
     def _clear_padding(self, out: torch.Tensor) -> None:
-        first, count = self._work.blocks[:, 0], self._work.blocks[:, 1]
+        first, count = self.work.blocks[:, 0], self.work.blocks[:, 1]
         padding = torch.ones(len(out), dtype=torch.bool)
         for row, rows in zip(first.tolist(), count.tolist(), strict=True):
             padding[row : row + rows] = False

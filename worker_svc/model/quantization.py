@@ -79,15 +79,15 @@ class QuantizedWeight(torch.nn.Module):
         """`like` tells the dtype of the scales."""
         super().__init__()
         self.kind, self.columns, self._rows = kind, columns, rows
-        self._group = kind.group or min(_ACTIVATION_GROUP, 32 * -(-columns // 32))
-        if self._group not in GROUPS:  # a short row, in one channel
-            self._group = 32
-        self._width = -(-columns // self._group) * self._group
-        groups = self._width // self._group if kind.group else 1
-        self._native = device.type == "cpu" and native.available()
+        self.group = kind.group or min(_ACTIVATION_GROUP, 32 * -(-columns // 32))
+        if self.group not in GROUPS:  # a short row, in one channel
+            self.group = 32
+        self._width = -(-columns // self.group) * self.group
+        groups = self._width // self.group if kind.group else 1
+        self.compiled = device.type == "cpu" and native.available()
 
         def empty(columns: int, dtype: torch.dtype) -> torch.Tensor:
-            if self._native:
+            if self.compiled:
                 return empty_panels(rows, columns, dtype)
             return torch.zeros((rows, columns), dtype=dtype, device=device)
 
@@ -104,16 +104,21 @@ class QuantizedWeight(torch.nn.Module):
         return f"int{self.kind.bits}"
 
     @property
+    def groups(self) -> int:
+        """Groups of inputs whose products are added up as integers."""
+        return self._width // self.group
+
+    @property
     def row_multiple(self) -> int:
         """See `Linear.row_multiple`. Compiled, a row is computed alone; torch's products want 4 of them."""
-        return 1 if self._native else 4
+        return 1 if self.compiled else 4
 
     def truncate(self, rows: int) -> None:
         """Keeps the first rows only."""
         self._rows = rows
 
         def first(buffer: torch.Tensor) -> torch.Tensor:
-            return first_panels(buffer, rows) if self._native else buffer[:rows].clone()
+            return first_panels(buffer, rows) if self.compiled else buffer[:rows].clone()
 
         self.q, self.scale = first(self.q), first(self.scale)
         self.least = None if self.least is None else first(self.least)
@@ -135,18 +140,18 @@ class QuantizedWeight(torch.nn.Module):
             self._put(self.least, row, rows.least)
 
     def _put(self, buffer: torch.Tensor, row: int, rows: torch.Tensor) -> None:
-        if self._native:
+        if self.compiled:
             fill_panels(buffer, row, rows)
         else:
             buffer[row : row + len(rows)] = rows
 
     def rows(self, index: torch.Tensor | slice) -> torch.Tensor:
         """Some rows `[N, in]` as float32 numbers."""
-        if isinstance(index, slice) and self._native:
+        if isinstance(index, slice) and self.compiled:
             index = torch.arange(self._rows)[index]
 
         def some(buffer: torch.Tensor) -> torch.Tensor:
-            return buffer[index] if isinstance(index, slice) or not self._native else panel_rows(buffer, index)
+            return buffer[index] if isinstance(index, slice) or not self.compiled else panel_rows(buffer, index)
 
         q = some(self.q).view(torch.int8 if self.kind.bits == 8 else torch.uint8)
         if self.kind.bits == 4:
@@ -157,9 +162,8 @@ class QuantizedWeight(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[N, in] -> [N, out]` in x's dtype."""
-        if self._native:
-            groups = self._width // self._group
-            product = native.quantized_product(x.float(), self.q, self.scale, self.least, groups, self._group)
+        if self.compiled:
+            product = native.quantized_product(x.float(), self.q, self.scale, self.least, self.groups, self.group)
             return product[:, : self._rows].to(x.dtype)
         tiles = (slice(start, start + _TILE_ROWS) for start in range(0, self._rows, _TILE_ROWS))
         return torch.cat([F.linear(x, self.rows(tile).to(x.dtype)) for tile in tiles], dim=1)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -23,6 +24,7 @@ from worker_svc.model.feed_forward import FeedForward
 from worker_svc.model.kv_cache import KVCache
 from worker_svc.model.linear import Bias, Linear, keeps_half_panels
 from worker_svc.model.moe import MixtureOfExperts
+from worker_svc.model.native_layer import CompiledLayer, CompiledStep, compiled_steps
 from worker_svc.model.native_operations import cpu_operations
 from worker_svc.model.operations import Operations, Plan
 from worker_svc.model.parallel import ALONE, Ranks
@@ -67,6 +69,7 @@ class _Step:
     cache: KVCache
     slots: torch.Tensor
     plans: Mapping[int, Plan]  # by window
+    compiled: Mapping[int, CompiledStep]  # by window; where it is missing, layers are computed piece by piece
 
 
 class Layer(torch.nn.Module):
@@ -79,6 +82,7 @@ class Layer(torch.nn.Module):
         self._operations = operations
         self._ranks = ranks
         self._index = index
+        self._config = config
         self._qkv_shape = (-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
         self._q_size = config.q_size
         self._normalized_heads = (config.num_heads, config.num_kv_heads)
@@ -101,6 +105,11 @@ class Layer(torch.nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`x [N, hidden]` and what is still to be added to it, before this layer and after it; x itself is overwritten.
         With `wanted` `[M]`, only those rows come out."""
+        whole = step.compiled.get(self._window)
+        if whole is not None and self.compiled is not None and (wanted is None or len(wanted) == len(x)):
+            pages = (step.cache.keys[self._index][0], step.cache.values[self._index][0])
+            delta = self.compiled.run(whole, x, delta, pages)
+            return (x, delta) if wanted is None else (x.index_select(0, wanted), delta.index_select(0, wanted))
         qkv = self.qkv(self.attention_norm.after_adding(x, delta)).view(self._qkv_shape)
         self._normalize(qkv)
         queries = self._operations.rotate_and_store(qkv, step.rotation, step.cache, self._index, step.slots)
@@ -110,6 +119,15 @@ class Layer(torch.nn.Module):
             x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
         delta = self._ranks.add_up(self.attention_output(attended))
         return x, self._ranks.add_up(self.feed_forward(self.mlp_norm.after_adding(x, delta)))
+
+    @cached_property
+    def compiled(self) -> CompiledLayer | None:
+        """This layer for a call of its own, once its weights are there; None where that is not to be had."""
+        mlp = self.feed_forward
+        if self.q_norm is not None or isinstance(mlp, MixtureOfExperts) or self._ranks.size > 1:
+            return None
+        matrices = (self.qkv, self.attention_output, mlp.gate_up, mlp.down)
+        return CompiledLayer.of(matrices, (self.attention_norm.weight, self.mlp_norm.weight), self._config)
 
     def _normalize(self, qkv: torch.Tensor) -> None:
         """Normalizes each head of the queries and keys in `qkv` `[N, heads + 2 kv_heads, head_dim]`, if at all."""
@@ -205,7 +223,10 @@ class Transformer(torch.nn.Module):
 
         Returns `[M, vocab]` float32.
         """
-        step = _Step(self.rotary.at(positions), cache, slots, plans)
+        rotation, first = self.rotary.at(positions), self.layers[0]
+        assert isinstance(first, Layer)
+        compiled = compiled_steps(self.operations, first.compiled, cache, rotation, slots, plans)
+        step = _Step(rotation, cache, slots, plans, compiled)
         x, delta = self.embedding(ids), None
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):

@@ -71,7 +71,7 @@ def test_a_quantized_product_is_that_of_the_quantized_numbers(
     assert torch.equal(weight.rows(slice(None)), matrix.dequantize())
     for count in (1, 2, 3, 4, 5, 9):
         x = random_rows(count, columns)
-        numbers = rounded(x, weight._group).double()
+        numbers = rounded(x, weight.group).double()
         exact = numbers @ matrix.dequantize().double().t()
         size = numbers.abs() @ matrix.dequantize().double().abs().t()
         assert ((weight(x).double() - exact).abs() <= 1e-6 * size).all()

@@ -4,15 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
-from worker_svc.model import native
+from benchmarks.random_llama import RandomCheckpoint, llama
+from worker_svc.checkpoints.grouped import Quantization
+from worker_svc.model import native, native_layer
 from worker_svc.model.kv_cache import CacheShape, KVCache
 from worker_svc.model.kv_formats import Plain, kv_format
 from worker_svc.model.native_operations import NativeOperations
 from worker_svc.model.operations import TorchOperations
+from worker_svc.model.runner import ModelRunner, Work
+from worker_svc.model.transformer import load_transformer
 
 OURS, TORCH = NativeOperations(), TorchOperations()
 
@@ -72,3 +78,26 @@ def test_what_a_row_computes_does_not_depend_on_what_others_hold() -> None:
     spoilt = OURS.swiglu(gate_up, 616)
     assert spoilt[4].isnan().all()
     assert torch.equal(spoilt[5:], together[5:])
+
+
+@pytest.mark.parametrize("window", [0, 20])
+@pytest.mark.parametrize("kind", [None, Quantization(8, 0), Quantization(4, 32)], ids=str)
+def test_a_layer_in_one_call_has_the_bits_of_one_in_pieces(
+    kind: Quantization | None, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(llama("tiny", 128), windows=(window, 0), num_layers=2)
+    checkpoint = RandomCheckpoint(config, "cpu", torch.bfloat16)
+    model = load_transformer(checkpoint, "cpu", torch.bfloat16, quantization=kind, operations=OURS)
+    assert all(layer.compiled is not None for layer in model.layers)  # type: ignore[union-attr]
+    shape = CacheShape(2, 8, 16, config.num_kv_heads, config.head_dim, Plain(torch.bfloat16))
+    tokens = np.arange(1, 60, dtype=np.int32)
+    answers = []
+    for most in (0, native_layer.MOST_ROWS):
+        monkeypatch.setattr(native_layer, "MOST_ROWS", most)
+        runner = ModelRunner(model, KVCache(shape, "cpu"))
+        whole = runner.forward([Work(tokens, 0, np.arange(4), 3)])
+        runner.forward([Work(tokens[:17], 0, np.arange(4, 8), 0)])
+        steps = [runner.forward([Work(tokens[i : i + 1], i, np.arange(4, 8), 1)]) for i in range(17, 59)]
+        assert torch.equal(torch.cat([step[:1] for step in steps[-3:]]), whole[:3])
+        answers.append(whole[:3])
+    assert torch.equal(*answers)

@@ -13,6 +13,7 @@
 // Work comes in blocks of consecutive tokens of one sequence; a block's queries of one kv head are `rows` here.
 
 #include "numbers.h"
+#include "operations.h"
 
 typedef struct {
     const void *part[2][2];  // of keys, of values: [pages, kv_heads, page_size, ...]

@@ -17,9 +17,9 @@ from worker_svc.model.native.library import calls
 
 LANES = 8  # sizes are multiples of it
 
-_FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "fp8": 5}  # as in numbers.h
+FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "fp8": 5}  # as in numbers.h
 _FLOAT8 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
-_WORTH_A_THREAD = 1 << 17  # multiplications that take about as long as it takes to wake a thread
+WORTH_A_THREAD = 1 << 17  # multiplications that take about as long as it takes to wake a thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def rotate(
         rotation[1].data_ptr(),
         None if keys is None else keys.data_ptr(),
         None if values is None else values.data_ptr(),
-        0 if keys is None else _FORMATS[str(keys.dtype).removeprefix("torch.")],
+        0 if keys is None else FORMATS[str(keys.dtype).removeprefix("torch.")],
         slots.data_ptr(),
         rows,
         heads,
@@ -99,7 +99,7 @@ def attention(
         constants[0].data_ptr(),
         values[0].data_ptr(),
         constants[1].data_ptr(),
-        _FORMATS[format_name],
+        FORMATS[format_name],
         work.blocks.ctypes.data,
         len(work.blocks),
         work.most,
@@ -114,7 +114,7 @@ def attention(
         page_size,
         work.window,
         scale,
-        torch.get_num_threads() if work.keys * heads * head_dim > _WORTH_A_THREAD else 1,
+        torch.get_num_threads() if work.keys * heads * head_dim > WORTH_A_THREAD else 1,
     )
     if failed:
         raise MemoryError("no memory for a block of attention")

@@ -19,8 +19,8 @@ import torch
 logger = logging.getLogger("worker_svc.engine")
 
 PREBUILT = Path(__file__).with_name("operations.so")
-_HEADER = Path(__file__).with_name("numbers.h")
-_SOURCES = [Path(__file__).with_name(name) for name in ("products.c", "rows.c", "attention.c")]
+_HEADERS = [Path(__file__).with_name(name) for name in ("numbers.h", "operations.h")]
+_SOURCES = [Path(__file__).with_name(name) for name in ("products.c", "rows.c", "attention.c", "layer.c")]
 _FLAGS = ("-O3", "-mavx2", "-mfma", "-mf16c", "-ffp-contract=off", "-shared", "-fPIC", "-fopenmp")
 _COMPILE_SECONDS = 120
 
@@ -54,7 +54,9 @@ _ARGUMENTS = {
         _FLOAT,
         _NUMBER,
     ],
+    "layer": [*[_POINTER] * 4, _NUMBER, *[_POINTER] * 2],
 }
+_TELLS_FAILURE = ("attention", "layer")
 
 
 @functools.cache
@@ -75,7 +77,7 @@ def library() -> ctypes.CDLL | None:
         return None
     for name, arguments in _ARGUMENTS.items():
         function = getattr(loaded, f"tandem_{name}")
-        function.argtypes, function.restype = arguments, ctypes.c_int if name == "attention" else None
+        function.argtypes, function.restype = arguments, ctypes.c_int if name in _TELLS_FAILURE else None
     return loaded
 
 
@@ -88,7 +90,7 @@ def calls() -> ctypes.CDLL:
 
 def _compiled() -> Path:
     """The library in the cache, made if it is not there; raises OSError or SubprocessError."""
-    text = b"".join(path.read_bytes() for path in (_HEADER, *_SOURCES)) + repr(_FLAGS).encode()
+    text = b"".join(path.read_bytes() for path in (*_HEADERS, *_SOURCES)) + repr(_FLAGS).encode()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem"
     target = folder / f"operations-{hashlib.sha256(text).hexdigest()[:16]}.so"
     if target.exists():

@@ -17,6 +17,7 @@
 // Half precision: a panel's 16 sums grow along the input dimension, in fp32.
 
 #include "numbers.h"
+#include "operations.h"
 
 #define PANEL 16
 #define ROWS 6         // of a tile: 12 sums in 16 registers

@@ -1,6 +1,7 @@
 // What a layer does row by row beside its products, in fp32. A row's numbers do not depend on the other rows.
 
 #include "numbers.h"
+#include "operations.h"
 
 // x [rows, size] += delta (where there is one), then out = x / sqrt(mean(x^2) + eps) * weight. size % 8 == 0.
 void tandem_add_norm(float *x, const float *delta, const float *weight, float *out, int64_t rows, int64_t size,
