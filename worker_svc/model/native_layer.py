@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import torch
 
+from worker_svc.checkpoints.grouped import GROUPS
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.kv_cache import KVCache
 from worker_svc.model.linear import HalfPanels, Linear
@@ -85,7 +86,9 @@ class CompiledLayer:
             eps=config.norm_eps,
             scale=config.head_dim**-0.5,
         )
-        return cls(layer, max(2 * w.groups * (w.group // 2 + 2) for w in weights if w is not None))
+        # As much as products in the smallest groups need, whatever this layer's are: another's may be stored otherwise.
+        widest = max(-(-matrix.in_features // max(GROUPS)) * max(GROUPS) for matrix in matrices)
+        return cls(layer, widest + 4 * widest // min(GROUPS))
 
     def run(
         self, step: CompiledStep, x: torch.Tensor, delta: torch.Tensor | None, pages: tuple[torch.Tensor, torch.Tensor]
