@@ -219,8 +219,11 @@ def hugging_face_llama3(data: Path) -> tokenizers.Tokenizer:
     return library
 
 
-async def measure_peers(ours: Tokenizer, theirs: tokenizers.Tokenizer, corpus: str, rounds: int) -> dict[str, object]:
-    """In process, one thread each."""
+async def measure_peers(
+    data: Path, ours: Tokenizer, theirs: tokenizers.Tokenizer, corpus: str, rounds: int
+) -> dict[str, object]:
+    """In process, one thread each; and our own RWKV."""
+    rwkv = load_tokenizer(data / "vocabularies/ggml-vocab-rwkv-world.gguf")
     text = corpus[:100_000]
     short = [corpus[at : at + 200] for at in range(0, 256 * 200, 200)]
     assert ours.encode(text, add_special=False) == theirs.encode(text, add_special_tokens=False).ids
@@ -230,10 +233,12 @@ async def measure_peers(ours: Tokenizer, theirs: tokenizers.Tokenizer, corpus: s
         tokenizers_100kb=lambda: theirs.encode(text, add_special_tokens=False).ids,
         ours_256x200=lambda: [ours.encode(each, add_special=False) for each in short],
         tokenizers_256x200=lambda: [theirs.encode(each, add_special_tokens=False).ids for each in short],
+        rwkv_100kb=lambda: rwkv.encode(text, add_special=False),
     )
     return {
         "seconds": seconds,
         "ours / tokenizers, 100 kB": seconds["tokenizers_100kb"] / seconds["ours_100kb"],
+        "RWKV, MB/s": 0.1 / seconds["rwkv_100kb"],
         "ours / tokenizers, 256 x 200": seconds["tokenizers_256x200"] / seconds["ours_256x200"],
     }
 
@@ -500,7 +505,7 @@ async def main() -> None:
     parts: dict[str, Callable[[], Awaitable[dict[str, object]]]] = {
         "encode": lambda: measure_encode(data, corpus, options.rounds),
         "threads": lambda: measure_threads(data, corpus, options.rounds),
-        "peers": lambda: measure_peers(ours, theirs, corpus, options.rounds),
+        "peers": lambda: measure_peers(data, ours, theirs, corpus, options.rounds),
         "stream": lambda: measure_streams(data, ours, theirs, corpus, options.rounds),
         "sdk": lambda: measure_sdk(data),
         "floor": measure_floor,

@@ -114,11 +114,19 @@ class Tokenizer:
         self, segments: Sequence[Segment], add_special: bool, with_offsets: bool, vocabulary: Vocabulary
     ) -> Encoding:
         front, back = self._added_arrays if add_special else (NONE, NONE)
+        prefixed = self.config.adds_space_prefix
+        uncached = self._cache is None or vocabulary is not self.vocabulary
+        if len(segments) == 1 and self._plain_is_whole and uncached and not with_offsets:
+            text = segments[0].text
+            if text and segments[0].policy is Policy.TEXT:  # what most inputs are; all below would do the same
+                ids = vocabulary.encode(" " + _checked(text) if prefixed else _checked(text))
+                whole = np.concatenate((front, ids, back)) if len(front) or len(back) else ids
+                return Encoding(whole, len(front), len(back))
         parts: list[Ids] = [front] if len(front) else []
         offsets: list[Ids] = [np.zeros(len(front), np.uint32)] if with_offsets else []
         base = 0  # bytes in front of the segment
-        prefix = wants_prefix = self.config.adds_space_prefix
-        cache = None if with_offsets or vocabulary is not self.vocabulary else self._cache
+        prefix = wants_prefix = prefixed
+        cache = None if with_offsets or uncached else self._cache
         for number, segment in enumerate(segments):
             text = segment.text
             key: Hashable = None
