@@ -57,7 +57,8 @@ class DecodeCalls:
         call = self._newest.get(kind)
         if call is None or not call.takes_streams:
             secrets = context.credentials.metadata() if context.credentials else ()
-            call = self._newest[kind] = _SharedCall(self._stub.DecodeStream(metadata=(*shared, *secrets)))
+            with context.errors(SERVICE):
+                call = self._newest[kind] = _SharedCall(self._stub.DecodeStream(metadata=(*shared, *secrets)))
             self._open.add(call)
             call.on_end(partial(self._forget, kind, call))
         return DecodePlace(call, context, seconds)
@@ -70,6 +71,8 @@ class DecodeCalls:
     async def close(self) -> None:
         """Cancels all calls; who waits gets ClientClosedError."""
         await asyncio.gather(*(call.close() for call in list(self._open)))
+        self._open.clear()
+        self._newest.clear()
 
 
 class DecodePlace:
@@ -201,6 +204,7 @@ class _SharedCall:
         """Cancels the call."""
         self._task.cancel()
         await asyncio.wait([self._task])
+        self._call.cancel()  # where the task had not begun
 
     async def _run(self) -> None:
         receiving, sending = asyncio.create_task(self._receive()), asyncio.create_task(self._send())
