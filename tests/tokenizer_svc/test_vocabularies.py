@@ -1,7 +1,11 @@
-"""Vocabularies agree with the libraries of those who made them, and no text brings one down."""
+"""Vocabularies agree with the libraries of those who made them, and no text brings one down.
+
+`TANDEM_EXAMPLES` makes it longer; 1000 is what a release is tried with.
+"""
 
 from __future__ import annotations
 
+import os
 import unicodedata
 from collections.abc import Collection, Mapping
 from functools import cache
@@ -33,7 +37,8 @@ META_PATTERN = (  # as Meta publishes it
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+EXAMPLES = int(os.environ.get("TANDEM_EXAMPLES", "100"))
+relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=EXAMPLES)
 CHARACTERS = st.characters(exclude_categories=["Cs"], exclude_characters="ſ")  # see patterns.LLAMA3
 WORDS = ["def ", "  ", "\n", "\t", "x = 1", "don't", "I'LL", "12345", "!!", "\r\n", "▁", " é", "龘", "\0", "👩‍🚀"]
 TEXT = st.one_of(
