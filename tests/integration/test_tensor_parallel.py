@@ -5,6 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import grpc
@@ -12,7 +17,7 @@ import psutil
 import pytest
 
 from tandem.inference.v1 import admin_pb2
-from tests.integration.worker_process import Worker, greedy, rest, running_worker
+from tests.integration.worker_process import ENVIRONMENT, Worker, greedy, rest, running_worker
 
 pytestmark = pytest.mark.slow
 
@@ -28,18 +33,57 @@ def ranks_of(worker: Worker) -> list[psutil.Process]:
     return [process for process in below if "worker_svc.engine.ranks" in process.cmdline()]
 
 
+@contextmanager
+def another_machine(ranks: list[int], of: int, environment: pytest.MonkeyPatch) -> Iterator[None]:
+    """These ranks run by hand, as on a second machine; the worker to come starts the others."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    for name, value in {**shared, "LOCAL_WORLD_SIZE": str(of - len(ranks))}.items():
+        environment.setitem(ENVIRONMENT, name, value)
+    places = {"WORLD_SIZE": str(of), "LOCAL_WORLD_SIZE": str(len(ranks))}
+    command = [sys.executable, "-m", "worker_svc.engine.ranks"]
+    processes = [
+        subprocess.Popen(command, env=ENVIRONMENT | shared | places | {"RANK": str(rank), "LOCAL_RANK": str(place)})
+        for place, rank in enumerate(ranks)
+    ]
+    try:
+        yield
+        assert [process.wait(60) for process in processes] == [0] * len(processes)
+    finally:
+        for process in processes:
+            process.kill()
+
+
 @pytest.mark.parametrize(
-    ("layout", "ranks", "tokens", "draft"), [("hf", 2, 32, "meta"), ("meta-2-shards", 4, 12, None)]
+    ("layout", "ranks", "elsewhere", "tokens", "draft"),
+    [("hf", 2, [], 32, "meta"), ("meta-2-shards", 4, [2, 3], 8, None)],
+    ids=["two ranks and a draft model", "four ranks on two machines"],
 )
 async def test_ranks_answer_as_transformers_recorded(
-    layout: str, ranks: int, tokens: int, draft: str | None, shared_data: Path, tmp_path: Path
+    layout: str,
+    ranks: int,
+    elsewhere: list[int],
+    tokens: int,
+    draft: str | None,
+    shared_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     folder = model_of(shared_data)
+    with another_machine(elsewhere, ranks, monkeypatch) if elsewhere else nullcontext():
+        await assert_answers(folder, layout, ranks, len(elsewhere), tokens, draft, tmp_path)
+
+
+async def assert_answers(
+    folder: Path, layout: str, ranks: int, elsewhere: int, tokens: int, draft: str | None, tmp_path: Path
+) -> None:
     flags = ["--model", str(folder / layout), f"--tensor-parallel={ranks}"]
     if draft:
         flags += ["--draft-model", str(folder / draft)]
     async with running_worker(tmp_path, *flags) as worker:
-        assert len(ranks_of(worker)) == ranks - 1
+        assert len(ranks_of(worker)) == ranks - 1 - elsewhere
         server = await worker.admin.GetServer(admin_pb2.GetServerRequest())
         assert server.row_invariant
         assert server.tensor_parallel_ranks == ranks
