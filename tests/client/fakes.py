@@ -86,6 +86,7 @@ class ByteTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self.has_chat_template = True
         self.metadata: list[dict[str, str]] = []
         self.break_streams_after: int | None = None  # UNAVAILABLE instead of the response to this message, once
+        self.vocabulary_sent = VOCABULARY  # ids that are sent of it
         self.unavailable_calls = 0  # refuse so many unary calls
         self.hold = asyncio.Event()  # while clear, nothing is answered
         self.hold.set()
@@ -259,8 +260,14 @@ class ByteTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         )
 
     async def DownloadVocabulary(self, request, context):  # noqa: N802
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not served")
-        yield
+        await self._check(context)
+        pieces = [b"<s>", b"</s>", CONTROL_TEXT.encode(), *(bytes([byte]) for byte in range(256))]
+        types = [tokenizer_pb2.TOKEN_TYPE_CONTROL] * 3 + [tokenizer_pb2.TOKEN_TYPE_BYTE] * 256
+        for first in range(0, self.vocabulary_sent, 100):
+            part = slice(first, min(first + 100, self.vocabulary_sent))
+            yield tokenizer_pb2.DownloadVocabularyResponse(
+                tokenizer=None if first else self._info(), first_id=first, pieces=pieces[part], types=types[part]
+            )
 
 
 def _decode_step(opening, request, raw: bytes, sent: int, consumed: int):

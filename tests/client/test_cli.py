@@ -233,6 +233,14 @@ def test_tokenize_obeys_the_special_token_policy(servers: ServersThread) -> None
     ]
 
 
+def test_a_vocabulary_is_listed(servers: ServersThread) -> None:
+    lines = tandem(servers, "vocabulary").stdout.splitlines()
+    assert len(lines) == 259
+    assert lines[3 + 0x61].split() == ["100", "byte", "'a'"]
+    listed = json.loads(tandem(servers, "vocabulary", "--json").stdout.splitlines()[3 + 0xE2])
+    assert listed == {"id": 229, "type": "byte", "piece": "\ufffd", "piece_hex": "e2"}
+
+
 def test_detokenize_gives_the_exact_bytes(servers: ServersThread) -> None:
     ids = [str(i) for i in ids_of_text("aä🚀")]
     assert tandem(servers, "detokenize", *ids).stdout == "aä🚀"

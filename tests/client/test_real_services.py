@@ -261,6 +261,9 @@ async def test_text_calls_go_both_ways(client: AsyncClient) -> None:
     parsed = await client.encode([Segment("</s>", "parse"), Segment("</s>")], add_special=False)
     assert parsed.ids[0] == (await client.get_tokenizer()).eos_id
     assert len(parsed.ids) > 2
+    vocabulary = await client.get_vocabulary()
+    assert [vocabulary.pieces[token] for token in encoding.ids[1:]] == encoding.pieces[1:]
+    assert (vocabulary.types[encoding.ids[0]], len(vocabulary.scores)) == ("control", len(vocabulary.pieces))
     with pytest.raises(InvalidArgumentError):
         await client.encode("</s>", special_tokens="reject")
 

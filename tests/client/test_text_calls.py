@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tandem.client import AsyncClient, Encoding, Segment
+import pytest
+
+from tandem.client import AsyncClient, Encoding, InternalError, Segment
 from tandem.client.texts import BATCH_BYTES
 from tests.client.fakes import BOS, CONTROL, CONTROL_TEXT, FINGERPRINT, ByteTokenizer, ids_of_text
 
@@ -62,6 +64,19 @@ async def test_tokenizers_are_described(client: AsyncClient) -> None:
     assert (listed.name, described.vocabulary_type, described.bos_id) == ("bytes", "spm", BOS)
     assert described.special_tokens[0].text == CONTROL_TEXT
     assert described.special_tokens[0].control
+
+
+async def test_a_vocabulary_comes_whole_or_not_at_all(client: AsyncClient, tokenizer: ByteTokenizer) -> None:
+    vocabulary = await client.get_vocabulary()
+    assert vocabulary.tokenizer.name == "bytes"
+    assert vocabulary.pieces[CONTROL:] == [CONTROL_TEXT.encode(), *(bytes([byte]) for byte in range(256))]
+    assert (vocabulary.types[CONTROL], set(vocabulary.types[CONTROL + 1 :])) == ("control", {"byte"})
+    assert vocabulary.scores == []
+    for sent in (0, 100, 258):
+        tokenizer.vocabulary_sent = sent
+        with pytest.raises(InternalError) as caught:
+            await client.get_vocabulary()
+        assert caught.value.reason == "STREAM_INCOMPLETE"
 
 
 async def test_calls_carry_request_id_and_metadata(client: AsyncClient, tokenizer: ByteTokenizer) -> None:

@@ -59,6 +59,7 @@ from .types import (
     ToolCall,
     TopLogprobs,
     Usage,
+    Vocabulary,
 )
 
 __all__ = [
@@ -119,4 +120,5 @@ __all__ = [
     "UnimplementedError",
     "UnknownError",
     "Usage",
+    "Vocabulary",
 ]

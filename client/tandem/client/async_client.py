@@ -45,6 +45,7 @@ from .types import (
     Prompt,
     TextInput,
     TokenizerInfo,
+    Vocabulary,
 )
 from .validation import check_timeout
 from .workers import WorkerPool
@@ -203,6 +204,11 @@ class AsyncClient:
         """What one tokenizer is, with its special tokens; "": the default."""
         check_call(options)
         return await self._texts().tokenizer(name, self._context(options))
+
+    async def get_vocabulary(self, name: str = "", **options: Unpack[CallOptions]) -> Vocabulary:
+        """The bytes, type and score of every id; "": of the default tokenizer."""
+        check_call(options)
+        return await self._texts().vocabulary(name, self._context(options))
 
     # --- generation
 

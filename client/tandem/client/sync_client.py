@@ -29,6 +29,7 @@ from .types import (
     Prompt,
     TextInput,
     TokenizerInfo,
+    Vocabulary,
 )
 
 T = TypeVar("T")
@@ -197,6 +198,10 @@ class Client:
     def get_tokenizer(self, name: str = "", **options: Unpack[CallOptions]) -> TokenizerInfo:
         """What one tokenizer is, with its special tokens; "": the default."""
         return self._run(self._async.get_tokenizer(name, **options))
+
+    def get_vocabulary(self, name: str = "", **options: Unpack[CallOptions]) -> Vocabulary:
+        """The bytes, type and score of every id; "": of the default tokenizer."""
+        return self._run(self._async.get_vocabulary(name, **options))
 
     # --- generation
 

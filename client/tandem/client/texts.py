@@ -9,14 +9,17 @@ from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 
 from .decode_calls import SERVICE, DecodeCalls
+from .errors import InternalError
 from .rpc import CallContext, unary
-from .types import ChatEncoding, Encoding, SpecialToken, TokenizerInfo
+from .types import ChatEncoding, Encoding, SpecialToken, TokenizerInfo, Vocabulary
 
 M = TypeVar("M", pb.EncodeInput, pb.DecodeInput)
 
 # Limits of one batch message; larger batches are sent in several.
 BATCH_INPUTS = 4096
 BATCH_BYTES = 1024 * 1024  # of requests; offsets and pieces make a response several times larger
+
+_TOKEN_TYPES = {number: name.removeprefix("TOKEN_TYPE_").lower() for name, number in pb.TokenType.items()}
 
 
 class TextService:
@@ -95,6 +98,28 @@ class TextService:
         request = pb.GetTokenizerRequest(tokenizer=name)
         response = await unary(self.stub.GetTokenizer, request, context, service=SERVICE)
         return _tokenizer_info(response.tokenizer)
+
+    async def vocabulary(self, name: str, context: CallContext) -> Vocabulary:
+        request = pb.DownloadVocabularyRequest(tokenizer=name)
+        info: TokenizerInfo | None = None
+        pieces: list[bytes] = []
+        types: list[str] = []
+        scores: list[float] = []
+        with context.errors(SERVICE):
+            call = self.stub.DownloadVocabulary(request, timeout=context.timeout(SERVICE), metadata=context.metadata())
+            async for part in call:
+                info = info or _tokenizer_info(part.tokenizer)
+                pieces += part.pieces
+                types += [_TOKEN_TYPES[kind] for kind in part.types]
+                scores += part.scores
+        if info is None or not len(pieces) == len(types) == info.vocabulary_size:
+            raise InternalError(
+                "the tokenizer sent another number of ids than it has",
+                service=SERVICE,
+                reason="STREAM_INCOMPLETE",
+                request_id=context.request_id,
+            )
+        return Vocabulary(info, pieces, types, scores)
 
     async def fingerprint(self, name: str, context: CallContext) -> str:
         """Of the tokenizer of that name; asked once."""

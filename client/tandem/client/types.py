@@ -251,6 +251,16 @@ class TokenizerInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """All ids of a tokenizer; the lists are in the order of the ids."""
+
+    tokenizer: TokenizerInfo
+    pieces: list[bytes]  # what an id decodes to; of a control token its text
+    types: list[str]  # "normal", "unknown", "control", "user_defined", "unused" or "byte"
+    scores: list[float]  # empty where a vocabulary has none
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What a worker serves."""
 

@@ -12,7 +12,7 @@ from .generate import generate
 from .models import convert, inspect
 from .run import run, serve
 from .status import status
-from .tokens import detokenize, tokenize
+from .tokens import detokenize, tokenize, vocabulary
 from .top import top
 
 app = typer.Typer(
@@ -22,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, chat, serve, generate, tokenize, detokenize, status, top, inspect, convert):
+for command in (run, chat, serve, generate, tokenize, detokenize, vocabulary, status, top, inspect, convert):
     app.command()(command)
 
 

@@ -1,4 +1,4 @@
-"""`tandem tokenize` and `tandem detokenize`."""
+"""`tandem tokenize`, `tandem detokenize` and `tandem vocabulary`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from rich.text import Text
 
 from ..async_client import AsyncClient
 from ..params import EncodeOptions
-from ..types import Encoding
+from ..types import Encoding, Vocabulary
 from . import options as o
 from .services import interruptible
 from .terminal import TextStream, harmless, output, reporting_errors
 
 _COLOURS = ("on dark_blue", "on dark_green", "on dark_red", "on purple4", "on dark_cyan")
+
+_LINES_AT_ONCE = 4096
 
 
 def tokenize(
@@ -77,6 +79,21 @@ def detokenize(
         interruptible(_decode(client, ids, name, remove_special, unparse_special, timeout or None))
 
 
+def vocabulary(
+    tokenizer_address: o.TokenizerAddress = "",
+    name: Annotated[str, typer.Option("--name", help="Which tokenizer; default: the service's default.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    timeout: o.Timeout = 60.0,
+    tls: o.Tls = False,
+    ca_file: o.CaFile = None,
+    token_file: o.TokenFile = None,
+) -> None:
+    """List every token that a tokenizer has: id, type, score and bytes."""
+    with reporting_errors():
+        client = _client(tokenizer_address, tls, ca_file, token_file)
+        interruptible(_list(client, name, as_json, timeout or None))
+
+
 def _client(address: str, tls: bool, ca_file: Path | None, token_file: Path | None) -> AsyncClient:
     return AsyncClient(o.required_tokenizer(address), credentials=o.credentials(tls, ca_file, token_file))
 
@@ -100,6 +117,30 @@ async def _decode(
     else:
         out.write_bytes(raw)
     await out.flushed()
+
+
+async def _list(client: AsyncClient, name: str, as_json: bool, timeout: float | None) -> None:
+    async with client:
+        found = await client.get_vocabulary(name, timeout=timeout)
+    out = TextStream()
+    for first in range(0, len(found.pieces), _LINES_AT_ONCE):
+        ids = range(first, min(first + _LINES_AT_ONCE, len(found.pieces)))
+        out.write("".join((_json_line if as_json else _table_line)(found, token) for token in ids))
+    await out.flushed()
+
+
+def _json_line(found: Vocabulary, token: int) -> str:
+    piece = found.pieces[token]
+    row: dict[str, object] = {"id": token, "type": found.types[token], "piece": piece.decode(errors="replace")}
+    row["piece_hex"] = piece.hex()
+    if found.scores:
+        row["score"] = found.scores[token]
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def _table_line(found: Vocabulary, token: int) -> str:
+    score = f"  {found.scores[token]:>10.4g}" if found.scores else ""
+    return f"{token:>7}  {found.types[token]:<12}{score}  {harmless(found.pieces[token].decode(errors='replace'))!r}\n"
 
 
 def _show(text: str, encoding: Encoding) -> None:
