@@ -237,6 +237,7 @@ def test_a_vocabulary_is_listed(servers: ServersThread) -> None:
     lines = tandem(servers, "vocabulary").stdout.splitlines()
     assert len(lines) == 259
     assert lines[3 + 0x61].split() == ["100", "byte", "'a'"]
+    assert [lines[3 + byte].split()[2] for byte in (0, 0xE2)] == ["b'\\x00'", "b'\\xe2'"]
     listed = json.loads(tandem(servers, "vocabulary", "--json").stdout.splitlines()[3 + 0xE2])
     assert listed == {"id": 229, "type": "byte", "piece": "\ufffd", "piece_hex": "e2"}
 

@@ -140,7 +140,16 @@ def _json_line(found: Vocabulary, token: int) -> str:
 
 def _table_line(found: Vocabulary, token: int) -> str:
     score = f"  {found.scores[token]:>10.4g}" if found.scores else ""
-    return f"{token:>7}  {found.types[token]:<12}{score}  {harmless(found.pieces[token].decode(errors='replace'))!r}\n"
+    return f"{token:>7}  {found.types[token]:<12}{score}  {_shown(found.pieces[token])}\n"
+
+
+def _shown(piece: bytes) -> str:
+    """As text where it is some, else as bytes."""
+    try:
+        text = piece.decode()
+    except UnicodeDecodeError:
+        return repr(piece)
+    return repr(text if text.isprintable() else piece)
 
 
 def _show(text: str, encoding: Encoding) -> None:
