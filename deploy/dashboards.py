@@ -360,6 +360,29 @@ TOKENIZER_SERVICE: dict[str, tuple[Panel, ...]] = {
                 Series(rate("tandem_tokenizer_stop_matches_total", TOKENIZER), "stopped by a string"),
             ),
         ),
+        Panel(
+            "Requests in a message",
+            "none",
+            "Many streams' requests in one message cost a fraction of one message each: the SDK sends them so.",
+            one(
+                ratio(
+                    "tandem_tokenizer_stream_requests_total",
+                    "tandem_tokenizer_stream_messages_total",
+                    'instance=~"$instance"',
+                    "instance",
+                ),
+                "{{instance}}",
+            ),
+        ),
+        Panel(
+            "Requests of streams that were refused",
+            "reqps",
+            "By code; each ended its own stream and no other.",
+            one(
+                rate("tandem_tokenizer_stream_errors_total", 'instance=~"$instance"', "grpc_code") + " or vector(0)",
+                "{{grpc_code}}",
+            ),
+        ),
     ),
     "Encode cache": (
         Panel(
