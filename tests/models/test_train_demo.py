@@ -176,7 +176,7 @@ def test_the_demo_folder_is_complete_and_small(repository: Path) -> None:
 def test_the_demo_model_has_the_validation_loss_of_its_card(
     repository: Path, train_demo: ModuleType, shared_data: Path
 ) -> None:
-    """Measured again on the held-out tenth, with transformers."""
+    """Measured again with transformers, on every third row of the held-out tenth."""
     from demo_text import read_text, split_text, validation_rows
     from transformers import LlamaForCausalLM
 
@@ -189,6 +189,7 @@ def test_the_demo_model_has_the_validation_loss_of_its_card(
     rows = validation_rows(
         held_out, tokenizer, model.config.max_position_embeddings, train_demo.Recipe().document_paragraphs
     )
+    rows = rows[::3]
     nats = train_demo.evaluate(LogitsOnly(model), rows, 8)
     assert nats / int(train_demo.targets_of(rows).ne(IGNORED).sum()) == pytest.approx(float(stated[1]), abs=0.02)
 

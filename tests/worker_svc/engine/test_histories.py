@@ -33,7 +33,7 @@ from worker_svc.model.kv_formats import kv_format
 from worker_svc.model.runner import ModelRunner
 
 HISTORIES = int(os.environ.get("TANDEM_HISTORIES", "12"))
-STEPS = int(os.environ.get("TANDEM_HISTORY_STEPS", "30"))
+STEPS = int(os.environ.get("TANDEM_HISTORY_STEPS", "20"))
 VOCABULARY, CONTEXT = 64, 96
 CROWD = 16  # no more arrive while so many run or wait: a longer queue shows nothing new and takes long to repeat alone
 TOKEN_BY_TOKEN = 8

@@ -57,24 +57,23 @@ def test_a_real_model_continues_as_transformers_recorded(reproducible: bool, sha
     runner = GraphedRunner(model, cache_for(model, 8), max_running=2)
     runner.prepare()
     ids, position, output = case["prompt_ids"], 0, []
-    for _ in range(3):
+    for _ in range(2):
         logits = runner.forward([Work(tokens(*ids), position, np.arange(8), 1)])
         position += len(ids)
         ids = [int(logits[0].argmax())]
         output += ids
-    assert output == case["output_ids"][:3]
+    assert output == case["output_ids"][:2]
 
 
 @pytest.mark.usefixtures("_rows_alike")
-@pytest.mark.parametrize("windows", [(), (0, 20)], ids=["whole context", "a window in one layer"])
-def test_decodes_in_fixed_places_have_the_bits_of_any_other_step(windows: tuple[int, ...], tmp_path: Path) -> None:
+def test_decodes_in_fixed_places_have_the_bits_of_any_other_step(tmp_path: Path) -> None:
     reference = random_llama(
         hidden_size=48, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2, max_position_embeddings=128
     )
     reference.save_pretrained(tmp_path)
     operations = operations_for(True, split=64)
     checkpoint = open_checkpoint(tmp_path)
-    config = replace(checkpoint.config, windows=windows)
+    config = replace(checkpoint.config, windows=(0, 20))  # the first layer sees everything, the second has a window
     model = load_transformer(checkpoint, DEVICE, torch.float32, config=config, operations=operations)
     cache = cache_for(model, 20)
     usual = ModelRunner(model, cache)
