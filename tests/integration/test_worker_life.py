@@ -57,13 +57,19 @@ async def test_a_killed_engine_fails_its_streams_at_once_and_comes_back(random_l
         watch.cancel()
 
 
-async def test_a_killed_front_takes_its_engine_with_it(random_llama: Path, tmp_path: Path):
+async def test_a_killed_front_takes_its_engine_with_it(
+    random_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     async with running_worker(tmp_path, "--model", str(random_llama)) as worker:
         engine = engine_of(worker.process.pid)
         worker.process.kill()
         await worker.process.wait()
         # The engine sees the end of its standard input.
         assert not psutil.wait_procs([engine], timeout=30)[1]
+    assert not list(temporary.iterdir())
 
 
 async def test_sigterm_lets_running_answers_finish(random_llama: Path, tmp_path: Path):

@@ -117,8 +117,9 @@ async def service_process(
 ) -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
     """`python -m MODULE FLAGS` until it serves, and its end afterwards; `folder` is for its address file."""
     address_file = folder / f"{module}.json"
+    temporary = {"TMPDIR": os.environ["TMPDIR"]} if "TMPDIR" in os.environ else {}  # a test may have set it
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", module, "--address-file", str(address_file), *flags, env=ENVIRONMENT
+        sys.executable, "-m", module, "--address-file", str(address_file), *flags, env=ENVIRONMENT | temporary
     )
     try:
         async with asyncio.timeout(START_SECONDS):

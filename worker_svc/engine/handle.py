@@ -113,7 +113,10 @@ class ProcessEngine:
                     await asyncio.wait_for(asyncio.shield(self._info), 0.5)
             if not self._info.done():
                 raise EngineStartError(f"the engine ended while it started: {dead.result()}")
-            return self._info.result()
+            info = self._info.result()
+            # Both ends are connected: the path has done its work. Whoever kills us now leaves nothing behind.
+            self._folder.cleanup()
+            return info
         except BaseException:
             await self.stop()
             raise
