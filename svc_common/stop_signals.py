@@ -61,3 +61,15 @@ def stop_on_end_of_stdin(lifecycle: Lifecycle) -> threading.Event:
 
     threading.Thread(target=watch, name="stdin", daemon=True).start()
     return ended
+
+
+def leave_with_parent() -> None:
+    """Ends this process, whatever it does, as soon as the parent closes our standard input."""
+
+    def watch() -> None:
+        # Not through sys.stdin: the interpreter could not close it at its end while this thread reads.
+        while os.read(0, 4096):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

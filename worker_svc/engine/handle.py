@@ -216,7 +216,7 @@ class ThreadEngine:
                     receive(message)
 
         def run() -> None:
-            from worker_svc.engine.process import run_engine  # brings torch, which a front alone does not need
+            from worker_svc.engine.serving import run_engine  # brings torch, which a front alone does not need
 
             why = "stopped"
             try:

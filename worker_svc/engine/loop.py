@@ -4,7 +4,7 @@
 
 With overlap, the next step is launched before one is landed (`flight.py`).
 
-An `Engine` belongs to one thread. It knows neither processes nor the wire: `process.py` and `handle.py` carry its
+An `Engine` belongs to one thread. It knows neither processes nor the wire: `serving.py` and `handle.py` carry its
 requests and results.
 """
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
+from worker_svc.engine.drafting import Drafting
 from worker_svc.engine.fork import private_salt, sample_seed
 from worker_svc.engine.request import LogprobOptions, Request, Sampling, Stopping
-from worker_svc.engine.speculation import Drafting
 from worker_svc.engine.stops import StopSequences
 
 if TYPE_CHECKING:  # the front reads this file without torch

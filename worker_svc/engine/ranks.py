@@ -27,15 +27,17 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
 import torch.distributed as dist
 
 from svc_common.logs import configure_logging
+from svc_common.stop_signals import leave_with_parent
 from worker_svc.engine.config import EngineConfig
 from worker_svc.engine.messages import Inbound, Outbound, ProcessOptions
+from worker_svc.engine.serving import Transport, run_engine
 from worker_svc.model.parallel import Ranks
 
 logger = logging.getLogger("worker_svc.engine")
@@ -45,14 +47,6 @@ LOAD_SECONDS = 3600  # for the slowest rank to read its weights
 _GRACE_SECONDS = 1.0  # for rank 0 to say itself why ranks have ended
 _LEAVE_SECONDS = 5.0
 _OPTIONS = "tandem/options"  # key of what the followers are told
-
-
-class Transport(Protocol):
-    """See `process.Transport`."""
-
-    def receive(self, *, wait: bool) -> list[Inbound]: ...
-
-    def send(self, message: Outbound) -> None: ...
 
 
 class SharedTransport:
@@ -149,8 +143,6 @@ def _joined(
 
 def main() -> int:
     """One of the ranks that follow."""
-    from worker_svc.engine.process import leave_with_parent, run_engine
-
     if "--leave-with-parent" in sys.argv[1:]:
         leave_with_parent()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

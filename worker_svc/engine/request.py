@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from worker_svc.engine.drafting import Drafting
 from worker_svc.engine.pages import SequencePages, Tokens
 from worker_svc.engine.stops import StopSequences
 
 if TYPE_CHECKING:
     from worker_svc.engine.grammar import Matcher
-    from worker_svc.engine.speculation import Drafting
 
 MAX_PRIORITY = 100
 

@@ -15,8 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from worker_svc.engine.build import BuildError, BuiltEngine, build_engine
 from worker_svc.engine.config import EngineConfig
+from worker_svc.engine.drafting import Drafting
 from worker_svc.engine.request import LogprobOptions, Request, Sampling, Stopping
-from worker_svc.engine.speculation import Drafting
 
 REQUESTS = int(os.environ.get("TANDEM_SPECULATIONS", "24"))
 

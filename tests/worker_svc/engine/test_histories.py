@@ -22,11 +22,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from worker_svc.engine.build import build_engine
 from worker_svc.engine.config import EngineConfig
+from worker_svc.engine.drafting import Drafting
 from worker_svc.engine.loop import Engine
 from worker_svc.engine.pages import PageTable
 from worker_svc.engine.request import FinishReason, LogprobOptions, Request, Sampling, Stopping
 from worker_svc.engine.scheduler import SchedulerLimits
-from worker_svc.engine.speculation import Drafting
 from worker_svc.engine.stops import StopSequences
 from worker_svc.model.kv_cache import CacheShape, KVCache
 from worker_svc.model.kv_formats import kv_format

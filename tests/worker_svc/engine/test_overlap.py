@@ -8,8 +8,8 @@ import pytest
 
 from tests.worker_svc.engine.counting import counting_request
 from tests.worker_svc.engine.test_engine import Driver, counted
+from worker_svc.engine.drafting import Drafting
 from worker_svc.engine.request import FinishReason, LogprobOptions, Request, Sampling, Stopping
-from worker_svc.engine.speculation import Drafting
 from worker_svc.engine.stops import StopSequences
 
 GREEDY = Sampling(temperature=0.0)

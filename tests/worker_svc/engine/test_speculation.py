@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tests.worker_svc.engine.counting import VOCABULARY, counting_request
 from tests.worker_svc.engine.test_engine import Driver, counted
+from worker_svc.engine.drafting import FAILURES, Drafting, NGramIndex
 from worker_svc.engine.request import FinishReason, Request, Sampling, Stopping
-from worker_svc.engine.speculation import FAILURES, Drafting, NGramIndex
 from worker_svc.engine.stops import StopSequences
 
 
