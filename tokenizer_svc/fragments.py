@@ -6,17 +6,25 @@ space on that side, as far as the neighbouring special token.
 
 One regular expression does all this in one pass where no special token can reach into another one. Where they can
 overlap (runs of spaces as tokens, for instance) the passes are made one by one.
+
+The `tokenizers` library has another rule, which its files are read by: the leftmost token first, the longest of those
+that begin there; `normalized` tokens in what the others leave; any white space is swallowed.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
+
+import regex  # type: ignore[import-untyped]
 
 from tokenizer_svc.vocabulary import SpecialToken
 
 WHITE_SPACE = " \t\n\v\f\r"  # isspace() of the C locale
+_ANY_WHITE_SPACE = "".join(filter(str.isspace, map(chr, [*range(9, 14), *range(32, 0x3001)])))
+_WORD = regex.compile(r"[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}]")
 _TAKEN = "\ud800"  # never part of valid text, so that nothing matches across it
 
 
@@ -31,7 +39,14 @@ class Fragment(NamedTuple):
 class FragmentSplitter:
     """Splits text at one set of special tokens. Ties between equal texts go to the lowest id."""
 
-    def __init__(self, tokens: Sequence[SpecialToken]) -> None:
+    def __init__(self, tokens: Sequence[SpecialToken], leftmost: bool = False) -> None:
+        """`leftmost`: by the rule of the `tokenizers` library."""
+        self._by_id = {token.id: token for token in tokens}
+        late = [token for token in tokens if leftmost and token.normalized]
+        self._late = FragmentSplitter([replace(token, normalized=False) for token in late], leftmost) if late else None
+        if late:
+            tokens = [token for token in tokens if not token.normalized]
+        self._white_space = _ANY_WHITE_SPACE if leftmost else WHITE_SPACE
         by_text: dict[str, SpecialToken] = {}
         for token in sorted(tokens, key=lambda token: token.id):
             if token.text:
@@ -39,7 +54,7 @@ class FragmentSplitter:
         self._by_text = by_text
         self._longest_first = sorted(by_text.values(), key=lambda token: -len(token.text.encode()))
         self._pattern = self._compile() if by_text else None
-        self._one_pass = not _can_overlap(self._longest_first)
+        self._one_pass = leftmost or not can_overlap(self._longest_first)
 
     def _compile(self) -> re.Pattern[str]:
         try:
@@ -51,14 +66,28 @@ class FragmentSplitter:
         """The fragments of `text` in order; white space that a token swallows is in none of them."""
         if not text:
             return []
+        if self._late is None:
+            return self._split(text)
+        fragments: list[Fragment] = []
+        for start, end, token in self._split(text):
+            if token is not None:
+                fragments.append(Fragment(start, end, token))
+                continue
+            parts = self._late.split(text[start:end])
+            fragments += (Fragment(start + part.start, start + part.end, part.token) for part in parts)
+        return fragments
+
+    def _split(self, text: str) -> list[Fragment]:
         if self._pattern is None or self._pattern.search(text) is None:
             return [Fragment(0, len(text), None)]
         return self._split_in_one_pass(text) if self._one_pass else self._split_longest_first(text)
 
     def first_match(self, text: str) -> tuple[SpecialToken, int] | None:
         """The leftmost special token in `text` and where it starts, in code points."""
-        match = self._pattern.search(text) if self._pattern is not None else None
-        return None if match is None else (self._by_text[match[0]], match.start())
+        for start, _, token_id in self.split(text):
+            if token_id is not None:
+                return self._by_id[token_id], start
+        return None
 
     def _split_in_one_pass(self, text: str) -> list[Fragment]:
         assert self._pattern is not None
@@ -67,11 +96,15 @@ class FragmentSplitter:
         for match in self._pattern.finditer(text):
             start, end = match.span()
             token = self._by_text[match[0]]
-            left = _strip_left_of(text, start, at) if token.lstrip else start
+            if token.single_word and (_WORD.match(text[start - 1 : start]) or _WORD.match(text[end : end + 1])):
+                continue
+            left = max(at, self._strip_left_of(text, start, at)) if token.lstrip else start
+            right = self._strip_right_of(text, end) if token.rstrip else end
             if left > at:
                 fragments.append(Fragment(at, left, None))
-            fragments.append(Fragment(start, end, token.id))
-            at = _strip_right_of(text, end) if token.rstrip else end
+            if left < right:
+                fragments.append(Fragment(start, end, token.id))
+            at = right
         if at < len(text):
             fragments.append(Fragment(at, len(text), None))
         return fragments
@@ -88,8 +121,8 @@ class FragmentSplitter:
             done = 0
             while at >= 0:
                 end = at + len(token.text)
-                left = _strip_left_of(rest, at, done) if token.lstrip else at
-                right = _strip_right_of(rest, end) if token.rstrip else end
+                left = self._strip_left_of(rest, at, done) if token.lstrip else at
+                right = self._strip_right_of(rest, end) if token.rstrip else end
                 taken.append((at, end, token.id))
                 if left < at:
                     taken.append((left, at, None))
@@ -111,6 +144,16 @@ class FragmentSplitter:
         if at < len(text):
             fragments.append(Fragment(at, len(text), None))
         return fragments
+
+    def _strip_left_of(self, text: str, at: int, floor: int) -> int:
+        while at > floor and text[at - 1] in self._white_space:
+            at -= 1
+        return at
+
+    def _strip_right_of(self, text: str, at: int) -> int:
+        while at < len(text) and text[at] in self._white_space:
+            at += 1
+        return at
 
 
 def _any_of(texts: Iterable[str]) -> str:
@@ -137,19 +180,7 @@ def _shared_beginning(left: str, right: str) -> str:
     return min(left, right, key=len)
 
 
-def _strip_left_of(text: str, at: int, floor: int) -> int:
-    while at > floor and text[at - 1] in WHITE_SPACE:
-        at -= 1
-    return at
-
-
-def _strip_right_of(text: str, at: int) -> int:
-    while at < len(text) and text[at] in WHITE_SPACE:
-        at += 1
-    return at
-
-
-def _can_overlap(tokens: Sequence[SpecialToken]) -> bool:
+def can_overlap(tokens: Sequence[SpecialToken]) -> bool:
     """Whether one leftmost pass could take a short token where the rule takes a longer one that starts inside it,
     or whether swallowed white space could be part of a token."""
     strips = any(token.lstrip or token.rstrip for token in tokens)

@@ -28,6 +28,7 @@ from tokenizer_svc.fragments import FragmentSplitter
 from tokenizer_svc.offsets import to_code_points
 from tokenizer_svc.spacing import clean_spaces as without_spaces
 from tokenizer_svc.streaming import StopMatcher, StreamDecoder, StreamPieces
+from tokenizer_svc.vocabularies.spm_merging import SPACE
 from tokenizer_svc.vocabulary import (
     CONTROL_TYPES,
     LoneSurrogateError,
@@ -66,10 +67,11 @@ class Tokenizer:
             raise ValueError("the tokenizer is to add a BOS or EOS token, but has none")
         self._controls = {token.id: token for token in table.specials if token.type in CONTROL_TYPES}
         self._user_defined = [token for token in table.specials if token.type == TokenType.USER_DEFINED]
-        self._plain = FragmentSplitter(self._user_defined)
+        leftmost = config.leftmost_specials
+        self._plain = FragmentSplitter(self._user_defined, leftmost)
         self._plain_is_whole = not self._user_defined
-        self._parsing = FragmentSplitter(table.specials)
-        self.control_splitter = FragmentSplitter(list(self._controls.values()))
+        self._parsing = FragmentSplitter(table.specials, leftmost)
+        self.control_splitter = FragmentSplitter(list(self._controls.values()), leftmost)
         # Safe borders lie between a line break and a letter: no special token may reach across one.
         self._cuttable = not any("\n" in token.text or token.lstrip for token in table.specials)
         self._single = {token.id: ids_of([token.id]) for token in table.specials}
@@ -119,13 +121,14 @@ class Tokenizer:
         if len(segments) == 1 and self._plain_is_whole and uncached and not with_offsets:
             text = segments[0].text
             if text and segments[0].policy is Policy.TEXT:  # what most inputs are; all below would do the same
-                ids = vocabulary.encode(" " + _checked(text) if prefixed else _checked(text))
+                ids = vocabulary.encode(self._spaced(_checked(text)) if prefixed else _checked(text))
                 whole = np.concatenate((front, ids, back)) if len(front) or len(back) else ids
                 return Encoding(whole, len(front), len(back))
         parts: list[Ids] = [front] if len(front) else []
         offsets: list[Ids] = [np.zeros(len(front), np.uint32)] if with_offsets else []
         base = 0  # bytes in front of the segment
-        prefix = wants_prefix = prefixed
+        wants_prefix = prefixed
+        prefix = prefixed and not self.config.prefix_is_first  # behind a special token
         cache = None if with_offsets or uncached else self._cache
         for number, segment in enumerate(segments):
             text = segment.text
@@ -143,7 +146,7 @@ class Tokenizer:
             data = _utf8(text)
             if self._plain_is_whole and segment.policy is Policy.TEXT and not with_offsets and text:
                 # What most text is: no special token to look for, and nobody asks where its tokens lie.
-                ids = vocabulary.encode(" " + text if wants_prefix else text)
+                ids = vocabulary.encode(self._spaced(text) if wants_prefix else text)
                 parts.append(ids)
                 wants_prefix = False
                 if cache is not None:
@@ -163,12 +166,12 @@ class Tokenizer:
                     wants_prefix = prefix
                     continue
                 piece = text if end - start == len(text) else text[start:end]
-                spaced = " " + piece if wants_prefix else piece
+                spaced = self._spaced(piece) if wants_prefix else piece
                 if with_offsets:
                     ids, starts = vocabulary.encode_with_offsets(spaced)
                     parts.append(ids)
                     # The prefix is no part of the text: what begins with it begins with the text.
-                    starts = np.maximum(starts, 1) - np.uint32(1) if wants_prefix else starts
+                    starts = np.maximum(starts, 1) - np.uint32(1) if len(spaced) > len(piece) else starts
                     offsets.append(starts + np.uint32(counted))
                 else:
                     known_text = cache if fragments > 1 or end < len(text) else None
@@ -210,8 +213,12 @@ class Tokenizer:
 
     def _encode_spaced(self, texts: Sequence[str]) -> list[Ids]:
         if self.config.adds_space_prefix:
-            texts = [" " + text if text else text for text in texts]
+            texts = [self._spaced(text) if text else text for text in texts]
         return self.vocabulary.encode_many(texts)
+
+    def _spaced(self, text: str) -> str:
+        """A text with the space prefix, where it gets one."""
+        return text if self.config.prefix_spares_spaces and text[0] in (" ", SPACE) else " " + text
 
     @staticmethod
     def _encode_text(text: str, vocabulary: Vocabulary, cache: EncodeCache | None) -> Ids:
@@ -276,7 +283,8 @@ class Tokenizer:
         unknown = sorted(parse_ids - self._controls.keys())
         if unknown:
             raise ValueError(f"id {unknown[0]} is not a control token")
-        return FragmentSplitter([*self._user_defined, *(self._controls[index] for index in parse_ids)])
+        listed = [*self._user_defined, *(self._controls[index] for index in parse_ids)]
+        return FragmentSplitter(listed, self.config.leftmost_specials)
 
     # -- ids to text
 
@@ -330,7 +338,8 @@ class Tokenizer:
         drop_first, drop_last = self._dropped() if remove_special else (None, None)
         return StreamDecoder(
             self._shown_pieces if unparse_special else self._hidden_pieces,
-            strip_space=self.config.adds_space_prefix and (not context_ids or self.is_control(context_ids[-1])),
+            strip_space=self.config.adds_space_prefix
+            and (not context_ids or (self.is_control(context_ids[-1]) and not self.config.prefix_is_first)),
             drop_first=None if context_ids else drop_first,
             drop_last=drop_last,
             stops=StopMatcher(stop_strings) if stop_strings else None,

@@ -52,6 +52,8 @@ class SpecialToken:
     type: TokenType
     lstrip: bool = False  # white space to its left is swallowed
     rstrip: bool = False  # white space to its right is swallowed
+    single_word: bool = False  # found only where neither neighbour is a letter, a digit or the like
+    normalized: bool = False  # `tokenizers` looks for it after all that are not
 
 
 @dataclass(frozen=True, slots=True)

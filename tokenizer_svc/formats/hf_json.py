@@ -6,10 +6,11 @@ give. A step that is not among them is refused by name: to leave it out would be
 
 from __future__ import annotations
 
-import logging
+import re
 from array import array
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,20 @@ from tokenizer_svc.formats.errors import FormatError
 from tokenizer_svc.formats.hf_pipeline import Pipeline, read_pipeline, template_ends
 from tokenizer_svc.formats.roles import CONTROL_TEXTS, end_of_generation_ids
 from tokenizer_svc.formats.sentencepiece_model import BYTE_PIECE, piece_bytes
-from tokenizer_svc.formats.sidecar import Sidecar, read_added_token
+from tokenizer_svc.formats.sidecar import AddedToken, Sidecar, read_added_token
+from tokenizer_svc.fragments import can_overlap
 from tokenizer_svc.tokenizer import Tokenizer
 from tokenizer_svc.vocabularies.bpe import BpeVocabulary
 from tokenizer_svc.vocabularies.spm import SpmVocabulary
+from tokenizer_svc.vocabularies.spm_merging import SPACE
 from tokenizer_svc.vocabularies.ugm import UgmVocabulary
 from tokenizer_svc.vocabularies.wpm import WpmVocabulary
-from tokenizer_svc.vocabulary import SpecialToken, TokenTable, TokenType, Vocabulary
+from tokenizer_svc.vocabulary import CONTROL_TYPES, SpecialToken, TokenTable, TokenType, Vocabulary
 
-logger = logging.getLogger("tokenizer_svc")
-
+# A byte that ByteLevel writes as one of the numbers ² ³ ¹ ¼ ½ ¾ beside another.
+_NUMBER_BYTE_AND_OTHER = re.compile(
+    rb"[\xb2\xb3\xb9\xbc-\xbe][^\xb2\xb3\xb9\xbc-\xbe]|[^\xb2\xb3\xb9\xbc-\xbe][\xb2\xb3\xb9\xbc-\xbe]"
+)
 _MAX_ID = 1 << 22  # far above any vocabulary; a mistyped id must not allocate memory
 
 
@@ -52,15 +57,51 @@ class _Loader:
         self._model: Mapping[str, Any] = content["model"]
         self._pipeline: Pipeline = read_pipeline(content)
         self._kind = self._model.get("type") or ("Unigram" if "unk_id" in self._model else "BPE")
+        self._check_options()
         self._texts, self._known = self._read_texts()
+        own = self._model["vocab"]
+        self._own = set(own.values()) if isinstance(own, dict) else set(range(len(own)))
         self._specials, self._types = self._read_specials()
+        self._check_added()
         self._ids = {text: index for index, text in enumerate(self._texts) if index in self._known}
+
+    def _check_options(self) -> None:
+        """Raises ValueError for an option of the model that would change its answers and is not served."""
+        for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+            if self._kind == "BPE" and self._model.get(option):
+                raise ValueError(f"the model BPE with {option} {self._model[option]!r} is not served")
+        if self._pipeline.metaspace and self._model.get("ignore_merges"):
+            raise ValueError("the model BPE with ignore_merges and without the pre-tokenizer ByteLevel is not served")
+        if self._kind == "BPE" and self._pipeline.merges_white_space:
+            raise ValueError("the model BPE with steps that merge white space is not served")
+
+    def _check_added(self) -> None:
+        """Raises ValueError for an added token that the library would find in text of another form."""
+        pipeline = self._pipeline
+        for token in self._specials:
+            text = token.text
+            plain = text.isascii() and " " not in text
+            if pipeline.nfc:  # the next character may be a part of the last one
+                safe = text.isascii() and not text[-1:].isalpha()
+            elif pipeline.bert is not None:
+                safe = plain and not (pipeline.bert and any(map(str.isalpha, text)))
+            elif pipeline.metaspace and (pipeline.replaces_spaces or pipeline.charsmap is not None):
+                safe = plain and not token.lstrip and not token.rstrip
+            else:
+                safe = True
+            if token.normalized and not safe:
+                raise ValueError(f"the added token {text!r} with normalized and this normalizer is not served")
+            if pipeline.byte_level and len(text) == 1 and not text.isascii() and token.id in self._own:
+                raise ValueError(f"the added token {text!r}, which stands for a byte, is not served")
+            if token.single_word and token.type in CONTROL_TYPES and token.id in self._own:
+                raise ValueError(f"the special token {text!r} with single_word, which text may become, is not served")
 
     def load(self) -> Tokenizer:
         scores: array[float] | None = None
         vocabulary: Vocabulary
         if self._kind == "BPE" and self._pipeline.byte_level:
             pieces = [self._byte_level_piece(index) for index in range(len(self._texts))]
+            self._check_bytes(pieces)
             vocabulary = self._byte_pairs(pieces)
         elif self._kind == "BPE" and self._pipeline.metaspace:
             pieces, scores = self._spaced_pieces(), self._scores_of_merges()
@@ -85,9 +126,8 @@ class _Loader:
             yield from ((index, text) for index, (text, _) in enumerate(vocabulary))
         yield from ((token.id, token.text) for token in map(self._added, self._content.get("added_tokens") or ()))
 
-    def _added(self, entry: Mapping[str, Any]) -> Any:
-        if entry.get("single_word"):
-            logger.warning("%s: single_word of %r is not honoured", self._path, entry.get("content"))
+    @staticmethod
+    def _added(entry: Mapping[str, Any]) -> AddedToken:
         return read_added_token(int(entry["id"]), entry)
 
     def _read_texts(self) -> tuple[list[str], set[int]]:
@@ -106,14 +146,16 @@ class _Loader:
             TokenType.NORMAL if index in self._known else TokenType.UNUSED for index in range(len(self._texts))
         )
         specials: dict[int, SpecialToken] = {}
-        for token in map(self._added, self._content.get("added_tokens") or ()):
-            control = token.special or token.text in CONTROL_TEXTS
+        for added in map(self._added, self._content.get("added_tokens") or ()):
+            control = added.special or added.text in CONTROL_TEXTS
             kind = TokenType.CONTROL if control else TokenType.USER_DEFINED
-            specials[token.id] = SpecialToken(token.id, token.text, kind, token.lstrip, token.rstrip)
+            specials[added.id] = SpecialToken(
+                added.id, added.text, kind, added.lstrip, added.rstrip, added.single_word, added.normalized
+            )
         unk_id = self._unk_id()
         if unk_id is not None:
-            token = specials.get(unk_id) or SpecialToken(unk_id, self._texts[unk_id], TokenType.UNKNOWN)
-            specials[unk_id] = SpecialToken(unk_id, token.text, TokenType.UNKNOWN, token.lstrip, token.rstrip)
+            known = specials.get(unk_id) or SpecialToken(unk_id, self._texts[unk_id], TokenType.UNKNOWN)
+            specials[unk_id] = replace(known, type=TokenType.UNKNOWN)
         for index, token in specials.items():
             types[index] = token.type
         if self._pipeline.metaspace and self._model.get("byte_fallback"):
@@ -133,8 +175,25 @@ class _Loader:
         text = self._texts[index]
         return from_alphabet(text) if self._types[index] == TokenType.NORMAL else text.encode()
 
+    def _check_bytes(self, pieces: Sequence[bytes]) -> None:
+        """Raises ValueError where the library would answer with other tokens than those of the text's bytes."""
+        lacking = 256 - len({piece for piece in pieces if len(piece) == 1})
+        if lacking and (self._unk_id() is not None or self._model.get("byte_fallback")):
+            raise ValueError(
+                f"the vocabulary lacks {lacking} bytes; with unk_token or byte_fallback that is not served"
+            )
+        if self._pipeline.cuts_at_number_bytes and any(map(_NUMBER_BYTE_AND_OTHER.search, pieces)):
+            raise ValueError("the pre-tokenizer Digits behind ByteLevel cuts within tokens, which is not served")
+
     def _spaced_pieces(self) -> list[bytes]:
         return [piece_bytes(text, kind) for text, kind in zip(self._texts, self._types, strict=True)]
+
+    def _is_text(self, index: int) -> bool:
+        """Whether the model may make this token of text: also one that was added once more, to be found as a whole."""
+        if self._types[index] == TokenType.USER_DEFINED and index in self._own:
+            text = self._texts[index]
+            return not self._pipeline.byte_level or from_alphabet(text) == text.encode()
+        return self._types[index] == TokenType.NORMAL
 
     def _word_pieces(self) -> list[bytes]:
         """As llama.cpp shows them: a space in front of what begins a word."""
@@ -165,14 +224,14 @@ class _Loader:
     def _byte_pairs(self, pieces: Sequence[bytes]) -> BpeVocabulary:
         ranked: dict[bytes, int] = {}
         for index, piece in enumerate(pieces):
-            if len(piece) == 1 and self._types[index] == TokenType.NORMAL:
+            if len(piece) == 1 and self._is_text(index):
                 ranked.setdefault(piece, index)
         for product in self._merges():
             index = self._ids[product]
-            if self._types[index] == TokenType.NORMAL:
+            if self._is_text(index):
                 ranked.setdefault(pieces[index], index)
         whole = (
-            {piece: index for index, piece in enumerate(pieces) if self._types[index] == TokenType.NORMAL and piece}
+            {piece: index for index, piece in enumerate(pieces) if piece and self._is_text(index)}
             if self._model.get("ignore_merges")
             else {}
         )
@@ -195,10 +254,15 @@ class _Loader:
         model = ModelProto()
         trainer, normalizer = model.trainer_spec, model.normalizer_spec
         trainer.model_type = trainer.UNIGRAM if self._kind == "Unigram" else trainer.BPE
-        trainer.byte_fallback = bytes(self._types).count(TokenType.BYTE) == 256
+        byte_tokens = bytes(self._types).count(TokenType.BYTE)
+        if self._model.get("byte_fallback") and byte_tokens != 256:
+            raise ValueError(f"byte_fallback with {byte_tokens} tokens of bytes, not 256, is not served")
+        trainer.byte_fallback = byte_tokens == 256
         unk_id = self._unk_id()
         if unk_id is None:
             raise ValueError("there is no unknown token")
+        if self._kind == "BPE" and not trainer.byte_fallback and not self._model.get("fuse_unk"):
+            raise ValueError("the model BPE with neither byte_fallback nor fuse_unk is not served")
         trainer.unk_id = unk_id
         normalizer.name = "tokenizer.json"
         normalizer.add_dummy_prefix = False
@@ -209,10 +273,16 @@ class _Loader:
         for index, (text, kind) in enumerate(zip(self._texts, self._types, strict=True)):
             if not text or kind == TokenType.UNUSED:
                 text, kind = f"<no text {index}>", TokenType.CONTROL
-            elif kind == TokenType.USER_DEFINED or (
-                kind == TokenType.NORMAL and made is not None and len(text) > 1 and text not in made
+            elif (kind == TokenType.USER_DEFINED and not self._is_text(index)) or (
+                kind in (TokenType.NORMAL, TokenType.USER_DEFINED)
+                and (
+                    (made is not None and len(text) > 1 and text not in made)
+                    or (self._pipeline.cuts_at_spaces and SPACE in text[1:])
+                )
             ):
                 kind = TokenType.CONTROL  # never made from text
+            elif kind == TokenType.USER_DEFINED:
+                kind = TokenType.NORMAL
             model.pieces.add(piece=text, score=scores[index], type=kind)
         return model
 
@@ -221,14 +291,16 @@ class _Loader:
         begin: dict[str, int] = {}
         inside: dict[str, int] = {}
         for index, text in enumerate(self._texts):
-            if self._types[index] == TokenType.NORMAL:
+            if self._is_text(index):
                 place = inside if text.startswith(prefix) else begin
                 place[text.removeprefix(prefix)] = index
         unk_id = self._unk_id()
         if unk_id is None:
             raise ValueError("there is no unknown token")
         longest = self._model.get("max_input_chars_per_word", 100)
-        return WpmVocabulary(begin, inside, unk_id, lowercase=lowercase, max_word_characters=longest)
+        return WpmVocabulary(
+            begin, inside, unk_id, lowercase=lowercase, max_word_characters=longest, drops_all_controls=True
+        )
 
     # -- what is added
 
@@ -246,10 +318,10 @@ class _Loader:
         if len(front) > 1 or len(back) > 1:
             raise ValueError(f"the post-processor adds {front} and {back}; at most one token at either end is served")
         if front:
-            bos_id = self._ids[front[0]]
-        adds_sep = bool(back) and self._ids[back[0]] == sep_id and sep_id != eos_id
+            bos_id = front[0]
+        adds_sep = bool(back) and back[0] == sep_id and sep_id != eos_id
         if back and not adds_sep:
-            eos_id = self._ids[back[0]]
+            eos_id = back[0]
         given = self._sidecar
         adds_bos = bool(front) if given.add_bos is None else given.add_bos
         adds_eos = bool(back) if given.add_eos is None else given.add_eos
@@ -264,7 +336,12 @@ class _Loader:
             adds_bos=adds_bos and bos_id is not None,
             adds_eos=adds_eos and eos_id is not None and not adds_sep,
             adds_sep=adds_sep,
-            adds_space_prefix=self._pipeline.space_prefix,
+            adds_space_prefix=self._pipeline.space_prefix != "never",
+            prefix_spares_spaces=self._pipeline.space_prefix in ("always", "first")
+            and not self._pipeline.merges_white_space,
+            prefix_is_first=self._pipeline.space_prefix == "first",
+            leftmost_specials=any(token.lstrip or token.rstrip or token.single_word for token in self._specials)
+            or can_overlap(self._specials),
             clean_spaces=bool(given.clean_spaces),
             chat_template=given.chat_template,
         )

@@ -1,31 +1,41 @@
 """What the normalizer, pre-tokenizer and post-processor of a `tokenizer.json` amount to.
 
-| step of the pipeline                                  | becomes                                          |
-|-------------------------------------------------------|--------------------------------------------------|
-| ByteLevel; Split, Digits, Punctuation in front of it  | patterns that cut text one after the other       |
-| Metaspace; Prepend and Replace of spaces by U+2581    | SentencePiece's spaces, with or without a prefix |
-| WhitespaceSplit; Replace of several spaces; Strip     | white space merges                               |
-| Precompiled                                           | SentencePiece's character map                    |
-| NFC                                                   | text is composed first                           |
-| BertNormalizer, BertPreTokenizer                      | BERT's words                                     |
-| TemplateProcessing, BertProcessing, RobertaProcessing | what add_special adds                            |
+| family     | normalizer                                    | pre-tokenizer                                           |
+|------------|-----------------------------------------------|---------------------------------------------------------|
+| byte level | NFC                                           | Split, Digits, Punctuation, then ByteLevel; behind that |
+|            |                                               | only what cuts at digits                                |
+| metaspace  | Prepend and Replace of spaces by U+2581; or   | WhitespaceSplit, then Metaspace; Split at spaces, of    |
+|            | Precompiled, Strip, Replace of several spaces | which the normalizer has left none                      |
+| BERT       | BertNormalizer                                | BertPreTokenizer                                        |
 
-Anything else is refused by name.
+TemplateProcessing, BertProcessing and RobertaProcessing say what add_special adds. Anything else, and any other order,
+is refused by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from tokenizer_svc.vocabularies.patterns import GPT2
+
+Step: TypeAlias = Mapping[str, Any]
+# When a space is put in front of a text: never; always; unless one is there; at the beginning of all text, unless ...
+SpacePrefix: TypeAlias = Literal["never", "prepend", "always", "first"]
 
 _SPACE = "▁"
 _PUNCTUATION = r"[\p{P}$+<=>^`|~]"
 # Spelt out as llama.cpp does, so that the same vocabulary is the same in every format.
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPELT_OUT = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_OF_DIGITS = re.compile(r"(?:\[0-9\]|\{\d+(?:,\d*)?\}|\+)+")  # patterns of ASCII digits and nothing else
+# Of a regular expression: a property, another escape, a counted quantifier, the beginning of a set, any character.
+_PARTS = re.compile(r"\\[pP]\{[^}]*\}|\\.|\{\d*,?\d*\}|\[\^?\]?|.", re.DOTALL)
+# What the library's engine (Oniguruma, in Ruby's syntax) reads otherwise than those here do, or they do not know.
+_STRANGE_ESCAPES = frozenset("\\" + letter for letter in "WbBhHRXZGKkgyYO")
+_WORD = r"\p{L}\p{M}\p{N}\p{Pc}"  # its \w; theirs have other numbers
 
 
 @dataclass(slots=True)
@@ -34,8 +44,11 @@ class Pipeline:
 
     byte_level: bool = False
     cuts: list[str] = field(default_factory=list)
+    cuts_at_number_bytes: bool = False  # digits are searched behind ByteLevel, where parts of other characters look so
     metaspace: bool = False
-    space_prefix: bool = False
+    replaces_spaces: bool = False  # in the normalizer, where added tokens see it
+    cuts_at_spaces: bool = False  # no token goes on behind a space
+    space_prefix: SpacePrefix = "never"
     merges_white_space: bool = False
     charsmap: str | None = None
     nfc: bool = False
@@ -44,38 +57,40 @@ class Pipeline:
 
 def read_pipeline(content: Mapping[str, Any]) -> Pipeline:
     """Raises ValueError for a step that is not served."""
-    pipeline = Pipeline()
-    for step in _steps(content.get("normalizer"), "normalizers"):
-        _normalizer(step, pipeline)
-    for step in _steps(content.get("pre_tokenizer"), "pretokenizers"):
-        _pre_tokenizer(step, pipeline)
-    return pipeline
+    normalizers = list(_steps(content.get("normalizer"), "normalizers"))
+    pre_tokenizers = list(_steps(content.get("pre_tokenizer"), "pretokenizers"))
+    if any(step["type"] == "ByteLevel" for step in pre_tokenizers):
+        return _byte_level(normalizers, pre_tokenizers)
+    if any(step["type"] == "BertNormalizer" for step in normalizers):
+        return _bert(normalizers, pre_tokenizers)
+    return _metaspace(normalizers, pre_tokenizers)
 
 
-def template_ends(post_processor: Mapping[str, Any] | None) -> tuple[list[str], list[str]]:
-    """The tokens that the post-processor puts in front of a single text and behind it. Raises ValueError."""
-    front: list[str] = []
-    back: list[str] = []
+def template_ends(post_processor: Step | None) -> tuple[list[int], list[int]]:
+    """The ids that the post-processor puts in front of a single text and behind it. Raises ValueError."""
+    front: list[int] = []
+    back: list[int] = []
     for step in _steps(post_processor, "processors"):
         match step["type"]:
             case "ByteLevel":
                 continue
             case "BertProcessing" | "RobertaProcessing":
-                front.append(step["cls"][0])
-                back.append(step["sep"][0])
+                front.append(step["cls"][1])
+                back.append(step["sep"][1])
             case "TemplateProcessing":
-                side = front
-                for part in step["single"]:
-                    if "Sequence" in part:
-                        side = back
-                    else:
-                        side.append(part["SpecialToken"]["id"])
+                texts = [number for number, part in enumerate(step["single"]) if "Sequence" in part]
+                if len(texts) != 1:
+                    raise ValueError(f"the post-processor TemplateProcessing puts {len(texts)} texts into one")
+                for number, part in enumerate(step["single"]):
+                    if "Sequence" not in part:
+                        side = front if number < texts[0] else back
+                        side += step["special_tokens"][part["SpecialToken"]["id"]]["ids"]
             case other:
                 raise ValueError(f"the post-processor {other} is not served")
     return front, back
 
 
-def _steps(step: Mapping[str, Any] | None, inner: str) -> Iterator[Mapping[str, Any]]:
+def _steps(step: Step | None, inner: str) -> Iterator[Step]:
     if step is None:
         return
     if step["type"] == "Sequence":
@@ -85,63 +100,148 @@ def _steps(step: Mapping[str, Any] | None, inner: str) -> Iterator[Mapping[str, 
         yield step
 
 
-def _normalizer(step: Mapping[str, Any], pipeline: Pipeline) -> None:
-    match step["type"]:
-        case "NFC":
-            pipeline.nfc = True
-        case "Precompiled":
-            pipeline.charsmap = step["precompiled_charsmap"]
-        case "Prepend" if step["prepend"] == _SPACE:
-            pipeline.space_prefix = True
-        case "Replace" if step["pattern"] == {"String": " "} and step["content"] == _SPACE:
-            pipeline.metaspace = True
-        case "Replace" if step["pattern"] == {"Regex": " {2,}"} and step["content"] in (" ", _SPACE):
-            pipeline.merges_white_space = True
-        case "Strip" if step.get("strip_left") in (False, None) and step.get("strip_right"):
-            pipeline.merges_white_space = True
-        case "BertNormalizer" if step.get("clean_text", True) and step.get("handle_chinese_chars", True):
-            lowercase = bool(step.get("lowercase", True))
-            if step.get("strip_accents") not in (None, lowercase):
-                raise ValueError("a BertNormalizer that lower-cases without stripping accents is not served")
-            pipeline.bert = lowercase
-        case other:
-            raise ValueError(f"the normalizer {other} is not served in this form")
+def _refusal(role: str, step: Step) -> ValueError:
+    return ValueError(f"the {role} {step['type']} is not served in this form, or not at this place")
 
 
-def _pre_tokenizer(step: Mapping[str, Any], pipeline: Pipeline) -> None:
-    match step["type"]:
-        case "ByteLevel":
+# -- byte level
+
+
+def _byte_level(normalizers: Sequence[Step], pre_tokenizers: Sequence[Step]) -> Pipeline:
+    for step in normalizers:
+        if step["type"] != "NFC":
+            raise _refusal("normalizer", step)
+    pipeline = Pipeline(nfc=bool(normalizers))
+    for step in pre_tokenizers:
+        if pipeline.byte_level:  # what comes now sees bytes, each as one character
+            pipeline.cuts.append(_cut_of_digits(step, pipeline))
+        elif step["type"] == "ByteLevel":
             if step.get("add_prefix_space"):
                 raise ValueError("the pre-tokenizer ByteLevel with add_prefix_space is not served")
             pipeline.byte_level = True
             if step.get("use_regex", True):
                 pipeline.cuts.append(GPT2)
+        else:
+            pipeline.cuts.append(_cut(step))
+    return pipeline
+
+
+def _cut(step: Step) -> str:
+    match step["type"]:
         case "Split":
-            pipeline.cuts.append(_split(step))
+            return _split(step)
         case "Digits":
-            pipeline.cuts.append(r"\p{N}" if step.get("individual_digits") else r"\p{N}+")
+            return r"\p{N}" if step.get("individual_digits") else r"\p{N}+"
         case "Punctuation" if step.get("behavior", "Isolated") in ("Isolated", "Contiguous"):
-            pipeline.cuts.append(_PUNCTUATION + ("+" if step.get("behavior") == "Contiguous" else ""))
-        case "Metaspace" if step.get("replacement", _SPACE) == _SPACE:
-            pipeline.metaspace = True
-            scheme = step.get("prepend_scheme") or ("always" if step.get("add_prefix_space", True) else "never")
-            pipeline.space_prefix = pipeline.space_prefix or scheme != "never"
-        case "WhitespaceSplit":
-            pipeline.merges_white_space = True
-        case "BertPreTokenizer":
-            if pipeline.bert is None:
-                raise ValueError("the pre-tokenizer BertPreTokenizer without a BertNormalizer is not served")
-        case other:
-            raise ValueError(f"the pre-tokenizer {other} is not served in this form")
+            return _PUNCTUATION + ("+" if step.get("behavior") == "Contiguous" else "")
+    raise _refusal("pre-tokenizer", step)
 
 
-def _split(step: Mapping[str, Any]) -> str:
+def _cut_of_digits(step: Step, pipeline: Pipeline) -> str:
+    match step["type"]:
+        case "Digits":
+            pipeline.cuts_at_number_bytes = True
+            return "[0-9]" if step.get("individual_digits") else "[0-9]+"
+        case "Split" if _OF_DIGITS.fullmatch(step["pattern"].get("Regex", "")):
+            return _split(step)
+    raise _refusal("pre-tokenizer", step)
+
+
+def _split(step: Step) -> str:
     """A split whose matches are pieces. One that removes what is between them must have a pattern without gaps."""
-    pattern = step["pattern"].get("Regex")
+    pattern: Any = step["pattern"].get("Regex")
+    if pattern is None and step["pattern"].get("String"):
+        pattern = re.escape(step["pattern"]["String"])
     behaviour, invert = step["behavior"], bool(step.get("invert"))
     if not isinstance(pattern, str):
         raise ValueError(f"the pre-tokenizer Split by {step['pattern']} is not served")
-    complete = pattern.endswith((r"|\s+", r"|\s"))
-    if not ((behaviour == "Isolated" and not invert) or (behaviour == "Removed" and invert and complete)):
+    complete = pattern.endswith((r"|\s+", r"|\s")) and r"[^\s" in pattern
+    if not (behaviour == "Isolated" or (behaviour == "Removed" and invert and complete)):
         raise ValueError(f"the pre-tokenizer Split with the behaviour {behaviour}, invert {invert}, is not served")
-    return pattern.replace(_CONTRACTIONS, _SPELT_OUT)
+    return _translated(pattern.replace(_CONTRACTIONS, _SPELT_OUT))
+
+
+def _translated(pattern: str) -> str:
+    """The pattern as the engines here read it. Raises ValueError where they cannot."""
+    parts: list[str] = []
+    in_set = False
+    before = ""
+    for part in _PARTS.findall(pattern):
+        opens = part.startswith("[")
+        # Outside of a set `{2}+` quantifies twice here; others read a quantifier that gives nothing back.
+        strange = (opens or before + part == "&&") if in_set else (before[:1] == "{" and part == "+")
+        if strange or part in _STRANGE_ESCAPES:
+            raise ValueError(f"the pre-tokenizer Split by a pattern with {before + part!r} is not served")
+        before = part
+        if part == r"\w":
+            part = _WORD if in_set else f"[{_WORD}]"
+        elif part in ("^", "$") and not in_set:  # of a line
+            part = f"(?m:{part})"
+        else:
+            in_set = opens or (in_set and part != "]")
+        parts.append(part)
+    return "".join(parts)
+
+
+# -- metaspace
+
+
+def _metaspace(normalizers: Sequence[Step], pre_tokenizers: Sequence[Step]) -> Pipeline:
+    pipeline = Pipeline()
+    strips = merges = words = False
+    for step in normalizers:
+        match step["type"]:
+            case "Prepend" if step["prepend"] == _SPACE and pipeline.space_prefix == "never":
+                pipeline.space_prefix = "prepend"
+            case "Replace" if step["pattern"] == {"String": " "} and step["content"] == _SPACE:
+                pipeline.replaces_spaces = True
+            case "Precompiled" if pipeline.charsmap is None and not pipeline.replaces_spaces:
+                pipeline.charsmap = step["precompiled_charsmap"]
+            case "Replace" if step["pattern"] == {"Regex": " {2,}"} and step["content"] in (" ", _SPACE):
+                merges = True
+            case "Strip" if step.get("strip_right"):
+                strips = True
+            case _:
+                raise _refusal("normalizer", step)
+    scheme: Any = "never"
+    for step in pre_tokenizers:
+        match step["type"]:
+            case "Split" if step["pattern"] == {"String": " "} and (pipeline.replaces_spaces or pipeline.metaspace):
+                continue
+            case "WhitespaceSplit" if not pipeline.metaspace:
+                words = True
+            case "Metaspace" if step.get("replacement", _SPACE) == _SPACE and not pipeline.metaspace:
+                pipeline.metaspace = True
+                pipeline.cuts_at_spaces = bool(step.get("split", True))
+                scheme = step.get("prepend_scheme") or ("always" if step.get("add_prefix_space", True) else "never")
+            case _:
+                raise _refusal("pre-tokenizer", step)
+    if scheme not in ("never", "always", "first"):
+        raise ValueError(f"the pre-tokenizer Metaspace with prepend_scheme {scheme!r} is not served")
+    if pipeline.space_prefix == "never":
+        pipeline.space_prefix = scheme
+    pipeline.metaspace = pipeline.metaspace or pipeline.replaces_spaces
+    # White space merges where both the ends are stripped and what is within, of the spaces that a map makes of it all.
+    pipeline.merges_white_space = words or (merges and strips)
+    mapped = pipeline.charsmap is not None and not pipeline.replaces_spaces
+    fits = pipeline.merges_white_space and mapped and (scheme == "always" or not words)
+    if (merges or strips or words) and not fits:
+        raise ValueError("the normalizers and pre-tokenizers that strip or split at white space are not served so")
+    if pipeline.charsmap is not None and pipeline.space_prefix == "prepend":
+        raise ValueError("the normalizers Precompiled and Prepend are not served together")
+    return pipeline
+
+
+# -- BERT
+
+
+def _bert(normalizers: Sequence[Step], pre_tokenizers: Sequence[Step]) -> Pipeline:
+    step = normalizers[0]
+    if len(normalizers) != 1 or not (step.get("clean_text", True) and step.get("handle_chinese_chars", True)):
+        raise _refusal("normalizer", step)
+    if [each["type"] for each in pre_tokenizers] != ["BertPreTokenizer"]:
+        raise ValueError("a BertNormalizer without the one pre-tokenizer BertPreTokenizer is not served")
+    lowercase = bool(step.get("lowercase", True))
+    if step.get("strip_accents") not in (None, lowercase):
+        raise ValueError("a BertNormalizer that lower-cases without stripping accents is not served")
+    return Pipeline(bert=lowercase)

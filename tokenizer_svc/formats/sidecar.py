@@ -26,6 +26,8 @@ class AddedToken:
     special: bool
     lstrip: bool = False
     rstrip: bool = False
+    single_word: bool = False
+    normalized: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,4 +139,6 @@ def read_added_token(index: int, entry: Mapping[str, Any]) -> AddedToken:
         special=bool(entry.get("special", False)),
         lstrip=bool(entry.get("lstrip", False)),
         rstrip=bool(entry.get("rstrip", False)),
+        single_word=bool(entry.get("single_word", False)),
+        normalized=bool(entry.get("normalized", not entry.get("special", False))),
     )

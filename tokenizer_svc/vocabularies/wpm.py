@@ -23,6 +23,7 @@ _CHINESE = (
 _ALONE = rf"\p{{P}}$+<=>^`|~{_CHINESE}"  # punctuation, ASCII symbols and Chinese characters are words of their own
 _WORD = regex.compile(rf"[{_ALONE}]|[^\s{_ALONE}]+")
 _DROPPED = regex.compile(r"(?!\s)[\p{Cc}\p{Cf}\p{Co}\ufffd]")
+_DROPPED_BY_LIBRARY = regex.compile(r"(?![\t\n\r])[\p{Cc}\p{Cf}\p{Co}\ufffd]")
 _ACCENT = regex.compile(r"\p{Mn}")
 
 
@@ -40,11 +41,14 @@ class WpmVocabulary:
         *,
         lowercase: bool = True,
         max_word_characters: int | None = None,
+        drops_all_controls: bool = False,
     ) -> None:
+        """`drops_all_controls`: also U+000B, U+000C and U+0085, as BERT's library does; else they are white space."""
         self._begin, self._inside = begin, inside
         self._unk_id = unk_id
         self._lowercase = lowercase
         self._max_word = max_word_characters
+        self._dropped = _DROPPED_BY_LIBRARY if drops_all_controls else _DROPPED
         self._lengths = {index: len(piece) for pieces in (inside, begin) for piece, index in pieces.items()}
         self._longest = max(map(len, [*begin, *inside]), default=1)
         self._words = WordCache(lambda words: [self._encode_word(word) for word in words])
@@ -74,6 +78,8 @@ class WpmVocabulary:
         yield b"lowercase " + str(self._lowercase).encode()
         yield b"longest word " + str(self._max_word).encode()
         yield b"unknown " + str(self._unk_id).encode()
+        if self._dropped is not _DROPPED:
+            yield b"drops all controls"
 
     def _normalize(self, text: str) -> str:
         """Accents are dropped, not composed, so that characters can be normalized one by one with the same result."""
@@ -81,7 +87,7 @@ class WpmVocabulary:
             text = _ACCENT.sub("", unicodedata.normalize("NFD", text))
             # The one letter that Python lower-cases by its neighbours, which neither BERT's library nor llama.cpp does.
             text = text.replace("\u03a3", "\u03c3").lower()
-        return str(_DROPPED.sub("", text))
+        return str(self._dropped.sub("", text))
 
     def _encode_word(self, word: str) -> list[int]:
         if self._max_word is not None and len(word) > self._max_word:
