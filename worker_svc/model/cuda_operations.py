@@ -96,12 +96,18 @@ class PrefillLaunch:
 
 @dataclass(slots=True)
 class KernelPlan:
-    """A step's attention: at most one launch of each kind."""
+    """A step's attention: at most one launch of each kind.
+
+    All layers write to the same place, whose padding rows are cleared once: what a layer gets holds until the next.
+    """
 
     launches: Sequence[PagedLaunch | PrefillLaunch]
+    _out: torch.Tensor | None = None
 
     def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scale: float) -> torch.Tensor:
-        out = torch.zeros_like(q)
+        out = self._out
+        if out is None or out.shape != q.shape:
+            out = self._out = torch.zeros_like(q)
         for launch in self.launches:
             launch.attend(keys, values, q, out, scale)
         return out

@@ -49,11 +49,10 @@ class Launched:
 
 def launch(logits: torch.Tensor, rows: Rows, table: SamplingTable) -> Launched:
     """Draws the token of each row, as `sample` does, and waits only where that must be."""
-    if logits.is_cuda:
-        rules = table.gather(rows.requests)
-        if is_plain(rows, rules):
-            return launch_plain(logits[: len(rows)], rows, rules)
-    sampled = sample(logits, rows, table)
+    rules = table.gather(rows.requests)
+    if logits.is_cuda and is_plain(rows, rules):
+        return launch_plain(logits[: len(rows)], rows, rules)
+    sampled = sample(logits, rows, table, rules)
     return Launched(_sent(sampled.ids.astype(np.int64), logits.device), sampled)
 
 

@@ -40,11 +40,12 @@ from worker_svc.engine.sampler.temperature import COLDEST, effective
 _BLOCK = 1 << 20  # logits that are ordered as a whole at once
 
 
-def sample(logits: torch.Tensor, rows: Rows, table: SamplingTable) -> Sampled:
-    """Draws the token of each row from `logits` `[>= len(rows), vocabulary]` (float32; overwritten)."""
+def sample(logits: torch.Tensor, rows: Rows, table: SamplingTable, rules: Rules | None = None) -> Sampled:
+    """Draws the token of each row from `logits` `[>= len(rows), vocabulary]` (float32; overwritten). `rules` are what
+    the table has for the rows, where that was gathered already."""
     count = len(rows)
     logits = logits[:count]
-    rules = table.gather(rows.requests)
+    rules = table.gather(rows.requests) if rules is None else rules
     wanted = np.flatnonzero(rules["reports"])
     raw = [row for row in wanted.tolist() if not rows.requests[row].logprobs.processed]
     raw_logprobs = torch.log_softmax(logits[raw], dim=-1) if raw else None
