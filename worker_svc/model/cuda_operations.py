@@ -21,7 +21,7 @@ from worker_svc.model.kernels.paged_attention import PagedWork, Partials, matrix
 from worker_svc.model.kernels.prefill import prefill_attention
 from worker_svc.model.kernels.store import rotate_and_store
 from worker_svc.model.kernels.swiglu import swiglu
-from worker_svc.model.kernels.tiles import Stored
+from worker_svc.model.kernels.tiles import PLAIN, Stored
 from worker_svc.model.kv_cache import KVCache
 from worker_svc.model.kv_formats import Parts
 from worker_svc.model.operations import Plan, TorchOperations
@@ -57,6 +57,13 @@ class Sizes:
         """Keys that are looked at at once."""
         return 64 if self.stored.padded <= 128 else 32
 
+    def prefill_tile(self, stored: torch.dtype) -> int:
+        """The same in a prefill, whose matrix units should have work for longer than shared memory takes to feed them:
+        as many as registers allow. With head_dim 64, two programs share a processor instead."""
+        if self.stored.format != PLAIN.value or stored.itemsize > 2:
+            return self.tile
+        return 128 if self.stored.padded == 128 else 64
+
 
 @dataclass(slots=True)
 class PagedLaunch:
@@ -90,7 +97,7 @@ class PrefillLaunch:
     def attend(self, keys: Parts, values: Parts, q: torch.Tensor, out: torch.Tensor, scale: float) -> None:
         prefill_attention(
             q, out, keys, values, self.sizes.stored, self.tables, self.blocks, scale,
-            rows=self.rows, tile=self.sizes.tile, window=self.window,
+            rows=self.rows, tile=self.sizes.prefill_tile(keys[0].dtype), window=self.window,
         )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """What a step's attention kernels are told, as arrays. Numpy alone.
 
 A *block* is up to `queries` consecutive query tokens of one sequence. A *job* is a block with all of its splits, or
-with one of them. Which it is changes the order of work and not a bit of the result, so it may depend on the batch: a
-block is divided if it alone would keep a program busy longer than the average program is.
+with one of them. Which it is changes the order of work and not a bit of the result, so it may depend on the batch: the
+longest blocks are divided, and so many that the busiest program has little more to do than the average one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import numpy.typing as npt
 from worker_svc.model.attention import Segment
 
 Ints = npt.NDArray[np.int32]
+
+_UNEVEN = 1.15  # times the average that a program may have to do; dividing a block costs a second pass over its results
 
 
 class PlanArrays(NamedTuple):
@@ -58,7 +60,7 @@ def divide(blocks: Ints, split: int, window: int, lanes: int, room: int) -> tupl
     """
     first = np.maximum(blocks[:, 2] - window + 1, 0) // split if window else np.zeros(len(blocks), dtype=np.int32)
     splits = (blocks[:, 2] + blocks[:, 1] - 1) // split + 1 - first
-    share = max(1, int(splits.sum()) // lanes)
+    share = _share(splits, lanes)
     while int(splits[splits > share].sum()) > room:
         share *= 2
     divided = splits > share
@@ -79,6 +81,21 @@ def divide(blocks: Ints, split: int, window: int, lanes: int, room: int) -> tupl
     if share == 1:  # the whole ones are no longer than the parts of others
         return blocks, jobs, partials
     return blocks, np.concatenate([wholes, ones]), partials
+
+
+def _share(splits: Ints, lanes: int) -> int:
+    """The most splits of a block that stays whole: as many as leave no lane with much more than the average."""
+    average = max(1, int(splits.sum()) // lanes)
+    busiest: dict[int, int] = {}
+    share = average
+    while share:
+        whole = -np.sort(-splits[splits <= share])
+        work = np.concatenate([whole, np.ones(int(splits[splits > share].sum()), whole.dtype)])
+        busiest[share] = int(np.bincount(np.arange(len(work)) % lanes, weights=work).max(initial=0))
+        if busiest[share] <= _UNEVEN * average:
+            break
+        share //= 2
+    return min(busiest, key=lambda share: (busiest[share], -share))
 
 
 def longest_first(blocks: Ints) -> Ints:

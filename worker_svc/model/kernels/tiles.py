@@ -52,9 +52,10 @@ def numbers_and_constants(parts: Parts) -> tuple[torch.Tensor, torch.Tensor]:
 @triton.jit
 def load_vectors(
     numbers, constants, vectors, live, dtype,
-    D: tl.constexpr, D_PAD: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Vectors `[TILE]` of the pages as `[TILE, D_PAD]` in dtype; INT8 without its scales. Zero where not `live`."""
+    """Vectors `[TILE]` of the pages as `[TILE, D_PAD]` in dtype; INT8 without its scales. Zero where not `live`; WHOLE:
+    all of them are."""
     if FORMAT == INT4:
         GROUP_PAD: tl.constexpr = triton.next_power_of_2(GROUP)
         byte = tl.arange(0, D_PAD // 2)
@@ -75,6 +76,8 @@ def load_vectors(
     else:
         coordinate = tl.arange(0, D_PAD)
         at = vectors[:, None] * D + coordinate[None, :]
+        if WHOLE and D == D_PAD:
+            return tl.load(numbers + at).to(dtype)
         mask = live[:, None]
         if D != D_PAD:
             mask = mask & (coordinate < D)[None, :]
@@ -100,11 +103,13 @@ def extend(
         live = live & (token >= lowest)
     if PAGE % TILE == 0:
         page = tl.load(table + tile // PAGE).to(tl.int64)
+    elif not MASKED:
+        page = tl.load(table + token // PAGE).to(tl.int64)
     else:
         page = tl.load(table + token // PAGE, mask=live, other=0).to(tl.int64)
     vectors = (page * KV_HEADS + kv_head) * PAGE + token % PAGE
-    k = load_vectors(k_numbers, k_constants, vectors, live, queries.dtype, D, D_PAD, FORMAT, GROUP)
-    scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
+    k = load_vectors(k_numbers, k_constants, vectors, live, queries.dtype, D, D_PAD, FORMAT, GROUP, not MASKED)
+    scores = tl.dot(queries, tl.trans(k), input_precision="ieee")
     if FORMAT == INT8:
         scores *= tl.load(k_constants + vectors, mask=live, other=0.0)[None, :]
     if MASKED:
@@ -112,14 +117,16 @@ def extend(
         if WINDOW:
             visible = visible & (token[None, :] > query_position[:, None] - WINDOW)
         scores = tl.where(visible, scores, float("-inf"))
-    top = tl.maximum(m, tl.max(scores, 1))
+    top = tl.maximum(m, tl.max(scores, 1) * scale)  # the scale is positive, and multiplied with one number a query
     base = tl.where(top == float("-inf"), 0.0, top)
-    weights = tl.exp2(scores - base[:, None])
+    weights = tl.exp2(
+        tl.fma(scores, tl.full(scores.shape, scale, tl.float32), tl.broadcast_to(-base[:, None], scores.shape))
+    )
     fade = tl.exp2(m - base)
     l = tl.fma(l, fade, tl.sum(weights, 1))
     if FORMAT == INT8:
         weights *= tl.load(v_constants + vectors, mask=live, other=0.0)[None, :]
-    v = load_vectors(v_numbers, v_constants, vectors, live, queries.dtype, D, D_PAD, FORMAT, GROUP)
+    v = load_vectors(v_numbers, v_constants, vectors, live, queries.dtype, D, D_PAD, FORMAT, GROUP, not MASKED)
     o = tl.dot(weights.to(queries.dtype), v, o * fade[:, None], input_precision="ieee")
     return top, l, o
 
