@@ -115,13 +115,14 @@ class LoadedTokenizers:
         self._loaded.pop(name, None)
         self._loaded[name] = loaded
         logger.info(
-            "tokenizer %s: %s of %d tokens from a %s file, fingerprint %s, loaded in %.2f s",
+            "tokenizer %s: %s of %d tokens from a %s file, fingerprint %s, loaded in %.2f s; encoder: %s",
             name,
             tokenizer.type.name,
             tokenizer.vocabulary_size,
             tokenizer.config.source,
             tokenizer.fingerprint[:16],
             time.monotonic() - started,
+            tokenizer.vocabulary.encoder,
         )
         while len(self._loaded) > self._settings.max_loaded_tokenizers:
             oldest = next(each for each in self._loaded if each not in (name, self._default))

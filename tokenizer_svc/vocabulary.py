@@ -87,6 +87,11 @@ class Vocabulary(Protocol):
     type: VocabularyType
 
     @property
+    def encoder(self) -> str:
+        """What does the work: `compiled`, or the library that does it, and why."""
+        ...
+
+    @property
     def safe_border(self) -> re.Pattern[str] | None:
         """Matches the empty text between a line break and an ASCII letter, where text may be cut without changing its
         ids. None: no such place is known."""

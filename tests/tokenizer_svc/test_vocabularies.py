@@ -28,7 +28,8 @@ from tokenizer_svc.tokenizer import Tokenizer
 from tokenizer_svc.vocabularies import merging
 from tokenizer_svc.vocabularies.bpe import BpeVocabulary
 from tokenizer_svc.vocabularies.cutting import by_engine, cutter_of
-from tokenizer_svc.vocabularies.patterns import BEFORE_THREES_OF_DIGITS, DIGITS_IN_THREES, PRE_TOKENIZERS
+from tokenizer_svc.vocabularies.patterns import BEFORE_THREES_OF_DIGITS, DIGITS_IN_THREES, LLAMA3, PRE_TOKENIZERS
+from tokenizer_svc.vocabularies.plain_bpe import PlainBpe
 from tokenizer_svc.vocabularies.spm import SpmVocabulary
 from tokenizer_svc.vocabularies.words import WordCache
 from tokenizer_svc.vocabulary import TokenType
@@ -71,6 +72,12 @@ def metas_tiktoken(shared_data: Path) -> tiktoken.Encoding:
     return tiktoken.Encoding("llama3", pat_str=META_PATTERN, mergeable_ranks=ranks, special_tokens={})
 
 
+@pytest.fixture(scope="module")
+def plain_llama3(shared_data: Path) -> PlainBpe:
+    ranks = load_tiktoken_bpe(str(shared_data / "formats/llama3/tokenizer.model"))
+    return PlainBpe([LLAMA3], ranks, {})
+
+
 @relaxed
 @given(text=TEXT)
 def test_llama2_equals_sentencepiece(llama2: Tokenizer, sentencepiece: SentencePieceProcessor, text: str) -> None:
@@ -102,11 +109,9 @@ def test_every_piece_of_the_vocabulary_is_encoded_as_the_library_does(
     assert [llama2.encode(text, add_special=False) for text in texts] == sentencepiece.encode(texts)
 
 
-def test_cutting_here_equals_cutting_in_the_library(llama3: Tokenizer) -> None:
-    vocabulary = llama3.vocabulary
-    assert isinstance(vocabulary, BpeVocabulary)
+def test_cutting_here_equals_cutting_in_the_library(plain_llama3: PlainBpe) -> None:
     for text in ("a  b\n\n c", "  \n x", "don't 12345!!\r\n\r\n", "é" * 50, "\0\x1f", " \u3000x"):
-        assert vocabulary._words.encode(vocabulary._cut(text)) == vocabulary._encode_ranks(text).tolist()
+        assert plain_llama3._words.encode(plain_llama3._cut(text)) == plain_llama3.encode(text).tolist()
 
 
 @pytest.mark.parametrize(
@@ -153,8 +158,8 @@ def test_digits_are_cut_in_threes_as_the_pattern_says(pattern: str, text: str) -
 @pytest.mark.parametrize("name", ["superbpe", "tiny_aya", "afmoe"])
 def test_a_long_number_is_cut_in_time_that_grows_with_it(name: str) -> None:
     """By the patterns themselves this would take hours."""
-    vocabulary = BpeVocabulary([(bytes([byte]), byte) for byte in range(256)], PRE_TOKENIZERS[name].patterns)
-    assert len(vocabulary._cut("x" + "7" * 200_000)) == 1 + -(-200_000 // 3)
+    plain = PlainBpe(PRE_TOKENIZERS[name].patterns, {bytes([byte]): byte for byte in range(256)}, {})
+    assert len(plain._cut("x" + "7" * 200_000)) == 1 + -(-200_000 // 3)
 
 
 def test_the_word_memory_answers_as_without_it_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,20 +393,17 @@ def test_a_vocabulary_with_clear_scores_gets_a_merger_and_one_without_does_not()
 
 
 @pytest.mark.parametrize("spaces", ["  ", " \n", "\u3000 ", "\x85\u2028\t", "\u1680\u2009\u202f\u205f\xa0"])
-def test_long_white_space_is_encoded_as_by_all_tokens(llama3: Tokenizer, spaces: str) -> None:
-    vocabulary = llama3.vocabulary
-    assert isinstance(vocabulary, BpeVocabulary)
+def test_long_white_space_is_encoded_as_by_all_tokens(plain_llama3: PlainBpe, spaces: str) -> None:
     piece = spaces * 2_000
     assert piece.isspace()
-    assert vocabulary._encode_whole(piece) == vocabulary._whole.encode_ordinary(piece)
+    assert plain_llama3._encode_whole(piece) == plain_llama3._whole.encode_ordinary(piece)
 
 
 def test_many_texts_go_in_several_calls_and_keep_their_places(
-    shared_data: Path, monkeypatch: pytest.MonkeyPatch
+    plain_llama3: PlainBpe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vocabulary = load_tokenizer(shared_data / "vocabularies/ggml-vocab-gpt-2.gguf").vocabulary
     monkeypatch.setattr(merging, "_AT_ONCE", 10)
     texts = ["", "one", " two three four five", "", "six", "1234567890", "x" * 30, "é\n", ""]
-    assert [ids.tolist() for ids in vocabulary.encode_many(texts)] == [
-        vocabulary.encode(each).tolist() for each in texts
+    assert [ids.tolist() for ids in plain_llama3.encode_many(texts)] == [
+        plain_llama3.encode(each).tolist() for each in texts
     ]

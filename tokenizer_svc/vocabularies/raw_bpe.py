@@ -27,6 +27,7 @@ class RawBpeVocabulary:
         self._patterns = tuple(patterns)
         self._pattern = regex.compile("|".join(self._patterns))
         self._merging = SpmVocabulary(model)
+        self.encoder = self._merging.encoder
         self._scores = b",".join(repr(piece.score).encode() for piece in model.pieces)
 
     def encode(self, text: str) -> Ids:

@@ -24,6 +24,7 @@ class RwkvVocabulary:
 
     type = VocabularyType.RWKV
     safe_border = None
+    encoder = "Python"
 
     def __init__(self, tokens: Sequence[tuple[bytes, int]], unk_id: int | None) -> None:
         self._ids = {token: index for token, index in tokens if token}

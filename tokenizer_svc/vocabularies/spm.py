@@ -45,6 +45,7 @@ class SpmVocabulary:
             spec.precompiled_charsmap or spec.remove_extra_whitespaces or not spec.escape_whitespaces
         )
         self._merger = SpmMerger.of(model, self._processor.EncodeAsIds) if self._keeps_text else None
+        self.encoder = "sentencepiece" if self._merger is None else self._merger.encoder
 
     def encode(self, text: str) -> Ids:
         found = None if self._merger is None else self._merger.encode(text)

@@ -1,4 +1,5 @@
-"""SentencePiece's byte-pair encoding by tiktoken's: the same merges, many times faster, without the interpreter lock.
+"""SentencePiece's byte-pair encoding by merging bytes as tiktoken does: the same ids, many times faster, without the
+interpreter lock.
 
 Both join, again and again, the best pair of neighbours whose text is a piece: by score in one, by rank in the other. So
 pieces ranked by falling score give the same ids, under these rules:
@@ -6,7 +7,7 @@ pieces ranked by falling score give the same ids, under these rules:
 - One begins with characters, the other with bytes. The bytes of each character that any piece holds are joined first:
   the beginnings of characters have the lowest ranks. No piece has a part of a character, so nothing else can come
   of them. What is left of an unknown character stands for its bytes, as byte fallback has it.
-- tiktoken takes a word that is a piece at once. A piece that merging does not make of its own text is made of no other
+- A word that is a piece is taken at once. A piece that merging does not make of its own text is made of no other
   text either, as merges within it see nothing of what is around it; such pieces are left out.
 - Text is cut where no merge can reach across: in front of the spaces of a word, and around characters that no piece
   joins to another.
@@ -28,6 +29,9 @@ import numpy as np
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
 from tokenizer_svc.arrays import Ids, ids_of
+from tokenizer_svc.native.merger import CompiledMerger, compiled_merger, expansions_of
+from tokenizer_svc.native.pattern import NotUnderstood
+from tokenizer_svc.native.program import tiktokens
 from tokenizer_svc.vocabularies.merging import RankMerger
 from tokenizer_svc.vocabulary import TokenType
 
@@ -39,14 +43,20 @@ _MERGING = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
 class SpmMerger:
     """Text to ids. Make it with `of`."""
 
-    def __init__(self, merger: RankMerger, expansions: Sequence[Sequence[int]]) -> None:
+    def __init__(self, pattern: str, ranks: dict[bytes, int], expansions: Sequence[Sequence[int]]) -> None:
         """`expansions` are the ids that each rank stands for: one, but for parts of characters and unknown ones."""
-        self._merger = merger
-        self._lengths = ids_of([len(ids) for ids in expansions])
-        self._ids = np.zeros((len(expansions), int(self._lengths.max())), np.uint32)
-        for rank, ids in enumerate(expansions):
-            self._ids[rank, : len(ids)] = ids
-        self._columns = np.arange(self._ids.shape[1], dtype=np.uint32)
+        self._compiled: CompiledMerger | None = None
+        try:
+            self._compiled = compiled_merger([pattern], tiktokens, list(ranks), expansions=expansions_of(expansions))
+            self.encoder = "compiled"
+        except NotUnderstood as reason:
+            self._merger = RankMerger(pattern, ranks, backtracking=False)
+            self._lengths = ids_of([len(ids) for ids in expansions])
+            self._ids = np.zeros((len(expansions), int(self._lengths.max())), np.uint32)
+            for rank, ids in enumerate(expansions):
+                self._ids[rank, : len(ids)] = ids
+            self._columns = np.arange(self._ids.shape[1], dtype=np.uint32)
+            self.encoder = f"tiktoken ({reason})"
 
     @staticmethod
     def of(model: ModelProto, encode: Callable[[list[str]], Sequence[Sequence[int]]]) -> SpmMerger | None:
@@ -92,16 +102,21 @@ class SpmMerger:
             add(data, [known[character]] if character in known else [of_bytes[byte] for byte in data])
         for text in ranked:
             add(text.encode(), [known[text]])
-        return SpmMerger(RankMerger(_pattern(merging), ranks, backtracking=False), expansions)
+        return SpmMerger(_pattern(merging), ranks, expansions)
 
     def encode(self, text: str) -> Ids | None:
         """None where the library has to do it."""
+        if self._compiled is not None:
+            return self._compiled.encode(text.replace(SPACE, " "))
         ranks = self._merger.encode(text.replace(SPACE, " "))
         return None if ranks is None else self._expanded(ranks)
 
     def encode_many(self, texts: Sequence[str]) -> list[Ids] | None:
         """The same for many texts at once."""
-        found = self._merger.encode_many([text.replace(SPACE, " ") for text in texts])
+        texts = [text.replace(SPACE, " ") for text in texts]
+        if self._compiled is not None:
+            return self._compiled.encode_many(texts)
+        found = self._merger.encode_many(texts)
         return None if found is None else list(map(self._expanded, found))
 
     def _expanded(self, ranks: Ids) -> Ids:

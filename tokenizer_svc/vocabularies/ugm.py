@@ -22,6 +22,7 @@ class UgmVocabulary:
 
     type = VocabularyType.UGM
     safe_border = None
+    encoder = "sentencepiece"
 
     def __init__(self, model: ModelProto) -> None:
         if model.trainer_spec.model_type != model.trainer_spec.UNIGRAM:

@@ -32,6 +32,7 @@ class WpmVocabulary:
 
     type = VocabularyType.WPM
     safe_border = None
+    encoder = "Python"
 
     def __init__(
         self,

@@ -1,0 +1,316 @@
+"""What is compiled answers as the libraries do that serve without it.
+
+`TANDEM_EXAMPLES` makes it longer; 1000 is what a release is tried with.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import tiktoken
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.tokenizer_svc.pieces import BYTES, all_stretches
+from tokenizer_svc.encoding import Segment
+from tokenizer_svc.formats import load_tokenizer
+from tokenizer_svc.native import merger, program
+from tokenizer_svc.native.library import library
+from tokenizer_svc.native.merger import compiled_merger, expansions_of
+from tokenizer_svc.native.pattern import NotUnderstood, parse
+from tokenizer_svc.native.program import Engine, regexs, tiktokens
+from tokenizer_svc.vocabularies.cutting import cutter_of
+from tokenizer_svc.vocabularies.patterns import PRE_TOKENIZERS
+from tokenizer_svc.vocabularies.plain_bpe import by_tiktokens_engine
+
+EXAMPLES = int(os.environ.get("TANDEM_EXAMPLES", "100"))
+relaxed = settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=EXAMPLES)
+REFUSED = {"exaone-moe", "kimi-k2"}  # a loop over words, a difference of sets
+PATTERNS = sorted({cut.patterns for name, cut in PRE_TOKENIZERS.items() if name not in REFUSED})
+WORDS = [
+    "  ",
+    "\n",
+    "\t",
+    "\r\n",
+    "don't",
+    "I'LL",
+    "it'\u017f",
+    "12345",
+    "!!",
+    " é",
+    "e\u0301",
+    "龘",
+    "\0",
+    "👩‍🚀",
+    "ǅ",
+    "²",
+]
+TEXT = st.lists(
+    st.sampled_from(
+        [*WORDS, "ABC", "aB", "Ab", " x", "<sentinel:12>", "IMGIMGABZ", "    ", "/", "--", "한", "…", "\u2028"]
+    )
+    | st.text(max_size=5)
+    | st.text("aA1' \n\t", max_size=12),
+    max_size=20,
+).map("".join)
+
+
+@pytest.fixture(autouse=True)
+def _compiled() -> None:
+    if library() is None:
+        pytest.skip("no C compiler")
+
+
+def compiled_pieces(patterns: Sequence[str], engine: Engine, text: str) -> list[str]:
+    """The pieces that the compiled cutter makes: each is a token as a whole."""
+    ranked = BYTES + all_stretches(text)
+    found = compiled_merger(patterns, engine, ranked, 256).encode(text)
+    return [ranked[rank].decode() for rank in found.tolist()]
+
+
+def pieces_by_regex(patterns: Sequence[str], text: str) -> list[str]:
+    pieces = [text] if text else []
+    for pattern in patterns:
+        pieces = [finer for piece in pieces for finer in cutter_of(pattern)(piece)]
+    return pieces
+
+
+def pieces_by_tiktoken(pattern: str, text: str) -> list[str]:
+    ranks = {data: rank for rank, data in enumerate(BYTES + all_stretches(text))}
+    library = tiktoken.Encoding("pieces", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    return [library.decode_single_token_bytes(rank).decode() for rank in library.encode_ordinary(text)]
+
+
+@relaxed
+@given(patterns=st.sampled_from(PATTERNS), text=TEXT)
+def test_every_known_pattern_cuts_as_its_engine_does(patterns: tuple[str, ...], text: str) -> None:
+    text = text[:60]
+    assert compiled_pieces(patterns, regexs, text) == pieces_by_regex(patterns, text)
+    if by_tiktokens_engine(patterns):
+        assert compiled_pieces(patterns, tiktokens, text) == pieces_by_tiktoken(patterns[0], text)
+
+
+SETS = st.sampled_from(
+    [
+        *(
+            "a",
+            "b",
+            " ",
+            r"\n",
+            r"\s",
+            r"\S",
+            r"\p{L}",
+            r"\p{Lu}",
+            r"\P{N}",
+            r"\d",
+            r"\W",
+            ".",
+            r"\pN",
+            r"\$",
+            r"\u00e9",
+        ),
+        *(
+            r"[^\r\n\p{L}\p{N}]",
+            "[a-c]",
+            "[^a-c]",
+            r"[\s\p{P}]",
+            r"[^\S\n]",
+            "[-a]",
+            r"[b\-\]]",
+            "(?:a|b)",
+            "(a|[0-9])",
+        ),
+        *(r"((?=[\p{L}])([^a-z]))", r"(?:(?!a)\p{L})", "(?i:s)", "(?i:k)", "(?i:')", r"[\u4e00-\u9fa5]"),
+    ]
+)
+LOOPS = st.tuples(
+    SETS, st.sampled_from(["", "", "?", "*", "+", "{2}", "{1,3}", "{0,2}", "{2,}", "?+", "*+", "++"])
+).map("".join)
+LOOKS = st.tuples(st.sampled_from(["(?=", "(?!"]), SETS).map(lambda parts: "".join(parts) + ")")
+PARTS = LOOPS | LOOPS | LOOPS | LOOKS | st.just("$")
+SEQUENCES = st.lists(PARTS, min_size=1, max_size=4).map("".join)
+GROUPS = st.tuples(st.lists(SEQUENCES, min_size=1, max_size=3).map("|".join), st.sampled_from(["", "?"])).map(
+    lambda parts: f"(?:{parts[0]}){parts[1]}"
+)
+RANDOM_PATTERNS = st.lists(
+    st.lists(SEQUENCES | GROUPS, min_size=1, max_size=3).map("".join), min_size=1, max_size=4
+).map("|".join)
+RANDOM_TEXTS = st.text("aabbcABs\u017f\u212ak1'-] \n\u00e9\u4e00\U0001f680.", max_size=30)
+
+
+@relaxed
+@given(pattern=RANDOM_PATTERNS, texts=st.lists(RANDOM_TEXTS, min_size=1, max_size=4))
+def test_any_pattern_that_is_understood_cuts_as_the_engines_do(pattern: str, texts: list[str]) -> None:
+    try:
+        parse(pattern)
+    except NotUnderstood:
+        return
+    complete = pattern + r"|\s+|\S"  # tiktoken drops what is not matched
+    for text in texts:
+        assert compiled_pieces([pattern], regexs, text) == pieces_by_regex([pattern], text)
+        assert compiled_pieces([complete], tiktokens, text) == pieces_by_tiktoken(complete, text)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(
+            "",
+            "a*",
+            "a|",
+            "(?:a?|b)",
+            "(ab)+",
+            "(?:a|bc)*",
+            "a+?",
+            "a{1,3}+",
+            "a{2}{3}",
+            "a{,3}",
+            "a{2000}",
+            "^a",
+            r"\bx",
+        ),
+        *(r"(a)\1", "(?<=a)b", "(?>a)", "(?i)a", "(?s:.)", "(?i:[a-c])", r"(?i:\p{Lu})", "[[a]]", "[a&&b]", "[a--b]"),
+        *(
+            "[z-a]",
+            r"[\w-a]",
+            "[]a]",
+            "a)",
+            "(a",
+            "[a",
+            "a\\",
+            r"\p{^L}",
+            r"\x{110000}",
+            "(?=ab)c",
+            "(?:a+)?+",
+            "{",
+            "]",
+        ),
+        *("(" * 50 + "a" + ")" * 50, "a|(?:b|cd)(?:b|cd)(?:b|cd)(?:b|cd)e"),
+        "|".join(f"{chr(0x4E00 + number)}+" for number in range(32)),
+    ],
+)
+def test_other_patterns_are_left_to_the_engines(pattern: str) -> None:
+    with pytest.raises(NotUnderstood):
+        compiled_merger([pattern], regexs, BYTES)
+
+
+def test_a_class_that_an_engine_does_not_know_is_left_to_it() -> None:
+    for engine in (regexs, tiktokens):
+        with pytest.raises(NotUnderstood):
+            compiled_merger([r"\p{Nonsense}+"], engine, BYTES)
+
+
+@relaxed
+@given(
+    tokens=st.lists(st.text("abc\u00e9", min_size=2, max_size=5), unique=True, max_size=20),
+    texts=st.lists(st.text("abc\u00e9", max_size=30) | st.text("ab", min_size=90, max_size=300), max_size=4),
+)
+def test_any_small_vocabulary_is_merged_as_tiktoken_does(tokens: list[str], texts: list[str]) -> None:
+    ranked = [*BYTES, *map(str.encode, tokens)]
+    ranks = {token: rank for rank, token in enumerate(ranked)}
+    library = tiktoken.Encoding("small", pat_str=".+", mergeable_ranks=ranks, special_tokens={})
+    assert [ids.tolist() for ids in compiled_merger([".+"], tiktokens, ranked).encode_many(texts)] == (
+        library.encode_ordinary_batch(texts)
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["jais-2", "llama-bpe", "gpt-4o", "youtu", "superbpe", "afmoe", "deepseek-llm", "falcon"]
+)
+def test_hostile_text_is_cut_in_time_that_grows_with_it(name: str) -> None:
+    """By walking each stretch again and again this would take hours."""
+    merger = compiled_merger(PRE_TOKENIZERS[name].patterns, regexs, BYTES)
+    for text in ("a", "A", " ", "1", "'", "\n ", " a", "aA", "\u4e00", "\t/", "!\r"):
+        size = 200_000
+        text = text * (size // len(text)) + "x"
+        ids, offsets = merger.encode_with_offsets(text)
+        assert bytes(ids.tolist()) == text.encode()
+        assert offsets[-1] == len(text.encode()) - 1
+
+
+def test_a_long_piece_is_merged_in_time_that_grows_with_it(shared_data: Path) -> None:
+    tokenizer = load_tokenizer(shared_data / "formats/llama3")
+    for text in ("a" * 300_000, " " * 300_000 + "a", "ab" * 150_000):
+        assert tokenizer.decode(tokenizer.encode(text, False)) == text
+
+
+def test_ranks_become_ids_and_what_has_none_is_dropped() -> None:
+    merger = compiled_merger(
+        [r"\S+|\s+"], regexs, [*BYTES, b"ab"], None, expansions_of([[]] * 97 + [[7], [3]] + [[]] * 157 + [[5]])
+    )
+    assert merger.encode("ab?ba").tolist() == [5, 3, 7]
+    assert [each.tolist() for each in merger.encode_with_offsets("\u00e9?ab b")] == [[5, 3], [3, 6]]
+
+
+def test_a_token_with_two_ranks_is_refused() -> None:
+    with pytest.raises(ValueError, match="two ranks"):
+        compiled_merger([".+"], regexs, [*BYTES, b"ab", b"ab"])
+
+
+NAMES = [
+    "llama-bpe",
+    "gpt-2",
+    "falcon",
+    "deepseek-llm",
+    "deepseek-coder",
+    "starcoder",
+    "roberta-bpe",
+    "llama-spm",
+    "phi-3",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_vocabularies_answer_the_same_without_the_library(
+    name: str, shared_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = shared_data / f"vocabularies/ggml-vocab-{name}.gguf"
+    compiled = load_tokenizer(path)
+    monkeypatch.setattr(merger, "library", lambda: None)
+    plain = load_tokenizer(path)
+    assert (compiled.vocabulary.encoder, plain.vocabulary.encoder) == (
+        "compiled",
+        "tiktoken (there is no compiled library)",
+    )
+    assert compiled.fingerprint == plain.fingerprint
+    corpus = (shared_data / "corpus/botchan.txt").read_text(encoding="utf-8")
+    texts = [
+        *(piece.decode("utf-8", "replace") for piece in compiled.table.pieces[:3000]),
+        corpus[:50_000],
+        *WORDS,
+        "".join(WORDS),
+    ]
+    for text in ("\n".join(texts), *texts[-20:]):
+        ours, theirs = (each.encode_segments([Segment(text)], with_offsets=True) for each in (compiled, plain))
+        assert (ours.ids, ours.byte_offsets) == (theirs.ids, theirs.byte_offsets)
+    assert [ids.tolist() for ids in compiled.vocabulary.encode_many(texts)] == [
+        ids.tolist() for ids in plain.vocabulary.encode_many(texts)
+    ]
+
+
+def test_threads_learn_characters_and_encode_at_once(shared_data: Path) -> None:
+    program.compiled.cache_clear()
+    tokenizer = load_tokenizer(shared_data / "vocabularies/ggml-vocab-llama-bpe.gguf")
+    texts = ["".join(map(chr, range(start, start + 500, 7))) + " ab" for start in range(0x100, 0xD000, 0x300)]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(tokenizer.encode, texts * 4))
+    assert found == [tokenizer.encode(text) for text in texts] * 4
+    assert list(map(tokenizer.decode, found)) == texts * 4
+
+
+def test_without_a_compiler_tokenizers_load_and_say_why(tmp_path: Path, shared_data: Path) -> None:
+    code = "import sys\nfrom pathlib import Path\nfrom tokenizer_svc.formats import load_tokenizer\n"
+    code += "print(load_tokenizer(Path(sys.argv[1])).vocabulary.encoder)"
+    environment = {"CC": "false", "XDG_CACHE_HOME": str(tmp_path), "PATH": "/nowhere"}
+    file = shared_data / "models/stories260K/meta"
+    done = subprocess.run(
+        [sys.executable, "-c", code, file], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "tiktoken (there is no compiled library)\n"
+    assert "encoding will be slower" in done.stderr

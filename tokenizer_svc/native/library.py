@@ -1,0 +1,24 @@
+"""The C functions beside this file: what they are called, and what they take."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from pathlib import Path
+
+from svc_common.compiled import CSources, Signature
+
+_POINTER, _SIZE, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+_FUNCTIONS: dict[str, Signature] = {
+    "encode": ([_POINTER, ctypes.c_char_p, _POINTER, _SIZE, *[_POINTER] * 3], _SIZE),
+    "fill": ([*[_POINTER] * 3], _NUMBER),
+}
+
+SOURCES = CSources(Path(__file__).parent, "text", ("cutting.c", "merging.c"), ("text.h",), _FUNCTIONS)
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The functions `tandem_...` of the sources; None where they cannot be had, which is logged."""
+    return SOURCES.load(logging.getLogger("tokenizer_svc"), "encoding will be slower")

@@ -1,0 +1,203 @@
+"""Text to ids by `cutting.c` and `merging.c`: the same as by tiktoken and the patterns' engines."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import regex  # type: ignore[import-untyped]
+
+from tokenizer_svc.arrays import Ids, ids_of
+from tokenizer_svc.native.library import library
+from tokenizer_svc.native.pattern import NotUnderstood
+from tokenizer_svc.native.program import Engine, Program, compiled
+
+_NO_RANK = 0xFFFFFFFF
+_UNKNOWN, _NO_MEMORY = -1, -2
+_MOST_PATTERNS = 32
+
+
+class _Cutter(ctypes.Structure):
+    _fields_ = (
+        ("masks", ctypes.c_void_p),
+        ("program", ctypes.c_void_p),
+        ("kind", ctypes.c_int32),
+        ("size", ctypes.c_int32),
+        ("memories", ctypes.c_int32),
+    )
+
+
+class _Merges(ctypes.Structure):
+    _fields_ = (
+        ("bytes", ctypes.c_char_p),
+        ("starts", ctypes.c_void_p),
+        ("table", ctypes.c_void_p),
+        ("table_mask", ctypes.c_uint64),
+        ("singles", ctypes.c_void_p),
+        ("pairs", ctypes.c_void_p),
+        ("ranks", ctypes.c_uint32),
+        ("merging", ctypes.c_uint32),
+        ("longest", ctypes.c_uint32),
+        ("first_id", ctypes.c_void_p),
+        ("ids", ctypes.c_void_p),
+    )
+
+
+class _Vocabulary(ctypes.Structure):
+    _fields_ = (
+        ("cutters", ctypes.POINTER(_Cutter)),
+        ("levels", ctypes.c_int32),
+        ("merges", ctypes.POINTER(_Merges)),
+    )
+
+
+class CompiledMerger:
+    """Cuts text by patterns, one after the other, and merges the pieces by rank.
+
+    `ranked` are the tokens' bytes by rank, every single byte among them; those from `merging` on are whole pieces only.
+    A rank stands for itself, or for the ids `expansions` has for it: not more of them than it has bytes. Safe to use
+    from many threads at once.
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        programs: Sequence[Program],
+        ranked: Sequence[bytes],
+        merging: int,
+        expansions: tuple[Ids, Ids] | None,
+    ) -> None:
+        """`expansions`: where the ids of each rank begin in the second array, and at last where they end.
+
+        Raises ValueError where two ranks have the same bytes.
+        """
+        self._encode = library.tandem_encode
+        self._programs = programs
+        lengths = np.fromiter(map(len, ranked), np.uint32, len(ranked))
+        starts = np.zeros(len(ranked) + 1, np.uint32)
+        np.cumsum(lengths, out=starts[1:])
+        entries = 1 << (2 * len(ranked) - 1).bit_length()
+        table = np.zeros(entries, np.uint64)
+        singles, pairs = np.full(256, _NO_RANK, np.uint32), np.full(65536, _NO_RANK, np.uint32)
+        if expansions is not None:
+            assert (np.diff(expansions[0]) <= lengths).all() and expansions[0][-1] == len(expansions[1])
+        first, ids = expansions or (None, None)
+        self._kept = (starts, table, singles, pairs, first, ids)
+        self._merges = _Merges(
+            b"".join(ranked),
+            starts.ctypes.data,
+            table.ctypes.data,
+            entries - 1,
+            singles.ctypes.data,
+            pairs.ctypes.data,
+            len(ranked),
+            merging,
+            int(lengths.max()),
+            None if first is None else first.ctypes.data,
+            None if ids is None else ids.ctypes.data,
+        )
+        if not library.tandem_fill(ctypes.byref(self._merges), singles.ctypes.data, pairs.ctypes.data):
+            raise ValueError("a token has two ranks")
+        assert lengths.min() > 0 and (singles != _NO_RANK).all(), "every byte must have a rank"
+        cutters = [
+            _Cutter(
+                program.characters.masks.ctypes.data,
+                program.steps.ctypes.data,
+                program.kind,
+                len(program.steps),
+                program.memories,
+            )
+            for program in programs
+        ]
+        self._vocabulary = _Vocabulary((_Cutter * len(cutters))(*cutters), len(cutters), ctypes.pointer(self._merges))
+        self._address = ctypes.addressof(self._vocabulary)
+
+    def encode(self, text: str) -> Ids:
+        """The ids of a text, which is valid Unicode."""
+        data = text.encode()
+        out = np.empty(len(data) + 1, np.uint32)
+        return out[: self._run(data, array("q", (len(data),)), array("q", (0,)), out, None)]
+
+    def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
+        """The same, and where each id begins in the UTF-8 of the text, in bytes."""
+        data = text.encode()
+        out, offsets = np.empty(len(data) + 1, np.uint32), np.empty(len(data) + 1, np.uint32)
+        total = self._run(data, array("q", (len(data),)), array("q", (0,)), out, offsets)
+        return out[:total], offsets[:total]
+
+    def encode_many(self, texts: Sequence[str]) -> list[Ids]:
+        """The ids of each text, by one call."""
+        if not texts:
+            return []
+        parts = list(map(str.encode, texts))
+        data = b"".join(parts)
+        out = np.empty(len(data) + 1, np.uint32)
+        ends = array("q", accumulate(map(len, parts)))
+        counts = array("q", ends)
+        self._run(data, ends, counts, out, None)
+        found: list[Ids] = []
+        start = 0
+        for end in counts:
+            found.append(out[start:end])
+            start = end
+        return found
+
+    def _run(self, data: bytes, ends: array[int], counts: array[int], out: Ids, offsets: Ids | None) -> int:
+        """How many ids there are; `counts` becomes how many there are up to the end of each text."""
+        while True:
+            total: int = self._encode(
+                self._address,
+                data,
+                _pointer(ends),
+                len(ends),
+                _pointer(out),
+                None if offsets is None else _pointer(offsets),
+                _pointer(counts),
+            )
+            if total == _NO_MEMORY:
+                raise MemoryError("the text is too long to be encoded in this memory")
+            if total != _UNKNOWN:
+                return total
+            points = np.unique(np.frombuffer(data.decode().encode("utf-32-le"), np.uint32))
+            for program in self._programs:
+                program.characters.learn(points)
+
+
+def _pointer(buffer: Any) -> object:
+    """Quicker than numpy's own, which costs as much as encoding fifty characters."""
+    return ctypes.byref(ctypes.c_char.from_buffer(buffer))
+
+
+def compiled_merger(
+    patterns: Sequence[str],
+    engine: Engine,
+    ranked: Sequence[bytes],
+    merging: int | None = None,
+    expansions: tuple[Ids, Ids] | None = None,
+) -> CompiledMerger:
+    """As CompiledMerger; all of `ranked` are merging where it is not said how many.
+
+    Raises NotUnderstood where other engines have to do it, and ValueError where two ranks have the same bytes.
+    """
+    found = library()
+    if found is None:
+        raise NotUnderstood("there is no compiled library")
+    if len(patterns) > _MOST_PATTERNS or not all(ranked):
+        raise NotUnderstood("it has very many patterns, or a token without bytes")
+    programs: list[Program] = []
+    for number, pattern in enumerate(patterns, 1):
+        try:
+            programs.append(compiled(pattern, engine))
+        except (ValueError, regex.error) as error:
+            raise NotUnderstood(f"pattern {number} of {len(patterns)}: {error}") from None
+    return CompiledMerger(found, programs, ranked, len(ranked) if merging is None else merging, expansions)
+
+
+def expansions_of(ids: Sequence[Sequence[int]]) -> tuple[Ids, Ids]:
+    """The ids that each rank stands for, as CompiledMerger takes them."""
+    first = ids_of([0, *accumulate(map(len, ids))])
+    return first, ids_of([index for each in ids for index in each])
