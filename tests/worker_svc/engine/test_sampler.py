@@ -85,7 +85,7 @@ def reference_probabilities(logits: torch.Tensor, prompt: list[int], sampling: S
 def test_draws_follow_the_distribution_of_hugging_faces_processors(sampling: Sampling, spread: float):
     prompt = [1, 2, 3, 3, 7]
     logits = logits_of(1, seed=3, vocabulary=60, spread=spread)
-    count = 20_000
+    count = 5_000
     expected = reference_probabilities(logits, prompt, sampling)
     table = SamplingTable(count)
     requests = [request(Sampling(**{**_fields(sampling), "seed": seed}), prompt, handle=seed) for seed in range(count)]
