@@ -188,15 +188,19 @@ class _Reader:
             raise self.truncated()
         data, at = self._data, self._at
         unpack = _U64.unpack_from
-        strings: list[bytes] = []
+        ends: list[int] = []
+        add = ends.append
         for _ in range(count):
-            end = at + 8 + unpack(data, at)[0]
-            strings.append(data[at + 8 : end])
-            at = end
-        if at > self._size:  # slices past the end are short, and what follows them is never reached
+            at += 8 + unpack(data, at)[0]
+            add(at)
+        if at > self._size:  # what follows a string that is too long is never reached
             raise self.truncated()
-        self._at = at
-        return strings
+        begin, self._at = self._at, at
+        region = data[begin:at]  # cutting bytes is half the work of cutting a mapped file
+        starts = [begin, *ends[:-1]]
+        return (
+            [region[start - begin + 8 : end - begin] for start, end in zip(starts, ends, strict=True)] if ends else []
+        )
 
     def _skip(self, key: str, kind: int) -> None:
         if kind == STRING:

@@ -186,6 +186,9 @@ def can_overlap(tokens: Sequence[SpecialToken]) -> bool:
     strips = any(token.lstrip or token.rstrip for token in tokens)
     if strips and any(token.text[0] in WHITE_SPACE or token.text[-1] in WHITE_SPACE for token in tokens):
         return True
+    firsts = {token.text[0] for token in tokens}
+    if all(firsts.isdisjoint(token.text[1:]) for token in tokens):
+        return False  # none begins within another: what most vocabularies have
     longest_with_prefix: dict[str, int] = {}
     for token in tokens:
         for cut in range(1, len(token.text)):

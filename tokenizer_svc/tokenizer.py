@@ -71,7 +71,9 @@ class Tokenizer:
         self._plain = FragmentSplitter(self._user_defined, leftmost)
         self._plain_is_whole = not self._user_defined
         self._parsing = FragmentSplitter(table.specials, leftmost)
-        self.control_splitter = FragmentSplitter(list(self._controls.values()), leftmost)
+        self.control_splitter = (
+            FragmentSplitter(list(self._controls.values()), leftmost) if self._user_defined else self._parsing
+        )
         # Safe borders lie between a line break and a letter: no special token may reach across one.
         self._cuttable = not any("\n" in token.text or token.lstrip for token in table.specials)
         self._single = {token.id: ids_of([token.id]) for token in table.specials}

@@ -78,7 +78,8 @@ class GgufFields:
         if not raw:
             raise FormatError(self.path, f"has no {PREFIX}tokens")
         try:
-            return [token.decode() for token in raw]
+            together = b"\n".join(raw).decode().split("\n")  # most vocabularies write no line break as such
+            return together if len(together) == len(raw) else [token.decode() for token in raw]
         except UnicodeDecodeError:
             index = next(index for index, token in enumerate(raw) if token.decode("utf-8", "replace").encode() != token)
             raise FormatError(self.path, f"{PREFIX}tokens[{index}] is not valid UTF-8") from None

@@ -6,7 +6,6 @@ import logging
 import re
 from array import array
 from collections.abc import Sequence
-from operator import itemgetter, sub
 
 import numpy as np
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
@@ -29,7 +28,7 @@ logger = logging.getLogger("tokenizer_svc")
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE_BYTES = SPACE.encode()
-_SPACE = ord(b" ")
+_SPACE, _LINE_BREAK = b" \n"
 
 
 def build(fields: GgufFields, pre: PreTokenizer) -> tuple[Vocabulary, list[bytes]]:
@@ -67,27 +66,20 @@ def _unescaped(index: int, text: str) -> bytes:
         raise ValueError(f"token {index} {error}") from None
 
 
-def _merge_products(fields: GgufFields) -> dict[bytes, None]:
-    """What the merges make, each once, in the order of the merges. There are hundreds of thousands: no loop is ours."""
+def _merge_products(fields: GgufFields) -> list[bytes]:
+    """What each merge makes. There are hundreds of thousands: no loop is ours."""
     merges: list[bytes] | None = fields.get("merges", list, None)
     if merges is None:
         raise ValueError(f"there are no {PREFIX}merges")
-    products = b"\n".join(merges).replace(b" ", b"").split(b"\n")
-    if len(products) != len(merges):  # a line break in one of them, which GPT-2's alphabet has not
-        products = [merge.replace(b" ", b"") for merge in merges]
-    two_tokens = b"" not in products and (
-        set(map(sub, map(len, merges), map(len, products))) <= {1}
-        and _SPACE not in set(map(itemgetter(0), merges))
-        and _SPACE not in set(map(itemgetter(-1), merges))
-    )
-    if not two_tokens:
-        wrong = next(
-            number
-            for number, merge in enumerate(merges)
-            if merge.count(b" ") != 1 or merge.startswith(b" ") or merge.endswith(b" ")
-        )
-        raise ValueError(f"{PREFIX}merges[{wrong}] is not two tokens")
-    return dict.fromkeys(products)
+    together = b"\n".join(merges)
+    characters = np.frombuffer(b"\n%b\n" % together, np.uint8)
+    spaces, borders = np.flatnonzero(characters == _SPACE), np.flatnonzero(characters == _LINE_BREAK)
+    if len(spaces) + 1 == len(borders) and ((borders[:-1] + 1 < spaces) & (spaces + 1 < borders[1:])).all():
+        return together.replace(b" ", b"").split(b"\n") if merges else []
+    for number, merge in enumerate(merges):  # one of them is wrong, or has a line break, which GPT-2's alphabet has not
+        if merge.count(b" ") != 1 or merge.startswith(b" ") or merge.endswith(b" "):
+            raise ValueError(f"{PREFIX}merges[{number}] is not two tokens")
+    return [merge.replace(b" ", b"") for merge in merges]
 
 
 def _byte_pairs(fields: GgufFields, pre: PreTokenizer) -> tuple[BpeVocabulary, list[bytes]]:
@@ -110,6 +102,7 @@ def _byte_pairs(fields: GgufFields, pre: PreTokenizer) -> tuple[BpeVocabulary, l
         found = np.fromiter(map(ids.__getitem__, products), np.int64, len(products))
     except KeyError as error:
         raise ValueError(f"a merge makes {error.args[0].decode(errors='replace')!r}, which is no token") from None
+    found = found[np.sort(np.unique(found, return_index=True)[1])]  # the first merge that makes a token counts
     order: list[int] = np.concatenate((bytes_alone, found[normal[found]])).tolist()
     ranked = dict(zip(map(pieces.__getitem__, order), order, strict=True))
     if len(ranked) < len(order):  # of tokens with the same bytes the first one counts, and a dictionary has the last
@@ -128,7 +121,7 @@ def _byte_pairs(fields: GgufFields, pre: PreTokenizer) -> tuple[BpeVocabulary, l
 
 def _raw_byte_pairs(fields: GgufFields, pre: PreTokenizer) -> tuple[RawBpeVocabulary, list[bytes]]:
     """Pieces that no merge makes, but for single characters, can only come from the text of special tokens."""
-    rank = {product: number for number, product in enumerate(_merge_products(fields))}
+    rank = {product: number for number, product in enumerate(dict.fromkeys(_merge_products(fields)))}
     scores = array("f", bytes(4 * len(fields.texts)))
     kinds = bytearray(fields.types)
     for index, text in enumerate(fields.texts):
