@@ -22,12 +22,15 @@ from tokenizer_svc.encoding import Segment
 from tokenizer_svc.formats import load_tokenizer
 from tokenizer_svc.native import merger, program
 from tokenizer_svc.native.library import library
+from tokenizer_svc.native.longest import CompiledLongest
 from tokenizer_svc.native.merger import compiled_merger, expansions_of
 from tokenizer_svc.native.pattern import NotUnderstood, parse
 from tokenizer_svc.native.program import Engine, regexs, tiktokens
+from tokenizer_svc.native.texts import NotServed
 from tokenizer_svc.vocabularies.cutting import cutter_of
 from tokenizer_svc.vocabularies.patterns import PRE_TOKENIZERS
 from tokenizer_svc.vocabularies.plain_bpe import by_tiktokens_engine
+from tokenizer_svc.vocabularies.rwkv import PlainLongest
 
 EXAMPLES = int(os.environ.get("TANDEM_EXAMPLES", "100"))
 relaxed = settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=EXAMPLES)
@@ -196,13 +199,13 @@ def test_any_pattern_that_is_understood_cuts_as_the_engines_do(pattern: str, tex
     ],
 )
 def test_other_patterns_are_left_to_the_engines(pattern: str) -> None:
-    with pytest.raises(NotUnderstood):
+    with pytest.raises(NotServed):
         compiled_merger([pattern], regexs, BYTES)
 
 
 def test_a_class_that_an_engine_does_not_know_is_left_to_it() -> None:
     for engine in (regexs, tiktokens):
-        with pytest.raises(NotUnderstood):
+        with pytest.raises(NotServed):
             compiled_merger([r"\p{Nonsense}+"], engine, BYTES)
 
 
@@ -292,6 +295,24 @@ def test_vocabularies_answer_the_same_without_the_library(
     assert [ids.tolist() for ids in compiled.vocabulary.encode_many(texts)] == [
         ids.tolist() for ids in plain.vocabulary.encode_many(texts)
     ]
+
+
+@relaxed
+@given(
+    tokens=st.lists(st.binary(min_size=1, max_size=4) | st.text("ab\u00e9", min_size=1).map(str.encode), max_size=20),
+    unk_id=st.none() | st.just(999),
+    texts=st.lists(st.text("abc\u00e9\u00e8", max_size=20), max_size=4),
+)
+def test_the_longest_tokens_are_those_that_python_finds(
+    tokens: list[bytes], unk_id: int | None, texts: list[str]
+) -> None:
+    ids = {token: index for index, token in enumerate(tokens)}
+    ours, theirs = CompiledLongest(ids, unk_id), PlainLongest(ids, unk_id)
+    assert [each.tolist() for each in ours.encode_many(texts)] == [each.tolist() for each in theirs.encode_many(texts)]
+    for text in texts:
+        assert [each.tolist() for each in ours.encode_with_offsets(text)] == [
+            each.tolist() for each in theirs.encode_with_offsets(text)
+        ]
 
 
 def test_threads_learn_characters_and_encode_at_once(shared_data: Path) -> None:

@@ -13,9 +13,15 @@ _POINTER, _SIZE, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _FUNCTIONS: dict[str, Signature] = {
     "encode": ([_POINTER, ctypes.c_char_p, _POINTER, _SIZE, *[_POINTER] * 3], _SIZE),
     "fill": ([*[_POINTER] * 3], _NUMBER),
+    "longest": ([_POINTER, ctypes.c_char_p, _POINTER, _SIZE, *[_POINTER] * 3], _SIZE),
+    "plant": ([_POINTER, ctypes.c_char_p, *[_POINTER] * 2, _SIZE], None),
+    "size": ([*[_POINTER] * 2, _SIZE], _SIZE),
+    "join": ([ctypes.c_char_p, *[_POINTER] * 2, _SIZE, _POINTER], None),
 }
 
-SOURCES = CSources(Path(__file__).parent, "text", ("cutting.c", "merging.c"), ("text.h",), _FUNCTIONS)
+SOURCES = CSources(
+    Path(__file__).parent, "text", ("cutting.c", "merging.c", "longest.c", "joining.c"), ("text.h",), _FUNCTIONS
+)
 
 
 @functools.cache

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-from array import array
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 import regex  # type: ignore[import-untyped]
 
 from tokenizer_svc.arrays import Ids, ids_of
 from tokenizer_svc.native.library import library
-from tokenizer_svc.native.pattern import NotUnderstood
 from tokenizer_svc.native.program import Engine, Program, compiled
+from tokenizer_svc.native.texts import CompiledEncoder, NotServed, joined_tokens
 
 _NO_RANK = 0xFFFFFFFF
-_UNKNOWN, _NO_MEMORY = -1, -2
 _MOST_PATTERNS = 32
 
 
@@ -55,7 +52,7 @@ class _Vocabulary(ctypes.Structure):
     )
 
 
-class CompiledMerger:
+class CompiledMerger(CompiledEncoder):
     """Cuts text by patterns, one after the other, and merges the pieces by rank.
 
     `ranked` are the tokens' bytes by rank, every single byte among them; those from `merging` on are whole pieces only.
@@ -75,11 +72,9 @@ class CompiledMerger:
 
         Raises ValueError where two ranks have the same bytes.
         """
-        self._encode = library.tandem_encode
         self._programs = programs
-        lengths = np.fromiter(map(len, ranked), np.uint32, len(ranked))
-        starts = np.zeros(len(ranked) + 1, np.uint32)
-        np.cumsum(lengths, out=starts[1:])
+        data, starts = joined_tokens(ranked)
+        lengths = np.diff(starts)
         entries = 1 << (2 * len(ranked) - 1).bit_length()
         table = np.zeros(entries, np.uint64)
         singles, pairs = np.full(256, _NO_RANK, np.uint32), np.full(65536, _NO_RANK, np.uint32)
@@ -88,7 +83,7 @@ class CompiledMerger:
         first, ids = expansions or (None, None)
         self._kept = (starts, table, singles, pairs, first, ids)
         self._merges = _Merges(
-            b"".join(ranked),
+            data,
             starts.ctypes.data,
             table.ctypes.data,
             entries - 1,
@@ -113,63 +108,14 @@ class CompiledMerger:
             )
             for program in programs
         ]
-        self._vocabulary = _Vocabulary((_Cutter * len(cutters))(*cutters), len(cutters), ctypes.pointer(self._merges))
-        self._address = ctypes.addressof(self._vocabulary)
+        array_of_cutters = (_Cutter * len(cutters))(*cutters)
+        super().__init__(
+            library.tandem_encode, _Vocabulary(array_of_cutters, len(cutters), ctypes.pointer(self._merges))
+        )
 
-    def encode(self, text: str) -> Ids:
-        """The ids of a text, which is valid Unicode."""
-        data = text.encode()
-        out = np.empty(len(data) + 1, np.uint32)
-        return out[: self._run(data, array("q", (len(data),)), array("q", (0,)), out, None)]
-
-    def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
-        """The same, and where each id begins in the UTF-8 of the text, in bytes."""
-        data = text.encode()
-        out, offsets = np.empty(len(data) + 1, np.uint32), np.empty(len(data) + 1, np.uint32)
-        total = self._run(data, array("q", (len(data),)), array("q", (0,)), out, offsets)
-        return out[:total], offsets[:total]
-
-    def encode_many(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of each text, by one call."""
-        if not texts:
-            return []
-        parts = list(map(str.encode, texts))
-        data = b"".join(parts)
-        out = np.empty(len(data) + 1, np.uint32)
-        ends = array("q", accumulate(map(len, parts)))
-        counts = array("q", ends)
-        self._run(data, ends, counts, out, None)
-        found: list[Ids] = []
-        start = 0
-        for end in counts:
-            found.append(out[start:end])
-            start = end
-        return found
-
-    def _run(self, data: bytes, ends: array[int], counts: array[int], out: Ids, offsets: Ids | None) -> int:
-        """How many ids there are; `counts` becomes how many there are up to the end of each text."""
-        while True:
-            total: int = self._encode(
-                self._address,
-                data,
-                _pointer(ends),
-                len(ends),
-                _pointer(out),
-                None if offsets is None else _pointer(offsets),
-                _pointer(counts),
-            )
-            if total == _NO_MEMORY:
-                raise MemoryError("the text is too long to be encoded in this memory")
-            if total != _UNKNOWN:
-                return total
-            points = np.unique(np.frombuffer(data.decode().encode("utf-32-le"), np.uint32))
-            for program in self._programs:
-                program.characters.learn(points)
-
-
-def _pointer(buffer: Any) -> object:
-    """Quicker than numpy's own, which costs as much as encoding fifty characters."""
-    return ctypes.byref(ctypes.c_char.from_buffer(buffer))
+    def _learn(self, points: Ids) -> None:
+        for program in self._programs:
+            program.characters.learn(points)
 
 
 def compiled_merger(
@@ -181,19 +127,19 @@ def compiled_merger(
 ) -> CompiledMerger:
     """As CompiledMerger; all of `ranked` are merging where it is not said how many.
 
-    Raises NotUnderstood where other engines have to do it, and ValueError where two ranks have the same bytes.
+    Raises NotServed where other engines have to do it, and ValueError where two ranks have the same bytes.
     """
     found = library()
     if found is None:
-        raise NotUnderstood("there is no compiled library")
+        raise NotServed("there is no compiled library")
     if len(patterns) > _MOST_PATTERNS or not all(ranked):
-        raise NotUnderstood("it has very many patterns, or a token without bytes")
+        raise NotServed("it has very many patterns, or a token without bytes")
     programs: list[Program] = []
     for number, pattern in enumerate(patterns, 1):
         try:
             programs.append(compiled(pattern, engine))
         except (ValueError, regex.error) as error:
-            raise NotUnderstood(f"pattern {number} of {len(patterns)}: {error}") from None
+            raise NotServed(f"pattern {number} of {len(patterns)}: {error}") from None
     return CompiledMerger(found, programs, ranked, len(ranked) if merging is None else merging, expansions)
 
 

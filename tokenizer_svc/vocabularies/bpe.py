@@ -15,8 +15,8 @@ import numpy as np
 
 from tokenizer_svc.arrays import NONE, Ids, ids_of
 from tokenizer_svc.native.merger import CompiledMerger, compiled_merger
-from tokenizer_svc.native.pattern import NotUnderstood
 from tokenizer_svc.native.program import regexs, tiktokens
+from tokenizer_svc.native.texts import NotServed
 from tokenizer_svc.offsets import offsets_before_nfc
 from tokenizer_svc.vocabularies.patterns import PRE_TOKENIZERS
 from tokenizer_svc.vocabularies.plain_bpe import PlainBpe, by_tiktokens_engine
@@ -70,7 +70,7 @@ class BpeVocabulary:
                 self._patterns, engine, [*merging, *whole], len(merging), self._expansions()
             )
             self.encoder = "compiled"
-        except NotUnderstood as reason:
+        except NotServed as reason:
             rank = count()
             ranks, whole_ranks = ({token: next(rank) for token in part} for part in (merging, whole))
             self._plain = PlainBpe(self._patterns, ranks, whole_ranks)

@@ -30,8 +30,8 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[att
 
 from tokenizer_svc.arrays import Ids, ids_of
 from tokenizer_svc.native.merger import CompiledMerger, compiled_merger, expansions_of
-from tokenizer_svc.native.pattern import NotUnderstood
 from tokenizer_svc.native.program import tiktokens
+from tokenizer_svc.native.texts import NotServed
 from tokenizer_svc.vocabularies.merging import RankMerger
 from tokenizer_svc.vocabulary import TokenType
 
@@ -49,7 +49,7 @@ class SpmMerger:
         try:
             self._compiled = compiled_merger([pattern], tiktokens, list(ranks), expansions=expansions_of(expansions))
             self.encoder = "compiled"
-        except NotUnderstood as reason:
+        except NotServed as reason:
             self._merger = RankMerger(pattern, ranks, backtracking=False)
             self._lengths = ids_of([len(ids) for ids in expansions])
             self._ids = np.zeros((len(expansions), int(self._lengths.max())), np.uint32)
