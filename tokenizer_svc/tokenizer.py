@@ -20,11 +20,12 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from tokenizer_svc.arrays import NONE, Ids, ids_of, joined, joined_pieces
+from tokenizer_svc.arrays import NONE, Ids, ids_of, joined
 from tokenizer_svc.config import TokenizerConfig, fingerprint_of
 from tokenizer_svc.encode_cache import EncodeCache
 from tokenizer_svc.encoding import Encoding, Policy, Segment, SpecialTokenInText, TokenIdError
 from tokenizer_svc.fragments import FragmentSplitter
+from tokenizer_svc.native.joining import PieceJoiner
 from tokenizer_svc.offsets import to_code_points
 from tokenizer_svc.spacing import clean_spaces as without_spaces
 from tokenizer_svc.streaming import StopMatcher, StreamDecoder, StreamPieces
@@ -312,7 +313,7 @@ class Tokenizer:
             if len(array) and array[-1] == drop_last:
                 array = array[:-1]
         pieces = self.table.pieces if unparse_special else self.table.hidden_pieces
-        text = joined_pieces(pieces, array)
+        text = (self._shown_joiner if unparse_special else self._hidden_joiner).join(array)
         if strip and len(array) and pieces[array[0]][:1] == b" ":
             text = text[1:]
         return without_spaces(text) if clean_spaces else text
@@ -348,6 +349,14 @@ class Tokenizer:
             include_stop=include_stop,
             graphemes=graphemes,
         )
+
+    @cached_property
+    def _shown_joiner(self) -> PieceJoiner:
+        return PieceJoiner(self.table.pieces)
+
+    @cached_property
+    def _hidden_joiner(self) -> PieceJoiner:
+        return PieceJoiner(self.table.hidden_pieces)
 
     @cached_property
     def _shown_pieces(self) -> StreamPieces:

@@ -3,6 +3,11 @@
 ARG BASE=python:3.12-slim-bookworm
 
 FROM ${BASE} AS build
+# A C compiler makes encoding several times as fast; empty: tiktoken and Python do it.
+ARG BUILD_PACKAGES="gcc libc6-dev"
+RUN if [ -n "$BUILD_PACKAGES" ]; then \
+      apt-get update && apt-get install -y --no-install-recommends $BUILD_PACKAGES && rm -rf /var/lib/apt/lists/*; \
+    fi
 WORKDIR /build
 RUN python3 -m venv --without-pip /opt/tandem
 # Dependencies first: this layer stays when only the sources change. Compiled on all cores, which pip does not: the
@@ -15,6 +20,7 @@ RUN python3 requirements.py pyproject.toml tokenizer > requirements.txt \
 COPY . .
 RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
  && /opt/tandem/bin/python -c "import tokenizer_svc.server, svc_common.healthcheck" \
+ && (test -z "$BUILD_PACKAGES" || /opt/tandem/bin/python -m tokenizer_svc.native) \
  && ! /opt/tandem/bin/python -c "import torch" 2>/dev/null
 
 FROM ${BASE}

@@ -18,9 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.tokenizer_svc.pieces import BYTES, all_stretches
+from tokenizer_svc.arrays import ids_of, joined_pieces
 from tokenizer_svc.encoding import Segment
 from tokenizer_svc.formats import load_tokenizer
 from tokenizer_svc.native import merger, program
+from tokenizer_svc.native.joining import PieceJoiner
 from tokenizer_svc.native.library import library
 from tokenizer_svc.native.longest import CompiledLongest
 from tokenizer_svc.native.merger import compiled_merger, expansions_of
@@ -313,6 +315,15 @@ def test_the_longest_tokens_are_those_that_python_finds(
         assert [each.tolist() for each in ours.encode_with_offsets(text)] == [
             each.tolist() for each in theirs.encode_with_offsets(text)
         ]
+
+
+@relaxed
+@given(pieces=st.lists(st.binary(max_size=4), min_size=1, max_size=9), ids=st.lists(st.integers(0, 8), max_size=200))
+def test_pieces_are_joined_as_python_does(pieces: list[bytes], ids: list[int]) -> None:
+    array = ids_of([index % len(pieces) for index in ids])
+    joiner = PieceJoiner(pieces)
+    assert joiner.join(array) == joined_pieces(pieces, array)
+    assert joiner.join(array[::2]) == joined_pieces(pieces, array[::2])
 
 
 def test_threads_learn_characters_and_encode_at_once(shared_data: Path) -> None:
