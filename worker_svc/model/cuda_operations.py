@@ -30,7 +30,7 @@ from worker_svc.model.quantization import QuantizedWeight
 
 SPLIT = 256  # tokens
 VERIFIED = 16  # queries in a row that are still treated like decodes
-REPRODUCIBLE_ROWS = 64  # of the matrix of a block, for every query there is
+BLOCK_ROWS = 64  # of the matrix of a block, a row a query and head; more would not fit into shared memory in float32
 PREFILL_ROWS = 128
 PROGRAMS_PER_PROCESSOR = 2
 JOBS_PER_LANE = 32  # partials that there is room for
@@ -144,9 +144,8 @@ class TritonOperations:
 
     def queries(self, sizes: Sizes, longest: int) -> int:
         """Tokens in a block, if a step has up to `longest` new ones of a sequence for `paged_attention`."""
-        if not self.reproducible:
-            return 1 << (longest - 1).bit_length()
-        return max(1, REPRODUCIBLE_ROWS // sizes.group)
+        most = max(1, BLOCK_ROWS // sizes.group)
+        return most if self.reproducible else min(most, 1 << (longest - 1).bit_length())
 
     def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, window: int = 0) -> Plan:
         sizes = Sizes.of(cache, num_heads)

@@ -1,13 +1,13 @@
-"""Compiles every kernel for a Hopper card, which needs no card, and prints what the assembler made of it.
+"""Compiles every kernel for a Hopper card, which needs no card, and prints what the compiler made of it.
 
-Run as a program: `compile_for_hopper.py [--all]`. One line a kernel: name, registers, bytes of shared memory,
-bytes spilled, whether its matrix products run on the matrix units of that generation. The interpreter takes much that
-the compiler refuses, and says nothing about any of these.
+Run as a program: `compile_for_hopper.py [--all]`. One JSON line a kernel: bytes of shared memory, matrix products that
+run on the matrix units of that generation and on older ones, loads of 16 bytes. With --all, for what cards are tested
+with and more (some minutes), and also what the assembler made of it: registers, bytes of stack, spills, and how many
+programs fit on a processor. The interpreter takes much that the compiler refuses, and says nothing about any of these.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 os.environ.pop("TRITON_INTERPRET", None)
@@ -35,7 +35,7 @@ from worker_svc.model.cuda_operations import TritonOperations
 from worker_svc.model.cuda_quantized import KernelWeight
 from worker_svc.model.kernels.choose import choose
 from worker_svc.model.kernels.float8 import rows_to_float8
-from worker_svc.model.kv_cache import CacheShape, KVCache
+from worker_svc.model.kv_cache import CacheShape, KeyChannels, KVCache
 from worker_svc.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
 from worker_svc.model.quantization import quantize
 
@@ -63,48 +63,62 @@ def compile_only(kernel: JITFunction[Any], grid: object, compiled: dict[str, Any
     return launch
 
 
-def cases(everything: bool) -> Iterator[tuple[torch.dtype, KVFormat, int, int, int, bool]]:
-    """Model dtype, KV format, head dim, page size, window, reproducible."""
+class Case(NamedTuple):
+    """What attention is compiled for."""
+
+    dtype: torch.dtype
+    stored: KVFormat
+    head_dim: int
+    page_size: int
+    window: int
+    reproducible: bool
+    heads: int = 32
+    kv_heads: int = 8
+
+    def describe(self) -> dict[str, Any]:
+        return self._asdict() | {"dtype": str(self.dtype).removeprefix("torch."), "stored": self.stored.name}
+
+
+def cases(everything: bool) -> Iterator[Case]:
+    """The last one of each mode is followed by all other kernels."""
     bf16 = torch.bfloat16
-    yield bf16, Plain(bf16), 128, 64, 0, True
-    yield bf16, Plain(bf16), 128, 64, 0, False
-    if everything:
-        yield bf16, Int4(), 80, 16, 100, True
-        yield bf16, Float8(), 128, 64, 0, True
-        formats = [Plain(bf16), Int8(), Int4()]
-        for stored, head_dim, size, window, same in itertools.product(
-            formats, (64, 96, 128, 256), (16, 64, 256), (0, 100), (True, False)
-        ):
-            yield bf16, stored, head_dim, size, window, same
-        for dtype in (torch.float16, torch.float32):
-            yield from (
-                (dtype, Plain(dtype), head_dim, 64, 0, same) for head_dim in (128, 256) for same in (True, False)
-            )
+    for same in (True, False):
+        if everything:
+            shapes = [(64, 16, 0, 32, 8), (80, 32, 100, 4, 4), (96, 48, 0, 12, 1), (256, 256, 100, 12, 1)]
+            for head_dim, size, window, heads, kv_heads in shapes:
+                yield Case(bf16, Plain(bf16), head_dim, size, window, same, heads, kv_heads)
+            for stored in (Int8(), Int4(), Float8()):
+                yield Case(bf16, stored, 64, 16, 100, same)
+                yield Case(bf16, stored, 128, 64, 0, same)
+            yield Case(torch.float16, Plain(torch.float16), 128, 64, 0, same)
+            for head_dim, heads, kv_heads in ((8, 8, 4), (64, 32, 8), (128, 12, 1), (256, 12, 1)):
+                yield Case(torch.float32, Plain(torch.float32), head_dim, 64, 0, same, heads, kv_heads)
+        yield Case(bf16, Plain(bf16), 128, 64, 0, same)
 
 
-def run_all(
-    dtype: torch.dtype,
-    stored: KVFormat,
-    head_dim: int,
-    page_size: int,
-    window: int,
-    same: bool,
-    everything: bool = True,
-) -> None:
-    """One call of everything that launches a kernel; else without the fast decodes, which take as long to compile as
-    all others."""
-    operations = TritonOperations(264, reproducible=same)
-    pages = 4096 // page_size
-    cache = KVCache(CacheShape(1, pages, page_size, 8, head_dim, stored), "cpu")
-    held = np.arange(pages)
-    segments = [Segment(0, 1, 4000, held), Segment(1, 5, 9, held), Segment(6, 200, 300, held)]
-    qkv = torch.zeros(206, 48, head_dim, dtype=dtype)
-    rotation = (torch.zeros(206, 1, head_dim), torch.zeros(206, 1, head_dim))
-    q = operations.rotate_and_store(qkv, rotation, cache, 0, torch.zeros(2, 206, dtype=torch.int64))
-    if not same and not everything:
+def attend(case: Case, everything: bool) -> None:
+    """Every attention kernel of a case; else without the fast decodes, which take as long to compile as all others."""
+    operations = TritonOperations(264, reproducible=case.reproducible)
+    pages = 4096 // case.page_size
+    shape = CacheShape(1, pages, case.page_size, case.kv_heads, case.head_dim, case.stored)
+    channels = None
+    if case.stored.normalizes_keys:
+        channels = [KeyChannels(*torch.zeros(2, case.kv_heads, case.head_dim))]
+    cache, held = KVCache(shape, "cpu", channels), np.arange(pages)
+    segments = [Segment(0, 1, 4000, held), Segment(1, 16, 9, held), Segment(17, 200, 300, held)]
+    qkv = torch.zeros(217, case.heads + 2 * case.kv_heads, case.head_dim, dtype=case.dtype)
+    rotation = (torch.zeros(217, 1, case.head_dim), torch.zeros(217, 1, case.head_dim))
+    q = operations.rotate_and_store(qkv, rotation, cache, 0, torch.zeros(2, 217, dtype=torch.int64))
+    if not case.reproducible and not everything:
         segments = segments[2:]
-    operations.plan(segments[:1], cache, 32, window).attend(cache.keys[0], cache.values[0], q, 1.0)
-    operations.plan(segments, cache, 32, window).attend(cache.keys[0], cache.values[0], q, 1.0)
+    for some in (segments[:1], segments):
+        operations.plan(some, cache, case.heads, case.window).attend(cache.keys[0], cache.values[0], q, 1.0)
+
+
+def other_kernels(case: Case, everything: bool) -> None:
+    """Everything else; few of them twice unless `everything` is wanted."""
+    same, dtype = case.reproducible, case.dtype
+    operations = TritonOperations(264, reproducible=same)
     for kind in (Quantization(8, 0), Quantization(4, 64)):
         if everything or (kind.bits == 4) == same:
             grouped = quantize(torch.zeros(64, 4096), kind)
@@ -116,7 +130,8 @@ def run_all(
         return
     x = torch.zeros(4, 4096, dtype=dtype)
     operations.add_norm(x, x, x[0], 1e-5)
-    operations.add_norm(x, None, x[0], 1e-5)
+    if everything:
+        operations.add_norm(x, None, x[0], 1e-5)
     operations.swiglu(x, 2048)
     rows_to_float8(x)
     logits, numbers = torch.zeros(4, 128_256), torch.zeros(4)
@@ -124,7 +139,20 @@ def run_all(
 
 
 def resources(made: Any) -> dict[str, Any]:
-    """What the assembler says about one compiled kernel."""
+    """What the compiler says about one compiled kernel."""
+    code = made.asm["ptx"]
+    return {
+        "kernel": made.metadata.name,
+        "shared": made.metadata.shared,
+        "warps": made.metadata.num_warps,
+        "wgmma": len(re.findall(r"\bwgmma\.mma_async", code)),
+        "mma": len(re.findall(r"\bmma\.sync", code)),
+        "wide_loads": len(re.findall(r"\bld\.global\.\S*v4\.b32|\bld\.global\.\S*v2\.b64|\bcp\.async\.cg", code)),
+    }
+
+
+def assembled(made: Any) -> dict[str, Any]:
+    """What the assembler says about it; takes as long as a compilation."""
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
@@ -133,33 +161,32 @@ def resources(made: Any) -> dict[str, Any]:
             [tools / "cuobjdump", "--dump-resource-usage", "-sass", file.name],
             capture_output=True, text=True, check=True,
         ).stdout  # fmt: skip
-    registers = re.search(r"REG:(\d+) STACK:(\d+)", code)
-    assert registers is not None, code[:1000]
+    found = re.search(r"REG:(\d+) STACK:(\d+)", code)
+    assert found is not None, code[:1000]
+    registers = -(-int(found[1]) // 8) * 8  # as they are given out
+    fits = min(65536 // (registers * 32 * made.metadata.num_warps), (228 << 10) // (made.metadata.shared + 1024))
     return {
-        "kernel": made.metadata.name,
-        "registers": int(registers[1]),
-        "stack": int(registers[2]),
-        "shared": made.metadata.shared,
-        "warps": made.metadata.num_warps,
+        "registers": int(found[1]),
+        "stack": int(found[2]),
         "spills": len(re.findall(r"\b(?:STL|LDL)\b", code)),
-        "wgmma": len(re.findall(r"\bHGMMA\b", code)),
-        "mma": len(re.findall(r"\bHMMA\b", code)),
-        "wide_loads": len(re.findall(r"LDG\.E\.\S*128|LDGSTS\.E\.\S*128", code)),
+        "programs_on_a_processor": min(fits, 64 // made.metadata.num_warps),
     }
 
 
 def main() -> None:
+    everything = "--all" in sys.argv
     driver.set_active(NoCard())
-    for case in cases("--all" in sys.argv):
+    for case in cases(everything):
         compiled: dict[str, Any] = {}
         with patch.object(
             JITFunction, "__getitem__", lambda kernel, grid, into=compiled: compile_only(kernel, grid, into)
         ):
-            run_all(*case, everything="--all" in sys.argv)
+            attend(case, everything)
+            if case.head_dim == 128 and case.stored.name == "bfloat16":
+                other_kernels(case, everything)
         for made in compiled.values():
-            dtype, stored, head_dim, page_size, window, same = case
-            about = {"dtype": str(dtype), "kv": stored.name, "head_dim": head_dim, "page_size": page_size}
-            print(json.dumps(about | {"window": window, "reproducible": same} | resources(made)), flush=True)
+            about = case.describe() | resources(made) | (assembled(made) if everything else {})
+            print(json.dumps(about), flush=True)
 
 
 if __name__ == "__main__":
