@@ -298,3 +298,19 @@ def test_random_damage_gives_an_error_or_a_tokenizer(tmp_path_factory: Any, data
     path.write_bytes(bytes(whole))
     with suppress(FormatError):
         load_tokenizer(path)
+
+
+def test_every_id_that_the_file_says_ends_an_answer_does(tmp_path: Path) -> None:
+    ends = {f"{name}_token_id": 259 + number for number, name in enumerate(("eot", "eom", "fim_pad", "fim_rep"))}
+    tokenizer = load_tokenizer(write_gguf(tmp_path / "x.gguf", scored(**ends, eos_token_id=2, fim_pre_token_id=263)))
+    assert tokenizer.config.end_of_generation_ids == {2, 259, 260, 261, 262}
+
+
+def test_a_vocabulary_without_types_still_falls_back_to_bytes(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_gguf(tmp_path / "x.gguf", scored(token_type=None)))
+    assert tokenizer.encode("é", add_special=False) == [259, 3 + 0xC3, 3 + 0xA9]
+
+
+def test_only_unigram_vocabularies_merge_white_space(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_gguf(tmp_path / "x.gguf", scored(remove_extra_whitespaces=True)))
+    assert tokenizer.encode("  a ", add_special=False) == [259, 259, 259, 260, 259]

@@ -14,10 +14,13 @@ from typing import Any
 
 import pytest
 import tokenizers
+from sentencepiece import SentencePieceProcessor
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 from tests.tokenizer_svc.gguf_writer import write_gguf
 from tests.tokenizer_svc.pieces import pieces_of
-from tests.tokenizer_svc.test_gguf import CONTROL, NORMAL, USER, byte_pairs, scored
+from tests.tokenizer_svc.test_gguf import BYTE, CONTROL, NORMAL, USER, byte_pairs, scored
+from tests.tokenizer_svc.test_gguf import UNKNOWN as UNKNOWN_PIECE
 from tokenizer_svc.encoding import Policy, Segment
 from tokenizer_svc.formats import FormatError, load_tokenizer
 from tokenizer_svc.formats.byte_alphabet import ALPHABET
@@ -119,6 +122,42 @@ def _(make: Make) -> None:
     assert bert.decode([2, 4, 3], remove_special=True, unparse_special=True) == " a[SEP]"
 
 
+@row("UGM: a space prefix that the file does not want")
+def _(make: Make) -> None:
+    merging = make(scored(model="t5", remove_extra_whitespaces=True, add_space_prefix=False, add_eos_token=False))
+    assert merging.encode("a", add_special=False) == [260]
+
+
+@row("UGM: white space alone, where it does not merge")
+def _(make: Make) -> None:
+    assert make(scored(model="t5", add_space_prefix=True, add_eos_token=False)).encode(" ") == [259, 259]
+
+
+@row("UGM: pieces that add up to the same score")
+def _(make: Make) -> None:
+    metadata = scored(model="t5", add_eos_token=False)
+    tokens = [*metadata["tokenizer.ggml.tokens"][:261], "aa"]
+    library = SentencePieceProcessor(model_proto=unigrams(tokens, [0.0] * 259 + [-3.0, -4.0, -5.0]))
+    metadata |= {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * 259 + [-3.0, -4.0, -5.0],
+        "tokenizer.ggml.token_type": metadata["tokenizer.ggml.token_type"][:262],
+    }
+    assert make(metadata).encode("a" * 7) == library.EncodeAsIds("a" * 7)
+
+
+def unigrams(tokens: list[str], scores: list[float]) -> bytes:
+    """The same vocabulary as a file of SentencePiece."""
+    model = ModelProto()
+    model.trainer_spec.model_type = model.trainer_spec.UNIGRAM
+    model.trainer_spec.byte_fallback = True
+    model.normalizer_spec.add_dummy_prefix = model.normalizer_spec.remove_extra_whitespaces = False
+    for index, (token, score) in enumerate(zip(tokens, scores, strict=True)):
+        kind = UNKNOWN_PIECE if index == 0 else CONTROL if index < 3 else BYTE if index < 259 else NORMAL
+        model.pieces.add(piece=token, score=score, type=kind)
+    return bytes(model.SerializeToString())
+
+
 @row("UGM: a literal U+2581 at an end")
 def _(make: Make) -> None:
     merging = make(scored(model="t5", remove_extra_whitespaces=True, add_space_prefix=False, add_eos_token=False))
@@ -198,6 +237,12 @@ def _(make: Make) -> None:
     assert pieces_of(vocabulary._patterns, "a 12345!?") == ["a", " ", "123", "45", "!?"]
 
 
+@row("BPE: add_space_prefix in the file")
+def _(make: Make) -> None:
+    tokenizer = make(byte_pairs(add_space_prefix=True))
+    assert tokenizer.decode(tokenizer.encode(" ab", add_special=False)) == " ab"
+
+
 @row("BPE: U+017F after an apostrophe")
 def _(make: Make) -> None:
     vocabulary = make(byte_pairs(pre="llama-bpe")).vocabulary
@@ -211,6 +256,15 @@ def _(make: Make) -> None:
     make(byte_pairs(pre=None))
     with pytest.raises(FormatError, match="strange"):
         make(byte_pairs(pre="strange"))
+
+
+@row("add_bos_token and the like of WPM and RWKV")
+def _(make: Make) -> None:
+    flags = {"tokenizer.ggml.add_bos_token": False, "tokenizer.ggml.add_eos_token": True}
+    assert make(BERT | flags | {"tokenizer.ggml.eos_token_id": 0}).encode("a") == [2, 4, 3]
+    rwkv = {"tokenizer.ggml.model": "rwkv", "tokenizer.ggml.tokens": ["<s>", "a"], "tokenizer.ggml.token_type": [3, 1]}
+    flags = {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": 0}
+    assert make(rwkv | flags).encode("a") == [1]
 
 
 @row("Ids that are none")

@@ -26,6 +26,7 @@ logger = logging.getLogger("tokenizer_svc")
 
 _OTHER_KEYS = frozenset({"tokenizer.chat_template", "general.name", "general.architecture"})
 _MASK_SWALLOWS_LEFT = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
+_ENDS = ("eot", "eom", "fim_pad", "fim_rep", "fim_sep")  # ids that end an answer as eos does
 _SPECIAL_TYPES = [TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED]
 
 
@@ -75,6 +76,9 @@ def _config(fields: GgufFields, pre: PreTokenizer, specials: Sequence[SpecialTok
     sep_id = fields.id("seperator")  # so it is spelt in the files
     adds_bos = fields.flag("add_bos_token", pre.adds_bos if byte_pairs else defaults.adds_bos)
     adds_eos = fields.flag("add_eos_token", defaults.adds_eos)
+    if fields.model in ("bert", "rwkv"):  # llama.cpp adds [CLS] and [SEP], or nothing, whatever the flags say
+        adds_bos, adds_eos = defaults.adds_bos, defaults.adds_eos
+    named_ends = {index for name in _ENDS if (index := fields.id(name)) is not None}
     return TokenizerConfig(
         source="gguf",
         bos_id=bos_id,
@@ -82,7 +86,7 @@ def _config(fields: GgufFields, pre: PreTokenizer, specials: Sequence[SpecialTok
         unk_id=fields.id("unknown"),
         pad_id=fields.id("padding"),
         sep_id=sep_id,
-        end_of_generation_ids=end_of_generation_ids(((t.id, t.text) for t in specials), eos_id),
+        end_of_generation_ids=end_of_generation_ids(((t.id, t.text) for t in specials), eos_id) | named_ends,
         adds_bos=adds_bos and bos_id is not None,
         adds_eos=adds_eos and eos_id is not None,
         adds_sep=defaults.adds_sep and sep_id is not None,

@@ -174,11 +174,12 @@ def _sentencepiece(fields: GgufFields, scores: Sequence[float], kinds: Sequence[
     normalizer = model.normalizer_spec
     normalizer.name = "gguf"
     normalizer.add_dummy_prefix = False
-    normalizer.remove_extra_whitespaces = fields.flag("remove_extra_whitespaces", False)
+    normalizer.remove_extra_whitespaces = unigram and fields.flag("remove_extra_whitespaces", False)
     charsmap = fields.get("precompiled_charsmap", array, None)
     if charsmap is not None and unigram:
         normalizer.precompiled_charsmap = charsmap.tobytes()
     seen: set[str] = set()
+    kinds = _with_bytes(fields, kinds)
     for index, (text, kind) in enumerate(zip(fields.texts, kinds, strict=True)):
         if index == unk_id:
             kind = TokenType.UNKNOWN
@@ -191,8 +192,19 @@ def _sentencepiece(fields: GgufFields, scores: Sequence[float], kinds: Sequence[
         seen.add(text)
         model.pieces.add(piece=text, score=scores[index], type=kind)
     model.trainer_spec.unk_id = unk_id
-    model.trainer_spec.byte_fallback = sum(kind == TokenType.BYTE for kind in fields.types) == 256
+    model.trainer_spec.byte_fallback = sum(kind == TokenType.BYTE for kind in kinds) == 256
     return model
+
+
+def _with_bytes(fields: GgufFields, kinds: Sequence[int]) -> Sequence[int]:
+    """The types, of bytes too where the file has no types: llama.cpp finds the tokens of bytes by their text."""
+    if fields.has("token_type"):
+        return kinds
+    found = [index for index, text in enumerate(fields.texts) if _BYTE_PIECE.fullmatch(text)]
+    changed = bytearray(kinds)
+    for index in found if len(found) == 256 else ():
+        changed[index] = TokenType.BYTE
+    return changed
 
 
 def _word_pieces(fields: GgufFields) -> WpmVocabulary:
