@@ -31,7 +31,7 @@ from tokenizer_svc.native.program import Engine, regexs, tiktokens
 from tokenizer_svc.native.texts import NotServed
 from tokenizer_svc.vocabularies.cutting import cutter_of
 from tokenizer_svc.vocabularies.patterns import PRE_TOKENIZERS
-from tokenizer_svc.vocabularies.plain_bpe import by_tiktokens_engine
+from tokenizer_svc.vocabularies.plain_bpe import PlainBpe, by_tiktokens_engine
 from tokenizer_svc.vocabularies.rwkv import PlainLongest
 
 EXAMPLES = int(os.environ.get("TANDEM_EXAMPLES", "100"))
@@ -253,22 +253,25 @@ def test_ranks_become_ids_and_what_has_none_is_dropped() -> None:
     assert [each.tolist() for each in merger.encode_with_offsets("\u00e9?ab b")] == [[5, 3], [3, 6]]
 
 
+def test_text_that_no_alternative_matches_is_a_piece_with_the_library_and_without_it() -> None:
+    ranked = [*BYTES, b"12", b"ab", b"  "]
+    patterns = (r"[a-z]+|\s+",)
+    plain = PlainBpe(patterns, {token: rank for rank, token in enumerate(ranked)}, {})
+    texts = ["ab12  ab", "1", "ab"]
+    expected = [[257, 256, 258, 257], [ord("1")], [257]]
+    for encoder in (plain, compiled_merger(patterns, tiktokens, ranked)):
+        assert [ids.tolist() for ids in encoder.encode_many(texts)] == expected
+        assert [encoder.encode(text).tolist() for text in texts] == expected
+
+
 def test_a_token_with_two_ranks_is_refused() -> None:
     with pytest.raises(ValueError, match="two ranks"):
         compiled_merger([".+"], regexs, [*BYTES, b"ab", b"ab"])
 
 
-NAMES = [
-    "llama-bpe",
-    "gpt-2",
-    "falcon",
-    "deepseek-llm",
-    "deepseek-coder",
-    "starcoder",
-    "roberta-bpe",
-    "llama-spm",
-    "phi-3",
-]
+NAMES = ["llama-bpe", "deepseek-coder", "roberta-bpe", "llama-spm"]
+if EXAMPLES > 100:
+    NAMES += ["gpt-2", "falcon", "deepseek-llm", "starcoder", "phi-3"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -286,8 +289,8 @@ def test_vocabularies_answer_the_same_without_the_library(
     assert compiled.fingerprint == plain.fingerprint
     corpus = (shared_data / "corpus/botchan.txt").read_text(encoding="utf-8")
     texts = [
-        *(piece.decode("utf-8", "replace") for piece in compiled.table.pieces[:3000]),
-        corpus[:50_000],
+        *(piece.decode("utf-8", "replace") for piece in compiled.table.pieces[:1000]),
+        corpus[:20_000],
         *WORDS,
         "".join(WORDS),
     ]

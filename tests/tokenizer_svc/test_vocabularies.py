@@ -238,13 +238,20 @@ def naive_longest_match(data: bytes, ids: dict[bytes, int], longest: int) -> lis
     return found
 
 
+@cache
+def ids_by_piece(path: Path) -> tuple[dict[bytes, int], int]:
+    """And the length of the longest."""
+    ids = {piece: index for index, piece in enumerate(cached_tokenizer(path).table.pieces) if index}
+    return ids, max(map(len, ids))
+
+
 @relaxed
 @given(text=TEXT)
 def test_rwkv_takes_the_longest_match(shared_data: Path, text: str) -> None:
-    tokenizer = cached_tokenizer(shared_data / "vocabularies/ggml-vocab-rwkv-world.gguf")
-    ids = {piece: index for index, piece in enumerate(tokenizer.table.pieces) if index}
+    path = shared_data / "vocabularies/ggml-vocab-rwkv-world.gguf"
+    tokenizer, (ids, longest) = cached_tokenizer(path), ids_by_piece(path)
     encoding = tokenizer.encode_segments([Segment(text)], with_offsets=True)
-    assert encoding.ids == naive_longest_match(text.encode(), ids, max(map(len, ids)))
+    assert encoding.ids == naive_longest_match(text.encode(), ids, longest)
     assert tokenizer.decode(encoding.ids) == text
     starts = [0, *accumulate(len(tokenizer.table.pieces[index]) for index in encoding.ids)]
     assert encoding.byte_offsets == starts[:-1]

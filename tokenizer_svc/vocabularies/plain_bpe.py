@@ -16,15 +16,18 @@ import tiktoken
 from tokenizer_svc.arrays import NONE, Ids, ids_of, starts_of
 from tokenizer_svc.vocabularies.cutting import cutter_of
 from tokenizer_svc.vocabularies.merging import RankMerger, raise_unless_panic, whole_merger
+from tokenizer_svc.vocabularies.patterns import PRE_TOKENIZERS
 from tokenizer_svc.vocabularies.words import WordCache
-
-_SHORT_PIECE = 1000  # characters; encoding so many is quick enough to keep the interpreter lock
-_WHITE_SPACE_BYTES = bytes(set("".join(chr(c) for c in range(0x3001) if chr(c).isspace()).encode()))
 
 
 def by_tiktokens_engine(patterns: Sequence[str]) -> bool:
-    """Whether there is one pattern only, which leaves nothing out."""
+    """Whether there is one pattern only, which most likely leaves nothing out."""
     return len(patterns) == 1 and patterns[0].endswith(r"|\s+")
+
+
+_COMPLETE = {cut.patterns for cut in PRE_TOKENIZERS.values() if by_tiktokens_engine(cut.patterns)}
+_SHORT_PIECE = 1000  # characters; encoding so many is quick enough to keep the interpreter lock
+_WHITE_SPACE_BYTES = bytes(set("".join(chr(c) for c in range(0x3001) if chr(c).isspace()).encode()))
 
 
 class PlainBpe:
@@ -38,12 +41,15 @@ class PlainBpe:
         self._whole_pieces = whole_pieces
         self._cutters = list(map(cutter_of, patterns))
         self._merger = self._make_merger(patterns)
+        self._leaves_nothing_out = tuple(patterns) in _COMPLETE
         self._words = WordCache(lambda words: [self._encode_whole(word) for word in words])
 
     def encode(self, text: str) -> Ids:
         """The ranks."""
         found = None if self._merger is None else self._merger.encode(text)
-        return ids_of(self._words.encode(self._cut(text))) if found is None else found
+        if found is None or not self._has_all(found, text):
+            return ids_of(self._words.encode(self._cut(text)))
+        return found
 
     def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
         """The ranks, and where each begins in the UTF-8 of the text: they stand for its bytes one after the other."""
@@ -53,10 +59,16 @@ class PlainBpe:
     def encode_many(self, texts: Sequence[str]) -> list[Ids]:
         """The ranks of each text, by one call of tiktoken where that is possible."""
         found = None if self._merger is None else self._merger.encode_many(texts)
-        return [self.encode(text) if text else NONE for text in texts] if found is None else found
+        if found is None or not all(map(self._has_all, found, texts)):
+            return [self.encode(text) if text else NONE for text in texts]
+        return found
+
+    def _has_all(self, ranks: Ids, text: str) -> bool:
+        """Whether the ranks stand for the whole text: tiktoken drops what its pattern does not match."""
+        return self._leaves_nothing_out or int(self._lengths[ranks].sum()) == len(text.encode())
 
     def _make_merger(self, patterns: Sequence[str]) -> RankMerger | None:
-        """tiktoken with the pattern, where there is one and it leaves nothing out."""
+        """tiktoken with the pattern, where there is one and it may be for its engine."""
         if not by_tiktokens_engine(patterns) or self._whole_pieces:
             return None
         try:
