@@ -110,6 +110,12 @@ def test_template_files_render_with_tools(shared_data: Path) -> None:
         "m.content | default('none')",
         "m.content.rstrip().removesuffix('cd')",
         "m.content.partition('|')[2]",
+        "[m.content, {'a': m.content}]",
+        "m.content | list",
+        "'%r' | format(m.content)",
+        "m.content | sort | join",
+        "m.content | trim | title | urlencode | escape",
+        "m.content | wordcount",
     ],
 )
 def test_expressions_on_content_give_what_they_give_on_plain_text(expression: str) -> None:
@@ -354,3 +360,21 @@ async def test_hostile_templates_are_ended_and_the_service_answers_meanwhile(
     assert list(refused.violations) == ["chat_template"]
     again = await running.stub.EncodeChat(chat(("user", "a"), chat_template="{{ messages[0].content }}"))
     assert again.ids
+
+
+def test_numbers_in_content_are_numbers_to_a_template() -> None:
+    template = "{{ (messages[0].content | int) + 1 }} {{ messages[0].content | float }}"
+    assert text_of(render(question(template, ("user", "41")), 1000)) == "42 41.0"
+
+
+def test_a_template_that_writes_half_a_character_is_refused() -> None:
+    with pytest.raises(RenderError, match="lone surrogate"):
+        render(question("{{ '\\ud800' }}", ("user", "a")), 1000)
+
+
+@pytest.mark.parametrize(
+    "roles", [["system"], ["assistant"], ["user", "user"], ["user", "assistant", "system"], ["tool"]]
+)
+def test_llama2_conversations_that_metas_code_refuses(roles: list[str]) -> None:
+    with pytest.raises(RenderError, match="Llama 2"):
+        render(question(LLAMA2, *((role, "text") for role in roles)), 1000)

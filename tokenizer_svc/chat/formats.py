@@ -15,19 +15,26 @@ LLAMA3 = """{{- bos_token }}
     {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
 {%- endif %}"""
 
-LLAMA2 = """{%- set system = namespace(text='') %}
+LLAMA2 = """{%- set system = namespace(text='', next='user') %}
 {%- for message in messages %}
     {%- if message.role == 'system' and loop.first %}
         {%- set system.text = '<<SYS>>\\n' + message.content + '\\n<</SYS>>\\n\\n' %}
+    {%- elif message.role not in ('user', 'assistant') %}
+        {{- raise_exception('Llama 2 knows the roles system (first), user and assistant, not ' + message.role) }}
+    {%- elif message.role != system.next %}
+        {{- raise_exception('in Llama 2 user and assistant take turns, the user first') }}
     {%- elif message.role == 'user' %}
         {{- bos_token + '[INST] ' + (system.text + message.content) | trim + ' [/INST]' }}
         {%- set system.text = '' %}
-    {%- elif message.role == 'assistant' %}
-        {{- ' ' + message.content | trim + ' ' + eos_token }}
+        {%- set system.next = 'assistant' %}
     {%- else %}
-        {{- raise_exception('Llama 2 knows the roles system (first), user and assistant, not ' + message.role) }}
+        {{- ' ' + message.content | trim + ' ' + eos_token }}
+        {%- set system.next = 'user' %}
     {%- endif %}
-{%- endfor %}"""
+{%- endfor %}
+{%- if system.text %}
+    {{- raise_exception('in Llama 2 a system message stands in the first message of the user, and there is none') }}
+{%- endif %}"""
 
 _LLAMA2_TOKENS = 32_000
 

@@ -10,7 +10,7 @@ takes the texts that a template compares with into the same alphabet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from typing import Any
 
@@ -57,7 +57,7 @@ class Alphabet:
     def read(self, text: str) -> str:
         """The plain text behind any mixture."""
         plain = self._plain
-        return "".join(plain[each][0] if each in plain else each for each in text)
+        return "".join(plain[each][0] if each in plain else each for each in str.__iter__(text))
 
     def runs(self, text: str) -> list[tuple[Origin, str]]:
         """The stretches of a mixture by origin. White space belongs to what is on both sides of it, else to the
@@ -127,6 +127,17 @@ class Foreign(str):
         """Filters call str() before they work on a text; the origin must survive that."""
         return self
 
+    def __repr__(self) -> str:
+        """What templates show where they print a list or a dictionary that holds it: foreign as a whole."""
+        return self._alphabet.write(repr(self._plain), self._origin)
+
+    def __float__(self) -> float:
+        """The filters `int` and `float` ask for it."""
+        return float(self._plain)
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self._again, str.__iter__(self))
+
     def __hash__(self) -> int:
         return hash(self._plain)
 
@@ -173,6 +184,18 @@ class Foreign(str):
         return self._again(str.replace(self, self._argument(old), new, count))
 
 
+def on_plain_text(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a text, given the plain one; a text that it answers with is as foreign as the one it got."""
+
+    def call(value: Any, *arguments: Any, **options: Any) -> Any:
+        if not isinstance(value, Foreign):
+            return function(value, *arguments, **options)
+        answer = function(value._plain, *arguments, **options)
+        return Foreign.of(answer, value._alphabet, value._origin) if isinstance(answer, str) else answer
+
+    return call
+
+
 def _searching(name: str) -> Callable[..., Any]:
     """A method of str whose text arguments are looked for in the receiver."""
     method = getattr(str, name)
@@ -204,5 +227,6 @@ for _name in (
 for _name in (
     *("upper", "lower", "title", "capitalize", "casefold", "swapcase"),
     *("isalpha", "isdigit", "isalnum", "isnumeric", "isdecimal", "isupper", "islower", "istitle", "isascii"),
+    *("isprintable", "isidentifier"),
 ):
     setattr(Foreign, _name, _of_plain_text(_name))

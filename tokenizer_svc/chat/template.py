@@ -15,7 +15,10 @@ from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from tokenizer_svc.chat.origin import Alphabet, Foreign, Origin
+from tokenizer_svc.chat.origin import Alphabet, Foreign, Origin, on_plain_text
+
+# Filters that look at letters and signs, which private characters have none of.
+_FILTERS_OF_LETTERS = ("title", "capitalize", "wordcount", "urlencode", "striptags", "escape", "e", "forceescape")
 
 
 class RenderError(ValueError):
@@ -31,6 +34,8 @@ def render(request: Mapping[str, Any], max_characters: int) -> list[tuple[Origin
     template = request["template"]
     alphabet = Alphabet(forbidden=template)
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    for name in _FILTERS_OF_LETTERS:
+        environment.filters[name] = on_plain_text(environment.filters[name])
     environment.filters["tojson"] = _ToJson(alphabet)
     environment.globals.update(raise_exception=_raise, strftime_now=_strftime_now)
     variables = {
@@ -56,7 +61,12 @@ def render(request: Mapping[str, Any], max_characters: int) -> list[tuple[Origin
         raise RenderError(f"the template needs too much: {type(error).__name__}") from None
     except Exception as error:
         raise RenderError(f"the template fails with {type(error).__name__}: {alphabet.read(str(error))}") from None
-    return alphabet.runs("".join(parts))
+    text = "".join(parts)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RenderError(f"the rendered text has a lone surrogate at character {error.start}") from None
+    return alphabet.runs(text)
 
 
 def _message(message: Mapping[str, Any], alphabet: Alphabet) -> dict[str, Any]:
