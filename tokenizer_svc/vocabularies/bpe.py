@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
+from operator import itemgetter
 
 import numpy as np
 
@@ -46,21 +47,19 @@ class BpeVocabulary:
     ) -> None:
         if not ranked:
             raise ValueError("there are no ranks")
-        tokens, merged_ids = zip(*ranked, strict=True)
+        tokens, merged_ids = (list(map(itemgetter(part), ranked)) for part in (0, 1))
         self._merged_ids: Sequence[int] = merged_ids
         self._patterns = tuple(patterns)
         self._nfc = nfc
-        known = set(tokens)
-        if len(known) != len(tokens):
-            raise ValueError("a token has two ranks")
-        lacking = [byte for byte in map(bytes, zip(range(256), strict=True)) if byte not in known]
-        known.update(lacking)
+        single = {token for token in tokens if len(token) == 1}
+        lacking = [byte for byte in map(bytes, zip(range(256), strict=True)) if byte not in single]
+        merging = [*tokens, *lacking]
+        known = set(merging) if whole_pieces else set()
         whole = {piece: index for piece, index in (whole_pieces or {}).items() if piece not in known}
         self._whole_ids = list(whole.values())
         self._ids = np.array([*merged_ids, *[_NO_ID] * len(lacking), *self._whole_ids], np.uint32)
         self._lacks_bytes = bool(lacking)
         self._ranks_are_ids = bool((self._ids == np.arange(len(self._ids), dtype=np.uint32)).all())
-        merging = [*tokens, *lacking]
         self._compiled: CompiledMerger | None = None
         self._plain: PlainBpe | None = None
         try:
@@ -72,6 +71,8 @@ class BpeVocabulary:
             self.encoder = "compiled"
         except NotServed as reason:
             rank = count()
+            if len(set(merging)) != len(merging):
+                raise ValueError("a token has two ranks") from None
             ranks, whole_ranks = ({token: next(rank) for token in part} for part in (merging, whole))
             self._plain = PlainBpe(self._patterns, ranks, whole_ranks)
             self.encoder = f"tiktoken ({reason})"
