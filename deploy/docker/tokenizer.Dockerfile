@@ -20,7 +20,8 @@ RUN python3 requirements.py pyproject.toml tokenizer > requirements.txt \
 COPY . .
 RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
  && /opt/tandem/bin/python -c "import tokenizer_svc.server, svc_common.healthcheck" \
- && (test -z "$BUILD_PACKAGES" || /opt/tandem/bin/python -m tokenizer_svc.native) \
+ && (test -z "$BUILD_PACKAGES" || (/opt/tandem/bin/python -m tokenizer_svc.native \
+      && /opt/tandem/bin/python -m svc_common.gguf_strings)) \
  && ! /opt/tandem/bin/python -c "import torch" 2>/dev/null
 
 FROM ${BASE}

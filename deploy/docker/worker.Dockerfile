@@ -25,7 +25,8 @@ RUN python3 requirements.py pyproject.toml worker > requirements.txt \
 COPY . .
 RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
  && /opt/tandem/bin/python -c "import worker_svc.server, svc_common.healthcheck" \
- && (test -z "$BUILD_PACKAGES" || /opt/tandem/bin/python -m worker_svc.model.native)
+ && (test -z "$BUILD_PACKAGES" || (/opt/tandem/bin/python -m worker_svc.model.native \
+      && /opt/tandem/bin/python -m svc_common.gguf_strings))
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="tandem-worker" \
