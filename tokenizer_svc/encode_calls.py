@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import TypeVar
 
 from svc_common.errors import FieldViolation, invalid_argument, resource_exhausted
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
-from tokenizer_svc.arrays import NONE, Ids, joined
+from tokenizer_svc.arrays import NONE, joined
 from tokenizer_svc.encoding import Encoding, Policy, Segment, SpecialTokenInText
 from tokenizer_svc.loaded import Loaded
 from tokenizer_svc.pool import PoolFullError, WorkPool
 from tokenizer_svc.settings import TokenizerSettings
-from tokenizer_svc.validation import EncodeJob, too_much_output
+from tokenizer_svc.validation import EncodeJob, PlainTexts, too_much_output
 from tokenizer_svc.wire import encoding_field, plain_encodings
 
 T = TypeVar("T")
+Input = TypeVar("Input")
 
 _SHARED_BYTES = 128 * 1024  # text that several threads share
 
@@ -48,9 +50,6 @@ class EncodeCalls:
         """A BatchEncodeResponse. Raises ServiceError."""
 
         def work(jobs: Sequence[EncodeJob]) -> tuple[bytes, int]:
-            together = None if offsets or pieces else _encode_together(loaded, jobs)
-            if together is not None:
-                return b"".join(plain_encodings(together)), sum(map(len, together))
             parts: list[bytes] = []
             total = 0
             for job in jobs:
@@ -61,17 +60,38 @@ class EncodeCalls:
 
         return await self._answer(loaded, jobs, work, pb.BatchEncodeResponse(fingerprint=loaded.tokenizer.fingerprint))
 
+    async def encode_texts(self, loaded: Loaded, plain: PlainTexts) -> bytes:
+        """A BatchEncodeResponse. Raises ServiceError."""
+
+        def work(texts: Sequence[str]) -> tuple[bytes, int]:
+            found = loaded.tokenizer.encode_many(texts, plain.add_special)
+            loaded.metrics.input_tokens.observe(*map(len, found))
+            return b"".join(plain_encodings(found)), sum(map(len, found))
+
+        made = await self._spread(loaded, plain.texts, plain.sizes, work)
+        loaded.metrics.encoded_tokens.inc(sum(total for _, total in made))
+        rest = pb.BatchEncodeResponse(fingerprint=loaded.tokenizer.fingerprint)
+        return b"".join([*(part for part, _ in made), rest.SerializeToString()])
+
+    async def count_texts(self, loaded: Loaded, plain: PlainTexts) -> list[int]:
+        """How many ids each text has. Raises ServiceError."""
+
+        def work(texts: Sequence[str]) -> list[int]:
+            return list(map(len, loaded.tokenizer.encode_many(texts, plain.add_special)))
+
+        counts = list(chain.from_iterable(await self._spread(loaded, plain.texts, plain.sizes, work)))
+        loaded.metrics.input_tokens.observe(*counts)
+        loaded.metrics.encoded_tokens.inc(sum(counts))
+        return counts
+
     async def count(self, loaded: Loaded, jobs: Sequence[EncodeJob]) -> list[int]:
         """How many ids each job has. Raises ServiceError."""
 
         def work(jobs: Sequence[EncodeJob]) -> list[tuple[int, int]]:
-            together = _encode_together(loaded, jobs)
-            if together is not None:
-                return [(len(ids), len(ids)) for ids in together]
             encodings = [_encode(loaded, job, False) for job in jobs]
             return [(len(encoding.id_array), encoding.total_tokens) for encoding in encodings]
 
-        counts = [each for group in await self._spread(loaded, jobs, work) for each in group]
+        counts = [each for group in await self._spread_jobs(loaded, jobs, work) for each in group]
         loaded.metrics.encoded_tokens.inc(sum(total for _, total in counts))
         return [count for count, _ in counts]
 
@@ -96,19 +116,24 @@ class EncodeCalls:
         work: Callable[[Sequence[EncodeJob]], tuple[bytes, int]],
         rest: pb.EncodeResponse | pb.BatchEncodeResponse,
     ) -> bytes:
-        made = await self._spread(loaded, jobs, work)
+        made = await self._spread_jobs(loaded, jobs, work)
         loaded.metrics.encoded_tokens.inc(sum(total for _, total in made))
         return b"".join([*(part for part, _ in made), rest.SerializeToString()])
 
-    async def _spread(
+    async def _spread_jobs(
         self, loaded: Loaded, jobs: Sequence[EncodeJob], work: Callable[[Sequence[EncodeJob]], T]
     ) -> list[T]:
-        """Does the work at once where it is small, else in as many threads as it can fill."""
-        total = sum(job.size for job in jobs)
+        return await self._spread(loaded, jobs, [job.size for job in jobs], work)
+
+    async def _spread(
+        self, loaded: Loaded, inputs: Sequence[Input], sizes: Sequence[int], work: Callable[[Sequence[Input]], T]
+    ) -> list[T]:
+        """Does the work at once where it is small, else in as many threads as it can fill. `sizes` are in bytes."""
+        total = sum(sizes)
         loaded.metrics.encoded_bytes.inc(total)
         if total <= self._settings.inline_bytes:
-            return [work(jobs)]
-        groups = _groups(jobs, min(self._pool.threads, 1 + total // max(1, self._settings.inline_bytes)))
+            return [work(inputs)]
+        groups = _groups(inputs, sizes, min(self._pool.threads, 1 + total // max(1, self._settings.inline_bytes)))
         return await self.in_pool([partial(work, group) for group in groups])
 
     def _parts(self, loaded: Loaded, job: EncodeJob) -> list[Segment] | None:
@@ -166,31 +191,16 @@ def _encode(loaded: Loaded, job: EncodeJob, with_offsets: bool) -> Encoding:
     return encoding
 
 
-def _encode_together(loaded: Loaded, jobs: Sequence[EncodeJob]) -> list[Ids] | None:
-    """The ids of texts that want nothing but to be encoded; None where one of them wants more."""
-    add_special = jobs[0].add_special
-    if len(jobs) == 1 or not all(
-        job.max_tokens is None and len(job.segments) == 1 and job.segments[0].policy is Policy.TEXT
-        and job.add_special == add_special
-        for job in jobs
-    ):  # fmt: skip
-        return None
-    together = loaded.tokenizer.encode_many([job.segments[0].text for job in jobs], add_special)
-    if together is not None:
-        loaded.metrics.input_tokens.observe(*map(len, together))
-    return together
-
-
-def _groups(jobs: Sequence[EncodeJob], count: int) -> list[Sequence[EncodeJob]]:
-    """The jobs in order, in at most `count` groups of about equal size; none is empty."""
-    share = sum(job.size for job in jobs) / count
-    groups: list[Sequence[EncodeJob]] = []
+def _groups(inputs: Sequence[Input], sizes: Sequence[int], count: int) -> list[Sequence[Input]]:
+    """The inputs in order, in at most `count` groups of about equal size; none is empty."""
+    share = sum(sizes) / count
+    groups: list[Sequence[Input]] = []
     start, size = 0, 0
-    for index, job in enumerate(jobs):
-        size += job.size
+    for index, each in enumerate(sizes):
+        size += each
         if size >= share * (len(groups) + 1) and len(groups) < count - 1:
-            groups.append(jobs[start : index + 1])
+            groups.append(inputs[start : index + 1])
             start = index + 1
-    if start < len(jobs):
-        groups.append(jobs[start:])
+    if start < len(inputs):
+        groups.append(inputs[start:])
     return groups

@@ -132,6 +132,10 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     async def BatchEncode(self, request: pb.BatchEncodeRequest, context: Context) -> Any:  # noqa: N802
         loaded = await self._loaded.get(request.tokenizer)
+        if not request.include_offsets and not request.include_pieces:
+            plain = await self._plain_texts(request.inputs, loaded)
+            if plain is not None:
+                return await self._encoding.encode_texts(loaded, plain)
         jobs = await self._jobs(request.inputs, loaded)
         return await self._encoding.encode_batch(loaded, jobs, request.include_offsets, request.include_pieces)
 
@@ -139,9 +143,25 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self, request: pb.CountTokensRequest, context: Context
     ) -> pb.CountTokensResponse:
         loaded = await self._loaded.get(request.tokenizer)
-        jobs = await self._jobs(request.inputs, loaded)
-        counts = await self._encoding.count(loaded, jobs)
+        plain = await self._plain_texts(request.inputs, loaded)
+        if plain is not None:
+            counts = await self._encoding.count_texts(loaded, plain)
+        else:
+            counts = await self._encoding.count(loaded, await self._jobs(request.inputs, loaded))
         return pb.CountTokensResponse(counts=counts, fingerprint=loaded.tokenizer.fingerprint)
+
+    async def _plain_texts(self, inputs: Sequence[pb.EncodeInput], loaded: Loaded) -> validation.PlainTexts | None:
+        """The inputs, where all of them are plain texts and the tokenizer looks for no special tokens in those."""
+        validation.check_batch(len(inputs), self._settings)
+        if not loaded.tokenizer.takes_text_whole:
+            return None
+        plain = validation.PlainTexts(self._settings.max_input_bytes)
+        for start, part in validation.in_parts(inputs):
+            if start:
+                await asyncio.sleep(0)
+            if not plain.take(part):
+                return None
+        return plain
 
     async def _jobs(self, inputs: Sequence[pb.EncodeInput], loaded: Loaded) -> list[validation.EncodeJob]:
         jobs: list[validation.EncodeJob] = []

@@ -70,7 +70,7 @@ class Tokenizer:
         self._user_defined = [token for token in table.specials if token.type == TokenType.USER_DEFINED]
         leftmost = config.leftmost_specials
         self._plain = FragmentSplitter(self._user_defined, leftmost)
-        self._plain_is_whole = not self._user_defined
+        self.takes_text_whole = not self._user_defined  # under the policy TEXT
         self._parsing = FragmentSplitter(table.specials, leftmost)
         self.control_splitter = (
             FragmentSplitter(list(self._controls.values()), leftmost) if self._user_defined else self._parsing
@@ -121,7 +121,7 @@ class Tokenizer:
         front, back = self._added_arrays if add_special else (NONE, NONE)
         prefixed = self.config.adds_space_prefix
         uncached = self._cache is None or vocabulary is not self.vocabulary
-        if len(segments) == 1 and self._plain_is_whole and uncached and not with_offsets:
+        if len(segments) == 1 and self.takes_text_whole and uncached and not with_offsets:
             text = segments[0].text
             if text and segments[0].policy is Policy.TEXT:  # what most inputs are; all below would do the same
                 ids = vocabulary.encode(self._spaced(_checked(text)) if prefixed else _checked(text))
@@ -147,7 +147,7 @@ class Tokenizer:
             fragments = 0
             token: int | None = None
             data = _utf8(text)
-            if self._plain_is_whole and segment.policy is Policy.TEXT and not with_offsets and text:
+            if self.takes_text_whole and segment.policy is Policy.TEXT and not with_offsets and text:
                 # What most text is: no special token to look for, and nobody asks where its tokens lie.
                 ids = vocabulary.encode(self._spaced(text) if wants_prefix else text)
                 parts.append(ids)
@@ -194,10 +194,9 @@ class Tokenizer:
             )
         return encoding
 
-    def encode_many(self, texts: Sequence[str], add_special: bool = True) -> list[Ids] | None:
-        """Ids of many texts of the policy TEXT; None where they may hold special tokens even so."""
-        if not self._plain_is_whole:
-            return None
+    def encode_many(self, texts: Sequence[str], add_special: bool = True) -> list[Ids]:
+        """Ids of many texts of the policy TEXT, of a tokenizer that `takes_text_whole`."""
+        assert self.takes_text_whole
         checked = list(map(_checked, texts))
         if self._cache is None:
             found = self._encode_spaced(checked)

@@ -59,6 +59,44 @@ class Violations:
             raise invalid_argument(self._found)
 
 
+class PlainTexts:
+    """The inputs of a batch where each is one text that is not empty, of the policy TEXT, without truncation, and
+    `add_special` is the same for all: what nearly all batches are. There may be thousands, so little is done for one.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        self.texts: list[str] = []
+        self.sizes: list[int] = []  # bytes of each
+        self.add_special = True
+
+    def take(self, inputs: Sequence[pb.EncodeInput]) -> bool:
+        """Adds more inputs. False where one of them is another kind, or wrong: then nothing here counts."""
+        for message in inputs:
+            segments = message.segments
+            if len(segments) != 1 or message.HasField("truncation"):
+                return False
+            segment = segments[0]
+            text = segment.text
+            size = len(text) if text.isascii() else len(text.encode())
+            if not 0 < size <= self._longest or segment.special_tokens not in _TEXT_POLICIES or segment.parse_ids:
+                return False
+            add_special = message.add_special or not message.HasField("add_special")
+            if add_special != self.add_special:
+                if self.texts:
+                    return False
+                self.add_special = add_special
+            self.texts.append(text)
+            self.sizes.append(size)
+        return True
+
+
+def in_parts(inputs: Sequence[pb.EncodeInput]) -> Iterator[tuple[int, Sequence[pb.EncodeInput]]]:
+    """A batch in parts, each with its place, so that who looks at thousands can let others have a turn in between."""
+    for start in range(0, len(inputs), _INPUTS_AT_ONCE):
+        yield start, inputs[start : start + _INPUTS_AT_ONCE]
+
+
 def encode_jobs(inputs: Sequence[pb.EncodeInput], tokenizer: Tokenizer, settings: TokenizerSettings) -> list[EncodeJob]:
     """The inputs of a batch. Raises ServiceError."""
     return list(chain.from_iterable(encode_job_parts(inputs, tokenizer, settings)))
@@ -67,36 +105,13 @@ def encode_jobs(inputs: Sequence[pb.EncodeInput], tokenizer: Tokenizer, settings
 def encode_job_parts(
     inputs: Sequence[pb.EncodeInput], tokenizer: Tokenizer, settings: TokenizerSettings
 ) -> Iterator[list[EncodeJob]]:
-    """The same in parts, so that whoever looks at thousands of inputs can let others have a turn between them."""
-    _check_batch(len(inputs), settings)
+    """The same in parts. Raises ServiceError."""
     violations = Violations()
-    for start in range(0, len(inputs), _INPUTS_AT_ONCE):
-        yield _encode_jobs(inputs[start : start + _INPUTS_AT_ONCE], start, tokenizer, settings, violations)
+    for start, part in in_parts(inputs):
+        yield [
+            _encode_job(message, index, tokenizer, settings, violations) for index, message in enumerate(part, start)
+        ]
     violations.raise_any()
-
-
-def _encode_jobs(
-    inputs: Sequence[pb.EncodeInput],
-    start: int,
-    tokenizer: Tokenizer,
-    settings: TokenizerSettings,
-    violations: Violations,
-) -> list[EncodeJob]:
-    longest = settings.max_input_bytes
-    jobs: list[EncodeJob] = []
-    for index, message in enumerate(inputs, start):
-        segments = message.segments
-        if len(segments) == 1:  # what nearly all inputs are is looked at here: there may be thousands
-            segment = segments[0]
-            text = segment.text
-            if text and segment.special_tokens in _TEXT_POLICIES and not segment.parse_ids:
-                size = len(text) if text.isascii() else len(text.encode())
-                if size <= longest and not message.HasField("truncation"):
-                    add_special = message.add_special or not message.HasField("add_special")
-                    jobs.append(EncodeJob(index, (Segment(text),), add_special, None, False, size))
-                    continue
-        jobs.append(_encode_job(message, index, tokenizer, settings, violations))
-    return jobs
 
 
 def encode_job(request: pb.EncodeRequest, tokenizer: Tokenizer, settings: TokenizerSettings) -> EncodeJob:
@@ -197,7 +212,7 @@ def _parse_ids(segment: pb.TextSegment, place: str, tokenizer: Tokenizer, violat
 
 def decode_inputs(inputs: Sequence[pb.DecodeInput], tokenizer: Tokenizer, settings: TokenizerSettings) -> list[Ids]:
     """The id lists of a batch. Raises ServiceError."""
-    _check_batch(len(inputs), settings)
+    check_batch(len(inputs), settings)
     return _id_lists([(f"inputs[{index}].ids", message) for index, message in enumerate(inputs)], tokenizer, settings)
 
 
@@ -268,7 +283,8 @@ def check_open(message: pb.DecodeStreamOpen, tokenizer: Tokenizer, path: str) ->
     violations.raise_any()
 
 
-def _check_batch(count: int, settings: TokenizerSettings) -> None:
+def check_batch(count: int, settings: TokenizerSettings) -> None:
+    """Raises ServiceError where a batch has no inputs, or too many."""
     if not 1 <= count <= settings.max_batch_inputs:
         raise invalid_argument(
             [FieldViolation("inputs", f"has {count} entries; 1 to {settings.max_batch_inputs} are allowed")]

@@ -7,7 +7,7 @@ merged message. The tests hold all this against protobuf's own parser.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,18 +116,22 @@ def encoding_field(
     return [_ENCODING, _varint(sum(map(len, body))), *body]
 
 
-def plain_encodings(lists: Sequence[Ids]) -> Iterator[bytes]:
-    """The `encodings` of a BatchEncodeResponse that have ids and their number alone: one pass over all ids."""
+def plain_encodings(lists: Sequence[Ids]) -> list[bytes]:
+    """The `encodings` of a BatchEncodeResponse that have ids and their number alone, in parts: one pass over ids."""
     data, counts = _varints(np.concatenate(lists) if lists else NONE)
     whole = data.tobytes()
     edges = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=edges[1:])
-    ends: list[int] = edges[np.cumsum([len(ids) for ids in lists], dtype=np.int64)].tolist()
+    lengths = list(map(len, lists))
+    ends: list[int] = edges[np.cumsum(lengths, dtype=np.int64)].tolist()
+    parts: list[bytes] = []
     at = 0
-    for ids, end in zip(lists, ends, strict=True):
+    for length, end in zip(lengths, ends, strict=True):
         if end == at:
-            yield b"\x0a\x00"
+            parts.append(b"\x0a\x00")
             continue
-        size, total = _varint(end - at), _varint(len(ids))
-        yield b"\x0a%b\x0a%b%b\x30%b" % (_varint(end - at + len(size) + len(total) + 2), size, whole[at:end], total)
+        size, total = _varint(end - at), _varint(length)
+        rest = _varint(end - at + len(size) + len(total) + 2)
+        parts += (b"\x0a", rest, b"\x0a", size, whole[at:end], b"\x30", total)
         at = end
+    return parts

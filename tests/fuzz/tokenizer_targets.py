@@ -35,7 +35,7 @@ from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.settings import TokenizerSettings
 from tokenizer_svc.stream_calls import DecodeStreamCall
 from tokenizer_svc.tokenizer import Tokenizer
-from tokenizer_svc.validation import decode_inputs, encode_jobs
+from tokenizer_svc.validation import PlainTexts, decode_inputs, encode_jobs
 from tokenizer_svc.vocabulary import TokenType, VocabularyType
 
 logging.getLogger("tokenizer_svc").setLevel(logging.ERROR)
@@ -90,8 +90,8 @@ class Encode:
             assert cached.encode_segments(segments, add_special).ids == plain.ids
         tokenizer.check_ids(plain.ids)
         texts = [segment.text for segment in segments]
-        together = tokenizer.encode_many(texts, add_special)
-        if together is not None:
+        if tokenizer.takes_text_whole:
+            together = tokenizer.encode_many(texts, add_special)
             alone = [tokenizer.encode_segments([Segment(text)], add_special).ids for text in texts]
             assert [ids.tolist() for ids in together] == alone
         for segment in segments:
@@ -387,7 +387,13 @@ class Messages:
 
     def _encode(self, data: bytes) -> None:
         request = pb.BatchEncodeRequest.FromString(data)
-        for job in encode_jobs(request.inputs, self._tokenizer, self._settings):
+        plain = PlainTexts(self._settings.max_input_bytes)
+        is_plain = plain.take(request.inputs)
+        jobs = encode_jobs(request.inputs, self._tokenizer, self._settings)
+        if is_plain:
+            assert [job.segments for job in jobs] == [(Segment(text),) for text in plain.texts]
+            assert [(job.add_special, job.size) for job in jobs] == [(plain.add_special, size) for size in plain.sizes]
+        for job in jobs:
             with suppress(SpecialTokenInText):
                 found = self._tokenizer.encode_segments(job.segments, job.add_special, request.include_offsets)
                 if job.max_tokens is not None:
