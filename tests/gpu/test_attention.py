@@ -11,7 +11,7 @@ from worker_svc.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
 
 BF16 = torch.bfloat16
 MODES = [pytest.param(True, id="reproducible"), pytest.param(False, id="fast")]
-ERRORS = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 1e-5}  # of the largest number of the result
+ERRORS = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 1e-5}  # of the largest number of the result
 
 
 def operations(reproducible: bool) -> TritonOperations:
