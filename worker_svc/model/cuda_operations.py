@@ -30,7 +30,8 @@ from worker_svc.model.quantization import QuantizedWeight
 
 SPLIT = 256  # tokens
 VERIFIED = 16  # queries in a row that are still treated like decodes
-BLOCK_ROWS = 64  # of the matrix of a block, a row a query and head; more would not fit into shared memory in float32
+BLOCK_ROWS = 64  # of the matrix of a block, a row a query and head: what Hopper's matrix units take
+FLOAT32_ROWS = 16  # the same in float32, which has no matrix unit: more rows would not fit into registers
 PREFILL_ROWS = 128
 PROGRAMS_PER_PROCESSOR = 2
 JOBS_PER_LANE = 32  # partials that there is room for
@@ -44,13 +45,13 @@ class Sizes:
     kv_heads: int
     group: int  # heads that share a kv head
     page_size: int
+    float32: bool
 
     @staticmethod
     def of(cache: KVCache, num_heads: int) -> Sizes:
         shape = cache.shape
-        return Sizes(
-            Stored.of(shape.format, shape.head_dim), shape.kv_heads, num_heads // shape.kv_heads, shape.page_size
-        )
+        stored, float32 = Stored.of(shape.format, shape.head_dim), cache.keys[0][0].dtype == torch.float32
+        return Sizes(stored, shape.kv_heads, num_heads // shape.kv_heads, shape.page_size, float32)
 
     @property
     def tile(self) -> int:
@@ -129,6 +130,7 @@ class TritonOperations:
         self.split = split
         self.reproducible = reproducible
         self.programs = programs
+        self.float32_rows = BLOCK_ROWS
         # Rows of a product are padded to this where a row's bits must not depend on the others: to whole tiles.
         self.row_multiple = 64 if reproducible else 1
 
@@ -136,7 +138,9 @@ class TritonOperations:
     def on(device: torch.device, *, reproducible: bool = True) -> TritonOperations:
         """Operations for a card, with as many programs as keep it busy."""
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-        return TritonOperations(processors * PROGRAMS_PER_PROCESSOR, reproducible=reproducible)
+        operations = TritonOperations(processors * PROGRAMS_PER_PROCESSOR, reproducible=reproducible)
+        operations.float32_rows = FLOAT32_ROWS
+        return operations
 
     def lanes(self, kv_heads: int) -> int:
         """Programs that work on one kv head."""
@@ -144,7 +148,7 @@ class TritonOperations:
 
     def queries(self, sizes: Sizes, longest: int) -> int:
         """Tokens in a block, if a step has up to `longest` new ones of a sequence for `paged_attention`."""
-        most = max(1, BLOCK_ROWS // sizes.group)
+        most = max(1, (self.float32_rows if sizes.float32 else BLOCK_ROWS) // sizes.group)
         return most if self.reproducible else min(most, 1 << (longest - 1).bit_length())
 
     def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, window: int = 0) -> Plan:
@@ -155,7 +159,7 @@ class TritonOperations:
         if short:
             launches.append(self._paged(short, sizes, cache, window))
         if long:
-            queries = max(1, PREFILL_ROWS // sizes.group)
+            queries = max(1, (self.float32_rows if sizes.float32 else PREFILL_ROWS) // sizes.group)
             blocks = longest_first(cut(long, queries))
             tables, blocks_there = _to(cache.device, page_tables(long, sizes.page_size), blocks)
             launches.append(PrefillLaunch(sizes, tables, blocks_there, matrix_rows(queries, sizes.group), window))

@@ -145,6 +145,11 @@ def matrix_rows(queries: int, group: int) -> int:
     return max(16, triton.next_power_of_2(queries * group))
 
 
+def _warps(rows: int, stored: Stored) -> int:
+    """So many that two results `[rows, head_dim]` fit into their registers."""
+    return 4 if rows * stored.padded <= 64 * 128 else 8
+
+
 def paged_attention(
     q: torch.Tensor,
     out: torch.Tensor,
@@ -175,11 +180,11 @@ def paged_attention(
         q, out, m, l, o, *numbers_and_constants(keys), *numbers_and_constants(values),
         work.tables, work.blocks, work.jobs, work.num_jobs, work.tables.shape[1], m.shape[-1], scale / math.log(2),
         kv_heads, group, rows, stored.head_dim, stored.padded, page_size, tile, split, window,
-        stored.format, stored.group, num_warps=4 if rows <= 64 else 8,
+        stored.format, stored.group, num_warps=_warps(rows, stored),
         num_stages=stages(stored, keys[0], tile, _IN_FLIGHT),
     )  # fmt: skip
     if len(m):
         _combine[(work.blocks.shape[0], kv_heads)](
             out, m, l, o, work.blocks, m.shape[-1], kv_heads, group, rows, stored.head_dim, stored.padded,
-            num_warps=4 if rows <= 64 else 8,
+            num_warps=_warps(rows, stored),
         )  # fmt: skip

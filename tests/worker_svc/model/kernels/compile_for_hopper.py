@@ -31,7 +31,7 @@ from triton.runtime.jit import JITFunction
 
 from worker_svc.checkpoints.grouped import Quantization
 from worker_svc.model.attention import Segment
-from worker_svc.model.cuda_operations import TritonOperations
+from worker_svc.model.cuda_operations import FLOAT32_ROWS, TritonOperations
 from worker_svc.model.cuda_quantized import KernelWeight
 from worker_svc.model.kernels.choose import choose
 from worker_svc.model.kernels.float8 import rows_to_float8
@@ -99,6 +99,7 @@ def cases(everything: bool) -> Iterator[Case]:
 def attend(case: Case, everything: bool) -> None:
     """Every attention kernel of a case; else without the fast decodes, which take as long to compile as all others."""
     operations = TritonOperations(264, reproducible=case.reproducible)
+    operations.float32_rows = FLOAT32_ROWS
     pages = 4096 // case.page_size
     shape = CacheShape(1, pages, case.page_size, case.kv_heads, case.head_dim, case.stored)
     channels = None
