@@ -26,6 +26,8 @@ DEFAULT_ALIGNMENT = 32
 PART_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _Read = TypeVar("_Read")
 _MAX_KEYS = 1 << 16
+_MAX_KEY_BYTES = (1 << 16) - 1
+_LONGEST_MESSAGE = 1500
 _MAX_TENSORS = 1 << 20
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
@@ -34,9 +36,9 @@ class GgufError(Exception):
     """A GGUF file cannot be read: one line with the file and what is wrong."""
 
     def __init__(self, path: Path, problem: str) -> None:
-        super().__init__(f"{path}: {problem}")
         self.path = path
-        self.problem = problem
+        self.problem = one_line(problem)
+        super().__init__(f"{path}: {self.problem}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,14 @@ class GgufHeader:
 
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
+
+
+def one_line(text: str) -> str:
+    """What a damaged file holds may be in a message: other than printable characters are escaped, and the middle of a
+    long text is left out."""
+    if len(text) > _LONGEST_MESSAGE:
+        text = f"{text[: _LONGEST_MESSAGE // 2]} ... {text[-_LONGEST_MESSAGE // 2 :]}"
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def are_parts(names: Sequence[str]) -> bool:
@@ -145,7 +155,10 @@ class _Reader:
             raise GgufError(self._path, f"claims to have {count} keys and {tensors} tensors; it is damaged")
         values: dict[str, Any] = {}
         for _ in range(count):
-            key = self._bytes().decode("utf-8", "replace")
+            name = self._bytes()
+            if len(name) > _MAX_KEY_BYTES:
+                raise GgufError(self._path, f"has a key of {len(name)} bytes; it is damaged")
+            key = name.decode("utf-8", "replace")
             start = self._at
             kind = self._number(_U32)
             if raw(key):

@@ -314,3 +314,15 @@ def test_a_vocabulary_without_types_still_falls_back_to_bytes(tmp_path: Path) ->
 def test_only_unigram_vocabularies_merge_white_space(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(write_gguf(tmp_path / "x.gguf", scored(remove_extra_whitespaces=True)))
     assert tokenizer.encode("  a ", add_special=False) == [259, 259, 259, 260, 259]
+
+
+def test_what_a_damaged_file_holds_makes_no_long_message(tmp_path: Path) -> None:
+    key = "a\n\x00" * 10_000
+    path = tmp_path / "x.gguf"
+    for data in (gguf_bytes({key: 5}), gguf_bytes({key[:3000]: 5})[:-8] + b"\xff" * 8, gguf_bytes(scored(model=key))):
+        path.write_bytes(data)
+        with pytest.raises(FormatError) as caught:
+            load_tokenizer(path)
+        message = str(caught.value)
+        assert message.isprintable()
+        assert len(message) < 5000

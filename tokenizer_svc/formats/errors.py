@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from svc_common.gguf import one_line
+
 
 class FormatError(Exception):
     """A tokenizer cannot be read: one line with the file, what is wrong, and what was expected."""
 
     def __init__(self, path: Path, problem: str) -> None:
-        super().__init__(f"{path}: {problem}")
         self.path = path
-        self.problem = problem
+        self.problem = one_line(problem)
+        super().__init__(f"{path}: {self.problem}")

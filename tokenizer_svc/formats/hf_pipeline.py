@@ -199,7 +199,7 @@ def _metaspace(normalizers: Sequence[Step], pre_tokenizers: Sequence[Step]) -> P
                 pipeline.charsmap = step["precompiled_charsmap"]
             case "Replace" if step["pattern"] == {"Regex": " {2,}"} and step["content"] in (" ", _SPACE):
                 merges = True
-            case "Strip" if step.get("strip_right"):
+            case "Strip" if step.get("strip_right") and not step.get("strip_left"):
                 strips = True
             case _:
                 raise _refusal("normalizer", step)
