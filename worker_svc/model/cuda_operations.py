@@ -130,7 +130,8 @@ class TritonOperations:
         self.split = split
         self.reproducible = reproducible
         self.programs = programs
-        self.float32_rows = BLOCK_ROWS
+        # The interpreter is quicker with few large blocks.
+        self.float32_rows = FLOAT32_ROWS if torch.cuda.is_available() else BLOCK_ROWS
         # Rows of a product are padded to this where a row's bits must not depend on the others: to whole tiles.
         self.row_multiple = 64 if reproducible else 1
 
@@ -138,9 +139,7 @@ class TritonOperations:
     def on(device: torch.device, *, reproducible: bool = True) -> TritonOperations:
         """Operations for a card, with as many programs as keep it busy."""
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-        operations = TritonOperations(processors * PROGRAMS_PER_PROCESSOR, reproducible=reproducible)
-        operations.float32_rows = FLOAT32_ROWS
-        return operations
+        return TritonOperations(processors * PROGRAMS_PER_PROCESSOR, reproducible=reproducible)
 
     def lanes(self, kv_heads: int) -> int:
         """Programs that work on one kv head."""
