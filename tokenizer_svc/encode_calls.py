@@ -62,11 +62,14 @@ class EncodeCalls:
 
     async def encode_texts(self, loaded: Loaded, plain: PlainTexts) -> bytes:
         """A BatchEncodeResponse. Raises ServiceError."""
+        front, back = loaded.tokenizer.added_ids() if plain.add_special else (NONE, NONE)
+        added = len(front) + len(back)
 
         def work(texts: Sequence[str]) -> tuple[bytes, int]:
-            found = loaded.tokenizer.encode_many(texts, plain.add_special)
-            loaded.metrics.input_tokens.observe(*map(len, found))
-            return b"".join(plain_encodings(found)), sum(map(len, found))
+            found = loaded.tokenizer.encode_many(texts, add_special=False)
+            counts = [len(ids) + added for ids in found]
+            loaded.metrics.input_tokens.observe(*counts)
+            return b"".join(plain_encodings(found, front, back)), sum(counts)
 
         made = await self._spread(loaded, plain.texts, plain.sizes, work)
         loaded.metrics.encoded_tokens.inc(sum(total for _, total in made))
@@ -75,9 +78,10 @@ class EncodeCalls:
 
     async def count_texts(self, loaded: Loaded, plain: PlainTexts) -> list[int]:
         """How many ids each text has. Raises ServiceError."""
+        added = loaded.tokenizer.count_added() if plain.add_special else 0
 
         def work(texts: Sequence[str]) -> list[int]:
-            return list(map(len, loaded.tokenizer.encode_many(texts, plain.add_special)))
+            return [len(ids) + added for ids in loaded.tokenizer.encode_many(texts, add_special=False)]
 
         counts = list(chain.from_iterable(await self._spread(loaded, plain.texts, plain.sizes, work)))
         loaded.metrics.input_tokens.observe(*counts)

@@ -116,8 +116,12 @@ def encoding_field(
     return [_ENCODING, _varint(sum(map(len, body))), *body]
 
 
-def plain_encodings(lists: Sequence[Ids]) -> list[bytes]:
-    """The `encodings` of a BatchEncodeResponse that have ids and their number alone, in parts: one pass over ids."""
+def plain_encodings(lists: Sequence[Ids], front: Ids = NONE, back: Ids = NONE) -> list[bytes]:
+    """The `encodings` of a BatchEncodeResponse that have ids and their number alone, in parts: one pass over ids.
+    `front` and `back` are put around each list.
+    """
+    before, behind = packed(front), packed(back)
+    around, added = len(before) + len(behind), len(front) + len(back)
     data, counts = _varints(np.concatenate(lists) if lists else NONE)
     whole = data.tobytes()
     edges = np.zeros(len(counts) + 1, np.int64)
@@ -127,11 +131,12 @@ def plain_encodings(lists: Sequence[Ids]) -> list[bytes]:
     parts: list[bytes] = []
     at = 0
     for length, end in zip(lengths, ends, strict=True):
-        if end == at:
+        width = end - at + around
+        if not width:
             parts.append(b"\x0a\x00")
             continue
-        size, total = _varint(end - at), _varint(length)
-        rest = _varint(end - at + len(size) + len(total) + 2)
-        parts += (b"\x0a", rest, b"\x0a", size, whole[at:end], b"\x30", total)
+        size, total = _varint(width), _varint(length + added)
+        rest = _varint(width + len(size) + len(total) + 2)
+        parts += (b"\x0a", rest, b"\x0a", size, before, whole[at:end], behind, b"\x30", total)
         at = end
     return parts

@@ -39,7 +39,9 @@ def test_an_encoding_is_written_as_protobuf_reads_it(
     )
 
 
-@given(st.lists(ARRAYS))
-def test_many_encodings_are_written_as_protobuf_reads_them(lists: list[Ids]) -> None:
-    expected = [pb.Encoding(ids=ids.tolist(), total_tokens=len(ids)) for ids in lists]
-    assert list(pb.BatchEncodeResponse.FromString(b"".join(plain_encodings(lists))).encodings) == expected
+@given(st.lists(ARRAYS), ARRAYS, ARRAYS)
+def test_many_encodings_are_written_as_protobuf_reads_them(lists: list[Ids], front: Ids, back: Ids) -> None:
+    whole = [[*front.tolist(), *ids.tolist(), *back.tolist()] for ids in lists]
+    expected = [pb.Encoding(ids=ids, total_tokens=len(ids)) for ids in whole]
+    written = b"".join(plain_encodings(lists, front, back))
+    assert list(pb.BatchEncodeResponse.FromString(written).encodings) == expected
