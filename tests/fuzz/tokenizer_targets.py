@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import atheris
 import tokenizers
@@ -32,6 +33,7 @@ from tokenizer_svc.encode_cache import EncodeCache
 from tokenizer_svc.encoding import Policy, Segment, SpecialTokenInText
 from tokenizer_svc.formats import FormatError, load_tokenizer
 from tokenizer_svc.metrics import TokenizerMetrics
+from tokenizer_svc.native import longest, merger
 from tokenizer_svc.settings import TokenizerSettings
 from tokenizer_svc.stream_calls import DecodeStreamCall
 from tokenizer_svc.tokenizer import Tokenizer
@@ -56,11 +58,20 @@ def load_all(data: Path | None) -> list[Tokenizer]:
     return [demo] if data is None else [demo, *(load_tokenizer(data / name) for name in REAL)]
 
 
+def load_all_plain(data: Path | None) -> list[Tokenizer]:
+    """The same, without what is compiled."""
+    nowhere = mock.Mock(return_value=None)
+    with mock.patch.object(merger, "library", nowhere), mock.patch.object(longest, "library", nowhere):
+        return load_all(data)
+
+
 class Encode:
-    """Text comes back, however it is asked for; nothing but PARSE makes control tokens; the libraries agree."""
+    """Text comes back, however it is asked for; nothing but PARSE makes control tokens; the libraries,
+    and what is not compiled, agree."""
 
     def __init__(self, data: Path | None, folder: Path) -> None:
         self._tokenizers = load_all(data)
+        self._plain = load_all_plain(data)
         self._cached = [each.with_cache(EncodeCache(1 << 20)) for each in self._tokenizers]
         path = data / "formats/llama2/tokenizer.model" if data else REPOSITORY / "models/demo/tokenizer.model"
         self._library = SentencePieceProcessor(model_file=str(path))
@@ -85,6 +96,8 @@ class Encode:
             return
         located = tokenizer.encode_segments(segments, add_special, with_offsets=True)
         assert located.ids == plain.ids
+        uncompiled = self._plain[number].encode_segments(segments, add_special, with_offsets=True)
+        assert (uncompiled.ids, uncompiled.byte_offsets) == (located.ids, located.byte_offsets)
         self._check_offsets(located, "".join(segment.text for segment in segments))
         for _ in range(2):
             assert cached.encode_segments(segments, add_special).ids == plain.ids
