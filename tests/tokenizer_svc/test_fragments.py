@@ -88,6 +88,6 @@ def test_fragments_are_in_order_and_disjoint_and_leave_out_white_space_only(stri
     assert kept == ("<a><b><c> x<a>" if strip else text)
 
 
-def test_a_thousand_tokens_that_begin_with_one_another() -> None:
-    tokens = [token(length, "a" * length) for length in range(1, 1001)]
-    assert shown("b" + "a" * 1500 + "b", tokens) == ["b", 1000, 500, "b"]
+def test_hundreds_of_tokens_that_begin_with_one_another() -> None:
+    tokens = [token(length, "a" * length) for length in range(1, 601)]  # deeper than a regular expression may nest
+    assert shown("b" + "a" * 900 + "b", tokens) == ["b", 600, 300, "b"]

@@ -325,7 +325,7 @@ async def test_a_vocabulary_is_downloaded_whole_and_in_order(start_service: Any,
         tokenizer=(f"{shared_data}/formats/llama2", f"llama3={shared_data}/formats/llama3"),
     )
     for name in ("llama2", "llama3"):
-        tokenizer = load_tokenizer(shared_data / "formats" / name)
+        tokenizer = (await running.service._loaded.get(name)).tokenizer
         messages = [m async for m in running.stub.DownloadVocabulary(pb.DownloadVocabularyRequest(tokenizer=name))]
         assert [message.HasField("tokenizer") for message in messages] == [True] + [False] * (len(messages) - 1)
         assert messages[0].tokenizer.fingerprint == tokenizer.fingerprint
