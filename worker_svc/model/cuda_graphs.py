@@ -10,8 +10,9 @@ Nothing but the recording needs a card: `forward` without one runs the same step
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,27 +42,47 @@ def recorded_rows(most: int, multiple: int) -> list[int]:
     return sorted({-(-min(rows, most) // multiple) * multiple for rows in wanted})
 
 
-class _Place:
-    """A tensor on the device, filled from two host buffers in turn: one may still be on its way."""
+class _Places:
+    """Arrays on the device that one copy fills, from two host buffers in turn: one may still be on its way."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        self.there = torch.zeros(shape, dtype=dtype, device=device)
-        self._here = [torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda") for _ in range(2)]
+    def __init__(self, shapes: dict[str, tuple[tuple[int, ...], torch.dtype]], device: torch.device) -> None:
+        """The last of `shapes` may be sent in part."""
+        ends = np.cumsum(
+            [-(-math.prod(shape) * dtype.itemsize // 16) * 16 for shape, dtype in shapes.values()]
+        ).tolist()
+        self._last = list(shapes)[-1]
+        self._last_start = ends[-2]
+        self._there = torch.zeros(ends[-1], dtype=torch.uint8, device=device)
+        on_card = device.type == "cuda"
+        self._here = [torch.zeros(ends[-1], dtype=torch.uint8, pin_memory=on_card) for _ in range(2)]
 
-    def put(self, turn: int, array: npt.NDArray[np.generic]) -> None:
-        """Fills the beginning of each dimension; rows of the first one that are not named stay."""
-        here = self._here[turn][: len(array)]
-        here.numpy()[tuple(slice(size) for size in array.shape)] = array
-        self.there[: len(array)].copy_(here, non_blocking=True)
+        def views(flat: torch.Tensor) -> dict[str, torch.Tensor]:
+            starts = zip([0, *ends], shapes.items(), strict=False)
+            return {
+                name: flat[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+                for start, (name, (shape, dtype)) in starts
+            }
 
+        self.there = views(self._there)
+        self._arrays = [{name: view.numpy() for name, view in views(here).items()} for here in self._here]
+        self._turn = 0
+        self._sent: list[torch.cuda.Event] = []
+        if on_card:
+            self._sent = [torch.cuda.Event(), torch.cuda.Event()]  # type: ignore[no-untyped-call]
 
-@dataclass(slots=True)
-class _Attention:
-    """The places of one window's attention."""
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """What to fill for the next `send`; they hold what was sent the time before last."""
+        self._turn = 1 - self._turn
+        if self._sent:
+            self._sent[self._turn].synchronize()  # what was sent from here has arrived
+        return self._arrays[self._turn]
 
-    blocks: _Place  # [rows, 6]
-    jobs: _Place  # [rows + room, 4]
-    num_jobs: _Place  # [1]
+    def send(self, rows: int) -> None:
+        """Puts all on the device, and of the last the first `rows`."""
+        end = self._last_start + rows * self._arrays[0][self._last].strides[0]
+        self._there[:end].copy_(self._here[self._turn][:end], non_blocking=True)
+        if self._sent:
+            self._sent[self._turn].record()
 
 
 class DecodeInputs:
@@ -73,83 +94,70 @@ class DecodeInputs:
         self._operations = operations
         self._sizes = Sizes.of(cache, config.num_heads)
         self._padding_page = cache.padding_page
-        lanes = operations.lanes(self._sizes.kv_heads)
-        self._room = lanes * JOBS_PER_LANE
-        width = -(-config.context_length // self._sizes.page_size)
-        self._ids = _Place((rows,), torch.int64, device)
-        self._positions = _Place((rows,), torch.int64, device)
-        self._slots = _Place((2 * rows,), torch.int64, device)
-        self._slots.there[:] = self._padding_page  # nothing is stored where a page could have an owner
-        self._tables = _Place((rows, width), torch.int32, device)
-        self._attention = {
-            window: _Attention(
-                _Place((rows, 6), torch.int32, device),
-                _Place((rows + self._room, 4), torch.int32, device),
-                _Place((1,), torch.int32, device),
-            )
-            for window in set(config.layer_windows)
+        self._lanes = operations.lanes(self._sizes.kv_heads)
+        self._room = self._lanes * JOBS_PER_LANE
+        self._windows = sorted(set(config.layer_windows))
+        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "ids": ((rows,), torch.int64),
+            "positions": ((rows,), torch.int64),
+            "slots": ((2 * rows,), torch.int64),
         }
+        for window in self._windows:
+            shapes[f"blocks {window}"] = ((rows, 6), torch.int32)
+            shapes[f"jobs {window}"] = ((rows + self._room, 4), torch.int32)
+            shapes[f"number {window}"] = ((1,), torch.int32)
+        shapes["tables"] = ((rows, -(-config.context_length // self._sizes.page_size)), torch.int32)
+        self._places = _Places(shapes, device)
+        self._places.there["slots"][:] = self._padding_page  # nothing is stored where a page could have an owner
         stored = self._sizes.stored
         self._partials = Partials.empty(self._room, self._sizes.kv_heads, self._sizes.group, stored.head_dim, device)
         self._logit_rows = torch.arange(rows, device=device)
-        self._turn = 0
-        self._sent: list[torch.cuda.Event] = []
-        if device.type == "cuda":
-            self._sent = [torch.cuda.Event(), torch.cuda.Event()]  # type: ignore[no-untyped-call]
 
     @property
     def ids(self) -> torch.Tensor:
         """Of each row, `[rows]`."""
-        return self._ids.there
+        return self._places.there["ids"]
 
     def fill(self, work: Sequence[Work], rows: int) -> None:
         """Puts a step of decodes in its places, for a run of `rows` rows."""
         size, count = self._sizes.page_size, len(work)
-        turn = self._turn = 1 - self._turn
-        if self._sent:
-            self._sent[turn].synchronize()  # what was sent from these buffers two steps ago has arrived
         position = np.fromiter((item.position for item in work), dtype=np.int64, count=count)
         segments = [Segment(row, 1, item.position, item.pages) for row, item in enumerate(work)]
-        tables = page_tables(segments, size)
+        tables, blocks = page_tables(segments, size), cut(segments, 1)
 
-        ids, positions, slots = np.zeros(rows, np.int64), np.zeros(rows, np.int64), np.empty((2, rows), np.int64)
-        ids[:count] = [item.tokens[0] for item in work]
-        positions[:count] = position
+        arrays = self._places.arrays()
+        for name, values in (("ids", [item.tokens[0] for item in work]), ("positions", position)):
+            arrays[name][:count] = values
+            arrays[name][count:rows] = 0
+        slots = arrays["slots"][: 2 * rows].reshape(2, rows)
         slots[0, :count] = tables[np.arange(count), position // size]
         slots[1, :count] = position % size
         slots[0, count:] = self._padding_page
         slots[1, count:] = np.arange(rows - count) % size
-        self._ids.put(turn, ids)
-        self._positions.put(turn, positions)
-        self._slots.put(turn, slots.reshape(-1))
-        self._tables.put(turn, tables)
-
-        blocks = cut(segments, 1)
-        lanes = self._operations.lanes(self._sizes.kv_heads)
-        for window, attention in self._attention.items():
-            divided, jobs, _ = divide(blocks, self._operations.split, window, lanes, self._room)
-            padded = np.zeros((rows, 6), dtype=np.int32)  # a block of no queries and no partials
-            padded[:count] = divided
-            attention.blocks.put(turn, padded)
-            attention.jobs.put(turn, jobs)
-            attention.num_jobs.put(turn, np.array([len(jobs)], dtype=np.int32))
-        if self._sent:
-            self._sent[turn].record()
+        arrays["tables"][:count, : tables.shape[1]] = tables
+        for window in self._windows:
+            divided, jobs, _ = divide(blocks, self._operations.split, window, self._lanes, self._room)
+            arrays[f"blocks {window}"][:count] = divided
+            arrays[f"blocks {window}"][count:rows] = 0  # no queries and no partials
+            arrays[f"jobs {window}"][: len(jobs)] = jobs
+            arrays[f"number {window}"][0] = len(jobs)
+        self._places.send(count)
 
     def run(self, model: Transformer, cache: KVCache, rows: int) -> torch.Tensor:
         """One forward pass over the first `rows` places: logits `[rows, vocabulary]`."""
-        tables = self._tables.there
+        there = self._places.there
         queries = self._operations.queries(self._sizes, 1)
         plans = {}
-        for window, places in self._attention.items():
-            work = PagedWork(tables, places.blocks.there[:rows], places.jobs.there, places.num_jobs.there)
+        for window in self._windows:
+            blocks, jobs, number = (there[f"{name} {window}"] for name in ("blocks", "jobs", "number"))
             launch = PagedLaunch(
-                self._sizes, work, self._partials, queries, self._operations.split, window, self._operations.programs
-            )
+                self._sizes, PagedWork(there["tables"], blocks[:rows], jobs, number), self._partials, queries,
+                self._operations.split, window, self._operations.programs,
+            )  # fmt: skip
             plans[window] = KernelPlan([launch])
-        slots = self._slots.there[: 2 * rows].view(2, rows)
+        slots = there["slots"][: 2 * rows].view(2, rows)
         logits: torch.Tensor = model(
-            self._ids.there[:rows], self._positions.there[:rows], cache, slots, plans, self._logit_rows[:rows]
+            there["ids"][:rows], there["positions"][:rows], cache, slots, plans, self._logit_rows[:rows]
         )
         return logits
 

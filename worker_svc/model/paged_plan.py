@@ -86,6 +86,8 @@ def divide(blocks: Ints, split: int, window: int, lanes: int, room: int) -> tupl
 def _share(splits: Ints, lanes: int) -> int:
     """The most splits of a block that stays whole: as many as leave no lane with much more than the average."""
     average = max(1, int(splits.sum()) // lanes)
+    if average == 1:
+        return 1
     busiest: dict[int, int] = {}
     share = average
     while share:

@@ -79,8 +79,8 @@ def test_decodes_in_fixed_places_have_the_bits_of_any_other_step(tmp_path: Path)
     usual = ModelRunner(model, cache)
     fixed = GraphedRunner(model, cache, max_running=5)
     fixed.prepare()
-    pages = [np.arange(8, dtype=np.int64), np.array([9, 8], dtype=np.int64), np.array([15], dtype=np.int64)]
-    prompts = [np.arange(length, dtype=np.int32) % 97 for length in (100, 17, 3)]
+    pages = [np.arange(5, dtype=np.int64), np.array([9, 8], dtype=np.int64), np.array([15], dtype=np.int64)]
+    prompts = [np.arange(length, dtype=np.int32) % 97 for length in (70, 17, 3)]
     usual.forward([Work(prompt, 0, held, 0) for prompt, held in zip(prompts, pages, strict=True)])
     for poisoned in (*cache.keys, *cache.values):
         poisoned[0][[14, 16]] = float("nan")
