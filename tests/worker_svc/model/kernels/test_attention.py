@@ -97,7 +97,7 @@ def test_it_equals_float64_on_random_batches(seed: int, reproducible: bool) -> N
     ids=["plain", "window", "int8"],
 )
 def test_the_bits_are_the_same_alone_in_chunks_and_in_company(stored: KVFormat, window: int) -> None:
-    scene = Scene.make([140, 90, 17], stored)
+    scene = Scene.make([140, 90, 17], stored, heads=2, kv_heads=1)
     whole = [scene.attend(operations(4), [(i, 0, n)], window)[0] for i, n in enumerate(scene.lengths)]
     for programs in (1, 40):
         ours_by = operations(programs)
@@ -111,7 +111,7 @@ def test_the_bits_are_the_same_alone_in_chunks_and_in_company(stored: KVFormat, 
 
 @pytest.mark.usefixtures("_rows_alike")
 def test_without_reproducibility_a_decode_still_does_not_depend_on_its_company() -> None:
-    scene = Scene.make([200, 90, 17], Plain(torch.float32))
+    scene = Scene.make([200, 90, 17], Plain(torch.float32), heads=2, kv_heads=1)
     ends = [(i, n - 1, n) for i, n in enumerate(scene.lengths)]
     together = scene.attend(operations(40, reproducible=False), ends)
     for part, result in zip(ends, together, strict=True):

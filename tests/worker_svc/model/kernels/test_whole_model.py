@@ -68,7 +68,7 @@ def test_a_real_model_continues_as_transformers_recorded(reproducible: bool, sha
 @pytest.mark.usefixtures("_rows_alike")
 def test_decodes_in_fixed_places_have_the_bits_of_any_other_step(tmp_path: Path) -> None:
     reference = random_llama(
-        hidden_size=48, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2, max_position_embeddings=128
+        hidden_size=32, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=2, max_position_embeddings=128
     )
     reference.save_pretrained(tmp_path)
     operations = operations_for(True, split=64)
