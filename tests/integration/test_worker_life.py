@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 import grpc
@@ -17,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.inference.v1 import admin_pb2
 from tests.integration.worker_process import failed_start, greedy, rest, running_worker, service_process
+from worker_svc.engine.handle import socket_folder
 
 SERVICE = "tandem.inference.v1.InferenceService"
 
@@ -60,16 +62,34 @@ async def test_a_killed_engine_fails_its_streams_at_once_and_comes_back(random_l
 async def test_a_killed_front_takes_its_engine_with_it(
     random_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
+    # Not in `tmp_path`, which may be too long for sockets: the engine's would be elsewhere.
+    with tempfile.TemporaryDirectory(dir="/tmp") as temporary:
+        monkeypatch.setenv("TMPDIR", temporary)
+        await _kill_front(random_llama, tmp_path)
+        with os.scandir(temporary) as entries:
+            left = [entry.name for entry in entries]
+        assert not left
+
+
+async def _kill_front(random_llama: Path, tmp_path: Path) -> None:
     async with running_worker(tmp_path, "--model", str(random_llama)) as worker:
         engine = engine_of(worker.process.pid)
         worker.process.kill()
         await worker.process.wait()
         # The engine sees the end of its standard input.
         assert not psutil.wait_procs([engine], timeout=30)[1]
-    assert not list(temporary.iterdir())
+
+
+def test_the_folder_of_the_engines_socket_is_never_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        long = tmp_path / ("x" * 100)
+        long.mkdir()
+        for place, inside in ((Path(short), True), (long, False)):
+            monkeypatch.setattr(tempfile, "tempdir", str(place))
+            with socket_folder() as folder:
+                assert (Path(folder).parent == place) is inside
+                assert len(os.fsencode(folder)) <= 100
+        assert not list(long.iterdir())
 
 
 async def test_sigterm_lets_running_answers_finish(random_llama: Path, tmp_path: Path):

@@ -157,7 +157,8 @@ class FromFlags(ServiceSettings):
 
 def _block() -> None:
     os.write(2, b"blocked for ever\n")
-    time.sleep(3600)
+    while True:  # a signal just before one long sleep would be heard after it
+        time.sleep(0.1)
 
 
 async def _never_end() -> None:

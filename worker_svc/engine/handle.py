@@ -37,6 +37,7 @@ from worker_svc.engine.messages import (
 logger = logging.getLogger("worker_svc.engine")
 
 STOP_SECONDS = 5.0  # for an engine to leave by itself before it is killed
+_LONGEST_FOLDER = 100  # bytes: a socket's path has 107 at most
 
 Receiver = Callable[[Outbound], None]
 Progress = Callable[[int, int], None]
@@ -72,7 +73,7 @@ class ProcessEngine:
     def __init__(self, config: EngineConfig, *, log_format: str = "human", log_level: str = "info") -> None:
         self._config = config
         self._log_format, self._log_level = log_format, log_level
-        self._folder = tempfile.TemporaryDirectory(prefix="tandem-engine-")  # only we may enter it
+        self._folder = socket_folder()
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
         self._encoder = msgspec.msgpack.Encoder()
@@ -169,6 +170,15 @@ class ProcessEngine:
         if process is not None and process.stdin is not None:
             process.stdin.close()
         self._folder.cleanup()
+
+
+def socket_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder that only we may enter, for a socket whose path the system allows."""
+    folder = tempfile.TemporaryDirectory(prefix="tandem-engine-")
+    if len(os.fsencode(folder.name)) > _LONGEST_FOLDER:
+        folder.cleanup()
+        folder = tempfile.TemporaryDirectory(prefix="tandem-engine-", dir="/tmp")
+    return folder
 
 
 def _engine_environment() -> dict[str, str]:
