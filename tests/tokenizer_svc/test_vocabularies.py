@@ -376,17 +376,37 @@ def small_model(scores: Mapping[str, float], unused: Collection[str] = ()) -> Mo
     pieces=st.lists(st.text("ab\u00e9\u2581", min_size=2, max_size=4), unique=True, max_size=12),
     ties=st.integers(0, 3).map(lambda number: max(1, number - 1)),
     unused=st.just(0) | st.integers(0, 4095),
+    unused_characters=st.just("") | st.text("ab\u00e9\u2581", max_size=1),
     texts=st.lists(st.text("ab\u00e9 \u00e8", max_size=20), max_size=8),
 )
 def test_any_small_vocabulary_is_merged_as_the_sentencepiece_library_does(
-    pieces: list[str], ties: int, unused: int, texts: list[str]
+    pieces: list[str], ties: int, unused: int, unused_characters: str, texts: list[str]
 ) -> None:
     """Pieces that nothing makes, equal scores, inner spaces and unused pieces among them, with or without a merger."""
     scores = {piece: -float(number // ties) for number, piece in enumerate(pieces)}
     model = small_model(scores, [piece for number, piece in enumerate(pieces) if unused >> number & 1])
+    for piece in model.pieces:
+        if piece.piece in unused_characters:
+            piece.type = TokenType.UNUSED
     library = SentencePieceProcessor(model_proto=model.SerializeToString())
     vocabulary = SpmVocabulary(model)
     assert [ids.tolist() for ids in vocabulary.encode_many(texts)] == library.encode(texts)
+    for text in texts:
+        ids, offsets = vocabulary.encode_with_offsets(text)
+        assert ids.tolist() == library.encode(text)
+        assert offsets.tolist() == sorted(offsets.tolist()) and (offsets < len(text.encode())).all()
+
+
+@pytest.mark.parametrize("kind", [None, TokenType.UNUSED, TokenType.CONTROL])
+def test_offsets_stay_in_text_whose_spaces_are_spelt_in_bytes(kind: TokenType | None) -> None:
+    model = small_model({"ab": -1, "\u2581a": -2})
+    [space] = (piece for piece in model.pieces if piece.piece == "\u2581")
+    space.piece, space.type = ("\u4e00", TokenType.NORMAL) if kind is None else ("\u2581", kind)
+    ids, offsets = SpmVocabulary(model).encode_with_offsets("ab  12 \u00e9 a")
+    found = [(model.pieces[int(index)].piece, int(offset)) for index, offset in zip(ids, offsets, strict=True)]
+    assert found[0] == ("ab", 0) and found[-1] == ("\u2581a", 9)
+    for place in (2, 3, 6):
+        assert [piece for piece, offset in found if offset == place] == ["<0xE2>", "<0x96>", "<0x81>"]
 
 
 def test_a_vocabulary_with_clear_scores_gets_a_merger_and_one_without_does_not() -> None:

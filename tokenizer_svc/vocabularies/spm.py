@@ -18,6 +18,8 @@ from tokenizer_svc.arrays import NONE, Ids, ids_of, starts_of
 from tokenizer_svc.vocabularies.spm_merging import SPACE, SpmMerger
 from tokenizer_svc.vocabulary import TokenType, VocabularyType
 
+_OF_TEXT = (TokenType.NORMAL, TokenType.USER_DEFINED)
+
 
 class SpmVocabulary:
     """`model` is a SentencePiece model of type BPE. It is changed: its own space prefix is switched off."""
@@ -41,7 +43,9 @@ class SpmVocabulary:
             ]
         )
         spec = model.normalizer_spec
-        self._keeps_text = not (
+        # Without a piece for it, a space is spelt by the three bytes of U+2581.
+        has_space = any(piece.piece == SPACE and piece.type in _OF_TEXT for piece in model.pieces)
+        self._keeps_text = has_space and not (
             spec.precompiled_charsmap or spec.remove_extra_whitespaces or not spec.escape_whitespaces
         )
         self._merger = SpmMerger.of(model, self._processor.EncodeAsIds) if self._keeps_text else None

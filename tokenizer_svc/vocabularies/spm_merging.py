@@ -16,7 +16,7 @@ pieces ranked by falling score give the same ids, under these rules:
   Llama 2): a run then grows from the left until it is the longest. So it does where longer runs have lower ranks.
 
 Where other pieces share a score, a piece holds a space anywhere but at its beginning, a byte has no piece, or a piece
-that is to be taken apart again (UNUSED) can be made, there is no such merger.
+that is to be taken apart again (UNUSED) can be made or is a character, there is no such merger.
 """
 
 from __future__ import annotations
@@ -73,11 +73,14 @@ class SpmMerger:
                 known[text] = index
                 if len(text) > 1:
                     scores[text] = piece.score
-                    if piece.type == TokenType.UNUSED:
-                        unused.append(text)
+                if piece.type == TokenType.UNUSED:
+                    unused.append(text)
         if len(of_bytes) < 256 or " " not in known or any(map(_INNER_SPACE.search, scores)):
             return None
-        if any(text[:cut] in known and text[cut:] in known for text in unused for cut in range(1, len(text))):
+        if any(
+            len(text) == 1 or any(text[:cut] in known and text[cut:] in known for cut in range(1, len(text)))
+            for text in unused
+        ):
             return None
         merging = list(scores)
         made = encode(merging)
