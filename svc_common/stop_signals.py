@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from svc_common.state import Lifecycle
@@ -51,25 +51,28 @@ def stop_on_end_of_stdin(lifecycle: Lifecycle) -> threading.Event:
     loop = asyncio.get_running_loop()
     ended = threading.Event()
 
-    def watch() -> None:
-        with contextlib.suppress(OSError):
-            while os.read(0, 4096):
-                pass
+    def ask() -> None:
         ended.set()
         with contextlib.suppress(RuntimeError):  # the loop may have ended before
             loop.call_soon_threadsafe(lifecycle.request_stop, 0, "standard input has ended")
 
-    threading.Thread(target=watch, name="stdin", daemon=True).start()
+    _when_stdin_ends(ask)
     return ended
 
 
 def leave_with_parent() -> None:
     """Ends this process, whatever it does, as soon as the parent closes our standard input."""
+    _when_stdin_ends(lambda: os._exit(0))
+
+
+def _when_stdin_ends(act: Callable[[], None]) -> None:
+    """In a thread of its own."""
 
     def watch() -> None:
         # Not through sys.stdin: the interpreter could not close it at its end while this thread reads.
-        while os.read(0, 4096):
-            pass
-        os._exit(0)
+        with contextlib.suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        act()
 
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+    threading.Thread(target=watch, name="stdin", daemon=True).start()

@@ -72,7 +72,6 @@ class CompiledMerger(CompiledEncoder):
 
         Raises ValueError where two ranks have the same bytes.
         """
-        self._programs = programs
         data, starts = joined_tokens(ranked)
         lengths = np.diff(starts)
         entries = 1 << (2 * len(ranked) - 1).bit_length()
@@ -81,7 +80,7 @@ class CompiledMerger(CompiledEncoder):
         if expansions is not None:
             assert (np.diff(expansions[0]) <= lengths).all() and expansions[0][-1] == len(expansions[1])
         first, ids = expansions or (None, None)
-        self._kept = (starts, table, singles, pairs, first, ids)
+        self._kept = (programs, starts, table, singles, pairs, first, ids)
         self._merges = _Merges(
             data,
             starts.ctypes.data,
@@ -109,13 +108,13 @@ class CompiledMerger(CompiledEncoder):
             for program in programs
         ]
         array_of_cutters = (_Cutter * len(cutters))(*cutters)
-        super().__init__(
-            library.tandem_encode, _Vocabulary(array_of_cutters, len(cutters), ctypes.pointer(self._merges))
-        )
+        vocabulary = _Vocabulary(array_of_cutters, len(cutters), ctypes.pointer(self._merges))
 
-    def _learn(self, points: Ids) -> None:
-        for program in self._programs:
-            program.characters.learn(points)
+        def learn(points: Ids) -> None:
+            for program in programs:
+                program.characters.learn(points)
+
+        super().__init__(library.tandem_encode, vocabulary, learn)
 
 
 def compiled_merger(

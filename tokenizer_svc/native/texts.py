@@ -22,8 +22,12 @@ class NotServed(ValueError):  # noqa: N818 - a fact, and no mistake of anybody
 class CompiledEncoder:
     """Encodes with `function` and what it works on. Safe to use from many threads at once."""
 
-    def __init__(self, function: Callable[..., int], works_on: ctypes.Structure) -> None:
+    def __init__(
+        self, function: Callable[..., int], works_on: ctypes.Structure, learn: Callable[[Ids], None] | None = None
+    ) -> None:
+        """`learn` looks up what the function does not know about characters; None: it knows all."""
         self._function = function
+        self._learn = learn
         self._works_on = works_on
         self._address = ctypes.addressof(works_on)
 
@@ -73,11 +77,8 @@ class CompiledEncoder:
                 raise MemoryError("the text is too long to be encoded in this memory")
             if total != _UNKNOWN:
                 return total
+            assert self._learn is not None
             self._learn(np.unique(np.frombuffer(data.decode().encode("utf-32-le"), np.uint32)))
-
-    def _learn(self, points: Ids) -> None:
-        """Looks up what the function did not know about these characters."""
-        raise NotImplementedError
 
 
 def pointer(buffer: Any) -> object:
