@@ -21,6 +21,7 @@ request_id_var: ContextVar[str] = ContextVar("request_id", default="")
 trace_id_var: ContextVar[str] = ContextVar("trace_id", default="")
 
 _EXCEPTION_TEXT = 300  # characters of an exception's own words
+_TALKATIVE = ("asyncio", "grpc")  # libraries that would drown our own lines
 _OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -36,8 +37,8 @@ def configure_logging(format: str, level: str, service: str) -> None:
     root.setLevel(level.upper())
     logging.captureWarnings(True)
     if root.level < logging.WARNING:
-        # At debug level asyncio and others would drown our own lines.
-        logging.getLogger("asyncio").setLevel(logging.WARNING)
+        for library in _TALKATIVE:
+            logging.getLogger(library).setLevel(logging.WARNING)
 
 
 class JsonFormatter(logging.Formatter):

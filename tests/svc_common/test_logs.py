@@ -100,3 +100,15 @@ def test_configuring_twice_prints_once(root_logger: logging.Logger, capsys: pyte
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and lines[0].endswith("x: hello")
     assert sys.stdout is not sys.stderr
+
+
+def test_at_debug_only_our_own_lines_are_fine_grained(
+    root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_logging("human", "debug", "tandem-probe")
+    logging.getLogger("grpc._cython.cygrpc").debug("loaded running loop")
+    logging.getLogger("asyncio").debug("using selector")
+    logging.getLogger("grpc._cython.cygrpc").error("a fault")
+    logging.getLogger("worker_svc").debug("ours")
+    told = capsys.readouterr().err.splitlines()
+    assert [line.rpartition(": ")[2] for line in told] == ["a fault", "ours"]
