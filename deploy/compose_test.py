@@ -136,6 +136,14 @@ def check_completion(stack: Stack) -> None:
     say(f"two workers answered alike: {texts[0]!r}")
 
 
+def check_discovery(stack: Stack) -> None:
+    """One name is all that a client inside the network has to know."""
+    (tokenizer,) = stack.containers("tokenizer")
+    told = stack.docker("exec", tokenizer, "tandem", "status", "--json", "--worker-address", "dns:///worker:50052")
+    states = {report["address"]: report["server"]["state"] for report in json.loads(told)}
+    check(len(states) == 2 and set(states.values()) == {"serving"}, f"behind the name of the workers are {states}")
+
+
 def prometheus(stack: Stack, path: str, **query: str) -> dict[str, object]:
     address = stack.address("prometheus", 9090)
     url = f"http://{address}/api/v1/{path}?{urllib.parse.urlencode(query)}"
@@ -346,6 +354,7 @@ def smoke_test(environment: dict[str, str]) -> None:
     with running(stack):
         with step("a completion through each worker"):
             check_completion(stack)
+            check_discovery(stack)
         with step("hardening"):
             check_hardening(stack)
             check_tokenizer_has_no_torch(stack)

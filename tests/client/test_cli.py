@@ -269,6 +269,18 @@ def test_status_of_what_is_not_there_is_an_error_beside_what_is(servers: Servers
     assert "127.0.0.1:1" in done.stderr
 
 
+def test_status_and_top_show_all_workers_behind_a_name(servers: ServersThread) -> None:
+    port = servers.worker_address.rpartition(":")[2]
+    name = f"dns:///localhost:{port}"
+    _, worker = json.loads(tandem(servers, "status", "--json", "--worker-address", name).stdout)
+    assert (worker["address"], worker["server"]["state"]) == (f"127.0.0.1:{port}", "serving")
+    done = tandem(servers, "top", "--looks", "2", "--interval", "0.1", "--worker-address", name)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"127.0.0.1:{port}" in done.stdout
+    answer = tandem(servers, "generate", "Hi", "--json", "--seed", "0", "--worker-address", name)
+    assert json.loads(answer.stdout)["worker"] == f"127.0.0.1:{port}"
+
+
 def on_a_terminal(servers: ServersThread, *arguments: str) -> tuple[int, str]:
     """Exit code and what a person would see on a terminal."""
     controller, terminal = pty.openpty()

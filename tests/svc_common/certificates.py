@@ -39,11 +39,12 @@ class Authority:
         )
         self.certificate = builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
-    def sign(self, name: str) -> Signed:
-        """A certificate for a server on this machine or for a client."""
+    def sign(self, name: str, host: str = "") -> Signed:
+        """A certificate for a server on this machine, or of the name `host`, or for a client."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        alternative = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        here = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+        alternative = x509.SubjectAlternativeName([x509.DNSName(host) if host else here])
         builder = self._builder(subject, key).add_extension(alternative, critical=False)
         return Signed(
             builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM),

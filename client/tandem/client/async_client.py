@@ -17,6 +17,7 @@ from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 from .async_stream import AsyncStream, cancelled_by_caller
 from .conversations import chat_request, conversation_violations
 from .deadline import Deadline
+from .discovery import WorkersName
 from .errors import ClientClosedError, ConfigurationError, FieldViolation, invalid_argument
 from .metrics import metrics_in
 from .params import CallOptions, CountOptions, DecodeOptions, EncodeChatOptions, EncodeOptions, GenerateOptions
@@ -59,10 +60,11 @@ class AsyncClient:
         async with AsyncClient(tokenizer="localhost:50051", worker="localhost:50052") as client:
             result = await client.generate("Once upon a time", max_tokens=64, temperature=0)
 
-    Addresses are gRPC targets ("host:port", "dns:///name:port", "unix:/path"); one of the two may be left out by who
-    does not need it. With several workers, each prompt goes to the one that has most likely cached its beginning, among
-    those whose health is SERVING. An object belongs to one event loop; any number of calls may run at once. `timeout`
-    is the budget in seconds of a call that names none; None means no limit.
+    Addresses are gRPC targets ("host:port", "unix:/path"); one of the two may be left out by who does not need it. The
+    worker "dns:///name:port" is every address that the name has, also those that it gets later. With several workers,
+    each prompt goes to the one that has most likely cached its beginning, among those whose health is SERVING. An
+    object belongs to one event loop; any number of calls may run at once. `timeout` is the budget in seconds of a call
+    that names none; None means no limit.
     """
 
     def __init__(
@@ -82,6 +84,8 @@ class AsyncClient:
         for address in (*addresses, *([] if tokenizer is None else [tokenizer])):
             if not isinstance(address, str) or not address.strip():
                 raise ConfigurationError(f"an address must be a string such as 'localhost:50051', not {address!r}")
+        for address in addresses:
+            WorkersName.parse(address)  # or say what is wrong with it
         if len(set(addresses)) != len(addresses):
             raise ConfigurationError("each worker address may be given only once")
         if violations := check_timeout(timeout):
@@ -274,8 +278,9 @@ class AsyncClient:
         if pool is None:
             raise _no_worker()
         timeout = self._context(options).timeout("worker")
-        models = await asyncio.gather(*(worker.model(timeout) for worker in pool.workers))
-        return {worker.address: model for worker, model in zip(pool.workers, models, strict=True)}
+        workers = await pool.known()
+        models = await asyncio.gather(*(worker.model(timeout) for worker in workers))
+        return {worker.address: model for worker, model in zip(workers, models, strict=True)}
 
     # --- inside
 
@@ -387,7 +392,7 @@ class AsyncClient:
                 stub = tokenizer_pb2_grpc.TokenizerServiceStub(self._tokenizer_channel)
                 self._text_service = TextService(stub)
             if self._worker_addresses:
-                self._pool = WorkerPool(self._worker_addresses, self._connection, self._credentials)
+                self._pool = WorkerPool(self._worker_addresses, self._connection, self._credentials, self._metrics)
             self._loop = loop
         elif self._loop is not loop:
             raise ConfigurationError(

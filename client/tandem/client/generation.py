@@ -29,7 +29,8 @@ from .plan import GenerationPlan
 from .rpc import CallContext
 from .settings import FailoverSettings
 from .types import ModelInfo
-from .workers import Worker, WorkerPool
+from .worker import Worker
+from .workers import WorkerPool
 
 ABORT_SECONDS = 1.0
 
@@ -125,43 +126,42 @@ class TokenStream:
         """What one worker says that is new. Sets `accepted` and `finished`."""
         request = self._request
         known = [0 if self._resumable else len(ids) for ids in self.outputs]  # is said again
-        model = await worker.model(self._context.timeout("worker"))
-        self._model = self._model or model
-        # A worker refuses a fingerprint when it does not know its own, so only one that advertises it gets one.
-        served = self._fingerprint if model is not None and model.tokenizer_fingerprint else ""
-        request.expected_tokenizer_fingerprint = served
-        call = worker.inference.Generate(
-            request, timeout=self._context.timeout("worker"), metadata=self._context.metadata(self._routing_key)
-        )
-        worker.running += 1
-        try:
-            with self._context.errors("worker"):
-                async for response in call:
-                    event = response.WhichOneof("event")
-                    if event == "delta":
-                        delta = _without(response.delta, known)
-                        if delta.ids:
-                            if self.first_delta_at is None:
-                                self.first_delta_at = time.monotonic()
-                            self.outputs[delta.index].extend(delta.ids)
-                            yield delta
-                    elif event == "prompt_logprobs":
-                        self.prompt.MergeFrom(response.prompt_logprobs)
-                    elif event == "accepted":
-                        self.accepted = self.accepted or response.accepted
-                    elif event == "finished" and response.finished.index not in self.finished:
-                        self.finished[response.finished.index] = response.finished
-                        yield response.finished
-            if len(self.finished) < len(self.outputs):
-                raise InternalError(
-                    "the worker ended the stream without saying why generation ended",
-                    service="worker",
-                    reason="STREAM_INCOMPLETE",
-                    request_id=self._context.request_id,
-                )
-        finally:
-            worker.running -= 1
-            call.cancel()
+        with worker.occupied():
+            model = await worker.model(self._context.timeout("worker"))
+            self._model = self._model or model
+            # A worker refuses a fingerprint when it does not know its own, so only one that advertises it gets one.
+            served = self._fingerprint if model is not None and model.tokenizer_fingerprint else ""
+            request.expected_tokenizer_fingerprint = served
+            call = worker.inference.Generate(
+                request, timeout=self._context.timeout("worker"), metadata=self._context.metadata(self._routing_key)
+            )
+            try:
+                with self._context.errors("worker"):
+                    async for response in call:
+                        event = response.WhichOneof("event")
+                        if event == "delta":
+                            delta = _without(response.delta, known)
+                            if delta.ids:
+                                if self.first_delta_at is None:
+                                    self.first_delta_at = time.monotonic()
+                                self.outputs[delta.index].extend(delta.ids)
+                                yield delta
+                        elif event == "prompt_logprobs":
+                            self.prompt.MergeFrom(response.prompt_logprobs)
+                        elif event == "accepted":
+                            self.accepted = self.accepted or response.accepted
+                        elif event == "finished" and response.finished.index not in self.finished:
+                            self.finished[response.finished.index] = response.finished
+                            yield response.finished
+                if len(self.finished) < len(self.outputs):
+                    raise InternalError(
+                        "the worker ended the stream without saying why generation ended",
+                        service="worker",
+                        reason="STREAM_INCOMPLETE",
+                        request_id=self._context.request_id,
+                    )
+            finally:
+                call.cancel()
 
     async def _prepare_attempt(self, attempt: int, tried: set[Worker], error: TandemError | None) -> None:
         """Makes the request that asks for the rest, and waits where nobody new is left to ask."""

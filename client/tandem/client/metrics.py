@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
@@ -23,6 +23,12 @@ class ClientMetrics:
             "tandem_client_failovers",
             "How often another server took over in the middle of an answer.",
             ["service"],
+            registry=registry,
+        )
+        self.workers = Gauge(
+            "tandem_client_workers",
+            "Workers that are known, by health: serving, not serving, unknown (a single address is never asked).",
+            ["health"],
             registry=registry,
         )
         self.time_to_first_token = Histogram(

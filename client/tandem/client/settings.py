@@ -53,6 +53,7 @@ class ConnectionSettings:
     keepalive_seconds: float = 30.0  # a silent connection is probed this often, so that a vanished machine is noticed
     keepalive_timeout_seconds: float = 10.0
     max_message_bytes: int = 64 * 1024 * 1024  # received; the servers have their own limit for what they receive
+    resolve_seconds: float = 10.0  # names of several workers (dns:///name:port) are looked up this often
     channel_options: Sequence[ChannelOption] = ()  # gRPC's own; they replace ours
 
     def options(self) -> list[ChannelOption]:
@@ -113,9 +114,14 @@ class FailoverSettings:
         return float(min(self.initial_backoff_seconds * 2 ** (attempt - 1), self.max_backoff_seconds))
 
 
-def open_channel(address: str, connection: ConnectionSettings, credentials: Credentials | None) -> grpc.aio.Channel:
-    """A channel of the running event loop. Connects at the first call."""
+def open_channel(
+    address: str, connection: ConnectionSettings, credentials: Credentials | None, authority: str = ""
+) -> grpc.aio.Channel:
+    """A channel of the running event loop. Connects at the first call. `authority` is the server's "name:port", where
+    the address does not tell it: its certificate is checked for that name."""
     options = connection.options()
+    if authority:
+        options.append(("grpc.default_authority", authority))
     if credentials is None or not credentials.tls:
         return grpc.aio.insecure_channel(address, options=options)
     if (credentials.private_key is None) != (credentials.certificate_chain is None):

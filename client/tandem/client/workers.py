@@ -1,152 +1,87 @@
-"""The workers that a client knows: their channels, their health, what they serve, and which one gets a prompt."""
+"""The workers that a client knows, and which one gets a prompt.
+
+Those behind a name (`discovery.py`) come and go: the name is looked up again every so often, and at once when no worker
+serves. A worker that the name no longer has gets nothing new; what runs there goes on.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection, Sequence
-from enum import Enum
-
-import grpc
-import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
-
-from tandem.inference.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
+from collections.abc import Collection, Coroutine, Sequence
 
 from .affinity import choose
-from .settings import ConnectionSettings, Credentials, open_channel
-from .types import ModelInfo
-
-SERVICE = "tandem.inference.v1.InferenceService"
+from .discovery import Resolve, Target, WorkersName, resolve
+from .metrics import ClientMetrics
+from .settings import ConnectionSettings, Credentials
+from .worker import Health, Worker
 
 # Without an answer from every worker after this long, those that answered are enough.
 FIRST_HEALTH_SECONDS = 1.0
-DESCRIBE_SECONDS = 5.0
-# A worker that does not tell what it serves (its control plane is closed to us) is asked again after this long.
-DESCRIBE_AGAIN_SECONDS = 60.0
-WATCH_BACKOFF_SECONDS = (0.1, 2.0)
-
-
-class Health(Enum):
-    UNKNOWN = "unknown"
-    SERVING = "serving"
-    NOT_SERVING = "not serving"
-
-
-class Worker:
-    """One worker address: a channel, and what is known about the worker behind it."""
-
-    def __init__(self, address: str, connection: ConnectionSettings, credentials: Credentials | None) -> None:
-        self.address = address
-        self.health = Health.UNKNOWN
-        self.running = 0  # requests of this client
-        self._credentials = credentials
-        self._channel = open_channel(address, connection, credentials)
-        self.inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
-        self.admin = admin_pb2_grpc.WorkerAdminServiceStub(self._channel)
-        self._model: ModelInfo | None = None
-        self._describing: asyncio.Task[ModelInfo | None] | None = None
-        self._describe_after = 0.0
-
-    async def model(self, within: float | None) -> ModelInfo | None:
-        """What it serves; asked once for all who wait. None: it does not tell, or not `within` so many seconds."""
-        if self._model is not None or time.monotonic() < self._describe_after:
-            return self._model
-        if self._describing is None or self._describing.done():
-            self._describing = asyncio.create_task(self._describe())
-        try:
-            async with asyncio.timeout(within):
-                return await asyncio.shield(self._describing)
-        except TimeoutError:
-            return None
-        except asyncio.CancelledError:
-            if self._describing.cancelled():  # by close(), not by whoever cancels us
-                return None
-            raise
-
-    def forget_model(self) -> None:
-        """The worker went away, or contradicted what we knew: whoever answers next may serve something else."""
-        self._model, self._describe_after = None, 0.0
-
-    async def watch(self, changed: asyncio.Event) -> None:
-        """Follows its health for ever; `changed` is set whenever it changes."""
-        shortest, longest = WATCH_BACKOFF_SECONDS
-        backoff = shortest
-        stub = health_pb2_grpc.HealthStub(self._channel)
-        while True:
-            call = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE), metadata=self._metadata())
-            try:
-                async for response in call:
-                    backoff = shortest
-                    serving = response.status == health_pb2.HealthCheckResponse.SERVING
-                    self._set_health(Health.SERVING if serving else Health.NOT_SERVING, changed)
-                self._set_health(Health.NOT_SERVING, changed)
-            except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                    self._set_health(Health.SERVING, changed)  # it has no health service: take it at its word
-                    return
-                self._set_health(Health.NOT_SERVING, changed)
-            finally:
-                call.cancel()
-            await asyncio.sleep(backoff)
-            backoff = min(backoff * 2, longest)
-
-    async def close(self) -> None:
-        if self._describing is not None:
-            self._describing.cancel()
-        await self._channel.close()
-
-    def _set_health(self, health: Health, changed: asyncio.Event) -> None:
-        if health is not self.health:
-            if health is Health.NOT_SERVING:
-                self.forget_model()
-            self.health = health
-            changed.set()
-
-    def _metadata(self) -> tuple[tuple[str, str], ...]:
-        return self._credentials.metadata() if self._credentials else ()
-
-    async def _describe(self) -> ModelInfo | None:
-        try:
-            response = await self.admin.GetModel(
-                admin_pb2.GetModelRequest(), timeout=DESCRIBE_SECONDS, metadata=self._metadata()
-            )
-        except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                self._describe_after = time.monotonic() + DESCRIBE_AGAIN_SECONDS
-            return None
-        self._model = model_info(response)
-        return self._model
+# A first request waits at most so long for the addresses behind names.
+FIRST_ADDRESSES_SECONDS = 5.0
+LOOKUP_PAUSE_SECONDS = 1.0  # between two lookups, however many reasons there are
 
 
 class WorkerPool:
-    """Picks a worker for each request. With more than one, their health is watched."""
+    """Picks a worker for each request. With more than one, or a name, their health is watched."""
 
     def __init__(
-        self, addresses: Sequence[str], connection: ConnectionSettings, credentials: Credentials | None
+        self,
+        addresses: Sequence[str],
+        connection: ConnectionSettings,
+        credentials: Credentials | None,
+        metrics: ClientMetrics,
+        find: Resolve = resolve,
     ) -> None:
-        self.workers = [Worker(address, connection, credentials) for address in addresses]
+        self._connection, self._credentials, self._metrics, self._resolve = connection, credentials, metrics, find
+        self._fixed: list[Target] = []
+        self._found: dict[WorkersName, list[Target] | None] = {}  # None: not yet
+        self._unresolved: dict[WorkersName, str] = {}  # why
+        for address in addresses:
+            name = WorkersName.parse(address)
+            if name is None:
+                self._fixed.append(Target(address))
+            else:
+                self._found[name] = None
+        self.workers: list[Worker] = []
+        self._watches: dict[Worker, asyncio.Task[None]] = {}
+        self._leaving: set[Worker] = set()  # no longer among them, but something still runs there
+        self._tasks: set[asyncio.Task[None]] = set()  # that follow names, or close what is left of a worker
         self._changed = asyncio.Event()
-        self._watches: list[asyncio.Task[None]] = []
+        self._look_again = asyncio.Event()
+        self._watching = False
         self._first_answers_until = 0.0
+        self._settle()
 
     async def pick(self, key: str, avoid: Collection[Worker] = ()) -> Worker | None:
         """The worker for `key` among those that serve, `avoid` excepted; None when there is none."""
-        if len(self.workers) == 1:
+        if len(self.workers) == 1 and not self._found:
             return None if self.workers[0] in avoid else self.workers[0]
-        await self._watch_health()
+        await self._watch()
         for health in (Health.SERVING, Health.UNKNOWN):
             candidates = [worker for worker in self.workers if worker.health is health and worker not in avoid]
             if candidates:
                 return choose(key, candidates, lambda worker: worker.address, lambda worker: worker.running)
+        self._look_again.set()
         return None
+
+    async def known(self) -> list[Worker]:
+        """All workers, once names have been looked up."""
+        if self._found:
+            await self._watch()
+        return list(self.workers)
 
     def states(self) -> str:
         """Each worker and its health, for an error message."""
-        if len(self.workers) == 1:
+        if len(self.workers) == 1 and not self._found:
             return self.workers[0].address
-        return ", ".join(f"{worker.address} {worker.health.value}" for worker in self.workers)
+        states = [f"{worker.address} {worker.health.value}" for worker in self.workers]
+        for name, found in self._found.items():
+            if not found:
+                states.append(f"{name} has no address" + (f" ({why})" if (why := self._unresolved.get(name)) else ""))
+        return ", ".join(states)
 
     async def wait_for_change(self, seconds: float) -> None:
         """Returns when some worker's health changed, or after `seconds`."""
@@ -155,34 +90,88 @@ class WorkerPool:
             await asyncio.wait_for(self._changed.wait(), seconds)
 
     async def close(self) -> None:
-        for watch in self._watches:
-            watch.cancel()
-        await asyncio.gather(*self._watches, return_exceptions=True)
-        await asyncio.gather(*(worker.close() for worker in self.workers))
+        tasks, workers = [*self._watches.values(), *self._tasks], [*self.workers, *self._leaving]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(worker.close() for worker in workers))
 
-    async def _watch_health(self) -> None:
-        if not self._watches:
-            self._watches = [asyncio.create_task(worker.watch(self._changed)) for worker in self.workers]
-            self._first_answers_until = time.monotonic() + FIRST_HEALTH_SECONDS
+    def _settle(self) -> None:
+        """Makes `workers` what the addresses and names now stand for; those that stay keep what is known of them."""
+        wanted = {target.address: target for target in self._fixed}
+        for found in self._found.values():
+            for target in found or ():
+                wanted.setdefault(target.address, target)
+        staying = {worker.address: worker for worker in self.workers}
+        for worker in self.workers:
+            if worker.address not in wanted:
+                self._let_go(worker)
+        self.workers = [
+            staying.get(address) or Worker(target, self._connection, self._credentials, self._metrics)
+            for address, target in wanted.items()
+        ]
+        if self._watching:
+            self._watch_health()
+
+    def _let_go(self, worker: Worker) -> None:
+        watch = self._watches.pop(worker, None)
+        if watch is not None:
+            watch.cancel()
+        worker.leave()
+        self._leaving.add(worker)
+        task = self._begin(worker.close_when_idle())
+        task.add_done_callback(lambda _: self._leaving.discard(worker))
+
+    def _begin(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _watch(self) -> None:
+        """Begins to follow names and health, and waits for first answers."""
+        if not self._watching:
+            self._watching = True
+            if self._found:
+                self._begin(self._follow())
+            self._watch_health()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_ADDRESSES_SECONDS):
+                while not self.workers and any(found is None for found in self._found.values()):
+                    self._changed.clear()
+                    await self._changed.wait()
         while any(worker.health is Health.UNKNOWN for worker in self.workers):
             left = self._first_answers_until - time.monotonic()
             if left <= 0:
                 return
             await self.wait_for_change(left)
 
+    def _watch_health(self) -> None:
+        if not self._watches:
+            self._first_answers_until = time.monotonic() + FIRST_HEALTH_SECONDS
+        for worker in self.workers:
+            if worker not in self._watches:
+                self._watches[worker] = asyncio.create_task(worker.watch(self._changed))
 
-def model_info(response: admin_pb2.GetModelResponse) -> ModelInfo:
-    return ModelInfo(
-        name=response.name,
-        architecture=response.architecture,
-        checkpoint_format=response.checkpoint_format,
-        vocabulary_size=response.vocabulary_size,
-        context_length=response.context_length,
-        eos_ids=list(response.eos_ids),
-        parameters=response.parameters,
-        dtype=response.dtype,
-        layers=response.layers,
-        hidden_size=response.hidden_size,
-        tokenizer_fingerprint=response.tokenizer_fingerprint,
-        quantization=response.quantization,
-    )
+    async def _follow(self) -> None:
+        """Looks all names up, for ever."""
+        while True:
+            self._look_again.clear()
+            await asyncio.gather(*(self._look_up(name) for name in self._found))
+            await asyncio.sleep(LOOKUP_PAUSE_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                rest = self._connection.resolve_seconds - LOOKUP_PAUSE_SECONDS
+                await asyncio.wait_for(self._look_again.wait(), max(0.0, rest))
+
+    async def _look_up(self, name: WorkersName) -> None:
+        """What was found last stays while a lookup fails."""
+        try:
+            found = name.targets(await self._resolve(name))
+            self._unresolved.pop(name, None)
+        except OSError as error:
+            self._unresolved[name] = error.strerror or str(error)
+            found = self._found[name] or []
+        if found != self._found[name]:
+            self._found[name] = found
+            self._settle()
+            self._changed.set()

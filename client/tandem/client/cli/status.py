@@ -16,6 +16,7 @@ from tandem.inference.v1 import admin_pb2, admin_pb2_grpc
 from tandem.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 
 from ..deadline import Deadline
+from ..discovery import Target, expand
 from ..errors import StatusError
 from ..rpc import CallContext, unary
 from ..settings import ConnectionSettings, open_channel
@@ -55,7 +56,7 @@ def status(
 
 async def _ask_all(tokenizer: str, workers: list[str], context: CallContext) -> list[Report]:
     asked = [_ask_tokenizer(tokenizer, context)] if tokenizer else []
-    asked += [_ask_worker(worker, context) for worker in workers]
+    asked += [_ask_worker(target, context) for target in await expand(workers)]
     return list(await asyncio.gather(*asked))
 
 
@@ -72,9 +73,9 @@ async def _ask_tokenizer(address: str, context: CallContext) -> Report:
     return {**report, "tokenizers": [_plain(tokenizer) for tokenizer in listing.tokenizers]}
 
 
-async def _ask_worker(address: str, context: CallContext) -> Report:
-    report: Report = {"address": address, "service": "worker"}
-    async with open_channel(address, ConnectionSettings(), context.credentials) as channel:
+async def _ask_worker(target: Target, context: CallContext) -> Report:
+    report: Report = {"address": target.address, "service": "worker"}
+    async with open_channel(target.address, ConnectionSettings(), context.credentials, target.authority) as channel:
         stub = admin_pb2_grpc.WorkerAdminServiceStub(channel)
         try:
             server, model, load = await asyncio.gather(

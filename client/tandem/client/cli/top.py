@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Annotated
 
+import grpc.aio
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -18,6 +19,7 @@ from rich.text import Text
 from tandem.inference.v1 import admin_pb2, admin_pb2_grpc
 
 from ..deadline import Deadline
+from ..discovery import Target, expand
 from ..errors import StatusError
 from ..rpc import CallContext, unary
 from ..settings import ConnectionSettings, Credentials, open_channel
@@ -62,35 +64,43 @@ def top(
 ) -> None:
     """Show live what runs, what waits and how the pages of each worker's KV cache are used."""
     with reporting_errors():
-        views = [WorkerView(address) for address in o.worker_addresses(worker_address)]
+        addresses = o.worker_addresses(worker_address)
         credentials = o.credentials(tls, ca_file, token_file)
-        interruptible(_watch(views, interval, looks, timeout or None, credentials))
-        if looks and any(view.error for view in views):
+        if not interruptible(_watch(addresses, interval, looks, timeout or None, credentials)):
             raise typer.Exit(1)
 
 
 async def _watch(
-    views: list[WorkerView], interval: float, looks: int, timeout: float | None, credentials: Credentials | None
-) -> None:
-    channels = [open_channel(view.address, ConnectionSettings(), credentials) for view in views]
+    addresses: list[str], interval: float, looks: int, timeout: float | None, credentials: Credentials | None
+) -> bool:
+    """Whether all workers answered at the last look. Names are looked up at each look: workers come and go."""
+    known: dict[Target, tuple[WorkerView, grpc.aio.Channel]] = {}
     try:
         with Live(console=output(), auto_refresh=False) as live:
             done = 0
             while True:
                 context = CallContext(deadline=Deadline.after(timeout), closed=lambda: False, credentials=credentials)
+                targets = await expand(addresses)
+                for target in targets:
+                    if target not in known:
+                        channel = open_channel(target.address, ConnectionSettings(), credentials, target.authority)
+                        known[target] = WorkerView(target.address), channel
+                for target in known.keys() - targets:
+                    await known.pop(target)[1].close()
+                views = [known[target][0] for target in targets]
                 await asyncio.gather(
                     *(
                         _look(view, admin_pb2_grpc.WorkerAdminServiceStub(channel), context)
-                        for view, channel in zip(views, channels, strict=True)
+                        for view, channel in known.values()
                     )
                 )
                 live.update(Group(*(picture(view) for view in views)), refresh=True)
                 done += 1
                 if done == looks:
-                    return
+                    return not any(view.error for view in views)
                 await asyncio.sleep(interval)
     finally:
-        for channel in channels:
+        for _, channel in known.values():
             await channel.close()
 
 

@@ -1,0 +1,175 @@
+"""One worker: its channel, its health, what it serves, and how many of our requests run there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from enum import Enum
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+
+from tandem.inference.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
+
+from .discovery import Target
+from .errors import UnavailableError
+from .metrics import ClientMetrics
+from .settings import ConnectionSettings, Credentials, open_channel
+from .types import ModelInfo
+
+SERVICE = "tandem.inference.v1.InferenceService"
+
+DESCRIBE_SECONDS = 5.0
+# A worker that does not tell what it serves (its control plane is closed to us) is asked again after this long.
+DESCRIBE_AGAIN_SECONDS = 60.0
+WATCH_BACKOFF_SECONDS = (0.1, 2.0)
+
+
+class Health(Enum):
+    UNKNOWN = "unknown"
+    SERVING = "serving"
+    NOT_SERVING = "not serving"
+
+
+class Worker:
+    """One worker address: a channel, and what is known about the worker behind it."""
+
+    def __init__(
+        self, target: Target, connection: ConnectionSettings, credentials: Credentials | None, metrics: ClientMetrics
+    ) -> None:
+        self.address = target.address
+        self.health = Health.UNKNOWN
+        self.running = 0  # requests of this client
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._gauges = metrics.workers
+        self._gauges.labels(self.health.value).inc()
+        self._credentials = credentials
+        self._channel = open_channel(target.address, connection, credentials, target.authority)
+        self.inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self.admin = admin_pb2_grpc.WorkerAdminServiceStub(self._channel)
+        self._model: ModelInfo | None = None
+        self._describing: asyncio.Task[ModelInfo | None] | None = None
+        self._describe_after = 0.0
+        self._left = self.closed = False
+
+    @contextlib.contextmanager
+    def occupied(self) -> Iterator[None]:
+        """While a request runs there. Raises UnavailableError when the worker is no longer among the known ones."""
+        if self.closed:
+            raise UnavailableError(f"{self.address} is not a worker any more", service="worker", reason="NO_WORKER")
+        self.running += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.running -= 1
+            if not self.running:
+                self._idle.set()
+
+    async def model(self, within: float | None) -> ModelInfo | None:
+        """What it serves; asked once for all who wait. None: it does not tell, or not `within` so many seconds."""
+        if self._model is not None or time.monotonic() < self._describe_after:
+            return self._model
+        if self._describing is None or self._describing.done():
+            self._describing = asyncio.create_task(self._describe())
+        try:
+            async with asyncio.timeout(within):
+                return await asyncio.shield(self._describing)
+        except TimeoutError:
+            return None
+        except asyncio.CancelledError:
+            if self._describing.cancelled():  # by close(), not by whoever cancels us
+                return None
+            raise
+
+    def forget_model(self) -> None:
+        """The worker went away, or contradicted what we knew: whoever answers next may serve something else."""
+        self._model, self._describe_after = None, 0.0
+
+    async def watch(self, changed: asyncio.Event) -> None:
+        """Follows its health for ever; `changed` is set whenever it changes."""
+        shortest, longest = WATCH_BACKOFF_SECONDS
+        backoff = shortest
+        stub = health_pb2_grpc.HealthStub(self._channel)
+        while True:
+            call = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE), metadata=self._metadata())
+            try:
+                async for response in call:
+                    backoff = shortest
+                    serving = response.status == health_pb2.HealthCheckResponse.SERVING
+                    self._set_health(Health.SERVING if serving else Health.NOT_SERVING, changed)
+                self._set_health(Health.NOT_SERVING, changed)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    self._set_health(Health.SERVING, changed)  # it has no health service: take it at its word
+                    return
+                self._set_health(Health.NOT_SERVING, changed)
+            finally:
+                call.cancel()
+            await asyncio.sleep(backoff)
+            backoff = min(backoff * 2, longest)
+
+    def leave(self) -> None:
+        """It is no longer among the known workers; what runs there goes on."""
+        if not self._left:
+            self._left = True
+            self._gauges.labels(self.health.value).dec()
+
+    async def close_when_idle(self) -> None:
+        while self.running:
+            await self._idle.wait()
+        await self.close()
+
+    async def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self.leave()
+        if self._describing is not None:
+            self._describing.cancel()
+        await self._channel.close()
+
+    def _set_health(self, health: Health, changed: asyncio.Event) -> None:
+        if health is not self.health:
+            if health is Health.NOT_SERVING:
+                self.forget_model()
+            self._gauges.labels(self.health.value).dec()
+            self._gauges.labels(health.value).inc()
+            self.health = health
+            changed.set()
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return self._credentials.metadata() if self._credentials else ()
+
+    async def _describe(self) -> ModelInfo | None:
+        try:
+            response = await self.admin.GetModel(
+                admin_pb2.GetModelRequest(), timeout=DESCRIBE_SECONDS, metadata=self._metadata()
+            )
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                self._describe_after = time.monotonic() + DESCRIBE_AGAIN_SECONDS
+            return None
+        self._model = model_info(response)
+        return self._model
+
+
+def model_info(response: admin_pb2.GetModelResponse) -> ModelInfo:
+    return ModelInfo(
+        name=response.name,
+        architecture=response.architecture,
+        checkpoint_format=response.checkpoint_format,
+        vocabulary_size=response.vocabulary_size,
+        context_length=response.context_length,
+        eos_ids=list(response.eos_ids),
+        parameters=response.parameters,
+        dtype=response.dtype,
+        layers=response.layers,
+        hidden_size=response.hidden_size,
+        tokenizer_fingerprint=response.tokenizer_fingerprint,
+        quantization=response.quantization,
+    )

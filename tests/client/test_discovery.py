@@ -1,0 +1,260 @@
+"""Workers behind a name: all of them are used, those that come are found, those that go take nothing along."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
+
+import grpc
+import grpc.aio
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tandem.client import (
+    AsyncClient,
+    ConfigurationError,
+    ConnectionSettings,
+    Credentials,
+    FailoverSettings,
+    UnavailableError,
+    workers,
+)
+from tandem.client.discovery import Target, WorkersName, expand
+from tandem.inference.v1 import admin_pb2_grpc, inference_pb2_grpc
+from tests.client.fakes import EOS, TEXT, CountingWorker, ids_of_text, start_worker
+from tests.svc_common.certificates import Authority
+
+NAME = "workers.test"
+QUICK = ConnectionSettings(resolve_seconds=0.02)
+NO_FAILOVER = FailoverSettings(attempts=0)
+
+
+class Names:
+    """What this machine's resolver says of NAME; of other names, what it says anyhow."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.hosts: Sequence[str] | None = ()  # None: there is no such name
+        self.lookups = 0
+        self._resolver = socket.getaddrinfo
+        monkeypatch.setattr(socket, "getaddrinfo", self._look_up)
+
+    def _look_up(self, host: str, port: int, *arguments: object, **options: object) -> list[object]:
+        if host != NAME:
+            return self._resolver(host, port, *arguments, **options)  # type: ignore[arg-type, return-value]
+        self.lookups += 1
+        if self.hosts is None:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        families = [socket.AF_INET6 if ":" in one else socket.AF_INET for one in self.hosts]
+        return [
+            (family, socket.SOCK_STREAM, 6, "", (one, port)) for family, one in zip(families, self.hosts, strict=True)
+        ]
+
+
+class Fleet:
+    """Workers on 127.0.0.1, 127.0.0.2, ... of this machine, all at one port."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, CountingWorker] = {}
+        self.servers: dict[str, grpc.aio.Server] = {}
+        self.port = 0
+
+    async def start(self, host: str) -> CountingWorker:
+        worker = self.workers[host] = CountingWorker([*ids_of_text(TEXT), EOS])
+        self.servers[host], address = await start_worker(worker, f"{host}:{self.port}")
+        self.port = int(address.rpartition(":")[2])
+        return worker
+
+    @property
+    def address(self) -> str:
+        return f"dns:///{NAME}:{self.port}"
+
+    def counts(self) -> dict[str, int]:
+        return {host: len(worker.seen) for host, worker in self.workers.items()}
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Names:
+    monkeypatch.setattr(workers, "LOOKUP_PAUSE_SECONDS", 0.01)
+    return Names(monkeypatch)
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Fleet]:
+    fleet = Fleet()
+    yield fleet
+    for server in fleet.servers.values():
+        await server.stop(0)
+
+
+async def ask(client: AsyncClient, keys: Sequence[str]) -> list[str]:
+    """Which worker answered the request with each routing key."""
+    options = {"detokenize": False, "seed": 0, "max_tokens": 2}
+    return [(await client.generate([5], routing_key=key, **options)).worker for key in keys]  # type: ignore[arg-type]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  (several of them have no event)
+            await asyncio.sleep(0.005)
+
+
+def known(client: AsyncClient) -> list[str]:
+    return [] if client._pool is None else [worker.address for worker in client._pool.workers]
+
+
+KEYS = [str(number) for number in range(24)]
+
+
+async def test_all_workers_behind_a_name_get_requests(names: Names, fleet: Fleet) -> None:
+    names.hosts = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+    for host in names.hosts:
+        await fleet.start(host)
+    registry = CollectorRegistry()
+    async with AsyncClient(worker=fleet.address, registry=registry, timeout=30) as client:
+        answered = await ask(client, KEYS)
+        assert set(answered) == {f"{host}:{fleet.port}" for host in names.hosts}
+        assert await ask(client, KEYS) == answered, "a prompt's worker stays the same"
+        assert set(await client.get_models()) == set(answered)
+        assert registry.get_sample_value("tandem_client_workers", {"health": "serving"}) == 3
+    assert registry.get_sample_value("tandem_client_workers", {"health": "serving"}) == 0
+
+
+async def test_a_worker_that_comes_is_found_and_one_that_goes_finishes_what_it_has(names: Names, fleet: Fleet) -> None:
+    leaving = await fleet.start("127.0.0.1")
+    await fleet.start("127.0.0.2")
+    names.hosts = ["127.0.0.1"]
+    leaving.pause_at = 3
+    registry = CollectorRegistry()
+    options = {"connection": QUICK, "failover": NO_FAILOVER, "registry": registry, "timeout": 30}
+    async with AsyncClient(worker=fleet.address, **options) as client:  # type: ignore[arg-type]
+        stream = client.stream([5], detokenize=False, seed=0, max_tokens=6)
+        await anext(stream)
+        await leaving.paused.wait()
+        leaving.pause_at = None
+
+        names.hosts = ["127.0.0.1", "127.0.0.2"]
+        await until(lambda: len(known(client)) == 2)
+        names.hosts = ["127.0.0.2"]
+        await until(lambda: known(client) == [f"127.0.0.2:{fleet.port}"])
+        assert set(await ask(client, KEYS)) == {f"127.0.0.2:{fleet.port}"}
+        assert len(leaving.seen) == 1
+        assert registry.get_sample_value("tandem_client_workers", {"health": "serving"}) == 1
+
+        leaving.go.set()
+        async for _ in stream:
+            pass
+        assert len(stream.result.output_ids) == 6 and stream.result.failovers == 0
+        assert client._pool is not None
+        pool = client._pool
+        await until(lambda: not pool._leaving)
+
+
+async def test_closing_ends_streams_of_workers_that_have_gone(names: Names, fleet: Fleet) -> None:
+    worker = await fleet.start("127.0.0.1")
+    names.hosts = ["127.0.0.1"]
+    worker.pause_at = 1
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(AsyncClient(worker=fleet.address, connection=QUICK, timeout=30))
+        stream = client.stream([5], detokenize=False, seed=0)
+        await anext(stream)
+        names.hosts = ["127.0.0.9"]
+        assert client._pool is not None
+        (gone,) = client._pool.workers
+        await until(lambda: known(client) == [f"127.0.0.9:{fleet.port}"])
+        assert gone.running == 1 and not gone.closed
+    assert gone.closed
+    await asyncio.wait_for(worker.seen[0].cancelled.wait(), 30)
+
+
+async def test_a_lookup_that_fails_takes_no_worker_away(names: Names, fleet: Fleet) -> None:
+    await fleet.start("127.0.0.1")
+    names.hosts = ["127.0.0.1"]
+    async with AsyncClient(worker=fleet.address, connection=QUICK, failover=NO_FAILOVER, timeout=30) as client:
+        await ask(client, ["a"])
+        names.hosts, before = None, names.lookups
+        await until(lambda: names.lookups > before + 2)
+        assert await ask(client, ["a"]) == [f"127.0.0.1:{fleet.port}"]
+
+
+async def test_a_name_without_addresses_is_unavailable_and_says_why_until_it_has_some(
+    names: Names, fleet: Fleet
+) -> None:
+    await fleet.start("127.0.0.1")
+    names.hosts = None
+    async with AsyncClient(worker=fleet.address, connection=QUICK, failover=NO_FAILOVER, timeout=30) as client:
+        with pytest.raises(UnavailableError, match=f"dns:///{NAME}:.* has no address .*not known") as caught:
+            await ask(client, ["a"])
+        assert (caught.value.reason, caught.value.service) == ("NO_WORKER", "worker")
+        names.hosts = ["127.0.0.1"]
+        await until(lambda: len(known(client)) == 1)
+        assert await ask(client, ["a"]) == [f"127.0.0.1:{fleet.port}"]
+
+
+async def test_a_lost_worker_is_followed_by_one_that_the_name_has_got_meanwhile(names: Names, fleet: Fleet) -> None:
+    lost = await fleet.start("127.0.0.1")
+    names.hosts = ["127.0.0.1"]
+    lost.pause_at = 4
+    patient = FailoverSettings(attempts=100, initial_backoff_seconds=0.01, max_backoff_seconds=0.05)
+    slow = ConnectionSettings(resolve_seconds=3600)  # so that it is the loss that makes the client look again
+    async with AsyncClient(worker=fleet.address, connection=slow, failover=patient, timeout=30) as client:
+        stream = client.stream([5], detokenize=False, seed=0, max_tokens=9)
+        await anext(stream)
+        await lost.paused.wait()
+        await fleet.start("127.0.0.2")
+        names.hosts = ["127.0.0.2"]
+        await fleet.servers["127.0.0.1"].stop(0)
+        async for _ in stream:
+            pass
+        assert stream.result.output_ids == ids_of_text(TEXT)[:9]
+        assert (stream.result.failovers, stream.result.worker) == (1, f"127.0.0.2:{fleet.port}")
+
+
+async def test_an_address_that_is_given_and_found_is_one_worker(names: Names, fleet: Fleet) -> None:
+    await fleet.start("127.0.0.1")
+    await fleet.start("127.0.0.2")
+    names.hosts = ["127.0.0.1", "127.0.0.2", "127.0.0.2"]
+    fixed = f"127.0.0.1:{fleet.port}"
+    async with AsyncClient(worker=[fixed, fleet.address], connection=QUICK, timeout=30) as client:
+        assert len(set(await ask(client, KEYS))) == len(known(client)) == 2
+        names.hosts = []
+        await until(lambda: known(client) == [fixed])
+
+
+async def test_only_one_family_of_addresses_counts(names: Names) -> None:
+    name = WorkersName(NAME, 1)
+    names.hosts = ["::1", "127.0.0.1", "127.0.0.2"]
+    assert await expand([str(name)]) == [Target(f"127.0.0.{n}:1", f"{NAME}:1") for n in (1, 2)]
+    names.hosts = ["::1", "fd00::7"]
+    assert [target.address for target in await expand([str(name)])] == ["[::1]:1", "[fd00::7]:1"]
+    names.hosts = None
+    assert await expand(["host:1", str(name)]) == [Target("host:1"), Target(str(name))]
+
+
+@pytest.mark.parametrize("wrong", ["name", ":50052", "name:", "name:x", "name:0", "name:70000", "n/p:1", "u@n:1", ""])
+def test_a_name_needs_a_port(wrong: str) -> None:
+    with pytest.raises(ConfigurationError, match="must be dns:///NAME:PORT"):
+        AsyncClient(worker=f"dns:///{wrong}")
+
+
+async def test_certificates_are_those_of_the_name(names: Names) -> None:
+    authority = Authority("ours")
+    names.hosts = ["127.0.0.1"]
+    for host, fits in ((NAME, True), ("another.test", False)):
+        signed = authority.sign("worker", host)
+        worker = CountingWorker([*ids_of_text(TEXT), EOS])
+        server = grpc.aio.server()
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(worker, server)
+        admin_pb2_grpc.add_WorkerAdminServiceServicer_to_server(worker, server)
+        port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(signed.key, signed.certificate)]))
+        await server.start()
+        credentials = Credentials(root_certificates=authority.certificate)
+        address = f"dns:///{NAME}:{port}"
+        async with AsyncClient(worker=address, credentials=credentials, failover=NO_FAILOVER, timeout=30) as client:
+            if fits:
+                assert await ask(client, ["a"]) == [f"127.0.0.1:{port}"]
+            else:
+                with pytest.raises(UnavailableError):
+                    await ask(client, ["a"])
+        await server.stop(0)
