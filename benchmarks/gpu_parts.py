@@ -18,7 +18,7 @@ from benchmarks.random_llama import RandomCheckpoint, llama
 from worker_svc.engine.build import BuiltEngine, build_engine
 from worker_svc.engine.config import EngineConfig
 from worker_svc.engine.request import Request, Sampling, Stopping
-from worker_svc.model import cuda_operations
+from worker_svc.model import cuda_operations, cuda_products
 from worker_svc.model.attention import Segment
 from worker_svc.model.cuda_operations import Sizes, TritonOperations
 from worker_svc.model.kv_cache import CacheShape, KVCache
@@ -36,6 +36,7 @@ class Scale:
     dtype: torch.dtype = torch.bfloat16
     models: dict[str, Literal["tiny", "1b", "8b"]] = dataclasses.field(default_factory=lambda: {"1b": "1b", "8b": "8b"})
     copied: int = 1 << 32  # bytes
+    copies: int = 24  # of a matrix, at most, that products read in turn
     square: int = 8192  # side of the matrices of the matrix rate
     repeats: int = 15
     calls: int = 4  # in a row, so that the host's part is hidden
@@ -54,7 +55,7 @@ class Scale:
     def small() -> Scale:
         """Whatever a CPU does in seconds, by the same code."""
         return Scale(
-            "cpu", torch.float32, {"1b": "tiny", "8b": "tiny"}, copied=1 << 16, square=32, repeats=1, calls=1,
+            "cpu", torch.float32, {"1b": "tiny", "8b": "tiny"}, copied=1 << 16, copies=2, square=32, repeats=1, calls=1,
             sequences=2, context=64, prefill=40, heads=(4, 2), head_dim=16, batch=4, lengths=(4, 9), thousand=8,
             decode_context=80, peer_tokens=3,
         )  # fmt: skip
@@ -160,8 +161,10 @@ def _processors(scale: Scale) -> int:
     return torch.cuda.get_device_properties(0).multi_processor_count if scale.device == "cuda" else 2
 
 
-def products(ceiling: dict[str, float], scale: Scale) -> dict[str, Any]:
-    """Each matrix of a layer of the 8b model and its output, by the library, as shares of the copy bandwidth."""
+def products(reproducible: bool, ceiling: dict[str, float], scale: Scale) -> dict[str, Any]:
+    """Each matrix of a layer of the 8b model and its output, by the library and by the kernel of ours that this mode
+    may take, as shares of the copy bandwidth."""
+    ways = {"library": F.linear, "ours": cuda_products.same_bits if reproducible else cuda_products.few_rows}
     config = llama(scale.models["8b"])
     matrices = {
         "qkv": (config.q_size + 2 * config.kv_size, config.hidden_size),
@@ -173,13 +176,15 @@ def products(ceiling: dict[str, float], scale: Scale) -> dict[str, Any]:
     shares: dict[str, Any] = {}
     for name, (outputs, columns) in matrices.items():
         # So many copies that none is still in the L2 when its turn comes again.
-        count = max(2, min(24, (1 << 29) // (outputs * columns * 2)))
+        count = max(2, min(scale.copies, (1 << 29) // (outputs * columns * 2)))
         weights = torch.randn(count, outputs, columns, device=scale.device, dtype=scale.dtype)
         for rows in (1, 16, 64, scale.batch):
             x = torch.randn(rows, columns, device=scale.device, dtype=scale.dtype)
-            seconds = median_seconds(lambda w=weights, x=x: [F.linear(x, each) for each in w], scale) / count  # type: ignore[misc]
-            moved = (outputs * columns + rows * (outputs + columns)) * x.itemsize
-            shares.setdefault(f"rows_{rows}", {})[name] = moved / seconds / ceiling["copy_bytes_per_second"]
+            moved = count * (outputs * columns + rows * (outputs + columns)) * x.itemsize
+            for way, multiply in ways.items():
+                seconds = median_seconds(lambda m=multiply, w=weights, x=x: [m(x, each) for each in w], scale)  # type: ignore[misc]
+                share = moved / seconds / ceiling["copy_bytes_per_second"]
+                shares.setdefault(f"rows_{rows}", {}).setdefault(name, {})[way] = share
     return shares
 
 

@@ -9,6 +9,7 @@ import torch
 from worker_svc.checkpoints.grouped import Quantization
 from worker_svc.engine.request import LogprobOptions, Request, Sampling, Stopping
 from worker_svc.engine.sampler import Rows, SamplingTable, launch, sample
+from worker_svc.model.cuda_products import few_rows, same_bits
 from worker_svc.model.cuda_quantized import KernelWeight
 from worker_svc.model.float8 import Float8Weight, to_float8
 from worker_svc.model.kernels.float8 import rows_to_float8
@@ -16,11 +17,32 @@ from worker_svc.model.quantization import quantize
 
 BF16 = torch.bfloat16
 CUDA = torch.device("cuda")
+ERRORS = {BF16: 8e-3, torch.float16: 1e-3, torch.float32: 1e-5}
 MODES = [pytest.param(True, id="reproducible"), pytest.param(False, id="fast")]
 
 
 def error(ours: torch.Tensor, exact: torch.Tensor) -> float:
     return ((ours.double() - exact).norm() / exact.norm()).nan_to_num(nan=1e9).item()
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("outputs", "columns"), [(4096, 4096), (4096, 14336), (28672, 4096), (128256, 2048), (1000, 3001)]
+)
+def test_plain_products_equal_float64_and_a_row_has_the_same_bits_in_any_company(
+    outputs: int, columns: int, dtype: torch.dtype
+) -> None:
+    w = torch.randn(outputs, columns, device="cuda", dtype=dtype)
+    x = torch.randn(2100, columns, device="cuda", dtype=dtype)
+    some = torch.arange(0, outputs, 7, device="cuda")
+    exact = x[:300].double() @ w[some].double().T
+    whole = same_bits(x, w)
+    assert error(whole[:300, some], exact) < ERRORS[dtype]
+    for rows in (1, 16, 63, 64, 65, 256, 300):
+        assert torch.equal(same_bits(x[:rows], w), whole[:rows]), rows
+        assert error(few_rows(x[:rows], w)[:, some], exact[:rows]) < ERRORS[dtype], rows
+    for rows in (slice(1, 2), slice(63, 65), slice(2000, 2100)):
+        assert torch.equal(same_bits(x[rows], w), whole[rows]), rows
 
 
 @pytest.mark.parametrize("reproducible", MODES)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from worker_svc.checkpoints.grouped import Grouped, Quantization
+from worker_svc.model import cuda_products
 from worker_svc.model.attention import Segment
 from worker_svc.model.cuda_quantized import KernelWeight
 from worker_svc.model.kernels.add_norm import add_norm
@@ -134,6 +135,7 @@ class TritonOperations:
         self.float32_rows = FLOAT32_ROWS if torch.cuda.is_available() else BLOCK_ROWS
         # Rows of a product are padded to this where a row's bits must not depend on the others: to whole tiles.
         self.row_multiple = 64 if reproducible else 1
+        self.products = cuda_products.products(reproducible=reproducible)
 
     @staticmethod
     def on(device: torch.device, *, reproducible: bool = True) -> TritonOperations:

@@ -31,6 +31,7 @@ import torch.nn.functional as F
 
 from worker_svc.model import native
 from worker_svc.model.float8 import Float8Weight
+from worker_svc.model.operations import Product
 from worker_svc.model.panels import empty_panels, fill_panels, first_panels, panel_rows
 from worker_svc.model.quantization import QuantizedWeight
 
@@ -59,6 +60,7 @@ class PlainWeight(torch.nn.Module):
         """`shared`: something else reads it too, so that it stays as it is."""
         super().__init__()
         self.weight = weight if isinstance(weight, torch.nn.Parameter) else torch.nn.Parameter(weight, False)
+        self.product: Product = F.linear  # but for oneDNN's
         self._with_onednn = shared and weight.numel() >= SHARED_FROM and _onednn_serves(weight.device, weight.dtype)
 
     def __len__(self) -> int:
@@ -91,7 +93,7 @@ class PlainWeight(torch.nn.Module):
         if self._with_onednn:
             product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.weight, None, "none", [], "")
             return product
-        return F.linear(x, self.weight)
+        return self.product(x, self.weight)
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """Some rows `[N, in]`."""

@@ -6,7 +6,7 @@ depend neither on the number of rows nor on the number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -18,6 +18,8 @@ from worker_svc.model.kv_cache import KVCache
 from worker_svc.model.kv_formats import Parts
 from worker_svc.model.quantization import QuantizedWeight
 from worker_svc.model.rope import rotate
+
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # x [N, in] and W [out, in] to x W^T [N, out]
 
 
 class Plan(Protocol):
@@ -32,6 +34,7 @@ class Operations(Protocol):
     """Operations on rows that may belong to any sequences."""
 
     row_multiple: int  # the most padding of a step's rows that may help to make a row's bits independent of the others
+    products: tuple[Product, ...]  # of plain matrices; each is for where the one before it lets rows depend on others
 
     def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, window: int = 0) -> Plan:
         """How a step's queries will attend; with `window`, a token sees itself and the `window - 1` before it."""
@@ -72,6 +75,7 @@ class TorchOperations:
     """For CPUs, and for devices without kernels of their own."""
 
     row_multiple = ROW_MULTIPLE
+    products: tuple[Product, ...] = (F.linear,)
 
     def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, window: int = 0) -> Plan:
         return AttentionPlan(segments, cache, num_heads, window)

@@ -7,6 +7,7 @@ matrix products need (1 or 2 with oneDNN, 4 with MKL), or to 4 where that does n
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ from worker_svc.model.kv_cache import KVCache
 
 if TYPE_CHECKING:
     from worker_svc.model.transformer import Transformer
+
+logger = logging.getLogger("worker_svc.engine")
 
 _CROWD = 2048  # rows of other sequences, at most, that a card's row is tried in company with
 
@@ -126,15 +129,23 @@ class ModelRunner:
         return -(-rows // self._row_multiple) * self._row_multiple
 
     def choose_padding(self) -> bool:
-        """Finds out how little padding makes a row's bits independent of the others; False if none does.
+        """Finds out how little padding makes a row's bits independent of the others, and by which products, where the
+        usual ones do not; False if none does.
 
         Uses the cache's first pages, which must not hold anything yet, and leaves them zero.
         """
-        most = self.model.operations.row_multiple
-        for multiple in sorted({min(self.model.row_multiple, most), most}):
-            self._row_multiple = multiple
-            if self._is_row_invariant():
-                return True
+        most, products = self.model.operations.row_multiple, self.model.operations.products
+        for number, product in enumerate(products):
+            self.model.multiply_by(product)
+            if number:
+                logger.warning(
+                    "the library's matrix products let a row's bits depend on the other rows: "
+                    "matrices that are not quantized are multiplied by our own kernel, which is slower for many rows"
+                )
+            for multiple in sorted({min(self.model.row_multiple, most), most}):
+                self._row_multiple = multiple
+                if self._is_row_invariant():
+                    return True
         return False
 
     def _is_row_invariant(self) -> bool:

@@ -9,8 +9,8 @@ byte i of an int4 group of G holds number i in its low half and number i + G / 2
 
 A program takes `M` rows of x and some output channels. The groups are cut into splits of about `_SPLIT` numbers, each
 summed up for itself, and then all in their order: by one program or, where there are too few to keep a card busy, by
-several and `_add_up`. With one `M` for every call, a row's bits do not depend on how many rows there are. For many
-rows, `plain` makes the matrix plain.
+several and `product.add_up`. With one `M` for every call, a row's bits do not depend on how many rows there are. For
+many rows, `plain` makes the matrix plain.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+
+from worker_svc.model.kernels.product import add_up
 
 _BLOCK = 1024  # numbers of a row that are made plain at once
 CHANNEL_STEP = 128  # numbers of a row that are looked at at once where a channel has one scale
@@ -32,8 +34,8 @@ def _quantized_product(
     M: tl.constexpr, N: tl.constexpr, G: tl.constexpr, INT4: tl.constexpr, GROUPED: tl.constexpr,
     LEAST: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    row = (tl.program_id(1) * M + tl.arange(0, M)).to(tl.int64)
-    channel = tl.program_id(0) * N + tl.arange(0, N)
+    row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
+    channel = tl.program_id(1) * N + tl.arange(0, N)
     real = row < rows
     there = channel < outputs
     x_row = x + row[:, None] * columns
@@ -82,19 +84,6 @@ def _quantized_product(
         if not GROUPED:
             total *= tl.load(scale + channel, mask=there, other=0.0).to(tl.float32)[None, :]
         tl.store(out + at_all, total.to(out.dtype.element_ty), mask=mask_all)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _add_up(partial, scale, out, rows, outputs, splits, GROUPED: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
-    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = channel < outputs
-    total = tl.zeros([BLOCK], tl.float32)
-    for number in range(splits):
-        total += tl.load(partial + (number * rows.to(tl.int64) + row) * outputs + channel, mask=there, other=0.0)
-    if not GROUPED:
-        total *= tl.load(scale + channel, mask=there, other=0.0).to(tl.float32)
-    tl.store(out + row * outputs + channel, total.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -159,7 +148,7 @@ def quantized_product(
     if not rows:
         return out
     grouped = scale.shape[1] > 1 or least is not None
-    programs = triton.cdiv(outputs, _OUTPUTS), triton.cdiv(rows, rows_together)
+    programs = triton.cdiv(rows, rows_together), triton.cdiv(outputs, _OUTPUTS)
     split = max(1, _SPLIT // group)
     splits = triton.cdiv(groups, split)
     several = splits > 1 and programs[0] * programs[1] < _BUSY
@@ -170,5 +159,5 @@ def quantized_product(
         columns == groups * group, num_warps=4, num_stages=6 if group <= 64 else 4,
     )  # fmt: skip
     if several:
-        _add_up[(triton.cdiv(outputs, _BLOCK), rows)](partial, scale, out, rows, outputs, splits, grouped, _BLOCK)
+        add_up(partial, None if grouped else scale, out)
     return out

@@ -32,6 +32,7 @@ from triton.runtime.jit import JITFunction
 from worker_svc.checkpoints.grouped import Quantization
 from worker_svc.model.attention import Segment
 from worker_svc.model.cuda_operations import FLOAT32_ROWS, TritonOperations
+from worker_svc.model.cuda_products import few_rows, same_bits
 from worker_svc.model.cuda_quantized import KernelWeight
 from worker_svc.model.kernels.choose import choose
 from worker_svc.model.kernels.float8 import rows_to_float8
@@ -127,6 +128,11 @@ def other_kernels(case: Case, everything: bool) -> None:
             weight(torch.zeros(1, 4096, dtype=dtype))
             if not same:
                 weight(torch.zeros(600, 4096, dtype=dtype))
+    matrix = torch.zeros(64, 4096, dtype=dtype)
+    for multiply in (same_bits,) if same else (few_rows,):
+        multiply(torch.zeros(1, 4096, dtype=dtype), matrix)
+        if everything:
+            multiply(torch.zeros(1, 4096), matrix.float())
     if same and not everything:
         return
     x = torch.zeros(4, 4096, dtype=dtype)

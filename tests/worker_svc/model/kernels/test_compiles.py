@@ -21,12 +21,12 @@ def test_every_kernel_compiles_for_a_hopper_card(repository: Path, tmp_path: Pat
     assert done.returncode == 0, done.stderr[-3000:]
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
     every = {"_store", "_attend", "_combine", "_prefill", "_add_norm", "_swiglu", "_choose"}
-    every |= {"_quantized_product", "_add_up", "_plain", "_rows_to_float8"}
+    every |= {"_product", "_quantized_product", "_add_up", "_plain", "_rows_to_float8"}
     assert {k["kernel"] for k in kernels} == every
     # Decodes, drafts and prefills alike: that is what makes their bits the same.
     assert len([k for k in kernels if k["kernel"] == "_attend" and k["reproducible"]]) == 1
     for kernel in kernels:
         assert kernel["shared"] <= 227 << 10, kernel  # what a program may have
-        if kernel["kernel"] in ("_prefill", "_attend"):
+        if kernel["kernel"] in ("_prefill", "_attend", "_product"):
             assert kernel["wgmma"] or (kernel["mma"] and not kernel["reproducible"]), kernel
             assert kernel["wide_loads"], kernel

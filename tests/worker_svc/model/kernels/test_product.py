@@ -1,0 +1,131 @@
+"""Our products with plain matrices equal float64, and a row's bits do not depend on how many rows there are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.worker_svc.model.kernels.conftest import DEVICE, DTYPES
+from tests.worker_svc.model.llama_folders import random_llama
+from worker_svc.checkpoints import open_checkpoint
+from worker_svc.model import cuda_products
+from worker_svc.model.cuda_graphs import GraphedRunner
+from worker_svc.model.cuda_operations import TritonOperations
+from worker_svc.model.cuda_products import few_rows, same_bits
+from worker_svc.model.kernels import product as kernel
+from worker_svc.model.kv_cache import CacheShape, KVCache
+from worker_svc.model.kv_formats import Plain
+from worker_svc.model.linear import PlainWeight
+from worker_svc.model.operations import Product
+from worker_svc.model.runner import Work
+from worker_svc.model.transformer import load_transformer
+
+ERRORS = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+PRODUCTS = [pytest.param(same_bits, id="same bits"), pytest.param(few_rows, id="few rows")]
+
+
+@pytest.fixture(autouse=True)
+def _poisoned() -> Iterator[None]:
+    """Fills what nobody has written with NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert torch.empty(5).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def matrix(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    """Random numbers, with NaN behind the last one."""
+    generator = torch.Generator().manual_seed(rows)
+    numbers = torch.cat([torch.randn(rows * columns, generator=generator), torch.full((20_000,), float("nan"))])
+    return numbers.to(dtype).to(DEVICE)[: rows * columns].view(rows, columns)
+
+
+def error(ours: torch.Tensor, exact: torch.Tensor) -> float:
+    """NaN is as wrong as can be."""
+    return ((ours.double().cpu() - exact).norm() / exact.norm()).nan_to_num(nan=1e9).item()
+
+
+@pytest.mark.parametrize("multiply", PRODUCTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("outputs", "columns"), [(1, 1), (130, 64), (45, 300), (70, 2100)])
+def test_it_equals_float64(outputs: int, columns: int, dtype: torch.dtype, multiply: Product) -> None:
+    w = matrix(outputs, columns, dtype)
+    for rows in (1, 63, 64, 65):
+        x = matrix(rows, columns, dtype)
+        ours = multiply(x, w)
+        assert ours.shape == (rows, outputs) and ours.dtype == dtype
+        assert error(ours, x.double().cpu() @ w.double().cpu().T) < ERRORS[dtype], rows
+
+
+@pytest.mark.usefixtures("_rows_alike")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = matrix(130, 300, dtype), matrix(140, 300, dtype)
+    monkeypatch.setattr(kernel, "_LEAST_SPLIT", 64)
+    monkeypatch.setattr(kernel, "_BUSY", 0)  # splits one after the other
+    together = same_bits(x, w)
+    monkeypatch.setattr(kernel, "_BUSY", 1000)  # side by side
+    for rows in (slice(0, 1), slice(5, 68), slice(64, 128), slice(129, 130)):
+        assert torch.equal(same_bits(x[rows], w), together[rows])
+    assert torch.equal(same_bits(x, w), together)
+
+
+def test_no_rows_are_no_work() -> None:
+    assert same_bits(matrix(0, 64, DTYPES[0]), matrix(5, 64, DTYPES[0])).shape == (0, 5)
+
+
+def test_fast_mode_multiplies_as_many_rows_by_our_kernel_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = matrix(17, 600, DTYPES[0]), matrix(40, 600, DTYPES[0])
+    monkeypatch.setattr(cuda_products, "FAST_ROWS", 16)
+    (multiply,) = TritonOperations(4, reproducible=False).products
+    assert torch.equal(multiply(x[:16], w), few_rows(x[:16], w))
+    assert not torch.equal(few_rows(x, w), F.linear(x, w))
+    assert torch.equal(multiply(x, w), F.linear(x, w))
+
+
+def dependent(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """A product as of a library that splits the sum where there are few rows."""
+    half = x.shape[1] // 2 if len(x) <= 8 else x.shape[1]
+    return x[:, :half] @ w[:, :half].T + x[:, half:] @ w[:, half:].T
+
+
+@pytest.mark.usefixtures("_rows_alike")
+def test_where_the_library_lets_rows_depend_on_others_our_kernel_takes_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    random_llama(
+        hidden_size=32, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=1, intermediate_size=40
+    ).save_pretrained(tmp_path)
+
+    def runner() -> GraphedRunner:
+        operations = TritonOperations(4)
+        operations.row_multiple = 4  # the interpreter takes its time for each row of padding
+        model = load_transformer(open_checkpoint(tmp_path), DEVICE, torch.float32, operations=operations)
+        shape = CacheShape(1, 6, 4, 1, model.config.head_dim, Plain(torch.float32))
+        return GraphedRunner(model, KVCache(shape, DEVICE), max_running=2)
+
+    prompt = [Work(np.arange(7, dtype=np.int32), 0, np.arange(2), 1)]
+    expected = runner().forward(prompt)[0].clone()
+
+    monkeypatch.setattr(F, "linear", dependent)
+    without = runner()
+    without.model.operations.products = without.model.operations.products[:1]
+    assert not without.choose_padding()
+
+    ours = runner()
+    with caplog.at_level(logging.WARNING, "worker_svc.engine"):
+        assert ours.choose_padding()
+    assert "our own kernel" in caplog.text
+    weights = [module for module in ours.model.modules() if isinstance(module, PlainWeight)]
+    assert len(weights) >= 5 and all(weight.product is same_bits for weight in weights)
+    torch.testing.assert_close(ours.forward(prompt)[0], expected, rtol=1e-4, atol=1e-5)
+    ours.prepare()
+    ours.forward([Work(prompt[0].tokens + 9, 0, np.arange(2, 4), 1)])
+    decodes = [Work(np.array([3], dtype=np.int32), 7, np.arange(first, first + 2), 1) for first in (0, 2)]
+    assert torch.equal(ours.forward(decodes)[0], ours.forward(decodes[:1])[0])
