@@ -15,6 +15,8 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
+from svc_common.peers import PeerFiles
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
@@ -41,16 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _channel(options: argparse.Namespace) -> grpc.Channel:
-    arguments: list[tuple[str, str | int]] = [("grpc.enable_http_proxy", 0)]
-    if options.tls_ca is None:
+    peer = PeerFiles(
+        ca=options.tls_ca, server_name=options.tls_server_name or "", certificate=options.tls_certificate,
+        key=options.tls_key,
+    )  # fmt: skip
+    arguments = [("grpc.enable_http_proxy", 0), *peer.options()]
+    credentials = peer.credentials()
+    if credentials is None:
         return grpc.insecure_channel(options.address, arguments)
-    if options.tls_server_name:
-        arguments.append(("grpc.ssl_target_name_override", options.tls_server_name))
-    credentials = grpc.ssl_channel_credentials(
-        options.tls_ca.read_bytes(),
-        options.tls_key.read_bytes() if options.tls_key else None,
-        options.tls_certificate.read_bytes() if options.tls_certificate else None,
-    )
     return grpc.secure_channel(options.address, credentials, arguments)
 
 

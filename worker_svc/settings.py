@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from svc_common.peers import PeerFiles
 from svc_common.settings import ServiceSettings
 from worker_svc.engine.config import EngineConfig
 
@@ -89,7 +91,41 @@ class WorkerSettings(ServiceSettings):
     )
     tokenizer_name: str = Field(default="", description="which of its tokenizers; empty: its default")
     tokenizer_fingerprint: str = Field(default="", description="known fingerprint, instead of tokenizer_address")
+    tokenizer_tls: bool = Field(default=False, description="ask the tokenizer service over TLS (system's authorities)")
+    tokenizer_tls_ca: Path | None = Field(
+        default=None,
+        description="PEM file of the authorities of its certificate; with it, it is asked over TLS",
+    )
+    tokenizer_tls_server_name: str = Field(
+        default="", description="name in its certificate, when that is not the host of tokenizer_address"
+    )
+    tokenizer_tls_certificate: Path | None = Field(
+        default=None, description="PEM file of the certificate that the worker shows to it (mutual TLS)"
+    )
+    tokenizer_tls_key: Path | None = Field(default=None, description="PEM file of that certificate's private key")
+    tokenizer_token_file: Path | None = Field(default=None, description="file of a bearer token for it")
     tokenizer_wait_seconds: float = Field(default=60.0, gt=0, description="how long to wait for the tokenizer service")
+
+    @model_validator(mode="after")
+    def _tokenizer_connection_is_whole(self) -> Self:
+        if (self.tokenizer_tls_certificate is None) != (self.tokenizer_tls_key is None):
+            raise ValueError("tokenizer_tls_certificate and tokenizer_tls_key go together: give both or neither")
+        if not self.tokenizer_tls and self.tokenizer_tls_ca is None:
+            for name in ("tokenizer_tls_certificate", "tokenizer_tls_server_name"):
+                if getattr(self, name):
+                    raise ValueError(f"{name} needs tokenizer_tls or tokenizer_tls_ca")
+        return self
+
+    def tokenizer_peer(self) -> PeerFiles:
+        """How the tokenizer service is reached."""
+        return PeerFiles(
+            tls=self.tokenizer_tls,
+            ca=self.tokenizer_tls_ca,
+            server_name=self.tokenizer_tls_server_name,
+            certificate=self.tokenizer_tls_certificate,
+            key=self.tokenizer_tls_key,
+            token=self.tokenizer_token_file,
+        )
 
     def engine_config(self) -> EngineConfig:
         """The part that the engine needs."""

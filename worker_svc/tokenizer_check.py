@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 
 import grpc
 
@@ -15,25 +17,34 @@ from worker_svc.settings import WorkerSettings
 logger = logging.getLogger("worker_svc")
 
 
+Metadata = tuple[tuple[str, str], ...]
+
+_AGAIN_SECONDS = 0.2
+_TELL_SECONDS = 10.0  # between two lines about a service that is not there
 _NO_TEXT = (pb.TOKEN_TYPE_CONTROL, pb.TOKEN_TYPE_UNKNOWN, pb.TOKEN_TYPE_UNUSED)
 
 
 async def check_tokenizer(settings: WorkerSettings, info: EngineInfo) -> tuple[str, Vocabulary]:
     """The tokenizer's fingerprint and what its ids say; raises StartError if it is not there in time or has more ids
     than the model."""
-    address = settings.tokenizer_address
-    async with grpc.aio.insecure_channel(address) as channel:
+    address, peer = settings.tokenizer_address, settings.tokenizer_peer()
+    try:
+        credentials, metadata = peer.credentials(), peer.metadata()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartError(f"tokenizer_address {address}: {error}") from None
+    if credentials is None:
+        opened = grpc.aio.insecure_channel(address)
+    else:
+        opened = grpc.aio.secure_channel(address, credentials, peer.options())
+    async with opened as channel:
         stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
         try:
-            response = await stub.GetTokenizer(
-                pb.GetTokenizerRequest(tokenizer=settings.tokenizer_name),
-                timeout=settings.tokenizer_wait_seconds,
-                wait_for_ready=True,
-            )
+            response = await _answer(stub, settings, metadata)
             pieces: list[bytes] = []
             special_ids: list[int] = []
             request = pb.DownloadVocabularyRequest(tokenizer=settings.tokenizer_name)
-            async for chunk in stub.DownloadVocabulary(request, timeout=settings.tokenizer_wait_seconds):
+            vocabulary = stub.DownloadVocabulary(request, timeout=settings.tokenizer_wait_seconds, metadata=metadata)
+            async for chunk in vocabulary:
                 special_ids += [chunk.first_id + i for i, kind in enumerate(chunk.types) if kind in _NO_TEXT]
                 pieces += chunk.pieces
         except grpc.aio.AioRpcError as error:
@@ -54,3 +65,24 @@ async def check_tokenizer(settings: WorkerSettings, info: EngineInfo) -> tuple[s
         )
     logger.info("tokenizer %s at %s: fingerprint %s", tokenizer.name, address, tokenizer.fingerprint)
     return tokenizer.fingerprint, Vocabulary.of(pieces, special_ids)
+
+
+async def _answer(
+    stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub, settings: WorkerSettings, metadata: Metadata
+) -> pb.GetTokenizerResponse:
+    """Asks until the service is there: it may start beside us. The last reason why it was not is what is raised, which a
+    call that waits for the connection by itself would not tell."""
+    request = pb.GetTokenizerRequest(tokenizer=settings.tokenizer_name)
+    until = time.monotonic() + settings.tokenizer_wait_seconds
+    told = 0.0
+    while True:
+        try:
+            return await stub.GetTokenizer(request, timeout=max(0.1, until - time.monotonic()), metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            now = time.monotonic()
+            if error.code() is not grpc.StatusCode.UNAVAILABLE or now >= until:
+                raise
+            if now - told >= _TELL_SECONDS:
+                told = now
+                logger.info("waiting for the tokenizer at %s: %s", settings.tokenizer_address, error.details())
+            await asyncio.sleep(min(_AGAIN_SECONDS, until - now))

@@ -1,0 +1,39 @@
+"""How one of our services, or a health check, connects to another one: plainly, or by TLS and with a token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFiles:
+    """PEM files and tokens, read whenever a connection is made. All methods raise OSError."""
+
+    tls: bool = False  # with the system's authorities
+    ca: Path | None = None  # with these authorities instead
+    server_name: str = ""  # in the server's certificate, where it is not the host of the address
+    certificate: Path | None = None  # our own, for mutual TLS
+    key: Path | None = None
+    token: Path | None = None
+
+    def credentials(self) -> grpc.ChannelCredentials | None:
+        """None: a plain connection."""
+        if not self.tls and self.ca is None:
+            return None
+        ca, key, certificate = (path.read_bytes() if path else None for path in (self.ca, self.key, self.certificate))
+        return grpc.ssl_channel_credentials(ca, key, certificate)
+
+    def options(self) -> list[tuple[str, str | int]]:
+        """Of the channel."""
+        return [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Of each call."""
+        if self.token is None:
+            return ()
+        lines = (line.strip() for line in self.token.read_text(encoding="utf-8").splitlines())
+        token = next((line for line in lines if line and not line.startswith("#")), "")
+        return (("authorization", f"Bearer {token}"),)
