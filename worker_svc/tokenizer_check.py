@@ -70,8 +70,8 @@ async def check_tokenizer(settings: WorkerSettings, info: EngineInfo) -> tuple[s
 async def _answer(
     stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub, settings: WorkerSettings, metadata: Metadata
 ) -> pb.GetTokenizerResponse:
-    """Asks until the service is there: it may start beside us. The last reason why it was not is what is raised, which a
-    call that waits for the connection by itself would not tell."""
+    """Asks until the service is there: it may start beside us. Raises with the last reason why it was not, which a call
+    that waits for the connection by itself would not tell."""
     request = pb.GetTokenizerRequest(tokenizer=settings.tokenizer_name)
     until = time.monotonic() + settings.tokenizer_wait_seconds
     told = 0.0
