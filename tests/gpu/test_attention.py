@@ -14,8 +14,8 @@ MODES = [pytest.param(True, id="reproducible"), pytest.param(False, id="fast")]
 ERRORS = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 1e-5}  # of the largest number of the result
 
 
-def operations(reproducible: bool) -> TritonOperations:
-    return TritonOperations.on(torch.device("cuda"), reproducible=reproducible)
+def operations(reproducible: bool, dtype: torch.dtype = BF16) -> TritonOperations:
+    return TritonOperations.on(torch.device("cuda"), reproducible=reproducible, float32=dtype == torch.float32)
 
 
 def error(ours: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
@@ -49,16 +49,20 @@ def test_it_equals_float64(
     )
     parts = [(0, 0, 1), (1, 0, page_size - 1), (2, page_size - 1, page_size), (3, 2, page_size + 1), (4, 0, 700)]
     parts.append((5, 1890, 1900))
-    ours = scene.attend(operations(reproducible), parts, window)
+    ours = scene.attend(operations(reproducible, dtype), parts, window)
     assert error(ours, scene.exact(parts, window)) < ERRORS[dtype]
 
 
 @pytest.mark.parametrize("reproducible", MODES)
+@pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
 @pytest.mark.parametrize("stored", [Int8(), Int4(), Float8()], ids=lambda stored: stored.name)
-def test_it_equals_float64_over_what_is_stored(stored: KVFormat, reproducible: bool) -> None:
-    scene = Scene.make([900, 65, 1], stored, heads=8, kv_heads=2, head_dim=128, page_size=64, dtype=BF16)
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_it_equals_float64_over_what_is_stored(
+    page_size: int, stored: KVFormat, dtype: torch.dtype, reproducible: bool
+) -> None:
+    scene = Scene.make([900, 65, 1], stored, heads=8, kv_heads=2, head_dim=128, page_size=page_size, dtype=dtype)
     parts = [(0, 899, 900), (1, 0, 65), (2, 0, 1), (0, 500, 880)]
-    assert error(scene.attend(operations(reproducible), parts), scene.exact(parts)) < ERRORS[BF16]
+    assert error(scene.attend(operations(reproducible, dtype), parts), scene.exact(parts)) < ERRORS[dtype]
 
 
 @pytest.mark.parametrize("reproducible", MODES)

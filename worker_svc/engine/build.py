@@ -21,6 +21,7 @@ from worker_svc.engine.grammar import Grammars
 from worker_svc.engine.loop import Engine
 from worker_svc.engine.pages import PageTable
 from worker_svc.engine.scheduler import SchedulerLimits
+from worker_svc.model import cuda_device
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.float8 import Float8Weight
 from worker_svc.model.kv_cache import CacheShape, KVCache
@@ -103,10 +104,12 @@ def build_engine(
     threads = config.threads or max(1, available_cores() // ranks.local)
     torch.set_num_threads(threads)
     device = _device(config.device)
-    operations = _operations(device, config.reproducible)
+    if device.type == "cuda":
+        cuda_device.prepare(device, reproducible=config.reproducible)
     checkpoint = checkpoint or open_checkpoint(Path(config.model))
     model_config = served_config(checkpoint.config, config)
     dtype = _dtype(config.dtype, device, checkpoint)
+    operations = _operations(device, dtype, config.reproducible)
     quantization = _quantization(config)
     with _fitting("the weights", "serve a smaller model, quantize it, or set dtype to bfloat16"):
         model = load_transformer(
@@ -191,15 +194,13 @@ def _draft_shape(draft: Transformer, config: EngineConfig, dtype: torch.dtype, p
     return CacheShape(shape.num_layers, pages, config.page_size, shape.num_kv_heads, shape.head_dim, stored)
 
 
-def _operations(device: torch.device, reproducible: bool) -> Operations:
+def _operations(device: torch.device, dtype: torch.dtype, reproducible: bool) -> Operations:
     """What computes beside the matrix products on this device."""
     if device.type != "cuda":
         return cpu_operations()
-    from worker_svc.model import cuda_device
     from worker_svc.model.cuda_operations import TritonOperations  # Triton is not installed where there is no CUDA
 
-    cuda_device.prepare(device, reproducible=reproducible)
-    return TritonOperations.on(device, reproducible=reproducible)
+    return TritonOperations.on(device, reproducible=reproducible, float32=dtype == torch.float32)
 
 
 def _runner(model: Transformer, cache: KVCache, config: EngineConfig, ranks: Ranks) -> tuple[ModelRunner, bool]:

@@ -23,7 +23,6 @@ from worker_svc.model.cuda_operations import (
     JOBS_PER_LANE,
     KernelPlan,
     PagedLaunch,
-    Sizes,
     TritonOperations,
 )
 from worker_svc.model.kernels.paged_attention import PagedWork, Partials
@@ -92,7 +91,7 @@ class DecodeInputs:
         config, device, operations = model.config, cache.device, model.operations
         assert isinstance(operations, TritonOperations)
         self._operations = operations
-        self._sizes = Sizes.of(cache, config.num_heads)
+        self._sizes = operations.sizes(cache, config.num_heads)
         self._padding_page = cache.padding_page
         self._lanes = operations.lanes(self._sizes.kv_heads)
         self._room = self._lanes * JOBS_PER_LANE

@@ -22,7 +22,7 @@ from worker_svc.model.kernels.paged_attention import PagedWork, Partials, matrix
 from worker_svc.model.kernels.prefill import prefill_attention
 from worker_svc.model.kernels.store import rotate_and_store
 from worker_svc.model.kernels.swiglu import swiglu
-from worker_svc.model.kernels.tiles import PLAIN, Stored
+from worker_svc.model.kernels.tiles import INT4, INT8, Stored
 from worker_svc.model.kv_cache import KVCache
 from worker_svc.model.kv_formats import Parts
 from worker_svc.model.operations import Plan, TorchOperations
@@ -46,25 +46,24 @@ class Sizes:
     kv_heads: int
     group: int  # heads that share a kv head
     page_size: int
-    float32: bool
-
-    @staticmethod
-    def of(cache: KVCache, num_heads: int) -> Sizes:
-        shape = cache.shape
-        stored, float32 = Stored.of(shape.format, shape.head_dim), cache.keys[0][0].dtype == torch.float32
-        return Sizes(stored, shape.kv_heads, num_heads // shape.kv_heads, shape.page_size, float32)
+    float32: bool  # what queries are, whatever is stored
+    converted: bool  # to float32, what is stored
 
     @property
     def tile(self) -> int:
-        """Keys that are looked at at once."""
+        """Keys that are looked at at once. Converted ones wait in registers, all of a tile."""
+        if self.converted:
+            return 16
         return 64 if self.stored.padded <= 128 else 32
 
-    def prefill_tile(self, stored: torch.dtype) -> int:
+    @property
+    def prefill_tile(self) -> int:
         """The same in a prefill, whose matrix units should have work for longer than shared memory takes to feed them:
-        as many as registers allow. With head_dim 64, two programs share a processor instead."""
-        if self.stored.format != PLAIN.value or stored.itemsize > 2:
+        as many as registers allow. With head_dim 64, two programs share a processor instead, if numbers are plain.
+        Scales of int8 are copied by one thread each where there are as many of them as threads."""
+        if self.float32 or self.stored.format == INT4.value or self.stored.padded > 128:
             return self.tile
-        return 128 if self.stored.padded == 128 else 64
+        return 128 if self.stored.padded == 128 or self.stored.format == INT8.value else 64
 
 
 @dataclass(slots=True)
@@ -99,7 +98,7 @@ class PrefillLaunch:
     def attend(self, keys: Parts, values: Parts, q: torch.Tensor, out: torch.Tensor, scale: float) -> None:
         prefill_attention(
             q, out, keys, values, self.sizes.stored, self.tables, self.blocks, scale,
-            rows=self.rows, tile=self.sizes.prefill_tile(keys[0].dtype), window=self.window,
+            rows=self.rows, tile=self.sizes.prefill_tile, window=self.window,
         )  # fmt: skip
 
 
@@ -125,10 +124,11 @@ class KernelPlan:
 class TritonOperations:
     """For CUDA; under Triton's interpreter also for CPUs."""
 
-    def __init__(self, programs: int, *, reproducible: bool = True, split: int = SPLIT) -> None:
+    def __init__(self, programs: int, *, reproducible: bool = True, float32: bool = False, split: int = SPLIT) -> None:
         """`programs` run attention side by side; their number changes no bit. `split` does: tokens of a fixed split,
-        a multiple of every tile."""
+        a multiple of every tile. `float32`: the model computes in it, which a cache of 8 or 4 bits does not tell."""
         self.split = split
+        self.float32 = float32
         self.reproducible = reproducible
         self.programs = programs
         # The interpreter is quicker with few large blocks.
@@ -138,14 +138,23 @@ class TritonOperations:
         self.products = cuda_products.products(reproducible=reproducible)
 
     @staticmethod
-    def on(device: torch.device, *, reproducible: bool = True) -> TritonOperations:
+    def on(device: torch.device, *, reproducible: bool, float32: bool) -> TritonOperations:
         """Operations for a card, with as many programs as keep it busy."""
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-        return TritonOperations(processors * PROGRAMS_PER_PROCESSOR, reproducible=reproducible)
+        return TritonOperations(processors * PROGRAMS_PER_PROCESSOR, reproducible=reproducible, float32=float32)
 
     def lanes(self, kv_heads: int) -> int:
         """Programs that work on one kv head."""
         return max(1, self.programs // kv_heads)
+
+    def sizes(self, cache: KVCache, num_heads: int) -> Sizes:
+        """Of a model with so many heads for queries."""
+        shape = cache.shape
+        stored, float32 = Stored.of(shape.format, shape.head_dim), cache.keys[0][0].dtype == torch.float32
+        return Sizes(
+            stored, shape.kv_heads, num_heads // shape.kv_heads, shape.page_size,
+            self.float32 or float32, self.float32 and not float32,
+        )  # fmt: skip
 
     def queries(self, sizes: Sizes, longest: int) -> int:
         """Tokens in a block, if a step has up to `longest` new ones of a sequence for `paged_attention`."""
@@ -153,7 +162,7 @@ class TritonOperations:
         return most if self.reproducible else min(most, 1 << (longest - 1).bit_length())
 
     def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, window: int = 0) -> Plan:
-        sizes = Sizes.of(cache, num_heads)
+        sizes = self.sizes(cache, num_heads)
         short = [s for s in segments if self.reproducible or s.length <= VERIFIED]
         long = [s for s in segments if not self.reproducible and s.length > VERIFIED]
         launches: list[PagedLaunch | PrefillLaunch] = []

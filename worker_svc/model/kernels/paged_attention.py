@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from worker_svc.model.kernels.tiles import Stored, extend, merge, numbers_and_constants, stages
+from worker_svc.model.kernels.tiles import Stored, converted, extend, merge, numbers_and_constants, stages
 from worker_svc.model.kv_formats import Parts
 
 _IN_FLIGHT = 96 << 10  # bytes of tiles on their way to a program: two programs share a processor
@@ -180,7 +180,7 @@ def paged_attention(
         q, out, m, l, o, *numbers_and_constants(keys), *numbers_and_constants(values),
         work.tables, work.blocks, work.jobs, work.num_jobs, work.tables.shape[1], m.shape[-1], scale / math.log(2),
         kv_heads, group, rows, stored.head_dim, stored.padded, page_size, tile, split, window,
-        stored.format, stored.group, num_warps=_warps(rows, stored),
+        stored.format, stored.group, num_warps=8 if converted(q, keys[0]) else _warps(rows, stored),
         num_stages=stages(stored, keys[0], tile, _IN_FLIGHT),
     )  # fmt: skip
     if len(m):

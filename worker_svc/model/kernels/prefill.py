@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from worker_svc.model.kernels.tiles import Stored, extend, numbers_and_constants, stages
+from worker_svc.model.kernels.tiles import Stored, converted, extend, numbers_and_constants, stages
 from worker_svc.model.kv_formats import Parts
 
 _IN_FLIGHT = 96 << 10  # bytes of tiles on their way to a program
@@ -91,6 +91,6 @@ def prefill_attention(
     _prefill[(kv_heads, blocks.shape[0])](
         q, out, *numbers_and_constants(keys), *numbers_and_constants(values), tables, blocks, tables.shape[1],
         scale / math.log(2), kv_heads, q.shape[1] // kv_heads, rows, stored.head_dim, stored.padded, page_size,
-        tile, window, stored.format, stored.group, num_warps=8 if rows >= 128 else 4,
+        tile, window, stored.format, stored.group, num_warps=8 if rows >= 128 or converted(q, keys[0]) else 4,
         num_stages=stages(stored, keys[0], tile, _IN_FLIGHT),
     )  # fmt: skip

@@ -44,6 +44,12 @@ def stages(stored: Stored, numbers: torch.Tensor, tile: int, budget: int) -> int
     return 2 + min(max(budget // (2 * tile * stored.padded * numbers.element_size()), 1), 4)
 
 
+def converted(queries: torch.Tensor, numbers: torch.Tensor) -> bool:
+    """Whether a tile becomes float32 on its way to a product, and waits for it in registers: it takes 8 warps' of
+    them even with few keys."""
+    return queries.dtype == torch.float32 and numbers.dtype != torch.float32
+
+
 def numbers_and_constants(parts: Parts) -> tuple[torch.Tensor, torch.Tensor]:
     """The two parts of a layer's keys or values; the first again where there is no second."""
     return parts[0], parts[-1]
@@ -111,7 +117,11 @@ def extend(
     k = load_vectors(k_numbers, k_constants, vectors, live, queries.dtype, D, D_PAD, FORMAT, GROUP, not MASKED)
     scores = tl.dot(queries, tl.trans(k), input_precision="ieee")
     if FORMAT == INT8:
-        scores *= tl.load(k_constants + vectors, mask=live, other=0.0)[None, :]
+        # Scales of keys and values at once, as many as threads: then the compiler lets each thread copy one of them. Of
+        # fewer numbers, each would copy all that it multiplies by. Where nothing is live there is page 0 to read.
+        side = tl.arange(0, 2)[None, :]
+        k_scale, v_scale = tl.split(tl.load(tl.where(side == 0, k_constants, v_constants) + vectors[:, None]))
+        scores *= k_scale[None, :]
     if MASKED:
         visible = token[None, :] <= query_position[:, None]
         if WINDOW:
@@ -125,7 +135,7 @@ def extend(
     fade = tl.exp2(m - base)
     l = tl.fma(l, fade, tl.sum(weights, 1))
     if FORMAT == INT8:
-        weights *= tl.load(v_constants + vectors, mask=live, other=0.0)[None, :]
+        weights *= tl.where(live, v_scale, 0.0)[None, :]
     v = load_vectors(v_numbers, v_constants, vectors, live, queries.dtype, D, D_PAD, FORMAT, GROUP, not MASKED)
     o = tl.dot(weights.to(queries.dtype), v, o * fade[:, None], input_precision="ieee")
     return top, l, o

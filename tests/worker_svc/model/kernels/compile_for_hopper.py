@@ -1,9 +1,10 @@
 """Compiles every kernel for a Hopper card, which needs no card, and prints what the compiler made of it.
 
 Run as a program: `compile_for_hopper.py [--all]`. One JSON line a kernel: bytes of shared memory, matrix products that
-run on the matrix units of that generation and on older ones, loads of 16 bytes. With --all, for what cards are tested
-with and more (some minutes), and also what the assembler made of it: registers, bytes of stack, spills, and how many
-programs fit on a processor. The interpreter takes much that the compiler refuses, and says nothing about any of these.
+run on the matrix units of that generation and on older ones, loads of 16 bytes, copies of 4. With --all, for what cards
+are tested with and more (some minutes), and also what the assembler made of it: registers, bytes of stack, spills, and
+how many programs fit on a processor. The interpreter takes much that the compiler refuses, and says nothing about any
+of these.
 """
 
 from __future__ import annotations
@@ -94,12 +95,16 @@ def cases(everything: bool) -> Iterator[Case]:
             yield Case(torch.float16, Plain(torch.float16), 128, 64, 0, same)
             for head_dim, heads, kv_heads in ((8, 8, 4), (64, 32, 8), (128, 12, 1), (256, 12, 1)):
                 yield Case(torch.float32, Plain(torch.float32), head_dim, 64, 0, same, heads, kv_heads)
+            for stored in (Int8(), Int4(), Float8()):
+                yield Case(torch.float32, stored, 128, 64, 0, same)
+        elif same:
+            yield Case(bf16, Int8(), 128, 64, 0, same)
         yield Case(bf16, Plain(bf16), 128, 64, 0, same)
 
 
 def attend(case: Case, everything: bool) -> None:
     """Every attention kernel of a case; else without the fast decodes, which take as long to compile as all others."""
-    operations = TritonOperations(264, reproducible=case.reproducible)
+    operations = TritonOperations(264, reproducible=case.reproducible, float32=case.dtype == torch.float32)
     operations.float32_rows = FLOAT32_ROWS
     pages = 4096 // case.page_size
     shape = CacheShape(1, pages, case.page_size, case.kv_heads, case.head_dim, case.stored)
@@ -155,6 +160,7 @@ def resources(made: Any) -> dict[str, Any]:
         "wgmma": len(re.findall(r"\bwgmma\.mma_async", code)),
         "mma": len(re.findall(r"\bmma\.sync", code)),
         "wide_loads": len(re.findall(r"\bld\.global\.\S*v4\.b32|\bld\.global\.\S*v2\.b64|\bcp\.async\.cg", code)),
+        "narrow_copies": len(re.findall(r"\bcp\.async\.ca\S* \[[^]]*\], \[[^]]*\], 0x4,", code)),
     }
 
 

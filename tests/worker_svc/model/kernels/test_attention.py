@@ -8,7 +8,8 @@ import torch
 
 from tests.worker_svc.model.kernels.conftest import DTYPES
 from tests.worker_svc.model.kernels.scenes import Scene
-from worker_svc.model.cuda_operations import TritonOperations
+from worker_svc.model.cuda_operations import FLOAT32_ROWS, KernelPlan, PagedLaunch, TritonOperations
+from worker_svc.model.kernels.paged_attention import matrix_rows
 from worker_svc.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
 
 ERRORS = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -25,9 +26,9 @@ SHAPES = [
 ]
 
 
-def operations(programs: int, *, reproducible: bool = True) -> TritonOperations:
+def operations(programs: int, *, reproducible: bool = True, float32: bool = False) -> TritonOperations:
     """With splits so small that short sequences have several."""
-    return TritonOperations(programs, reproducible=reproducible, split=64)
+    return TritonOperations(programs, reproducible=reproducible, float32=float32, split=64)
 
 
 def close(ours: list[torch.Tensor], exact: list[torch.Tensor], error: float) -> bool:
@@ -56,11 +57,27 @@ def test_it_equals_float64_at_the_edges_of_pages(
 
 @pytest.mark.parametrize("reproducible", MODES)
 @pytest.mark.parametrize("stored", [Plain(torch.float32), Int8(), Int4(), Float8()], ids=lambda stored: stored.name)
-def test_it_equals_float64_over_what_is_stored(stored: KVFormat, reproducible: bool) -> None:
+@pytest.mark.parametrize("float32", [True, False], ids=["tiles of float32", "usual tiles"])
+def test_it_equals_float64_over_what_is_stored(stored: KVFormat, float32: bool, reproducible: bool) -> None:
     scene = Scene.make([70, 33, 1], stored, head_dim=96)
-    ours_by = operations(5, reproducible=reproducible)
+    ours_by = operations(5, reproducible=reproducible, float32=float32)
     parts = [(0, 69, 70), (1, 0, 33), (2, 0, 1)]
     assert close(scene.attend(ours_by, parts), scene.exact(parts), 3e-6)
+
+
+@pytest.mark.parametrize("reproducible", MODES)
+@pytest.mark.parametrize("stored", [Plain(torch.float32), Int8(), Int4(), Float8()], ids=lambda stored: stored.name)
+def test_blocks_of_a_float32_model_fit_into_registers_whatever_is_stored(stored: KVFormat, reproducible: bool) -> None:
+    ours = TritonOperations(5, reproducible=reproducible, float32=True)
+    ours.float32_rows = FLOAT32_ROWS  # as on a card
+    scene = Scene.make([70, 33, 9], stored, heads=8)
+    segments, _ = scene.batch([(0, 69, 70), (1, 0, 33), (2, 0, 9)])
+    plan = ours.plan(segments, scene.cache, scene.heads)
+    assert isinstance(plan, KernelPlan) and len(plan.launches) == (1 if reproducible else 2)
+    for launch in plan.launches:
+        rows = matrix_rows(launch.queries, 4) if isinstance(launch, PagedLaunch) else launch.rows
+        assert rows == FLOAT32_ROWS
+        assert isinstance(launch, PagedLaunch) or launch.sizes.prefill_tile == launch.sizes.tile
 
 
 @pytest.mark.parametrize("reproducible", MODES)

@@ -24,7 +24,10 @@ def test_every_kernel_compiles_for_a_hopper_card(repository: Path, tmp_path: Pat
     every |= {"_product", "_quantized_product", "_add_up", "_plain", "_rows_to_float8"}
     assert {k["kernel"] for k in kernels} == every
     # Decodes, drafts and prefills alike: that is what makes their bits the same.
-    assert len([k for k in kernels if k["kernel"] == "_attend" and k["reproducible"]]) == 1
+    attend = [k for k in kernels if k["kernel"] == "_attend" and k["reproducible"]]
+    assert sorted(k["stored"] for k in attend) == ["bfloat16", "int8"]
+    # A tile's scales are one copy a thread, like a tile's page; the loop is there three times, with its beginnings.
+    assert all(k["narrow_copies"] <= 10 for k in attend), attend
     for kernel in kernels:
         assert kernel["shared"] <= 227 << 10, kernel  # what a program may have
         if kernel["kernel"] in ("_prefill", "_attend", "_product"):
