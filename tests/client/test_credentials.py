@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -123,6 +126,49 @@ async def test_credentials_that_cannot_work_are_named(tmp_path: Path) -> None:
             with pytest.raises(ConfigurationError, match=words):
                 await client.encode("x")
         await client.close()
+
+
+async def command(*arguments: str) -> tuple[int | None, str, str]:
+    """Exit code, standard output and standard error of `tandem ARGUMENTS`."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tandem.client", *arguments, stdout=PIPE, stderr=PIPE, env={"NO_COLOR": "1", "PATH": ""}
+    )
+    out, errors = await asyncio.wait_for(process.communicate(), 60)
+    return process.returncode, out.decode(), errors.decode()
+
+
+async def test_every_command_connects_by_mutual_tls_with_a_token(authority: Authority, tmp_path: Path) -> None:
+    server = authority.sign("server", "services.test")
+    certificate, key = authority.sign("client").write(tmp_path, "client")
+    (tmp_path / "ca.pem").write_bytes(authority.certificate)
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    flags = [f"--ca-file={tmp_path / 'ca.pem'}", "--server-name=services.test", f"--token-file={tmp_path / 'token'}"]
+    own = [f"--certificate-file={certificate}", f"--key-file={key}"]
+    demanding = grpc.ssl_server_credentials(
+        [(server.key, server.certificate)], root_certificates=authority.certificate, require_client_auth=True
+    )
+    async with both_in_one(demanding, gate=True) as address:
+        both = [f"--tokenizer-address={address}", f"--worker-address={address}"]
+        assert await command("generate", "Hi", "--seed=0", *both, *flags, *own) == (0, TEXT, "")
+        for name, here in (("status", both), ("top", [both[1], "--looks=1"]), ("tokenize", [both[0], "Hi"])):
+            code, out, errors = await command(name, *here, *flags, *own)
+            assert (code, errors) == (0, "") and out
+        code, _, errors = await command("tokenize", "Hi", both[0], "--timeout=2", *flags)
+        assert code == 1 and address in errors, "without a certificate of its own"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--ca-file=x", "--key-file=k"], "--certificate-file and --key-file go together"),
+        (["--certificate-file=c", "--key-file=k"], "--certificate-file needs --tls or --ca-file"),
+        (["--server-name=n"], "--server-name needs --tls or --ca-file"),
+    ],
+    ids=["key alone", "certificate without TLS", "name without TLS"],
+)
+async def test_flags_that_do_not_go_together_are_wrong_usage(flags: list[str], words: str) -> None:
+    code, _, errors = await command("status", "--worker-address=127.0.0.1:1", *flags)
+    assert code == 2 and words in errors
 
 
 def test_secrets_are_not_shown() -> None:

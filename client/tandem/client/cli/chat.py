@@ -18,8 +18,9 @@ from ..errors import FailedPreconditionError
 from ..params import GenerateOptions
 from ..types import ChatEncoding, ChatMessage, Conversation
 from . import options as o
-from .flags import GenerationFlags, with_generation_flags
+from .connection_flags import ConnectionFlags, with_connection_flags
 from .generate import stream_to_terminal
+from .generation_flags import GenerationFlags, with_generation_flags
 from .run import print_line, progress_on_terminal
 from .services import ServicePlan, find_model, interruptible, running_services
 from .terminal import CommandError, errors, harmless, output, print_statistics, reporting_errors
@@ -30,7 +31,9 @@ _TEMPLATE_STYLE, _CONTENT_STYLE = "cyan", "bold yellow"
 
 
 @with_generation_flags()
+@with_connection_flags
 def chat(
+    connection: ConnectionFlags,
     flags: GenerationFlags,
     message: Annotated[
         str | None,
@@ -54,9 +57,6 @@ def chat(
     tokenizer_flag: o.TokenizerFlags = None,
     tokenizer_address: o.TokenizerAddress = "",
     worker_address: o.WorkerAddresses = None,
-    tls: o.Tls = False,
-    ca_file: o.CaFile = None,
-    token_file: o.TokenFile = None,
     stats: Annotated[bool, typer.Option("--stats", help="Statistics on standard error after each answer.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the logs of services started here.")] = False,
 ) -> None:
@@ -81,7 +81,7 @@ def chat(
 
         if model is None and (tokenizer_address or o.given_workers(worker_address)):
             workers = [] if show_prompt else o.worker_addresses(worker_address)
-            credentials = o.credentials(tls, ca_file, token_file)
+            credentials = connection()
             address = o.required_tokenizer(tokenizer_address)
             interruptible(_with_template_errors(_at(AsyncClient(address, workers, credentials=credentials), work)))
             return

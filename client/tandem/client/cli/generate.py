@@ -12,7 +12,8 @@ from ..async_client import AsyncClient
 from ..params import GenerateOptions
 from ..types import Conversation, GenerationResult
 from . import options as o
-from .flags import GenerationFlags, with_generation_flags
+from .connection_flags import ConnectionFlags, with_connection_flags
+from .generation_flags import GenerationFlags, with_generation_flags
 from .services import interruptible
 from .terminal import TextStream, print_statistics, reporting_errors
 
@@ -20,7 +21,9 @@ _LOGPROBS = "Logprobs"
 
 
 @with_generation_flags()
+@with_connection_flags
 def generate(
+    connection: ConnectionFlags,
     flags: GenerationFlags,
     prompt: Annotated[
         str | None, typer.Argument(help='The text to continue; "-" (or none in a pipe): standard input.')
@@ -31,9 +34,6 @@ def generate(
     best_of: o.BestOf = None,
     length_penalty: o.LengthPenalty = None,
     special: o.Special = "text",
-    tls: o.Tls = False,
-    ca_file: o.CaFile = None,
-    token_file: o.TokenFile = None,
     logprobs: Annotated[
         bool, typer.Option("--logprobs", help="With --json: of each token.", rich_help_panel=_LOGPROBS)
     ] = False,
@@ -62,7 +62,7 @@ def generate(
     with reporting_errors():
         tokenizer = o.required_tokenizer(tokenizer_address)
         workers = o.worker_addresses(worker_address)
-        credentials = o.credentials(tls, ca_file, token_file)
+        credentials = connection()
         text = o.text_argument(prompt)
         wanted = flags()
         wanted["special_tokens"] = special  # type: ignore[typeddict-item]  # checked with everything else

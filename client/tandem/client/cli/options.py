@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 import typer
 
 from ..guided import Choices, Grammar, Guide, JsonSchema, Regex
-from ..settings import Credentials
 from .terminal import CommandError
 
 TOKENIZER_VARIABLE = "TANDEM_TOKENIZER_ADDRESS"
@@ -117,27 +116,6 @@ WorkerAddresses = Annotated[
         rich_help_panel=_CONNECTION,
     ),
 ]
-Tls = Annotated[
-    bool, typer.Option("--tls", help="Connect by TLS, with the system's authorities.", rich_help_panel=_CONNECTION)
-]
-CaFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--ca-file",
-        help="Connect by TLS, with the authorities in this PEM file.",
-        envvar="TANDEM_CA_FILE",
-        rich_help_panel=_CONNECTION,
-    ),
-]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--token-file",
-        help="File with the bearer token to send.",
-        envvar="TANDEM_TOKEN_FILE",
-        rich_help_panel=_CONNECTION,
-    ),
-]
 Model = Annotated[
     Path | None,
     typer.Option(
@@ -197,19 +175,6 @@ def _read(flag: str, path: Path) -> str:
 def worker_flags(quantize: str | None, others: list[str] | None) -> list[str]:
     """What the worker is started with, beside its model and addresses; the caller's own flags come last and win."""
     return [*([f"--quantize={quantize}"] if quantize else []), *(others or [])]
-
-
-def credentials(tls: bool, ca_file: Path | None, token_file: Path | None) -> Credentials | None:
-    """What the connection flags ask for; None: a plain connection without a token."""
-    if not tls and ca_file is None and token_file is None:
-        return None
-    token = None
-    if token_file is not None:
-        try:
-            token = token_file.read_text().strip()
-        except OSError as error:
-            raise CommandError(f"--token-file {token_file}: {error.strerror}") from None
-    return Credentials(tls=tls or ca_file is not None, root_certificates=ca_file, bearer_token=token)
 
 
 def given_workers(given: list[str] | None) -> list[str]:

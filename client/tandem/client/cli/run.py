@@ -15,8 +15,8 @@ from ..async_client import AsyncClient
 from ..params import GenerateOptions
 from ..types import GenerationResult
 from . import options as o
-from .flags import GenerationFlags, with_generation_flags
 from .generate import stream_to_terminal
+from .generation_flags import GenerationFlags, with_generation_flags
 from .services import ServicePlan, find_model, interruptible, running_services
 from .terminal import errors, output, print_statistics, reporting_errors
 

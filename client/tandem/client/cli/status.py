@@ -21,20 +21,20 @@ from ..errors import StatusError
 from ..rpc import CallContext, unary
 from ..settings import ConnectionSettings, open_channel
 from . import options as o
+from .connection_flags import ConnectionFlags, with_connection_flags
 from .services import interruptible
 from .terminal import complain, output, reporting_errors
 
 Report = dict[str, Any]
 
 
+@with_connection_flags
 def status(
+    connection: ConnectionFlags,
     tokenizer_address: o.TokenizerAddress = "",
     worker_address: o.WorkerAddresses = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     timeout: o.Timeout = 10.0,
-    tls: o.Tls = False,
-    ca_file: o.CaFile = None,
-    token_file: o.TokenFile = None,
 ) -> None:
     """Show the tokenizers, and what each worker is, serves and does now."""
     with reporting_errors():
@@ -42,7 +42,7 @@ def status(
             workers = []
         else:
             workers = o.worker_addresses(worker_address)
-        credentials = o.credentials(tls, ca_file, token_file)
+        credentials = connection()
         context = CallContext(deadline=Deadline.after(timeout or None), closed=lambda: False, credentials=credentials)
         reports = interruptible(_ask_all(tokenizer_address, workers, context))
         if as_json:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from itertools import cycle
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +13,7 @@ from ..async_client import AsyncClient
 from ..params import EncodeOptions
 from ..types import Encoding, Vocabulary
 from . import options as o
+from .connection_flags import ConnectionFlags, with_connection_flags
 from .services import interruptible
 from .terminal import TextStream, harmless, output, reporting_errors
 
@@ -22,7 +22,9 @@ _COLOURS = ("on dark_blue", "on dark_green", "on dark_red", "on purple4", "on da
 _LINES_AT_ONCE = 4096
 
 
+@with_connection_flags
 def tokenize(
+    connection: ConnectionFlags,
     text: Annotated[str | None, typer.Argument(help='The text; "-" (or none in a pipe): standard input.')] = None,
     tokenizer_address: o.TokenizerAddress = "",
     name: Annotated[str, typer.Option("--name", help="Which tokenizer; default: the service's default.")] = "",
@@ -33,13 +35,10 @@ def tokenize(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     ids_only: Annotated[bool, typer.Option("--ids", help="Only the ids, in one line.")] = False,
     timeout: o.Timeout = 60.0,
-    tls: o.Tls = False,
-    ca_file: o.CaFile = None,
-    token_file: o.TokenFile = None,
 ) -> None:
     """Show the tokens of a text: ids, pieces and offsets."""
     with reporting_errors():
-        client = _client(tokenizer_address, tls, ca_file, token_file)
+        client = _client(tokenizer_address, connection)
         content = o.text_argument(text)
         wanted: EncodeOptions = {
             "tokenizer": name,
@@ -58,7 +57,9 @@ def tokenize(
             _show(content, encoding)
 
 
+@with_connection_flags
 def detokenize(
+    connection: ConnectionFlags,
     ids: Annotated[list[int], typer.Argument(help="Token ids.")],
     tokenizer_address: o.TokenizerAddress = "",
     name: Annotated[str, typer.Option("--name", help="Which tokenizer; default: the service's default.")] = "",
@@ -69,33 +70,29 @@ def detokenize(
         bool, typer.Option("--unparse-special", help="Show control tokens as their text.")
     ] = False,
     timeout: o.Timeout = 60.0,
-    tls: o.Tls = False,
-    ca_file: o.CaFile = None,
-    token_file: o.TokenFile = None,
 ) -> None:
     """Show the text of token ids, as its exact bytes."""
     with reporting_errors():
-        client = _client(tokenizer_address, tls, ca_file, token_file)
+        client = _client(tokenizer_address, connection)
         interruptible(_decode(client, ids, name, remove_special, unparse_special, timeout or None))
 
 
+@with_connection_flags
 def vocabulary(
+    connection: ConnectionFlags,
     tokenizer_address: o.TokenizerAddress = "",
     name: Annotated[str, typer.Option("--name", help="Which tokenizer; default: the service's default.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
     timeout: o.Timeout = 60.0,
-    tls: o.Tls = False,
-    ca_file: o.CaFile = None,
-    token_file: o.TokenFile = None,
 ) -> None:
     """List every token that a tokenizer has: id, type, score and bytes."""
     with reporting_errors():
-        client = _client(tokenizer_address, tls, ca_file, token_file)
+        client = _client(tokenizer_address, connection)
         interruptible(_list(client, name, as_json, timeout or None))
 
 
-def _client(address: str, tls: bool, ca_file: Path | None, token_file: Path | None) -> AsyncClient:
-    return AsyncClient(o.required_tokenizer(address), credentials=o.credentials(tls, ca_file, token_file))
+def _client(address: str, connection: ConnectionFlags) -> AsyncClient:
+    return AsyncClient(o.required_tokenizer(address), credentials=connection())
 
 
 async def _encode(client: AsyncClient, text: str, wanted: EncodeOptions) -> Encoding:

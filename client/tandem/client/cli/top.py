@@ -24,6 +24,7 @@ from ..errors import StatusError
 from ..rpc import CallContext, unary
 from ..settings import ConnectionSettings, Credentials, open_channel
 from . import options as o
+from .connection_flags import ConnectionFlags, with_connection_flags
 from .services import interruptible
 from .terminal import output, reporting_errors
 
@@ -53,19 +54,18 @@ class WorkerView:
         self.server, self.load, self.error, self._seen_at = server, load, "", now
 
 
+@with_connection_flags
 def top(
+    connection: ConnectionFlags,
     worker_address: o.WorkerAddresses = None,
     interval: Annotated[float, typer.Option(min=0.1, max=60, help="Seconds between two looks.")] = 1.0,
     looks: Annotated[int, typer.Option(min=0, help="Stop after so many looks; 0: at Ctrl-C.")] = 0,
     timeout: o.Timeout = 10.0,
-    tls: o.Tls = False,
-    ca_file: o.CaFile = None,
-    token_file: o.TokenFile = None,
 ) -> None:
     """Show live what runs, what waits and how the pages of each worker's KV cache are used."""
     with reporting_errors():
         addresses = o.worker_addresses(worker_address)
-        credentials = o.credentials(tls, ca_file, token_file)
+        credentials = connection()
         if not interruptible(_watch(addresses, interval, looks, timeout or None, credentials)):
             raise typer.Exit(1)
 

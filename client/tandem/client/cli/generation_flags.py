@@ -1,20 +1,15 @@
-"""The flags of a generation, once for every command that makes one.
-
-`with_generation_flags` adds them to a command's own; the command gets one argument, `flags`, which says what they ask
-for.
-"""
+"""The flags of a generation, once for every command that makes one."""
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
 from ..params import GenerateOptions
 from . import options as o
+from .shared_flags import with_shared_flags
 from .terminal import CommandError
 
 GenerationFlags = Callable[[], GenerateOptions]  # raises CommandError, within the command's own handling of errors
@@ -107,33 +102,10 @@ SPECULATION_FLAGS: dict[str, Any] = {"draft_tokens": o.DraftTokens, "prompt_look
 
 def with_generation_flags(*, max_tokens: int | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorates a command that takes `flags: GenerationFlags` among its parameters; `max_tokens` is a default."""
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        hints = get_type_hints(command, include_extras=True)
-        del hints["flags"]
-        absent: dict[str, Any] = {**SAMPLING_FLAGS, **GUIDED_FLAGS, **SPECULATION_FLAGS}
-        added_flags: dict[str, tuple[Any, Any]] = {name: (kind, None) for name, kind in absent.items()}
-        added_flags |= {**STOPPING_FLAGS, "max_tokens": (o.MaxTokens, max_tokens)}
-        own = [
-            each.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
-            for name, each in inspect.signature(command).parameters.items()
-            if name != "flags"
-        ]
-        added = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-            for name, (kind, default) in added_flags.items()
-        ]
-
-        @functools.wraps(command)
-        def run(**values: Any) -> None:
-            given = {name: values.pop(name) for name in added_flags}
-            command(**values, flags=functools.partial(_options, given))
-
-        run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
-        run.__annotations__ = {each.name: each.annotation for each in (*own, *added)}
-        return run
-
-    return decorate
+    absent: dict[str, Any] = {**SAMPLING_FLAGS, **GUIDED_FLAGS, **SPECULATION_FLAGS}
+    added: dict[str, tuple[Any, Any]] = {name: (kind, None) for name, kind in absent.items()}
+    added |= {**STOPPING_FLAGS, "max_tokens": (o.MaxTokens, max_tokens)}
+    return with_shared_flags("flags", added, _options)
 
 
 def _options(given: dict[str, Any]) -> GenerateOptions:
