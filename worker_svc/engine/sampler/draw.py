@@ -58,11 +58,16 @@ def draw_kept(o: Ordered, temperature: torch.Tensor, uniforms: torch.Tensor) -> 
     return torch.minimum(places, o.end - 1), Distribution(o.at(o.end - 1), high, temperature, mass)
 
 
+def has_kernel(logits: torch.Tensor) -> bool:
+    """Whether our kernel chooses among them."""
+    return logits.is_cuda
+
+
 def draw_wide(
     logits: torch.Tensor, low: torch.Tensor, high: torch.Tensor, temperature: torch.Tensor, uniforms: torch.Tensor
 ) -> tuple[torch.Tensor, Distribution]:
     """Draws ids from the logits `[rows, vocabulary]` that lie between two bounds, in the order of the vocabulary."""
-    if logits.is_cuda:
+    if has_kernel(logits):
         from worker_svc.model.kernels.choose import choose  # Triton is not installed where there is no CUDA
 
         warm = temperature.float().clamp_min(1e-38)

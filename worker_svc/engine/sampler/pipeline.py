@@ -28,7 +28,7 @@ import torch
 from worker_svc.engine.randomness import Stage, uniform
 from worker_svc.engine.sampler import filters, mirostat
 from worker_svc.engine.sampler.constraints import constrain
-from worker_svc.engine.sampler.draw import Distribution, draw_kept, draw_wide
+from worker_svc.engine.sampler.draw import Distribution, draw_kept, draw_wide, has_kernel
 from worker_svc.engine.sampler.dry import penalize_continuations
 from worker_svc.engine.sampler.logprobs import alternatives, chosen_logprobs
 from worker_svc.engine.sampler.ordered import Ordered, candidates, in_order, least_of_mass
@@ -108,13 +108,13 @@ def _rows_of(logits: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
 
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:
-    if logits.device.type == "cpu":  # a tenth of torch's time
-        return torch.from_numpy(logits.numpy().argmax(axis=-1))
-    if logits.is_cuda:  # of several, torch takes any
+    if has_kernel(logits):  # of several, torch takes any
         nothing = torch.zeros(len(logits), dtype=torch.float32, device=logits.device)
         from worker_svc.model.kernels.choose import choose
 
         return choose(logits.contiguous(), nothing, nothing.double()).ids
+    if logits.device.type == "cpu":  # a tenth of torch's time
+        return torch.from_numpy(logits.numpy().argmax(axis=-1))
     return logits.argmax(dim=-1)
 
 

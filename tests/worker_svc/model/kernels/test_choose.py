@@ -8,7 +8,7 @@ import torch
 
 from tests.worker_svc.model.kernels.conftest import DEVICE
 from worker_svc.engine.request import LogprobOptions, Request, Sampling, Stopping
-from worker_svc.engine.sampler import Rows, SamplingTable, sample
+from worker_svc.engine.sampler import Rows, SamplingTable, draw, pipeline, sample
 from worker_svc.engine.sampler.launch import is_plain, launch_plain
 from worker_svc.model.kernels import choose as kernel
 from worker_svc.model.kernels.choose import choose
@@ -45,6 +45,34 @@ def test_ids_are_those_of_the_sampler_on_a_cpu() -> None:
     assert ours.ids.tolist() == theirs.ids.tolist() == launched.ids.tolist()
     assert ours.ids[4] == 70
     assert ours.finite.all() and ours.possible.all()
+
+
+def test_rows_that_ask_for_more_are_drawn_by_the_kernel_as_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = requests([0.0, 0.4, 1.5] * 4)
+    sampled = LogprobOptions(sampled=True, processed=True)
+    asking = [
+        Request.make(50 + i, [1, i], sampling, Stopping(5), logprobs=sampled)
+        for i, sampling in enumerate(
+            [
+                Sampling(seed=1, top_p=0.9),
+                Sampling(seed=2, temperature=3.0, top_p=0.999),
+                Sampling(seed=3, top_k=5),
+                Sampling(seed=4, temperature=0.5, repetition_penalty=1.3),
+                Sampling(temperature=0.0, bias_ids=(3,), biases=(50.0,)),
+            ]
+        )
+    ]
+    rows = Rows.next_tokens([*plain, *asking])
+    logits = random_logits(len(rows))
+    on_cpu = sample(logits.clone(), rows, SamplingTable(32))
+    for module in (draw, pipeline):
+        monkeypatch.setattr(module, "has_kernel", lambda logits: True)
+    by_kernel = sample(logits.to(DEVICE), rows, SamplingTable(32))
+    assert by_kernel.ids.tolist() == on_cpu.ids.tolist()
+    np.testing.assert_allclose(by_kernel.logprobs, on_cpu.logprobs, rtol=1e-5, atol=1e-5)
+    some = Rows.next_tokens(plain)
+    alone = launch_plain(logits[: len(plain)].to(DEVICE), some, SamplingTable(32).gather(plain)).read()
+    assert alone.ids.tolist() == by_kernel.ids[: len(plain)].tolist()
 
 
 def test_a_row_is_drawn_alike_alone_and_in_a_crowd_and_broken_numbers_stay_in_theirs() -> None:
