@@ -2,6 +2,7 @@
 
     encode     1 MB texts and batches of 256 short ones through gRPC, beside the bare library in this process
     threads    ten texts of 100 kB in this process: two threads and two processes beside one; and through the service
+    decode     BatchDecode through gRPC: ten large lists, a million ids, and 4,000 small ones; one thread and two
     peers      Llama 3 in process, beside Hugging Face `tokenizers`
     stream     the incremental detokenizer in process, beside Hugging Face's DecodeStream; through gRPC with 64 streams
     sdk        streams of the SDK, which share a call: CPU of the server and of the client a request
@@ -197,6 +198,30 @@ async def measure_encode(data: Path, corpus: str, rounds: int) -> dict[str, obje
             "service / library, 256 x 200": seconds["library_256x200"] / seconds["service_256x200"],
             "service, two threads / one": seconds["one_thread_10x100kb"] / seconds["two_threads_10x100kb"],
         }
+    return results
+
+
+async def measure_decode(data: Path, ours: Tokenizer, corpus: str, rounds: int) -> dict[str, object]:
+    """Through the service; million ids/s."""
+    ids = ours.encode(corpus, add_special=False) * 4
+    lists = {
+        "10 lists of 30,000": [ids[at : at + 30_000] for at in range(0, 300_000, 30_000)],
+        "32 lists of 32,768": [ids[at : at + 32_768] for at in range(0, 1 << 20, 32_768)],
+        "4,000 lists of 50": [ids[at : at + 50] for at in range(0, 200_000, 50)],
+        "16 lists of 50": [ids[at : at + 50] for at in range(0, 800, 50)],
+    }
+    flags = (f"--tokenizer={data}/formats/llama3",)
+    results: dict[str, object] = {}
+    async with service(*flags, "--threads=1") as (one, *_), service(*flags, "--threads=2") as (two, *_):
+        for name, parts in lists.items():
+            request = pb.BatchDecodeRequest(inputs=[pb.DecodeInput(ids=part) for part in parts])
+            seconds = await alternate(
+                rounds,
+                one=lambda request=request: one.BatchDecode(request),
+                two=lambda request=request: two.BatchDecode(request),
+            )
+            count = sum(map(len, parts)) / 1e6
+            results[name] = {f"{threads} thread(s)": count / taken for threads, taken in seconds.items()}
     return results
 
 
@@ -505,6 +530,7 @@ async def main() -> None:
     parts: dict[str, Callable[[], Awaitable[dict[str, object]]]] = {
         "encode": lambda: measure_encode(data, corpus, options.rounds),
         "threads": lambda: measure_threads(data, corpus, options.rounds),
+        "decode": lambda: measure_decode(data, ours, corpus, options.rounds),
         "peers": lambda: measure_peers(data, ours, theirs, corpus, options.rounds),
         "stream": lambda: measure_streams(data, ours, theirs, corpus, options.rounds),
         "sdk": lambda: measure_sdk(data),

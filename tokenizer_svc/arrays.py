@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ids: TypeAlias = NDArray[np.uint32]  # [ids]; positions in bytes or code points have the same type
+Places: TypeAlias = NDArray[np.int64]  # in such an array, where it may be that of many texts
 
 NONE: Ids = np.empty(0, np.uint32)
 _AT_ONCE = 16_384  # ids that become objects of Python in one go

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -17,12 +17,12 @@ from svc_common.lifecycle import Lifecycle
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 from tokenizer_svc import validation
-from tokenizer_svc.arrays import Ids
 from tokenizer_svc.chat.encoding import encode_runs
 from tokenizer_svc.chat.formats import template_of
 from tokenizer_svc.chat.renderer import ChatRenderer, RendererBusyError
 from tokenizer_svc.chat.template import RenderError
 from tokenizer_svc.chat_validation import chat_question
+from tokenizer_svc.decode_calls import DecodeCalls
 from tokenizer_svc.encode_calls import EncodeCalls
 from tokenizer_svc.loaded import Loaded, LoadedTokenizers
 from tokenizer_svc.metrics import TokenizerMetrics
@@ -34,7 +34,6 @@ T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _IDS_PER_CHUNK = 8192
-_INLINE_IDS = 4096  # ids that are decoded without a thread
 
 
 class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
@@ -51,6 +50,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._pool = WorkPool(settings.thread_count, settings.max_queued_jobs, self.metrics)
         self._encoding = EncodeCalls(settings, self._pool)
         self._in_pool = self._encoding.in_pool
+        self._decoding = DecodeCalls(settings, self._encoding)
         self._renderer = ChatRenderer(
             settings.chat_renderers,
             max_waiting=settings.max_queued_jobs,
@@ -123,7 +123,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             max_input_bytes=self._settings.max_input_bytes,
         )
 
-    # -- text to ids; the first two answer with bytes, serialized where they were made
+    # -- text to ids, and ids to text; most answer with bytes, serialized where they were made
 
     async def Encode(self, request: pb.EncodeRequest, context: Context) -> Any:  # noqa: N802
         loaded = await self._loaded.get(request.tokenizer)
@@ -171,47 +171,11 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             jobs += part
         return jobs
 
-    # -- ids to text
+    async def Decode(self, request: pb.DecodeRequest, context: Context) -> Any:  # noqa: N802
+        return await self._decoding.decode(await self._loaded.get(request.tokenizer), request)
 
-    async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.DecodeResponse:  # noqa: N802
-        loaded = await self._loaded.get(request.tokenizer)
-
-        def work() -> pb.DecodeResponse:
-            ids = validation.decode_input(request, loaded.tokenizer, self._settings)
-            [decoded] = self._decode(loaded, [ids], request.options)
-            return pb.DecodeResponse(decoded=decoded, fingerprint=loaded.tokenizer.fingerprint)
-
-        return await self._decoding(len(request.input.ids), work)
-
-    async def BatchDecode(  # noqa: N802
-        self, request: pb.BatchDecodeRequest, context: Context
-    ) -> pb.BatchDecodeResponse:
-        loaded = await self._loaded.get(request.tokenizer)
-
-        def work() -> pb.BatchDecodeResponse:
-            inputs = validation.decode_inputs(request.inputs, loaded.tokenizer, self._settings)
-            decoded = self._decode(loaded, inputs, request.options)
-            return pb.BatchDecodeResponse(decoded=decoded, fingerprint=loaded.tokenizer.fingerprint)
-
-        return await self._decoding(sum(len(each.ids) for each in request.inputs), work)
-
-    async def _decoding(self, ids: int, work: Callable[[], T]) -> T:
-        """Few ids at once, more of them by a thread; more than may be are not looked at by either."""
-        return work() if not _INLINE_IDS < ids <= self._settings.max_decode_ids else (await self._in_pool([work]))[0]
-
-    def _decode(self, loaded: Loaded, inputs: list[Ids], options: pb.DecodeOptions) -> list[pb.DecodedText]:
-        tokenizer = loaded.tokenizer
-        size = sum(tokenizer.decoded_size(ids) for ids in inputs)
-        if size > self._settings.max_output_bytes:
-            raise validation.too_much_output("text", size, self._settings)
-        loaded.metrics.decoded_bytes.inc(size)
-        loaded.metrics.decoded_tokens.inc(sum(map(len, inputs)))
-        return [
-            _decoded_message(
-                tokenizer.decode_bytes(ids, options.remove_special, options.unparse_special, options.clean_spaces)
-            )
-            for ids in inputs
-        ]
+    async def BatchDecode(self, request: pb.BatchDecodeRequest, context: Context) -> Any:  # noqa: N802
+        return await self._decoding.decode_batch(await self._loaded.get(request.tokenizer), request)
 
     async def DecodeStream(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.DecodeStreamRequest], context: Context
@@ -271,10 +235,3 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 types=[pb.TokenType.ValueType(kind) for kind in table.types[first:last]],
                 scores=() if table.scores is None else table.scores[first:last],
             )
-
-
-def _decoded_message(raw: bytes) -> pb.DecodedText:
-    try:
-        return pb.DecodedText(text=raw.decode())
-    except UnicodeDecodeError:
-        return pb.DecodedText(text=raw.decode("utf-8", "replace"), raw=raw)

@@ -20,12 +20,12 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from tokenizer_svc.arrays import NONE, Ids, ids_of, joined
+from tokenizer_svc.arrays import NONE, Ids, Places, ids_of, joined
 from tokenizer_svc.config import TokenizerConfig, fingerprint_of
 from tokenizer_svc.encode_cache import EncodeCache
 from tokenizer_svc.encoding import Encoding, Policy, Segment, SpecialTokenInText, TokenIdError
 from tokenizer_svc.fragments import FragmentSplitter
-from tokenizer_svc.native.joining import PieceJoiner
+from tokenizer_svc.native.joining import IdRuns, PieceJoiner
 from tokenizer_svc.offsets import to_code_points
 from tokenizer_svc.spacing import clean_spaces as without_spaces
 from tokenizer_svc.streaming import StopMatcher, StreamDecoder, StreamPieces
@@ -38,6 +38,7 @@ from tokenizer_svc.vocabulary import (
     Vocabulary,
     VocabularyType,
 )
+from tokenizer_svc.wire import decoded_field
 
 _SPLITTERS_KEPT = 64
 _FRAGMENTS_KEPT_TOGETHER = 8  # a segment of more is remembered in parts only: its next turn has more of them
@@ -316,6 +317,33 @@ class Tokenizer:
         if strip and len(array) and pieces[array[0]][:1] == b" ":
             text = text[1:]
         return without_spaces(text) if clean_spaces else text
+
+    def decode_fields(
+        self,
+        ids: Ids,
+        edges: Places,
+        remove_special: bool = False,
+        unparse_special: bool = False,
+        clean_spaces: bool = False,
+    ) -> list[bytes | memoryview]:
+        """The same of many lists: the field `decoded` of a response, in parts. All `ids` are valid; list n goes from
+        `edges[n]` to `edges[n + 1]`."""
+        begins, ends = edges[:-1].copy(), edges[1:].copy()
+        if clean_spaces:
+            lists = [ids[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+            return [decoded_field(self.decode_bytes(each, remove_special, unparse_special, True)) for each in lists]
+        spaces = np.full(len(begins), self.config.adds_space_prefix)
+        drop_first, drop_last = self._dropped() if remove_special else (None, None)
+        if drop_first is not None:
+            full = np.flatnonzero(begins < ends)
+            full = full[ids[begins[full]] == drop_first]
+            begins[full] += 1
+            spaces[full] = False
+        if drop_last is not None:
+            full = np.flatnonzero(begins < ends)
+            ends[full[ids[ends[full] - 1] == drop_last]] -= 1
+        joiner = self._shown_joiner if unparse_special else self._hidden_joiner
+        return joiner.join_fields(IdRuns(ids, begins, ends, spaces))
 
     def decode(self, ids: Sequence[int], remove_special: bool = False, unparse_special: bool = False) -> str:
         """The text of a whole id list; bytes that are not UTF-8 become U+FFFD. Raises TokenIdError."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 from svc_common.errors import FieldViolation, ServiceError, invalid_argument, resource_exhausted
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
-from tokenizer_svc.arrays import Ids
+from tokenizer_svc.arrays import Ids, Places
 from tokenizer_svc.encoding import Policy, Segment, TokenIdError
 from tokenizer_svc.settings import TokenizerSettings
 from tokenizer_svc.tokenizer import Tokenizer
-from tokenizer_svc.wire import ids_field
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_BYTES = 1024
@@ -210,37 +211,48 @@ def _parse_ids(segment: pb.TextSegment, place: str, tokenizer: Tokenizer, violat
     return frozenset(known)
 
 
-def decode_inputs(inputs: Sequence[pb.DecodeInput], tokenizer: Tokenizer, settings: TokenizerSettings) -> list[Ids]:
+class IdLists(NamedTuple):
+    """The lists of a request one behind the other. List n goes from `edges[n]` to `edges[n + 1]`."""
+
+    ids: Ids
+    edges: Places
+
+
+def decode_inputs(inputs: Sequence[pb.DecodeInput], tokenizer: Tokenizer, settings: TokenizerSettings) -> IdLists:
     """The id lists of a batch. Raises ServiceError."""
     check_batch(len(inputs), settings)
-    return _id_lists([(f"inputs[{index}].ids", message) for index, message in enumerate(inputs)], tokenizer, settings)
+    return _id_lists(inputs, "inputs[{}].ids", tokenizer, settings)
 
 
-def decode_input(request: pb.DecodeRequest, tokenizer: Tokenizer, settings: TokenizerSettings) -> Ids:
-    """The ids of a single request. Raises ServiceError."""
+def decode_input(request: pb.DecodeRequest, tokenizer: Tokenizer, settings: TokenizerSettings) -> IdLists:
+    """The ids of a single request, one list. Raises ServiceError."""
     if not request.HasField("input"):
         raise invalid_argument([FieldViolation("input", "is required")])
-    return _id_lists([("input.ids", request.input)], tokenizer, settings)[0]
+    return _id_lists([request.input], "input.ids", tokenizer, settings)
 
 
 def _id_lists(
-    named: Sequence[tuple[str, pb.DecodeInput]], tokenizer: Tokenizer, settings: TokenizerSettings
-) -> list[Ids]:
-    total = sum(len(message.ids) for _, message in named)
-    if total > settings.max_decode_ids:
+    messages: Sequence[pb.DecodeInput], path: str, tokenizer: Tokenizer, settings: TokenizerSettings
+) -> IdLists:
+    lists = [message.ids for message in messages]
+    edges = np.zeros(len(lists) + 1, np.int64)
+    np.cumsum(list(map(len, lists)), out=edges[1:])
+    if edges[-1] > settings.max_decode_ids:
         raise resource_exhausted(
-            f"{total} ids to decode; at most {settings.max_decode_ids} are taken in one call",
+            f"{edges[-1]} ids to decode; at most {settings.max_decode_ids} are taken in one call",
             reason="INPUT_TOO_LARGE",
             retry_after=None,
         )
-    violations = Violations()
-    result: list[Ids] = []
-    for field, message in named:
-        ids = ids_field(message.SerializeToString())  # a list would be an object of Python for each
-        check_ids(ids, field, tokenizer, violations)
-        result.append(ids)
-    violations.raise_any()
-    return result
+    together = pb.DecodeInput().ids  # protobuf copies from list to list; Python would make an object of each id
+    for each in lists:
+        together.extend(each)
+    ids = np.array(together, np.uint32)
+    if len(ids) and ids.max() >= tokenizer.vocabulary_size:
+        violations = Violations()
+        for number, (begin, end) in enumerate(pairwise(edges.tolist())):
+            check_ids(ids[begin:end], path.format(number), tokenizer, violations)
+        violations.raise_any()
+    return IdLists(ids, edges)
 
 
 def check_ids(ids: Sequence[int] | Ids, field: str, tokenizer: Tokenizer, violations: Violations) -> None:

@@ -1,4 +1,4 @@
-"""Messages with many numbers, written and read as they are on the wire, without an object of Python a number.
+"""Messages with many numbers, or many texts, written as they are on the wire, without an object of Python for each.
 
 A field is its tag and its value; a packed list of numbers is one value: its length in bytes, then a varint each (seven
 bits a byte, the lowest first, the highest bit set where more follow). Serialized messages that are joined are the
@@ -61,35 +61,15 @@ def _varints(values: Ids) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     return data[: ends[-1]], counts
 
 
-def unpacked(data: bytes | memoryview) -> Ids:
-    """The 32-bit values of a packed list that protobuf has parsed, so it is well-formed."""
-    raw = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero(raw < 0x80)
-    if len(ends) == len(raw):
-        return raw.astype(np.uint32)
-    begins = np.empty_like(ends)
-    begins[:1] = 0
-    begins[1:] = ends[:-1] + 1
-    values = (raw[begins] & 0x7F).astype(np.uint32)
-    lengths = ends - begins
-    for place in range(1, int(lengths.max()) + 1):
-        longer = np.flatnonzero(lengths >= place)
-        values[longer] |= (raw[begins[longer] + place] & 0x7F).astype(np.uint32) << np.uint32(7 * place)
-    return values
-
-
-def ids_field(message: bytes) -> Ids:
-    """The ids of a message whose one field is the packed list `ids = 1`, as protobuf serializes it: fields that it does
-    not know come behind."""
-    if message[:1] != b"\x0a":
-        return NONE
-    at, size, shift = 1, 0, 0
-    while True:
-        byte = message[at]
-        size |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return unpacked(memoryview(message)[at : at + size])
+def decoded_field(text: bytes) -> bytes:
+    """The field `decoded` of a DecodeResponse, or one of a BatchDecodeResponse."""
+    try:
+        body, rest = text, b""
+        text.decode()
+    except UnicodeDecodeError:
+        body, rest = text.decode("utf-8", "replace").encode(), b"\x12" + varint(len(text)) + text
+    message = b"\x0a" + varint(len(body)) + body + rest if body else rest
+    return b"\x0a" + varint(len(message)) + message
 
 
 def encoding_field(

@@ -24,6 +24,7 @@ from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tests.tokenizer_svc.gguf_writer import gguf_bytes
 from tests.tokenizer_svc.test_fuzz import valid_messages
 from tests.tokenizer_svc.test_gguf import BYTE, CONTROL, NORMAL, UNKNOWN, byte_pairs, scored
+from tokenizer_svc.arrays import ids_of
 from tokenizer_svc.chat.encoding import encode_runs
 from tokenizer_svc.chat.formats import LLAMA2, LLAMA3
 from tokenizer_svc.chat.origin import Origin
@@ -416,11 +417,14 @@ class Messages:
     def _decode(self, data: bytes) -> None:
         request = pb.BatchDecodeRequest.FromString(data)
         options = request.options
-        for ids in decode_inputs(request.inputs, self._tokenizer, self._settings):
-            raw = self._tokenizer.decode_bytes(
-                ids, options.remove_special, options.unparse_special, options.clean_spaces
-            )
-            assert len(raw) <= self._tokenizer.decoded_size(ids)
+        ids, edges = decode_inputs(request.inputs, self._tokenizer, self._settings)
+        wanted = options.remove_special, options.unparse_special, options.clean_spaces
+        fields = self._tokenizer.decode_fields(ids, edges, *wanted)
+        together = pb.BatchDecodeResponse.FromString(b"".join(fields)).decoded
+        for found, message in zip(together, request.inputs, strict=True):
+            raw = self._tokenizer.decode_bytes(list(message.ids), *wanted)
+            assert len(raw) <= self._tokenizer.decoded_size(ids_of(message.ids))
+            assert (found.text, found.raw or found.text.encode()) == (raw.decode("utf-8", "replace"), raw)
 
     def _chat(self, data: bytes) -> None:
         json.dumps(chat_question(pb.EncodeChatRequest.FromString(data), self._tokenizer, self._settings))

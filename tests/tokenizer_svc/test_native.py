@@ -10,19 +10,23 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from unittest import mock
 
+import numpy as np
 import pytest
 import tiktoken
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tests.tokenizer_svc.pieces import BYTES, all_stretches
 from tokenizer_svc.arrays import ids_of, joined_pieces
 from tokenizer_svc.encoding import Segment
 from tokenizer_svc.formats import load_tokenizer
-from tokenizer_svc.native import merger, program
-from tokenizer_svc.native.joining import PieceJoiner
+from tokenizer_svc.native import joining, merger, program
+from tokenizer_svc.native.joining import IdRuns, PieceJoiner
 from tokenizer_svc.native.library import library
 from tokenizer_svc.native.longest import CompiledLongest
 from tokenizer_svc.native.merger import compiled_merger, expansions_of
@@ -327,6 +331,58 @@ def test_pieces_are_joined_as_python_does(pieces: list[bytes], ids: list[int]) -
     joiner = PieceJoiner(pieces)
     assert joiner.join(array) == joined_pieces(pieces, array)
     assert joiner.join(array[::2]) == joined_pieces(pieces, array[::2])
+
+
+@relaxed
+@given(
+    pieces=st.lists(st.binary(max_size=4) | st.sampled_from([" a", "é" * 20, "龘", "🚀"]).map(str.encode), min_size=9),
+    lists=st.lists(st.lists(st.integers(0, 8), max_size=30), max_size=9),
+    spaces=st.lists(st.booleans(), min_size=9, max_size=9),
+    compiled=st.booleans(),
+)
+def test_lists_are_joined_to_what_protobuf_reads(
+    pieces: list[bytes], lists: list[list[int]], spaces: list[bool], compiled: bool
+) -> None:
+    edges = np.cumsum([0, *map(len, lists)])
+    runs = IdRuns(
+        ids_of([index for each in lists for index in each]),
+        edges[:-1],
+        edges[1:],
+        np.array(spaces[: len(lists)], np.bool_),
+    )
+    with nullcontext() if compiled else mock.patch.object(joining, "library", return_value=None):
+        found = pb.BatchDecodeResponse.FromString(b"".join(PieceJoiner(pieces).join_fields(runs))).decoded
+    texts = [b"".join(pieces[index] for index in each) for each in lists]
+    for n, each in enumerate(lists):
+        if spaces[n] and each and pieces[each[0]].startswith(b" "):
+            texts[n] = texts[n][1:]
+    assert [each.text for each in found] == [text.decode("utf-8", "replace") for text in texts]
+    assert [each.raw for each in found] == [b"" if is_utf8(text) else text for text in texts]
+
+
+def is_utf8(text: bytes) -> bool:
+    try:
+        return text.decode() is not None
+    except UnicodeDecodeError:
+        return False
+
+
+def test_any_bytes_are_utf8_where_python_says_so() -> None:
+    """Every beginning of a character that could be wrong, and borders of what is read at once."""
+    leads = [bytes([lead, second]) for lead in range(0x80, 0x100) for second in (0x00, 0x7F, 0x80, 0x8F, 0x90, 0x9F)]
+    leads += [bytes([lead, second]) for lead in range(0x80, 0x100) for second in (0xA0, 0xBF, 0xC0, 0xFF)]
+    texts = [lead + rest for lead in leads for rest in (b"", b"\x80", b"\x80\x80", b"\xbf\xc0", b"a")]
+    texts += [b"a" * before + text + b"a" * 9 for text in texts for before in (0, 3, 7)]
+    joiner = PieceJoiner(texts)
+    runs = IdRuns(
+        ids_of(range(len(texts))),
+        *np.array([range(len(texts)), range(1, len(texts) + 1)]),
+        np.zeros(len(texts), np.bool_),
+    )
+    found = pb.BatchDecodeResponse.FromString(b"".join(joiner.join_fields(runs))).decoded
+    assert [(each.text, each.raw) for each in found] == [
+        (text.decode("utf-8", "replace"), b"" if is_utf8(text) else text) for text in texts
+    ]
 
 
 def test_threads_learn_characters_and_encode_at_once(shared_data: Path) -> None:

@@ -6,10 +6,12 @@ import dataclasses
 from array import array
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tokenizer_svc.arrays import ids_of
 from tokenizer_svc.config import TokenizerConfig
 from tokenizer_svc.encoding import Encoding, Policy, Segment, SpecialTokenInText, TokenIdError, TruncationError
@@ -30,6 +32,21 @@ TEXT = st.text(
 @pytest.fixture(scope="module", params=["formats/llama2", "formats/llama3", "models/stories260K/meta"])
 def tokenizer(request: pytest.FixtureRequest, shared_data: Path) -> Tokenizer:
     return load_tokenizer(shared_data / request.param)
+
+
+@relaxed
+@given(lists=st.lists(st.lists(st.integers(-4, 600) | st.integers(-4, -1), max_size=5), max_size=20), data=st.data())
+def test_many_lists_decode_as_each_alone(tokenizer: Tokenizer, lists: list[list[int]], data: st.DataObject) -> None:
+    config = dataclasses.replace(tokenizer.config, adds_eos=tokenizer.config.eos_id is not None)
+    adding = Tokenizer(tokenizer.vocabulary, tokenizer.table, config)
+    spaced = next(index for index, piece in enumerate(adding.table.pieces) if piece.startswith(b" "))
+    marks = [spaced, config.bos_id, config.eos_id, 0]
+    lists = [[marks[index + 4] if index < 0 else index % adding.vocabulary_size for index in ids] for ids in lists]
+    wanted = [data.draw(st.booleans()) for _ in range(3)]
+    edges = np.cumsum([0, *map(len, lists)])
+    fields = adding.decode_fields(ids_of([index for ids in lists for index in ids]), edges, *wanted)
+    found = pb.BatchDecodeResponse.FromString(b"".join(fields)).decoded
+    assert [each.raw or each.text.encode() for each in found] == [adding.decode_bytes(ids, *wanted) for ids in lists]
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ _FUNCTIONS: dict[str, Signature] = {
     "plant": ([_POINTER, ctypes.c_char_p, *[_POINTER] * 2, _SIZE], None),
     "size": ([*[_POINTER] * 2, _SIZE], _SIZE),
     "join": ([ctypes.c_char_p, *[_POINTER] * 2, _SIZE, _POINTER], None),
+    "texts": ([ctypes.c_char_p, *[_POINTER] * 5, _SIZE, *[_POINTER] * 2], _SIZE),
 }
 
 SOURCES = CSources(

@@ -77,5 +77,10 @@ int tandem_fill(merges *m, uint32_t *singles, uint32_t *pairs);
 void tandem_plant(tree *t, const uint8_t *bytes, const uint32_t *starts, const uint32_t *ids, int64_t tokens);
 int64_t tandem_longest(const tree *t, const uint8_t *text, const int64_t *ends, int64_t texts, uint32_t *out,
                        uint32_t *offsets, int64_t *counts);
+#define WIDE 16 // bytes that are copied in one go
+#define HEAD 22 // bytes that stand in front of a text on the wire, at most
+
 int64_t tandem_size(const uint32_t *starts, const uint32_t *ids, int64_t count);
 void tandem_join(const uint8_t *bytes, const uint32_t *starts, const uint32_t *ids, int64_t count, uint8_t *out);
+int64_t tandem_texts(const uint8_t *bytes, const uint32_t *starts, const uint32_t *ids, const int64_t *begins,
+                     const int64_t *ends, const uint8_t *spaces, int64_t lists, uint8_t *out, int64_t *written);
