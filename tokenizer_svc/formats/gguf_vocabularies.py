@@ -10,11 +10,14 @@ from collections.abc import Sequence
 import numpy as np
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
+from tokenizer_svc.arrays import Places
 from tokenizer_svc.formats.byte_alphabet import from_alphabet_all
 from tokenizer_svc.formats.errors import FormatError
 from tokenizer_svc.formats.gguf_fields import PREFIX, GgufFields
 from tokenizer_svc.formats.rwkv_text import unescape
+from tokenizer_svc.native.merger import are_ranked_by_what_they_make
 from tokenizer_svc.vocabularies.bpe import BpeVocabulary
+from tokenizer_svc.vocabularies.merge_list import MergeList
 from tokenizer_svc.vocabularies.patterns import PreTokenizer
 from tokenizer_svc.vocabularies.raw_bpe import RawBpeVocabulary
 from tokenizer_svc.vocabularies.rwkv import RwkvVocabulary
@@ -66,8 +69,9 @@ def _unescaped(index: int, text: str) -> bytes:
         raise ValueError(f"token {index} {error}") from None
 
 
-def _merge_products(fields: GgufFields) -> list[bytes]:
-    """What each merge makes. There are hundreds of thousands: no loop is ours."""
+def _merges(fields: GgufFields) -> tuple[list[bytes], Places, Places]:
+    """What each merge makes, and how many characters that and its left part have. There are hundreds of thousands: no
+    loop is ours."""
     merges: list[bytes] | None = fields.get("merges", list, None)
     if merges is None:
         raise ValueError(f"there are no {PREFIX}merges")
@@ -75,11 +79,15 @@ def _merge_products(fields: GgufFields) -> list[bytes]:
     characters = np.frombuffer(b"\n%b\n" % together, np.uint8)
     spaces, borders = np.flatnonzero(characters == _SPACE), np.flatnonzero(characters == _LINE_BREAK)
     if len(spaces) + 1 == len(borders) and ((borders[:-1] + 1 < spaces) & (spaces + 1 < borders[1:])).all():
-        return together.replace(b" ", b"").split(b"\n") if merges else []
+        begun = np.cumsum((characters & 0xC0) != 0x80)
+        left, whole = begun[spaces - 1] - begun[borders[:-1]], begun[borders[1:]] - begun[borders[:-1]] - 2
+        return (together.replace(b" ", b"").split(b"\n") if merges else []), whole, left
     for number, merge in enumerate(merges):  # one of them is wrong, or has a line break, which GPT-2's alphabet has not
         if merge.count(b" ") != 1 or merge.startswith(b" ") or merge.endswith(b" "):
             raise ValueError(f"{PREFIX}merges[{number}] is not two tokens")
-    return [merge.replace(b" ", b"") for merge in merges]
+    products = [merge.replace(b" ", b"") for merge in merges]
+    lefts = [merge.partition(b" ")[0] for merge in merges]
+    return products, *(np.array([len(text.decode()) for text in texts]) for texts in (products, lefts))  # type: ignore
 
 
 def _byte_pairs(fields: GgufFields, pre: PreTokenizer) -> tuple[BpeVocabulary, list[bytes]]:
@@ -96,19 +104,27 @@ def _byte_pairs(fields: GgufFields, pre: PreTokenizer) -> tuple[BpeVocabulary, l
     ids = dict(zip(fields.raw_texts, range(len(pieces)), strict=True))
     if len(ids) != len(pieces):
         logger.warning("%s: %d tokens have the text of another", fields.path, len(pieces) - len(ids))
-    bytes_alone = np.flatnonzero(normal & (np.fromiter(map(len, pieces), np.int64, len(pieces)) == 1))
-    products = _merge_products(fields)
+    lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
+    bytes_alone = np.flatnonzero(normal & (lengths == 1))
+    products, sizes, cuts = _merges(fields)
     try:
         found = np.fromiter(map(ids.__getitem__, products), np.int64, len(products))
     except KeyError as error:
         raise ValueError(f"a merge makes {error.args[0].decode(errors='replace')!r}, which is no token") from None
-    found = found[np.sort(np.unique(found, return_index=True)[1])]  # the first merge that makes a token counts
-    order: list[int] = np.concatenate((bytes_alone, found[normal[found]])).tolist()
+    # Merges of other characters than those of the alphabet have no text that they could be for.
+    served = normal[found] & (lengths[found] == sizes)
+    found, cuts = found[served], cuts[served]
+    firsts = found[np.sort(np.unique(found, return_index=True)[1])]
+    order: list[int] = np.concatenate((bytes_alone, firsts)).tolist()
     ranked = dict(zip(map(pieces.__getitem__, order), order, strict=True))
+    places = np.zeros(len(pieces), np.uint32)  # of each id among what is ranked
+    places[order] = np.arange(len(order))
     if len(ranked) < len(order):  # of tokens with the same bytes the first one counts, and a dictionary has the last
         ranked = {}
         for index in order:
             ranked.setdefault(pieces[index], index)
+        place = {piece: number for number, piece in enumerate(ranked)}
+        places[order] = [place[pieces[index]] for index in order]
     whole: dict[bytes, int] = {}
     if pre.ignore_merges and len(ranked) < normal.sum():
         whole = {
@@ -116,12 +132,18 @@ def _byte_pairs(fields: GgufFields, pre: PreTokenizer) -> tuple[BpeVocabulary, l
             for index, (piece, is_normal) in enumerate(zip(pieces, normal.tolist(), strict=True))
             if is_normal and piece not in ranked
         }
-    return BpeVocabulary(list(ranked.items()), pre.patterns, whole), pieces
+    merges = MergeList(places[found], cuts.astype(np.uint32))
+    return BpeVocabulary(list(ranked.items()), pre.patterns, whole, merges=merges, whole=pre.ignore_merges), pieces
 
 
 def _raw_byte_pairs(fields: GgufFields, pre: PreTokenizer) -> tuple[RawBpeVocabulary, list[bytes]]:
     """Pieces that no merge makes, but for single characters, can only come from the text of special tokens."""
-    rank = {product: number for number, product in enumerate(dict.fromkeys(_merge_products(fields)))}
+    products, _, cuts = _merges(fields)
+    texts = [product.decode() for product in products]
+    pairs = dict.fromkeys((text[:cut], text[cut:]) for text, cut in zip(texts, cuts.tolist(), strict=True))
+    if not are_ranked_by_what_they_make(pairs):
+        raise ValueError(f"{PREFIX}merges that make the same at clashing ranks are not served for raw text")
+    rank = {product: number for number, product in enumerate(dict.fromkeys(products))}
     scores = array("f", bytes(4 * len(fields.texts)))
     kinds = bytearray(fields.types)
     for index, text in enumerate(fields.texts):

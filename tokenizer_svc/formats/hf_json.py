@@ -16,6 +16,7 @@ from typing import Any
 
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
+from tokenizer_svc.arrays import ids_of
 from tokenizer_svc.config import TokenizerConfig
 from tokenizer_svc.formats.byte_alphabet import from_alphabet
 from tokenizer_svc.formats.errors import FormatError
@@ -24,8 +25,10 @@ from tokenizer_svc.formats.roles import CONTROL_TEXTS, end_of_generation_ids
 from tokenizer_svc.formats.sentencepiece_model import BYTE_PIECE, piece_bytes
 from tokenizer_svc.formats.sidecar import AddedToken, Sidecar, read_added_token
 from tokenizer_svc.fragments import can_overlap
+from tokenizer_svc.native.merger import are_ranked_by_what_they_make
 from tokenizer_svc.tokenizer import Tokenizer
 from tokenizer_svc.vocabularies.bpe import BpeVocabulary
+from tokenizer_svc.vocabularies.merge_list import MergeList
 from tokenizer_svc.vocabularies.spm import SpmVocabulary
 from tokenizer_svc.vocabularies.spm_merging import SPACE
 from tokenizer_svc.vocabularies.ugm import UgmVocabulary
@@ -208,9 +211,9 @@ class _Loader:
 
     # -- vocabularies
 
-    def _merges(self) -> list[str]:
-        """What each merge makes, each once."""
-        products: dict[str, None] = {}
+    def _merges(self) -> dict[tuple[str, str], str]:
+        """The pairs in the order of their ranks, and what they make. Of equal ones the last counts in the library."""
+        products: dict[tuple[str, str], str] = {}
         for number, merge in enumerate(self._model["merges"]):
             pair = merge.split(" ") if isinstance(merge, str) else merge
             if len(pair) != 2 or not all(pair):
@@ -218,29 +221,39 @@ class _Loader:
             product = pair[0] + pair[1]
             if product not in self._ids:
                 raise ValueError(f"merges[{number}] makes {product!r}, which is no token")
-            products[product] = None
-        return list(products)
+            products.pop((pair[0], pair[1]), None)
+            products[pair[0], pair[1]] = product
+        return products
 
     def _byte_pairs(self, pieces: Sequence[bytes]) -> BpeVocabulary:
         ranked: dict[bytes, int] = {}
         for index, piece in enumerate(pieces):
             if len(piece) == 1 and self._is_text(index):
                 ranked.setdefault(piece, index)
-        for product in self._merges():
+        places = {piece: place for place, piece in enumerate(ranked)}
+        made: list[int] = []
+        cuts: list[int] = []
+        for (left, _), product in self._merges().items():
             index = self._ids[product]
-            if self._is_text(index):
+            if self._is_text(index) and len(pieces[index]) == len(product):  # others are for no text of the alphabet
                 ranked.setdefault(pieces[index], index)
+                made.append(places.setdefault(pieces[index], len(places)))
+                cuts.append(len(left))
+        ignores_merges = bool(self._model.get("ignore_merges"))
         whole = (
             {piece: index for index, piece in enumerate(pieces) if piece and self._is_text(index)}
-            if self._model.get("ignore_merges")
+            if ignores_merges
             else {}
         )
-        left = {piece: index for piece, index in whole.items() if piece not in ranked}
-        return BpeVocabulary(list(ranked.items()), self._pipeline.cuts, left, nfc=self._pipeline.nfc)
+        others = {piece: index for piece, index in whole.items() if piece not in ranked}
+        merges = MergeList(ids_of(made), ids_of(cuts))
+        return BpeVocabulary(
+            list(ranked.items()), self._pipeline.cuts, others, self._pipeline.nfc, merges, ignores_merges
+        )
 
     def _scores_of_merges(self) -> array[float]:
         scores = array("f", bytes(4 * len(self._texts)))
-        for rank, product in enumerate(self._merges()):
+        for rank, product in enumerate(dict.fromkeys(self._merges().values())):
             scores[self._ids[product]] = -rank
         return scores
 
@@ -269,7 +282,10 @@ class _Loader:
         normalizer.remove_extra_whitespaces = self._pipeline.merges_white_space
         if self._pipeline.charsmap is not None:
             normalizer.precompiled_charsmap = b64decode(self._pipeline.charsmap)
-        made = set(self._merges()) if self._kind == "BPE" else None
+        merges = self._merges() if self._kind == "BPE" else {}
+        if not are_ranked_by_what_they_make(merges):
+            raise ValueError("merges that make the same at clashing ranks are not served without ByteLevel")
+        made = set(merges.values()) if self._kind == "BPE" else None
         for index, (text, kind) in enumerate(zip(self._texts, self._types, strict=True)):
             if not text or kind == TokenType.UNUSED:
                 text, kind = f"<no text {index}>", TokenType.CONTROL

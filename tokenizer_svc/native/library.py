@@ -13,6 +13,8 @@ _POINTER, _SIZE, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _FUNCTIONS: dict[str, Signature] = {
     "encode": ([_POINTER, ctypes.c_char_p, _POINTER, _SIZE, *[_POINTER] * 3], _SIZE),
     "fill": ([*[_POINTER] * 3], _NUMBER),
+    "pair": ([*[_POINTER] * 3, _SIZE], None),
+    "splits": ([*[_POINTER] * 2], _NUMBER),
     "longest": ([_POINTER, ctypes.c_char_p, _POINTER, _SIZE, *[_POINTER] * 3], _SIZE),
     "plant": ([_POINTER, ctypes.c_char_p, *[_POINTER] * 2, _SIZE], None),
     "size": ([*[_POINTER] * 2, _SIZE], _SIZE),

@@ -25,6 +25,11 @@ typedef struct {
 #define KNOWN 0x80000000u
 enum { PATTERN, THREES_APART, BEFORE_THREES };
 
+// Two neighbours that a merge joins, by their ranks.
+typedef struct {
+    uint32_t left, right, rank;
+} pair;
+
 // Byte strings by rank, and back by an open-addressing table whose entries are (hash << 32 | rank + 1).
 typedef struct {
     const uint8_t *bytes;
@@ -36,6 +41,10 @@ typedef struct {
     uint32_t longest;
     const uint32_t *first_id; // [ranks + 1] in `ids`; NULL: each rank is its own id
     const uint32_t *ids;
+    const pair *pair_table; // NULL: neighbours have the rank of what they become; open addressing, empty: rank NONE
+    uint64_t pair_mask;
+    const uint32_t *products; // of each rank of a pair the rank of what it becomes
+    int32_t whole;            // with pairs: whether a piece that is a token is taken as it is
 } merges;
 
 typedef struct {
@@ -74,6 +83,8 @@ static inline int size_of(uint8_t lead) { return lead < 0x80 ? 1 : lead < 0xE0 ?
 int64_t tandem_encode(const vocabulary *v, const uint8_t *text, const int64_t *ends, int64_t texts, uint32_t *out,
                       uint32_t *offsets, int64_t *counts);
 int tandem_fill(merges *m, uint32_t *singles, uint32_t *pairs);
+void tandem_pair(const merges *m, pair *table, const uint32_t *cuts, int64_t count);
+int tandem_splits(const merges *m, uint32_t *splits);
 void tandem_plant(tree *t, const uint8_t *bytes, const uint32_t *starts, const uint32_t *ids, int64_t tokens);
 int64_t tandem_longest(const tree *t, const uint8_t *text, const int64_t *ends, int64_t texts, uint32_t *out,
                        uint32_t *offsets, int64_t *counts);

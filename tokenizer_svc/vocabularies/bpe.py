@@ -19,6 +19,7 @@ from tokenizer_svc.native.merger import CompiledMerger, compiled_merger
 from tokenizer_svc.native.program import regexs, tiktokens
 from tokenizer_svc.native.texts import NotServed
 from tokenizer_svc.offsets import offsets_before_nfc
+from tokenizer_svc.vocabularies.merge_list import MergeList
 from tokenizer_svc.vocabularies.patterns import PRE_TOKENIZERS
 from tokenizer_svc.vocabularies.plain_bpe import PlainBpe, by_tiktokens_engine
 from tokenizer_svc.vocabulary import VocabularyType
@@ -31,9 +32,10 @@ _NO_ID = 0xFFFFFFFF  # of bytes that the vocabulary lacks
 class BpeVocabulary:
     """`ranked` lists (bytes, id) in merge order, single bytes among them; bytes that are missing are dropped from text.
 
-    `patterns` are applied one after the other. `whole_pieces` are tokens that no merge makes, but which a whole piece
-    may be. With `nfc` text is composed first. Raises ValueError when the ranks hold a token twice or are empty, or a
-    pattern is none.
+    `merges` says of which pairs they are made, where a file says it: their numbers are places in `ranked`, and `whole`
+    tells whether a piece that is a token is taken as it is. `patterns` are applied one after the other. `whole_pieces`
+    are tokens that no merge makes, but which a whole piece may be. With `nfc` text is composed first. Raises ValueError
+    when the ranks hold a token twice or are empty, or a pattern is none.
     """
 
     type = VocabularyType.BPE
@@ -44,6 +46,8 @@ class BpeVocabulary:
         patterns: Sequence[str],
         whole_pieces: Mapping[bytes, int] | None = None,
         nfc: bool = False,
+        merges: MergeList | None = None,
+        whole: bool = True,
     ) -> None:
         if not ranked:
             raise ValueError("there are no ranks")
@@ -55,8 +59,8 @@ class BpeVocabulary:
         lacking = [byte for byte in map(bytes, zip(range(256), strict=True)) if byte not in single]
         merging = [*tokens, *lacking]
         known = set(merging) if whole_pieces else set()
-        whole = {piece: index for piece, index in (whole_pieces or {}).items() if piece not in known}
-        self._whole_ids = list(whole.values())
+        others = {piece: index for piece, index in (whole_pieces or {}).items() if piece not in known}
+        self._whole_ids = list(others.values())
         self._ids = np.array([*merged_ids, *[_NO_ID] * len(lacking), *self._whole_ids], np.uint32)
         self._lacks_bytes = bool(lacking)
         self._ranks_are_ids = bool((self._ids == np.arange(len(self._ids), dtype=np.uint32)).all())
@@ -64,18 +68,22 @@ class BpeVocabulary:
         self._plain: PlainBpe | None = None
         try:
             # By the engine that tells letters and digits in `PlainBpe`: each has a Unicode version of its own.
-            engine = tiktokens if by_tiktokens_engine(self._patterns) and not whole else regexs
+            engine = tiktokens if by_tiktokens_engine(self._patterns) and not others else regexs
             self._compiled = compiled_merger(
-                self._patterns, engine, [*merging, *whole], len(merging), self._expansions()
+                self._patterns, engine, [*merging, *others], len(merging), self._expansions(), merges, whole
             )
+            by_pair = self._compiled.by_pair
             self.encoder = "compiled"
         except NotServed as reason:
             rank = count()
             if len(set(merging)) != len(merging):
                 raise ValueError("a token has two ranks") from None
-            ranks, whole_ranks = ({token: next(rank) for token in part} for part in (merging, whole))
-            self._plain = PlainBpe(self._patterns, ranks, whole_ranks)
+            ranks, whole_ranks = ({token: next(rank) for token in part} for part in (merging, others))
+            self._plain = PlainBpe(self._patterns, ranks, whole_ranks, merges, whole)
+            by_pair = self._plain.by_pair
             self.encoder = f"tiktoken ({reason})"
+        self._pairs = merges if by_pair else None
+        self._takes_whole = whole
         # In these patterns a piece that ends in line breaks takes all of them, and none begins with one and goes on.
         self.safe_border = _BEFORE_A_LINE if self._patterns in _CUT_AT_LINES and not self._nfc else None
 
@@ -130,5 +138,8 @@ class BpeVocabulary:
         for pattern in self._patterns:
             yield b"pattern " + pattern.encode()
         yield b"ids in merge order " + ",".join(map(str, self._merged_ids)).encode()
+        if self._pairs is not None:
+            numbers = [self._takes_whole, *self._pairs.products.tolist(), *self._pairs.cuts.tolist()]
+            yield b"pairs " + ",".join(map(str, numbers)).encode()
         if self._whole_ids:
             yield b"whole pieces " + ",".join(map(str, self._whole_ids)).encode()

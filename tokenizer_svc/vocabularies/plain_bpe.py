@@ -15,6 +15,7 @@ import tiktoken
 
 from tokenizer_svc.arrays import NONE, Ids, ids_of, starts_of
 from tokenizer_svc.vocabularies.cutting import cutter_of
+from tokenizer_svc.vocabularies.merge_list import MergeList, PairMerger
 from tokenizer_svc.vocabularies.merging import RankMerger, raise_unless_panic, whole_merger
 from tokenizer_svc.vocabularies.patterns import PRE_TOKENIZERS
 from tokenizer_svc.vocabularies.words import WordCache
@@ -36,8 +37,20 @@ class PlainBpe:
     Raises ValueError where a pattern is none.
     """
 
-    def __init__(self, patterns: Sequence[str], ranks: Mapping[bytes, int], whole_pieces: Mapping[bytes, int]) -> None:
+    def __init__(
+        self,
+        patterns: Sequence[str],
+        ranks: Mapping[bytes, int],
+        whole_pieces: Mapping[bytes, int],
+        merges: MergeList | None = None,
+        whole: bool = True,
+    ) -> None:
+        """`merges` and `whole` as CompiledMerger has them."""
         self._ranks = dict(ranks)
+        pairs = None if merges is None else PairMerger(list(ranks), merges)
+        self._pairs = None if pairs is None or pairs.is_by_product(whole) else pairs
+        self._takes_whole = whole
+        self.by_pair = self._pairs is not None
         self._whole_pieces = whole_pieces
         self._cutters = list(map(cutter_of, patterns))
         self._merger = self._make_merger(patterns)
@@ -69,7 +82,7 @@ class PlainBpe:
 
     def _make_merger(self, patterns: Sequence[str]) -> RankMerger | None:
         """tiktoken with the pattern, where there is one and it may be for its engine."""
-        if not by_tiktokens_engine(patterns) or self._whole_pieces:
+        if not by_tiktokens_engine(patterns) or self._whole_pieces or self._pairs is not None:
             return None
         try:
             return RankMerger(patterns[0], self._ranks, backtracking=True)
@@ -100,6 +113,10 @@ class PlainBpe:
     def _encode_whole(self, piece: str) -> list[int]:
         if self._whole_pieces and (rank := self._whole_pieces.get(piece.encode())) is not None:
             return [rank]
+        if self._pairs is not None:
+            data = piece.encode()
+            rank = self._ranks.get(data) if self._takes_whole else None
+            return self._pairs.merge(data) if rank is None else [rank]
         try:
             if self._merger is not None and len(piece) <= _SHORT_PIECE:
                 return self._merger.encode_piece(piece)
