@@ -15,6 +15,7 @@ import torch
 
 from worker_svc.checkpoints import Checkpoint, open_checkpoint
 from worker_svc.checkpoints.grouped import GROUPS, Quantization
+from worker_svc.engine import sampler
 from worker_svc.engine.calibration import key_channels
 from worker_svc.engine.config import EngineConfig
 from worker_svc.engine.grammar import Grammars
@@ -137,6 +138,7 @@ def build_engine(
         cache = KVCache(shape, device, channels)
         draft_cache = KVCache(draft_shape, device) if draft_shape is not None else None
     runner, row_invariant = _runner(model, cache, config, ranks)
+    sampler.prepare(model_config.vocab_size, device)
     limits = SchedulerLimits(max_batch_tokens=config.max_batch_tokens, max_running=config.max_running)
     weights = [
         tensor for each in (model, draft) if each is not None for tensor in (*each.parameters(), *each.buffers())
@@ -211,16 +213,21 @@ def _runner(model: Transformer, cache: KVCache, config: EngineConfig, ranks: Ran
     recordable = model.config.experts is None and ranks.size == 1
     if cache.device.type != "cuda" or not config.cuda_graphs or not recordable:
         runner = ModelRunner(model, cache)
-        return runner, runner.choose_padding()
+        return runner, _choose_padding(runner)
     from worker_svc.model.cuda_graphs import GraphedRunner
 
     recorded = GraphedRunner(model, cache, config.max_running)
-    row_invariant = recorded.choose_padding()
+    row_invariant = _choose_padding(recorded)
     with _fitting(
         "the recordings of CUDA graphs", "lower kv_cache_fraction or max_running_requests, or switch cuda_graphs off"
     ):
         recorded.prepare(lambda done, total: logger.info("recorded %d of %d CUDA graphs", done, total))
     return recorded, row_invariant
+
+
+def _choose_padding(runner: ModelRunner) -> bool:
+    with _fitting("a step beside the weights and the KV cache", "lower kv_cache_tokens or kv_cache_fraction"):
+        return runner.choose_padding()
 
 
 @contextmanager

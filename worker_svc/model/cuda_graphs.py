@@ -65,23 +65,23 @@ class _Places:
         self.there = views(self._there)
         self._arrays = [{name: view.numpy() for name, view in views(here).items()} for here in self._here]
         self._turn = 0
-        self._sent: list[torch.cuda.Event] = []
-        if on_card:
-            self._sent = [torch.cuda.Event(), torch.cuda.Event()]  # type: ignore[no-untyped-call]
+        self._on_card = on_card
+        self._sent: list[torch.cuda.Event | None] = [None, None]
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What to fill for the next `send`; they hold what was sent the time before last."""
         self._turn = 1 - self._turn
-        if self._sent:
-            self._sent[self._turn].synchronize()  # what was sent from here has arrived
+        if (sent := self._sent[self._turn]) is not None:
+            sent.synchronize()  # what was sent from here has arrived
         return self._arrays[self._turn]
 
     def send(self, rows: int) -> None:
         """Puts all on the device, and of the last the first `rows`."""
         end = self._last_start + rows * self._arrays[0][self._last].strides[0]
         self._there[:end].copy_(self._here[self._turn][:end], non_blocking=True)
-        if self._sent:
-            self._sent[self._turn].record()
+        if self._on_card:
+            event = self._sent[self._turn] = self._sent[self._turn] or torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
 
 
 class DecodeInputs:
@@ -107,7 +107,6 @@ class DecodeInputs:
             shapes[f"number {window}"] = ((1,), torch.int32)
         shapes["tables"] = ((rows, -(-config.context_length // self._sizes.page_size)), torch.int32)
         self._places = _Places(shapes, device)
-        self._places.there["slots"][:] = self._padding_page  # nothing is stored where a page could have an owner
         stored = self._sizes.stored
         self._partials = Partials.empty(self._room, self._sizes.kv_heads, self._sizes.group, stored.head_dim, device)
         self._logit_rows = torch.arange(rows, device=device)
@@ -118,7 +117,7 @@ class DecodeInputs:
         return self._places.there["ids"]
 
     def fill(self, work: Sequence[Work], rows: int) -> None:
-        """Puts a step of decodes in its places, for a run of `rows` rows."""
+        """Puts a step of decodes, or none, in its places, for a run of `rows` rows."""
         size, count = self._sizes.page_size, len(work)
         position = np.fromiter((item.position for item in work), dtype=np.int64, count=count)
         segments = [Segment(row, 1, item.position, item.pages) for row, item in enumerate(work)]
@@ -188,6 +187,7 @@ class GraphedRunner(ModelRunner):
         pool = None
         with torch.inference_mode():
             for done, rows in enumerate(reversed(self._rows)):
+                inputs.fill((), rows)  # nothing is stored where a page could have an owner
                 inputs.run(self.model, self.cache, rows)  # compiles and chooses what must not happen while recording
                 torch.cuda.synchronize(self.cache.device)
                 graph = torch.cuda.CUDAGraph()

@@ -35,7 +35,6 @@ from .errors import (
     UnknownError,
 )
 from .guided import Choices, Grammar, Guide, JsonSchema, Regex
-from .operators import WorkerLoad, WorkerState
 from .params import GenerateOptions, SamplingParams, StoppingParams
 from .settings import ConnectionSettings, Credentials, FailoverSettings
 from .sync_client import Client, Stream
@@ -122,6 +121,4 @@ __all__ = [
     "UnknownError",
     "Usage",
     "Vocabulary",
-    "WorkerLoad",
-    "WorkerState",
 ]

@@ -47,6 +47,17 @@ class Launched:
         return self._sampled
 
 
+def prepare(vocabulary: int, device: torch.device) -> None:
+    """Compiles on a card what rows are drawn by, so that no request waits for that."""
+    if device.type == "cuda":
+        from worker_svc.model.kernels.choose import choose  # Triton is not installed where there is no CUDA
+
+        logits = torch.zeros((1, vocabulary), dtype=torch.float32, device=device)
+        bound, uniforms = logits[:, 0].contiguous(), torch.zeros(1, dtype=torch.float64, device=device)
+        choose(logits, bound, uniforms)
+        choose(logits, bound, uniforms, bound, bound)
+
+
 def launch(logits: torch.Tensor, rows: Rows, table: SamplingTable) -> Launched:
     """Draws the token of each row, as `sample` does, and waits only where that must be."""
     rules = table.gather(rows.requests)

@@ -86,7 +86,8 @@ def sample(logits: torch.Tensor, rows: Rows, table: SamplingTable, rules: Rules 
         processed = sorted(set(wanted.tolist()) - set(raw))
         parts = [(raw, raw_logprobs)] if raw_logprobs is not None else []
         if processed:
-            parts.append((processed, distribution.select(torch.tensor(processed)).logprobs(logits[processed])))
+            places = torch.tensor(processed, device=logits.device)
+            parts.append((processed, distribution.select(places).logprobs(logits[places])))
         _report(result, rows, ids, parts)
     return result
 

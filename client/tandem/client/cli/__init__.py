@@ -10,7 +10,6 @@ import typer
 from .chat import chat
 from .generate import generate
 from .models import convert, inspect
-from .operate import clear_cache, drain
 from .run import run, serve
 from .status import status
 from .tokens import detokenize, tokenize, vocabulary
@@ -23,21 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (
-    run,
-    chat,
-    serve,
-    generate,
-    tokenize,
-    detokenize,
-    vocabulary,
-    status,
-    top,
-    drain,
-    clear_cache,
-    inspect,
-    convert,
-):
+for command in (run, chat, serve, generate, tokenize, detokenize, vocabulary, status, top, inspect, convert):
     app.command()(command)
 
 

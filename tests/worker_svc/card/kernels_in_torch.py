@@ -1,0 +1,238 @@
+"""What each kernel computes of its launch's arguments, by torch, for the virtual card: quicker than Triton's
+interpreter, and strict where that would read whatever lies there: pages, places, rows and partials must be ones that
+there are.
+
+How the kernels themselves compute is tested elsewhere (`tests/worker_svc/model/kernels`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from worker_svc.model.kernels.tiles import INT4, INT8
+from worker_svc.model.kv_formats import Int4, Int8, KVFormat, Plain
+from worker_svc.model.rope import rotate
+
+Grid = tuple[int, ...]
+NOTHING = float("-inf")
+
+
+def _add_norm(a: Any, grid: Grid) -> None:
+    x, out = (each.view(-1, a.size)[: grid[0]] for each in (a.x, a.out))
+    assert len(x) == len(out) == grid[0] and a.weight.shape == (a.size,)
+    if a.HAS_DELTA:
+        x.copy_(x.float() + a.delta.view(-1, a.size)[: grid[0]].float())
+    wide = x.float()
+    out.copy_(wide / (wide.square().mean(-1, keepdim=True) + a.eps).sqrt() * a.weight.float())
+
+
+def _swiglu(a: Any, grid: Grid) -> None:
+    gate, up = a.gate_up.view(grid[0], 2, a.size).float().unbind(1)
+    assert a.BLOCK * grid[1] >= a.size
+    a.out.view(grid[0], a.size).copy_(torch.nn.functional.silu(gate) * up)
+
+
+def _choose(a: Any, grid: Grid) -> None:
+    rows = grid[0]
+    assert (
+        a.logits.dtype == torch.float32 and a.uniforms.dtype == torch.float64 and a.temperature.dtype == torch.float32
+    )
+    assert all(len(each) == rows for each in (a.temperature, a.uniforms, a.ids, a.largest, a.mass))
+    x = a.logits.as_strided((rows, a.size), (a.stride, 1)).clone()
+    broken = x.isnan().any(-1)
+    if a.BOUNDED:
+        x.masked_fill_((x < a.low[:, None]) | (x > a.high[:, None]), NOTHING)
+    top, first = x.nan_to_num(NOTHING).max(-1)
+    t = a.temperature.double()
+    weights = ((x - top[:, None]) / t[:, None].clamp_min(1e-38)).exp().double().nan_to_num(0.0)
+    mass = weights.sum(-1)
+    drawn = (weights.cumsum(-1) <= (a.uniforms * mass)[:, None]).sum(-1).clamp_max(a.size - 1)
+    cold = t == 0
+    a.ids.copy_(torch.where(cold, first, drawn))
+    a.largest.copy_(torch.where(broken, float("nan"), top))
+    a.mass.copy_(torch.where(cold, 1.0, mass))
+
+
+def _format(a: Any, numbers: torch.Tensor) -> KVFormat:
+    return {INT8.value: Int8(), INT4.value: Int4()}.get(a.FORMAT, Plain(numbers.dtype))
+
+
+def _parts(a: Any, kind: str) -> tuple[torch.Tensor, ...]:
+    numbers, constants = getattr(a, f"{kind}_numbers"), getattr(a, f"{kind}_constants")
+    return (numbers, constants) if a.FORMAT in (INT8.value, INT4.value) else (numbers,)
+
+
+def _store(a: Any, grid: Grid) -> None:
+    heads = a.HEADS + 2 * a.KV_HEADS
+    assert grid == (-(-a.rows // a.ROWS), heads) and a.slots.numel() == 2 * a.rows and a.slots.is_contiguous()
+    qkv = a.qkv.as_strided((a.rows, heads, a.D), (a.row_stride, a.D, 1))
+    qk, v = qkv[:, : a.HEADS + a.KV_HEADS], qkv[:, a.HEADS + a.KV_HEADS :]
+    if a.ROTATED:
+        assert a.ROTATED == a.D and a.cos.shape == a.sin.shape == (a.rows, 1, a.D)
+        qk = rotate(qk, a.cos, a.sin)
+    q, k = qk[:, : a.HEADS].float(), qk[:, a.HEADS :].float()
+    if a.CHANNELS:
+        q = q * a.scale.repeat_interleave(a.HEADS // a.KV_HEADS, 0)
+        k = (k - a.mean) / a.scale
+    a.q_out.copy_(q)
+    page, place = a.slots.view(2, a.rows)
+    assert int(page.min()) >= 0 and int(page.max()) < len(a.k_numbers), "stores outside of the pages"
+    assert int(place.min()) >= 0 and int(place.max()) < a.PAGE == a.k_numbers.shape[2], "stores outside of a page"
+    for kind, x in (("k", k), ("v", v.float())):
+        parts = _parts(a, kind)
+        for part, numbers in zip(parts, _format(a, parts[0]).encode(x), strict=True):
+            part[page, :, place] = numbers.to(part.dtype)
+
+
+def _softmax(
+    a: Any, block: list[int], kv_head: int, first: int, end: int, window: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The softmax in progress of a block over the keys `first` to `end`: m, l, o by line; and where its lines are."""
+    row, count, position, table = block[:4]
+    assert count > 0 and count * a.GROUP <= a.M and row + count <= len(a.q), "queries that are not there"
+    pages = a.tables[table, first // a.PAGE : -(-end // a.PAGE)]
+    assert len(pages) == -(-end // a.PAGE) - first // a.PAGE and int(pages.max()) < len(a.k_numbers) - 1
+    tokens = torch.arange(first, end)
+    keys, values = (
+        stored.decode(tuple(part[pages.long(), kv_head] for part in parts), torch.empty(len(pages), a.PAGE, a.D)).view(
+            -1, a.D
+        )[first % a.PAGE :][: len(tokens)]
+        for parts in (_parts(a, "k"), _parts(a, "v"))
+        for stored in (_format(a, parts[0]),)
+    )
+    heads = slice(kv_head * a.GROUP, (kv_head + 1) * a.GROUP)
+    q = a.q[row : row + count, heads].float().reshape(-1, a.D)
+    at = (position + torch.arange(count)).repeat_interleave(a.GROUP)[:, None]
+    scores = q @ keys.T * a.scale
+    scores.masked_fill_((tokens > at) | ((tokens <= at - window) if window else False), NOTHING)
+    m = scores.amax(-1)
+    weights = torch.exp2(scores - m.masked_fill(m == NOTHING, 0)[:, None])
+    return m, weights.sum(-1), weights @ values, a.out[row : row + count, heads]
+
+
+def _finish(out: torch.Tensor, l: torch.Tensor, o: torch.Tensor) -> None:
+    out.copy_((o / l[:, None]).view(out.shape))
+
+
+def _attend(a: Any, grid: Grid) -> None:
+    assert len(grid) == 1 and a.num_jobs.numel() == 1 and a.table_width == a.tables.shape[1]
+    for number in range(int(a.num_jobs)):
+        which, first, splits, partial = a.jobs[number].tolist()
+        block = a.blocks[which].tolist()
+        end = min((first + splits) * a.SPLIT, block[2] + block[1])
+        lowest = max(0, block[2] - a.WINDOW + 1) if a.WINDOW else 0
+        for kv_head in range(a.KV_HEADS):
+            m, l, o, out = _softmax(a, block, kv_head, max(first * a.SPLIT, lowest), end, a.WINDOW)
+            if partial < 0:
+                _finish(out, l, o)
+                continue
+            assert partial < len(a.partial_m) and len(m) <= a.lines == a.partial_m.shape[2]
+            for place, numbers in ((a.partial_m, m), (a.partial_l, l), (a.partial_o, o)):
+                place[partial, kv_head, : len(m)] = numbers
+
+
+def _combine(a: Any, grid: Grid) -> None:
+    assert grid == (len(a.blocks), a.KV_HEADS)
+    for row, count, _, _, first, partials in a.blocks.tolist():
+        if not partials:
+            continue
+        assert first + partials <= len(a.partial_m)
+        for kv_head in range(a.KV_HEADS):
+            of = (slice(first, first + partials), kv_head, slice(count * a.GROUP))
+            m, l, o = a.partial_m[of], a.partial_l[of], a.partial_o[of]
+            fade = torch.exp2(m - m.amax(0))
+            _finish(
+                a.out[row : row + count, kv_head * a.GROUP : (kv_head + 1) * a.GROUP],
+                (l * fade).sum(0), (o * fade[..., None]).sum(0),
+            )  # fmt: skip
+
+
+def _prefill(a: Any, grid: Grid) -> None:
+    assert grid == (a.KV_HEADS, len(a.blocks)) and a.table_width == a.tables.shape[1]
+    for block in a.blocks.tolist():
+        lowest = max(0, block[2] - a.WINDOW + 1) if a.WINDOW else 0
+        for kv_head in range(a.KV_HEADS):
+            _, l, o, out = _softmax(a, block, kv_head, lowest, block[2] + block[1], a.WINDOW)
+            _finish(out, l, o)
+
+
+def _numbers(a: Any) -> torch.Tensor:
+    """A quantized matrix `[out, groups, group]` before the scales of channels."""
+    q = a.q.view(len(a.q), a.groups, -1)
+    q = (torch.cat((q & 15, q >> 4), -1) if a.INT4 else q).float()
+    if a.GROUPED:
+        q = q * a.scale.float()[..., None] + (a.least.float()[..., None] if a.LEAST else 0)
+    return q
+
+
+def _quantized_product(a: Any, grid: Grid) -> None:
+    assert a.x.shape == (a.rows, a.columns) and a.out.shape == (a.rows, a.outputs) and len(a.q) == a.outputs
+    assert a.M * grid[0] >= a.rows and a.N * grid[1] >= a.outputs and a.each * grid[2] * a.split >= a.groups
+    x = torch.nn.functional.pad(a.x.float(), (0, a.groups * a.G - a.columns)).view(a.rows, a.groups, a.G)
+    of_groups = torch.einsum("rgi,ogi->gro", x, _numbers(a))
+    parts = torch.stack([part.sum(0) for part in of_groups.split(a.split)])
+    _put_together(a, grid, parts, 1.0 if a.GROUPED else a.scale.float().view(1, -1))
+
+
+def _product(a: Any, grid: Grid) -> None:
+    assert a.x.shape == (a.rows, a.columns) and a.w.shape == (a.outputs, a.columns)
+    assert a.M * grid[0] >= a.rows and a.N * grid[1] >= a.outputs and a.each * grid[2] * a.split >= a.columns
+    pairs = zip(a.x.float().split(a.split, 1), a.w.float().split(a.split, 1), strict=True)
+    _put_together(a, grid, torch.stack([x @ w.T for x, w in pairs]), 1.0)
+
+
+def _put_together(a: Any, grid: Grid, parts: torch.Tensor, scale: torch.Tensor | float) -> None:
+    if grid[2] == 1:
+        a.out.copy_(parts.sum(0) * scale)
+        return
+    assert a.partial.shape == parts.shape
+    a.partial.copy_(parts)
+
+
+def _add_up(a: Any, grid: Grid) -> None:
+    assert len(a.partial) == a.splits and a.BLOCK * grid[1] >= a.outputs and grid[0] == a.rows
+    a.out.copy_(a.partial.sum(0) * (a.scale.float().view(1, -1) if a.SCALED else 1.0))
+
+
+def _plain(a: Any, grid: Grid) -> None:
+    assert grid[0] == len(a.q) and a.BLOCK * grid[1] >= a.columns
+    numbers = _numbers(SimpleNamespace(**{**vars(a), "least": a.least})).view(len(a.q), -1)[:, : a.columns]
+    a.out.copy_(numbers if a.GROUPED else numbers * a.scale.float().view(-1, 1))
+
+
+def _rows_to_float8(a: Any, grid: Grid) -> None:
+    x = a.x.float().view(grid[0], a.size)
+    step = (x.abs().amax(1, keepdim=True) / 448).clamp_min(1e-30)
+    a.scale.copy_(step)
+    a.q.copy_((x / step).clamp(-448, 448).to(a.q.dtype))
+
+
+def scaled_product(
+    rows: torch.Tensor,
+    matrix: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: None,
+    scale_result: None,
+    out_dtype: torch.dtype,
+    *_: bool,
+) -> torch.Tensor:
+    """`torch._scaled_mm` with a scale for each row and column, and what a card asks of it."""
+    assert rows.dtype == matrix.dtype == torch.float8_e4m3fn and out_dtype == torch.bfloat16
+    assert rows.is_contiguous() and matrix.t().is_contiguous(), "one by rows, the other by columns"
+    assert matrix.shape[0] % 16 == 0 and matrix.shape[1] % 16 == 0
+    assert scale_a.shape == (len(rows), 1) and scale_b.shape == (1, matrix.shape[1])
+    return ((rows.float() @ matrix.float()) * scale_a * scale_b).to(out_dtype)
+
+
+KERNELS: dict[str, Callable[[Any, Grid], None]] = {
+    each.__name__: each
+    for each in (
+        _add_norm, _swiglu, _choose, _store, _attend, _combine, _prefill, _quantized_product, _product, _add_up,
+        _plain, _rows_to_float8,
+    )
+}  # fmt: skip

@@ -1,0 +1,355 @@
+"""A whole engine on a virtual card: it gives the answers that it gives on a processor, its recorded steps and what is
+launched behind them wait for nothing, and what does not fit is refused with words that help."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+
+from benchmarks.random_llama import RandomCheckpoint, llama
+from tests.worker_svc.card.virtual_card import VirtualCard, Wait, present
+from worker_svc.engine import build, calibration
+from worker_svc.engine.build import BuildError, BuiltEngine, build_engine
+from worker_svc.engine.config import EngineConfig
+from worker_svc.engine.drafting import Drafting
+from worker_svc.engine.grammar import Guide
+from worker_svc.engine.request import LogprobOptions, Request, Sampling, Stopping
+from worker_svc.engine.stops import StopSequences
+from worker_svc.model.config import Experts
+from worker_svc.model.cuda_graphs import GraphedRunner
+from worker_svc.model.cuda_operations import TritonOperations
+from worker_svc.model.runner import Work
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real card")
+
+MODEL = replace(llama("tiny", 64), vocab_size=160)
+GREEDY = Sampling(temperature=0.0)
+MODES = [pytest.param(True, id="reproducible"), pytest.param(False, id="fast")]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick() -> Iterator[None]:
+    """Every row more costs a processor time: less padding, and keys are learnt from a few tokens."""
+    on = TritonOperations.on
+
+    def with_few_rows(device: torch.device, **options: bool) -> TritonOperations:
+        operations = on(device, **options)
+        operations.row_multiple = min(4, operations.row_multiple)
+        return operations
+
+    with (
+        patch.object(calibration, "TOKENS", 4),
+        patch.object(TritonOperations, "on", staticmethod(with_few_rows)),
+    ):
+        yield
+
+
+@pytest.fixture
+def card() -> Iterator[VirtualCard]:
+    with present(VirtualCard()) as there:
+        yield there
+
+
+@pytest.fixture(scope="module")
+def both() -> tuple[VirtualCard, BuiltEngine, BuiltEngine]:
+    """A card, an engine there, and the same on a processor."""
+    with present(VirtualCard()) as there:
+        on_card = built()
+    return there, on_card, built("cpu")
+
+
+def checkpoint(model: object = MODEL, dtype: torch.dtype = torch.float32) -> RandomCheckpoint:
+    return RandomCheckpoint(model, "cpu", dtype)  # type: ignore[arg-type]
+
+
+def built(device: str = "cuda", model: object = MODEL, **fields: object) -> BuiltEngine:
+    options: dict[str, object] = {
+        "dtype": "float32", "kv_cache_tokens": 26 * 8, "page_size": 8, "max_running": 5, "max_batch_tokens": 16,
+        "threads": 1,
+    }  # fmt: skip
+    with torch.no_grad():
+        return build_engine(EngineConfig("random", device, **(options | fields)), checkpoint=checkpoint(model))  # type: ignore[arg-type]
+
+
+def some_requests(count: int, *samplings: Sampling, output: int = 12) -> list[Request]:
+    draw = np.random.default_rng(count)
+    return [
+        Request.make(
+            handle,
+            draw.integers(3, MODEL.vocab_size, draw.integers(1, 25)),
+            replace(samplings[handle % len(samplings)], seed=handle),
+            Stopping(max_tokens=int(draw.integers(2, output))),
+        )
+        for handle in range(count)
+    ]
+
+
+Answers = dict[int, list[tuple[int, float]]]
+
+
+def answers(built: BuiltEngine, requests: Sequence[Request]) -> Answers:
+    """Ids and logprobs of each request; some come when others run already."""
+    engine = built.engine
+    ids: Answers = defaultdict(list)
+    coming = list(requests)
+    while coming or engine.has_work:
+        for request in coming[:3]:
+            engine.submit(request)
+        del coming[:3]
+        result = engine.step()
+        told = result.handles.tolist(), result.sampled.ids.tolist(), result.sampled.logprobs.tolist()
+        for handle, token, logprob in zip(*told, strict=True):
+            ids[handle].append((token, logprob))
+        engine.check()
+    assert engine.table.referenced == 0
+    return ids
+
+
+def assert_alike(one: Answers, other: Answers) -> None:
+    assert one.keys() == other.keys()
+    for handle in one:
+        for (token, logprob), (other_token, other_logprob) in zip(one[handle], other[handle], strict=True):
+            assert token == other_token
+            assert logprob == pytest.approx(other_logprob, abs=1e-4, nan_ok=True)
+
+
+@pytest.mark.parametrize("reproducible", MODES)
+def test_answers_are_those_of_a_processor(reproducible: bool, card: VirtualCard) -> None:
+    engine = built(reproducible=reproducible, kv_cache_tokens=12 * 8)
+    samplings = GREEDY, Sampling(temperature=0.8)
+    on_card = answers(engine, some_requests(10, *samplings, output=39))
+    statistics = engine.engine.scheduler.statistics
+    assert statistics.preemptions and statistics.overlapped_steps and card.replays
+    assert_alike(on_card, answers(built("cpu"), some_requests(10, *samplings, output=39)))
+
+
+def read_of_the_ids(waits: list[Wait]) -> bool:
+    return len(waits) == 1 and "read < _land" in waits[0].who
+
+
+@pytest.mark.parametrize("reproducible", MODES)
+def test_the_host_waits_for_ids_alone_and_behind_the_next_step(reproducible: bool, card: VirtualCard) -> None:
+    engine = built(reproducible=reproducible, kv_cache_tokens=1024).engine
+    for request in some_requests(9, GREEDY, Sampling(temperature=0.7), output=24):
+        engine.submit(request)
+    compiled = {name: set(variants) for name, variants in card.compiled.items()}
+    while engine.has_work:
+        card.waits.clear()
+        engine.step()
+        assert read_of_the_ids(card.waits)
+        # The card has the next step to do while the host looks at this one.
+        assert card.waits[0].behind > 10 or engine._flight is None
+    assert engine.scheduler.statistics.overlapped_steps >= engine.scheduler.statistics.steps - 2
+    new = {name: variants - compiled.get(name, set()) for name, variants in card.compiled.items()}
+    assert not any(new.values()), new
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(top_k=5, temperature=0.7),
+        Sampling(top_p=0.8, min_p=0.01, typical_p=0.9, tail_free_z=0.9, top_a=0.01),
+        Sampling(xtc_probability=0.5, xtc_threshold=0.001, temperature_last=False, temperature=0.5),
+        Sampling(dynamic_temperature_range=0.3, top_k=20),
+        Sampling(mirostat=1),
+        Sampling(mirostat=2, mirostat_tau=3.0),
+        Sampling(repetition_penalty=1.3, presence_penalty=0.2, frequency_penalty=0.1, repetition_decay=4),
+        Sampling(dry_multiplier=0.8, dry_allowed_length=1, temperature=0.0),
+        Sampling(bias_ids=(5, 9), biases=(3.0, -1.0), banned_ids=(7,), banned_sequences=((3, 4), (8,))),
+        Sampling(allowed_ids=tuple(range(20, 60)), top_p=0.999),
+    ],
+)
+def test_samplers_of_every_kind_draw_what_they_draw_on_a_processor(
+    sampling: Sampling, both: tuple[VirtualCard, BuiltEngine, BuiltEngine]
+) -> None:
+    def requests() -> list[Request]:
+        some = some_requests(4, sampling, GREEDY, output=9)
+        some[0].logprobs = LogprobOptions(sampled=True, top=3, ids=(4, 9))
+        some[1].logprobs = LogprobOptions(sampled=True, top=2, processed=True)
+        some[2].logprobs = LogprobOptions(sampled=True, prompt=True, top=1)
+        return some
+
+    card, on_card, on_processor = both
+    with present(card):
+        there = answers(on_card, requests())
+        on_card.engine.clear_cache()
+    assert_alike(there, answers(on_processor, requests()))
+    on_processor.engine.clear_cache()
+
+
+def test_places_are_not_filled_again_before_what_they_held_is_there(card: VirtualCard) -> None:
+    runner = built().engine._runner
+    assert isinstance(runner, GraphedRunner)
+    card.settle()
+    card.waits.clear()
+    for position in range(4):
+        tokens = np.full(1, 3 + position, dtype=np.int32)
+        runner.forward([Work(tokens, position, np.arange(2), 1)])
+        # Two buffers: with nobody who reads, the third step waits for the first one's copy, and for no more.
+        assert len(card.waits) == max(0, position - 1)
+    assert {wait.why for wait in card.waits} == {"an event"} and all(wait.behind > 10 for wait in card.waits)
+
+
+def test_a_start_leaves_every_page_blank(card: VirtualCard) -> None:
+    runner = built().engine._runner
+    assert isinstance(runner, GraphedRunner)
+    for (part,) in (*runner.cache.keys, *runner.cache.values):
+        assert not part[: runner.cache.padding_page].any()
+
+
+def test_samples_of_one_prompt_share_its_pages(card: VirtualCard) -> None:
+    def run(engine: BuiltEngine) -> Answers:
+        samples = [
+            Request.make(handle, np.arange(3, 24), Sampling(seed=handle), Stopping(max_tokens=9)) for handle in range(4)
+        ]
+        engine.engine.submit(*samples)
+        found = answers(engine, [])
+        assert samples[3].statistics.cached_prompt_tokens >= 16
+        return found
+
+    assert_alike(run(built(kv_cache_tokens=512)), run(built("cpu", kv_cache_tokens=512)))
+
+
+def test_copies_and_clearings_of_pages_wait_for_nothing(card: VirtualCard) -> None:
+    engine = built(kv_cache_tokens=1024)
+    runner = engine.engine._runner
+    assert isinstance(runner, GraphedRunner)
+    pages = runner.cache.keys[0][0]
+    for page in range(4):
+        pages[page] = page
+    card.waits.clear()
+    runner.copy([1, 2], [2, 3])
+    runner.zero([1])
+    assert not card.waits
+    assert pages[:4].amax((1, 2, 3)).tolist() == [0, 0, 1, 2]
+
+
+def test_the_prompt_cache_is_laid_out_anew_without_a_wait(card: VirtualCard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker_svc.engine.defragmentation.WORTHWHILE_BREAKS", 1)
+    monkeypatch.setattr("worker_svc.engine.defragmentation.WORTHWHILE_SHARE", 0.0)
+    engine = built(kv_cache_tokens=512)
+    first = answers(engine, some_requests(8, GREEDY))
+    card.waits.clear()
+    while engine.engine.tidy():
+        pass
+    assert engine.engine.table.statistics.moved_pages and not card.waits
+    assert_alike(answers(engine, some_requests(8, GREEDY)), first)
+    assert engine.engine.scheduler.statistics.cached_prompt_tokens
+
+
+@pytest.mark.parametrize("drafts", ["looked up", "by a model"])
+def test_speculation_changes_no_answer(drafts: str, card: VirtualCard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "open_checkpoint", lambda path: checkpoint())
+    requests = some_requests(5, GREEDY, Sampling(temperature=0.6, top_p=0.9), Sampling(temperature=0.9))
+    for request in requests:
+        request.drafting = Drafting(4, ngram=1 if drafts == "looked up" else 0)
+    engine = built(draft_model="" if drafts == "looked up" else "draft", kv_cache_tokens=512)
+    on_card = answers(engine, requests)
+    statistics = engine.engine.scheduler.statistics
+    assert statistics.drafts_proposed
+    if drafts == "by a model":  # which is the model itself, and draws by the same numbers
+        assert statistics.drafts_accepted == statistics.drafts_proposed
+    plain = some_requests(5, GREEDY, Sampling(temperature=0.6, top_p=0.9), Sampling(temperature=0.9))
+    assert_alike(on_card, answers(built("cpu"), plain))
+
+
+def test_masks_of_grammars_and_of_stops_come_along(card: VirtualCard) -> None:
+    pytest.importorskip("llguidance")
+
+    def run(engine: BuiltEngine) -> Answers:
+        grammars = engine.engine.grammars
+        grammars.load([bytes([i]) if i < 128 else b"%d" % i for i in range(MODEL.vocab_size)], [0, 1, 2])
+        requests = some_requests(3, GREEDY, Sampling(temperature=0.9))
+        requests[0].matcher = grammars.matcher(Guide("regex", "[ab]{3}[0-9]*"))
+        stopping = Stopping(9, 5, stop_ids=frozenset(range(90)), sequences=StopSequences([[100], [99, 98]]))
+        return answers(engine, [*requests, Request.make(3, [4, 5, 6], GREEDY, stopping)])
+
+    on_card = run(built())
+    assert bytes(token for token, _ in on_card[0])[:3].strip(b"ab") == b""
+    assert_alike(on_card, run(built("cpu")))
+
+
+MODELS = {
+    "windows": replace(MODEL, windows=(0, 9)),
+    "biases and norms": replace(MODEL, qkv_bias=True, output_bias=True, qk_norm=True),
+    "tied": replace(MODEL, tie_embeddings=True),
+    "experts": replace(MODEL, experts=Experts(4, 2, 32, True)),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_models_of_every_kind_answer_as_on_a_processor(kind: str, card: VirtualCard) -> None:
+    model = MODELS[kind]
+    on_card = answers(built(model=model), some_requests(5, GREEDY))
+    assert bool(card.replays) == (kind != "experts")
+    assert_alike(on_card, answers(built("cpu", model=model), some_requests(5, GREEDY)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"kv_cache_dtype": name} for name in ("fp8", "int8", "int4")]
+    + [
+        {"quantize": name, "dtype": "bfloat16", "reproducible": same}
+        for name in ("int8", "int4", "fp8")
+        for same in (True, False)
+    ],
+    ids=lambda options: " ".join(map(str, options.values())),
+)
+def test_few_bits_are_recorded_too(options: dict[str, object], card: VirtualCard) -> None:
+    engine = built(**options)
+    for request in some_requests(6, GREEDY, Sampling(temperature=0.7)):
+        engine.engine.submit(request)
+    while engine.engine.has_work:
+        card.waits.clear()
+        result = engine.engine.step()
+        assert result.sampled.finite.all() and read_of_the_ids(card.waits)
+    assert card.replays
+
+
+# ------------------------------------------------------------------------------------------------------------ memory
+
+
+def test_the_cache_takes_its_share_of_what_is_free(card: VirtualCard) -> None:
+    card.memory = 2_000_000
+    engine = built(kv_cache_tokens=0, max_running=400, max_batch_tokens=400, cuda_graphs=False)
+    assert engine.kv_cache_bytes > 0.4 * card.memory
+    assert card.most <= card.memory
+    answers(engine, some_requests(3, GREEDY))
+
+
+@pytest.mark.parametrize(
+    ("memory", "options", "what", "advice"),
+    [
+        (100_000, {}, "the weights", "quantize it"),
+        (430_000, {"kv_cache_tokens": 0}, "a step beside the weights", "lower max_batch_tokens"),
+        (2_000_000, {"kv_cache_tokens": 80_000}, "the KV cache", "lower kv_cache_tokens"),
+        (0, {"max_running": 64, "max_batch_tokens": 64}, "the recordings of CUDA graphs", "cuda_graphs off"),
+        (560_000, {"draft_model": "draft"}, "the draft model's weights", "without draft_model"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_to_do(
+    memory: int, options: dict[str, object], what: str, advice: str, card: VirtualCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "open_checkpoint", lambda path: checkpoint())
+    if not memory:
+        built(**options, cuda_graphs=False)
+        memory = card.most + 1000
+        card.forget()
+    card.memory = memory
+    with pytest.raises(BuildError, match=rf"too small for {what}.*{advice}"):
+        built(**options)
+
+
+def test_a_card_that_is_too_old_for_fp8_keys_is_refused(card: VirtualCard) -> None:
+    card.capability = (8, 0)
+    with pytest.raises(BuildError, match=r"8\.9 or newer, which a virtual card is not"):
+        built(kv_cache_dtype="fp8")
