@@ -135,6 +135,9 @@ class TritonOperations:
         self.float32_rows = FLOAT32_ROWS if torch.cuda.is_available() else BLOCK_ROWS
         # Rows of a product are padded to this where a row's bits must not depend on the others: to whole tiles.
         self.row_multiple = 64 if reproducible else 1
+        # Drafts of every length that has a kernel in fast mode, over several splits.
+        self.tried_context = 2 * split + 3
+        self.tried_runs = tuple(1 << power for power in range(1, VERIFIED.bit_length()))
         self.products = cuda_products.products(reproducible=reproducible)
 
     @staticmethod

@@ -36,6 +36,11 @@ class Operations(Protocol):
     row_multiple: int  # the most padding of a step's rows that may help to make a row's bits independent of the others
     products: tuple[Product, ...]  # of plain matrices; each is for where the one before it lets rows depend on others
 
+    # What the check at start tries too: a sequence of so many tokens, and runs of its last ones, which have code of
+    # their own. Then it has run, and compiled, all that there is.
+    tried_context: int
+    tried_runs: tuple[int, ...]
+
     def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, window: int = 0) -> Plan:
         """How a step's queries will attend; with `window`, a token sees itself and the `window - 1` before it."""
         ...
@@ -76,6 +81,8 @@ class TorchOperations:
 
     row_multiple = ROW_MULTIPLE
     products: tuple[Product, ...] = (F.linear,)
+    tried_context = 0
+    tried_runs: tuple[int, ...] = ()
 
     def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, window: int = 0) -> Plan:
         return AttentionPlan(segments, cache, num_heads, window)

@@ -149,10 +149,11 @@ class ModelRunner:
         return False
 
     def _is_row_invariant(self) -> bool:
-        """Whether a sequence's logits are the same bits in one piece, in chunks, token by token and in company,
-        and whether all of a chunk's logits are wanted or the last one's only."""
-        size = self.cache.shape.page_size
-        length = min(2 * size + 3, self.model.config.context_length, self.cache.shape.pages // 2 * size)
+        """Whether a sequence's logits are the same bits in one piece, in chunks, token by token, as drafts and in
+        company, and whether all of a chunk's logits are wanted or the last one's only."""
+        size, operations = self.cache.shape.page_size, self.model.operations
+        length = max(2 * size + 3, operations.tried_context)
+        length = min(length, self.model.config.context_length, self.cache.shape.pages // 2 * size)
         if length < 2:
             return True
         pages = -(-length // size)
@@ -174,6 +175,9 @@ class ModelRunner:
         alone = self.forward([Work(tokens[-1:], length - 1, own, 1)])[0].clone()
         each = self.forward([Work(tokens[cut:], cut, own, length - cut)])[length - cut - 1].clone()
         answers = [chunked, in_company, alone, each]
+        for run in operations.tried_runs:
+            drafts = Work(tokens[-run:], max(length - run, 0), own, 1)
+            answers.append(self.forward([drafts])[0].clone())
         for company in companies:
             crowd = [Work(tokens[-1:], length - 1, own, 1)]
             crowd += [Work(others[i : i + 1], i, foreign, 1) for i in range(min(company, most))]

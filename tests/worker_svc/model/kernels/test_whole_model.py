@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,65 @@ def test_decodes_in_fixed_places_have_the_bits_of_any_other_step(tmp_path: Path)
     assert torch.equal(fixed.forward(decodes[::-1])[:3], expected.flip(0))
     mixed = [*decodes[:2], Work(tokens(9, 4), 3, pages[2], 1)]
     assert torch.equal(fixed.forward(mixed), usual.forward(mixed))
+
+
+class Compilations:
+    """What a card would compile of the launches that the interpreter runs: by the same rules as Triton."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from triton.runtime import interpreter
+
+        self.seen: set[tuple[object, ...]] = set()
+        run = interpreter.InterpretedFunction.run
+
+        def recorded(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+            self.seen.add((kernel.fn.__name__, *self.signature(kernel, arguments), *options.items()))
+            return run(kernel, *arguments, grid=grid, warmup=warmup, **options)
+
+        monkeypatch.setattr(interpreter.InterpretedFunction, "run", recorded)
+
+    @staticmethod
+    def signature(kernel: Any, arguments: Any) -> Iterator[tuple[object, ...]]:
+        parameters = inspect.signature(kernel.fn).parameters
+        for name, value in zip(kernel.arg_names, arguments, strict=True):
+            if "constexpr" in str(parameters[name].annotation):
+                yield name, value
+            elif isinstance(value, torch.Tensor):
+                yield name, value.dtype, value.data_ptr() % 16 == 0
+            elif isinstance(value, int) and name not in (kernel.kwargs["do_not_specialize"] or ()):
+                yield name, value == 1, value % 16 == 0
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="looks into the interpreter")
+@pytest.mark.parametrize("reproducible", MODES)
+def test_nothing_is_compiled_after_the_start(
+    reproducible: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random_llama(
+        hidden_size=16, num_attention_heads=4, num_key_value_heads=1, num_hidden_layers=1, max_position_embeddings=256
+    ).save_pretrained(tmp_path)
+    operations = operations_for(reproducible, split=64)
+    operations.products = operations.products[:1]
+    model = loaded(tmp_path, operations)
+    runner = GraphedRunner(model, cache_for(model, 32), max_running=16)
+    compilations = Compilations(monkeypatch)
+    runner.choose_padding()
+    runner.prepare()
+    assert runner._inputs is not None
+    with torch.inference_mode():
+        for rows in runner._rows:  # as they are recorded
+            runner._inputs.fill((), rows)
+            runner._inputs.run(model, runner.cache, rows)
+    known = set(compilations.seen)
+    assert {"_attend", "_combine", "_store"} <= {name for name, *_ in known}
+    draw = np.random.default_rng(0)
+    for lengths in ((1,), (2,), (3, 1), (5,), (9,), (16, 3), (17,), (30, 1)):
+        works = [
+            Work(draw.integers(0, 97, size).astype(np.int32), int(draw.integers(0, 200)), np.arange(16) + 16 * i, 1)
+            for i, size in enumerate(lengths)
+        ]
+        runner.forward(works)
+        assert compilations.seen == known, compilations.seen - known
 
 
 def test_recordings_are_many_for_few_rows_and_few_for_many() -> None:
