@@ -3,7 +3,7 @@
 | why not                                  | what the client gets                                |
 |------------------------------------------|-----------------------------------------------------|
 | no such method                           | UNIMPLEMENTED                                       |
-| no bearer token, where one is asked for  | UNAUTHENTICATED; health is open to all              |
+| no bearer token, where one is asked for  | UNAUTHENTICATED or PERMISSION_DENIED (`callers.py`) |
 | the server is starting, or draining      | UNAVAILABLE; health, admin and the like are reached |
 """
 
@@ -15,22 +15,19 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from svc_common.callers import Callers
 from svc_common.errors import ServiceError, unavailable
 from svc_common.guarded_method import GuardedMethod
-from svc_common.health import SERVICE_NAME as HEALTH
 from svc_common.metrics import ServiceMetrics
 from svc_common.running import RunningRpcs
 from svc_common.state import Lifecycle
-from svc_common.tokens import BearerTokens
-
-_OPEN = f"/{HEALTH}/"  # probes come from the platform, which has no token
 
 
 class Border(grpc.aio.ServerInterceptor):
     """Admission of one server; each method it lets in is a `GuardedMethod`.
 
     `work` are the proto services whose new RPCs are refused while the server does not accept; methods in `reachable`
-    are let in nevertheless. With `tokens`, every RPC but health's must carry one of them.
+    are let in nevertheless.
     """
 
     def __init__(
@@ -39,15 +36,15 @@ class Border(grpc.aio.ServerInterceptor):
         lifecycle: Lifecycle,
         running: RunningRpcs,
         work: Collection[str],
-        reachable: Collection[str] = (),
-        tokens: BearerTokens | None = None,
+        reachable: Collection[str],
+        callers: Callers,
     ) -> None:
         self._metrics = metrics
         self._lifecycle = lifecycle
         self._running = running
         self._work = frozenset(work)
         self._reachable = frozenset(reachable)
-        self._tokens = tokens
+        self._callers = callers
         self._methods: dict[str, GuardedMethod] = {}
 
     async def intercept_service(
@@ -64,10 +61,7 @@ class Border(grpc.aio.ServerInterceptor):
             refusal_of_work = self._refusal if service in self._work and path not in self._reachable else None
             metrics = self._metrics.method(service, name)
             method = self._methods[path] = GuardedMethod(path, handler, metrics, self._running, refusal_of_work)
-        refusal = None
-        if self._tokens is not None and not path.startswith(_OPEN):
-            refusal = self._tokens.refusal(handler_call_details.invocation_metadata)
-        refusal = refusal or method.refusal()
+        refusal = self._callers.refusal(path, handler_call_details.invocation_metadata) or method.refusal()
         return method.wrapped if refusal is None else method.refusing(refusal)
 
     def _refusal(self) -> ServiceError | None:

@@ -22,6 +22,7 @@ from google.protobuf.internal import api_implementation
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
 from svc_common.addresses import check_bindable, is_loopback, join
+from svc_common.callers import Callers
 from svc_common.errors import StartError
 from svc_common.health import SERVICE_NAME as HEALTH
 from svc_common.health import Health, add_health
@@ -65,7 +66,11 @@ class RunningService:
         self._settings = settings
         self.lifecycle = Lifecycle()
         self.running = RunningRpcs()
-        self._tokens = BearerTokens(settings.auth_token_file) if settings.auth_token_file else None
+        self._callers = Callers(
+            BearerTokens(settings.auth_token_file) if settings.auth_token_file else None,
+            getattr(service, "operators", None),
+            getattr(service, "operator_methods", ()),
+        )
         names = (service.name, *_names(service))
         self._health = Health(names)
         self._server = grpc.aio.server(
@@ -76,7 +81,7 @@ class RunningService:
                     self.running,
                     work=names,
                     reachable=getattr(service, "reachable_while_draining", ()),
-                    tokens=self._tokens,
+                    callers=self._callers,
                 )
             ],
             options=server_options(settings),
@@ -104,8 +109,7 @@ class RunningService:
                 "protobuf runs on its slow %r implementation instead of upb: expect half the throughput",
                 api_implementation.Type(),
             )
-        if self._tokens is not None:
-            self._tokens.load()
+        self._callers.load()
         self._watch = asyncio.create_task(watch_event_loop(self._service.metrics.event_loop_lag))
         if self._endpoint is not None:
             self.metrics_address = self._endpoint.start()
@@ -168,7 +172,7 @@ class RunningService:
     def _open(self, address: str) -> int:
         settings = self._settings
         if settings.tls_certificate is None or settings.tls_key is None:
-            if settings.auth_token_file is not None and not is_loopback(settings.host):
+            if self._callers.have_tokens and not is_loopback(settings.host):
                 logger.warning("bearer tokens travel in clear text on %s: set tls_certificate and tls_key", address)
             return self._server.add_insecure_port(address)
         files = TlsFiles(settings.tls_certificate, settings.tls_key, settings.tls_client_ca)

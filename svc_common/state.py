@@ -19,8 +19,11 @@ State = Literal["starting", "serving", "draining", "stopped"]
 class Service(Protocol):
     """What a service gives.
 
-    Two attributes are optional: `names: Sequence[str]`, further proto services that take work, and
-    `reachable_while_draining: Collection[str]`, full method names (`/package.Service/Method`) served in any state.
+    These attributes are optional; methods are full names (`/package.Service/Method`):
+
+    - `names: Sequence[str]`: further proto services that take work;
+    - `reachable_while_draining: Collection[str]`: methods served in any state;
+    - `operators: BearerTokens | None` and `operator_methods: Collection[str]`: who else may call (`callers.py`).
     """
 
     @property

@@ -27,8 +27,9 @@ _SHORTEST = 16  # characters
 class BearerTokens:
     """The tokens of one file. Until `load`, nobody is let in."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, setting: str = "auth_token_file") -> None:
+        """`setting` names the file in errors."""
+        self._path, self._setting = path, setting
         self._digests: tuple[bytes, ...] = ()
         self._stamp: tuple[int, int, int] | None = None
         self._looked = time.monotonic()
@@ -38,7 +39,7 @@ class BearerTokens:
         try:
             self._read()
         except (OSError, ValueError) as error:
-            raise StartError(f"auth_token_file {self._path}: {_words(error)}") from None
+            raise StartError(f"{self._setting} {self._path}: {_words(error)}") from None
 
     def refusal(self, metadata: Iterable[tuple[str, str | bytes]]) -> ServiceError | None:
         """None for a caller with a token of ours, else what to tell it."""

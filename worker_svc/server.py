@@ -25,6 +25,7 @@ from svc_common.errors import (
 )
 from svc_common.lifecycle import Lifecycle
 from svc_common.metrics import ServiceMetrics
+from svc_common.tokens import BearerTokens
 from tandem.inference.v1 import admin_pb2_grpc, inference_pb2_grpc
 from tandem.inference.v1 import inference_pb2 as pb
 from worker_svc.admin import AdminServicer
@@ -73,9 +74,14 @@ class WorkerService:
 
     name = "tandem.inference.v1.InferenceService"
     reachable_while_draining = (f"/{name}/Abort",)
+    operator_methods = tuple(
+        f"/tandem.inference.v1.WorkerAdminService/{method}" for method in ("ClearPrefixCache", "SetDraining")
+    )
 
     def __init__(self, settings: WorkerSettings) -> None:
         self.settings = settings
+        file = settings.admin_token_file
+        self.operators = None if file is None else BearerTokens(file, "admin_token_file")
         self.metrics = ServiceMetrics("tandem-worker")
         self.model_name = settings.model_name or settings.model.rstrip("/").rsplit("/", 1)[-1]
         self.worker_metrics = WorkerMetrics(self.metrics.registry, self.model_name)

@@ -85,6 +85,11 @@ class WorkerSettings(ServiceSettings):
     draft_model: str = Field(
         default="", description="checkpoint of a small model with the same vocabulary, which guesses for the large one"
     )
+    admin_token_file: Path | None = Field(
+        default=None,
+        description="file of operators' bearer tokens; with it, only who has one of them may drain the worker or clear "
+        "its cache",
+    )
     tokenizer_address: str = Field(
         default="",
         description="HOST:PORT of the tokenizer service; asked at start for the fingerprint and the vocabulary size",

@@ -538,7 +538,8 @@ class CountingWorker(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc
         return admin_pb2.ClearPrefixCacheResponse()
 
     async def SetDraining(self, request, context):  # noqa: N802
-        return admin_pb2.SetDrainingResponse()
+        state = admin_pb2.SERVER_STATE_DRAINING if request.draining else admin_pb2.SERVER_STATE_SERVING
+        return admin_pb2.SetDrainingResponse(state=state)
 
 
 async def start_tokenizer(tokenizer: ByteTokenizer, address: str = "127.0.0.1:0") -> tuple[grpc.aio.Server, str]:

@@ -135,17 +135,18 @@ class ModelRunner:
         Uses the cache's first pages, which must not hold anything yet, and leaves them zero.
         """
         most, products = self.model.operations.row_multiple, self.model.operations.products
-        for number, product in enumerate(products):
+        for product in products:
             self.model.multiply_by(product)
-            if number:
-                logger.warning(
-                    "the library's matrix products let a row's bits depend on the other rows: "
-                    "matrices that are not quantized are multiplied by our own kernel, which is slower for many rows"
-                )
             for multiple in sorted({min(self.model.row_multiple, most), most}):
                 self._row_multiple = multiple
                 if self._is_row_invariant():
+                    if product is not products[0]:
+                        logger.warning(
+                            "the library's matrix products let a row's bits depend on the other rows: matrices that "
+                            "are not quantized are multiplied by our own kernel, which is slower for many rows"
+                        )
                     return True
+        self.model.multiply_by(products[0])  # the quickest, if none helps
         return False
 
     def _is_row_invariant(self) -> bool:

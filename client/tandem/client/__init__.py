@@ -35,6 +35,7 @@ from .errors import (
     UnknownError,
 )
 from .guided import Choices, Grammar, Guide, JsonSchema, Regex
+from .operators import WorkerLoad, WorkerState
 from .params import GenerateOptions, SamplingParams, StoppingParams
 from .settings import ConnectionSettings, Credentials, FailoverSettings
 from .sync_client import Client, Stream
@@ -121,4 +122,6 @@ __all__ = [
     "UnknownError",
     "Usage",
     "Vocabulary",
+    "WorkerLoad",
+    "WorkerState",
 ]

@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import uuid
 import weakref
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 
+from . import operators
 from .async_stream import AsyncStream, cancelled_by_caller
 from .conversations import chat_request, conversation_violations
 from .deadline import Deadline
 from .discovery import WorkersName
 from .errors import ClientClosedError, ConfigurationError, FieldViolation, invalid_argument
 from .metrics import metrics_in
+from .operators import WorkerLoad, WorkerState
 from .params import CallOptions, CountOptions, DecodeOptions, EncodeChatOptions, EncodeOptions, GenerateOptions
 from .pipeline import Pipeline
 from .plan import GenerationPlan, make_plan
@@ -49,7 +51,10 @@ from .types import (
     Vocabulary,
 )
 from .validation import check_timeout
+from .worker import Worker
 from .workers import WorkerPool
+
+T = TypeVar("T")
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 
@@ -274,13 +279,42 @@ class AsyncClient:
     async def get_models(self, **options: Unpack[CallOptions]) -> dict[str, ModelInfo | None]:
         """What each worker serves, by address; None for one that does not tell."""
         check_call(options)
+        timeout = self._context(options).timeout("worker")
+        return await self._of_each_worker(lambda worker: worker.model(timeout))
+
+    # --- what operators do; with all workers of this client
+
+    async def get_loads(
+        self, *, check_integrity: bool = False, **options: Unpack[CallOptions]
+    ) -> dict[str, WorkerLoad]:
+        """What runs and waits at each worker, by address; `check_integrity` has it check its page table too."""
+        check_call(options)
+        context = self._context(options)
+        return await self._of_each_worker(lambda worker: operators.get_load(worker, check_integrity, context))
+
+    async def set_draining(self, draining: bool, **options: Unpack[CallOptions]) -> dict[str, WorkerState]:
+        """Has each worker refuse new requests while running ones finish, or take requests again; their states then."""
+        check_call(options)
+        context = self._context(options)
+        return await self._of_each_worker(lambda worker: operators.set_draining(worker, draining, context))
+
+    async def clear_prefix_cache(self, **options: Unpack[CallOptions]) -> dict[str, int]:
+        """Has each worker forget the prefixes that no running request uses; how many pages those were."""
+        check_call(options)
+        context = self._context(options)
+        return await self._of_each_worker(lambda worker: operators.clear_prefix_cache(worker, context))
+
+    async def _of_each_worker(self, ask: Callable[[Worker], Awaitable[T]]) -> dict[str, T]:
+        """Answers by address. All workers are asked; then the first error is raised."""
         _, pool = self._connect()
         if pool is None:
             raise _no_worker()
-        timeout = self._context(options).timeout("worker")
         workers = await pool.known()
-        models = await asyncio.gather(*(worker.model(timeout) for worker in workers))
-        return {worker.address: model for worker, model in zip(workers, models, strict=True)}
+        answers = await asyncio.gather(*(ask(worker) for worker in workers), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return {worker.address: answer for worker, answer in zip(workers, answers, strict=True)}  # type: ignore[misc]
 
     # --- inside
 

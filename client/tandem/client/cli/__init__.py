@@ -10,6 +10,7 @@ import typer
 from .chat import chat
 from .generate import generate
 from .models import convert, inspect
+from .operate import clear_cache, drain
 from .run import run, serve
 from .status import status
 from .tokens import detokenize, tokenize, vocabulary
@@ -22,7 +23,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, chat, serve, generate, tokenize, detokenize, vocabulary, status, top, inspect, convert):
+for command in (
+    run,
+    chat,
+    serve,
+    generate,
+    tokenize,
+    detokenize,
+    vocabulary,
+    status,
+    top,
+    drain,
+    clear_cache,
+    inspect,
+    convert,
+):
     app.command()(command)
 
 

@@ -34,6 +34,7 @@ def status(
     tokenizer_address: o.TokenizerAddress = "",
     worker_address: o.WorkerAddresses = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Have each worker check its page table.")] = False,
     timeout: o.Timeout = 10.0,
 ) -> None:
     """Show the tokenizers, and what each worker is, serves and does now."""
@@ -44,19 +45,19 @@ def status(
             workers = o.worker_addresses(worker_address)
         credentials = connection()
         context = CallContext(deadline=Deadline.after(timeout or None), closed=lambda: False, credentials=credentials)
-        reports = interruptible(_ask_all(tokenizer_address, workers, context))
+        reports = interruptible(_ask_all(tokenizer_address, workers, check, context))
         if as_json:
             output().print_json(json.dumps(reports), highlight=False, indent=None if not output().is_terminal else 2)
         else:
             for report in reports:
                 _show(report)
-        if any("error" in report for report in reports):
+        if any("error" in report or report.get("load", {}).get("integrity_error") for report in reports):
             raise typer.Exit(1)
 
 
-async def _ask_all(tokenizer: str, workers: list[str], context: CallContext) -> list[Report]:
+async def _ask_all(tokenizer: str, workers: list[str], check: bool, context: CallContext) -> list[Report]:
     asked = [_ask_tokenizer(tokenizer, context)] if tokenizer else []
-    asked += [_ask_worker(target, context) for target in await expand(workers)]
+    asked += [_ask_worker(target, check, context) for target in await expand(workers)]
     return list(await asyncio.gather(*asked))
 
 
@@ -73,7 +74,7 @@ async def _ask_tokenizer(address: str, context: CallContext) -> Report:
     return {**report, "tokenizers": [_plain(tokenizer) for tokenizer in listing.tokenizers]}
 
 
-async def _ask_worker(target: Target, context: CallContext) -> Report:
+async def _ask_worker(target: Target, check: bool, context: CallContext) -> Report:
     report: Report = {"address": target.address, "service": "worker"}
     async with open_channel(target.address, ConnectionSettings(), context.credentials, target.authority) as channel:
         stub = admin_pb2_grpc.WorkerAdminServiceStub(channel)
@@ -81,7 +82,7 @@ async def _ask_worker(target: Target, context: CallContext) -> Report:
             server, model, load = await asyncio.gather(
                 unary(stub.GetServer, admin_pb2.GetServerRequest(), context, service="worker"),
                 unary(stub.GetModel, admin_pb2.GetModelRequest(), context, service="worker"),
-                unary(stub.GetLoad, admin_pb2.GetLoadRequest(), context, service="worker"),
+                unary(stub.GetLoad, admin_pb2.GetLoadRequest(check_integrity=check), context, service="worker"),
             )
         except StatusError as error:
             return {**report, "error": str(error)}
@@ -120,6 +121,8 @@ def _show(report: Report) -> None:
             f"{load['pages_referenced']} in use, {load['pages_cached']} cached, {load['pages_free']} free, "
             f"of {load['pages_total']}",
         )
+        if "integrity_ok" in load:
+            table.add_row("page table", "right" if load["integrity_ok"] else f"wrong: {load['integrity_error']}")
         table.add_row(
             "tokens", f"{load['prompt_tokens']} in ({load['cached_prompt_tokens']} cached), {load['output_tokens']} out"
         )

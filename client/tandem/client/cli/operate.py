@@ -1,0 +1,97 @@
+"""`tandem drain` and `tandem clear-cache`: what operators do to workers that run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.text import Text
+
+from ..async_client import AsyncClient
+from ..operators import WorkerLoad
+from . import options as o
+from .connection_flags import ConnectionFlags, with_connection_flags
+from .run import progress_on_terminal
+from .services import interruptible
+from .terminal import CommandError, output, reporting_errors
+
+T = TypeVar("T")
+
+_LOOK_SECONDS = 0.5
+
+
+@with_connection_flags
+def drain(
+    connection: ConnectionFlags,
+    worker_address: o.WorkerAddresses = None,
+    end: Annotated[bool, typer.Option("--end", help="Take requests again.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when nothing runs or waits any more.")] = False,
+    timeout: o.Timeout = 600.0,
+) -> None:
+    """Have workers refuse new requests while running ones finish, or take requests again."""
+    with reporting_errors():
+        if end and wait:
+            raise CommandError("--wait goes with draining, not with its --end", exit_code=2)
+        deadline = time.monotonic() + timeout if timeout else None
+        _with_workers(connection, worker_address, lambda client: _drain(client, not end, wait, deadline))
+
+
+@with_connection_flags
+def clear_cache(
+    connection: ConnectionFlags, worker_address: o.WorkerAddresses = None, timeout: o.Timeout = 60.0
+) -> None:
+    """Have workers forget the prefixes that no running request uses."""
+    with reporting_errors():
+        _with_workers(connection, worker_address, lambda client: _clear(client, timeout or None))
+
+
+def _with_workers(
+    connection: ConnectionFlags,
+    worker_address: list[str] | None,
+    work: Callable[[AsyncClient], Coroutine[Any, Any, T]],
+) -> T:
+    client = AsyncClient(worker=o.worker_addresses(worker_address), credentials=connection())
+
+    async def run() -> T:
+        async with client:
+            return await work(client)
+
+    return interruptible(run())
+
+
+async def _drain(client: AsyncClient, draining: bool, wait: bool, deadline: float | None) -> None:
+    def left() -> float | None:
+        return None if deadline is None else max(0.1, deadline - time.monotonic())
+
+    for address, state in (await client.set_draining(draining, timeout=left())).items():
+        output().print(Text(f"{address}: {state.value}"))
+    if not wait:
+        return
+    with progress_on_terminal(spinner=True) as progress:
+        told = ""
+        while busy := _busy(await client.get_loads(timeout=left())):
+            if deadline is not None and time.monotonic() >= deadline:
+                raise CommandError(f"not idle in time: {busy}")
+            if busy != told:
+                progress(busy)
+                told = busy
+            await asyncio.sleep(_LOOK_SECONDS)
+        progress("")
+    output().print(Text("idle"))
+
+
+def _busy(loads: dict[str, WorkerLoad]) -> str:
+    """Who is not idle, in words."""
+    return ", ".join(
+        f"{address}: {load.running_requests} running, {load.waiting_requests} waiting"
+        for address, load in loads.items()
+        if not load.idle
+    )
+
+
+async def _clear(client: AsyncClient, timeout: float | None) -> None:
+    for address, pages in (await client.clear_prefix_cache(timeout=timeout)).items():
+        output().print(Text(f"{address}: {pages} pages cleared"))
