@@ -18,7 +18,7 @@ import triton.language as tl
 from worker_svc.model.kernels.tiles import Stored, converted, extend, numbers_and_constants, stages
 from worker_svc.model.kv_formats import Parts
 
-_IN_FLIGHT = 96 << 10  # bytes of tiles on their way to a program
+_IN_FLIGHT = 64 << 10  # bytes of tiles on their way to a program, whose matrix units have more to do than its copies
 
 
 @triton.jit(do_not_specialize=["table_width"])
