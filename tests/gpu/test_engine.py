@@ -14,7 +14,9 @@ from tests.worker_svc.model.llama_folders import random_llama, some_ids
 from worker_svc.engine.build import BuiltEngine, build_engine
 from worker_svc.engine.config import EngineConfig
 from worker_svc.engine.request import Request, Sampling, Stopping
+from worker_svc.model import cuda_products
 from worker_svc.model.cuda_graphs import GraphedRunner
+from worker_svc.model.operations import Products
 from worker_svc.model.runner import Work
 
 GREEDY = Sampling(temperature=0.0)
@@ -140,7 +142,7 @@ def test_bits_do_not_depend_on_the_batch_where_the_library_lets_them(
         half = x.shape[1] // 2 if len(x) <= 64 else x.shape[1]  # a sum in two parts where there are few rows
         return usual(x[:, :half], weight[:, :half]) + usual(x[:, half:], weight[:, half:])
 
-    monkeypatch.setattr(torch.nn.functional, "linear", dependent)
+    monkeypatch.setattr(cuda_products, "LIBRARY", Products(dependent))
     assert built(repository / "models/demo", dtype="bfloat16").row_invariant
     assert not built(repository / "models/demo", dtype="bfloat16", reproducible=False).row_invariant
 

@@ -74,6 +74,17 @@ def test_fp8_products_equal_float64_of_what_is_multiplied() -> None:
         assert error(weight(x), exact) < 8e-3, rows
 
 
+def test_fp8_products_of_our_kernel_equal_float64_and_a_row_has_the_same_bits_in_any_company() -> None:
+    weight = Float8Weight(4096, 14336, CUDA)
+    weight.fill(0, to_float8(torch.randn(4096, 14336, device="cuda")))
+    weight.product = same_bits
+    x = torch.randn(300, 14336, device="cuda", dtype=BF16)
+    whole = weight(x)
+    assert error(whole, x.double() @ weight.rows(slice(None)).double().T) < ERRORS[BF16]
+    for rows in (slice(0, 1), slice(63, 65), slice(100, 164), slice(0, 200)):
+        assert torch.equal(weight(x[rows]), whole[rows]), rows
+
+
 def test_draws_over_a_large_vocabulary_are_those_of_a_cpu() -> None:
     count = 64
     requests = [Request.make(i, [i], Sampling(temperature=float(i % 4) / 2, seed=i), Stopping(9)) for i in range(count)]

@@ -1,8 +1,8 @@
-"""How plain matrices are multiplied on CUDA.
+"""How matrices of floats are multiplied on CUDA.
 
 By cuBLAS, which is quick, and of which nobody knows whether a row's bits depend on how many there are: that is measured
-at start. Where it does not hold, reproducible mode multiplies by our kernel, of which it is known; and fast mode may
-take ours for a few rows.
+at start. Where they do, reproducible mode multiplies by our kernel, where they cannot; and fast mode may take ours for
+a few rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from worker_svc.model.kernels.product import Tile, product
-from worker_svc.model.operations import Product
+from worker_svc.model.operations import LIBRARY, Products
 
 FAST_ROWS = 0  # rows up to which fast mode multiplies by our kernel: as many as `benchmarks/gpu.py` finds it faster for
 
@@ -20,9 +20,9 @@ FEW_ROWS = Tile(16, 64, 128)  # no more than they must be
 FLOAT32 = Tile(16, 64, 32)  # which has no matrix unit: more rows would not fit into registers
 
 
-def same_bits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def same_bits(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
     """Our kernel, with the same tile for any number of rows."""
-    return product(x.contiguous(), weight, FLOAT32 if x.dtype == torch.float32 else MANY_ROWS)
+    return product(x.contiguous(), weight, FLOAT32 if x.dtype == torch.float32 else MANY_ROWS, scale)
 
 
 def few_rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -35,8 +35,8 @@ def quickest(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return few_rows(x, weight) if len(x) <= FAST_ROWS else F.linear(x, weight)
 
 
-def products(*, reproducible: bool) -> tuple[Product, ...]:
+def products(*, reproducible: bool) -> tuple[Products, ...]:
     """See `Operations.products`."""
     if reproducible:
-        return F.linear, same_bits
-    return (quickest if FAST_ROWS else F.linear,)
+        return LIBRARY, Products(same_bits, same_bits)
+    return (Products(quickest) if FAST_ROWS else LIBRARY,)

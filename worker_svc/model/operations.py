@@ -7,7 +7,7 @@ depend neither on the number of rows nor on the number of threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,17 @@ from worker_svc.model.quantization import QuantizedWeight
 from worker_svc.model.rope import rotate
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # x [N, in] and W [out, in] to x W^T [N, out]
+ScaledProduct = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # the same with scales [out, 1] of W
+
+
+class Products(NamedTuple):
+    """How matrices of floats are multiplied."""
+
+    plain: Product  # of the model's dtype
+    float8: ScaledProduct | None = None  # None: as the weight does
+
+
+LIBRARY = Products(F.linear)
 
 
 class Plan(Protocol):
@@ -34,7 +45,7 @@ class Operations(Protocol):
     """Operations on rows that may belong to any sequences."""
 
     row_multiple: int  # the most padding of a step's rows that may help to make a row's bits independent of the others
-    products: tuple[Product, ...]  # of plain matrices; each is for where the one before it lets rows depend on others
+    products: tuple[Products, ...]  # each is for where the one before it lets rows depend on others
 
     # What the check at start tries too: a sequence of so many tokens, and runs of its last ones, which have code of
     # their own. Then it has run, and compiled, all that there is.
@@ -80,7 +91,7 @@ class TorchOperations:
     """For CPUs, and for devices without kernels of their own."""
 
     row_multiple = ROW_MULTIPLE
-    products: tuple[Product, ...] = (F.linear,)
+    products: tuple[Products, ...] = (LIBRARY,)
     tried_context = 0
     tried_runs: tuple[int, ...] = ()
 

@@ -142,8 +142,8 @@ class ModelRunner:
                 if self._is_row_invariant():
                     if product is not products[0]:
                         logger.warning(
-                            "the library's matrix products let a row's bits depend on the other rows: matrices that "
-                            "are not quantized are multiplied by our own kernel, which is slower for many rows"
+                            "the library's matrix products let a row's bits depend on the other rows: matrices of "
+                            "floats are multiplied by our own kernel, which is slower for many rows"
                         )
                     return True
         self.model.multiply_by(products[0])  # the quickest, if none helps

@@ -21,12 +21,13 @@ import torch
 from worker_svc.checkpoints.checkpoint import Checkpoint, CheckpointError
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.feed_forward import FeedForward
+from worker_svc.model.float8 import Float8Weight
 from worker_svc.model.kv_cache import KVCache
 from worker_svc.model.linear import Bias, Linear, PlainWeight, keeps_half_panels
 from worker_svc.model.moe import MixtureOfExperts
 from worker_svc.model.native_layer import CompiledLayer, CompiledStep, compiled_steps
 from worker_svc.model.native_operations import cpu_operations
-from worker_svc.model.operations import Operations, Plan, Product
+from worker_svc.model.operations import Operations, Plan, Products
 from worker_svc.model.parallel import ALONE, Ranks
 from worker_svc.model.rope import RotaryTable
 from worker_svc.model.weights import Embedding, MadeOf, WeightFiller
@@ -238,11 +239,13 @@ class Transformer(torch.nn.Module):
         """A row's logits do not depend on the other rows if their number is a multiple of this."""
         return max(module.row_multiple for module in self.modules() if isinstance(module, Linear))
 
-    def multiply_by(self, product: Product) -> None:
-        """Multiplies with plain matrices by `product` from now on."""
+    def multiply_by(self, products: Products) -> None:
+        """Multiplies with matrices of floats by these from now on."""
         for module in self.modules():
             if isinstance(module, PlainWeight):
-                module.product = product
+                module.product = products.plain
+            elif isinstance(module, Float8Weight):
+                module.product = products.float8
 
     def destinations(self) -> dict[str, Destination]:
         """Where each canonical tensor goes: a module's weight, from one of its rows on."""

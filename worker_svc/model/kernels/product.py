@@ -1,4 +1,5 @@
-"""Products with plain matrices, `x W^T`, of which a row's bits do not depend on how many rows there are.
+"""Products `x W^T` of which a row's bits do not depend on how many rows there are. W is a matrix in x's dtype, or one
+of 8-bit floats with a scale for each of its rows, which become x's dtype on their way and lose nothing.
 
 The columns are cut into splits, whose number the shape of W alone decides, and a split into tiles. A program takes a
 tile of rows of x, one of rows of W and one split: it sums up the split by the matrix unit, tile by tile, in float32.
@@ -35,8 +36,8 @@ class Tile(NamedTuple):
 
 @triton.jit(do_not_specialize=["rows", "each"])
 def _product(
-    x, w, out, partial, rows, columns, outputs, split, each,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, WHOLE: tl.constexpr,
+    x, w, scale, out, partial, rows, columns, outputs, split, each,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, WHOLE: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     # Programs side by side share a tile of W, which comes from memory once, and x stays in the cache.
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
@@ -61,11 +62,13 @@ def _product(
                 inside = (start + column < columns)[None, :]
                 a = tl.load(x_tile + start + x_at, mask=real & inside, other=0.0)
                 b = tl.load(w_tile + start + w_at, mask=there & inside, other=0.0)
-            summed_up = tl.dot(a, tl.trans(b), summed_up, input_precision="ieee")
+            summed_up = tl.dot(a, tl.trans(b.to(x.dtype.element_ty)), summed_up, input_precision="ieee")
         if tl.num_programs(2) > 1:
             tl.store(partial + number * rows.to(tl.int64) * outputs + at_all, summed_up, mask=mask_all)
         total += summed_up
     if tl.num_programs(2) == 1:
+        if SCALED:
+            total *= tl.load(scale + output, mask=output < outputs, other=0.0)[None, :]
         tl.store(out + at_all, total.to(out.dtype.element_ty), mask=mask_all)
 
 
@@ -91,10 +94,12 @@ def add_up(partial: torch.Tensor, scale: torch.Tensor | None, out: torch.Tensor)
     )
 
 
-def product(x: torch.Tensor, w: torch.Tensor, tile: Tile) -> torch.Tensor:
-    """`x` `[N, columns]` times `w` `[outputs, columns]`, transposed: `[N, outputs]` in their dtype."""
+def product(x: torch.Tensor, w: torch.Tensor, tile: Tile, scale: torch.Tensor | None = None) -> torch.Tensor:
+    """`x` `[N, columns]` times `w` `[outputs, columns]`, transposed: `[N, outputs]` in x's dtype. `w` is of that dtype
+    too, or e4m3 with a float32 `scale` `[outputs, 1]`."""
     (rows, columns), outputs = x.shape, len(w)
-    assert x.is_contiguous() and w.is_contiguous() and x.dtype == w.dtype and w.shape[1] == columns
+    assert x.is_contiguous() and w.is_contiguous() and w.shape[1] == columns
+    assert w.dtype == (x.dtype if scale is None else torch.float8_e4m3fn)
     out = x.new_empty((rows, outputs))
     if not rows:
         return out
@@ -106,10 +111,10 @@ def product(x: torch.Tensor, w: torch.Tensor, tile: Tile) -> torch.Tensor:
     several = splits > 1 and programs[0] * blocks < _BUSY
     partial = torch.empty((splits if several else 0, rows, outputs), dtype=torch.float32, device=x.device)
     _product[(*programs, splits if several else 1)](
-        x, w, out, partial, rows, columns, outputs, split, 1 if several else splits,
-        *tile, columns % tile.columns == 0, num_warps=4,
+        x, w, out if scale is None else scale, out, partial, rows, columns, outputs, split, 1 if several else splits,
+        *tile, columns % tile.columns == 0, scale is not None, num_warps=4,
         num_stages=_ON_THEIR_WAY + (1 if tile.rows >= 64 else 2),  # Hopper's matrix units read tiles where they lie
     )  # fmt: skip
     if several:
-        add_up(partial, None, out)
+        add_up(partial, scale, out)
     return out

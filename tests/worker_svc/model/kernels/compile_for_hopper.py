@@ -138,6 +138,8 @@ def other_kernels(case: Case, everything: bool) -> None:
         multiply(torch.zeros(1, 4096, dtype=dtype), matrix)
         if everything:
             multiply(torch.zeros(1, 4096), matrix.float())
+            if same:
+                same_bits(torch.zeros(1, 4096, dtype=dtype), matrix.to(torch.float8_e4m3fn), torch.zeros(64, 1))
     if same and not everything:
         return
     x = torch.zeros(4, 4096, dtype=dtype)

@@ -1,10 +1,11 @@
-"""Our products with plain matrices equal float64, and a row's bits do not depend on how many rows there are."""
+"""Our products with matrices of floats equal float64, and a row's bits do not depend on how many rows there are."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -18,11 +19,12 @@ from worker_svc.model import cuda_products
 from worker_svc.model.cuda_graphs import GraphedRunner
 from worker_svc.model.cuda_operations import TritonOperations
 from worker_svc.model.cuda_products import few_rows, same_bits
+from worker_svc.model.float8 import Float8Weight, to_float8
 from worker_svc.model.kernels import product as kernel
 from worker_svc.model.kv_cache import CacheShape, KVCache
 from worker_svc.model.kv_formats import Plain
 from worker_svc.model.linear import PlainWeight
-from worker_svc.model.operations import Product
+from worker_svc.model.operations import Product, Products
 from worker_svc.model.runner import Work
 from worker_svc.model.transformer import load_transformer
 
@@ -63,17 +65,36 @@ def test_it_equals_float64(outputs: int, columns: int, dtype: torch.dtype, multi
         assert error(ours, x.double().cpu() @ w.double().cpu().T) < ERRORS[dtype], rows
 
 
-@pytest.mark.usefixtures("_rows_alike")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, w = matrix(130, 300, dtype), matrix(140, 300, dtype)
+@pytest.mark.parametrize(("outputs", "columns"), [(45, 300), (70, 2100)])
+def test_it_equals_float64_of_8_bit_floats(outputs: int, columns: int, dtype: torch.dtype) -> None:
+    weight, x = float8_weight(matrix(outputs, columns, torch.float32)), matrix(3, columns, dtype)
+    exact = x.double().cpu() @ weight.rows(slice(None)).double().cpu().T
+    weight.product = same_bits
+    assert error(weight(x), exact) < ERRORS[dtype]
+
+
+def float8_weight(numbers: torch.Tensor) -> Float8Weight:
+    weight = Float8Weight(*numbers.shape, DEVICE)
+    weight.fill(0, to_float8(numbers * torch.logspace(-2, 2, len(numbers), device=DEVICE).unsqueeze(1)))
+    return weight
+
+
+@pytest.mark.usefixtures("_rows_alike")
+@pytest.mark.parametrize(("dtype", "float8"), [*((dtype, False) for dtype in DTYPES), (DTYPES[-1], True)], ids=str)
+def test_a_row_has_the_same_bits_in_any_company(
+    dtype: torch.dtype, float8: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, numbers = matrix(130, 300, dtype), matrix(140, 300, torch.float32)
+    weight: Float8Weight | PlainWeight = float8_weight(numbers) if float8 else PlainWeight(numbers.to(dtype))
+    weight.product = same_bits
     monkeypatch.setattr(kernel, "_LEAST_SPLIT", 64)
     monkeypatch.setattr(kernel, "_BUSY", 0)  # splits one after the other
-    together = same_bits(x, w)
+    together = weight(x)
     monkeypatch.setattr(kernel, "_BUSY", 1000)  # side by side
     for rows in (slice(0, 1), slice(5, 68), slice(64, 128), slice(129, 130)):
-        assert torch.equal(same_bits(x[rows], w), together[rows])
-    assert torch.equal(same_bits(x, w), together)
+        assert torch.equal(weight(x[rows]), together[rows])
+    assert torch.equal(weight(x), together)
 
 
 def test_no_rows_are_no_work() -> None:
@@ -83,7 +104,7 @@ def test_no_rows_are_no_work() -> None:
 def test_fast_mode_multiplies_as_many_rows_by_our_kernel_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = matrix(17, 600, DTYPES[0]), matrix(40, 600, DTYPES[0])
     monkeypatch.setattr(cuda_products, "FAST_ROWS", 16)
-    (multiply,) = TritonOperations(4, reproducible=False).products
+    ((multiply, _),) = TritonOperations(4, reproducible=False).products
     assert torch.equal(multiply(x[:16], w), few_rows(x[:16], w))
     assert not torch.equal(few_rows(x, w), F.linear(x, w))
     assert torch.equal(multiply(x, w), F.linear(x, w))
@@ -96,8 +117,12 @@ def dependent(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("_rows_alike")
+@pytest.mark.parametrize("quantization", [None, "fp8"], ids=["plain", "fp8"])
 def test_where_the_library_lets_rows_depend_on_others_our_kernel_takes_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    quantization: Literal["fp8"] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     random_llama(
         hidden_size=32, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=1, intermediate_size=40
@@ -106,14 +131,17 @@ def test_where_the_library_lets_rows_depend_on_others_our_kernel_takes_over(
     def runner() -> GraphedRunner:
         operations = TritonOperations(4)
         operations.row_multiple = 4  # the interpreter takes its time for each row of padding
-        model = load_transformer(open_checkpoint(tmp_path), DEVICE, torch.float32, operations=operations)
+        model = load_transformer(
+            open_checkpoint(tmp_path), DEVICE, torch.float32, operations=operations, quantization=quantization
+        )
         shape = CacheShape(1, 6, 4, 1, model.config.head_dim, Plain(torch.float32))
         return GraphedRunner(model, KVCache(shape, DEVICE), max_running=2)
 
     prompt = [Work(np.arange(7, dtype=np.int32), 0, np.arange(2), 1)]
     expected = runner().forward(prompt)[0].clone()
 
-    monkeypatch.setattr(F, "linear", dependent)
+    monkeypatch.setattr(cuda_products, "LIBRARY", Products(dependent))
+    monkeypatch.setattr(F, "linear", dependent)  # with which 8-bit floats are multiplied where no card is
     without = runner()
     without.model.operations.products = without.model.operations.products[:1]
     assert not without.choose_padding()
@@ -122,8 +150,9 @@ def test_where_the_library_lets_rows_depend_on_others_our_kernel_takes_over(
     with caplog.at_level(logging.WARNING, "worker_svc.engine"):
         assert ours.choose_padding()
     assert "our own kernel" in caplog.text
-    weights = [module for module in ours.model.modules() if isinstance(module, PlainWeight)]
+    weights = [module for module in ours.model.modules() if isinstance(module, PlainWeight | Float8Weight)]
     assert len(weights) >= 5 and all(weight.product is same_bits for weight in weights)
+    assert quantization is None or sum(isinstance(weight, Float8Weight) for weight in weights) >= 4
     torch.testing.assert_close(ours.forward(prompt)[0], expected, rtol=1e-4, atol=1e-5)
     ours.prepare()
     ours.forward([Work(prompt[0].tokens + 9, 0, np.arange(2, 4), 1)])
