@@ -182,7 +182,8 @@ def _product(a: Any, grid: Grid) -> None:
     assert a.x.shape == (a.rows, a.columns) and a.w.shape == (a.outputs, a.columns)
     assert a.M * grid[0] >= a.rows and a.N * grid[1] >= a.outputs and a.each * grid[2] * a.split >= a.columns
     pairs = zip(a.x.float().split(a.split, 1), a.w.float().split(a.split, 1), strict=True)
-    _put_together(a, grid, torch.stack([x @ w.T for x, w in pairs]), 1.0)
+    parts = torch.stack([x @ w.T for x, w in pairs])
+    _put_together(a, grid, parts, a.scale.view(1, -1) if a.SCALED else 1.0)
 
 
 def _put_together(a: Any, grid: Grid, parts: torch.Tensor, scale: torch.Tensor | float) -> None:
