@@ -114,7 +114,7 @@ def test_what_the_server_states_is_what_the_caches_take(repository: Path, kv_cac
     assert info.kv_cache_tokens == 640
     assert info.kv_cache_bytes == allocated
     assert info.kv_bytes_per_token * (640 + info.page_size) == allocated  # each cache has one page that pads steps
-    assert info.kv_cache_dtype == ("float32" if kv_cache_dtype == "auto" else kv_cache_dtype)
+    assert info.kv_cache_dtype == (info.dtype if kv_cache_dtype == "auto" else kv_cache_dtype)
 
 
 def test_float8_rounds_to_three_bits_and_saturates():

@@ -158,4 +158,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    code = main()
+    logging.shutdown()
+    # The process group has threads that Python's end does not wait for: at times it ends by an abort instead.
+    os._exit(code)

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from worker_svc.model.operations import ScaledProduct
+from worker_svc.model.product_rows import MOST_ROWS
 
 FLOAT8 = torch.float8_e4m3fn
 _LARGEST = torch.finfo(FLOAT8).max
@@ -61,7 +62,7 @@ class Float8Weight(torch.nn.Module):
     """A matrix `[out, in]`, filled row by row."""
 
     name = "fp8"
-    row_multiple = 4  # see `Linear.row_multiple`
+    row_multiple = MOST_ROWS  # see `Linear.row_multiple`
     q: torch.Tensor  # [out, in] e4m3
     scale: torch.Tensor  # [out, 1] float32
     __call__: Callable[..., torch.Tensor]

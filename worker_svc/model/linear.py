@@ -33,6 +33,7 @@ from worker_svc.model import native
 from worker_svc.model.float8 import Float8Weight
 from worker_svc.model.operations import Product
 from worker_svc.model.panels import empty_panels, fill_panels, first_panels, panel_rows
+from worker_svc.model.product_rows import row_multiple
 from worker_svc.model.quantization import QuantizedWeight
 
 REARRANGE_FROM = 1 << 18  # numbers in a matrix that oneDNN is given rearranged
@@ -69,9 +70,13 @@ class PlainWeight(torch.nn.Module):
     @property
     def row_multiple(self) -> int:
         """See `Linear.row_multiple`."""
-        if not self._with_onednn:
+        outputs, columns = self.weight.shape
+        if self.weight.device.type != "cpu":
             return 4
-        return 1 if self.weight.is_mkldnn and self.weight.dtype == torch.float32 else 2
+        multiply: Product = F.linear
+        if self._with_onednn:
+            multiply = _rearranged_product if self.weight.is_mkldnn else _onednn_product
+        return row_multiple(multiply, outputs, columns, self.weight.dtype)
 
     def fill(self, row: int, rows: torch.Tensor) -> None:
         """Stores rows from `row` on."""
@@ -84,20 +89,32 @@ class PlainWeight(torch.nn.Module):
     def settle(self) -> None:
         """Rearranges the weight where that pays; afterwards only `forward` may look at it."""
         if rearranges(self.weight.numel(), self.weight.device, self.weight.dtype):
-            packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.data, _ROWS)
-            self.weight = torch.nn.Parameter(packed, requires_grad=False)
+            self.weight = torch.nn.Parameter(_rearranged(self.weight.data), requires_grad=False)
             self._with_onednn = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[N, in] -> [N, out]`."""
-        if self._with_onednn:
-            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.weight, None, "none", [], "")
-            return product
-        return self.product(x, self.weight)
+        return _onednn_product(x, self.weight) if self._with_onednn else self.product(x, self.weight)
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """Some rows `[N, in]`."""
         return F.embedding(index, self.weight)
+
+
+def _rearranged(weight: torch.Tensor) -> torch.Tensor:
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
+    return packed
+
+
+def _onednn_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """By oneDNN, with a weight as it is or rearranged."""
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, None, "none", [], "")
+    return product
+
+
+def _rearranged_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The product with a weight that is rearranged first."""
+    return _onednn_product(x, _rearranged(weight))
 
 
 class HalfPanels(torch.nn.Module):
@@ -160,7 +177,7 @@ class Linear(torch.nn.Module):
 
     @property
     def row_multiple(self) -> int:
-        """A row's bits do not depend on the other rows if their number is a multiple of this (measured on x86)."""
+        """A row's bits do not depend on the other rows if their number is a multiple of this."""
         return max(weight.row_multiple for weight in self.weights)  # type: ignore[type-var, return-value]
 
     def share(self, weight: Weight) -> None:

@@ -3,8 +3,9 @@
     s = softmax(x Wrouter)                         float32
     y = sum of s_e expert_e(x) over the largest s  (divided by their sum where the model says so)
 
-An expert computes all rows that chose it in one product, whose rows are padded to a multiple of 4, and a row adds up
-its experts in the order of their numbers. So a row's bits depend neither on the others nor on which expert they chose.
+An expert computes all rows that chose it in one product, padded to as many as a row's bits do not depend on, and a row
+adds up its experts in the order of their numbers. So a row's bits depend neither on the others nor on which expert
+they chose.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from collections.abc import Callable
 
 import torch
 
-from worker_svc.model.attention import ROW_MULTIPLE
 from worker_svc.model.config import Experts
 from worker_svc.model.feed_forward import FeedForward
 from worker_svc.model.linear import Linear
@@ -29,6 +29,7 @@ class MixtureOfExperts(torch.nn.Module):
         super().__init__()
         self._per_token = experts.per_token
         self._normalized = experts.normalized
+        self._row_multiple = 0  # not known before the weights are
         self.router = Linear(hidden_size, experts.count, dtype)
         self.experts = torch.nn.ModuleList(
             FeedForward(hidden_size, experts.intermediate_size, dtype, operations) for _ in range(experts.count)
@@ -36,6 +37,8 @@ class MixtureOfExperts(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[N, hidden] -> [N, hidden]`."""
+        if not self._row_multiple:
+            self._row_multiple = max(each.row_multiple for each in self.experts.modules() if isinstance(each, Linear))
         shares, chosen = self.router(x).float().softmax(-1).topk(self._per_token, dim=-1)
         if self._normalized:
             shares = shares / shares.sum(-1, keepdim=True)
@@ -48,7 +51,7 @@ class MixtureOfExperts(torch.nn.Module):
             end = start + int(count)
             if start < end:
                 rows = row[start:end]
-                padded = torch.nn.functional.pad(rows, (0, -len(rows) % ROW_MULTIPLE))
+                padded = torch.nn.functional.pad(rows, (0, -len(rows) % self._row_multiple))
                 answers = expert(x.index_select(0, padded))[: len(rows)]
                 result.index_add_(0, rows, answers * share[start:end])
             start = end

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from worker_svc.checkpoints.grouped import Grouped, Quantization
-from worker_svc.model.attention import ROW_MULTIPLE, AttentionPlan, Segment
+from worker_svc.model.attention import AttentionPlan, Segment
 from worker_svc.model.kv_cache import KVCache
 from worker_svc.model.kv_formats import Parts
+from worker_svc.model.product_rows import MOST_ROWS
 from worker_svc.model.quantization import QuantizedWeight
 from worker_svc.model.rope import rotate
 
@@ -90,7 +91,7 @@ class Operations(Protocol):
 class TorchOperations:
     """For CPUs, and for devices without kernels of their own."""
 
-    row_multiple = ROW_MULTIPLE
+    row_multiple = MOST_ROWS
     products: tuple[Products, ...] = (LIBRARY,)
     tried_context = 0
     tried_runs: tuple[int, ...] = ()

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from worker_svc.checkpoints.grouped import GROUPS, Grouped, Quantization
 from worker_svc.model import native
 from worker_svc.model.panels import empty_panels, fill_panels, first_panels, panel_rows
+from worker_svc.model.product_rows import MOST_ROWS
 
 INT8 = Quantization(8, 0)
 _ACTIVATION_GROUP = 128  # numbers of a row that share a scale where the weight has one scale for a whole channel
@@ -110,8 +111,8 @@ class QuantizedWeight(torch.nn.Module):
 
     @property
     def row_multiple(self) -> int:
-        """See `Linear.row_multiple`. Compiled, a row is computed alone; torch's products want 4 of them."""
-        return 1 if self.compiled else 4
+        """See `Linear.row_multiple`. Compiled, a row is computed alone."""
+        return 1 if self.compiled else MOST_ROWS
 
     def truncate(self, rows: int) -> None:
         """Keeps the first rows only."""

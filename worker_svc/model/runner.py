@@ -1,8 +1,9 @@
 """Turns a step's chunks into one forward pass of the model.
 
 Rows are padded to a multiple for which a row's bits do not depend on how many others there are: to what the model's
-matrix products need (1 or 2 with oneDNN, 4 with MKL), or to 4 where that does not hold on the machine at hand, which
-`choose_padding` measures. Padding rows write to the cache's padding page and are attended to by nobody.
+matrix products need (on a CPU `product_rows.py` finds out), or to the most that may help where the whole model does not
+show that this is enough, which `choose_padding` tries. Padding rows write to the cache's padding page and are attended
+to by nobody.
 """
 
 from __future__ import annotations
