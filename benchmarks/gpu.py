@@ -56,7 +56,7 @@ from worker_svc.model import cuda_device
 
 # Seconds that each may take; a part of fast mode alone is not in the other.
 PARTS = {
-    "kernels": 30, "8b": 60, "serving": 45, "products": 40, "overlap": 30, "fp8": 70, "1b": 30, "int4": 40, "int8": 40,
+    "kernels": 30, "8b": 60, "serving": 45, "products": 60, "overlap": 30, "fp8": 70, "1b": 30, "int4": 40, "int8": 40,
     "peer": 75,
 }  # fmt: skip
 IN_BOTH_MODES = ("kernels", "8b", "products")

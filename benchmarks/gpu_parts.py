@@ -21,8 +21,10 @@ from worker_svc.engine.request import Request, Sampling, Stopping
 from worker_svc.model import cuda_operations, cuda_products
 from worker_svc.model.attention import Segment
 from worker_svc.model.cuda_operations import Sizes, TritonOperations
+from worker_svc.model.kernels.product import Tile, product
 from worker_svc.model.kv_cache import CacheShape, KVCache
 from worker_svc.model.kv_formats import Plain
+from worker_svc.model.operations import Product
 from worker_svc.model.runner import Work
 
 GREEDY = Sampling(temperature=0.0)
@@ -55,7 +57,7 @@ class Scale:
     def small() -> Scale:
         """Whatever a CPU does in seconds, by the same code."""
         return Scale(
-            "cpu", torch.float32, {"1b": "tiny", "8b": "tiny"}, copied=1 << 16, copies=2, square=32, repeats=1, calls=1,
+            "cpu", torch.float32, {"1b": "tiny", "8b": "tiny"}, copied=1 << 16, copies=1, square=32, repeats=1, calls=1,
             sequences=2, context=64, prefill=40, heads=(4, 2), head_dim=16, batch=4, lengths=(4, 9), thousand=8,
             decode_context=80, peer_tokens=3,
         )  # fmt: skip
@@ -163,8 +165,12 @@ def _processors(scale: Scale) -> int:
 
 def products(reproducible: bool, ceiling: dict[str, float], scale: Scale) -> dict[str, Any]:
     """Each matrix of a layer of the 8b model and its output, by the library and by the kernel of ours that this mode
-    may take, as shares of the copy bandwidth."""
-    ways = {"library": F.linear, "ours": cuda_products.same_bits if reproducible else cuda_products.few_rows}
+    may take, in fast mode also with other tiles, as shares of the copy bandwidth."""
+    ways: dict[str, Product] = {"library": F.linear, "ours": cuda_products.same_bits}
+    if not reproducible:
+        ways["ours"] = cuda_products.few_rows
+        for tile in (Tile(16, 32, 128), Tile(16, 64, 128)):
+            ways["ours_with_tiles_of_{1}_x_{2}".format(*tile)] = lambda x, w, tile=tile: product(x, w, tile)  # type: ignore[misc]
     config = llama(scale.models["8b"])
     matrices = {
         "qkv": (config.q_size + 2 * config.kv_size, config.hidden_size),
@@ -176,12 +182,14 @@ def products(reproducible: bool, ceiling: dict[str, float], scale: Scale) -> dic
     shares: dict[str, Any] = {}
     for name, (outputs, columns) in matrices.items():
         # So many copies that none is still in the L2 when its turn comes again.
-        count = max(2, min(scale.copies, (1 << 29) // (outputs * columns * 2)))
+        count = min(scale.copies, max(2, (1 << 29) // (outputs * columns * 2)))
         weights = torch.randn(count, outputs, columns, device=scale.device, dtype=scale.dtype)
         for rows in (1, 16, 64, scale.batch):
             x = torch.randn(rows, columns, device=scale.device, dtype=scale.dtype)
             moved = count * (outputs * columns + rows * (outputs + columns)) * x.itemsize
             for way, multiply in ways.items():
+                if "tiles" in way and rows > 16:
+                    continue
                 seconds = median_seconds(lambda m=multiply, w=weights, x=x: [m(x, each) for each in w], scale)  # type: ignore[misc]
                 share = moved / seconds / ceiling["copy_bytes_per_second"]
                 shares.setdefault(f"rows_{rows}", {}).setdefault(name, {})[way] = share

@@ -16,7 +16,9 @@ from worker_svc.model.operations import LIBRARY, Products
 FAST_ROWS = 0  # rows up to which fast mode multiplies by our kernel: as many as `benchmarks/gpu.py` finds it faster for
 
 MANY_ROWS = Tile(64, 128, 64)  # what Hopper's matrix units take
-FEW_ROWS = Tile(16, 64, 128)  # no more than they must be
+# No more rows than they must be, and so few outputs that there are programs enough without splits: another kernel would
+# add these up, and of a small matrix and few rows that takes a third as long as the product.
+FEW_ROWS = Tile(16, 32, 256)
 FLOAT32 = Tile(16, 64, 32)  # which has no matrix unit: more rows would not fit into registers
 
 

@@ -104,11 +104,11 @@ def product(x: torch.Tensor, w: torch.Tensor, tile: Tile, scale: torch.Tensor | 
     if not rows:
         return out
     blocks = triton.cdiv(outputs, tile.outputs)
-    splits = max(1, min(_PROGRAMS // blocks, columns // _LEAST_SPLIT))
+    splits = 1 if blocks >= _BUSY else max(1, min(_PROGRAMS // blocks, columns // _LEAST_SPLIT))
     split = triton.cdiv(triton.cdiv(columns, splits), tile.columns) * tile.columns
     splits = triton.cdiv(columns, split)
     programs = triton.cdiv(rows, tile.rows), blocks
-    several = splits > 1 and programs[0] * blocks < _BUSY
+    several = splits > 1 and programs[0] * blocks < _BUSY  # else a second kernel would only take time
     partial = torch.empty((splits if several else 0, rows, outputs), dtype=torch.float32, device=x.device)
     _product[(*programs, splits if several else 1)](
         x, w, out if scale is None else scale, out, partial, rows, columns, outputs, split, 1 if several else splits,
