@@ -26,6 +26,9 @@ CHANNEL_STEP = 128  # numbers of a row that are looked at at once where a channe
 _OUTPUTS = 32  # channels of a program
 _SPLIT = 1024
 _BUSY = 300  # programs; an H200 has 132 processors
+_ON_THEIR_WAY = 12 << 10  # bytes of the matrix that a program waits for
+_ROOM = 48 << 10  # bytes of shared memory that it may take
+_DEEPEST = 12  # groups
 
 
 @triton.jit(do_not_specialize=["rows", "each"])
@@ -124,6 +127,14 @@ def plain(
     return out
 
 
+def _stages(q: torch.Tensor, x: torch.Tensor, rows_together: int, group: int) -> int:
+    """How deep the loads of groups are pipelined: with so many numbers of the matrix on their way that four programs
+    keep a processor busy, as long as four find room there."""
+    of_matrix = _OUTPUTS * group // (2 if q.dtype == torch.uint8 else 1)
+    of_both = of_matrix + rows_together * group * x.element_size()
+    return 1 + max(3, min(_ON_THEIR_WAY // of_matrix, _ROOM // of_both, _DEEPEST))
+
+
 def quantized_product(
     x: torch.Tensor,
     q: torch.Tensor,
@@ -156,7 +167,7 @@ def quantized_product(
     _quantized_product[(*programs, splits if several else 1)](
         x, q, scale, scale if least is None else least, out, partial, rows, columns, outputs, groups,
         split, 1 if several else splits, rows_together, _OUTPUTS, group, int4, grouped, least is not None,
-        columns == groups * group, num_warps=4, num_stages=6 if group <= 64 else 4,
+        columns == groups * group, num_warps=4, num_stages=_stages(q, x, rows_together, group),
     )  # fmt: skip
     if several:
         add_up(partial, None if grouped else scale, out)
