@@ -82,8 +82,9 @@ def test_blocks_of_a_float32_model_fit_into_registers_whatever_is_stored(stored:
 
 @pytest.mark.parametrize("reproducible", MODES)
 @pytest.mark.parametrize("window", [1, 40])
-def test_a_window_hides_what_is_older(window: int, reproducible: bool) -> None:
-    scene = Scene.make([150, 20], Plain(torch.float32))
+@pytest.mark.parametrize("stored", [Plain(torch.float32), Int8()], ids=lambda stored: stored.name)
+def test_a_window_hides_what_is_older(stored: KVFormat, window: int, reproducible: bool) -> None:
+    scene = Scene.make([150, 20], stored)
     ours_by = operations(5, reproducible=reproducible)
     parts = [(0, 149, 150), (1, 0, 20), (0, 90, 140)]
     ours = scene.attend(ours_by, parts, window)
