@@ -26,8 +26,8 @@ CHANNEL_STEP = 128  # numbers of a row that are looked at at once where a channe
 _OUTPUTS = 32  # channels of a program
 _SPLIT = 1024
 _BUSY = 300  # programs; an H200 has 132 processors
-_ON_THEIR_WAY = 12 << 10  # bytes of the matrix that a program waits for
-_ROOM = 48 << 10  # bytes of shared memory that it may take
+_ON_THEIR_WAY = 48 << 10  # bytes of the matrix that a processor waits for
+_ROOM = 180 << 10  # bytes of its shared memory that its programs may take for them
 _DEEPEST = 12  # groups
 
 
@@ -128,11 +128,12 @@ def plain(
 
 
 def _stages(q: torch.Tensor, x: torch.Tensor, rows_together: int, group: int) -> int:
-    """How deep the loads of groups are pipelined: with so many numbers of the matrix on their way that four programs
-    keep a processor busy, as long as four find room there."""
+    """How deep the loads of groups are pipelined: so that the programs of a processor, of which the registers hold four
+    with few rows and two with many, keep it busy, as far as there is room."""
+    programs = 4 if rows_together <= 16 else 2
     of_matrix = _OUTPUTS * group // (2 if q.dtype == torch.uint8 else 1)
     of_both = of_matrix + rows_together * group * x.element_size()
-    return 1 + max(3, min(_ON_THEIR_WAY // of_matrix, _ROOM // of_both, _DEEPEST))
+    return 1 + max(3, min(_ON_THEIR_WAY // programs // of_matrix, _ROOM // programs // of_both, _DEEPEST))
 
 
 def quantized_product(
