@@ -8,7 +8,8 @@ The rules that are not obvious, written once:
 - Segments are encoded apart from each other. A space prefix, where the vocabulary has one, goes in front of the first
   text and of text that follows a special token; a segment's border alone brings none.
 - USER_DEFINED tokens are cut out of the text under every policy, CONTROL and UNKNOWN tokens only where one says so.
-- Decoding strips one space prefix, from the first id only, and not where `remove_special` took away a BOS.
+- Decoding strips one space prefix, from the first id only, and not where `remove_special` took away a BOS. That of a
+  byte-level vocabulary stays.
 - `remove_special` drops the BOS and EOS that `add_special` would have put there, no others.
 """
 
@@ -78,6 +79,10 @@ class Tokenizer:
         )
         # Safe borders lie between a line break and a letter: no special token may reach across one.
         self._cuttable = not any("\n" in token.text or token.lstrip for token in table.specials)
+        # Byte-level vocabularies spell spaces as themselves, and as in the library the one in front stays in the text.
+        byte_level = vocabulary.type is VocabularyType.BPE
+        self._strips_prefix = config.adds_space_prefix and not byte_level
+        self._spared = (" ",) if byte_level else (" ", SPACE)
         self._single = {token.id: ids_of([token.id]) for token in table.specials}
         self._listed = lru_cache(_SPLITTERS_KEPT)(self._make_listed_splitter)
         self.fingerprint = fingerprint_of(vocabulary, table, config)
@@ -221,7 +226,7 @@ class Tokenizer:
 
     def _spaced(self, text: str) -> str:
         """A text with the space prefix, where it gets one."""
-        return text if self.config.prefix_spares_spaces and text[0] in (" ", SPACE) else " " + text
+        return text if self.config.prefix_spares_spaces and text[0] in self._spared else " " + text
 
     @staticmethod
     def _encode_text(text: str, vocabulary: Vocabulary, cache: EncodeCache | None) -> Ids:
@@ -305,7 +310,7 @@ class Tokenizer:
         """The bytes of a whole id list. Raises TokenIdError."""
         self.check_ids(ids)
         array = ids if isinstance(ids, np.ndarray) else ids_of(ids)
-        strip = self.config.adds_space_prefix
+        strip = self._strips_prefix
         if remove_special and len(array):
             drop_first, drop_last = self._dropped()
             if array[0] == drop_first:
@@ -332,7 +337,7 @@ class Tokenizer:
         if clean_spaces:
             lists = [ids[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
             return [decoded_field(self.decode_bytes(each, remove_special, unparse_special, True)) for each in lists]
-        spaces = np.full(len(begins), self.config.adds_space_prefix)
+        spaces = np.full(len(begins), self._strips_prefix)
         drop_first, drop_last = self._dropped() if remove_special else (None, None)
         if drop_first is not None:
             full = np.flatnonzero(begins < ends)
@@ -368,7 +373,7 @@ class Tokenizer:
         drop_first, drop_last = self._dropped() if remove_special else (None, None)
         return StreamDecoder(
             self._shown_pieces if unparse_special else self._hidden_pieces,
-            strip_space=self.config.adds_space_prefix
+            strip_space=self._strips_prefix
             and (not context_ids or (self.is_control(context_ids[-1]) and not self.config.prefix_is_first)),
             drop_first=None if context_ids else drop_first,
             drop_last=drop_last,

@@ -26,6 +26,7 @@ from tokenizer_svc.formats.sentencepiece_model import BYTE_PIECE, piece_bytes
 from tokenizer_svc.formats.sidecar import AddedToken, Sidecar, read_added_token
 from tokenizer_svc.fragments import can_overlap
 from tokenizer_svc.native.merger import are_ranked_by_what_they_make
+from tokenizer_svc.normalizing import Normalizer
 from tokenizer_svc.tokenizer import Tokenizer
 from tokenizer_svc.vocabularies.bpe import BpeVocabulary
 from tokenizer_svc.vocabularies.merge_list import MergeList
@@ -84,8 +85,10 @@ class _Loader:
         for token in self._specials:
             text = token.text
             plain = text.isascii() and " " not in text
-            if pipeline.nfc:  # the next character may be a part of the last one
-                safe = text.isascii() and not text[-1:].isalpha()
+            if pipeline.forms:  # the next character may be a part of the last one
+                lowered = "Lowercase" in pipeline.forms and any(map(str.isalpha, text))
+                composed = {"NFC", "Lowercase"}.issuperset(pipeline.forms)
+                safe = text.isascii() and not text[-1:].isalpha() and not lowered and composed
             elif pipeline.bert is not None:
                 safe = plain and not (pipeline.bert and any(map(str.isalpha, text)))
             elif pipeline.metaspace and (pipeline.replaces_spaces or pipeline.charsmap is not None):
@@ -247,9 +250,8 @@ class _Loader:
         )
         others = {piece: index for piece, index in whole.items() if piece not in ranked}
         merges = MergeList(ids_of(made), ids_of(cuts))
-        return BpeVocabulary(
-            list(ranked.items()), self._pipeline.cuts, others, self._pipeline.nfc, merges, ignores_merges
-        )
+        normalizer = Normalizer(self._pipeline.forms) if self._pipeline.forms else None
+        return BpeVocabulary(list(ranked.items()), self._pipeline.cuts, others, normalizer, merges, ignores_merges)
 
     def _scores_of_merges(self) -> array[float]:
         scores = array("f", bytes(4 * len(self._texts)))

@@ -2,7 +2,7 @@
 
 | family     | normalizer                                    | pre-tokenizer                                           |
 |------------|-----------------------------------------------|---------------------------------------------------------|
-| byte level | NFC                                           | Split, Digits, Punctuation, then ByteLevel; behind that |
+| byte level | NFC, NFD, NFKC, NFKD, Lowercase, StripAccents | Split, Digits, Punctuation, then ByteLevel; behind that |
 |            |                                               | only what cuts at digits                                |
 | metaspace  | Prepend and Replace of spaces by U+2581; or   | WhitespaceSplit, then Metaspace; Split at spaces, of    |
 |            | Precompiled, Strip, Replace of several spaces | which the normalizer has left none                      |
@@ -19,6 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from tokenizer_svc.native.pattern import NotUnderstood, parse
+from tokenizer_svc.normalizing import STEPS
 from tokenizer_svc.vocabularies.patterns import GPT2
 
 Step: TypeAlias = Mapping[str, Any]
@@ -26,6 +28,14 @@ Step: TypeAlias = Mapping[str, Any]
 SpacePrefix: TypeAlias = Literal["never", "prepend", "always", "first"]
 
 _SPACE = "▁"
+# Each match of P as a piece; all that follow one another; with what is in front of it, or behind, that does not match.
+_PIECES = {
+    "Isolated": "P",
+    "Contiguous": "(?:P)+",
+    "MergedWithPrevious": r"(?:(?!P)[\s\S])+(?:P)?|P",
+    "MergedWithNext": r"P(?:(?!P)[\s\S])*",
+}
+_MAKE_NO_SPACE = frozenset({"NFC", "NFD", "Lowercase"})
 _PUNCTUATION = r"[\p{P}$+<=>^`|~]"
 # Spelt out as llama.cpp does, so that the same vocabulary is the same in every format.
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -51,7 +61,7 @@ class Pipeline:
     space_prefix: SpacePrefix = "never"
     merges_white_space: bool = False
     charsmap: str | None = None
-    nfc: bool = False
+    forms: tuple[str, ...] = ()  # what the normalizers of a byte-level pipeline do
     bert: bool | None = None  # BERT's words; whether they are lower-cased
 
 
@@ -109,15 +119,17 @@ def _refusal(role: str, step: Step) -> ValueError:
 
 def _byte_level(normalizers: Sequence[Step], pre_tokenizers: Sequence[Step]) -> Pipeline:
     for step in normalizers:
-        if step["type"] != "NFC":
+        if step["type"] not in STEPS:
             raise _refusal("normalizer", step)
-    pipeline = Pipeline(nfc=bool(normalizers))
+    pipeline = Pipeline(forms=tuple(step["type"] for step in normalizers))
     for step in pre_tokenizers:
         if pipeline.byte_level:  # what comes now sees bytes, each as one character
             pipeline.cuts.append(_cut_of_digits(step, pipeline))
         elif step["type"] == "ByteLevel":
             if step.get("add_prefix_space"):
-                raise ValueError("the pre-tokenizer ByteLevel with add_prefix_space is not served")
+                if pipeline.cuts or not _MAKE_NO_SPACE.issuperset(pipeline.forms):
+                    raise ValueError("the pre-tokenizer ByteLevel with add_prefix_space is not served behind others")
+                pipeline.space_prefix = "always"
             pipeline.byte_level = True
             if step.get("use_regex", True):
                 pipeline.cuts.append(GPT2)
@@ -132,8 +144,9 @@ def _cut(step: Step) -> str:
             return _split(step)
         case "Digits":
             return r"\p{N}" if step.get("individual_digits") else r"\p{N}+"
-        case "Punctuation" if step.get("behavior", "Isolated") in ("Isolated", "Contiguous"):
-            return _PUNCTUATION + ("+" if step.get("behavior") == "Contiguous" else "")
+        case "Punctuation" if step.get("behavior", "Isolated") in _PIECES:
+            behaviour: str = step.get("behavior", "Isolated")
+            return _PIECES[behaviour].replace("P", _PUNCTUATION)
     raise _refusal("pre-tokenizer", step)
 
 
@@ -156,9 +169,16 @@ def _split(step: Step) -> str:
     if not isinstance(pattern, str):
         raise ValueError(f"the pre-tokenizer Split by {step['pattern']} is not served")
     complete = pattern.endswith((r"|\s+", r"|\s")) and r"[^\s" in pattern
-    if not (behaviour == "Isolated" or (behaviour == "Removed" and invert and complete)):
+    translated = _translated(pattern.replace(_CONTRACTIONS, _SPELT_OUT))
+    if behaviour == "Isolated" or (behaviour == "Removed" and invert and complete):
+        return translated
+    if invert or behaviour not in _PIECES:
         raise ValueError(f"the pre-tokenizer Split with the behaviour {behaviour}, invert {invert}, is not served")
-    return _translated(pattern.replace(_CONTRACTIONS, _SPELT_OUT))
+    try:
+        parse(translated)  # which refuses those that match the empty text
+    except NotUnderstood as error:
+        raise ValueError(f"the pre-tokenizer Split with the behaviour {behaviour} by a pattern: {error}") from None
+    return _PIECES[behaviour].replace("P", f"(?:{translated})")
 
 
 def _translated(pattern: str) -> str:
@@ -213,7 +233,7 @@ def _metaspace(normalizers: Sequence[Step], pre_tokenizers: Sequence[Step]) -> P
             case "Metaspace" if step.get("replacement", _SPACE) == _SPACE and not pipeline.metaspace:
                 pipeline.metaspace = True
                 pipeline.cuts_at_spaces = bool(step.get("split", True))
-                scheme = step.get("prepend_scheme") or ("always" if step.get("add_prefix_space", True) else "never")
+                scheme = step.get("prepend_scheme") or ("always" if step.get("add_prefix_space") else "never")
             case _:
                 raise _refusal("pre-tokenizer", step)
     if scheme not in ("never", "always", "first"):

@@ -7,9 +7,8 @@ to id; the two differ in some vocabularies.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
+from itertools import accumulate, count
 from operator import itemgetter
 
 import numpy as np
@@ -18,7 +17,8 @@ from tokenizer_svc.arrays import NONE, Ids, ids_of
 from tokenizer_svc.native.merger import CompiledMerger, compiled_merger
 from tokenizer_svc.native.program import regexs, tiktokens
 from tokenizer_svc.native.texts import NotServed
-from tokenizer_svc.offsets import offsets_before_nfc
+from tokenizer_svc.normalizing import Normalizer
+from tokenizer_svc.offsets import to_code_points
 from tokenizer_svc.vocabularies.merge_list import MergeList
 from tokenizer_svc.vocabularies.patterns import PRE_TOKENIZERS
 from tokenizer_svc.vocabularies.plain_bpe import PlainBpe, by_tiktokens_engine
@@ -34,7 +34,7 @@ class BpeVocabulary:
 
     `merges` says of which pairs they are made, where a file says it: their numbers are places in `ranked`, and `whole`
     tells whether a piece that is a token is taken as it is. `patterns` are applied one after the other. `whole_pieces`
-    are tokens that no merge makes, but which a whole piece may be. With `nfc` text is composed first. Raises ValueError
+    are tokens that no merge makes, but which a whole piece may be. A `normalizer` changes text first. Raises ValueError
     when the ranks hold a token twice or are empty, or a pattern is none.
     """
 
@@ -45,7 +45,7 @@ class BpeVocabulary:
         ranked: Sequence[tuple[bytes, int]],
         patterns: Sequence[str],
         whole_pieces: Mapping[bytes, int] | None = None,
-        nfc: bool = False,
+        normalizer: Normalizer | None = None,
         merges: MergeList | None = None,
         whole: bool = True,
     ) -> None:
@@ -54,7 +54,7 @@ class BpeVocabulary:
         tokens, merged_ids = (list(map(itemgetter(part), ranked)) for part in (0, 1))
         self._merged_ids: Sequence[int] = merged_ids
         self._patterns = tuple(patterns)
-        self._nfc = nfc
+        self._normalizer = normalizer
         single = {token for token in tokens if len(token) == 1}
         lacking = [byte for byte in map(bytes, zip(range(256), strict=True)) if byte not in single]
         merging = [*tokens, *lacking]
@@ -85,11 +85,11 @@ class BpeVocabulary:
         self._pairs = merges if by_pair else None
         self._takes_whole = whole
         # In these patterns a piece that ends in line breaks takes all of them, and none begins with one and goes on.
-        self.safe_border = _BEFORE_A_LINE if self._patterns in _CUT_AT_LINES and not self._nfc else None
+        self.safe_border = _BEFORE_A_LINE if self._patterns in _CUT_AT_LINES and normalizer is None else None
 
     def encode(self, text: str) -> Ids:
-        if self._nfc:
-            text = unicodedata.normalize("NFC", text)
+        if self._normalizer is not None:
+            text = self._normalizer.apply(text)
         if self._compiled is not None:
             return self._compiled.encode(text)
         assert self._plain is not None
@@ -97,8 +97,8 @@ class BpeVocabulary:
 
     def encode_many(self, texts: Sequence[str]) -> list[Ids]:
         """Ids of each text, by one call where that is possible."""
-        if self._nfc:
-            texts = [unicodedata.normalize("NFC", text) for text in texts]
+        if self._normalizer is not None:
+            texts = list(map(self._normalizer.apply, texts))
         if self._compiled is not None:
             return self._compiled.encode_many(texts)
         assert self._plain is not None
@@ -106,9 +106,15 @@ class BpeVocabulary:
         return found if self._ranks_are_ids else list(map(self._ids_of_ranks, found))
 
     def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
-        if self._nfc and not unicodedata.is_normalized("NFC", text):
-            ids, offsets = self.encode_with_offsets(unicodedata.normalize("NFC", text))
-            return ids, ids_of(offsets_before_nfc(text, offsets.tolist()))
+        if self._normalizer is not None and self._normalizer.apply(text) != text:
+            normal, origins = self._normalizer.locate(text)
+            ids, offsets = self._encode_with_offsets(normal)
+            sizes = [len(character.encode()) for character in text]
+            starts = ids_of(list(accumulate(sizes, initial=0)))
+            return ids, starts[ids_of([*origins, len(text)])[to_code_points(normal.encode(), offsets)]]
+        return self._encode_with_offsets(text)
+
+    def _encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
         if self._compiled is not None:
             return self._compiled.encode_with_offsets(text)
         assert self._plain is not None
@@ -133,8 +139,8 @@ class BpeVocabulary:
         return np.concatenate((NONE, [0], np.cumsum(known))).astype(np.uint32), self._ids[known]
 
     def behaviour(self) -> Iterator[bytes]:
-        if self._nfc:
-            yield b"NFC"
+        if self._normalizer is not None:
+            yield ", ".join(self._normalizer.steps).encode()
         for pattern in self._patterns:
             yield b"pattern " + pattern.encode()
         yield b"ids in merge order " + ",".join(map(str, self._merged_ids)).encode()

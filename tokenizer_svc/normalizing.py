@@ -1,0 +1,113 @@
+"""Text in another form, as the `tokenizers` library makes it, and where each character of it comes from.
+
+Characters come from where the library says. It counts along the text as it was: a character that is made of one begins
+where that one does, one that is made of several at the first that is not used up, and what else a character is taken
+apart to begins with it. For marks that change places this is a place nearby.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias, cast
+
+Form: TypeAlias = Literal["NFC", "NFD", "NFKC", "NFKD"]
+Origins: TypeAlias = list[int]  # for each character of a text the number of the one that it comes from
+# A character, and how many more than one it adds to the text: 1 beside the one before it, -n where it is made of n + 1.
+_Made: TypeAlias = tuple[str, int]
+
+FORMS = ("NFC", "NFD", "NFKC", "NFKD")
+STEPS = (*FORMS, "Lowercase", "StripAccents")
+
+
+class Normalizer:
+    """Steps of STEPS, one after the other."""
+
+    def __init__(self, steps: Sequence[str]) -> None:
+        self.steps = tuple(steps)
+        self._plain: list[Callable[[str], str]] = [_plain(step) for step in steps]
+
+    def apply(self, text: str) -> str:
+        """The text in its other form."""
+        for step in self._plain:
+            text = step(text)
+        return text
+
+    def locate(self, text: str) -> tuple[str, Origins]:
+        """The same, and for each character of it the number of the character of `text` that it comes from."""
+        origins = list(range(len(text)))
+        for step in self.steps:
+            text, found = _located(step, text)
+            origins = [origins[place] for place in found]
+        return text, origins
+
+
+def _plain(step: str) -> Callable[[str], str]:
+    if step == "Lowercase":  # one by one: lower-casing a whole text knows a final sigma
+        return lambda text: text.lower() if text.isascii() else "".join(map(str.lower, text))
+    if step == "StripAccents":
+        return lambda text: text if text.isascii() else "".join(filter(_is_kept, text))
+    form = cast(Form, step)
+    return lambda text: unicodedata.normalize(form, text)
+
+
+def _is_kept(character: str) -> bool:
+    return unicodedata.category(character)[0] != "M"
+
+
+def _located(step: str, text: str) -> tuple[str, Origins]:
+    if step == "StripAccents":
+        kept = [place for place, character in enumerate(text) if _is_kept(character)]
+        return "".join(text[place] for place in kept), kept
+    if step == "Lowercase":
+        made = [each for character in text for each in _apart(character.lower())]
+    else:
+        form = cast(Form, step)
+        if unicodedata.is_normalized(form, text):
+            return text, list(range(len(text)))
+        apart: Form = "NFKD" if "K" in form else "NFD"
+        made = _ordered([each for c in text for each in _apart(unicodedata.normalize(apart, c))])
+        made = made if form == apart else _composed(made)
+    origins: Origins = []
+    at = 0
+    for _, change in made:
+        origins.append(max(0, at - 1) if change > 0 else at)
+        at += 1 - change
+    return "".join(character for character, _ in made), origins
+
+
+def _apart(characters: str) -> list[_Made]:
+    return [(character, min(1, number)) for number, character in enumerate(characters)]
+
+
+def _ordered(made: list[_Made]) -> list[_Made]:
+    """Marks that follow one another, by their combining class."""
+    ordered: list[_Made] = []
+    marks: list[_Made] = []
+    for each in [*made, ("", 0)]:
+        if each[0] and unicodedata.combining(each[0]):
+            marks.append(each)
+            continue
+        ordered += sorted(marks, key=lambda mark: unicodedata.combining(mark[0]))
+        marks = []
+        ordered.append(each)
+    return ordered[:-1]
+
+
+def _composed(made: list[_Made]) -> list[_Made]:
+    """Characters joined to the last one that stands by itself, unless one like them, or a higher one, is between."""
+    composed: list[_Made] = []
+    base = -1
+    last = 0  # the class of what stands behind the base
+    for character, change in made:
+        kind = unicodedata.combining(character)
+        if base >= 0 and (base == len(composed) - 1 or last < kind):
+            together = unicodedata.normalize("NFC", composed[base][0] + character)
+            if len(together) == 1:
+                composed[base] = together, composed[base][1] + change - 1
+                continue
+        composed.append((character, change))
+        if kind == 0:
+            base = len(composed) - 1
+        last = kind
+    return composed
