@@ -291,6 +291,7 @@ async def measure_streams(
         one_by_one=lambda: decode(ones),
         eight_by_eight=lambda: decode(eights),
         one_by_one_with_stop=lambda: decode(ones, stop_strings=["\n\nZZZ", "<stop>"]),
+        eight_by_eight_with_stop=lambda: decode(eights, stop_strings=["\n\nZZZ", "<stop>"]),
         tokenizers_one_by_one=decode_theirs,
     )
     result: dict[str, object] = {f"million tokens/s, {name}": len(ids) / taken / 1e6 for name, taken in seconds.items()}

@@ -17,61 +17,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from codecs import utf_8_decode
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import lru_cache
+from itertools import pairwise
 
 from tokenizer_svc.graphemes import GraphemeHold
+from tokenizer_svc.stop_strings import Held, StopMatch, StopMatcher, StopStates
 
 _SLICE = 1024  # ids that are joined at once while stop strings are watched
-_IDS_REMEMBERED = 1024  # of a stream with stop strings
+_STOPS_KEPT = 32  # sets of stop strings whose streams share what they found out
+_TRAIL = 8192  # ids that are remembered of those that may lie in what is held back, which has no more bytes
 _WINDOW = 1024  # bytes that are decoded at once to find where a character starts
-
-
-class StopMatch(NamedTuple):
-    """Where a stop string stands in a text, in code points."""
-
-    start: int
-    end: int
-    stop: str
-
-
-class StopMatcher:
-    """Finds any of several strings in a text, and the end of a text that may yet become one of them."""
-
-    __slots__ = ("_first_characters", "_longest", "_sorted", "_stops")
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        if not stops or not all(stops):
-            raise ValueError("stop strings must not be empty")
-        self._stops = tuple(dict.fromkeys(stops))
-        self._sorted = sorted(self._stops)
-        self._first_characters = frozenset(stop[0] for stop in self._stops)
-        self._longest = max(map(len, self._stops))
-
-    def find(self, text: str) -> StopMatch | None:
-        """The stop string whose end comes first in `text`, the longest of them where two end together."""
-        best: StopMatch | None = None
-        for stop in self._stops:
-            start = text.find(stop) if best is None else text.find(stop, 0, best.end)
-            if start >= 0:
-                match = StopMatch(start, start + len(stop), stop)
-                if best is None or (match.end, match.start) < (best.end, best.start):
-                    best = match
-        return best
-
-    def is_apart(self, text: str) -> bool:
-        """Whether no stop string can begin in `text`."""
-        return self._first_characters.isdisjoint(text)
-
-    def held(self, text: str) -> int:
-        """How many characters at the end of `text`, which holds no stop string, are the beginning of one."""
-        length = len(text)
-        for start in range(max(0, length - self._longest + 1), length):
-            if text[start] in self._first_characters:
-                tail = text[start:]
-                index = bisect_left(self._sorted, tail)
-                if index < len(self._sorted) and self._sorted[index].startswith(tail):
-                    return length - start
-        return 0
 
 
 class StreamPieces:
@@ -80,6 +35,10 @@ class StreamPieces:
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self.pieces = pieces
         self.texts = _Texts(pieces)
+        self.stop_states = lru_cache(_STOPS_KEPT)(self._make_stop_states)
+
+    def _make_stop_states(self, stops: tuple[str, ...]) -> StopStates:
+        return StopStates(StopMatcher(stops), self.texts)
 
 
 class _Texts(dict[int, "str | None"]):
@@ -94,23 +53,6 @@ class _Texts(dict[int, "str | None"]):
         except UnicodeDecodeError:
             text = None
         self[index] = text
-        return text
-
-
-class _TextsApart(dict[int, "str | None"]):
-    """The texts of those ids in which no stop string can begin; None for others. Of one stream, which remembers so many
-    that most of its ids are among them, and no more."""
-
-    def __init__(self, texts: _Texts, stops: StopMatcher) -> None:
-        self._texts = texts
-        self._stops = stops
-
-    def __missing__(self, index: int) -> str | None:
-        text = self._texts[index]
-        if text is not None and not self._stops.is_apart(text):
-            text = None
-        if len(self) < _IDS_REMEMBERED:
-            self[index] = text
         return text
 
 
@@ -129,8 +71,8 @@ class StreamDecoder:
         "_at_ease",
         "_drop_first",
         "_drop_last",
-        "_easy",
         "_graphemes",
+        "_held",
         "_include_stop",
         "_kept_last",
         "_offset",
@@ -139,8 +81,11 @@ class StreamDecoder:
         "_raw",
         "_simple",
         "_started",
+        "_states",
         "_stops",
         "_strip_space",
+        "_texts",
+        "_trail",
         "done",
         "ids_consumed",
         "matched_stop",
@@ -154,21 +99,24 @@ class StreamDecoder:
         strip_space: bool = False,
         drop_first: int | None = None,
         drop_last: int | None = None,
-        stops: StopMatcher | None = None,
+        stops: Sequence[str] = (),
         include_stop: bool = False,
         graphemes: bool = False,
     ) -> None:
         known = pieces if isinstance(pieces, StreamPieces) else StreamPieces(pieces)
         self._pieces = known.pieces
-        self._easy: dict[int, str | None] = known.texts if stops is None else _TextsApart(known.texts, stops)
+        self._texts = known.texts
         self._strip_space = strip_space
         self._drop_first = drop_first
         self._drop_last = drop_last
         self._kept_last = False  # the newest id is `drop_last`; its text waits until another id follows
-        self._stops = stops
+        self._states: StopStates | None = known.stop_states(tuple(stops)) if stops else None
+        self._stops = self._states.stops if self._states is not None else None
         self._include_stop = include_stop
         self._simple = drop_last is None and not graphemes
-        self._at_ease = False  # in the middle of a stream that holds nothing back and has no rule but stop strings
+        self._at_ease = False  # in the middle of a stream without any rule, which holds nothing back
+        self._held: Held | None = None  # the same with stop strings, and whole characters that are held back for them
+        self._trail: list[tuple[int, int]] = []  # then: (ids before it, bytes) of the last ids, if something is held
         self._graphemes = GraphemeHold() if graphemes else None
         self._started = False
         self._raw = b""  # bytes that are not emitted yet; begins at a character
@@ -187,27 +135,99 @@ class StreamDecoder:
     def push(self, ids: Sequence[int], end: bool = False) -> str:
         """The new text of more ids, each a valid index of the vocabulary; with `end` no more follow and nothing is held
         back. Raises ValueError where the stream is done."""
+        # What nearly every call of a generation is: whole characters, and nothing held back but for stop strings.
         if self._at_ease and not end:
-            # What nearly every call of a generation is: whole characters, and nothing held back before or after.
             if len(ids) == 1:
-                text = self._easy[ids[0]]
+                text = self._texts[ids[0]]
                 if text is not None:
                     self.ids_consumed += 1
                     return text
             else:
                 try:
-                    text = "".join(map(self._easy.__getitem__, ids))  # type: ignore[arg-type]
+                    text = "".join(map(self._texts.__getitem__, ids))  # type: ignore[arg-type]
                     self.ids_consumed += len(ids)
                     return text
                 except TypeError:  # one of them is None
                     pass
+        sent = ""
+        if self._held is not None and not end:
+            if len(ids) == 1:
+                step = self._held[ids[0]]
+                if step is not None:
+                    text, held = step
+                    if held is not self._held or held.raw:
+                        self._hold(ids[0], held)
+                    self.ids_consumed += 1
+                    return text
+            else:
+                sent, passed = self._pass(ids)
+                ids = ids[passed:]
+                if not ids:
+                    return sent
         if self.done:
             raise ValueError("the stream is done")
+        self._settle()
         text = self._push_plain(ids, end) if self._stops is None else self._push_sliced(ids, end, self._stops)
-        self._at_ease = self._simple and self._started and not self._raw and not self.done
+        if self._simple and self._started and not self.done:
+            self._be_at_ease()
         if self._graphemes is None:
-            return text
+            return sent + text
         return self._graphemes.push(text) + (self._graphemes.flush() if self.done else "")
+
+    def _pass(self, ids: Sequence[int]) -> tuple[str, int]:
+        """The text of ids from the first on that are whole characters and complete no stop string, and their number."""
+        assert self._held is not None
+        texts: list[str] = []
+        for index in ids:
+            step = self._held[index]
+            if step is None:
+                break
+            text, held = step
+            if held is not self._held or held.raw:
+                self._hold(index, held)
+            self.ids_consumed += 1
+            texts.append(text)
+        return "".join(texts), len(texts)
+
+    def _hold(self, index: int, held: Held) -> None:
+        """`held` is kept back behind an id, which is not counted yet."""
+        self._held = held
+        self._raw = held.raw
+        if not held.raw:
+            self._trail.clear()
+        elif size := len(self._pieces[index]):
+            self._trail.append((self.ids_consumed, size))
+            if len(self._trail) > _TRAIL:
+                del self._trail[: -len(held.raw)]  # each of those that are left has a byte or more
+
+    def _settle(self) -> None:
+        """Writes down where the ids begin that begin within what is held back."""
+        self._at_ease = False
+        if self._held is None:
+            return
+        self._held = None
+        self._offset = 0
+        self._pending = []
+        at = len(self._raw)
+        for ordinal, size in reversed(self._trail):
+            at -= size
+            if at < 0:
+                break
+            self._pending.append((at, ordinal))
+        self._pending.reverse()
+
+    def _be_at_ease(self) -> None:
+        """Where nothing is held back but whole characters, the next ids need no decoder."""
+        if self._states is None:
+            self._at_ease = not self._raw
+            return
+        try:
+            self._held = self._states.at(self._raw.decode())
+        except UnicodeDecodeError:
+            return
+        ends = [*(offset for offset, _ in self._pending), self._offset + len(self._raw)]
+        sizes = [end - begin for begin, end in pairwise(ends)]
+        self._trail = [(ordinal, size) for (_, ordinal), size in zip(self._pending, sizes, strict=True)]
 
     def _push_sliced(self, ids: Sequence[int], end: bool, stops: StopMatcher) -> str:
         texts: list[str] = []

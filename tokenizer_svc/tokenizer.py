@@ -29,7 +29,7 @@ from tokenizer_svc.fragments import FragmentSplitter
 from tokenizer_svc.native.joining import IdRuns, PieceJoiner
 from tokenizer_svc.offsets import to_code_points
 from tokenizer_svc.spacing import clean_spaces as without_spaces
-from tokenizer_svc.streaming import StopMatcher, StreamDecoder, StreamPieces
+from tokenizer_svc.streaming import StreamDecoder, StreamPieces
 from tokenizer_svc.vocabularies.spm_merging import SPACE
 from tokenizer_svc.vocabulary import (
     CONTROL_TYPES,
@@ -377,7 +377,7 @@ class Tokenizer:
             and (not context_ids or (self.is_control(context_ids[-1]) and not self.config.prefix_is_first)),
             drop_first=None if context_ids else drop_first,
             drop_last=drop_last,
-            stops=StopMatcher(stop_strings) if stop_strings else None,
+            stops=stop_strings,
             include_stop=include_stop,
             graphemes=graphemes,
         )

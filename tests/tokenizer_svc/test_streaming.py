@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenizer_svc.streaming import StopMatcher, StreamDecoder
+from tokenizer_svc import stop_strings
+from tokenizer_svc.stop_strings import StopMatcher, StopStates
+from tokenizer_svc.streaming import StreamDecoder, StreamPieces
 
 PIECES = [
     *(bytes([byte]) for byte in range(256)),
@@ -58,7 +61,7 @@ def test_streaming_equals_whole_decoding_for_any_split(ids: list[int], cuts: lis
 def test_stop_strings_end_the_stream_at_the_same_id_for_any_split(
     ids: list[int], cuts: list[int], stops: list[str], include: bool
 ) -> None:
-    options = {"stops": StopMatcher(stops), "include_stop": include}
+    options = {"stops": stops, "include_stop": include}
     left_text, left = run(ids, cuts, **options)
     right_text, right = run(ids, one_by_one(ids), **options)
     assert left_text == right_text
@@ -70,7 +73,7 @@ def test_stop_strings_end_the_stream_at_the_same_id_for_any_split(
 @settings(max_examples=500)
 def test_a_stop_string_is_found_as_soon_as_it_is_complete_and_never_emitted(ids: list[int], stops: list[str]) -> None:
     """The reference looks at all text so far after every id."""
-    decoder = StreamDecoder(PIECES, stops=StopMatcher(stops))
+    decoder = StreamDecoder(PIECES, stops=stops)
     sent = ""
     for count in range(1, len(ids) + 1):
         sent += decoder.push(ids[count - 1 : count])
@@ -92,7 +95,7 @@ def test_a_stop_string_is_found_as_soon_as_it_is_complete_and_never_emitted(ids:
 def test_what_is_held_back_is_no_more_than_the_beginning_of_a_stop_string_or_of_a_character(
     ids: list[int], stops: list[str]
 ) -> None:
-    decoder = StreamDecoder(PIECES, stops=StopMatcher(stops))
+    decoder = StreamDecoder(PIECES, stops=stops)
     decoder.push(ids)
     if not decoder.done:
         raw = b"".join(PIECES[index] for index in ids)
@@ -103,7 +106,7 @@ def test_what_is_held_back_is_no_more_than_the_beginning_of_a_stop_string_or_of_
 @given(IDS, STOPS)
 def test_trimmed_ids_lie_within_or_behind_the_stop_string(ids: list[int], stops: list[str]) -> None:
     """The first trimmed id begins at or behind the stop string, and the one before it, if it has bytes, does not."""
-    text, decoder = run(ids, [], stops=StopMatcher(stops))
+    text, decoder = run(ids, [], stops=stops)
     if decoder.matched_stop is None:
         assert decoder.trim_ids == 0
         return
@@ -123,48 +126,48 @@ def test_an_emoji_of_several_tokens_appears_once_and_whole() -> None:
 
 
 def test_held_bytes_are_reported() -> None:
-    decoder = StreamDecoder(PIECES, stops=StopMatcher(["stop!"]))
+    decoder = StreamDecoder(PIECES, stops=["stop!"])
     assert (decoder.push([STOP]), decoder.held_bytes) == ("", 4)
     assert (decoder.push([97]), decoder.held_bytes) == ("stopa", 0)
     assert (decoder.push([0xF0]), decoder.held_bytes) == ("", 1)
 
 
 def test_the_longest_of_several_stop_strings_that_end_together_wins() -> None:
-    text, decoder = run([*b"xstop"], [], stops=StopMatcher(["op", "stop", "p"]))
+    text, decoder = run([*b"xstop"], [], stops=["op", "stop", "p"])
     assert (text, decoder.matched_stop, decoder.trim_ids) == ("x", "stop", 4)
 
 
 def test_the_stop_string_that_is_complete_first_wins_over_one_that_starts_first() -> None:
-    text, decoder = run([*b"abcd"], [], stops=StopMatcher(["abcd", "bc"]))
+    text, decoder = run([*b"abcd"], [], stops=["abcd", "bc"])
     assert (text, decoder.matched_stop, decoder.ids_consumed, decoder.trim_ids) == ("a", "bc", 3, 2)
 
 
 def test_include_stop_sends_the_stop_string_and_nothing_behind_it() -> None:
-    decoder = StreamDecoder(PIECES, stops=StopMatcher(["st"]), include_stop=True)
+    decoder = StreamDecoder(PIECES, stops=["st"], include_stop=True)
     text = decoder.push([97, STOP, 98])
     assert (text, decoder.matched_stop, decoder.ids_consumed, decoder.trim_ids) == ("ast", "st", 2, 1)
 
 
 def test_an_empty_id_in_front_of_the_stop_string_is_not_trimmed() -> None:
-    _, decoder = run([97, EMPTY, STOP, EMPTY], [1, 2, 3], stops=StopMatcher(["stop"]))
+    _, decoder = run([97, EMPTY, STOP, EMPTY], [1, 2, 3], stops=["stop"])
     assert (decoder.ids_consumed, decoder.trim_ids) == (3, 1)
 
 
 def test_a_held_prefix_is_flushed_at_the_end() -> None:
-    decoder = StreamDecoder(PIECES, stops=StopMatcher(["stop!"]))
+    decoder = StreamDecoder(PIECES, stops=["stop!"])
     decoder.push([STOP, 0xE2])
     text = decoder.push([], end=True)
     assert (text, decoder.done, decoder.matched_stop, decoder.held_bytes) == ("stop\ufffd", True, None, 0)
 
 
 def test_a_stop_string_that_only_the_end_completes_is_found() -> None:
-    text, decoder = run([97, 0xE2], [], stops=StopMatcher(["\ufffd"]))
+    text, decoder = run([97, 0xE2], [], stops=["\ufffd"])
     assert (text, decoder.matched_stop, decoder.trim_ids) == ("a", "\ufffd", 1)
 
 
 @pytest.mark.parametrize("watched", [False, True])
 def test_only_the_first_space_of_a_stream_is_a_prefix(watched: bool) -> None:
-    stops = StopMatcher(["never"]) if watched else None
+    stops = ["never"] if watched else None
     hello = PIECES.index(b" hello")
     assert run([hello, hello], [], strip_space=True, stops=stops)[0] == "hello hello"
     assert run([EMPTY, hello], [1], strip_space=True, stops=stops)[0] == " hello"
@@ -173,7 +176,7 @@ def test_only_the_first_space_of_a_stream_is_a_prefix(watched: bool) -> None:
 @pytest.mark.parametrize("watched", [False, True])
 @pytest.mark.parametrize("cuts", [[], [1], [1, 2, 3, 4]])
 def test_first_and_last_ids_to_drop_are_dropped_only_there(watched: bool, cuts: list[int]) -> None:
-    stops = StopMatcher(["never"]) if watched else None
+    stops = ["never"] if watched else None
     text, decoder = run([97, 98, 97, 98, 98], cuts, drop_first=97, drop_last=98, stops=stops)
     assert (text, decoder.ids_consumed) == ("bab", 5)
 
@@ -187,7 +190,7 @@ def test_a_stream_that_is_done_takes_nothing_more() -> None:
 
 def test_work_on_one_id_does_not_grow_with_the_stream() -> None:
     """What a stream remembers stays bounded, whatever it has seen."""
-    decoder = StreamDecoder(PIECES, stops=StopMatcher(["stop" * 8]))
+    decoder = StreamDecoder(PIECES, stops=["stop" * 8])
     for _ in range(2_000):
         decoder.push([STOP, EMPTY, EMPTY])
         if decoder.done:
@@ -195,6 +198,37 @@ def test_work_on_one_id_does_not_grow_with_the_stream() -> None:
         assert len(decoder._raw) < 32
         assert len(decoder._pending) < 32
     assert decoder.done
-    decoder = StreamDecoder(PIECES, stops=StopMatcher(["stop!"]))
+    decoder = StreamDecoder(PIECES, stops=["stop!"])
     decoder.push([STOP] + [EMPTY] * 1_000)
     assert len(decoder._pending) == 1
+
+
+@given(IDS, STOPS, st.integers(0, 4))
+def test_streams_of_the_same_stop_strings_are_alike_whatever_is_remembered(
+    ids: list[int], stops: list[str], remembered: int
+) -> None:
+    text, decoder = run(ids, one_by_one(ids), stops=stops)
+    facts = (text, decoder.matched_stop, decoder.ids_consumed, decoder.trim_ids)
+    pieces = StreamPieces(PIECES)
+    for _ in range(3):
+        with mock.patch.object(stop_strings, "_REMEMBERED", remembered):
+            again = StreamDecoder(pieces, stops=stops)
+        texts = [again.push([index]) for index in ids[: decoder.ids_consumed]]
+        if not again.done:
+            texts.append(again.push([], end=True))
+        assert ("".join(texts), again.matched_stop, again.ids_consumed, again.trim_ids) == facts
+
+
+def test_what_is_remembered_of_stop_strings_and_of_held_ids_is_bounded() -> None:
+    pieces = StreamPieces(PIECES)
+    decoder = StreamDecoder(pieces, stops=["\n\nZ"])
+    assert "".join(decoder.push([10]) for _ in range(20_000)) == "\n" * 19_998
+    assert len(decoder._trail) < 10_000
+    assert decoder.push([ord("Z")]) == ""
+    assert (decoder.matched_stop, decoder.ids_consumed, decoder.trim_ids) == ("\n\nZ", 20_001, 3)
+    states = StopStates(StopMatcher(["ab" * 500]), {index: "ab" * index for index in range(500)})
+    held = states.nothing
+    for index in [*range(400)] * 20:
+        step = held[index]
+        held = step[1] if step is not None else states.nothing
+    assert sum(map(len, states._known.values())) + len(states._known) <= 4096
