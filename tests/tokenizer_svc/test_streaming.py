@@ -221,11 +221,12 @@ def test_streams_of_the_same_stop_strings_are_alike_whatever_is_remembered(
 
 def test_what_is_remembered_of_stop_strings_and_of_held_ids_is_bounded() -> None:
     pieces = StreamPieces(PIECES)
-    decoder = StreamDecoder(pieces, stops=["\n\nZ"])
-    assert "".join(decoder.push([10]) for _ in range(20_000)) == "\n" * 19_998
-    assert len(decoder._trail) < 10_000
-    assert decoder.push([ord("Z")]) == ""
-    assert (decoder.matched_stop, decoder.ids_consumed, decoder.trim_ids) == ("\n\nZ", 20_001, 3)
+    for count in (8192, 8193, 8194, 20_000):  # around where the oldest ids are forgotten, and far behind
+        decoder = StreamDecoder(pieces, stops=["\n\nZ"])
+        assert "".join(decoder.push([10]) for _ in range(count)) == "\n" * (count - 2)
+        assert len(decoder._trail) < 10_000
+        assert decoder.push([ord("Z")]) == ""
+        assert (decoder.matched_stop, decoder.ids_consumed, decoder.trim_ids) == ("\n\nZ", count + 1, 3)
     states = StopStates(StopMatcher(["ab" * 500]), {index: "ab" * index for index in range(500)})
     held = states.nothing
     for index in [*range(400)] * 20:
