@@ -40,8 +40,7 @@ from tokenizer_svc.vocabularies.rwkv import PlainLongest
 
 EXAMPLES = int(os.environ.get("TANDEM_EXAMPLES", "100"))
 relaxed = settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=EXAMPLES)
-REFUSED = {"exaone-moe", "kimi-k2"}  # a loop over words, a difference of sets
-PATTERNS = sorted({cut.patterns for name, cut in PRE_TOKENIZERS.items() if name not in REFUSED})
+PATTERNS = sorted({cut.patterns for cut in PRE_TOKENIZERS.values()})
 WORDS = [
     "  ",
     "\n",
@@ -135,7 +134,15 @@ SETS = st.sampled_from(
             "(?:a|b)",
             "(a|[0-9])",
         ),
-        *(r"((?=[\p{L}])([^a-z]))", r"(?:(?!a)\p{L})", "(?i:s)", "(?i:k)", "(?i:')", r"[\u4e00-\u9fa5]"),
+        *(
+            r"(?:(?!\p{Han})[\p{L}\p{M}])",
+            r"((?=[\p{L}])([^a-z]))",
+            r"(?:(?!a)\p{L})",
+            "(?i:s)",
+            "(?i:k)",
+            "(?i:')",
+            r"[\u4e00-\u9fa5]",
+        ),
     ]
 )
 LOOPS = st.tuples(
@@ -147,8 +154,13 @@ SEQUENCES = st.lists(PARTS, min_size=1, max_size=4).map("".join)
 GROUPS = st.tuples(st.lists(SEQUENCES, min_size=1, max_size=3).map("|".join), st.sampled_from(["", "?"])).map(
     lambda parts: f"(?:{parts[0]}){parts[1]}"
 )
+RUNS = st.tuples(SETS, SETS, SETS).map(lambda sets: f"(?:{sets[0]}|{sets[1]}(?={sets[2]}))*")
 RANDOM_PATTERNS = st.lists(
-    st.lists(SEQUENCES | GROUPS, min_size=1, max_size=3).map("".join), min_size=1, max_size=4
+    st.tuples(
+        st.lists(SEQUENCES | GROUPS, min_size=1, max_size=3).map("".join), st.sampled_from(["", "", ""]) | RUNS
+    ).map("".join),
+    min_size=1,
+    max_size=4,
 ).map("|".join)
 RANDOM_TEXTS = st.text("aabbcABs\u017f\u212ak1'-] \n\u00e9\u4e00\U0001f680.", max_size=30)
 
@@ -177,6 +189,11 @@ def test_any_pattern_that_is_understood_cuts_as_the_engines_do(pattern: str, tex
             "(ab)+",
             "(?:a|bc)*",
             "a+?",
+            "a(?:a|b(?=c))*d",
+            "(?:a(?:a|b(?=c))*|d)?e",
+            "a(?:a|b(?=c))+",
+            "a(?:a|b(?!c))*",
+            "a(?:b(?=c)|d(?=e))*",
             "a{1,3}+",
             "a{2}{3}",
             "a{,3}",
@@ -215,6 +232,44 @@ def test_a_class_that_an_engine_does_not_know_is_left_to_it() -> None:
             compiled_merger([r"\p{Nonsense}+"], engine, BYTES)
 
 
+PUBLISHED = {
+    "exaone-moe": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+    ),
+    "kimi-k2": (
+        r"(?V1)[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*"
+        r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+        r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
+        r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@relaxed
+@given(text=TEXT | st.text("ab é\u0301漢あ '1sT\n", max_size=30))
+def test_patterns_that_are_written_otherwise_cut_as_the_published_ones(name: str, text: str) -> None:
+    text = text.replace("\u017f", "s")[:60]
+    expected = pieces_by_regex([PUBLISHED[name]], text)
+    assert pieces_by_regex(PRE_TOKENIZERS[name].patterns, text) == expected
+    assert compiled_pieces(PRE_TOKENIZERS[name].patterns, regexs, text) == expected
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_patterns_that_are_written_otherwise_cut_real_text_as_the_published_ones(name: str, shared_data: Path) -> None:
+    corpus = (shared_data / "corpus/botchan.txt").read_text(encoding="utf-8")[:20_000]
+    cases = (shared_data / "vocabularies/ggml-vocab-llama-bpe.gguf.inp").read_text(encoding="utf-8")
+    for text in (corpus, cases):
+        expected = pieces_by_regex([PUBLISHED[name]], text)
+        assert pieces_by_regex(PRE_TOKENIZERS[name].patterns, text) == expected
+        for engine in (regexs, tiktokens):
+            ranked = BYTES + sorted({piece.encode() for piece in expected if len(piece.encode()) > 1})
+            found = compiled_merger(PRE_TOKENIZERS[name].patterns, engine, ranked, 256).encode(text)
+            assert [ranked[rank].decode() for rank in found.tolist()] == expected
+
+
 @relaxed
 @given(
     tokens=st.lists(st.text("abc\u00e9", min_size=2, max_size=5), unique=True, max_size=20),
@@ -230,7 +285,8 @@ def test_any_small_vocabulary_is_merged_as_tiktoken_does(tokens: list[str], text
 
 
 @pytest.mark.parametrize(
-    "name", ["jais-2", "llama-bpe", "gpt-4o", "youtu", "superbpe", "afmoe", "deepseek-llm", "falcon"]
+    "name",
+    ["jais-2", "llama-bpe", "gpt-4o", "youtu", "superbpe", "afmoe", "deepseek-llm", "falcon", "exaone-moe", "kimi-k2"],
 )
 def test_hostile_text_is_cut_in_time_that_grows_with_it(name: str) -> None:
     """By walking each stretch again and again this would take hours."""

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 
 from tokenizer_svc.native.pattern import NotUnderstood, parse
 from tokenizer_svc.normalizing import STEPS
-from tokenizer_svc.vocabularies.patterns import GPT2
+from tokenizer_svc.vocabularies.patterns import GPT2, PUBLISHED_WORDS, WORDS
 
 Step: TypeAlias = Mapping[str, Any]
 # When a space is put in front of a text: never; always; unless one is there; at the beginning of all text, unless ...
@@ -169,7 +169,7 @@ def _split(step: Step) -> str:
     if not isinstance(pattern, str):
         raise ValueError(f"the pre-tokenizer Split by {step['pattern']} is not served")
     complete = pattern.endswith((r"|\s+", r"|\s")) and r"[^\s" in pattern
-    translated = _translated(pattern.replace(_CONTRACTIONS, _SPELT_OUT))
+    translated = _translated(pattern.replace(_CONTRACTIONS, _SPELT_OUT).replace(PUBLISHED_WORDS, WORDS))
     if behaviour == "Isolated" or (behaviour == "Removed" and invert and complete):
         return translated
     if invert or behaviour not in _PIECES:

@@ -1,6 +1,6 @@
 // Cuts text by a pattern as a backtracking engine does: the first alternative that matches, the longest run first.
 //
-// A pattern has loops over single characters only, so a step is met at most once on the way to a match, and at most as
+// A pattern has loops over single characters only, but for a RUN, so a step is met at most once on the way to a match, and at most as
 // many choices are open as it has steps. Whether a step leads to a match depends on the place alone. Each loop remembers
 // its last run and the places behind which nothing matched, so that no stretch of text is walked again and again.
 
@@ -131,6 +131,16 @@ static const uint8_t *match(state *s, const cutter *c, struct memory *memories, 
             i++;
             break;
         }
+        case RUN: // nothing but a match follows
+            for (;;) {
+                uint32_t mask = mask_at(s, c, at, end, &size);
+                int next;
+                if (!(mask & i->mask) && !(mask & i->a && mask_at(s, c, at + size, end, &next) & i->b))
+                    break;
+                at += size;
+            }
+            i++;
+            break;
         case LOOK:
             if ((mask_at(s, c, at, end, &size) & i->mask ? 0 : 1) == i->a)
                 i++;

@@ -5,6 +5,7 @@ That is: alternatives that are sequences of
 - one character of a set, as often as possible (`?`, `*`, `+`, `{2}`, `{1,3}`), or possessively (`++`)
 - a look at the next character (`(?=...)`, `(?!...)`), or at the end (`$`)
 - alternatives in brackets, at most once: `(?:'s|'t)?`. Where each of them is one character of a set, they are a set.
+- at the very end, characters of a set and others in front of one of a third, as often as possible: `(?:a| (?=b))*`
 
 All else is refused: above all loops over more than one character, so that nothing here takes a text's length squared.
 What a class of characters has in it (`\\p{L}`, `\\s`, or `(?i:s)`) is for the engine to say that the pattern is for.
@@ -67,6 +68,14 @@ class Loop(NamedTuple):
     possessive: bool = False
 
 
+class Run(NamedTuple):
+    """Characters of a set, and others in front of one of a third set, any number of them."""
+
+    characters: Characters
+    others: Characters
+    next: Characters
+
+
 class Look(NamedTuple):
     """The next character is in a set; `negative`: it is not, or there is none."""
 
@@ -86,7 +95,7 @@ class Choice:
     optional: bool = False
 
 
-Item: TypeAlias = Loop | Look | End | Choice
+Item: TypeAlias = Loop | Run | Look | End | Choice
 
 
 def parse(pattern: str) -> Choice:
@@ -97,6 +106,8 @@ def parse(pattern: str) -> Choice:
         reader.refuse()
     if any(map(is_nullable, choice.branches)):
         raise NotUnderstood("it matches the empty text")
+    if any(map(_has_early_run, choice.branches)):
+        raise NotUnderstood("it goes on behind a loop over more than one character")
     if max(map(_groups, choice.branches)) > _GROUPS:
         raise NotUnderstood(f"it has more than {_GROUPS} groups in one alternative")
     return choice
@@ -111,6 +122,16 @@ def is_nullable(items: tuple[Item, ...]) -> bool:
         if isinstance(item, Choice)
         else True
         for item in items
+    )
+
+
+def _has_early_run(items: tuple[Item, ...], last: bool = True) -> bool:
+    """Whether something follows a run, which then could be walked again and again."""
+    return any(
+        any(_has_early_run(branch, last=False) for branch in item.branches)
+        if isinstance(item, Choice)
+        else isinstance(item, Run) and not (last and place == len(items) - 1)
+        for place, item in enumerate(items)
     )
 
 
@@ -200,6 +221,9 @@ class _Reader:
             if max(least, most or 0) > _MOST or (most is not None and (most < least or most == 0)):
                 self.refuse()
             return Loop(item.characters, least, most, possessive)
+        run = _as_run(item) if isinstance(item, Choice) and (least, most, possessive) == (0, None, False) else None
+        if run is not None:
+            return run
         empty = isinstance(item, Choice) and any(map(is_nullable, item.branches))
         if isinstance(item, Choice) and (least, most) == (0, 1) and not possessive and not empty:
             return Choice(item.branches, optional=True)
@@ -288,3 +312,20 @@ def _as_characters(choice: Choice) -> Characters | None:
             case _:
                 return None
     return parts[0] if len(parts) == 1 else Either(tuple(parts))
+
+
+def _as_run(choice: Choice) -> Run | None:
+    """The loop over characters, one kind of them with a look at the next one, that a choice is any number of times."""
+    plain: list[Characters] = []
+    others: list[tuple[Characters, Characters]] = []
+    for branch in choice.branches:
+        match branch:
+            case (Loop(characters, 1, 1, _),):
+                plain.append(characters)
+            case (Loop(characters, 1, 1, _), Look(seen, False)):
+                others.append((characters, seen))
+            case _:
+                return None
+    if choice.optional or len(others) != 1 or not plain:
+        return None
+    return Run(plain[0] if len(plain) == 1 else Either(tuple(plain)), *others[0])

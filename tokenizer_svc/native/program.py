@@ -25,6 +25,7 @@ from tokenizer_svc.native.pattern import (
     Not,
     NotUnderstood,
     Range,
+    Run,
     is_nullable,
     parse,
 )
@@ -35,7 +36,7 @@ Flags: TypeAlias = NDArray[np.bool_]
 Engine: TypeAlias = Callable[[str, Points], Flags]  # which of the code points, which ascend, a class of it has
 
 STEP = np.dtype([("kind", "<i4"), ("mask", "<u4"), ("a", "<i4"), ("b", "<i4"), ("memory", "<i4")])
-SET, ATOMIC, LOOK, END, SPLIT, JUMP, MATCH, FAIL = range(8)
+SET, ATOMIC, RUN, LOOK, END, SPLIT, JUMP, MATCH, FAIL = range(9)
 PATTERN, THREES_APART, BEFORE_THREES = range(3)
 _KNOWN = 1 << 31
 _BLOCK = 10  # bits: an engine is asked for so many code points at once
@@ -174,6 +175,8 @@ class _Compiler:
                     memory = -1 if least == most else self.memories
                     self.memories += memory >= 0
                     self._add(kind, self._bit(characters), least, -1 if most is None else most, memory)
+                case Run(characters, others, following):
+                    self._add(RUN, self._bit(characters), self._bit(others), self._bit(following))
                 case Look(characters, negative):
                     self._add(LOOK, self._bit(characters), int(negative))
                 case End():
@@ -201,6 +204,8 @@ class _Compiler:
                 mask |= self._bit(item.characters)
                 if item.least:
                     return mask
+            elif isinstance(item, Run):
+                mask |= self._bit(item.characters) | self._bit(item.others)
             elif isinstance(item, Choice):
                 for branch in item.branches:
                     mask |= self._first(branch) or 0

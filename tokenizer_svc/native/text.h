@@ -13,7 +13,7 @@ typedef struct {
     int32_t memory; // number of the loop's memory, or -1
 } instruction;
 
-enum { SET, ATOMIC, LOOK, END, SPLIT, JUMP, MATCH, FAIL };
+enum { SET, ATOMIC, RUN, LOOK, END, SPLIT, JUMP, MATCH, FAIL };
 
 typedef struct {
     const uint32_t *masks; // of each code point the sets that it is in; KNOWN once that is known

@@ -6,6 +6,7 @@ here as the pattern it was written for:
 
 - GPT-2's pattern has the `|\\s+` of the code, which the published list has not.
 - "kimi-k2" and the digit groups of "afmoe" and "tiny_aya" are such code.
+- "exaone-moe" and "kimi-k2" say what they take without a loop over words and a difference of sets.
 - Meta publishes Llama 3's pattern with `(?i:'s|'t|...)`, which also takes U+017F (long s) for an s; the code does not.
 """
 
@@ -34,6 +35,9 @@ LLAMA3 = (
     r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Words with one space between them, which Exaone publishes as a loop over words with loops in it.
+PUBLISHED_WORDS = r"(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+"
+WORDS = r"\p{L}(?:[\p{L}\p{M}]| (?=\p{L}))*"
 _NUMBER = r"\p{N}"
 _NUMBERS_OF_3 = r"\p{N}{1,3}"
 # Both count the digits behind each place, over and over: `cutting` does the same in one pass over a long number.
@@ -176,11 +180,11 @@ _CUT_TINY_AYA = (
 )
 _CUT_KIMI_K2 = (
     (
-        r"(?V1)[\p{Han}]+"
-        r"|[^\r\n\p{L}\p{N}]?[[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]--\p{Han}]*[[\p{Ll}\p{Lm}\p{Lo}\p{M}]--\p{Han}"
-        r"]+(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?"
-        r"|[^\r\n\p{L}\p{N}]?[[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]--\p{Han}]+[[\p{Ll}\p{Lm}\p{Lo}\p{M}]--\p{Han}"
-        r"]*(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?"
+        r"\p{Han}+"
+        r"|[^\r\n\p{L}\p{N}]?(?:(?!\p{Han})[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}])*"
+        r"(?:(?!\p{Han})[\p{Ll}\p{Lm}\p{Lo}\p{M}])+(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?"
+        r"|[^\r\n\p{L}\p{N}]?(?:(?!\p{Han})[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}])+"
+        r"(?:(?!\p{Han})[\p{Ll}\p{Lm}\p{Lo}\p{M}])*(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?"
         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)"
         r"|\s+"
     ),
@@ -219,7 +223,7 @@ _CUT_AFMOE = (
 _CUT_EXAONE_MOE = (
     (
         r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
-        r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+        rf"|[^\r\n\p{{L}}\p{{N}}]?{WORDS}|\p{{N}}"
         r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
     ),
 )
