@@ -114,6 +114,35 @@ def test_cuts(tmp_path: Path, cuts: list[tuple[str, str, str]], use_regex: bool,
     check(tmp_path, library_with(tmp_path, [], [*(step_of(*cut) for cut in cuts), last]), texts)
 
 
+SETS_IN_SETS = st.lists(
+    st.sampled_from(["a", "b-d", r"\s", r"\p{N}", "|", "(", ".", "[b]", "[a-c1]", r"[\s.]", "[x[y]]", r"\]", "é", "-"]),
+    min_size=1,
+    max_size=5,
+).map("".join)
+
+
+@relaxed
+@given(inside=SETS_IN_SETS, negated=st.booleans(), texts=st.lists(TEXT, min_size=1, max_size=5))
+@example(inside=r"(\s|[.,!?…。，、।۔،])", negated=True, texts=["Hello, world (a) | b.", " 漢字。漢 a", "ab..  a\n"])
+@example(inside="-a", negated=False, texts=["a-b", "-"])
+@example(inside="a-", negated=True, texts=["a-b", "-"])
+def test_a_set_within_a_set_adds_what_it_has(tmp_path: Path, inside: str, negated: bool, texts: list[str]) -> None:
+    """The example is how BLOOM, Poro and Viking cut."""
+    pattern = f" ?[{'^' * negated}{inside}]+"
+    try:
+        steps = [step_of("Split", pattern, "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    except Exception:
+        return
+    library = library_with(tmp_path, [], steps)
+    try:
+        load_tokenizer(tmp_path)
+    except FormatError:
+        assert "-" in inside.replace("b-d", "").replace("a-c", "")  # at the border of a set within the other
+        assert "[" in inside
+        return
+    check(tmp_path, library, texts)
+
+
 @pytest.mark.parametrize(
     ("forms", "steps", "words"),
     [

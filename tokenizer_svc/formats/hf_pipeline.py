@@ -184,21 +184,29 @@ def _split(step: Step) -> str:
 def _translated(pattern: str) -> str:
     """The pattern as the engines here read it. Raises ValueError where they cannot."""
     parts: list[str] = []
-    in_set = False
+    sets = 0  # that are open
     before = ""
     for part in _PARTS.findall(pattern):
         opens = part.startswith("[")
-        # Outside of a set `{2}+` quantifies twice here; others read a quantifier that gives nothing back.
-        strange = (opens or before + part == "&&") if in_set else (before[:1] == "{" and part == "+")
+        if sets:
+            # A hyphen at the border of a set within another could come to mean a range.
+            bordering = before + part in ("-[", "]-") or (sets > 1 and before + part in ("[-", "-]"))
+            strange = (opens and part != "[") or before + part in ("&&", "[:") or bordering
+        else:  # `{2}+` quantifies twice here; others read a quantifier that gives nothing back
+            strange = before[:1] == "{" and part == "+"
         if strange or part in _STRANGE_ESCAPES:
             raise ValueError(f"the pre-tokenizer Split by a pattern with {before + part!r} is not served")
         before = part
         if part == r"\w":
-            part = _WORD if in_set else f"[{_WORD}]"
-        elif part in ("^", "$") and not in_set:  # of a line
+            part = _WORD if sets else f"[{_WORD}]"
+        elif part in ("^", "$") and not sets:  # of a line
             part = f"(?m:{part})"
-        else:
-            in_set = opens or (in_set and part != "]")
+        elif opens:
+            part = "" if sets else part  # a set within one adds what it has
+            sets += 1
+        elif part == "]" and sets:
+            sets -= 1
+            part = "" if sets else part
         parts.append(part)
     return "".join(parts)
 
