@@ -62,7 +62,7 @@ class PlainWeight(torch.nn.Module):
         super().__init__()
         self.weight = weight if isinstance(weight, torch.nn.Parameter) else torch.nn.Parameter(weight, False)
         self.product: Product = F.linear  # but for oneDNN's
-        self._with_onednn = shared and weight.numel() >= SHARED_FROM and _onednn_serves(weight.device, weight.dtype)
+        self._with_onednn = shared and weight.numel() >= SHARED_FROM and onednn_serves(weight.device, weight.dtype)
 
     def __len__(self) -> int:
         return self.weight.shape[0]
@@ -187,16 +187,16 @@ class Linear(torch.nn.Module):
 
 def rearranges(numbers: int, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a plain weight of so many numbers is replaced by a rearranged copy once it is there."""
-    return numbers >= REARRANGE_FROM and _onednn_serves(device, dtype)
+    return numbers >= REARRANGE_FROM and onednn_serves(device, dtype)
 
 
-def keeps_half_panels(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether weights of this dtype are stored in panels, because the processor cannot compute in it."""
-    half = dtype in (torch.bfloat16, torch.float16)
-    return half and device.type == "cpu" and not _onednn_serves(device, dtype) and native.available()
+def panels_serve(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether weights of this dtype can be kept in panels, for products in float32."""
+    return dtype in (torch.bfloat16, torch.float16) and device.type == "cpu" and native.available()
 
 
-def _onednn_serves(device: torch.device, dtype: torch.dtype) -> bool:
+def onednn_serves(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the processor computes in this dtype, by oneDNN."""
     if device.type != "cpu":
         return False
     operations = torch.ops.mkldnn

@@ -19,11 +19,12 @@ from functools import cached_property
 import torch
 
 from worker_svc.checkpoints.checkpoint import Checkpoint, CheckpointError
+from worker_svc.checkpoints.grouped import Quantization
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.feed_forward import FeedForward
 from worker_svc.model.float8 import Float8Weight
 from worker_svc.model.kv_cache import KVCache
-from worker_svc.model.linear import Bias, Linear, PlainWeight, keeps_half_panels
+from worker_svc.model.linear import Bias, Linear, PlainWeight, onednn_serves, panels_serve
 from worker_svc.model.moe import MixtureOfExperts
 from worker_svc.model.native_layer import CompiledLayer, CompiledStep, compiled_steps
 from worker_svc.model.native_operations import cpu_operations
@@ -279,11 +280,16 @@ def load_transformer(
     this one's part of it. Raises CheckpointError.
     """
     whole = config or checkpoint.config
-    # A processor that does not compute in the dtype keeps matrices and the cache in it, and all else in float32.
-    computed = torch.float32 if keeps_half_panels(torch.device(device), dtype) else dtype
+    # A processor that does not compute in the dtype keeps matrices and the cache in it, and all else in float32. So does
+    # any if the matrices are quantized: their products, and whole layers, are compiled for float32.
+    device = torch.device(device)
+    in_panels = panels_serve(device, dtype) and (
+        not onednn_serves(device, dtype) or _mostly_quantized(checkpoint, quantization)
+    )
+    computed = torch.float32 if in_panels else dtype
     model = Transformer(whole, device, computed, operations, ranks)
     destinations = model.destinations()
-    filler = WeightFiller(device, dtype, quantization, model.operations.quantized_weight)
+    filler = WeightFiller(device, dtype, quantization, model.operations.quantized_weight, half_panels=in_panels)
     done = 0
     for name, source in checkpoint.tensors():
         target = destinations.pop(name)
@@ -308,6 +314,14 @@ def load_transformer(
         model.output.share(model.embedding.stored)
     model.multiply_by(model.operations.products[0])
     return model
+
+
+def _mostly_quantized(checkpoint: Checkpoint, quantization: MadeOf) -> bool:
+    """Whether the layers' matrices will be small integers; the first of them tells."""
+    if quantization != "stored":
+        return isinstance(quantization, Quantization)
+    first = next(source for name, source in checkpoint.tensors() if name == "layers.0.attention.q")
+    return not isinstance(first, torch.Tensor) and first[:1].grouped() is not None
 
 
 def _least_bits(name: str) -> int:

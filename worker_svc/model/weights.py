@@ -19,7 +19,7 @@ import torch
 from worker_svc.checkpoints.checkpoint import StoredMatrix
 from worker_svc.checkpoints.grouped import Grouped, Quantization
 from worker_svc.model.float8 import Float8Rows, Float8Weight, to_float8
-from worker_svc.model.linear import HalfPanels, Linear, PlainWeight, Weight, keeps_half_panels, rearranges
+from worker_svc.model.linear import HalfPanels, Linear, PlainWeight, Weight, rearranges
 from worker_svc.model.parallel import ALONE, Ranks
 from worker_svc.model.quantization import INT8, QuantizedWeight, quantize
 
@@ -78,9 +78,12 @@ class WeightFiller:
         dtype: torch.dtype,
         quantization: MadeOf = "stored",
         quantized_weight: Callable[..., QuantizedWeight] = QuantizedWeight,
+        *,
+        half_panels: bool = False,
     ) -> None:
-        """`dtype` is that of plain matrices. `quantized_weight` is called like the class, and makes one in the device's
-        own order."""
+        """`dtype` is that of plain matrices, which lie in panels if `half_panels`.
+        `quantized_weight` is called like the class, and makes one in the device's own order."""
+        self._half_panels = half_panels
         self._device = torch.device(device)
         self._dtype = dtype
         self._quantization = quantization
@@ -184,7 +187,7 @@ class WeightFiller:
         if isinstance(like, Float8Rows):
             return Float8Weight(rows, columns, self._device)
         multiplied = isinstance(module, Linear) or module.tied
-        if multiplied and keeps_half_panels(self._device, self._dtype):
+        if multiplied and self._half_panels:
             return HalfPanels(rows, columns, self._dtype)
         numbers = rows * columns
         stageable = numbers * self._dtype.itemsize <= _STAGING_BYTES and self._staged is None

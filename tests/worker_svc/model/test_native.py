@@ -77,6 +77,24 @@ def test_a_quantized_product_is_that_of_the_quantized_numbers(
         assert ((weight(x).double() - exact).abs() <= 1e-6 * size).all()
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_wide_registers_change_no_bit(kind: Quantization) -> None:
+    if not native.allow_wide(True):
+        pytest.skip("no AVX-512 with VNNI")
+    for dtype, (rows, columns) in ((torch.float32, (100, 1300)), (torch.float16, (33, 64)), (torch.float32, (3, 20))):
+        weight = stored(random_matrix(kind, rows, columns, dtype))
+        for count in (*range(1, 18), 40):
+            x = random_rows(count, columns)
+            x[0, -1] = float("inf") if count % 3 else 1.0
+            wide = weight(x)
+            native.allow_wide(False)
+            try:
+                narrow = weight(x)
+            finally:
+                native.allow_wide(True)
+            torch.testing.assert_close(wide, narrow, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_activations_are_rounded_to_the_nearest_32767th_of_their_groups_largest(group: int) -> None:
     x = random_rows(9, 172)

@@ -15,6 +15,7 @@ from worker_svc.checkpoints.grouped import Quantization
 from worker_svc.model import native, native_layer
 from worker_svc.model.kv_cache import CacheShape, KVCache
 from worker_svc.model.kv_formats import Plain, kv_format
+from worker_svc.model.linear import onednn_serves
 from worker_svc.model.native_operations import NativeOperations
 from worker_svc.model.operations import TorchOperations
 from worker_svc.model.runner import ModelRunner, Work
@@ -86,10 +87,11 @@ def test_a_layer_in_one_call_has_the_bits_of_one_in_pieces(
     kind: Quantization | None, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(llama("tiny", 128), windows=(window, 0), num_layers=2)
-    checkpoint = RandomCheckpoint(config, "cpu", torch.bfloat16)
-    model = load_transformer(checkpoint, "cpu", torch.bfloat16, quantization=kind, operations=OURS)
+    half = torch.float16 if onednn_serves(torch.device("cpu"), torch.bfloat16) else torch.bfloat16
+    checkpoint = RandomCheckpoint(config, "cpu", half)
+    model = load_transformer(checkpoint, "cpu", half, quantization=kind, operations=OURS)
     assert all(layer.compiled is not None for layer in model.layers)  # type: ignore[union-attr]
-    shape = CacheShape(2, 8, 16, config.num_kv_heads, config.head_dim, Plain(torch.bfloat16))
+    shape = CacheShape(2, 8, 16, config.num_kv_heads, config.head_dim, Plain(half))
     tokens = np.arange(1, 60, dtype=np.int32)
     answers = []
     for most in (0, native_layer.MOST_ROWS):
@@ -101,3 +103,12 @@ def test_a_layer_in_one_call_has_the_bits_of_one_in_pieces(
         assert torch.equal(torch.cat([step[:1] for step in steps[-3:]]), whole[:3])
         answers.append(whole[:3])
     assert torch.equal(*answers)
+
+
+@pytest.mark.parametrize("kind", [Quantization(8, 0), Quantization(4, 32)], ids=str)
+def test_quantized_layers_are_compiled_also_where_the_processor_computes_in_bf16(kind: Quantization) -> None:
+    config = replace(llama("tiny", 128), num_layers=2)
+    checkpoint = RandomCheckpoint(config, "cpu", torch.bfloat16)
+    model = load_transformer(checkpoint, "cpu", torch.bfloat16, quantization=kind, operations=OURS)
+    assert model.dtype == torch.float32
+    assert all(layer.compiled is not None for layer in model.layers)  # type: ignore[union-attr]

@@ -15,6 +15,13 @@ Measured on one Zen 3 core, W `[11264, 2048]`, milliseconds:
 | int8, `_weight_int8pack_mm` on bf16 rows | 3.1 | 6.7 | 13 | 27 | |
 | int8 in groups of 32 / 128, here | 1.4 / 1.1 | 2.4 / 2.5 | 4.2 / 4.0 | 7.1 / 6.5 | 53 / 48 |
 | int4 in groups of 32, here      | 0.9 | 2.2 | 4.0 | 7.4 | 59  |
+
+The same on one Zen 5 core, with AVX2 alone / with AVX-512 and VNNI (`quantized_wide.c`), which have the same bits:
+
+| rows                            | 1         | 4         | 8         | 16        | 128       |
+|---------------------------------|-----------|-----------|-----------|-----------|-----------|
+| int8 in groups of 32            | 0.9 / 0.8 | 1.3 / 0.8 | 2.5 / 1.1 | 5.0 / 2.6 | 41 / 18   |
+| int4 in groups of 32            | 0.7 / 0.3 | 1.4 / 0.7 | 2.9 / 1.2 | 5.5 / 2.6 | 43 / 19   |
 """
 
 from __future__ import annotations
@@ -29,6 +36,12 @@ PANEL = 16  # rows of a weight that lie interleaved
 def available() -> bool:
     """Whether the compiled products can be used on this machine; compiles them if need be."""
     return library() is not None
+
+
+def allow_wide(allowed: bool) -> bool:
+    """Whether quantized products may use AVX-512 with VNNI from now on, as they do at first; whether the processor has
+    it. For comparisons: the bits are the same."""
+    return bool(calls().tandem_allow_wide(allowed))
 
 
 def quantized_product(

@@ -19,6 +19,7 @@ _FUNCTIONS: dict[str, Signature] = {
         [_NUMBER, *[_POINTER] * 3, *[_NUMBER] * 2, _POINTER, _SIZE, *[_POINTER] * 2, *[_SIZE] * 4, _NUMBER],
         None,
     ),
+    "allow_wide": ([_NUMBER], _NUMBER),
     "half_product": ([_NUMBER, *[_POINTER] * 3, *[_SIZE] * 3, _NUMBER], None),
     "add_norm": ([*[_POINTER] * 4, *[_SIZE] * 2, _FLOAT, _NUMBER], None),
     "swiglu": ([*[_POINTER] * 2, *[_SIZE] * 3, _NUMBER], None),
@@ -43,8 +44,8 @@ _FUNCTIONS: dict[str, Signature] = {
 SOURCES = CSources(
     Path(__file__).parent,
     "operations",
-    ("products.c", "rows.c", "attention.c", "layer.c"),
-    ("numbers.h", "operations.h"),
+    ("products.c", "quantized_wide.c", "rows.c", "attention.c", "layer.c"),
+    ("numbers.h", "operations.h", "quantized.h"),
     _FUNCTIONS,
     ("-O3", "-mavx2", "-mfma", "-mf16c", "-ffp-contract=off", "-shared", "-fPIC", "-fopenmp"),
     # torch brings its own OpenMP: the same one has to serve both, or their threads would compete.

@@ -16,19 +16,17 @@
 //
 // Half precision: a panel's 16 sums grow along the input dimension, in fp32.
 
-#include "numbers.h"
 #include "operations.h"
+#include "quantized.h"
 
-#define PANEL 16
-#define ROWS 6         // of a tile: 12 sums in 16 registers
-#define TOGETHER 4     // panels that a thread takes at once
-#define BLOCK 512      // input numbers between two looks at the output: a panel's part stays in the first cache
-                       // for all tiles of rows, which meanwhile ask for the block that comes next (`ahead`)
+#define ROWS 6  // of a tile: 12 sums in 16 registers
 
-// Rows of the next tile, `left` being still to do: as many tiles as are needed, equally high.
-INLINE int64_t tile_rows(int64_t left) {
-    const int64_t tiles = (left + ROWS - 1) / ROWS;
-    return (left + tiles - 1) / tiles;
+static int wide_allowed = 1;
+
+// Whether processors with AVX-512 and VNNI multiply by it from now on, and whether this is one. The bits are the same.
+int tandem_allow_wide(int allowed) {
+    wide_allowed = allowed;
+    return wide_is_there();
 }
 
 // ---------------------------------------------------------------------------------------------------- activations
@@ -77,18 +75,6 @@ static void quantize_rows(const float *x, int64_t rows, int64_t k, int64_t group
 }
 
 // ---------------------------------------------------------------------------------------------------- quantized weights
-
-typedef struct {
-    const uint8_t *weight;  // [panels, width / 2, 16, 2] int8, or [panels, width / 4, 16, 2] of two int4 each
-    const void *scale;      // [panels, groups, 16], or [panels, 1, 16] where per_channel; fp16 or fp32
-    const void *least;      // [panels, groups, 16]; int4 only
-    const int32_t *x;       // of each tile of rows [width / 2, rows]: two inputs
-    const float *x_scale;   // of each tile of rows [groups, rows]
-    const float *x_sum;     // as x_scale
-    float *out;             // [rows, panels * 16]
-    int64_t rows, panels, groups;
-    int half, per_channel;
-} Product;
 
 INLINE __m256 eight(const void *numbers, int64_t at, int half) {
     if (half) return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)((const uint16_t *)numbers + at)));
@@ -190,11 +176,9 @@ INLINE void quantized_panels(const Product *p, const int bits, const int group, 
     for (int64_t start = 0; start < p->groups; start += BLOCK / group) {
         const int64_t end = start + BLOCK / group < p->groups ? start + BLOCK / group : p->groups;
         for (int64_t panel = first; panel < last; panel++) {
-            const int64_t next = panel + 1 < last ? panel + 1 : end < p->groups ? first : last;
-            const int64_t next_start = panel + 1 < last ? start : end < p->groups ? end : 0;
-            const uint8_t *ahead = p->weight + (next * p->groups + next_start) * group * PANEL * bits / 8;
+            const uint8_t *ahead = next_weights(p, bits, group, panel, start, end, first, last);
             for (int64_t row = 0, rows; row < p->rows; row += rows) {
-                rows = tile_rows(p->rows - row);
+                rows = tile_rows(p->rows - row, ROWS);
 #define TILE(R) quantized_tile(p, R, 1, bits, group, panel, row, start, end, ahead)
                 TILES(rows)
 #undef TILE
@@ -203,10 +187,10 @@ INLINE void quantized_panels(const Product *p, const int bits, const int group, 
     }
 }
 
-// [rows, width] -> of each tile of rows [width, rows].
-static void by_tiles(const int32_t *from, int32_t *to, int64_t rows, int64_t width, int threads) {
+// [rows, width] -> of each tile of up to `most` rows [width, rows].
+static void by_tiles(const int32_t *from, int32_t *to, int64_t rows, int64_t width, int64_t most, int threads) {
     for (int64_t row = 0, some; row < rows; row += some) {
-        some = tile_rows(rows - row);
+        some = tile_rows(rows - row, most);
 #pragma omp parallel for schedule(static) num_threads(threads) if (some * width > 16384)
         for (int64_t i = 0; i < width; i++)
             for (int64_t r = 0; r < some; r++) to[row * width + i * some + r] = from[(row + r) * width + i];
@@ -220,11 +204,13 @@ void tandem_quantized_product(int bits, const void *weight, const void *scale, c
     const int64_t pairs = rows * groups * group / 2, scales = rows * groups;
     int32_t *x_rows = room, *scale_rows = x_rows + pairs, *sum_rows = scale_rows + scales;
     quantize_rows(x, rows, k, groups, group, (int16_t *)x_rows, (float *)scale_rows, (float *)sum_rows, threads);
+    const int wide = wide_allowed && wide_is_there();
     if (rows > 1) {
+        const int64_t most = wide ? WIDE_ROWS : ROWS;
         int32_t *tiles = sum_rows + scales;
-        by_tiles(x_rows, tiles, rows, pairs / rows, threads);
-        by_tiles(scale_rows, tiles + pairs, rows, groups, threads);
-        by_tiles(sum_rows, tiles + pairs + scales, rows, groups, threads);
+        by_tiles(x_rows, tiles, rows, pairs / rows, most, threads);
+        by_tiles(scale_rows, tiles + pairs, rows, groups, most, threads);
+        by_tiles(sum_rows, tiles + pairs + scales, rows, groups, most, threads);
         x_rows = tiles, scale_rows = tiles + pairs, sum_rows = scale_rows + scales;
     }
     const Product p = {weight, scale, least, x_rows, (const float *)scale_rows, (const float *)sum_rows, out,
@@ -232,6 +218,10 @@ void tandem_quantized_product(int bits, const void *weight, const void *scale, c
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t first = 0; first < panels; first += TOGETHER) {
         const int64_t last = first + TOGETHER < panels ? first + TOGETHER : panels;
+        if (wide) {
+            wide_quantized_panels(&p, bits, group, first, last);
+            continue;
+        }
         switch (bits * 1000 + group) {
         case 8032: quantized_panels(&p, 8, 32, first, last); break;
         case 8064: quantized_panels(&p, 8, 64, first, last); break;
@@ -309,7 +299,7 @@ INLINE void half_panels(const int bf16, const uint16_t *w, const float *x, float
         }
         for (int64_t n = 0; n < panels; n++)
             for (int64_t row = 0, some; row < rows; row += some) {
-                some = tile_rows(rows - row);
+                some = tile_rows(rows - row, ROWS);
 #define TILE(R)                                                                                                        \
     half_tile(R, 1, bf16, w + n * k * PANEL + PANEL * start, x + row * k + start, k, length,                           \
               out + row * width + PANEL * n, width, begins, ends, w + n * k * PANEL + PANEL * (start + length))

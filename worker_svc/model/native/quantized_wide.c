@@ -1,0 +1,103 @@
+// Products with quantized weights by AVX-512 with VNNI: the same integers and the same operations on each output number as
+// in products.c, so the same bits, by a quarter of the instructions. vpdpwssd multiplies 32 pairs of int16 and adds them
+// to the sums of a whole panel.
+
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512vnni")
+
+#include "quantized.h"
+
+int wide_is_there(void) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+}
+
+INLINE __m512 sixteen(const void *numbers, int64_t at, int half) {
+    if (half) return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)((const uint16_t *)numbers + at)));
+    return _mm512_loadu_ps((const float *)numbers + at);
+}
+
+// As `quantized_tile` of products.c.
+INLINE void tile(const Product *p, const int rows, const int panels, const int bits, const int group, int64_t panel,
+                 int64_t row, int64_t first, int64_t last, const uint8_t *ahead) {
+    const int64_t width = p->groups * group, columns = p->panels * PANEL, stride = width * PANEL * bits / 8;
+    const uint8_t *w = p->weight + panel * stride;
+    const int32_t *x = p->x + row * (width / 2);
+    const float *x_scale = p->x_scale + row * p->groups, *x_sum = p->x_sum + row * p->groups;
+    float *out = p->out + row * columns + panel * PANEL;
+    const __m512i low = _mm512_set1_epi16(15);
+    __m512 total[WIDE_ROWS];  // by panel and row
+    for (int r = 0; r < rows; r++)
+        for (int n = 0; n < panels; n++)
+            total[n * rows + r] = first == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(out + r * columns + n * PANEL);
+    for (int64_t g = first; g < last; g++) {
+        __m512i sum[WIDE_ROWS];
+        const uint8_t *group_w = w + g * group * PANEL * bits / 8;
+        if (rows > 1)
+            for (int64_t i = 0; i < group * PANEL * bits / 8; i += 64, ahead += 64)
+                _mm_prefetch((const char *)ahead, _MM_HINT_T1);
+        const int32_t *group_x = x + g * (group / 2) * rows;
+        for (int r = 0; r < rows * panels; r++) sum[r] = _mm512_setzero_si512();
+        for (int i = 0; i < group / 4; i++, group_w += PANEL * bits / 2, group_x += 2 * rows)
+            for (int n = 0; n < panels; n++) {
+                const __m256i *from = (const __m256i *)(group_w + n * stride);
+                for (int pair = 0; pair < 2; pair++) {
+                    __m512i b;
+                    if (bits == 8) b = _mm512_cvtepi8_epi16(_mm256_loadu_si256(from + pair));
+                    else if (pair == 0) b = _mm512_and_si512(_mm512_cvtepu8_epi16(_mm256_loadu_si256(from)), low);
+                    else b = _mm512_srli_epi16(_mm512_cvtepu8_epi16(_mm256_loadu_si256(from)), 4);
+                    for (int r = 0; r < rows; r++) {
+                        __m512i *to = sum + n * rows + r;
+                        *to = _mm512_dpwssd_epi32(*to, _mm512_set1_epi32(group_x[pair * rows + r]), b);
+                    }
+                }
+            }
+        for (int n = 0; n < panels; n++) {
+            const int64_t at = ((panel + n) * p->groups + g) * PANEL;
+            const __m512 scale = sixteen(p->scale, p->per_channel ? (panel + n) * PANEL : at, p->half);
+            for (int r = 0; r < rows; r++) {
+                const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(x_scale[g * rows + r]));
+                __m512 *to = total + n * rows + r;
+                *to = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[n * rows + r]), factor, *to);
+            }
+            if (bits == 8) continue;
+            const __m512 least = sixteen(p->least, at, p->half);
+            for (int r = 0; r < rows; r++) {
+                __m512 *to = total + n * rows + r;
+                *to = _mm512_fmadd_ps(least, _mm512_set1_ps(x_sum[g * rows + r]), *to);
+            }
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int n = 0; n < panels; n++) _mm512_storeu_ps(out + r * columns + n * PANEL, total[n * rows + r]);
+}
+
+INLINE void panels_of(const Product *p, const int bits, const int group, int64_t first, int64_t last) {
+    if (p->rows == 1 && last - first == TOGETHER) {
+        tile(p, 1, TOGETHER, bits, group, first, 0, 0, p->groups, p->weight);
+        return;
+    }
+    for (int64_t start = 0; start < p->groups; start += BLOCK / group) {
+        const int64_t end = start + BLOCK / group < p->groups ? start + BLOCK / group : p->groups;
+        for (int64_t panel = first; panel < last; panel++) {
+            const uint8_t *ahead = next_weights(p, bits, group, panel, start, end, first, last);
+            for (int64_t row = 0, rows; row < p->rows; row += rows) {
+                rows = tile_rows(p->rows - row, WIDE_ROWS);
+#define TILE(R)                                                                                                        \
+    case R: tile(p, R, 1, bits, group, panel, row, start, end, ahead); break;
+                switch (rows) { TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6) TILE(7) TILE(8) }
+#undef TILE
+            }
+        }
+    }
+}
+
+void wide_quantized_panels(const Product *p, int bits, int group, int64_t first, int64_t last) {
+    switch (bits * 1000 + group) {
+    case 8032: panels_of(p, 8, 32, first, last); break;
+    case 8064: panels_of(p, 8, 64, first, last); break;
+    case 8128: panels_of(p, 8, 128, first, last); break;
+    case 4032: panels_of(p, 4, 32, first, last); break;
+    case 4064: panels_of(p, 4, 64, first, last); break;
+    case 4128: panels_of(p, 4, 128, first, last); break;
+    }
+}
