@@ -82,6 +82,11 @@ class WorkerSettings(ServiceSettings):
         description="tokens that speculation guesses at most, for requests that name no number; 0: none, or 4 where "
         "there is a draft_model",
     )
+    speculate: Literal["auto", "always"] = Field(
+        default="auto",
+        description="requests that ask for drafts get them where more tokens per second are likely (auto), or always, "
+        "as if what computes them cost nothing",
+    )
     draft_model: str = Field(
         default="", description="checkpoint of a small model with the same vocabulary, which guesses for the large one"
     )
@@ -141,6 +146,7 @@ class WorkerSettings(ServiceSettings):
             reproducible=self.reproducible,
             cuda_graphs=self.cuda_graphs,
             overlap=self.overlap,
+            speculate=self.speculate,
             quantize=self.quantize,
             quantize_group=self.quantize_group,
             tensor_parallel=self.tensor_parallel,

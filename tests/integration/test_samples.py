@@ -188,7 +188,7 @@ async def test_speculation_changes_the_passes_and_not_a_bit_of_the_answer(worker
 async def test_a_draft_model_saves_passes_and_changes_no_bit(worker: Worker, random_llama: Path, tmp_path: Path):
     request = sampled(7, max_tokens=60)
     plain = await worker.generate(request)
-    flags = (f"--model={random_llama}", f"--draft-model={random_llama}", "--page-size=16")
+    flags = (f"--model={random_llama}", f"--draft-model={random_llama}", "--page-size=16", "--speculate=always")
     async with running_worker(tmp_path, *flags) as drafting:
         drafted = await drafting.generate(request)  # four drafts at once are the default beside a draft model
     assert drafted.ids == plain.ids

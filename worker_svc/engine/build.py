@@ -22,6 +22,7 @@ from worker_svc.engine.grammar import Grammars
 from worker_svc.engine.loop import Engine
 from worker_svc.engine.pages import PageTable
 from worker_svc.engine.scheduler import SchedulerLimits
+from worker_svc.engine.speculation_costs import Free
 from worker_svc.model import cuda_device
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.float8 import Float8Weight
@@ -151,6 +152,8 @@ def build_engine(
             grammars=Grammars(model_config.vocab_size, sorted(checkpoint.eos_ids)),
             draft_runner=ModelRunner(draft, draft_cache) if draft is not None and draft_cache is not None else None,
             draft_context_length=draft.config.context_length if draft is not None else 0,
+            costs=Free() if config.speculate == "always" else None,
+            learns=ranks.size == 1,
             overlap=config.overlap == "on" or (config.overlap == "auto" and device.type == "cuda"),
         ),
         config=model_config,

@@ -28,5 +28,6 @@ class EngineConfig:
     reproducible: bool = True  # on CUDA; on a CPU always
     cuda_graphs: bool = True
     overlap: str = "auto"  # "on", "off", or "auto": on CUDA
+    speculate: str = "auto"  # where it is likely to pay, or "always"
     draft_tokens: int = 0
     draft_model: str = ""

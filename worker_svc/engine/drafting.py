@@ -1,16 +1,16 @@
-"""What speculation keeps of each request: how large its window is, and where its n-grams ended."""
+"""What speculation keeps of each request: how often its drafts are accepted, and where its n-grams ended."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from worker_svc.engine.pages import Tokens
 
-FIRST_WINDOW = 4
-REST_TOKENS = 32  # without drafts, after FAILURES rounds without an accepted one
-FAILURES = 4
+FIRST_CHANCE = 0.6  # of a request's drafts to be accepted, before any was tried; counts as much as one that was
+MEMORY_TOKENS = 64  # after so many more, what was seen of a request's drafts counts half
 INDEXED_TOKENS = 32_768  # of a prompt, its last ones
 
 
@@ -37,10 +37,13 @@ class NGramIndex:
     def _extend(self, tokens: Tokens) -> None:
         n, last = self._n, len(tokens) - 1
         first = max(self._indexed + 1, n, last - INDEXED_TOKENS)
+        self._indexed = last
+        if first == last:  # as in nearly every call
+            self._ends[tokens[last - n : last].tobytes()] = last
+            return
         data, width = tokens[first - n : last].tobytes(), n * tokens.itemsize
         step = tokens.itemsize
         self._ends.update((data[i * step : i * step + width], first + i) for i in range(last - first + 1))
-        self._indexed = last
 
 
 @dataclass(slots=True)
@@ -49,18 +52,23 @@ class Drafting:
 
     max_tokens: int  # drafts at most
     ngram: int  # 0: no prompt lookup
-    window: int = FIRST_WINDOW
-    failures: int = 0  # rounds in a row without an accepted draft
-    rest_until: int = 0  # number of tokens before which there are no drafts
     index: NGramIndex | None = None
     computed: int = 0  # tokens whose keys and values the draft model has
+    _accepted: float = 0.0  # drafts, each weighed by how long ago it was
+    _tried: float = 0.0  # the same of all that stood behind an accepted token
+    _learnt_at: int = 0  # number of tokens
+
+    def chance(self, num_tokens: int) -> float:
+        """That a draft is accepted, if those before it are; what was seen of it fades, so that all are tried again."""
+        weight = self._weight(num_tokens)
+        return (FIRST_CHANCE + weight * self._accepted) / (1 + weight * self._tried)
 
     def learn(self, proposed: int, accepted: int, num_tokens: int) -> None:
-        """One round is over."""
-        if accepted == proposed:
-            self.window = min(self.max_tokens, 2 * max(self.window, proposed))
-        else:
-            self.window = min(self.max_tokens, accepted + 1)
-        self.failures = 0 if accepted else self.failures + 1
-        if self.failures >= FAILURES:
-            self.failures, self.rest_until = 0, num_tokens + REST_TOKENS
+        """One round is over, with which the request has `num_tokens`."""
+        weight = self._weight(num_tokens)
+        self._accepted = weight * self._accepted + accepted
+        self._tried = weight * self._tried + min(proposed, accepted + 1)
+        self._learnt_at = num_tokens
+
+    def _weight(self, num_tokens: int) -> float:
+        return math.exp2((self._learnt_at - num_tokens) / MEMORY_TOKENS)

@@ -31,6 +31,7 @@ from worker_svc.engine.sampler import Sampled, SamplingTable
 from worker_svc.engine.scheduler import Scheduler, SchedulerLimits
 from worker_svc.engine.scoring import PromptScores
 from worker_svc.engine.speculation import Speculation
+from worker_svc.engine.speculation_costs import Costs, MeasuredCosts, StepCost
 
 TIDY_PAGES = 64  # moved between two looks at what has come
 
@@ -71,6 +72,7 @@ class StepResult:
     schedule_seconds: float = 0.0  # phases
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
+    cost: StepCost | None = None  # of a step of nothing but decodes
 
 
 class Engine:
@@ -86,16 +88,20 @@ class Engine:
         draft_runner: Runner | None = None,
         draft_context_length: int = 0,
         overlap: bool = False,
+        costs: Costs | None = None,
+        learns: bool = True,
     ) -> None:
         """`draft_runner` has a cache of as many pages as the table, and a model of the same vocabulary. With `overlap`,
-        steps are launched before the one before them is read, where that can be."""
+        steps are launched before the one before them is read, where that can be. `costs` of drafts are measured where
+        none are given; one of several ranks does not learn them by its own clock but is told (`learn`)."""
         self.table = table
         self.grammars = grammars or Grammars(0, ())
         self.scheduler = Scheduler(table, limits)
         self._runner = runner
         self._sampling = SamplingTable(limits.max_running)
         self._draft_runner = draft_runner
-        self._speculation = Speculation()
+        self._speculation = Speculation(costs or MeasuredCosts(), limits.max_batch_tokens // 2)
+        self._learns = learns
         if draft_runner is not None:
             self._speculation.model = DraftModel(
                 draft_runner,
@@ -114,6 +120,11 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return self.scheduler.has_work or self._flight is not None or bool(self._ended)
+
+    @property
+    def drafts_declined(self) -> int:
+        """Steps whose drafts would have cost more than they are likely to gain."""
+        return self._speculation.declined
 
     def submit(self, request: Request, *others: Request) -> None:
         """Puts a request in the queue, and `others`, samples of the same prompt, once that is computed. Handles must
@@ -163,6 +174,7 @@ class Engine:
     def step(self) -> StepResult:
         """What one forward pass for whatever is owed gives."""
         ended, self._ended = self._ended, []
+        alone, launched_at = self._flight is None, time.monotonic()
         flight = self._flight or self._launch()
         if flight is None:
             return StepResult(np.empty(0, np.uint64), Sampled.nothing(), ended)
@@ -171,8 +183,18 @@ class Engine:
         self._flight = self._launch(flight) if self._may_overlap() else None
         launched = self._flight.seconds if self._flight is not None else 0.0
         result = self._land(flight, ended)
-        result.sample_seconds = time.monotonic() - began - launched
+        now = time.monotonic()
+        result.sample_seconds = now - began - launched
+        if alone and self._flight is None and not result.prefill_tokens:
+            decodes = len(flight.chunks)
+            result.cost = StepCost(decodes, result.decode_tokens - decodes, now - launched_at)
+            if self._learns:
+                self.learn(result.cost)
         return result
+
+    def learn(self, cost: StepCost) -> None:
+        """What a step took, for the choice of drafts; all ranks must be told the same before the same step."""
+        self._speculation.costs.learn(cost)
 
     def _may_overlap(self) -> bool:
         """Whether a step may be launched before the one in flight has landed."""

@@ -133,7 +133,15 @@ class Stop(msgspec.Struct, tag=True, array_like=True):
     """Front to engine: leave."""
 
 
-Inbound = Submit | Abort | Vocabulary | Compile | Command | Stop
+class Took(msgspec.Struct, tag=True, array_like=True):
+    """Rank 0 to all ranks: what a step took by its clock, from which all learn the same."""
+
+    decodes: int
+    drafts: int
+    seconds: float
+
+
+Inbound = Submit | Abort | Vocabulary | Compile | Command | Stop | Took
 
 
 class EngineInfo(msgspec.Struct, tag=True, array_like=True):
@@ -205,6 +213,7 @@ class Load(msgspec.Struct, array_like=True):
     drafts_accepted: int = 0
     overlapped_steps: int = 0
     overlap_wasted_tokens: int = 0
+    drafts_declined: int = 0
 
 
 class Ended(msgspec.Struct, array_like=True):

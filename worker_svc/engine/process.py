@@ -68,7 +68,8 @@ def main() -> int:
     if config.tensor_parallel == 1:
         return 0 if run_engine(config, front) else 1
     with leading(options, config) as (ranks, ours):
-        return 0 if run_engine(ours, SharedTransport(ranks, front), ranks) else 1
+        shared = SharedTransport(ranks, front)
+        return 0 if run_engine(ours, shared, ranks, shared.tell) else 1
 
 
 if __name__ == "__main__":

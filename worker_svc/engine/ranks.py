@@ -1,7 +1,8 @@
 """The processes of one engine: rank 0, which the front talks to, and those that follow it.
 
 Every rank runs the same loop over the same messages. Rank 0 broadcasts what has come once a turn, be it nothing, so
-that a request, an abort or a command reaches all of them between the same two steps; results leave from rank 0 alone.
+that a request, an abort or a command reaches all of them between the same two steps; so does what a step took by its
+clock, which decides about drafts. Results leave from rank 0 alone.
 
 On one machine rank 0 starts the others. Over several, the usual variables say where to meet: `MASTER_ADDR`,
 `MASTER_PORT` and, where the worker runs, `LOCAL_WORLD_SIZE`: the ranks that it starts itself. The rest are started by
@@ -55,19 +56,26 @@ class SharedTransport:
     def __init__(self, ranks: Ranks, front: Transport | None) -> None:
         """`front`: rank 0's own transport."""
         self._ranks, self._front = ranks, front
+        self._own: list[Inbound] = []  # rank 0's, for all
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(list[Inbound])
 
     def receive(self, *, wait: bool) -> list[Inbound]:
         if self._front is None:
             return self._decoder.decode(self._ranks.broadcast(b""))
-        messages = self._front.receive(wait=wait)
+        messages = [*self._own, *self._front.receive(wait=wait)]
+        self._own.clear()
         self._ranks.broadcast(self._encoder.encode(messages))
         return messages
 
     def send(self, message: Outbound) -> None:
         if self._front is not None:
             self._front.send(message)
+
+    def tell(self, message: Inbound) -> None:
+        """With what comes next, a message of rank 0 reaches all; of others, none."""
+        if self._front is not None:
+            self._own.append(message)
 
 
 @contextlib.contextmanager
@@ -154,7 +162,8 @@ def main() -> int:
     config = msgspec.convert(options.config, EngineConfig)
     local_rank, local = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     ranks, config = _joined(store, config, rank, size, local_rank, local)
-    return 0 if run_engine(config, SharedTransport(ranks, None), ranks) else 1
+    shared = SharedTransport(ranks, None)
+    return 0 if run_engine(config, shared, ranks, shared.tell) else 1
 
 
 if __name__ == "__main__":

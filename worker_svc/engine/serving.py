@@ -29,8 +29,10 @@ from worker_svc.engine.messages import (
     Step,
     Stop,
     Submit,
+    Took,
     Vocabulary,
 )
+from worker_svc.engine.speculation_costs import StepCost
 from worker_svc.model.config import ConfigError
 from worker_svc.model.parallel import ALONE, Ranks
 
@@ -52,9 +54,15 @@ class Transport(Protocol):
         ...
 
 
-def run_engine(config: EngineConfig, transport: Transport, ranks: Ranks = ALONE) -> bool:
+def run_engine(
+    config: EngineConfig,
+    transport: Transport,
+    ranks: Ranks = ALONE,
+    tell: Callable[[Inbound], None] | None = None,
+) -> bool:
     """Builds an engine and runs it until it is told to stop; False if it could not be built. With several `ranks`, each
-    of them calls this, with a transport that gives all of them the same messages."""
+    of them calls this, with a transport that gives all of them the same messages; what `tell` is given on rank 0 comes
+    to all of them."""
     try:
         report = _throttled(lambda done, total: transport.send(StartProgress(done, total)))
         built = build_engine(config, report, ranks=ranks)
@@ -84,11 +92,15 @@ def run_engine(config: EngineConfig, transport: Transport, ranks: Ranks = ALONE)
                     engine.grammars.compile(message.serial, Guide(*message.guide), resumed)
                 case Command():
                     transport.send(_obey(engine, message))
+                case Took():
+                    engine.learn(StepCost(message.decodes, message.drafts, message.seconds))
                 case Stop():
                     return True
         if engine.has_work:
             result = engine.step()
             transport.send(Step.of(result, load_of(engine)))
+            if tell is not None and result.cost is not None:
+                tell(Took(*result.cost))
         elif compiling:
             engine.grammars.wait(_COMPILE_WAIT_SECONDS)
         for serial, wrong in engine.grammars.take_compiled():
@@ -160,6 +172,7 @@ def load_of(engine: Engine) -> Load:
         drafts_accepted=counters.drafts_accepted,
         overlapped_steps=counters.overlapped_steps,
         overlap_wasted_tokens=counters.overlap_wasted_tokens,
+        drafts_declined=engine.drafts_declined,
     )
 
 

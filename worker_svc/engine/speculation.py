@@ -5,9 +5,8 @@ that it would use token by token. Draft after draft is accepted while it equals 
 one that differs, and all behind it, are rejected. So speculation changes how many passes an answer takes and nothing
 else. What rejected drafts left in the cache is overwritten by the tokens that take their places.
 
-The window (how many drafts) adapts: it doubles when all were accepted, shrinks to what was accepted and one more, and
-after rounds in which nothing was, the request rests for a while. All requests together get MAX_ROWS rows: with many of
-them, rows that are sure to count are worth more than rows that may, so windows shrink and speculation ends by itself.
+How many: those that are likely to give more tokens per second than they cost (`speculation_costs.py`), by what each
+request's drafts did so far and by what steps of so many rows take here. Often that is none.
 
 Where drafts come from, the first that has any: what a grammar forces; prompt lookup (Saxena 2023): where the last n
 tokens stood before in prompt or output, what followed then; a draft model (`draft_model.py`).
@@ -22,8 +21,9 @@ from typing import Protocol
 from worker_svc.engine.drafting import Drafting, NGramIndex
 from worker_svc.engine.pages import Tokens
 from worker_svc.engine.request import Request
+from worker_svc.engine.speculation_costs import Costs, windows
 
-MAX_ROWS = 32  # of requests that decode, drafts included
+FORCED_CHANCE = 0.95  # of what a grammar forces, which may be written in other tokens
 
 
 class Proposer(Protocol):
@@ -38,7 +38,10 @@ class Proposer(Protocol):
 class Speculation:
     """Gives requests their drafts before each step."""
 
+    costs: Costs
+    rows: int  # drafts in a step, at most
     model: Proposer | None = None
+    declined: int = 0  # steps whose drafts would have cost more than they are likely to gain
 
     def propose(self, running: Sequence[Request]) -> None:
         """Writes drafts behind the known tokens of those that decode and want some."""
@@ -46,42 +49,53 @@ class Speculation:
         wanting = [r for r in running if r.drafting is not None and not r.sampling.stateful]
         if not wanting:
             return
-        decoding = sum(request.owed == 1 for request in running)
-        most = MAX_ROWS // max(1, decoding) - 1
-        asked: list[Request] = []
-        counts: list[int] = []
+        requests: list[Request] = []
+        found: list[int] = []  # drafts that are there; 0: the model is asked
+        limits: list[int] = []
+        chances: list[float] = []
         for request in wanting:
             request.drafts = 0
             drafting = request.drafting
             assert drafting is not None
             # One token is sampled in any case; drafts behind the last one that is wanted would be in vain.
-            left = request.stopping.max_tokens - request.output_tokens - 1
-            count = min(most, drafting.window, drafting.max_tokens, left)
-            if request.owed != 1 or count < 1 or request.num_tokens < drafting.rest_until:
+            limit = min(drafting.max_tokens, request.stopping.max_tokens - request.output_tokens - 1)
+            if request.owed != 1 or limit < 1:
                 continue
-            if self._guess(request, drafting, count):
+            draft, forced = self._guess(request, drafting, limit)
+            if not len(draft) and self.model is None:
                 continue
-            asked.append(request)
-            counts.append(count)
+            request.tokens[request.num_tokens : request.num_tokens + len(draft)] = draft
+            chance = drafting.chance(request.num_tokens)
+            requests.append(request)
+            found.append(len(draft))
+            limits.append(len(draft) or limit)
+            chances.append(max(chance, FORCED_CHANCE) if forced else chance)
+        if not requests:
+            return
+        decodes = sum(request.owed == 1 for request in running)
+        given, declined = windows(self.costs, decodes, chances, limits, self.rows)
+        self.declined += declined
+        asked = []
+        for request, count, window in zip(requests, found, given, strict=True):
+            request.drafts = min(count, window)
+            if window and not count:
+                asked.append((request, window))
         if self.model is not None and asked:
-            self.model.propose(asked, counts)
-
-        for request in wanting:
+            self.model.propose(*zip(*asked, strict=True))
+        for request in requests:
             if request.matcher is not None and request.drafts:
                 # Behind a token that the grammar forbids, nothing can be accepted.
                 first = request.num_tokens
                 request.drafts = request.matcher.allowed_prefix(request.tokens[first : first + request.drafts].tolist())
 
     @staticmethod
-    def _guess(request: Request, drafting: Drafting, count: int) -> bool:
-        """What costs no model: what a grammar forces, or what followed the last tokens before."""
-        draft: Sequence[int] | Tokens = ()
-        if request.matcher is not None:
-            draft = request.matcher.forced()[:count]
-        if not len(draft) and drafting.ngram:
-            if drafting.index is None:
-                drafting.index = NGramIndex(drafting.ngram)
-            draft = drafting.index.continuation(request.known, count)
-        request.drafts = len(draft)
-        request.tokens[request.num_tokens : request.num_tokens + len(draft)] = draft
-        return len(draft) > 0
+    def _guess(request: Request, drafting: Drafting, count: int) -> tuple[Sequence[int] | Tokens, bool]:
+        """Up to `count` drafts that cost no model: what a grammar forces, and whether it does, or what followed the
+        last tokens before."""
+        if request.matcher is not None and (forced := request.matcher.forced()[:count]):
+            return forced, True
+        if not drafting.ngram:
+            return (), False
+        if drafting.index is None:
+            drafting.index = NGramIndex(drafting.ngram)
+        return drafting.index.continuation(request.known, count), False

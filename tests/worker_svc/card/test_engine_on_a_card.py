@@ -252,7 +252,7 @@ def test_speculation_changes_no_answer(drafts: str, card: VirtualCard, monkeypat
     requests = some_requests(5, GREEDY, Sampling(temperature=0.6, top_p=0.9), Sampling(temperature=0.9))
     for request in requests:
         request.drafting = Drafting(4, ngram=1 if drafts == "looked up" else 0)
-    engine = built(draft_model="" if drafts == "looked up" else "draft", kv_cache_tokens=512)
+    engine = built(draft_model="" if drafts == "looked up" else "draft", kv_cache_tokens=512, speculate="always")
     on_card = answers(engine, requests)
     statistics = engine.engine.scheduler.statistics
     assert statistics.drafts_proposed

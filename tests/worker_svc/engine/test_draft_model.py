@@ -54,6 +54,7 @@ def built(folders: dict[str, Path], draft: str) -> BuiltEngine:
         threads=1,
         page_size=8,
         kv_cache_tokens=400,
+        speculate="always",
     )
     return build_engine(config)
 

@@ -14,17 +14,26 @@ from worker_svc.engine.loop import Engine, Finish
 from worker_svc.engine.pages import PageTable
 from worker_svc.engine.request import FinishReason, Request, Sampling, Stopping
 from worker_svc.engine.scheduler import MAX_OVERTAKES, SchedulerLimits
+from worker_svc.engine.speculation_costs import Costs, Free
 
 
 class Driver:
     """An engine with its model, and what came out of it."""
 
     def __init__(
-        self, pages: int = 32, page_size: int = 4, budget: int = 16, running: int = 8, *, overlap: bool = False
+        self,
+        pages: int = 32,
+        page_size: int = 4,
+        budget: int = 16,
+        running: int = 8,
+        *,
+        overlap: bool = False,
+        costs: Costs | None = None,
     ) -> None:
+        """What a step takes is not measured: drafts are free, or have these `costs`."""
         self.runner = CountingRunner(pages, page_size)
         limits = SchedulerLimits(max_batch_tokens=budget, max_running=running)
-        self.engine = Engine(self.runner, PageTable(pages, page_size), limits, overlap=overlap)
+        self.engine = Engine(self.runner, PageTable(pages, page_size), limits, overlap=overlap, costs=costs or Free())
         self.output: dict[int, list[int]] = defaultdict(list)
         self.finished: dict[int, Finish] = {}
 

@@ -27,6 +27,7 @@ from worker_svc.engine.loop import Engine
 from worker_svc.engine.pages import PageTable
 from worker_svc.engine.request import FinishReason, LogprobOptions, Request, Sampling, Stopping
 from worker_svc.engine.scheduler import SchedulerLimits
+from worker_svc.engine.speculation_costs import Free
 from worker_svc.engine.stops import StopSequences
 from worker_svc.model.kv_cache import CacheShape, KVCache
 from worker_svc.model.kv_formats import kv_format
@@ -177,6 +178,7 @@ def test_any_history_gives_each_request_what_it_gets_alone(tiny_llama: Path, dty
             draft_runner=ModelRunner(runner.model, draft_cache) if not plain else None,
             draft_context_length=CONTEXT,
             overlap=True,
+            costs=Free(),
         )
 
         requests: dict[int, Request] = {}
@@ -215,7 +217,8 @@ def test_any_history_gives_each_request_what_it_gets_alone(tiny_llama: Path, dty
             lonely = again(request)
             if handle % TOKEN_BY_TOKEN:
                 expectation.ids = crowded.ids
-                lonely.drafting = Drafting(CONTEXT, ngram=0, window=CONTEXT)
+                lonely.drafting = Drafting(CONTEXT, ngram=0)
+                lonely.drafting.learn(10_000, 10_000, 0)  # as if all were accepted
             engine.submit(lonely)
             while engine.has_work:
                 collect(engine, alone)

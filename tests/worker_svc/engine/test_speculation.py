@@ -6,10 +6,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.worker_svc.engine.counting import VOCABULARY, counting_request
+from tests.worker_svc.engine.counting import VOCABULARY, CountingRunner, counting_request
 from tests.worker_svc.engine.test_engine import Driver, counted
-from worker_svc.engine.drafting import FAILURES, Drafting, NGramIndex
+from worker_svc.engine.drafting import Drafting, NGramIndex
+from worker_svc.engine.loop import Engine
+from worker_svc.engine.pages import PageTable
 from worker_svc.engine.request import FinishReason, Request, Sampling, Stopping
+from worker_svc.engine.scheduler import SchedulerLimits
+from worker_svc.engine.speculation_costs import Free, StepCost
 from worker_svc.engine.stops import StopSequences
 
 
@@ -73,22 +77,40 @@ def test_drafts_never_take_a_page_from_anybody():
     assert driver.output[0] == driver.output[1] == counted(0, VOCABULARY + 2, 12)
 
 
-def test_the_window_follows_what_is_accepted_and_rests_when_nothing_is():
-    drafting = Drafting(max_tokens=16, ngram=3)
-    drafting.learn(4, 4, 100)
-    drafting.learn(8, 8, 109)
-    assert drafting.window == 16
-    drafting.learn(16, 5, 115)
-    assert drafting.window == 6
-    for _ in range(FAILURES):
-        drafting.learn(6, 0, 120)
-    assert drafting.window == 1
-    assert drafting.rest_until > 120
+def test_what_promises_less_than_it_costs_is_not_computed():
+    class Dear(Free):
+        def ratio(self, decodes: int, drafts: int) -> float:
+            return 1 + drafts / decodes
 
-
-def test_a_large_batch_is_not_speculated_on():
-    driver = Driver(pages=800, page_size=8, budget=3000, running=40)
+    driver = Driver(pages=800, page_size=8, budget=3000, running=40, costs=Dear())
     for handle in range(40):
         driver.engine.submit(drafted(counting_request(handle, handle, VOCABULARY + 2, 10)))
     driver.run()
     assert driver.engine.scheduler.statistics.drafts_proposed == 0
+    assert driver.engine.drafts_declined >= 8
+
+
+def test_an_engine_tells_what_its_decodes_took_and_learns_it_itself_or_from_others():
+    class Listening(Free):
+        def __init__(self) -> None:
+            self.heard: list[StepCost] = []
+
+        def learn(self, cost: StepCost) -> None:
+            self.heard.append(cost)
+
+    for learns in (True, False):
+        costs = Listening()
+        limits = SchedulerLimits(max_batch_tokens=64, max_running=4)
+        runner = CountingRunner(64, 4)
+        engine = Engine(runner, PageTable(64, 4), limits, costs=costs, learns=learns)
+        engine.submit(drafted(counting_request(0, 0, VOCABULARY + 2, 20), most=4))
+        engine.submit(counting_request(1, 0, 3, 2))
+        told = []
+        while engine.has_work:
+            cost = engine.step().cost
+            told += [cost] if cost is not None else []
+        assert [each[:2] for each in told] == [(2, 4), (1, 4), (1, 4), (1, 3)]
+        assert all(cost.seconds > 0 for cost in told)
+        assert costs.heard == (told if learns else [])
+        engine.learn(told[0])
+        assert costs.heard[-1] == told[0]
