@@ -11,6 +11,8 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias, cast
 
+import regex  # type: ignore[import-untyped]
+
 Form: TypeAlias = Literal["NFC", "NFD", "NFKC", "NFKD"]
 Origins: TypeAlias = list[int]  # for each character of a text the number of the one that it comes from
 # A character, and how many more than one it adds to the text: 1 beside the one before it, -n where it is made of n + 1.
@@ -18,6 +20,8 @@ _Made: TypeAlias = tuple[str, int]
 
 FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 STEPS = (*FORMS, "Lowercase", "StripAccents")
+# Two characters that are no marks become some in NFKC and NFKD.
+_MANY_MARKS = regex.compile(r"[\p{M}\uff9e\uff9f]{64}")
 
 
 class Normalizer:
@@ -48,7 +52,23 @@ def _plain(step: str) -> Callable[[str], str]:
     if step == "StripAccents":
         return lambda text: text if text.isascii() else "".join(filter(_is_kept, text))
     form = cast(Form, step)
-    return lambda text: unicodedata.normalize(form, text)
+    return lambda text: normalized(form, text)
+
+
+def normalized(form: Form, text: str) -> str:
+    """As by `unicodedata`, whose time for marks in a row grows with the square of their number, which holds up all
+    threads."""
+    if text.isascii() or unicodedata.is_normalized(form, text):
+        return text
+    if _MANY_MARKS.search(text) is None:
+        return unicodedata.normalize(form, text)
+    return "".join(character for character, _ in _formed(form, text))
+
+
+def _formed(form: Form, text: str) -> list[_Made]:
+    apart: Form = "NFKD" if "K" in form else "NFD"
+    made = _ordered([each for character in text for each in _apart(unicodedata.normalize(apart, character))])
+    return made if form == apart else _composed(made)
 
 
 def _is_kept(character: str) -> bool:
@@ -65,9 +85,7 @@ def _located(step: str, text: str) -> tuple[str, Origins]:
         form = cast(Form, step)
         if unicodedata.is_normalized(form, text):
             return text, list(range(len(text)))
-        apart: Form = "NFKD" if "K" in form else "NFD"
-        made = _ordered([each for c in text for each in _apart(unicodedata.normalize(apart, c))])
-        made = made if form == apart else _composed(made)
+        made = _formed(form, text)
     origins: Origins = []
     at = 0
     for _, change in made:

@@ -17,7 +17,8 @@ from tests.tokenizer_svc.test_native import EXAMPLES
 from tokenizer_svc.encoding import Policy, Segment
 from tokenizer_svc.formats import FormatError, load_tokenizer
 from tokenizer_svc.formats.byte_alphabet import ALPHABET
-from tokenizer_svc.normalizing import STEPS, Normalizer
+from tokenizer_svc.normalizing import FORMS, STEPS, Form, Normalizer, normalized
+from tokenizer_svc.vocabularies.wpm import WpmVocabulary
 
 relaxed = settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=EXAMPLES)
 MARKS = "\u0301\u0323\u0334\u0345\u05b0\u3099\uff9e"
@@ -34,7 +35,7 @@ TEXT = (
     | st.text(st.characters(exclude_categories=["Cs", "Cn", "Co"]).filter(is_old), max_size=12)
     | st.lists(st.sampled_from(["<s>", "a b", "ab  ", " a", "12", "..", "aa", "\n"]), max_size=9).map("".join)
 )
-FORMS = st.lists(st.sampled_from(STEPS), max_size=3)
+CHAINS = st.lists(st.sampled_from(STEPS), max_size=3)
 SPLITS = st.sampled_from(
     ["a", "b+", r"\s", r"\s+", "ab|a", r"[^\s]", r"\p{L}+", " ?a", r"\d{1,2}", "a+b?", r"\s+(?!\S)", "(?:ab|c)d?"]
 )
@@ -87,7 +88,7 @@ def check(folder: Path, library: tokenizers.Tokenizer, texts: list[str]) -> None
 
 
 @relaxed
-@given(forms=FORMS, texts=st.lists(TEXT, min_size=1, max_size=5))
+@given(forms=CHAINS, texts=st.lists(TEXT, min_size=1, max_size=5))
 @example(forms=["NFKC"], texts=["か\uff9ee\uff9e\u0301", "a\u0301\u0323b", "ﬁé\u0323"])
 def test_normalizers(tmp_path: Path, forms: list[str], texts: list[str]) -> None:
     check(tmp_path, library_with(tmp_path, forms, [pre_tokenizers.ByteLevel(add_prefix_space=False)]), texts)
@@ -171,7 +172,7 @@ def test_added_tokens_that_a_normalizer_would_have_to_see_are_refused(tmp_path: 
         load_tokenizer(tmp_path)
 
 
-@given(st.text(st.characters(exclude_categories=["Cs"])) | st.text(CHARACTERS), FORMS)
+@given(st.text(st.characters(exclude_categories=["Cs"])) | st.text(CHARACTERS), CHAINS)
 def test_a_located_text_is_the_normalized_one(text: str, forms: list[str]) -> None:
     normalizer = Normalizer(forms)
     located, origins = normalizer.locate(text)
@@ -188,3 +189,19 @@ def test_what_normalizers_do_is_a_part_of_the_fingerprint(tmp_path: Path) -> Non
         prints.add(load_tokenizer(tmp_path).fingerprint)
     assert len(prints) == 5
     assert json.loads((tmp_path / "tokenizer.json").read_text())["normalizer"]["type"] == "Sequence"
+
+
+@given(st.text(MARKS + "ae\u0344é", min_size=60, max_size=200), st.sampled_from(FORMS))
+def test_many_marks_in_a_row_are_ordered_as_unicode_has_it(text: str, form: Form) -> None:
+    text = "e" + text + "\u0301\u0323" * 40
+    assert normalized(form, text) == unicodedata.normalize(form, text)
+
+
+def test_very_many_marks_take_time_that_grows_with_their_number() -> None:
+    """By the square of it this would take minutes, without a turn for any other thread."""
+    text = "a" + "\u0344\u0323" * 150_000
+    located, origins = Normalizer(["NFC"]).locate(text)
+    assert Normalizer(["NFC"]).apply(text) == located
+    assert len(origins) == len(located)
+    words = WpmVocabulary({"a": 1}, {}, 0)
+    assert words.encode(text).tolist() == [1]

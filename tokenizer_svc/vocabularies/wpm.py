@@ -6,13 +6,13 @@ Text is lower-cased and loses its accents, as the uncased models want it; `lower
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 import regex  # type: ignore[import-untyped]
 
 from tokenizer_svc.arrays import NONE, Ids, ids_of
+from tokenizer_svc.normalizing import normalized
 from tokenizer_svc.vocabularies.words import WordCache
 from tokenizer_svc.vocabulary import VocabularyType
 
@@ -85,7 +85,7 @@ class WpmVocabulary:
     def _normalize(self, text: str) -> str:
         """Accents are dropped, not composed, so that characters can be normalized one by one with the same result."""
         if self._lowercase:
-            text = _ACCENT.sub("", unicodedata.normalize("NFD", text))
+            text = _ACCENT.sub("", normalized("NFD", text))
             # The one letter that Python lower-cases by its neighbours, which neither BERT's library nor llama.cpp does.
             text = text.replace("\u03a3", "\u03c3").lower()
         return str(self._dropped.sub("", text))
