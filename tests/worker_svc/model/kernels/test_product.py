@@ -59,7 +59,7 @@ def error(ours: torch.Tensor, exact: torch.Tensor) -> float:
 @pytest.mark.parametrize(("outputs", "columns"), [(1, 1), (130, 64), (45, 300), (70, 2100)])
 def test_it_equals_float64(outputs: int, columns: int, dtype: torch.dtype, multiply: Product) -> None:
     w = matrix(outputs, columns, dtype)
-    for rows in (1, 63, 64, 65):
+    for rows in (1, 63, 64, 65) if columns <= 300 else (1, 17):
         x = matrix(rows, columns, dtype)
         ours = multiply(x, w)
         assert ours.shape == (rows, outputs) and ours.dtype == dtype
