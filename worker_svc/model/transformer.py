@@ -280,8 +280,8 @@ def load_transformer(
     this one's part of it. Raises CheckpointError.
     """
     whole = config or checkpoint.config
-    # A processor that does not compute in the dtype keeps matrices and the cache in it, and all else in float32. So does
-    # any if the matrices are quantized: their products, and whole layers, are compiled for float32.
+    # A processor that does not compute in the dtype keeps matrices and the cache in it, and all else in float32. Any
+    # does so if the matrices are quantized: their products, and whole layers, are compiled for float32.
     device = torch.device(device)
     in_panels = panels_serve(device, dtype) and (
         not onednn_serves(device, dtype) or _mostly_quantized(checkpoint, quantization)
