@@ -300,6 +300,13 @@ SERVING: dict[str, tuple[Panel, ...]] = {
             ceiling=1,
         ),
         Panel(
+            "Steps without their guesses",
+            "percentunit",
+            "Of all forward passes: guesses were at hand, and computing them seemed dearer than what they would gain.",
+            one(ratio("tandem_spec_decode_num_declined_steps_total", "tandem_engine_steps_total", MODEL), "declined"),
+            ceiling=1,
+        ),
+        Panel(
             "Compiling a guide",
             "s",
             "From a grammar's arrival until it is compiled and checked.",
