@@ -137,7 +137,8 @@ class Layer(torch.nn.Module):
             return
         heads, kv_heads = self._normalized_heads
         for part, norm in ((qkv[:, :heads], self.q_norm), (qkv[:, heads : heads + kv_heads], self.k_norm)):
-            part.copy_(norm(part.reshape(-1, part.shape[-1])).view(part.shape))
+            # Of one head, reshape makes no copy, and a kernel wants its rows to follow each other.
+            part.copy_(norm(part.reshape(-1, part.shape[-1]).contiguous()).view(part.shape))
 
     def destinations(self, config: ModelConfig) -> dict[str, Destination]:
         """Where each tensor of this layer goes, by its canonical name within the layer."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +35,6 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_unflatten
 from triton.runtime.jit import KernelInterface
 
 from tests.worker_svc.card.kernels_in_torch import KERNELS, scaled_product
@@ -206,8 +206,7 @@ class VirtualCard:
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """One operation of torch."""
-        flat, spec = tree_flatten((tuple(args), dict(kwargs)))
-        tensors = [x for x in flat if isinstance(x, torch.Tensor)]
+        tensors = [x for x in _leaves((args, list(kwargs.values()))) if isinstance(x, torch.Tensor)]
         there = [x for x in tensors if isinstance(x, CardTensor)]
         device = kwargs.get("device")
         wanted = torch.device(device).type if device is not None else None
@@ -226,7 +225,7 @@ class VirtualCard:
         if packet in _READS or (packet in _INDEXED and any(i is not None and i.dtype == torch.bool for i in args[1])):
             self.wait(f"{packet.__name__} tells the host something")
         names = {"device": torch.device("cpu")} if wanted is not None else {}
-        given, named = tree_unflatten([x.numbers if isinstance(x, CardTensor) else x for x in flat], spec)
+        given, named = _each(args, _numbers_of), {name: _each(x, _numbers_of) for name, x in kwargs.items()}
         wrappers = {id(x.numbers): x for x in there}
         return self._issue(func, given, named | names, wrappers)
 
@@ -239,7 +238,7 @@ class VirtualCard:
             written = kwargs.get("out", args[0] if args else None)
             return wrappers[id(written)]
         compute = scaled_product if func is aten._scaled_mm.default else func  # which a processor has not
-        flat, spec = tree_flatten(compute(*args, **kwargs))
+        results = compute(*args, **kwargs)
         fresh: list[torch.Tensor] = []
 
         def wrapped(x: Any) -> Any:
@@ -251,13 +250,13 @@ class VirtualCard:
                 fresh.append(x)
             return self.put(x)
 
-        out = tree_unflatten([wrapped(x) for x in flat], spec)
+        out = _each(results, wrapped)
         if self.recording is not None and fresh:
             for x in fresh:
                 _poison(x)
 
             def again() -> None:
-                results = [x for x in tree_flatten(compute(*args, **kwargs))[0] if isinstance(x, torch.Tensor)]
+                results = [x for x in _leaves(compute(*args, **kwargs)) if isinstance(x, torch.Tensor)]
                 for target, result in zip(fresh, results, strict=True):
                     target.copy_(result)
 
@@ -298,7 +297,7 @@ class VirtualCard:
         if self.recording is not None:
             assert key in self.compiled.get(name, ()), f"{name} is compiled in a recording"
         self.compiled.setdefault(name, set()).add(key)
-        given = [x.numbers if isinstance(x, CardTensor) else x for x in args]
+        given = _each(args, _numbers_of)
         arguments = SimpleNamespace(**dict(zip(kernel.arg_names, given, strict=True)))
 
         def run() -> None:
@@ -309,6 +308,30 @@ class VirtualCard:
         else:
             with _unseen():
                 run()
+
+
+def _leaves(x: Any) -> Iterator[Any]:
+    """What lists and tuples hold in the end."""
+    if isinstance(x, list | tuple):
+        for each in x:
+            yield from _leaves(each)
+    else:
+        yield x
+
+
+def _each(x: Any, of: Callable[[Any], Any]) -> Any:
+    """The same lists and tuples of something else."""
+    return type(x)([_each(each, of) for each in x]) if type(x) in (list, tuple) else of(x)
+
+
+def _numbers_of(x: Any) -> Any:
+    return x.numbers if isinstance(x, CardTensor) else x
+
+
+@functools.cache
+def _is_composite(func: Any) -> bool:
+    """Whether torch makes the operation of others; in inference mode it asks before it has done so."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
 
 
 def _compiled_for(kernel: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
@@ -442,12 +465,18 @@ class _Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        # In inference mode torch asks before it has taken such operations apart.
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        if _is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
         with _unseen():
             return self._card.run(func, args, kwargs)
+
+
+@contextlib.contextmanager
+def absent() -> Iterator[None]:
+    """What runs here has nothing to do with the card; only to save time."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
 
 
 @contextlib.contextmanager
