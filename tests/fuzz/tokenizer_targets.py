@@ -33,6 +33,7 @@ from tokenizer_svc.chat_validation import chat_question
 from tokenizer_svc.encode_cache import EncodeCache
 from tokenizer_svc.encoding import Policy, Segment, SpecialTokenInText
 from tokenizer_svc.formats import FormatError, load_tokenizer
+from tokenizer_svc.formats.byte_alphabet import ALPHABET
 from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.native import longest, merger
 from tokenizer_svc.settings import TokenizerSettings
@@ -327,10 +328,34 @@ class Formats:
         yield b"m" + b"".join(b"%s %d\n" % (b64encode(bytes([byte])), byte) for byte in range(256))
         for kind in ("BPE", "Unigram", "WordPiece"):
             yield b"j" + self._json(kind)
+        yield b"j" + self._json_of_bytes([("a", "b"), ("Ġ", "a")], tokenizers.pre_tokenizers.ByteLevel())
+        yield b"j" + self._json_of_bytes(
+            [("b", "a"), ("ab", "a"), ("a", "b"), ("l", "l")],  # to be ranked by pair
+            tokenizers.pre_tokenizers.Sequence(
+                [
+                    tokenizers.pre_tokenizers.Split(tokenizers.Regex("[a[b]]+|é"), "merged_with_next"),
+                    tokenizers.pre_tokenizers.Punctuation("contiguous"),
+                    tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+                ]
+            ),
+            tokenizers.normalizers.Sequence(
+                [getattr(tokenizers.normalizers, step)() for step in ("NFKC", "Lowercase", "NFD", "StripAccents")]
+            ),
+        )
         yield b"c" + b'{"bos_token": "<s>", "added_tokens_decoder": {"1": {"content": "<s>", "special": true}}}'
         if self._data is not None:
             raw = (self._data / "vocabularies/ggml-vocab-stories260K.gguf").read_bytes()
             yield b"m" + raw
+
+    def _json_of_bytes(self, merges: list[tuple[str, str]], cut: Any, normalizer: Any = None) -> bytes:
+        """A vocabulary of all bytes and what these merges make, `aba` among it."""
+        texts = [*ALPHABET, *map("".join, merges)]
+        library = tokenizers.Tokenizer(tokenizers.models.BPE({text: index for index, text in enumerate(texts)}, merges))
+        library.pre_tokenizer, library.decoder = cut, tokenizers.decoders.ByteLevel()
+        if normalizer is not None:
+            library.normalizer = normalizer
+        library.add_special_tokens(["<s>"])
+        return str(library.to_str()).encode()
 
     def _json(self, kind: str) -> bytes:
         library = tokenizers.Tokenizer(
