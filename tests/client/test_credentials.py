@@ -14,6 +14,8 @@ import grpc.aio
 import pytest
 
 from tandem.client import AsyncClient, ConfigurationError, Credentials, UnauthenticatedError, UnavailableError
+from tandem.client.cli.connection_flags import CONNECTION_FLAGS, _credentials
+from tandem.client.cli.terminal import CommandError
 from tandem.inference.v1 import admin_pb2_grpc, inference_pb2_grpc
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 from tests.client.fakes import EOS, TEXT, ByteTokenizer, CountingWorker, ids_of_text
@@ -153,6 +155,9 @@ async def test_every_command_connects_by_mutual_tls_with_a_token(authority: Auth
         for name, here in (("status", both), ("top", [both[1], "--looks=1"]), ("tokenize", [both[0], "Hi"])):
             code, out, errors = await command(name, *here, *flags, *own)
             assert (code, errors) == (0, "") and out
+        name = f"--worker-address=dns:///localhost:{address.rpartition(':')[2]}"
+        code, _, errors = await command("top", name, "--looks=1", *flags, *own)
+        assert (code, errors) == (0, ""), "--server-name counts for workers behind a name as well"
         code, _, errors = await command("tokenize", "Hi", both[0], "--timeout=2", *flags)
         assert code == 1 and address in errors, "without a certificate of its own"
 
@@ -169,6 +174,38 @@ async def test_every_command_connects_by_mutual_tls_with_a_token(authority: Auth
 async def test_flags_that_do_not_go_together_are_wrong_usage(flags: list[str], words: str) -> None:
     code, _, errors = await command("status", "--worker-address=127.0.0.1:1", *flags)
     assert code == 2 and words in errors
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "holds no token"),
+        (b"# nothing\n\n", "holds no token"),
+        ("é".encode() * 20, "holds no token of printable ASCII"),
+        (b"secret\xff", "is not UTF-8 text"),
+    ],
+    ids=["empty", "comments", "not ASCII", "not UTF-8"],
+)
+def test_a_token_file_without_a_token_is_named_and_not_quoted(content: bytes, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(content)
+    with pytest.raises(CommandError) as caught:
+        _credentials(dict.fromkeys(CONNECTION_FLAGS) | {"token_file": file})
+    assert str(file) in str(caught.value) and words in str(caught.value) and "secret" not in str(caught.value)
+
+
+def test_the_first_token_of_a_file_is_sent(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(f"# new\n{TOKEN}\nthe old one\n")
+    credentials = _credentials(dict.fromkeys(CONNECTION_FLAGS) | {"token_file": file})
+    assert credentials is not None and credentials.bearer_token == TOKEN
+
+
+@pytest.mark.parametrize("token", ["two\nlines", "é", 7])
+def test_a_token_that_no_header_can_carry_is_refused(token: object) -> None:
+    for given in (lambda: token, token):
+        with pytest.raises(ConfigurationError, match="bearer_token must be one line of printable ASCII"):
+            Credentials(tls=False, bearer_token=given).metadata()  # type: ignore[arg-type]
 
 
 def test_secrets_are_not_shown() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -14,14 +17,17 @@ from prometheus_client import CollectorRegistry
 
 from tandem.client import (
     AsyncClient,
+    ClientClosedError,
     ConfigurationError,
     ConnectionSettings,
     Credentials,
+    DeadlineExceededError,
     FailoverSettings,
     UnavailableError,
     workers,
 )
-from tandem.client.discovery import Target, WorkersName, expand
+from tandem.client.cli import operate
+from tandem.client.discovery import Target, WorkersName, expand, resolve
 from tandem.inference.v1 import admin_pb2_grpc, inference_pb2_grpc
 from tests.client.fakes import EOS, TEXT, CountingWorker, ids_of_text, start_worker
 from tests.svc_common.certificates import Authority
@@ -225,23 +231,126 @@ async def test_an_address_that_is_given_and_found_is_one_worker(names: Names, fl
 async def test_only_one_family_of_addresses_counts(names: Names) -> None:
     name = WorkersName(NAME, 1)
     names.hosts = ["::1", "127.0.0.1", "127.0.0.2"]
-    assert await expand([str(name)]) == [Target(f"127.0.0.{n}:1", f"{NAME}:1") for n in (1, 2)]
+    assert await expand([str(name)], 30) == [Target(f"127.0.0.{n}:1", f"{NAME}:1") for n in (1, 2)]
     names.hosts = ["::1", "fd00::7"]
-    assert [target.address for target in await expand([str(name)])] == ["[::1]:1", "[fd00::7]:1"]
+    assert [target.address for target in await expand([str(name)], 30)] == ["[::1]:1", "[fd00::7]:1"]
     names.hosts = None
-    assert await expand(["host:1", str(name)]) == [Target("host:1"), Target(str(name))]
+    assert await expand(["host:1", str(name)], 30) == [Target("host:1"), Target(str(name))]
 
 
-@pytest.mark.parametrize("wrong", ["name", ":50052", "name:", "name:x", "name:0", "name:70000", "n/p:1", "u@n:1", ""])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "name",
+        ":50052",
+        "name:",
+        "name:x",
+        "name:0",
+        "name:70000",
+        "n/p:1",
+        "u@n:1",
+        "a..b:1",
+        f"{'a' * 64}:1",
+        "a\0b:1",
+        "",
+    ],
+)
 def test_a_name_needs_a_port(wrong: str) -> None:
     with pytest.raises(ConfigurationError, match="must be dns:///NAME:PORT"):
         AsyncClient(worker=f"dns:///{wrong}")
 
 
+async def test_a_name_server_that_is_silent_holds_up_neither_a_call_nor_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answered.wait(60) and [])
+    try:
+        client = AsyncClient(worker=f"dns:///{NAME}:1")
+        with pytest.raises(DeadlineExceededError):
+            await client.get_models(timeout=0.05)
+        with pytest.raises(DeadlineExceededError):
+            await client.generate([5], detokenize=False, timeout=0.05)
+        assert await expand([f"dns:///{NAME}:1"], 0.05) == [Target(f"dns:///{NAME}:1")]
+        waiting = asyncio.create_task(client.get_loads(timeout=None))
+        await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises(ClientClosedError):
+            await waiting
+        lookups = [thread for thread in threading.enumerate() if thread.name == f"lookup of {NAME}"]
+        assert lookups and all(thread.daemon for thread in lookups), "the interpreter does not wait for them"
+    finally:
+        answered.set()
+
+
+async def test_a_file_that_cannot_be_read_is_told_before_any_lookup(names: Names) -> None:
+    wrong = Credentials(root_certificates="/nowhere/ca.pem")
+    async with AsyncExitStack() as stack:
+        with pytest.raises(ConfigurationError, match=r"root_certificates: cannot read /nowhere/ca\.pem"):
+            await stack.enter_async_context(AsyncClient(worker=f"dns:///{NAME}:1", credentials=wrong))
+    assert not names.lookups
+
+
+async def test_workers_that_come_need_no_file_that_has_gone(names: Names, fleet: Fleet, tmp_path: Path) -> None:
+    file = tmp_path / "ca.pem"
+    file.write_bytes(Authority("ours").certificate)
+    names.hosts = ["127.0.0.1"]
+    connection = ConnectionSettings(resolve_seconds=0.02)
+    credentials = Credentials(root_certificates=file)
+    async with AsyncClient(worker=f"dns:///{NAME}:1", connection=connection, credentials=credentials) as client:
+        with pytest.raises(UnavailableError):
+            await client.get_loads(timeout=30)
+        file.unlink()
+        names.hosts = ["127.0.0.2"]
+        await until(lambda: known(client) == ["127.0.0.2:1"])
+
+
+async def test_what_is_asked_of_all_workers_fails_where_there_is_none_and_names_who_failed(names: Names) -> None:
+    names.hosts = None
+    address = f"dns:///{NAME}:1"
+    async with AsyncClient(worker=address) as client:
+        for ask in (client.get_models, client.get_loads, client.clear_prefix_cache):
+            with pytest.raises(UnavailableError, match=f"there is no worker: {address} has no address"):
+                await ask()
+    names.hosts = ["127.0.0.9"]
+    async with AsyncClient(worker=address) as client:
+        with pytest.raises(UnavailableError, match=r"UNAVAILABLE: 127\.0\.0\.9:1: "):
+            await client.clear_prefix_cache()
+
+
+def test_operators_commands_keep_to_the_workers_that_the_name_had(names: Names) -> None:
+    """A platform takes a worker that drains out of its name; `drain --wait` must not take that for idle."""
+    names.hosts = ["127.0.0.1"]
+    rhythms: list[float] = []
+
+    async def work(client: AsyncClient) -> None:
+        with pytest.raises(UnavailableError):
+            await client.get_loads(timeout=30)
+        rhythms.append(client._connection.resolve_seconds)
+
+    operate._with_workers(lambda: None, [f"dns:///{NAME}:1"], work)
+    assert rhythms == [math.inf] and names.lookups == 1
+
+
+async def test_an_order_that_turns_changes_nothing(names: Names) -> None:
+    name = WorkersName(NAME, 1)
+    names.hosts = ["127.0.0.2", "127.0.0.1", "127.0.0.2"]
+    turned = await resolve(name)
+    names.hosts = ["127.0.0.1", "127.0.0.2"]
+    assert turned == await resolve(name) == ["127.0.0.1", "127.0.0.2"]
+
+
+def test_a_literal_of_ipv6_keeps_its_brackets() -> None:
+    name = WorkersName.parse("dns:///[::1]:7")
+    assert name is not None and str(name) == "dns:///[::1]:7"
+    assert name.targets(["::1"]) == [Target("[::1]:7", "[::1]:7")]
+
+
 async def test_certificates_are_those_of_the_name(names: Names) -> None:
     authority = Authority("ours")
     names.hosts = ["127.0.0.1"]
-    for host, fits in ((NAME, True), ("another.test", False)):
+    cases = [(NAME, None, True), ("another.test", None, False), ("another.test", "another.test", True)]
+    for host, server_name, fits in cases:
         signed = authority.sign("worker", host)
         worker = CountingWorker([*ids_of_text(TEXT), EOS])
         server = grpc.aio.server()
@@ -249,7 +358,7 @@ async def test_certificates_are_those_of_the_name(names: Names) -> None:
         admin_pb2_grpc.add_WorkerAdminServiceServicer_to_server(worker, server)
         port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(signed.key, signed.certificate)]))
         await server.start()
-        credentials = Credentials(root_certificates=authority.certificate)
+        credentials = Credentials(root_certificates=authority.certificate, server_name=server_name)
         address = f"dns:///{NAME}:{port}"
         async with AsyncClient(worker=address, credentials=credentials, failover=NO_FAILOVER, timeout=30) as client:
             if fits:

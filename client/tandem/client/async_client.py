@@ -18,8 +18,15 @@ from . import operators
 from .async_stream import AsyncStream, cancelled_by_caller
 from .conversations import chat_request, conversation_violations
 from .deadline import Deadline
-from .discovery import WorkersName
-from .errors import ClientClosedError, ConfigurationError, FieldViolation, invalid_argument
+from .discovery import LOOKUP_SECONDS, WorkersName
+from .errors import (
+    ClientClosedError,
+    ConfigurationError,
+    FieldViolation,
+    StatusError,
+    UnavailableError,
+    invalid_argument,
+)
 from .metrics import metrics_in
 from .operators import WorkerLoad, WorkerState
 from .params import CallOptions, CountOptions, DecodeOptions, EncodeChatOptions, EncodeOptions, GenerateOptions
@@ -279,8 +286,8 @@ class AsyncClient:
     async def get_models(self, **options: Unpack[CallOptions]) -> dict[str, ModelInfo | None]:
         """What each worker serves, by address; None for one that does not tell."""
         check_call(options)
-        timeout = self._context(options).timeout("worker")
-        return await self._of_each_worker(lambda worker: worker.model(timeout))
+        context = self._context(options)
+        return await self._of_each_worker(lambda worker: worker.model(context.timeout("worker")), context)
 
     # --- what operators do; with all workers of this client
 
@@ -290,28 +297,34 @@ class AsyncClient:
         """What runs and waits at each worker, by address; `check_integrity` has it check its page table too."""
         check_call(options)
         context = self._context(options)
-        return await self._of_each_worker(lambda worker: operators.get_load(worker, check_integrity, context))
+        return await self._of_each_worker(lambda worker: operators.get_load(worker, check_integrity, context), context)
 
     async def set_draining(self, draining: bool, **options: Unpack[CallOptions]) -> dict[str, WorkerState]:
         """Has each worker refuse new requests while running ones finish, or take requests again; their states then."""
         check_call(options)
         context = self._context(options)
-        return await self._of_each_worker(lambda worker: operators.set_draining(worker, draining, context))
+        return await self._of_each_worker(lambda worker: operators.set_draining(worker, draining, context), context)
 
     async def clear_prefix_cache(self, **options: Unpack[CallOptions]) -> dict[str, int]:
         """Has each worker forget the prefixes that no running request uses; how many pages those were."""
         check_call(options)
         context = self._context(options)
-        return await self._of_each_worker(lambda worker: operators.clear_prefix_cache(worker, context))
+        return await self._of_each_worker(lambda worker: operators.clear_prefix_cache(worker, context), context)
 
-    async def _of_each_worker(self, ask: Callable[[Worker], Awaitable[T]]) -> dict[str, T]:
-        """Answers by address. All workers are asked; then the first error is raised."""
+    async def _of_each_worker(self, ask: Callable[[Worker], Awaitable[T]], context: CallContext) -> dict[str, T]:
+        """Answers by address. All workers are asked; then the first error is raised, with the address."""
         _, pool = self._connect()
         if pool is None:
             raise _no_worker()
-        workers = await pool.known()
+        workers = await pool.known(context.deadline.cap(LOOKUP_SECONDS))
+        self._check_open()
+        context.timeout("worker")
+        if not workers:
+            raise UnavailableError(f"there is no worker: {pool.states()}", service="worker", reason="NO_WORKER")
         answers = await asyncio.gather(*(ask(worker) for worker in workers), return_exceptions=True)
-        for answer in answers:
+        for worker, answer in zip(workers, answers, strict=True):
+            if isinstance(answer, StatusError):
+                answer.message = f"{worker.address}: {answer.message}"
             if isinstance(answer, BaseException):
                 raise answer
         return {worker.address: answer for worker, answer in zip(workers, answers, strict=True)}  # type: ignore[misc]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -17,6 +18,7 @@ from urllib.parse import urlsplit
 from .errors import ConfigurationError
 
 PREFIX = "dns:///"
+LOOKUP_SECONDS = 5.0  # whoever waits for a name waits so long at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +44,20 @@ class WorkersName:
         try:
             parts = urlsplit(f"//{address.removeprefix(PREFIX)}")
             host, port = parts.hostname, parts.port
+            (host or "").encode("idna")  # what a lookup would raise for labels that are empty or too long
         except ValueError:
             host = port = None
-        if not host or not port or parts.netloc.count("@") or parts.path or parts.query:
+        if not host or not port or not host.isprintable() or parts.netloc.count("@") or parts.path or parts.query:
             raise ConfigurationError(f"the address {address!r} must be dns:///NAME:PORT")
         return cls(host, port)
 
     def __str__(self) -> str:
-        return f"{PREFIX}{self.host}:{self.port}"
+        return f"{PREFIX}{_join(self.host, self.port)}"
 
     def targets(self, hosts: Sequence[str]) -> list[Target]:
         """Where its workers are."""
-        authority = f"{self.host}:{self.port}"
-        return [Target(f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}", authority) for host in hosts]
+        authority = _join(self.host, self.port)
+        return [Target(_join(host, self.port), authority) for host in hosts]
 
 
 Resolve = Callable[[WorkersName], Awaitable[list[str]]]
@@ -62,22 +65,53 @@ Resolve = Callable[[WorkersName], Awaitable[list[str]]]
 
 
 async def resolve(name: WorkersName) -> list[str]:
-    """As the system does it. A worker with addresses of both families would be found twice, so only one family counts:
-    IPv4 where there is any."""
-    found = await asyncio.get_running_loop().getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
-    fours = [str(address[0]) for family, _, _, _, address in found if family == socket.AF_INET]
-    return fours or [str(address[0]) for family, _, _, _, address in found if family == socket.AF_INET6]
+    """As the system does it, sorted: name servers turn the order at each answer. A worker with addresses of both
+    families would be found twice, so only one family counts: IPv4 where there is any.
+
+    A name server that is silent keeps a lookup for half a minute. So each has a thread of its own, which nobody waits
+    for: those of asyncio would hold up the end of the program.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[list[str]] = loop.create_future()
+
+    def tell(hosts: list[str], error: Exception | None) -> None:
+        if answer.done():  # whoever asked has left
+            return
+        if error is None:
+            answer.set_result(hosts)
+        else:
+            answer.set_exception(error)
+
+    def work() -> None:
+        hosts: list[str] = []
+        failed: Exception | None = None
+        try:
+            found = socket.getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
+            fours = {str(address[0]) for family, _, _, _, address in found if family == socket.AF_INET}
+            hosts = sorted(fours or {str(one[0]) for family, _, _, _, one in found if family == socket.AF_INET6})
+        except Exception as error:  # raised where it was asked for
+            failed = error
+        with contextlib.suppress(RuntimeError):  # the event loop has ended meanwhile
+            loop.call_soon_threadsafe(tell, hosts, failed)
+
+    threading.Thread(target=work, name=f"lookup of {name.host}", daemon=True).start()
+    return await answer
 
 
-async def expand(addresses: Sequence[str], find: Resolve = resolve) -> list[Target]:
-    """All that is meant by `addresses` now; a name that cannot be resolved stays as it is."""
+async def expand(addresses: Sequence[str], within: float, find: Resolve = resolve) -> list[Target]:
+    """All that is meant by `addresses` now; a name that cannot be resolved `within` so many seconds stays as it is."""
     targets: dict[str, Target] = {}
     for address in addresses:
         name = WorkersName.parse(address)
         found = [Target(address)]
         if name is not None:
-            with contextlib.suppress(OSError):  # whoever connects is told
-                found = name.targets(await find(name)) or found
+            with contextlib.suppress(OSError):  # (TimeoutError is one) whoever connects is told
+                async with asyncio.timeout(within):
+                    found = name.targets(await find(name)) or found
         for target in found:
             targets.setdefault(target.address, target)
     return list(targets.values())
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator
 from tandem.inference.v1 import inference_pb2 as pb
 
 from .affinity import prefix_key
+from .discovery import LOOKUP_SECONDS
 from .errors import (
     CancelledError,
     InternalError,
@@ -191,12 +192,15 @@ class TokenStream:
             tried.clear()
 
     async def _nobody_else(self, tried: set[Worker]) -> bool:
-        return await self._pool.pick(self._routing_key, tried) is None
+        return await self._choose(tried) is None
+
+    async def _choose(self, tried: set[Worker]) -> Worker | None:
+        return await self._pool.pick(self._routing_key, tried, self._context.deadline.cap(LOOKUP_SECONDS))
 
     async def _pick(self, tried: set[Worker]) -> Worker | None:
         """A worker that was not tried; once output exists, one that serves the same model."""
         while True:
-            worker = await self._pool.pick(self._routing_key, tried)
+            worker = await self._choose(tried)
             if worker is None or self._model is None or not any(self.outputs):
                 return worker
             model = await worker.model(self._context.timeout("worker"))

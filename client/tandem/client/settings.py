@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc
@@ -89,12 +89,32 @@ class Credentials:
     server_name: str | None = None  # expected in the certificate, where it differs from the address
     bearer_token: str | Callable[[], str] | None = field(default=None, repr=False)  # a function is asked for each call
 
+    def __post_init__(self) -> None:
+        if not callable(self.bearer_token):
+            _check_token(self.bearer_token)
+
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What each call carries."""
+        """What each call carries. Raises ConfigurationError."""
         if self.bearer_token is None:
             return ()
         token = self.bearer_token() if callable(self.bearer_token) else self.bearer_token
+        _check_token(token)
         return (("authorization", f"Bearer {token}"),)
+
+    def read(self) -> Credentials:
+        """The same without files. Raises ConfigurationError."""
+        if not self.tls:
+            return self
+        roots, key, chain = self.pem()
+        return replace(self, root_certificates=roots, private_key=key, certificate_chain=chain)
+
+    def pem(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """Root certificates, private key and certificate chain. Raises ConfigurationError."""
+        return (
+            _pem("root_certificates", self.root_certificates),
+            _pem("private_key", self.private_key),
+            _pem("certificate_chain", self.certificate_chain),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,9 +138,10 @@ def open_channel(
     address: str, connection: ConnectionSettings, credentials: Credentials | None, authority: str = ""
 ) -> grpc.aio.Channel:
     """A channel of the running event loop. Connects at the first call. `authority` is the server's "name:port", where
-    the address does not tell it: its certificate is checked for that name."""
+    the address does not tell it: its certificate is checked for that name, unless `server_name` says another."""
     options = connection.options()
-    if authority:
+    # gRPC refuses calls whose authority is not the name that it checked.
+    if authority and (credentials is None or credentials.server_name is None):
         options.append(("grpc.default_authority", authority))
     if credentials is None or not credentials.tls:
         return grpc.aio.insecure_channel(address, options=options)
@@ -128,12 +149,13 @@ def open_channel(
         raise ConfigurationError("mutual TLS needs both private_key and certificate_chain")
     if credentials.server_name is not None:
         options.append(("grpc.ssl_target_name_override", credentials.server_name))
-    tls = grpc.ssl_channel_credentials(
-        _pem("root_certificates", credentials.root_certificates),
-        _pem("private_key", credentials.private_key),
-        _pem("certificate_chain", credentials.certificate_chain),
-    )
-    return grpc.aio.secure_channel(address, tls, options=options)
+    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(*credentials.pem()), options=options)
+
+
+def _check_token(token: object) -> None:
+    """gRPC would raise what nobody understands, with the token in its log."""
+    if token is not None and not (isinstance(token, str) and token.isascii() and token.isprintable()):
+        raise ConfigurationError("bearer_token must be one line of printable ASCII characters")
 
 
 def _pem(name: str, material: bytes | Path | str | None) -> bytes | None:

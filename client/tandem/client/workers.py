@@ -12,15 +12,13 @@ import time
 from collections.abc import Collection, Coroutine, Sequence
 
 from .affinity import choose
-from .discovery import Resolve, Target, WorkersName, resolve
+from .discovery import LOOKUP_SECONDS, Resolve, Target, WorkersName, resolve
 from .metrics import ClientMetrics
 from .settings import ConnectionSettings, Credentials
 from .worker import Health, Worker
 
 # Without an answer from every worker after this long, those that answered are enough.
 FIRST_HEALTH_SECONDS = 1.0
-# A first request waits at most so long for the addresses behind names.
-FIRST_ADDRESSES_SECONDS = 5.0
 LOOKUP_PAUSE_SECONDS = 1.0  # between two lookups, however many reasons there are
 
 
@@ -35,7 +33,9 @@ class WorkerPool:
         metrics: ClientMetrics,
         find: Resolve = resolve,
     ) -> None:
-        self._connection, self._credentials, self._metrics, self._resolve = connection, credentials, metrics, find
+        # Files are read now: who gave a wrong one is told, and workers that come later need nothing from the disk.
+        self._credentials = credentials and credentials.read()
+        self._connection, self._metrics, self._resolve = connection, metrics, find
         self._fixed: list[Target] = []
         self._found: dict[WorkersName, list[Target] | None] = {}  # None: not yet
         self._unresolved: dict[WorkersName, str] = {}  # why
@@ -51,15 +51,16 @@ class WorkerPool:
         self._tasks: set[asyncio.Task[None]] = set()  # that follow names, or close what is left of a worker
         self._changed = asyncio.Event()
         self._look_again = asyncio.Event()
-        self._watching = False
+        self._watching = self._closed = False
         self._first_answers_until = 0.0
         self._settle()
 
-    async def pick(self, key: str, avoid: Collection[Worker] = ()) -> Worker | None:
-        """The worker for `key` among those that serve, `avoid` excepted; None when there is none."""
+    async def pick(self, key: str, avoid: Collection[Worker] = (), within: float = LOOKUP_SECONDS) -> Worker | None:
+        """The worker for `key` among those that serve, `avoid` excepted; None when there is none, or none is known
+        `within` so many seconds."""
         if len(self.workers) == 1 and not self._found:
             return None if self.workers[0] in avoid else self.workers[0]
-        await self._watch()
+        await self._watch(within)
         for health in (Health.SERVING, Health.UNKNOWN):
             candidates = [worker for worker in self.workers if worker.health is health and worker not in avoid]
             if candidates:
@@ -67,10 +68,10 @@ class WorkerPool:
         self._look_again.set()
         return None
 
-    async def known(self) -> list[Worker]:
-        """All workers, once names have been looked up."""
+    async def known(self, within: float) -> list[Worker]:
+        """All workers, once names have been looked up, or after so many seconds."""
         if self._found:
-            await self._watch()
+            await self._watch(within)
         return list(self.workers)
 
     def states(self) -> str:
@@ -90,6 +91,8 @@ class WorkerPool:
             await asyncio.wait_for(self._changed.wait(), seconds)
 
     async def close(self) -> None:
+        self._closed = True
+        self._changed.set()  # nobody waits on
         tasks, workers = [*self._watches.values(), *self._tasks], [*self.workers, *self._leaving]
         for task in tasks:
             task.cancel()
@@ -128,20 +131,21 @@ class WorkerPool:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _watch(self) -> None:
+    async def _watch(self, within: float) -> None:
         """Begins to follow names and health, and waits for first answers."""
+        until = time.monotonic() + within
         if not self._watching:
             self._watching = True
             if self._found:
                 self._begin(self._follow())
             self._watch_health()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_ADDRESSES_SECONDS):
-                while not self.workers and any(found is None for found in self._found.values()):
+            async with asyncio.timeout(within):
+                while not self._closed and not self.workers and any(found is None for found in self._found.values()):
                     self._changed.clear()
                     await self._changed.wait()
-        while any(worker.health is Health.UNKNOWN for worker in self.workers):
-            left = self._first_answers_until - time.monotonic()
+        while not self._closed and any(worker.health is Health.UNKNOWN for worker in self.workers):
+            left = min(self._first_answers_until, until) - time.monotonic()
             if left <= 0:
                 return
             await self.wait_for_change(left)

@@ -44,8 +44,14 @@ CONNECTION_FLAGS: dict[str, tuple[Any, Any]] = {
     ),
     "certificate_file": _file("--certificate-file", "PEM file of our own certificate, for mutual TLS."),
     "key_file": _file("--key-file", "PEM file of its private key."),
-    "token_file": _file("--token-file", "File with the bearer token to send."),
+    "token_file": _file("--token-file", "File whose first token is the bearer token to send."),
 }
+
+
+def _first_token(text: str) -> str:
+    """Of a file like the services' own: one a line, empty lines and those that begin with # are skipped."""
+    lines = (line.strip() for line in text.splitlines())
+    return next((line for line in lines if line and not line.startswith("#")), "")
 
 
 def _credentials(given: dict[str, Any]) -> Credentials | None:
@@ -62,9 +68,13 @@ def _credentials(given: dict[str, Any]) -> Credentials | None:
     token = None
     if token_file is not None:
         try:
-            token = token_file.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise CommandError(f"--token-file {token_file}: {getattr(error, 'strerror', None) or error}") from None
+            token = _first_token(token_file.read_text(encoding="utf-8"))
+        except UnicodeDecodeError:  # its own words would quote the file
+            raise CommandError(f"--token-file {token_file}: is not UTF-8 text") from None
+        except OSError as error:
+            raise CommandError(f"--token-file {token_file}: {error.strerror}") from None
+        if not (token.isascii() and token.isprintable() and token):
+            raise CommandError(f"--token-file {token_file}: holds no token of printable ASCII characters")
     return Credentials(
         tls=tls,
         root_certificates=given["ca_file"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, TypeVar
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from ..async_client import AsyncClient
 from ..operators import WorkerLoad
+from ..settings import ConnectionSettings
 from . import options as o
 from .connection_flags import ConnectionFlags, with_connection_flags
 from .run import progress_on_terminal
@@ -53,7 +55,9 @@ def _with_workers(
     worker_address: list[str] | None,
     work: Callable[[AsyncClient], Coroutine[Any, Any, T]],
 ) -> T:
-    client = AsyncClient(worker=o.worker_addresses(worker_address), credentials=connection())
+    # Names are looked up once: a platform takes a worker that drains out of its name, and we still mean the same ones.
+    once = ConnectionSettings(resolve_seconds=math.inf)
+    client = AsyncClient(worker=o.worker_addresses(worker_address), connection=once, credentials=connection())
 
     async def run() -> T:
         async with client:

@@ -16,7 +16,7 @@ from tandem.inference.v1 import admin_pb2, admin_pb2_grpc
 from tandem.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 
 from ..deadline import Deadline
-from ..discovery import Target, expand
+from ..discovery import LOOKUP_SECONDS, Target, expand
 from ..errors import StatusError
 from ..rpc import CallContext, unary
 from ..settings import ConnectionSettings, open_channel
@@ -57,7 +57,8 @@ def status(
 
 async def _ask_all(tokenizer: str, workers: list[str], check: bool, context: CallContext) -> list[Report]:
     asked = [_ask_tokenizer(tokenizer, context)] if tokenizer else []
-    asked += [_ask_worker(target, check, context) for target in await expand(workers)]
+    targets = await expand(workers, context.deadline.cap(LOOKUP_SECONDS))
+    asked += [_ask_worker(target, check, context) for target in targets]
     return list(await asyncio.gather(*asked))
 
 

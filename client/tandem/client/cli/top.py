@@ -19,7 +19,7 @@ from rich.text import Text
 from tandem.inference.v1 import admin_pb2, admin_pb2_grpc
 
 from ..deadline import Deadline
-from ..discovery import Target, expand
+from ..discovery import LOOKUP_SECONDS, Target, expand
 from ..errors import StatusError
 from ..rpc import CallContext, unary
 from ..settings import ConnectionSettings, Credentials, open_channel
@@ -80,7 +80,7 @@ async def _watch(
             done = 0
             while True:
                 context = CallContext(deadline=Deadline.after(timeout), closed=lambda: False, credentials=credentials)
-                targets = await expand(addresses)
+                targets = await expand(addresses, context.deadline.cap(LOOKUP_SECONDS))
                 for target in targets:
                     if target not in known:
                         channel = open_channel(target.address, ConnectionSettings(), credentials, target.authority)
