@@ -10,7 +10,7 @@ import grpc
 
 @dataclass(frozen=True, slots=True)
 class PeerFiles:
-    """PEM files and tokens, read whenever a connection is made. All methods raise OSError."""
+    """PEM files and tokens, read whenever a connection is made. All methods raise OSError or ValueError."""
 
     tls: bool = False  # with the system's authorities
     ca: Path | None = None  # with these authorities instead
@@ -34,6 +34,12 @@ class PeerFiles:
         """Of each call."""
         if self.token is None:
             return ()
-        lines = (line.strip() for line in self.token.read_text(encoding="utf-8").splitlines())
+        try:
+            text = self.token.read_text(encoding="utf-8")
+        except UnicodeDecodeError:  # its own words would quote the file
+            raise ValueError(f"{self.token} is not UTF-8 text") from None
+        lines = (line.strip() for line in text.splitlines())
         token = next((line for line in lines if line and not line.startswith("#")), "")
+        if not (token and token.isascii() and token.isprintable()):  # what a header can carry
+            raise ValueError(f"{self.token} holds no token of printable ASCII characters")
         return (("authorization", f"Bearer {token}"),)

@@ -40,7 +40,7 @@ from worker_svc.sampling_rules import effective_sampling
 from worker_svc.settings import WorkerSettings
 from worker_svc.streams import OutputStream, Tokens, next_due, ranked
 from worker_svc.supervisor import EngineSupervisor
-from worker_svc.tokenizer_check import check_tokenizer
+from worker_svc.tokenizer_check import check_tokenizer, read_peer_files
 from worker_svc.validation import validate, wants_logprobs
 
 logger = logging.getLogger("worker_svc")
@@ -111,6 +111,8 @@ class WorkerService:
     async def start(self, lifecycle: Lifecycle) -> None:
         """Starts the engine; raises StartError."""
         self.lifecycle = lifecycle
+        if self.settings.tokenizer_address:
+            read_peer_files(self.settings)  # a wrong one is told before a model is loaded for minutes
         try:
             info = await self.supervisor.start()
         except EngineStartError as error:

@@ -21,21 +21,38 @@ Metadata = tuple[tuple[str, str], ...]
 
 _AGAIN_SECONDS = 0.2
 _TELL_SECONDS = 10.0  # between two lines about a service that is not there
+# A service that starts late is found again within about a second, not with the minutes that gRPC may pause by itself.
+_RECONNECT = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000)]
 _NO_TEXT = (pb.TOKEN_TYPE_CONTROL, pb.TOKEN_TYPE_UNKNOWN, pb.TOKEN_TYPE_UNUSED)
+
+
+def read_peer_files(settings: WorkerSettings) -> tuple[grpc.ChannelCredentials | None, Metadata]:
+    """What the channel and each call to the tokenizer service need; raises StartError."""
+    peer = settings.tokenizer_peer()
+    try:
+        return peer.credentials(), peer.metadata()
+    except (OSError, ValueError) as error:
+        raise StartError(f"tokenizer_address {settings.tokenizer_address}: {error}") from None
+
+
+def _hint(code: grpc.StatusCode, plain: bool) -> str:
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return "; its token is read from tokenizer_token_file"
+    if code is grpc.StatusCode.UNAVAILABLE and plain:
+        return "; if it speaks TLS, set tokenizer_tls_ca or tokenizer_tls"
+    return ""
 
 
 async def check_tokenizer(settings: WorkerSettings, info: EngineInfo) -> tuple[str, Vocabulary]:
     """The tokenizer's fingerprint and what its ids say; raises StartError if it is not there in time or has more ids
     than the model."""
-    address, peer = settings.tokenizer_address, settings.tokenizer_peer()
-    try:
-        credentials, metadata = peer.credentials(), peer.metadata()
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartError(f"tokenizer_address {address}: {error}") from None
+    address = settings.tokenizer_address
+    credentials, metadata = read_peer_files(settings)
+    options = [*settings.tokenizer_peer().options(), *_RECONNECT]
     if credentials is None:
-        opened = grpc.aio.insecure_channel(address)
+        opened = grpc.aio.insecure_channel(address, options)
     else:
-        opened = grpc.aio.secure_channel(address, credentials, peer.options())
+        opened = grpc.aio.secure_channel(address, credentials, options)
     async with opened as channel:
         stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
         try:
@@ -50,7 +67,7 @@ async def check_tokenizer(settings: WorkerSettings, info: EngineInfo) -> tuple[s
         except grpc.aio.AioRpcError as error:
             raise StartError(
                 f"tokenizer_address {address}: {error.code().name}: {error.details()} "
-                f"(waited up to {settings.tokenizer_wait_seconds:g} s)"
+                f"(waited up to {settings.tokenizer_wait_seconds:g} s{_hint(error.code(), credentials is None)})"
             ) from error
     tokenizer = response.tokenizer
     if tokenizer.vocabulary_size > info.vocabulary_size:

@@ -14,9 +14,11 @@ import pytest_asyncio
 from pydantic import ValidationError
 
 from svc_common.errors import StartError
+from svc_common.lifecycle import Lifecycle
 from tests.integration.worker_process import service_process
 from tests.svc_common.certificates import Authority
 from worker_svc.engine.messages import EngineInfo
+from worker_svc.server import WorkerService
 from worker_svc.settings import WorkerSettings
 from worker_svc.tokenizer_check import check_tokenizer
 
@@ -76,7 +78,7 @@ async def test_by_mutual_tls_and_with_a_token(files: Path, address: str) -> None
 @pytest.mark.parametrize("token", [None, "wrong"])
 async def test_without_its_token_it_says_so(files: Path, address: str, token: str | None) -> None:
     wrong = settings(files, address, tokenizer_token_file=files / token if token else None)
-    with pytest.raises(StartError, match=f"tokenizer_address {address}: UNAUTHENTICATED"):
+    with pytest.raises(StartError, match=f"tokenizer_address {address}: UNAUTHENTICATED: .*tokenizer_token_file"):
         await check_tokenizer(wrong, MODEL)
 
 
@@ -97,6 +99,31 @@ async def test_a_connection_that_cannot_be_made_ends_the_wait_and_says_why(
     wrong = settings(files, address, tokenizer_wait_seconds=0.5, **changed)
     with pytest.raises(StartError, match=f"tokenizer_address {address}: UNAVAILABLE: .*{why}.*0.5 s"):
         await check_tokenizer(wrong, MODEL)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_plain_question_to_a_service_with_tls_says_what_may_be_missing(address: str) -> None:
+    plain = WorkerSettings(model=str(DEMO), tokenizer_address=address, tokenizer_wait_seconds=0.5)
+    with pytest.raises(StartError, match=r"UNAVAILABLE: .*if it speaks TLS, set tokenizer_tls_ca"):
+        await check_tokenizer(plain, MODEL)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"", "holds no token"), (b"# \n", "holds no token"), (b"\xc3\xa9" * 20, "ASCII"), (b"secret\xff", "not UTF-8")],
+    ids=["empty", "comments", "not ASCII", "not UTF-8"],
+)
+async def test_a_token_file_without_a_token_ends_the_start_before_the_model_is_loaded(
+    content: bytes, words: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(content)
+    service = WorkerService(
+        WorkerSettings(model=str(tmp_path / "none"), tokenizer_address="127.0.0.1:1", tokenizer_token_file=file)
+    )
+    with pytest.raises(StartError, match=f"^tokenizer_address 127.0.0.1:1: {file} .*{words}") as caught:
+        await service.start(Lifecycle())
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.asyncio(loop_scope="module")
