@@ -245,3 +245,7 @@ def test_metrics_are_for_monitoring_alone_and_grpc_for_clients(base: dict[tuple[
     assert base["NetworkPolicy", "tandem-tokenizer-outbound"]["spec"]["egress"] == []
     questions = base["NetworkPolicy", "tandem-worker-outbound"]["spec"]["egress"]
     assert {port["port"] for rule in questions for port in rule["ports"]} == {50051, 53}
+    (names,) = [rule for rule in questions if {port["port"] for port in rule["ports"]} == {53}]
+    assert {port["protocol"] for port in names["ports"]} == {"UDP", "TCP"}
+    blocks = [peer["ipBlock"]["cidr"] for peer in names["to"] if "ipBlock" in peer]
+    assert blocks == ["169.254.20.10/32"], "NodeLocal DNSCache runs in its node's network, so no label selects it"
