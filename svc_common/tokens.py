@@ -22,6 +22,7 @@ logger = logging.getLogger("svc_common.tokens")
 
 _LOOK_AGAIN = 1.0  # seconds between two looks at the file
 _SHORTEST = 16  # characters
+_LARGEST = 1 << 18  # bytes of a file: each call is compared with all tokens
 
 
 class BearerTokens:
@@ -70,13 +71,19 @@ class BearerTokens:
 
     def _read(self) -> None:
         stamp = _stamp(self._path)
-        lines = [line.strip() for line in self._path.read_text(encoding="utf-8").splitlines()]
+        with self._path.open("rb") as file:
+            content = file.read(_LARGEST + 1)
+        if len(content) > _LARGEST:
+            raise ValueError(f"is larger than {_LARGEST >> 10} KiB")
+        lines = [line.strip() for line in content.decode().splitlines()]
         tokens = [line for line in lines if line and not line.startswith("#")]
         if not tokens:
             raise ValueError("holds no token")
         if any(len(token) < _SHORTEST for token in tokens):
             raise ValueError(f"holds a token of fewer than {_SHORTEST} characters")
-        self._digests = tuple(_digest(token) for token in tokens)
+        if not all(token.isascii() and token.isprintable() for token in tokens):
+            raise ValueError("holds a token that no header can carry: only printable ASCII characters may be in it")
+        self._digests = tuple(_digest(token) for token in dict.fromkeys(tokens))
         self._stamp = stamp
 
 

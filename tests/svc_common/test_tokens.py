@@ -95,7 +95,16 @@ def test_a_changed_file_is_followed_and_a_broken_one_is_not(
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "no token"), (b"# only\n\n", "no token"), (b"short\n", "fewer than 16"), (b"\xff" * 20, "not UTF-8")],
+    [
+        (b"", "no token"),
+        (b"# only\n\n", "no token"),
+        (b"short\n", "fewer than 16"),
+        (b"\xff" * 20, "not UTF-8"),
+        (b"\xef\xbb\xbf" + b"t" * 20, "printable ASCII"),
+        (b"t" * 20 + b"\n" + "é".encode() * 20, "printable ASCII"),
+        (b"a-token-of-twenty-ch\n" * 100_000, "larger than 256 KiB"),
+    ],
+    ids=["empty", "comments", "short", "not UTF-8", "byte order mark", "not ASCII", "huge"],
 )
 def test_a_file_without_decent_tokens_ends_the_start(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "tokens"
@@ -103,6 +112,12 @@ def test_a_file_without_decent_tokens_ends_the_start(tmp_path: Path, content: by
     with pytest.raises(StartError, match=words) as caught:
         BearerTokens(path).load()
     assert "short" not in str(caught.value)
+
+
+def test_what_is_no_file_ends_the_start(tmp_path: Path) -> None:
+    for path, words in ((tmp_path, "Is a directory"), (Path("/dev/zero"), "larger than 256 KiB")):
+        with pytest.raises(StartError, match=f"auth_token_file {path}: .*{words}"):
+            BearerTokens(path).load()
 
 
 async def test_tokens_in_clear_text_beyond_this_machine_are_warned_about(
