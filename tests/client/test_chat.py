@@ -220,6 +220,13 @@ def test_one_address_alone_is_wrong_usage(arguments: list[str]) -> None:
     assert done.stderr.startswith("error: which ")
 
 
+@pytest.mark.parametrize("flag", ["--tls", "--ca-file=x", "--token-file=x", "--worker-address=127.0.0.1:1"])
+def test_flags_of_running_services_are_wrong_usage_where_both_are_started(flag: str) -> None:
+    done = tandem(None, "chat", "Hi", "--model", ".", flag)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {flag.partition('=')[0]} is for services that run")
+
+
 async def test_flags_of_encode_chat_are_checked(client: AsyncClient) -> None:
     for flag in ("rendered_text", "content_ranges", "pieces"):
         with pytest.raises(InvalidArgumentError) as caught:

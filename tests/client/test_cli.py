@@ -269,6 +269,12 @@ def test_status_of_what_is_not_there_is_an_error_beside_what_is(servers: Servers
     assert "127.0.0.1:1" in done.stderr
 
 
+def test_a_wrong_name_is_the_only_thing_that_status_says(servers: ServersThread) -> None:
+    done = tandem(servers, "status", "--worker-address", "dns:///worker")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: the address 'dns:///worker' must be dns:///NAME:PORT\n"
+
+
 def test_status_and_top_show_all_workers_behind_a_name(servers: ServersThread) -> None:
     port = servers.worker_address.rpartition(":")[2]
     name = f"dns:///localhost:{port}"

@@ -115,7 +115,11 @@ async def test_status_checks_the_page_table_where_it_is_asked_to(address: str) -
     assert "page table" not in (await command("status", f"--worker-address={address}"))[1]
 
 
-@pytest.mark.parametrize("wrong", [["--end", "--wait"], []], ids=["end and wait", "no worker"])
+@pytest.mark.parametrize(
+    "wrong",
+    [["--end", "--wait"], [], ["--timeout=-1"], ["--timeout=nan"]],
+    ids=["end and wait", "no worker", "a negative timeout", "no number"],
+)
 async def test_wrong_usage_is_told(wrong: list[str]) -> None:
     workers = ["--worker-address=127.0.0.1:1"] if wrong else []
     code, _, errors = await command("drain", *wrong, *workers)

@@ -18,7 +18,7 @@ from ..errors import FailedPreconditionError
 from ..params import GenerateOptions
 from ..types import ChatEncoding, ChatMessage, Conversation
 from . import options as o
-from .connection_flags import ConnectionFlags, with_connection_flags
+from .connection_flags import CONNECTION_FLAGS, ConnectionFlags, with_connection_flags
 from .generate import stream_to_terminal
 from .generation_flags import GenerationFlags, with_generation_flags
 from .run import print_line, progress_on_terminal
@@ -33,6 +33,7 @@ _TEMPLATE_STYLE, _CONTENT_STYLE = "cyan", "bold yellow"
 @with_generation_flags()
 @with_connection_flags
 def chat(
+    context: typer.Context,
     connection: ConnectionFlags,
     flags: GenerationFlags,
     message: Annotated[
@@ -85,6 +86,7 @@ def chat(
             address = o.required_tokenizer(tokenizer_address)
             interruptible(_with_template_errors(_at(AsyncClient(address, workers, credentials=credentials), work)))
             return
+        _refuse_flags_of_running_services(context)
         folder, tokenizer_path = find_model(model, tokenizer)
         plan = ServicePlan(
             model=folder,
@@ -95,6 +97,20 @@ def chat(
             with_worker=not show_prompt,
         )
         interruptible(_with_template_errors(_started(plan, work, verbose)))
+
+
+def _refuse_flags_of_running_services(context: typer.Context) -> None:
+    """Variables may be meant for other commands; a flag is not."""
+    names = ("tokenizer_address", "worker_address", *CONNECTION_FLAGS)
+    sources = {name: context.get_parameter_source(name) for name in names}
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name, source in sources.items()
+        if source is not None and source.name == "COMMANDLINE"
+    ]
+    if given:
+        words = "is for services that run" if len(given) == 1 else "are for services that run"
+        raise CommandError(f"{', '.join(given)} {words}, and here both would be started", exit_code=2)
 
 
 async def _at(client: AsyncClient, work: Callable[[AsyncClient], Coroutine[Any, Any, None]]) -> None:

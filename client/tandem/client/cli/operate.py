@@ -37,6 +37,8 @@ def drain(
     with reporting_errors():
         if end and wait:
             raise CommandError("--wait goes with draining, not with its --end", exit_code=2)
+        if not timeout >= 0:  # NaN neither
+            raise CommandError(f"--timeout must be at least 0 seconds, not {timeout:g}", exit_code=2)
         deadline = time.monotonic() + timeout if timeout else None
         _with_workers(connection, worker_address, lambda client: _drain(client, not end, wait, deadline))
 

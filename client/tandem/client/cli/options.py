@@ -112,7 +112,8 @@ WorkerAddresses = Annotated[
     list[str] | None,
     typer.Option(
         "--worker-address",
-        help=f"HOST:PORT of a worker; repeatable. Commas separate several in {WORKER_VARIABLE}.",
+        help="HOST:PORT of a worker, or dns:///NAME:PORT of all that a name has; repeatable. "
+        f"Commas separate several in {WORKER_VARIABLE}.",
         rich_help_panel=_CONNECTION,
     ),
 ]

@@ -56,8 +56,8 @@ def status(
 
 
 async def _ask_all(tokenizer: str, workers: list[str], check: bool, context: CallContext) -> list[Report]:
-    asked = [_ask_tokenizer(tokenizer, context)] if tokenizer else []
     targets = await expand(workers, context.deadline.cap(LOOKUP_SECONDS))
+    asked = [_ask_tokenizer(tokenizer, context)] if tokenizer else []
     asked += [_ask_worker(target, check, context) for target in targets]
     return list(await asyncio.gather(*asked))
 
