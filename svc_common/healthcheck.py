@@ -38,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = f"{error.code().name}: {error.details()}"  # an error of a call is a Call
     except OSError as error:
         status = f"{error.filename}: {error.strerror}"
+    except ValueError as error:
+        status = str(error)
     print(f"{options.address} {options.service}: {status}", file=sys.stderr)  # noqa: T201
     return 0 if status == "SERVING" else 1
 

@@ -23,8 +23,7 @@ class PeerFiles:
         """None: a plain connection."""
         if not self.tls and self.ca is None:
             return None
-        ca, key, certificate = (path.read_bytes() if path else None for path in (self.ca, self.key, self.certificate))
-        return grpc.ssl_channel_credentials(ca, key, certificate)
+        return grpc.ssl_channel_credentials(*(_pem(path) for path in (self.ca, self.key, self.certificate)))
 
     def options(self) -> list[tuple[str, str | int]]:
         """Of the channel."""
@@ -43,3 +42,10 @@ class PeerFiles:
         if not (token and token.isascii() and token.isprintable()):  # what a header can carry
             raise ValueError(f"{self.token} holds no token of printable ASCII characters")
         return (("authorization", f"Bearer {token}"),)
+
+
+def _pem(path: Path | None) -> bytes | None:
+    content = None if path is None else path.read_bytes()
+    if content is not None and b"-----BEGIN " not in content:  # with nothing, gRPC would trust the system's authorities
+        raise ValueError(f"there is no PEM block in {path}")
+    return content

@@ -8,6 +8,7 @@ from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -20,10 +21,12 @@ from tandem.inference.v1 import admin_pb2_grpc, inference_pb2_grpc
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 from tests.client.fakes import EOS, TEXT, ByteTokenizer, CountingWorker, ids_of_text
 
+
 pytest.importorskip("cryptography", reason="certificates for the tests are made with it")
 from tests.svc_common.certificates import Authority
 
 TOKEN = "correct horse"
+PEM = b"-----BEGIN PRIVATE KEY-----"
 
 
 class TokenGate(grpc.aio.ServerInterceptor):
@@ -206,6 +209,19 @@ def test_a_token_that_no_header_can_carry_is_refused(token: object) -> None:
     for given in (lambda: token, token):
         with pytest.raises(ConfigurationError, match="bearer_token must be one line of printable ASCII"):
             Credentials(tls=False, bearer_token=given).metadata()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage"])
+@pytest.mark.parametrize("name", ["root_certificates", "private_key", "certificate_chain"])
+async def test_what_is_no_pem_is_named(name: str, content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "file.pem"
+    file.write_bytes(content)
+    for given, where in ((content, "these bytes"), (file, str(file))):
+        credentials: dict[str, Any] = {"private_key": PEM, "certificate_chain": PEM} | {name: given}
+        client = AsyncClient(worker="127.0.0.1:1", credentials=Credentials(**credentials))
+        with pytest.raises(ConfigurationError, match=f"{name}: there is no PEM block in {where}"):
+            await client.get_models()
+        await client.close()
 
 
 def test_secrets_are_not_shown() -> None:

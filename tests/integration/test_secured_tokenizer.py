@@ -134,6 +134,14 @@ async def test_a_file_that_is_not_there_is_named(files: Path, address: str, fiel
         await check_tokenizer(wrong, MODEL)
 
 
+@pytest.mark.parametrize("field", ["tokenizer_tls_ca", "tokenizer_tls_key"])
+async def test_a_file_without_pem_is_named(files: Path, field: str, tmp_path: Path) -> None:
+    file = tmp_path / "empty.pem"
+    file.touch()
+    with pytest.raises(StartError, match=f"there is no PEM block in {file}"):
+        await check_tokenizer(settings(files, "127.0.0.1:1", **{field: file}), MODEL)
+
+
 @pytest.mark.parametrize(
     "fields",
     [

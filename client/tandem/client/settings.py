@@ -159,9 +159,13 @@ def _check_token(token: object) -> None:
 
 
 def _pem(name: str, material: bytes | Path | str | None) -> bytes | None:
-    if material is None or isinstance(material, bytes):
-        return material
+    if material is None:
+        return None
+    given = isinstance(material, bytes)
     try:
-        return Path(material).read_bytes()
+        content = material if isinstance(material, bytes) else Path(material).read_bytes()
     except OSError as error:
-        raise ConfigurationError(f"{name}: cannot read {material}: {error.strerror}") from error
+        raise ConfigurationError(f"{name}: cannot read {material!s}: {error.strerror}") from error
+    if b"-----BEGIN " not in content:  # with nothing at all, gRPC would trust the system's authorities instead
+        raise ConfigurationError(f"{name}: there is no PEM block in {'these bytes' if given else material!s}")
+    return content
