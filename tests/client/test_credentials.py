@@ -21,7 +21,6 @@ from tandem.inference.v1 import admin_pb2_grpc, inference_pb2_grpc
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 from tests.client.fakes import EOS, TEXT, ByteTokenizer, CountingWorker, ids_of_text
 
-
 pytest.importorskip("cryptography", reason="certificates for the tests are made with it")
 from tests.svc_common.certificates import Authority
 
