@@ -2,14 +2,19 @@
 // in products.c, so the same bits, by a quarter of the instructions. vpdpwssd multiplies 32 pairs of int16 and adds them
 // to the sums of a whole panel.
 
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512vnni")
-
 #include "quantized.h"
 
 int wide_is_there(void) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
 }
+
+// From here on, for such processors only.
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))), apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512vnni")
+#endif
 
 INLINE __m512 sixteen(const void *numbers, int64_t at, int half) {
     if (half) return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)((const uint16_t *)numbers + at)));
@@ -101,3 +106,7 @@ void wide_quantized_panels(const Product *p, int bits, int group, int64_t first,
     case 4128: panels_of(p, 4, 128, first, last); break;
     }
 }
+
+#ifdef __clang__
+#pragma clang attribute pop
+#endif
