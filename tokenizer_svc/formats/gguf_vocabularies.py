@@ -87,7 +87,8 @@ def _merges(fields: GgufFields) -> tuple[list[bytes], Places, Places]:
             raise ValueError(f"{PREFIX}merges[{number}] is not two tokens")
     products = [merge.replace(b" ", b"") for merge in merges]
     lefts = [merge.partition(b" ")[0] for merge in merges]
-    return products, *(np.array([len(text.decode()) for text in texts]) for texts in (products, lefts))  # type: ignore
+    whole, left = (np.array([len(text.decode()) for text in texts], np.int64) for texts in (products, lefts))
+    return products, whole, left
 
 
 def _byte_pairs(fields: GgufFields, pre: PreTokenizer) -> tuple[BpeVocabulary, list[bytes]]:

@@ -18,7 +18,7 @@ from functools import cached_property
 
 import torch
 
-from worker_svc.checkpoints.checkpoint import Checkpoint, CheckpointError
+from worker_svc.checkpoints.checkpoint import STORED_DTYPES, Checkpoint, CheckpointError
 from worker_svc.checkpoints.grouped import Quantization
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.feed_forward import FeedForward
@@ -321,6 +321,8 @@ def _mostly_quantized(checkpoint: Checkpoint, quantization: MadeOf) -> bool:
     """Whether the layers' matrices will be small integers; the first of them tells."""
     if quantization != "stored":
         return isinstance(quantization, Quantization)
+    if checkpoint.stored_as.keys() <= {str(dtype).removeprefix("torch.") for dtype in STORED_DTYPES}:
+        return False  # nothing but plain numbers, and looking at a tensor may join it from several files
     first = next(source for name, source in checkpoint.tensors() if name == "layers.0.attention.q")
     return not isinstance(first, torch.Tensor) and first[:1].grouped() is not None
 
