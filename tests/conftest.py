@@ -19,6 +19,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No property fails because the machine is busy: no deadline for an example, none for making inputs.
+# `TANDEM_EXAMPLES` makes it longer; 1000 is what a release is tried with.
+settings.register_profile(
+    "tandem",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    max_examples=int(os.environ.get("TANDEM_EXAMPLES", "100")),
+    print_blob=True,  # what a failure on another machine is repeated with
+)
+settings.load_profile("tandem")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -199,7 +199,7 @@ def test_a_service_that_does_not_stop_is_killed_with_its_children(command: Calla
     run.process.send_signal(signal.SIGINT)
     assert run.end() == 130
     assert len(run.seen) == 3
-    assert not run.survivors(patience=10)
+    assert not run.survivors(patience=60)
 
 
 def test_a_second_signal_does_not_wait(command: Callable[..., Command], model: str) -> None:

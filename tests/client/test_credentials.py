@@ -73,7 +73,7 @@ async def test_tls_with_an_authority_of_ones_own(authority: Authority, tmp_path:
             async with AsyncClient(address, address, credentials=credentials, timeout=30) as client:
                 assert (await client.generate("Hi", seed=0)).text == TEXT
         for wrong in (None, Credentials(root_certificates=Authority("another").certificate)):
-            async with AsyncClient(address, credentials=wrong, timeout=10) as client:
+            async with AsyncClient(address, credentials=wrong, timeout=60) as client:
                 with pytest.raises(UnavailableError):
                     await client.encode("Hi")
 
@@ -90,7 +90,7 @@ async def test_mutual_tls(authority: Authority) -> None:
         async with AsyncClient(address, address, credentials=whole, timeout=30) as client:
             assert (await client.generate("Hi", seed=0)).text == TEXT
         without = Credentials(root_certificates=authority.certificate)
-        async with AsyncClient(address, credentials=without, timeout=10) as client:
+        async with AsyncClient(address, credentials=without, timeout=60) as client:
             with pytest.raises(UnavailableError):
                 await client.encode("Hi")
 
@@ -112,7 +112,7 @@ async def test_each_call_carries_the_bearer_token(authority: Authority) -> None:
             assert list((await client.get_models()).values())[0] is not None  # noqa: RUF015
         assert asked >= 4, "encode, model, generate, decode"
         for credentials in (None, Credentials(tls=False, bearer_token="wrong")):
-            async with AsyncClient(address, address, credentials=credentials, timeout=10) as client:
+            async with AsyncClient(address, address, credentials=credentials, timeout=60) as client:
                 with pytest.raises(UnauthenticatedError, match="who are you"):
                     await client.encode("Hi")
                 with pytest.raises(UnauthenticatedError):

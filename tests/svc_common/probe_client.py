@@ -97,7 +97,7 @@ async def ask(channel: grpc.aio.Channel, kind: str, *words: str, **options: Any)
 async def health_of(channel: grpc.aio.Channel, name: str) -> str:
     """SERVING, NOT_SERVING or SERVICE_UNKNOWN."""
     response = await health_pb2_grpc.HealthStub(channel).Check(
-        health_pb2.HealthCheckRequest(service=name), timeout=20, wait_for_ready=True
+        health_pb2.HealthCheckRequest(service=name), timeout=60, wait_for_ready=True
     )
     return str(health_pb2.HealthCheckResponse.ServingStatus.Name(response.status))
 

@@ -58,7 +58,7 @@ async def test_watch_pushes_every_lasting_change(probe: ProbeService, channel: g
 async def test_a_change_while_a_watcher_is_still_sending_the_last_one_is_not_lost() -> None:
     health = Health([NAME])
     statuses = health.Watch(health_pb2.HealthCheckRequest(service=NAME), None)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert (await anext(statuses)).status == health_pb2.HealthCheckResponse.NOT_SERVING
         health.set_ready(True)
         assert (await anext(statuses)).status == health_pb2.HealthCheckResponse.SERVING

@@ -106,7 +106,7 @@ async def test_a_known_internal_error_keeps_its_words_and_is_logged(
 
 async def until_handled(probe: ProbeService, kind: str, code: str) -> None:
     """A status that a handler sends by itself is counted when the handler ends: its client may know it before."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not (count := handled(probe.metrics.registry, kind, code)):  # noqa: ASYNC110  (it has no event)
             await asyncio.sleep(0)
     assert count == 1

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Struct
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
@@ -22,7 +22,6 @@ from tokenizer_svc.chat.template import RenderError, render
 from tokenizer_svc.formats import load_tokenizer
 from tokenizer_svc.tokenizer import Tokenizer
 
-relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 Runs = list[tuple[Origin, str]]
 
 
@@ -141,7 +140,6 @@ def test_origin_is_known_for_every_character() -> None:
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
-@relaxed
 def test_any_text_survives_and_keeps_its_origin(left: str, right: str) -> None:
     if any("\ud800" <= each <= "\udfff" for each in left + right):
         return
@@ -185,7 +183,6 @@ def test_a_control_token_cannot_be_put_together_from_template_and_content(llama3
         assert not any(llama3.is_control(index) for index in encode_runs(llama3, runs, False).ids)
 
 
-@relaxed
 @given(content=st.text(alphabet="ab \n'é1.", max_size=30))
 def test_an_ordinary_conversation_has_the_ids_of_its_rendered_text(
     llama2: Tokenizer, llama3: Tokenizer, content: str

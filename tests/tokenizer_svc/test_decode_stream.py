@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
@@ -135,7 +135,7 @@ async def test_special_tokens_follow_the_options(start_service: Any, small: Toke
     cuts=st.lists(st.integers(0, 60), max_size=5),
     stops=st.lists(st.sampled_from(["a", "the", " o", "\ufffd", "ere"]), max_size=2, unique=True),
 )
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=100)
 def test_a_stream_equals_whole_decoding_for_any_ids_and_split(
     small: Tokenizer, ids: list[int], cuts: list[int], stops: list[str]
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenizer_svc.arrays import ids_of
@@ -20,7 +20,6 @@ def tokenizer(shared_data: Path) -> Tokenizer:
     return load_tokenizer(shared_data / "models/stories260K/meta")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     texts=st.lists(st.text(alphabet="ab é<s>", max_size=120), max_size=12), limit=st.sampled_from([0, 3000, 1 << 20])
 )
@@ -50,7 +49,6 @@ def test_a_conversation_costs_its_new_text_only(tokenizer: Tokenizer) -> None:
     assert (cache.misses, cache.hits) == (len(turns), sum(range(len(turns))))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     parts=st.lists(
         st.tuples(st.sampled_from(["", "a b", "<s>", "x<s>", "<s>x", " ", "</s></s>"]), st.sampled_from(Policy)),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tokenizer_svc.gguf_writer import gguf_bytes, write_gguf
@@ -24,7 +24,6 @@ from tokenizer_svc.vocabularies.patterns import PRE_TOKENIZERS
 from tokenizer_svc.vocabulary import TokenType, VocabularyType
 
 NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6
-relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 def byte_pairs(**changes: Any) -> dict[str, Any]:
@@ -190,7 +189,6 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, dict[str, 
     return load_tokenizer(path), {product: rank for rank, product in enumerate(products)}, tokens
 
 
-@relaxed
 @given(text=st.text(alphabet="ab é\n龘", max_size=30))
 def test_raw_text_merges_by_rank_and_falls_back_to_bytes(raw: Any, text: str) -> None:
     tokenizer, ranks, tokens = raw
@@ -290,7 +288,6 @@ def test_lengths_that_lie_allocate_nothing(tmp_path: Path) -> None:
 
 
 @given(data=st.binary(max_size=200), at=st.integers(0, 3000))
-@relaxed
 def test_random_damage_gives_an_error_or_a_tokenizer(tmp_path_factory: Any, data: bytes, at: int) -> None:
     whole = bytearray(gguf_bytes(byte_pairs()))
     whole[at : at + len(data)] = data

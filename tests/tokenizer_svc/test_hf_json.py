@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -18,7 +18,6 @@ from tokenizer_svc.formats import FormatError, load_tokenizer
 from tokenizer_svc.tokenizer import Tokenizer
 from tokenizer_svc.vocabulary import TokenType, VocabularyType
 
-relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
 TEXT = st.one_of(
     st.text(alphabet=st.characters(exclude_categories=["Cs", "Cn"], exclude_characters="ſ"), max_size=40),
     st.lists(
@@ -114,7 +113,7 @@ def trained(
     return request.param, load_tokenizer(path), tokenizers.Tokenizer.from_file(str(path))
 
 
-@relaxed
+@settings(max_examples=150)
 @given(text=TEXT)
 def test_ids_equal_the_library(trained: Any, text: str) -> None:
     kind, ours, library = trained
@@ -127,7 +126,7 @@ def test_ids_equal_the_library(trained: Any, text: str) -> None:
         assert ours.encode(text, add_special=False, parse_special=True) == expected
 
 
-@relaxed
+@settings(max_examples=150)
 @given(text=TEXT)
 def test_offsets_ascend_and_agree_with_the_ids(trained: Any, text: str) -> None:
     _, ours, _ = trained

@@ -9,18 +9,16 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from tests.tokenizer_svc.test_native import EXAMPLES
 from tokenizer_svc.encoding import Policy, Segment
 from tokenizer_svc.formats import FormatError, load_tokenizer
 from tokenizer_svc.formats.byte_alphabet import ALPHABET
 from tokenizer_svc.normalizing import FORMS, STEPS, Form, Normalizer, normalized
 from tokenizer_svc.vocabularies.wpm import WpmVocabulary
 
-relaxed = settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=EXAMPLES)
 MARKS = "\u0301\u0323\u0334\u0345\u05b0\u3099\uff9e"
 CHARACTERS = "aAeEéÉǅİıΣςﬁ½Å\u212b한\u1112\u1161\u11abかがｶ\u0958\U0001d160▁ \u00a0\u3000\n.,!$12" + MARKS * 2
 
@@ -87,14 +85,12 @@ def check(folder: Path, library: tokenizers.Tokenizer, texts: list[str]) -> None
         assert ours.encode(text, add_special=False, parse_special=True) == expected.ids
 
 
-@relaxed
 @given(forms=CHAINS, texts=st.lists(TEXT, min_size=1, max_size=5))
 @example(forms=["NFKC"], texts=["か\uff9ee\uff9e\u0301", "a\u0301\u0323b", "ﬁé\u0323"])
 def test_normalizers(tmp_path: Path, forms: list[str], texts: list[str]) -> None:
     check(tmp_path, library_with(tmp_path, forms, [pre_tokenizers.ByteLevel(add_prefix_space=False)]), texts)
 
 
-@relaxed
 @given(forms=st.lists(st.sampled_from(["NFC", "NFD", "Lowercase"]), max_size=2), texts=st.lists(TEXT, max_size=5))
 @example(forms=[], texts=["a", " a", "", "<s>a<s> b<s>", "▁a", "\u3000a", "\n"])
 def test_a_space_in_front(tmp_path: Path, forms: list[str], texts: list[str]) -> None:
@@ -105,7 +101,6 @@ def test_a_space_in_front(tmp_path: Path, forms: list[str], texts: list[str]) ->
     assert ours.decode(ids) == library.decode(ids) == " a b"
 
 
-@relaxed
 @given(cuts=st.lists(CUTS, max_size=3), use_regex=st.booleans(), texts=st.lists(TEXT, min_size=1, max_size=5))
 @example(cuts=[("Split", "a", "merged_with_previous")], use_regex=False, texts=["abaab", "aab"])
 @example(cuts=[("Split", "a", "merged_with_next")], use_regex=False, texts=["abaab", "baa"])
@@ -122,7 +117,6 @@ SETS_IN_SETS = st.lists(
 ).map("".join)
 
 
-@relaxed
 @given(inside=SETS_IN_SETS, negated=st.booleans(), texts=st.lists(TEXT, min_size=1, max_size=5))
 @example(inside=r"(\s|[.,!?…。，、।۔،])", negated=True, texts=["Hello, world (a) | b.", " 漢字。漢 a", "ab..  a\n"])
 @example(inside="-a", negated=False, texts=["a-b", "-"])

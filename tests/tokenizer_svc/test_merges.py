@@ -12,20 +12,18 @@ from unittest import mock
 
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from tests.tokenizer_svc.gguf_writer import write_gguf
 from tests.tokenizer_svc.test_gguf import BYTE, CONTROL, NORMAL, UNKNOWN
-from tests.tokenizer_svc.test_native import EXAMPLES
 from tokenizer_svc.encoding import Segment
 from tokenizer_svc.formats import FormatError, load_tokenizer
 from tokenizer_svc.formats.byte_alphabet import ALPHABET
 from tokenizer_svc.native import merger
 from tokenizer_svc.tokenizer import Tokenizer
 
-relaxed = settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=EXAMPLES)
 Pair = tuple[str, str]
 WORDS = ["".join(word) for size in (2, 3, 4) for word in product("ab", repeat=size)]
 WORDS += ["abc", "bc", "ca", "bca", "cc", "ccc", "aaaaa"]
@@ -101,7 +99,6 @@ def encoded(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     return alone
 
 
-@relaxed
 @given(merges=MERGES, ignore_merges=st.booleans(), texts=TEXTS, compiled=st.booleans())
 @example(merges=[("a", "b"), ("b", "a"), ("a", "b")], ignore_merges=False, texts=["aba"], compiled=True)
 def test_a_tokenizer_json_ranks_pairs_as_the_library_does(
@@ -114,7 +111,6 @@ def test_a_tokenizer_json_ranks_pairs_as_the_library_does(
     assert encoded(ours, texts) == expected
 
 
-@relaxed
 @given(merges=MERGES, ignore_merges=st.booleans(), texts=TEXTS, compiled=st.booleans())
 @example(merges=[("a", "b"), ("b", "a"), ("a", "b")], ignore_merges=False, texts=["aba"], compiled=True)
 def test_a_gguf_file_ranks_pairs_as_llama_cpp_does(
@@ -151,7 +147,6 @@ def metaspace(folder: Path, merges: list[Pair]) -> tokenizers.Tokenizer:
     return library
 
 
-@relaxed
 @given(merges=MERGES, texts=TEXTS, compiled=st.booleans())
 @example(merges=[("a", "b"), ("ab", "a")], texts=["abaab"], compiled=True)
 @example(merges=[("b", "a"), ("ab", "a"), ("a", "b")], texts=["aba"], compiled=True)

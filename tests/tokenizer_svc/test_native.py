@@ -1,11 +1,7 @@
-"""What is compiled answers as the libraries do that serve without it.
-
-`TANDEM_EXAMPLES` makes it longer; 1000 is what a release is tried with.
-"""
+"""What is compiled answers as the libraries do that serve without it."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,7 +13,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import tiktoken
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
@@ -38,8 +34,6 @@ from tokenizer_svc.vocabularies.patterns import PRE_TOKENIZERS
 from tokenizer_svc.vocabularies.plain_bpe import PlainBpe, by_tiktokens_engine
 from tokenizer_svc.vocabularies.rwkv import PlainLongest
 
-EXAMPLES = int(os.environ.get("TANDEM_EXAMPLES", "100"))
-relaxed = settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=EXAMPLES)
 PATTERNS = sorted({cut.patterns for cut in PRE_TOKENIZERS.values()})
 WORDS = [
     "  ",
@@ -95,7 +89,6 @@ def pieces_by_tiktoken(pattern: str, text: str) -> list[str]:
     return [library.decode_single_token_bytes(rank).decode() for rank in library.encode_ordinary(text)]
 
 
-@relaxed
 @given(patterns=st.sampled_from(PATTERNS), text=TEXT)
 def test_every_known_pattern_cuts_as_its_engine_does(patterns: tuple[str, ...], text: str) -> None:
     text = text[:60]
@@ -165,7 +158,6 @@ RANDOM_PATTERNS = st.lists(
 RANDOM_TEXTS = st.text("aabbcABs\u017f\u212ak1'-] \n\u00e9\u4e00\U0001f680.", max_size=30)
 
 
-@relaxed
 @given(pattern=RANDOM_PATTERNS, texts=st.lists(RANDOM_TEXTS, min_size=1, max_size=4))
 def test_any_pattern_that_is_understood_cuts_as_the_engines_do(pattern: str, texts: list[str]) -> None:
     try:
@@ -248,7 +240,6 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-@relaxed
 @given(text=TEXT | st.text("ab é\u0301漢あ '1sT\n", max_size=30))
 def test_patterns_that_are_written_otherwise_cut_as_the_published_ones(name: str, text: str) -> None:
     text = text.replace("\u017f", "s")[:60]
@@ -270,7 +261,6 @@ def test_patterns_that_are_written_otherwise_cut_real_text_as_the_published_ones
             assert [ranked[rank].decode() for rank in found.tolist()] == expected
 
 
-@relaxed
 @given(
     tokens=st.lists(st.text("abc\u00e9", min_size=2, max_size=5), unique=True, max_size=20),
     texts=st.lists(st.text("abc\u00e9", max_size=30) | st.text("ab", min_size=90, max_size=300), max_size=4),
@@ -330,7 +320,7 @@ def test_a_token_with_two_ranks_is_refused() -> None:
 
 
 NAMES = ["llama-bpe", "deepseek-coder", "roberta-bpe", "llama-spm"]
-if EXAMPLES > 100:
+if settings.default.max_examples > 100:
     NAMES += ["gpt-2", "falcon", "deepseek-llm", "starcoder", "phi-3"]
 
 
@@ -362,7 +352,6 @@ def test_vocabularies_answer_the_same_without_the_library(
     ]
 
 
-@relaxed
 @given(
     tokens=st.lists(st.binary(min_size=1, max_size=4) | st.text("ab\u00e9", min_size=1).map(str.encode), max_size=20),
     unk_id=st.none() | st.just(999),
@@ -380,7 +369,6 @@ def test_the_longest_tokens_are_those_that_python_finds(
         ]
 
 
-@relaxed
 @given(pieces=st.lists(st.binary(max_size=4), min_size=1, max_size=9), ids=st.lists(st.integers(0, 8), max_size=200))
 def test_pieces_are_joined_as_python_does(pieces: list[bytes], ids: list[int]) -> None:
     array = ids_of([index % len(pieces) for index in ids])
@@ -389,7 +377,6 @@ def test_pieces_are_joined_as_python_does(pieces: list[bytes], ids: list[int]) -
     assert joiner.join(array[::2]) == joined_pieces(pieces, array[::2])
 
 
-@relaxed
 @given(
     pieces=st.lists(st.binary(max_size=4) | st.sampled_from([" a", "é" * 20, "龘", "🚀"]).map(str.encode), min_size=9),
     lists=st.lists(st.lists(st.integers(0, 8), max_size=30), max_size=9),

@@ -34,11 +34,11 @@ def test_it_serves_and_stops_on_sigterm(repository: Path, shared_data: Path, tmp
         address = json.loads(address_file.read_text())["address"]
         with grpc.insecure_channel(address) as channel:
             stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
-            answer = stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=20)
+            answer = stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=60)
         assert answer.tokenizer.name == "hf"
         process.send_signal(signal.SIGTERM)
         process.stderr.read()
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=60) == 0
 
 
 def test_a_broken_file_ends_the_start_with_one_clear_line(repository: Path, tmp_path: Path) -> None:

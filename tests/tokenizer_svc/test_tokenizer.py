@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
@@ -21,9 +21,6 @@ from tokenizer_svc.tokenizer import Tokenizer
 from tokenizer_svc.vocabularies.bpe import BpeVocabulary
 from tokenizer_svc.vocabulary import LoneSurrogateError, SpecialToken, TokenTable, TokenType
 
-relaxed = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None, max_examples=100
-)
 TEXT = st.text(
     alphabet=st.one_of(st.sampled_from(" \n\tabcé▁<s>/👩‍🚀龘"), st.characters(exclude_categories=["Cs"])), max_size=40
 )
@@ -34,7 +31,6 @@ def tokenizer(request: pytest.FixtureRequest, shared_data: Path) -> Tokenizer:
     return load_tokenizer(shared_data / request.param)
 
 
-@relaxed
 @given(lists=st.lists(st.lists(st.integers(-4, 600) | st.integers(-4, -1), max_size=5), max_size=20), data=st.data())
 def test_many_lists_decode_as_each_alone(tokenizer: Tokenizer, lists: list[list[int]], data: st.DataObject) -> None:
     config = dataclasses.replace(tokenizer.config, adds_eos=tokenizer.config.eos_id is not None)
@@ -54,7 +50,6 @@ def small(shared_data: Path) -> Tokenizer:
     return load_tokenizer(shared_data / "models/stories260K/meta")
 
 
-@relaxed
 @given(text=TEXT)
 def test_decoding_gives_back_what_was_encoded(tokenizer: Tokenizer, text: str) -> None:
     """But for U+2581, which SentencePiece reads as a space."""
@@ -63,7 +58,6 @@ def test_decoding_gives_back_what_was_encoded(tokenizer: Tokenizer, text: str) -
     assert tokenizer.decode(ids) == expected
 
 
-@relaxed
 @given(texts=st.lists(TEXT, min_size=1, max_size=3))
 def test_offsets_are_where_the_pieces_lie_in_the_joined_text(tokenizer: Tokenizer, texts: list[str]) -> None:
     encoding = tokenizer.encode_segments([Segment(text) for text in texts], with_offsets=True)
@@ -83,7 +77,6 @@ def test_offsets_are_where_the_pieces_lie_in_the_joined_text(tokenizer: Tokenize
         assert encoding.code_point_offsets[number] == len(before), inside
 
 
-@relaxed
 @given(texts=st.lists(TEXT, min_size=2, max_size=4))
 def test_segments_are_encoded_apart_and_only_the_first_text_gets_a_prefix(
     tokenizer: Tokenizer, texts: list[str]
@@ -102,7 +95,6 @@ def apart(tokenizer: Tokenizer, text: str, something_before: bool) -> list[int]:
     return tokenizer.vocabulary.encode(" " + text).tolist()
 
 
-@relaxed
 @given(parts=st.lists(st.one_of(TEXT, st.sampled_from(["<s>", "</s>"])), max_size=6))
 def test_borders_at_special_tokens_change_nothing(tokenizer: Tokenizer, parts: list[str]) -> None:
     """Splitting a text into segments in front of and behind its special tokens gives the same ids."""
@@ -114,7 +106,6 @@ def test_borders_at_special_tokens_change_nothing(tokenizer: Tokenizer, parts: l
     assert tokenizer.encode_segments(segments).ids == tokenizer.encode(bos.join(parts), parse_special=True)
 
 
-@relaxed
 @given(text=TEXT)
 def test_text_policy_never_gives_a_control_token(tokenizer: Tokenizer, text: str) -> None:
     for control in ("", *(token.text for token in tokenizer.table.specials[:8])):

@@ -89,7 +89,7 @@ def test_one_request_counts_on():
     running=st.integers(1, 4),
     overlap=st.booleans(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_history_counts_on_and_leaks_nothing(requests, pages, budget, running, overlap):
     driver = Driver(pages=pages, page_size=4, budget=budget, running=running, overlap=overlap)
     pending = sorted(enumerate(requests), key=lambda item: item[1][6])

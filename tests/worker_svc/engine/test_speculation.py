@@ -18,7 +18,7 @@ from worker_svc.engine.stops import StopSequences
 
 
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 4), st.integers(1, 8), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_index_finds_the_latest_place_of_the_last_ids(ids, n, count, data):
     index = NGramIndex(n)
     tokens = np.array(ids, dtype=np.int32)
