@@ -19,6 +19,7 @@ from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 from tokenizer_svc import validation
 from tokenizer_svc.chat.encoding import encode_runs
 from tokenizer_svc.chat.formats import template_of
+from tokenizer_svc.chat.json_text import JsonTextError
 from tokenizer_svc.chat.renderer import ChatRenderer, RendererBusyError
 from tokenizer_svc.chat.template import RenderError
 from tokenizer_svc.chat_validation import chat_question
@@ -200,6 +201,8 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         question = chat_question(request, loaded.tokenizer, self._settings)
         try:
             runs = await self._renderer.render(question)
+        except JsonTextError as error:
+            raise invalid_argument([FieldViolation(*violation) for violation in error.violations]) from None
         except RenderError as error:
             field = "chat_template" if request.chat_template else "messages"
             raise invalid_argument([FieldViolation(field, str(error))]) from None

@@ -6,10 +6,10 @@ import json
 import os
 import pty
 import subprocess
+from types import MappingProxyType
 from typing import Any
 
 import pytest
-from google.protobuf.json_format import MessageToDict
 
 from tandem.client import (
     AsyncClient,
@@ -66,11 +66,11 @@ async def test_answers_to_a_conversation(client: AsyncClient) -> None:
 
 async def test_both_ways_to_write_a_message_are_one(client: AsyncClient, tokenizer: ByteTokenizer) -> None:
     tool = {"name": "add", "parameters": {"type": "object", "required": ["a"], "deep": [1, None, True]}}
+    arguments = '{"a": 1, "b": [2.5, "x"]}'
     classes = [
-        ChatMessage("assistant", "", tool_calls=[ToolCall("add", {"a": 1, "b": [2.5, "x"]}, "c1")]),
+        ChatMessage("assistant", tool_calls=[ToolCall("add", arguments, "c1")]),
         ChatMessage("tool", "3.5", name="add", tool_call_id="c1"),
     ]
-    arguments = '{"a": 1, "b": [2.5, "x"]}'
     mappings = [
         {"role": "assistant", "content": None, "tool_calls": [
             {"id": "c1", "type": "function", "function": {"name": "add", "arguments": arguments}},
@@ -83,10 +83,23 @@ async def test_both_ways_to_write_a_message_are_one(client: AsyncClient, tokeniz
         )
     left, right = tokenizer.chats
     assert left == right
-    assert MessageToDict(left.tools[0]) == tool
-    assert left.messages[0].tool_calls[0].arguments["a"] == 1
+    assert list(json.loads(left.tools[0]).items()) == list(tool.items())
+    assert json.loads(left.messages[0].tool_calls[0].arguments) == {"a": 1, "b": [2.5, "x"]}
+    assert not left.messages[0].HasField("content")
     assert (left.messages[1].name, left.messages[1].tool_call_id, left.chat_template) == ("add", "c1", "T")
-    assert left.template_arguments["mood"] == "good"
+    assert left.template_arguments == '{"mood":"good"}'
+
+
+async def test_json_is_sent_in_the_order_and_to_the_digit_that_was_given(
+    client: AsyncClient, tokenizer: ByteTokenizer
+) -> None:
+    given = {"z": {"y": 2**53 + 1, "x": [0.1, -0.0, 1e22]}, "a": "é\u2028", "naïve": None}
+    messages = [ChatMessage("assistant", tool_calls=[ToolCall("f", MappingProxyType(given))])]
+    await client.encode_chat(Conversation(messages, tools=[given], template_arguments=given))
+    [sent] = tokenizer.chats
+    for text in (sent.tools[0], sent.template_arguments, sent.messages[0].tool_calls[0].arguments):
+        assert json.dumps(json.loads(text)) == json.dumps(given)
+        assert "é" in text
 
 
 @pytest.mark.parametrize(
@@ -99,8 +112,11 @@ async def test_both_ways_to_write_a_message_are_one(client: AsyncClient, tokeniz
         ([{"content": "x"}, ChatMessage("user", "\ud800")], ["messages[0].role", "messages[1].content"]),
         ([{"role": "assistant", "tool_calls": [{}]}], ["messages[0].tool_calls[0]"]),
         ([{"role": "a", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
-         ["messages[0].tool_calls[0].function.arguments"]),
-        (Conversation(USER, tools=[{"x": object()}]), ["tools[0]"]),
+         ["messages[0].tool_calls[0].arguments"]),
+        ([ChatMessage("a", tool_calls=[ToolCall("f", "[]")])], ["messages[0].tool_calls[0].arguments"]),
+        (Conversation(USER, tools=[{"x": object()}, {"x": float("nan")}, {"x": "\ud800"}, {1: 2}]),
+         ["tools[0]", "tools[1]", "tools[2]", "tools[3]"]),
+        (Conversation(USER, tools=None), ["tools"]),  # type: ignore[arg-type]
         (Conversation(USER, template_arguments=3), ["template_arguments"]),  # type: ignore[arg-type]
     ],
 )  # fmt: skip

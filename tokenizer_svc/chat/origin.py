@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from typing import Any
 
+from markupsafe import Markup, escape
+
 _POOL = range(0xF0000, 0x10FFFE)  # the private-use planes; the two non-characters between them are left out
 _NON_CHARACTERS = {0xFFFFE, 0xFFFFF}
 
@@ -130,6 +132,10 @@ class Foreign(str):
     def __repr__(self) -> str:
         """What templates show where they print a list or a dictionary that holds it: foreign as a whole."""
         return self._alphabet.write(repr(self._plain), self._origin)
+
+    def __html__(self) -> Markup:
+        """What becomes of it beside text that a template marked as safe."""
+        return Markup(self._alphabet.write(escape(self._plain), self._origin))  # noqa: S704 - escaped just now
 
     def __float__(self) -> float:
         """The filters `int` and `float` ask for it."""

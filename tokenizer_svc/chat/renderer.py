@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from tokenizer_svc.chat.json_text import JsonTextError
 from tokenizer_svc.chat.origin import Origin
 from tokenizer_svc.chat.template import RenderError
 
@@ -35,7 +36,7 @@ class ChatRenderer:
         self._all: set[asyncio.subprocess.Process] = set()
 
     async def render(self, request: Mapping[str, Any]) -> list[tuple[Origin, str]]:
-        """The rendered text by origin. Raises RenderError, RendererBusyError."""
+        """The rendered text by origin. Raises JsonTextError, RenderError, RendererBusyError."""
         if self._waiting >= self._max_waiting:
             raise RendererBusyError(f"{self._waiting} conversations wait for their template, which is the limit")
         self._waiting += 1
@@ -68,6 +69,8 @@ class ChatRenderer:
             await self._kill(process)
             raise RenderError("the template brought its renderer down, most likely by using too much memory")
         self._idle.append(process)
+        if "violations" in answer:
+            raise JsonTextError([(field, description) for field, description in answer["violations"]])
         if "error" in answer:
             raise RenderError(answer["error"])
         return [(Origin(origin), text) for origin, text in answer["runs"]]

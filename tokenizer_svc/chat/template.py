@@ -1,19 +1,25 @@
 """Renders one chat template, as Hugging Face templates expect it, in a Jinja sandbox.
 
-Runs in the renderer's process (`chat.worker`), which bounds time and memory; this module bounds what a template can
-reach.
+What a template may use is what `transformers` gives it (`utils/chat_template_utils.py` there), and the text is the same
+to the byte. Runs in the renderer's process (`chat.worker`), which bounds time and memory; this module bounds what a
+template can reach.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
+from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from markupsafe import Markup
 
 from tokenizer_svc.chat.origin import Alphabet, Foreign, Origin, on_plain_text
 
@@ -33,18 +39,16 @@ def render(request: Mapping[str, Any], max_characters: int) -> list[tuple[Origin
     """
     template = request["template"]
     alphabet = Alphabet(forbidden=template)
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    for name in _FILTERS_OF_LETTERS:
-        environment.filters[name] = on_plain_text(environment.filters[name])
-    environment.filters["tojson"] = _ToJson(alphabet)
-    environment.globals.update(raise_exception=_raise, strftime_now=_strftime_now)
+    environment = _environment(alphabet)
     variables = {
-        **_foreign(request["arguments"], alphabet, Origin.DATA),
         **request["special_tokens"],
+        "documents": None,
+        **_foreign(request["arguments"], alphabet, Origin.DATA),
         "messages": [_message(message, alphabet) for message in request["messages"]],
         "tools": _foreign(request["tools"], alphabet, Origin.DATA) or None,
         "add_generation_prompt": request["add_generation_prompt"],
     }
+    random.seed(0)  # the same request gives the same text, whatever the template draws
     parts: list[str] = []
     length = 0
     try:
@@ -69,17 +73,25 @@ def render(request: Mapping[str, Any], max_characters: int) -> list[tuple[Origin
     return alphabet.runs(text)
 
 
+def _environment(alphabet: Alphabet) -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    for name in _FILTERS_OF_LETTERS:
+        environment.filters[name] = on_plain_text(environment.filters[name])
+    environment.filters["tojson"] = _to_json(alphabet)
+    environment.filters["safe"] = _safe
+    environment.tests["escaped"] = lambda value: isinstance(value, Markup)
+    environment.globals.update(raise_exception=_raise, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace)
+    return environment
+
+
 def _message(message: Mapping[str, Any], alphabet: Alphabet) -> dict[str, Any]:
     """Roles are checked words, and stay plain; the content is content, all else is data."""
-    content = message["content"]
+    origins = {"content": Origin.CONTENT}
     return {
-        "role": message["role"],
-        "content": Foreign.of(content, alphabet, Origin.CONTENT),
-        **{
-            key: _foreign(value, alphabet, Origin.DATA)
-            for key, value in message.items()
-            if key not in ("role", "content")
-        },
+        key: value if key == "role" else _foreign(value, alphabet, origins.get(key, Origin.DATA))
+        for key, value in message.items()
     }
 
 
@@ -93,31 +105,82 @@ def _foreign(value: Any, alphabet: Alphabet, origin: Origin) -> Any:
     return value
 
 
-class _ToJson:
-    """JSON of data is data as a whole: its quotes are ours, but what they enclose is not."""
+def _to_json(alphabet: Alphabet) -> Callable[..., Foreign]:
+    """The filter. JSON of data is data as a whole: its quotes are ours, but what they enclose is not."""
 
-    def __init__(self, alphabet: Alphabet) -> None:
-        self._alphabet = alphabet
-
-    def __call__(self, value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> Foreign:
-        if indent is not None and not 0 <= int(indent) <= 16:
-            raise RenderError(f"tojson with an indent of {indent}")
-        text = json.dumps(self._plain(value), ensure_ascii=bool(ensure_ascii), indent=indent)
-        return Foreign.of(text, self._alphabet, Origin.DATA)
-
-    def _plain(self, value: Any) -> Any:
+    def plain(value: Any) -> Any:
         if isinstance(value, str):
-            return self._alphabet.read(value)
+            return alphabet.read(value)
         if isinstance(value, Mapping):
-            return {self._plain(key): self._plain(each) for key, each in value.items()}
+            return {plain(key): plain(each) for key, each in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self._plain(each) for each in value]
+            return [plain(each) for each in value]
         return value
+
+    def tojson(
+        x: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = False
+    ) -> Foreign:
+        text = json.dumps(
+            plain(x), ensure_ascii=ensure_ascii, indent=plain(indent), separators=plain(separators), sort_keys=sort_keys
+        )
+        return Foreign.of(text, alphabet, Origin.DATA)
+
+    return tojson
+
+
+class _Generation(Extension):
+    """`{% generation %}` ... `{% endgeneration %}`: around what an assistant said, for training; the text stays."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's name and type
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """A block with a scope of its own, as transformers makes it."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_inside"), [], [], body).set_lineno(line)
+
+    def _inside(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class _Dict:
+    """`dict` without what can be reached from a class."""
+
+    def __call__(self, *arguments: Any, **values: Any) -> dict[Any, Any]:
+        return dict(*arguments, **values)
+
+    def fromkeys(self, *arguments: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*arguments)
+
+
+class _Namespace(Namespace):
+    """`namespace` that takes no names of Python's internals."""
+
+    def __init__(*arguments: Any, **values: Any) -> None:  # so that `self` may be a name
+        self, *given = arguments
+        names = dict(*given, **values)
+        for name in names:
+            _check_name(name)
+        Namespace.__init__(self, names)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        Namespace.__setitem__(self, name, value)
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace takes no names that begin with an underscore, as {name!r}")
+
+
+def _safe(value: Any) -> Markup:
+    """Nothing here is HTML; but what is marked so is left alone where text beside it is escaped."""
+    return Markup(str.__str__(value) if isinstance(value, Foreign) else value)  # noqa: S704
 
 
 def _raise(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _strftime_now(form: str) -> str:
-    return datetime.datetime.now().astimezone().strftime(form)
+def _strftime_now(format: str) -> str:
+    return datetime.datetime.now().strftime(format)

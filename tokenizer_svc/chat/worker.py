@@ -9,6 +9,7 @@ import json
 import resource
 import sys
 
+from tokenizer_svc.chat.json_text import JsonTextError, read_question
 from tokenizer_svc.chat.template import RenderError, render
 
 
@@ -21,7 +22,9 @@ def main() -> None:
     _say({"ready": True})
     for line in sys.stdin.buffer:
         try:
-            _say({"runs": render(json.loads(line), max_characters)})
+            _say({"runs": render(read_question(json.loads(line)), max_characters)})
+        except JsonTextError as error:
+            _say({"violations": error.violations})
         except RenderError as error:
             _say({"error": str(error)[:2000]})
         except MemoryError:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from google.protobuf.struct_pb2 import Struct
+from typing import TypeGuard
 
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 
@@ -37,9 +35,17 @@ def conversation_violations(conversation: Conversation, field: str = "") -> list
             _message(message, f"{place}messages[{index}]")
         except _WrongFieldError as error:
             violations.append(error.violation)
-    for index, tool in enumerate(conversation.tools):
-        violations += _struct_violations(f"{place}tools[{index}]", tool)
-    violations += _struct_violations(f"{place}template_arguments", conversation.template_arguments)
+    if not _is_list(conversation.tools):
+        return [
+            *violations,
+            FieldViolation(f"{place}tools", f"must be a list, not {type(conversation.tools).__name__}"),
+        ]
+    objects = {f"{place}tools[{index}]": tool for index, tool in enumerate(conversation.tools)}
+    for name, value in {**objects, f"{place}template_arguments": conversation.template_arguments}.items():
+        try:
+            _json(value, name)
+        except _WrongFieldError as error:
+            violations.append(error.violation)
     violations += Text(0).problems(f"{place}chat_template", conversation.chat_template)
     return violations
 
@@ -57,9 +63,9 @@ def chat_request(
         tokenizer=tokenizer,
         messages=[_message(message, "messages") for message in conversation.messages],
         add_generation_prompt=conversation.add_generation_prompt,
-        tools=[_struct(tool) for tool in conversation.tools],
+        tools=[_json(tool, "tools") for tool in conversation.tools],
         chat_template=conversation.chat_template,
-        template_arguments=_struct(conversation.template_arguments),
+        template_arguments=_json(conversation.template_arguments, "template_arguments"),
         include_rendered_text=rendered_text,
         include_content_mask=content_ranges,
         include_pieces=pieces,
@@ -71,7 +77,7 @@ def _message(given: Message, field: str) -> pb.ChatMessage:
     message = given if isinstance(given, ChatMessage) else _from_mapping(given, field)
     for name in ("role", "content", "name", "tool_call_id"):
         value = getattr(message, name)
-        if value is not None or name in ("role", "content"):
+        if value is not None or name == "role":
             for violation in Text(1 if name == "role" else 0).problems(f"{field}.{name}", value):
                 raise _WrongFieldError(violation.field, violation.description)
     calls: list[pb.ChatToolCall] = []
@@ -80,9 +86,8 @@ def _message(given: Message, field: str) -> pb.ChatMessage:
         for name in ("name", "id"):
             for violation in Text(0).problems(f"{place}.{name}", getattr(call, name)):
                 raise _WrongFieldError(violation.field, violation.description)
-        for violation in _struct_violations(f"{place}.arguments", call.arguments):
-            raise _WrongFieldError(violation.field, violation.description)
-        calls.append(pb.ChatToolCall(id=call.id, name=call.name, arguments=_struct(call.arguments)))
+        arguments = _json(call.arguments, f"{place}.arguments", as_text=True)
+        calls.append(pb.ChatToolCall(id=call.id, name=call.name, arguments=arguments))
     return pb.ChatMessage(
         role=message.role,
         content=message.content,
@@ -113,30 +118,41 @@ def _call(given: object, field: str) -> ToolCall:
     function = given.get("function") if isinstance(given, Mapping) else None
     if not isinstance(given, Mapping) or not isinstance(function, Mapping):
         raise _WrongFieldError(field, "must be a ToolCall or a mapping with a function")
-    arguments: Any = function.get("arguments") or {}
-    if isinstance(arguments, str):  # as models write it
+    return ToolCall(function.get("name", ""), function.get("arguments") or {}, given.get("id") or "")
+
+
+def _json(value: object, field: str, as_text: bool = False) -> str:
+    """A mapping as JSON text, in its order; with `as_text` also a text that is JSON already, which stays as it is.
+
+    Raises _WrongFieldError.
+    """
+    if as_text and isinstance(value, str):
         try:
-            arguments = json.loads(arguments)
-        except ValueError as error:
-            raise _WrongFieldError(f"{field}.function.arguments", f"is no JSON: {error}") from None
-    return ToolCall(function.get("name", ""), arguments, given.get("id") or "")
-
-
-def _struct_violations(field: str, value: object) -> list[FieldViolation]:
+            value.encode()
+            if isinstance(json.loads(value), dict):
+                return value
+        except (ValueError, RecursionError) as error:
+            raise _WrongFieldError(field, f"is no JSON: {error}") from None
+        raise _WrongFieldError(field, "is JSON, but not an object")
     if not isinstance(value, Mapping):
-        return [FieldViolation(field, f"must be a mapping, not {type(value).__name__}")]
+        raise _WrongFieldError(field, f"must be a mapping, not {type(value).__name__}")
     try:
-        _struct(value)
+        text = json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text.encode()
     except (TypeError, ValueError, RecursionError) as error:
-        return [FieldViolation(field, f"must be what JSON can hold: {error}")]
-    return []
+        raise _WrongFieldError(field, f"must be what JSON can hold: {error}") from None
+    return text
 
 
-def _struct(value: Mapping[str, Any]) -> Struct:
-    message = Struct()
-    message.update(dict(value))
-    return message
+def _plain(value: object) -> object:
+    """What `json` takes: any mapping as a dict whose keys are texts, any sequence as a list."""
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r} is no str")
+        return {str(key): _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if _is_list(value) else value
 
 
-def _is_list(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+def _is_list(value: object) -> TypeGuard[Sequence[object]]:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)

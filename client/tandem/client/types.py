@@ -41,7 +41,7 @@ class ToolCall:
     """What an assistant wanted to be called."""
 
     name: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] | str = field(default_factory=dict)  # or a JSON object as text, as models write it
     id: str = ""
 
 
@@ -50,7 +50,7 @@ class ChatMessage:
     """One message of a conversation."""
 
     role: str  # for example "system", "user", "assistant", "tool"
-    content: str = ""
+    content: str | None = None  # None: it has none, as an answer that only calls tools
     name: str | None = None
     tool_calls: Sequence[ToolCall] = ()
     tool_call_id: str | None = None

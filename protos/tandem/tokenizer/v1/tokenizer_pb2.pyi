@@ -16,7 +16,6 @@ from collections import abc as _abc
 from google.protobuf import any_pb2 as _any_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
@@ -1036,7 +1035,9 @@ Global___DecodeStreamError: _TypeAlias = DecodeStreamError  # noqa: Y015
 
 @_typing.final
 class ChatMessage(_message.Message):
-    """One message of a conversation."""
+    """One message of a conversation. To the template it is a mapping with the keys role, content, name, tool_call_id and
+    tool_calls, in this order, without those that are absent.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1048,6 +1049,7 @@ class ChatMessage(_message.Message):
     role: _builtins.str
     """for example "system", "user", "assistant", "tool" """
     content: _builtins.str
+    """absent: the message has none, as an answer that only calls tools"""
     name: _builtins.str
     tool_call_id: _builtins.str
     @_builtins.property
@@ -1056,19 +1058,23 @@ class ChatMessage(_message.Message):
         self,
         *,
         role: _builtins.str = ...,
-        content: _builtins.str = ...,
+        content: _builtins.str | None = ...,
         name: _builtins.str | None = ...,
         tool_calls: _abc.Iterable[Global___ChatToolCall] | None = ...,
         tool_call_id: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_name", b"_name", "_tool_call_id", b"_tool_call_id", "name", b"name", "tool_call_id", b"tool_call_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "_name", b"_name", "_tool_call_id", b"_tool_call_id", "content", b"content", "name", b"name", "tool_call_id", b"tool_call_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_name", b"_name", "_tool_call_id", b"_tool_call_id", "content", b"content", "name", b"name", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "_name", b"_name", "_tool_call_id", b"_tool_call_id", "content", b"content", "name", b"name", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__content: _TypeAlias = _typing.Literal["content"]  # noqa: Y015
+    _WhichOneofArgType__content: _TypeAlias = _typing.Literal["_content", b"_content"]  # noqa: Y015
     _WhichOneofReturnType__name: _TypeAlias = _typing.Literal["name"]  # noqa: Y015
     _WhichOneofArgType__name: _TypeAlias = _typing.Literal["_name", b"_name"]  # noqa: Y015
     _WhichOneofReturnType__tool_call_id: _TypeAlias = _typing.Literal["tool_call_id"]  # noqa: Y015
     _WhichOneofArgType__tool_call_id: _TypeAlias = _typing.Literal["_tool_call_id", b"_tool_call_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__content) -> _WhichOneofReturnType__content | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__name) -> _WhichOneofReturnType__name | None: ...
     @_typing.overload
@@ -1084,17 +1090,18 @@ class ChatToolCall(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
+    """empty: none"""
     name: _builtins.str
-    @_builtins.property
-    def arguments(self) -> _struct_pb2.Struct: ...
+    arguments: _builtins.str
+    """a JSON object as text; empty: {}"""
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
         name: _builtins.str = ...,
-        arguments: _struct_pb2.Struct | None = ...,
+        arguments: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "id", b"id", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
@@ -1104,6 +1111,11 @@ Global___ChatToolCall: _TypeAlias = ChatToolCall  # noqa: Y015
 
 @_typing.final
 class EncodeChatRequest(_message.Message):
+    """JSON comes as text, because its order is what a model was trained on: the template gets keys in the order of the text,
+    integers of any size, and fractions as 64-bit floats. An object may be nested 64 deep. Refused are keys that stand
+    twice in an object, NaN, infinities, numbers beyond a 64-bit float's range and escapes of half a character.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKENIZER_FIELD_NUMBER: _builtins.int
@@ -1121,6 +1133,10 @@ class EncodeChatRequest(_message.Message):
     """default true"""
     chat_template: _builtins.str
     """Jinja; empty: the model's own"""
+    template_arguments: _builtins.str
+    """Further variables for the template: a JSON object as text; empty: none. Names that the request itself gives
+    (messages, tools, add_generation_prompt) are refused.
+    """
     include_rendered_text: _builtins.bool
     include_content_mask: _builtins.bool
     include_pieces: _builtins.bool
@@ -1130,12 +1146,8 @@ class EncodeChatRequest(_message.Message):
         """at least one"""
 
     @_builtins.property
-    def tools(self) -> _containers.RepeatedCompositeFieldContainer[_struct_pb2.Struct]:
-        """JSON schema of each tool"""
-
-    @_builtins.property
-    def template_arguments(self) -> _struct_pb2.Struct:
-        """further variables for the template"""
+    def tools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """each a JSON object as text: the schema of one tool"""
 
     def __init__(
         self,
@@ -1143,14 +1155,14 @@ class EncodeChatRequest(_message.Message):
         tokenizer: _builtins.str = ...,
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
         add_generation_prompt: _builtins.bool | None = ...,
-        tools: _abc.Iterable[_struct_pb2.Struct] | None = ...,
+        tools: _abc.Iterable[_builtins.str] | None = ...,
         chat_template: _builtins.str = ...,
-        template_arguments: _struct_pb2.Struct | None = ...,
+        template_arguments: _builtins.str = ...,
         include_rendered_text: _builtins.bool = ...,
         include_content_mask: _builtins.bool = ...,
         include_pieces: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "template_arguments", b"template_arguments"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "chat_template", b"chat_template", "include_content_mask", b"include_content_mask", "include_pieces", b"include_pieces", "include_rendered_text", b"include_rendered_text", "messages", b"messages", "template_arguments", b"template_arguments", "tokenizer", b"tokenizer", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
