@@ -36,7 +36,8 @@ from benchmarks.unpaged import RandomModel, llama_1b
 from worker_svc.engine.build import DTYPES, BuiltEngine, build_engine
 from worker_svc.engine.config import EngineConfig
 from worker_svc.engine.pages import PageTable
-from worker_svc.engine.request import Request, Sampling, Stopping
+from worker_svc.engine.request import Request, Stopping
+from worker_svc.engine.sampling import Sampling
 from worker_svc.engine.scheduler import Scheduler, SchedulerLimits
 from worker_svc.model.runner import ModelRunner, Work
 

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from benchmarks.random_llama import RandomCheckpoint, llama
 from worker_svc.engine.build import BuiltEngine, build_engine
 from worker_svc.engine.config import EngineConfig
-from worker_svc.engine.request import Request, Sampling, Stopping
+from worker_svc.engine.request import Request, Stopping
+from worker_svc.engine.sampling import Sampling
 from worker_svc.model import cuda_operations, cuda_products
 from worker_svc.model.attention import Segment
 from worker_svc.model.cuda_operations import Sizes, TritonOperations

@@ -28,7 +28,8 @@ from worker_svc.engine.build import DTYPES
 from worker_svc.engine.grammar import Grammars, Guide
 from worker_svc.engine.loop import Engine
 from worker_svc.engine.pages import PageTable
-from worker_svc.engine.request import Request, Sampling, Stopping
+from worker_svc.engine.request import Request, Stopping
+from worker_svc.engine.sampling import Sampling
 from worker_svc.engine.scheduler import SchedulerLimits
 
 PERSON = {

@@ -102,7 +102,8 @@ def measure_ours(path: str, fields: dict[str, object], options: argparse.Namespa
 
     from worker_svc.engine.build import build_engine
     from worker_svc.engine.config import EngineConfig
-    from worker_svc.engine.request import Request, Sampling, Stopping
+    from worker_svc.engine.request import Request, Stopping
+    from worker_svc.engine.sampling import Sampling
 
     built = build_engine(
         EngineConfig(

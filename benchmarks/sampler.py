@@ -25,8 +25,9 @@ import numpy as np
 import torch
 
 from benchmarks.machine import add_output_flags, describe_machine, save
-from worker_svc.engine.request import LogprobOptions, Request, Sampling, Stopping
+from worker_svc.engine.request import LogprobOptions, Request, Stopping
 from worker_svc.engine.sampler import Rows, SamplingTable, sample
+from worker_svc.engine.sampling import Sampling
 
 FULL = Sampling(
     temperature=0.8,
@@ -44,8 +45,7 @@ FULL = Sampling(
     presence_penalty=0.1,
     frequency_penalty=0.1,
     dry_multiplier=0.8,
-    bias_ids=(5, 6, 7),
-    biases=(1.0, -1.0, 0.5),
+    logit_bias=((5, 1.0), (6, -1.0), (7, 0.5)),
     banned_ids=(8, 9),
     banned_sequences=((3, 4),),
 )

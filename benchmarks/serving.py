@@ -45,7 +45,8 @@ from worker_svc.engine.build import build_engine
 from worker_svc.engine.config import EngineConfig
 from worker_svc.engine.handle import ProcessEngine
 from worker_svc.engine.messages import Step
-from worker_svc.engine.request import Request, Sampling, Stopping
+from worker_svc.engine.request import Request, Stopping
+from worker_svc.engine.sampling import Sampling
 from worker_svc.validation import validate
 
 PROMPT_TOKENS = 64

@@ -1,4 +1,4 @@
-"""Generates the Python stubs and their types next to the proto files.
+"""Generates what is made from the proto files: the Python stubs next to them, and the files that parameters.py names.
 
 python protos/generate.py           write them
 python protos/generate.py --check   exit 1 and name each file that is not what the proto files give
@@ -12,14 +12,30 @@ import tempfile
 from importlib.resources import files
 from pathlib import Path
 
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent
+REPOSITORY = ROOT.parent
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
 
 
-def generate(out: Path) -> None:
-    """Writes the stubs of every proto file under ROOT into `out`; raises SystemExit when protoc refuses."""
+def generated() -> dict[Path, bytes]:
+    """Every file that is made, by its path in the repository; raises SystemExit when protoc refuses."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)
+        described = out / "descriptors"
+        _run_protoc(out, described)
+        made = {Path("protos") / path.relative_to(out): path.read_bytes() for path in out.rglob("*_pb2*")}
+        sys.path[:0] = [folder, str(ROOT)]  # the stubs that were made just now, not those that are to be replaced
+        import parameters
+
+        page = (REPOSITORY / "docs" / "sampling.md").read_text()
+        texts = parameters.files(FileDescriptorSet.FromString(described.read_bytes()), page)
+        return made | {Path(path): text.encode() for path, text in texts.items()}
+
+
+def _run_protoc(out: Path, described: Path) -> None:
     protos = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.proto"))
     well_known = files("grpc_tools").joinpath("_proto")
     scripts = Path(sys.executable).parent  # the environment need not be activated
@@ -28,6 +44,7 @@ def generate(out: Path) -> None:
         + [f"--plugin=protoc-gen-{name}={scripts / f'protoc-gen-{name}'}" for name in ("mypy", "mypy_grpc")]
         + [f"--{plugin}_out={out}" for plugin in ("python", "grpc_python")]
         + [f"--{plugin}_out=quiet:{out}" for plugin in ("mypy", "mypy_grpc")]
+        + ["--include_source_info", f"--descriptor_set_out={described}"]
         + protos
     )
     if code:
@@ -37,22 +54,24 @@ def generate(out: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    if not parser.parse_args().check:
-        generate(ROOT)
-        return 0
-    with tempfile.TemporaryDirectory() as folder:
-        fresh = Path(folder)
-        generate(fresh)
-        made = {path.relative_to(fresh) for path in fresh.rglob("*") if path.name.endswith(SUFFIXES)}
-        kept = {path.relative_to(ROOT) for path in ROOT.rglob("*") if path.name.endswith(SUFFIXES)}
-        stale = sorted(
-            path
-            for path in made | kept
-            if path not in made or path not in kept or (fresh / path).read_bytes() != (ROOT / path).read_bytes()
-        )
+    check = parser.parse_args().check
+    made = generated()
+    stubs = {path.relative_to(REPOSITORY) for path in ROOT.rglob("*") if path.name.endswith(SUFFIXES)}
+    stale = sorted(
+        path
+        for path in made.keys() | stubs
+        if path not in made or not (REPOSITORY / path).exists() or (REPOSITORY / path).read_bytes() != made[path]
+    )
+    if check:
+        for path in stale:
+            print(f"stale: {path} (run: make protos)", file=sys.stderr)
+        return 1 if stale else 0
     for path in stale:
-        print(f"stale: protos/{path} (run: make protos)", file=sys.stderr)
-    return 1 if stale else 0
+        if path in made:
+            (REPOSITORY / path).write_bytes(made[path])
+        else:
+            (REPOSITORY / path).unlink()
+    return 0
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from benchmarks.random_llama import RandomCheckpoint, llama
 from tests.worker_svc.model.llama_folders import random_llama, some_ids
 from worker_svc.engine.build import BuiltEngine, build_engine
 from worker_svc.engine.config import EngineConfig
-from worker_svc.engine.request import Request, Sampling, Stopping
+from worker_svc.engine.request import Request, Stopping
+from worker_svc.engine.sampling import Sampling
 from worker_svc.model import cuda_products
 from worker_svc.model.cuda_graphs import GraphedRunner
 from worker_svc.model.operations import Products

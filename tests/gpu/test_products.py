@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from worker_svc.checkpoints.grouped import Quantization
-from worker_svc.engine.request import LogprobOptions, Request, Sampling, Stopping
+from worker_svc.engine.request import LogprobOptions, Request, Stopping
 from worker_svc.engine.sampler import Rows, SamplingTable, launch, sample
+from worker_svc.engine.sampling import Sampling
 from worker_svc.model.cuda_products import few_rows, same_bits
 from worker_svc.model.cuda_quantized import KernelWeight
 from worker_svc.model.float8 import Float8Weight, to_float8

@@ -68,6 +68,16 @@ VIOLATIONS = {
     "xtc": (sampling(xtc=pb.Xtc(probability=2)), "sampling.xtc.probability", "at most 1"),
     "mirostat version": (sampling(mirostat=pb.Mirostat(version=3)), "sampling.mirostat.version", "an integer"),
     "mirostat and top_k": (sampling(mirostat=pb.Mirostat(version=2), top_k=4), "sampling.top_k", "mirostat"),
+    "adaptive_p and mirostat": (
+        sampling(mirostat=pb.Mirostat(version=2), adaptive_p=pb.AdaptiveP(target=0.5)),
+        "sampling.adaptive_p.target",
+        "mirostat",
+    ),
+    "adaptive_p resumed": (
+        request(resumed_output_ids=[1], sampling=pb.SamplingParams(adaptive_p=pb.AdaptiveP(target=0.5))),
+        "resumed_output_ids",
+        "adaptive_p",
+    ),
     "mirostat resumed": (
         request(resumed_output_ids=[1], sampling=pb.SamplingParams(mirostat=pb.Mirostat(version=1))),
         "resumed_output_ids",

@@ -188,10 +188,18 @@ async def test_every_sampling_parameter_works_over_the_wire(worker: Worker):
     assert list(first.accepted.sampling.banned_ids) == [21, 22]
 
 
-@pytest.mark.parametrize("version", [1, 2])
-async def test_mirostat_survives_company_and_preemption(worker: Worker, version: int):
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        pb.SamplingParams(mirostat=pb.Mirostat(version=1, tau=3, eta=0.2), seed=2),
+        pb.SamplingParams(mirostat=pb.Mirostat(version=2, tau=3, eta=0.2), seed=2),
+        pb.SamplingParams(adaptive_p=pb.AdaptiveP(target=0.3), min_p=0.01, seed=2),
+    ],
+    ids=["mirostat 1", "mirostat 2", "adaptive_p"],
+)
+async def test_a_sampler_with_a_state_survives_company_and_preemption(worker: Worker, sampling: pb.SamplingParams):
     request = ask(60, logprobs=True)
-    request.sampling.CopyFrom(pb.SamplingParams(mirostat=pb.Mirostat(version=version, tau=3, eta=0.2), seed=2))
+    request.sampling.CopyFrom(sampling)
     alone = await worker.generate(request)
     crowd = await asyncio.gather(*(worker.generate(request) for _ in range(6)))
     assert all(answer.ids == alone.ids for answer in crowd)

@@ -12,7 +12,8 @@ import torch
 
 from worker_svc.engine.build import BuiltEngine, build_engine
 from worker_svc.engine.config import EngineConfig
-from worker_svc.engine.request import Request, Sampling, Stopping
+from worker_svc.engine.request import Request, Stopping
+from worker_svc.engine.sampling import Sampling
 from worker_svc.engine.serving import describe
 from worker_svc.model.attention import Segment
 from worker_svc.model.kv_cache import CacheShape, KVCache

@@ -19,7 +19,8 @@ import torch
 
 from worker_svc.engine.loop import Engine
 from worker_svc.engine.pages import PageTable
-from worker_svc.engine.request import Request, Sampling, Stopping
+from worker_svc.engine.request import Request, Stopping
+from worker_svc.engine.sampling import Sampling
 from worker_svc.engine.scheduler import SchedulerLimits
 from worker_svc.model.kv_cache import CacheShape, KeyChannels, KVCache
 from worker_svc.model.kv_formats import Plain

@@ -15,7 +15,8 @@ import numpy as np
 
 from worker_svc.engine.drafting import Drafting
 from worker_svc.engine.fork import private_salt, sample_seed
-from worker_svc.engine.request import LogprobOptions, Request, Sampling, Stopping
+from worker_svc.engine.request import LogprobOptions, Request, Stopping
+from worker_svc.engine.sampling import Sampling
 from worker_svc.engine.stops import StopSequences
 
 if TYPE_CHECKING:  # the front reads this file without torch

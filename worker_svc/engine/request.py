@@ -11,58 +11,13 @@ import numpy.typing as npt
 
 from worker_svc.engine.drafting import Drafting
 from worker_svc.engine.pages import SequencePages, Tokens
+from worker_svc.engine.sampling import Sampling
 from worker_svc.engine.stops import StopSequences
 
 if TYPE_CHECKING:
     from worker_svc.engine.grammar import Matcher
 
 MAX_PRIORITY = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the next token is chosen; the contract is `SamplingParams` in inference.proto, every value effective.
-
-    The defaults are those of a request that says nothing, for a model that says nothing either: every stage is off.
-    """
-
-    temperature: float = 1.0
-    dynamic_temperature_range: float = 0.0
-    dynamic_temperature_exponent: float = 1.0
-    temperature_last: bool = True
-    top_k: int = 0
-    tail_free_z: float = 1.0
-    typical_p: float = 1.0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    top_a: float = 0.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    mirostat: int = 0  # version; 0 is off
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    repetition_penalty: float = 1.0
-    repetition_window: int = 64
-    repetition_decay: int = 0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_window: int = 2**31 - 1
-    dry_breakers: tuple[tuple[int, ...], ...] = ()
-    bias_ids: tuple[int, ...] = ()
-    biases: tuple[float, ...] = ()  # parallel to bias_ids
-    allowed_ids: tuple[int, ...] = ()  # empty: all
-    banned_ids: tuple[int, ...] = ()
-    banned_sequences: tuple[tuple[int, ...], ...] = ()
-    seed: int = 0  # 0 to 2^64 - 1
-
-    @property
-    def stateful(self) -> bool:
-        """Whether a draw depends on earlier draws and not on the tokens alone: such a request is sampled one token at
-        a time, in order, and cannot go on from tokens that another worker produced."""
-        return self.mirostat != 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,8 @@ from .errors import (
 )
 from .guided import Choices, Grammar, Guide, JsonSchema, Regex
 from .operators import WorkerLoad, WorkerState
-from .params import GenerateOptions, SamplingParams, StoppingParams
+from .params import GenerateOptions, StoppingParams
+from .sampling_params import SamplingParams
 from .settings import ConnectionSettings, Credentials, FailoverSettings
 from .sync_client import Client, Stream
 from .types import (

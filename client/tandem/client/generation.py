@@ -3,8 +3,8 @@
 Failover. What a worker produces is a pure function of (prompt, parameters, seed, position). So when its stream ends
 UNAVAILABLE, the same request goes to another worker with the effective parameters and the seed that the first one
 reported, and with the ids so far as `resumed_output_ids`; the caller sees one uninterrupted sequence of deltas. Where
-several outputs are made, or mirostat is used, the whole request is made again, and what is known of each output is
-dropped.
+several outputs are made, or a sampler keeps a state (mirostat, adaptive_p), the whole request is made again, and what
+is known of each output is dropped.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncGenerator
 
 from tandem.inference.v1 import inference_pb2 as pb
+from tandem.limits.fields import limits_of, stateful
 
 from .affinity import prefix_key
 from .discovery import LOOKUP_SECONDS
@@ -34,6 +35,7 @@ from .worker import Worker
 from .workers import WorkerPool
 
 ABORT_SECONDS = 1.0
+_SAMPLING_LIMITS = limits_of(pb.SamplingParams.DESCRIPTOR)
 
 
 class TokenStream:
@@ -60,7 +62,7 @@ class TokenStream:
         self._pool = pool
         self._request = plan.request(prompt_ids, "")
         # Mirostat's draws depend on earlier ones, so another worker has to make those too.
-        self._resumable = not plan.several and not self._request.sampling.mirostat.version
+        self._resumable = not plan.several and not stateful(self._request.sampling, _SAMPLING_LIMITS)
         self._fingerprint = fingerprint
         self._routing_key = plan.routing_key or prefix_key(plan.cache_salt, prompt_ids)
         self._context = context

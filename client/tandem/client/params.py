@@ -11,46 +11,11 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from .guided import Guide
+from .sampling_params import SamplingOptions, SamplingParams
 
 SpecialTokens = Literal["text", "parse", "parse_listed", "reject"]
 Preset = Literal["creative", "balanced", "focused", "deterministic"]
 Strategy = Literal["greedy", "top_k", "top_p", "temperature", "combined"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How the next token is chosen; formulas and sources in docs/sampling.md. None: the model's default."""
-
-    temperature: float | None = None  # >= 0; 0 is greedy
-    dynamic_temperature_range: float | None = None  # >= 0; the temperature follows the entropy; 0 is off
-    dynamic_temperature_exponent: float | None = None  # >= 0
-    temperature_last: bool | None = None  # False: before the filters
-    top_k: int | None = None  # >= 0; 0 is off
-    tail_free_z: float | None = None  # 0 to 1; 1 is off
-    typical_p: float | None = None  # 0 to 1; 1 is off
-    top_p: float | None = None  # 0 to 1; 1 is off
-    min_p: float | None = None  # 0 to 1; 0 is off
-    top_a: float | None = None  # 0 to 1; 0 is off
-    xtc_probability: float | None = None  # 0 to 1; how often the most probable are excluded; 0 is off
-    xtc_threshold: float | None = None  # 0 to 1
-    mirostat: int | None = None  # 1 or 2; takes the place of all filters; 0 is off
-    mirostat_tau: float | None = None  # >= 0; bits of surprise that are aimed at
-    mirostat_eta: float | None = None  # >= 0; how fast
-    repetition_penalty: float | None = None  # > 0; 1 is off
-    repetition_window: int | None = None  # how many last tokens the three penalties look at; 0 is off
-    repetition_decay: int | None = None  # over how many tokens behind the window they fade
-    presence_penalty: float | None = None  # -2 to 2; once for what occurred
-    frequency_penalty: float | None = None  # -2 to 2; for each occurrence
-    dry_multiplier: float | None = None  # >= 0; a penalty for going on with a repetition; 0 is off
-    dry_base: float | None = None  # >= 1; it grows by this with each token
-    dry_allowed_length: int | None = None  # >= 1; a repetition of so many tokens is penalized when it goes on
-    dry_window: int | None = None  # how many last tokens are looked at; None: all
-    dry_sequence_breakers: Sequence[Sequence[int]] | None = None  # ids over which no repetition reaches
-    logit_bias: Mapping[int, float] | None = None  # id -> what is added to its logit
-    allowed_ids: Sequence[int] | None = None  # None or empty: all
-    banned_ids: Sequence[int] | None = None
-    banned_sequences: Sequence[Sequence[int]] | None = None  # the last id is banned behind the others
-    seed: int | None = None  # fixes every draw; None: the worker draws one and the result tells it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +76,7 @@ class DecodeOptions(CallOptions, total=False):
     clean_spaces: bool  # remove the space before punctuation; loses information
 
 
-class GenerateOptions(CallOptions, total=False):
+class GenerateOptions(CallOptions, SamplingOptions, total=False):
     """Keywords of `generate`, `stream` and `generate_batch`.
 
     Every field of `SamplingParams` and `StoppingParams` may be given directly; it replaces the one of the object.
@@ -120,36 +85,6 @@ class GenerateOptions(CallOptions, total=False):
     preset: Preset | None  # what the other fields are where they are not given
     strategy: Strategy | None  # which filters are on; given fields win over it, and it wins over the preset
     sampling: SamplingParams | None
-    temperature: float | None
-    dynamic_temperature_range: float | None
-    dynamic_temperature_exponent: float | None
-    temperature_last: bool | None
-    top_k: int | None
-    tail_free_z: float | None
-    typical_p: float | None
-    top_p: float | None
-    min_p: float | None
-    top_a: float | None
-    xtc_probability: float | None
-    xtc_threshold: float | None
-    mirostat: int | None
-    mirostat_tau: float | None
-    mirostat_eta: float | None
-    repetition_penalty: float | None
-    repetition_window: int | None
-    repetition_decay: int | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    dry_multiplier: float | None
-    dry_base: float | None
-    dry_allowed_length: int | None
-    dry_window: int | None
-    dry_sequence_breakers: Sequence[Sequence[int]] | None
-    logit_bias: Mapping[int, float] | None
-    allowed_ids: Sequence[int] | None
-    banned_ids: Sequence[int] | None
-    banned_sequences: Sequence[Sequence[int]] | None
-    seed: int | None
 
     stopping: StoppingParams | None
     max_tokens: int | None

@@ -13,10 +13,11 @@ from tandem.tokenizer.v1 import tokenizer_pb2
 
 from .errors import FieldViolation, invalid_argument
 from .guided import Guide, guide_message, guide_violations
-from .params import GenerateOptions, SamplingParams, SpecialTokens, StoppingParams
+from .params import GenerateOptions, SpecialTokens, StoppingParams
 from .prompts import prompt_violations
-from .sampling import FIELDS as SAMPLING_FIELDS
+from .sampling import LIMITS as SAMPLING_LIMITS
 from .sampling import to_message, violations_between, with_preset
+from .sampling_params import SamplingParams
 from .types import Prompt
 from .validation import RULES, check, check_metadata, check_timeout
 
@@ -133,7 +134,7 @@ def make_plan(
 ) -> GenerationPlan:
     """Checks everything together: InvalidArgumentError names all violations, TypeError the unknown options."""
     given: dict[str, Any] = dict(options)
-    sampling = _merged(SamplingParams, given.pop("sampling", None), given, SAMPLING_FIELDS)
+    sampling = _merged(SamplingParams, given.pop("sampling", None), given, tuple(SAMPLING_LIMITS))
     stopping = _merged(StoppingParams, given.pop("stopping", None), given, STOPPING_FIELDS)
     preset, strategy = given.pop("preset", None), given.pop("strategy", None)
     unknown = sorted(
@@ -149,7 +150,7 @@ def make_plan(
     values: dict[str, object] = {"preset": preset, "strategy": strategy}
     if not check(values):
         sampling = with_preset(sampling, preset, strategy)
-    values |= {f"sampling.{name}": getattr(sampling, name) for name in SAMPLING_FIELDS}
+    values |= {f"sampling.{name}": getattr(sampling, name) for name in SAMPLING_LIMITS}
     scores_only = type(stopping.max_tokens) is int and not stopping.max_tokens and given.get("prompt_logprobs") is True
     values |= {f"stopping.{name}": getattr(stopping, name) for name in STOPPING_FIELDS}
     if scores_only:

@@ -7,9 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tandem.inference.v1 import inference_pb2 as pb
+from tandem.limits.fields import Kind, Limit, limits_of
 
 from .errors import FieldViolation
-from .params import SamplingParams
+from .sampling_params import SamplingParams
+
+# By our names, in their order.
+LIMITS: Mapping[str, Limit] = {limit.name: limit for limit in limits_of(pb.SamplingParams.DESCRIPTOR).values()}
 
 # What temperature, top_k, top_p and repetition_penalty a preset stands for.
 PRESETS: Mapping[str, Mapping[str, float]] = {
@@ -18,15 +22,10 @@ PRESETS: Mapping[str, Mapping[str, float]] = {
     "focused": {"temperature": 0.3, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.15},
     "deterministic": {"temperature": 0.0},
 }
-_FILTERS_OFF: Mapping[str, float] = {
-    "top_k": 0,
-    "tail_free_z": 1.0,
-    "typical_p": 1.0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "top_a": 0.0,
-    "xtc_probability": 0.0,
+_OFF: Mapping[str, float] = {
+    name: limit.default for name, limit in LIMITS.items() if limit.filter and limit.default is not None
 }
+_FILTERS_OFF = {name: value for name, value in _OFF.items() if name != "dynamic_temperature_range"}
 # Which filters a strategy leaves on: field -> the value it takes if neither a preset nor the caller names one.
 # "combined" leaves everything as it is.
 STRATEGIES: Mapping[str, Mapping[str, float]] = {
@@ -36,34 +35,6 @@ STRATEGIES: Mapping[str, Mapping[str, float]] = {
     "temperature": {},
     "combined": {},
 }
-
-# Where a field stands in the message, if not at the top under its own name.
-PATHS: Mapping[str, str] = {
-    "dynamic_temperature_range": "dynamic_temperature.range",
-    "dynamic_temperature_exponent": "dynamic_temperature.exponent",
-    "xtc_probability": "xtc.probability",
-    "xtc_threshold": "xtc.threshold",
-    "mirostat": "mirostat.version",
-    "mirostat_tau": "mirostat.tau",
-    "mirostat_eta": "mirostat.eta",
-    "dry_multiplier": "dry.multiplier",
-    "dry_base": "dry.base",
-    "dry_allowed_length": "dry.allowed_length",
-    "dry_window": "dry.window",
-    "dry_sequence_breakers": "dry.sequence_breakers",
-}
-FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
-_SEQUENCES = ("banned_sequences", "dry_sequence_breakers")
-_IDS = ("allowed_ids", "banned_ids")
-_INTEGERS = (
-    "top_k",
-    "mirostat",
-    "repetition_window",
-    "repetition_decay",
-    "dry_allowed_length",
-    "dry_window",
-    "seed",
-)
 
 
 def with_preset(params: SamplingParams, preset: str | None, strategy: str | None) -> SamplingParams:
@@ -75,7 +46,7 @@ def with_preset(params: SamplingParams, preset: str | None, strategy: str | None
         own = STRATEGIES[strategy]
         kept = _only(values, "temperature", "repetition_penalty", *own)
         values = {**_FILTERS_OFF, **own, **kept}
-    explicit = {name: value for name in FIELDS if (value := getattr(params, name)) is not None}
+    explicit = {name: value for name in LIMITS if (value := getattr(params, name)) is not None}
     return dataclasses.replace(SamplingParams(), **{**values, **explicit})
 
 
@@ -89,8 +60,8 @@ def violations_between(params: SamplingParams) -> list[FieldViolation]:
     if params.mirostat in (1, 2):
         found.extend(
             FieldViolation(f"sampling.{name}", "must be off with mirostat, which takes its place")
-            for name in (*_FILTERS_OFF, "dynamic_temperature_range")
-            if getattr(params, name) not in (None, _FILTERS_OFF.get(name, 0))
+            for name, off in _OFF.items()
+            if getattr(params, name) not in (None, off)
         )
     allowed = _numbers(params.allowed_ids)
     if allowed and allowed <= _numbers(params.banned_ids):
@@ -105,44 +76,38 @@ def _numbers(ids: object) -> set[int]:
 def to_message(params: SamplingParams) -> pb.SamplingParams:
     """Valid parameters as they travel; numbers of other libraries are welcome, protobuf wants Python's own."""
     message = pb.SamplingParams()
-    for name in FIELDS:
+    for name, limit in LIMITS.items():
         value = getattr(params, name)
         if value is None:
             continue
-        owner, field = _place(message, name)
-        if name == "logit_bias":
-            message.logit_bias.extend(pb.LogitBias(id=int(key), bias=float(bias)) for key, bias in value.items())
-        elif name in _SEQUENCES:
-            getattr(owner, field).extend(pb.TokenSequence(ids=[int(each) for each in ids]) for ids in value)
-        elif name in _IDS:
-            getattr(owner, field).extend(int(each) for each in value)
-        elif name == "temperature_last":
-            message.temperature_last = value
-        else:
-            setattr(owner, field, int(value) if name in _INTEGERS else float(value))
+        owner: Any = limit.owner(message)
+        match limit.kind:
+            case Kind.BIASES:
+                message.logit_bias.extend(pb.LogitBias(id=int(key), bias=float(bias)) for key, bias in value.items())
+            case Kind.SEQUENCES:
+                getattr(owner, limit.field).extend(pb.TokenSequence(ids=[int(each) for each in ids]) for ids in value)
+            case Kind.IDS:
+                getattr(owner, limit.field).extend(int(each) for each in value)
+            case Kind.FLAG:
+                setattr(owner, limit.field, value)
+            case _:
+                setattr(owner, limit.field, int(value) if limit.kind is Kind.INTEGER else float(value))
     return message
 
 
 def from_message(message: pb.SamplingParams) -> SamplingParams:
     """What a worker reports."""
     values: dict[str, Any] = {}
-    for name in FIELDS:
-        owner, field = _place(message, name)
-        if name == "logit_bias":
-            values[name] = {each.id: each.bias for each in message.logit_bias} or None
-        elif name in _SEQUENCES:
-            values[name] = [list(each.ids) for each in getattr(owner, field)] or None
-        elif name in _IDS:
-            values[name] = list(getattr(owner, field)) or None
-        elif owner.HasField(field):
-            values[name] = getattr(owner, field)
+    for name, limit in LIMITS.items():
+        owner: Any = limit.owner(message)
+        match limit.kind:
+            case Kind.BIASES:
+                values[name] = {each.id: each.bias for each in message.logit_bias} or None
+            case Kind.SEQUENCES:
+                values[name] = [list(each.ids) for each in getattr(owner, limit.field)] or None
+            case Kind.IDS:
+                values[name] = list(getattr(owner, limit.field)) or None
+            case _:
+                if owner.HasField(limit.field):
+                    values[name] = getattr(owner, limit.field)
     return SamplingParams(**values)
-
-
-def _place(message: pb.SamplingParams, name: str) -> tuple[Any, str]:
-    """The message that holds a field, and the field's name there."""
-    owner: Any = message
-    *parents, field = PATHS.get(name, name).split(".")
-    for parent in parents:
-        owner = getattr(owner, parent)
-    return owner, field

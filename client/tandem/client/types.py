@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from .params import SamplingParams, SpecialTokens
+from .params import SpecialTokens
+from .sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""The rules that a request must keep, checked before anything is sent; the same as the comments of the protos.
+"""The rules that a request must keep, checked before anything is sent; those of the contract are read from it.
 
-Each rule says what is allowed; a violation is worded "<field> must be <rule>, not <value>". Pure: no grpc, no protobuf.
+Each rule says what is allowed; a violation is worded "<field> must be <rule>, not <value>". Pure: no grpc.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Protocol
+
+from tandem.inference.v1 import inference_pb2 as pb
+from tandem.limits.fields import Kind, Limit, limits_of
 
 from .errors import FieldViolation
 
@@ -160,39 +163,27 @@ class Biases:
                 yield from Number(-FLOAT32_MAX, FLOAT32_MAX).problems(f"{field}[{key!r}]", bias)
 
 
+def _rule(limit: Limit) -> Rule:
+    match limit.kind:
+        case Kind.NUMBER:
+            return Number(limit.low, limit.high if limit.high < math.inf else None, not limit.low_excluded)
+        case Kind.INTEGER:
+            return Integer(int(limit.low), int(limit.high))
+        case Kind.FLAG:
+            return Flag()
+        case Kind.IDS:
+            return Ids(limit.most or 0)
+        case Kind.BIASES:
+            return Biases(limit.most or 0)
+        case Kind.SEQUENCES:
+            return Each(Each(Integer(0, UINT32_MAX), most=limit.most_each, least=1), most=limit.most or 0)
+    raise AssertionError(limit)
+
+
 RULES: Mapping[str, Rule] = {
+    **{f"sampling.{limit.name}": _rule(limit) for limit in limits_of(pb.SamplingParams.DESCRIPTOR).values()},
     "preset": Choice(("creative", "balanced", "focused", "deterministic")),
     "strategy": Choice(("greedy", "top_k", "top_p", "temperature", "combined")),
-    "sampling.temperature": Number(0),
-    "sampling.dynamic_temperature_range": Number(0),
-    "sampling.dynamic_temperature_exponent": Number(0),
-    "sampling.temperature_last": Flag(),
-    "sampling.top_k": Integer(0, UINT32_MAX),
-    "sampling.tail_free_z": Number(0, 1),
-    "sampling.typical_p": Number(0, 1),
-    "sampling.top_p": Number(0, 1),
-    "sampling.min_p": Number(0, 1),
-    "sampling.top_a": Number(0, 1),
-    "sampling.xtc_probability": Number(0, 1),
-    "sampling.xtc_threshold": Number(0, 1),
-    "sampling.mirostat": Integer(0, 2),
-    "sampling.mirostat_tau": Number(0),
-    "sampling.mirostat_eta": Number(0),
-    "sampling.repetition_penalty": Number(0, low_allowed=False),
-    "sampling.repetition_window": Integer(0, UINT32_MAX),
-    "sampling.repetition_decay": Integer(0, UINT32_MAX),
-    "sampling.presence_penalty": Number(-2, 2),
-    "sampling.frequency_penalty": Number(-2, 2),
-    "sampling.dry_multiplier": Number(0),
-    "sampling.dry_base": Number(1),
-    "sampling.dry_allowed_length": Integer(1, UINT32_MAX),
-    "sampling.dry_window": Integer(0, UINT32_MAX),
-    "sampling.dry_sequence_breakers": Each(Each(Integer(0, UINT32_MAX), most=16, least=1), most=64),
-    "sampling.logit_bias": Biases(4096),
-    "sampling.allowed_ids": Ids(65_536),
-    "sampling.banned_ids": Ids(65_536),
-    "sampling.banned_sequences": Each(Each(Integer(0, UINT32_MAX), most=64, least=1), most=256),
-    "sampling.seed": Integer(0, UINT64_MAX),
     "stopping.max_tokens": Integer(1, UINT32_MAX),  # 0 too, with prompt_logprobs
     "stopping.min_tokens": Integer(0, UINT32_MAX),
     "stopping.stop": Each(Text(1, 1024), most=64),

@@ -22,7 +22,8 @@ from worker_svc.engine.build import BuildError, BuiltEngine, build_engine
 from worker_svc.engine.config import EngineConfig
 from worker_svc.engine.drafting import Drafting
 from worker_svc.engine.grammar import Guide
-from worker_svc.engine.request import LogprobOptions, Request, Sampling, Stopping
+from worker_svc.engine.request import LogprobOptions, Request, Stopping
+from worker_svc.engine.sampling import Sampling
 from worker_svc.engine.stops import StopSequences
 from worker_svc.model.config import Experts
 from worker_svc.model.cuda_graphs import GraphedRunner
@@ -168,9 +169,11 @@ def test_the_host_waits_for_ids_alone_and_behind_the_next_step(reproducible: boo
         Sampling(dynamic_temperature_range=0.3, top_k=20),
         Sampling(mirostat=1),
         Sampling(mirostat=2, mirostat_tau=3.0),
+        Sampling(adaptive_p_target=0.4, min_p=0.01),
+        Sampling(top_n_sigma=1.0),
         Sampling(repetition_penalty=1.3, presence_penalty=0.2, frequency_penalty=0.1, repetition_decay=4),
         Sampling(dry_multiplier=0.8, dry_allowed_length=1, temperature=0.0),
-        Sampling(bias_ids=(5, 9), biases=(3.0, -1.0), banned_ids=(7,), banned_sequences=((3, 4), (8,))),
+        Sampling(logit_bias=((5, 3.0), (9, -1.0)), banned_ids=(7,), banned_sequences=((3, 4), (8,))),
         Sampling(allowed_ids=tuple(range(20, 60)), top_p=0.999),
     ],
 )

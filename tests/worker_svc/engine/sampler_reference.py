@@ -11,16 +11,22 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from worker_svc.engine.request import Sampling
+from worker_svc.engine.sampling import Sampling
 
 Array = npt.NDArray[np.float64]
 EPSILON = 1e-9  # cuts closer than rounding are not compared
 
 
 def probabilities(
-    logits: Array, tokens: Sequence[int], s: Sampling, *, excludes: bool = False, mu: float | None = None
+    logits: Array,
+    tokens: Sequence[int],
+    s: Sampling,
+    *,
+    excludes: bool = False,
+    mu: float | None = None,
+    mean: float | None = None,
 ) -> Array:
-    """What the next token is drawn from; `excludes` is XTC's coin, `mu` mirostat's bound."""
+    """What the next token is drawn from; `excludes` is XTC's coin, `mu` mirostat's bound, `mean` that of adaptive_p."""
     x = np.array(logits, dtype=np.float64)
     if s.allowed_ids:
         allowed = np.full_like(x, -np.inf)
@@ -31,7 +37,7 @@ def probabilities(
         begin = list(sequence[:-1])
         if not begin or list(tokens[-len(begin) :]) == begin:
             x[sequence[-1]] = -np.inf
-    for token, bias in zip(s.bias_ids, s.biases, strict=True):
+    for token, bias in s.logit_bias:
         x[token] += bias
     x = penalized(x, tokens, s)
     for token, penalty in dry(tokens, s).items():
@@ -44,6 +50,8 @@ def probabilities(
         return softmax(mirostat(x, s.mirostat, bound))
     if not s.temperature_last:
         x = x / temperature(x, s)
+    if s.top_n_sigma:
+        x = np.where(x >= x.max() - s.top_n_sigma * x[x > -np.inf].std(), x, -np.inf)
     if s.top_k:
         x = keep(x, np.argsort(-x, kind="stable")[: s.top_k])
     if s.tail_free_z < 1:
@@ -65,7 +73,14 @@ def probabilities(
         x[likely[:-1]] = -np.inf
     if s.temperature_last:
         x = x / temperature(x, s)
+    if s.adaptive_p_target >= 0:
+        return adaptive_p(x, s.adaptive_p_target, s.adaptive_p_target if mean is None else mean)
     return softmax(x)
+
+
+def adaptive_p(x: Array, target: float, mean: float) -> Array:
+    distance = np.abs(softmax(x) - min(max(2 * target - mean, 0.0), 1.0)) / 0.3
+    return softmax(np.where(x > -np.inf, 5 - 10 * distance**2 / (1 + distance), -np.inf))
 
 
 def softmax(x: Array) -> Array:
@@ -124,7 +139,7 @@ def dry(tokens: Sequence[int], s: Sampling) -> dict[int, float]:
     limit = len(tokens)
     for back in range(len(tokens)):
         here = len(tokens) - 1 - back
-        sizes = [len(b) for b in s.dry_breakers if tokens[here : here + len(b)] == list(b)]
+        sizes = [len(b) for b in s.dry_sequence_breakers if tokens[here : here + len(b)] == list(b)]
         if sizes:
             limit = len(tokens) - here - max(sizes)
             break
@@ -133,7 +148,7 @@ def dry(tokens: Sequence[int], s: Sampling) -> dict[int, float]:
         length = 0
         while length < min(place, limit) and tokens[place - 1 - length] == tokens[len(tokens) - 1 - length]:
             length += 1
-        if length >= s.dry_allowed_length and (tokens[place],) not in s.dry_breakers:
+        if length >= s.dry_allowed_length and (tokens[place],) not in s.dry_sequence_breakers:
             penalty = s.dry_multiplier * s.dry_base ** (length - s.dry_allowed_length)
             penalties[tokens[place]] = max(penalties.get(tokens[place], 0.0), penalty)
     return penalties

@@ -16,7 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from worker_svc.engine.build import BuildError, BuiltEngine, build_engine
 from worker_svc.engine.config import EngineConfig
 from worker_svc.engine.drafting import Drafting
-from worker_svc.engine.request import LogprobOptions, Request, Sampling, Stopping
+from worker_svc.engine.request import LogprobOptions, Request, Stopping
+from worker_svc.engine.sampling import Sampling
 
 REQUESTS = int(os.environ.get("TANDEM_SPECULATIONS", "24"))
 

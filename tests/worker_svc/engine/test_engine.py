@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tests.worker_svc.engine.counting import VOCABULARY, CountingRunner, counting_request
 from worker_svc.engine.loop import Engine, Finish
 from worker_svc.engine.pages import PageTable
-from worker_svc.engine.request import FinishReason, Request, Sampling, Stopping
+from worker_svc.engine.request import FinishReason, Request, Stopping
+from worker_svc.engine.sampling import Sampling
 from worker_svc.engine.scheduler import MAX_OVERTAKES, SchedulerLimits
 from worker_svc.engine.speculation_costs import Costs, Free
 

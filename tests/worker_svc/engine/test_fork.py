@@ -9,7 +9,8 @@ from tests.worker_svc.engine.counting import counting_request
 from tests.worker_svc.engine.test_engine import Driver, counted
 from worker_svc.engine.fork import sample_seed
 from worker_svc.engine.messages import Submit
-from worker_svc.engine.request import FinishReason, LogprobOptions, Request, Sampling
+from worker_svc.engine.request import FinishReason, LogprobOptions, Request
+from worker_svc.engine.sampling import Sampling
 
 
 def samples(count: int, prompt: int, output: int, first: int = 0, **options: object) -> list[Request]:

@@ -25,7 +25,8 @@ from worker_svc.engine.config import EngineConfig
 from worker_svc.engine.drafting import Drafting
 from worker_svc.engine.loop import Engine
 from worker_svc.engine.pages import PageTable
-from worker_svc.engine.request import FinishReason, LogprobOptions, Request, Sampling, Stopping
+from worker_svc.engine.request import FinishReason, LogprobOptions, Request, Stopping
+from worker_svc.engine.sampling import Sampling
 from worker_svc.engine.scheduler import SchedulerLimits
 from worker_svc.engine.speculation_costs import Free
 from worker_svc.engine.stops import StopSequences

@@ -9,7 +9,8 @@ import pytest
 from tests.worker_svc.engine.counting import counting_request
 from tests.worker_svc.engine.test_engine import Driver, counted
 from worker_svc.engine.drafting import Drafting
-from worker_svc.engine.request import FinishReason, LogprobOptions, Request, Sampling, Stopping
+from worker_svc.engine.request import FinishReason, LogprobOptions, Request, Stopping
+from worker_svc.engine.sampling import Sampling
 from worker_svc.engine.stops import StopSequences
 
 GREEDY = Sampling(temperature=0.0)
@@ -86,8 +87,9 @@ def test_numbers_that_break_behind_an_end_are_shown_to_nobody():
         replace(GREEDY, dry_multiplier=0.01),
         replace(GREEDY, banned_sequences=((1, 2, 3),)),
         Sampling(mirostat=2),
+        Sampling(adaptive_p_target=1.0),
     ],
-    ids=["repetition", "presence", "frequency", "dry", "banned", "mirostat"],
+    ids=["repetition", "presence", "frequency", "dry", "banned", "mirostat", "adaptive_p"],
 )
 def test_samplers_that_look_at_the_last_token_wait_for_it(sampling: Sampling):
     driver = overlapping()

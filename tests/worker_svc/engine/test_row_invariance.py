@@ -10,7 +10,8 @@ import torch
 from benchmarks.random_llama import RandomCheckpoint, llama
 from worker_svc.engine.loop import Engine
 from worker_svc.engine.pages import PageTable
-from worker_svc.engine.request import FinishReason, Request, Sampling, Stopping
+from worker_svc.engine.request import FinishReason, Request, Stopping
+from worker_svc.engine.sampling import Sampling
 from worker_svc.engine.scheduler import SchedulerLimits
 from worker_svc.model.kv_cache import CacheShape, KVCache
 from worker_svc.model.kv_formats import Plain

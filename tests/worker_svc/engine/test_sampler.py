@@ -15,9 +15,10 @@ from transformers.generation.logits_process import (
 )
 
 from worker_svc.engine.randomness import uniform
-from worker_svc.engine.request import LogprobOptions, Request, Sampling, Stopping
+from worker_svc.engine.request import LogprobOptions, Request, Stopping
 from worker_svc.engine.sampler import Rows, Sampled, SamplingTable
 from worker_svc.engine.sampler import sample as sample_rows
+from worker_svc.engine.sampling import Sampling
 
 VOCABULARY = 1000
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.worker_svc.engine.test_sampler_stages import TOKENS, distributions
-from worker_svc.engine.request import Sampling
+from worker_svc.engine.sampling import Sampling
 
 VECTORS = json.loads(Path(__file__).with_name("llama_cpp_samplers.json").read_text())
 CASES = VECTORS["cases"]

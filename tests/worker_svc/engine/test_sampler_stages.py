@@ -13,8 +13,9 @@ from scipy import stats
 
 from tests.worker_svc.engine import sampler_reference as reference
 from worker_svc.engine.randomness import Stage, uniform
-from worker_svc.engine.request import LogprobOptions, Request, Sampling, Stopping
+from worker_svc.engine.request import LogprobOptions, Request, Stopping
 from worker_svc.engine.sampler import Rows, Sampled, SamplingTable, sample
+from worker_svc.engine.sampling import Sampling
 
 DRAWS = int(os.environ.get("TANDEM_DRAWS", "100000"))  # the acceptance run takes 1000000
 
@@ -47,6 +48,12 @@ STAGES = [
     Sampling(top_a=0.0001),
     Sampling(top_a=0.3),
     Sampling(top_a=1.0),
+    Sampling(top_n_sigma=1.0),
+    Sampling(top_n_sigma=2.5, top_k=100, allowed_ids=tuple(range(0, 40, 3))),
+    Sampling(adaptive_p_target=0.3),
+    Sampling(adaptive_p_target=0.01, min_p=0.05, temperature=0.8),
+    Sampling(adaptive_p_target=0.0, top_k=20, temperature_last=False),
+    Sampling(adaptive_p_target=1.0, xtc_probability=1.0, xtc_threshold=0.05),
     Sampling(xtc_probability=1.0, xtc_threshold=0.05),
     Sampling(xtc_probability=1.0, xtc_threshold=0.0002),
     Sampling(xtc_probability=1.0, xtc_threshold=0.6),
@@ -68,14 +75,15 @@ STAGES = [
     Sampling(dry_multiplier=3.0, dry_base=1.0, dry_allowed_length=1),
     Sampling(dry_multiplier=0.5, dry_allowed_length=3, dry_window=12),
     Sampling(dry_multiplier=1.0, dry_window=0),
-    Sampling(dry_multiplier=1.0, dry_allowed_length=1, dry_breakers=((7,), (5, 6))),
-    Sampling(bias_ids=(1, 2, 900), biases=(3.0, -50.0, 8.0)),
+    Sampling(dry_multiplier=1.0, dry_allowed_length=1, dry_sequence_breakers=((7,), (5, 6))),
+    Sampling(logit_bias=((1, 3.0), (2, -50.0), (900, 8.0))),
     Sampling(allowed_ids=(3, 1, 500)),
     Sampling(banned_ids=(0, 1, 2, 3)),
     Sampling(banned_sequences=((5, 6, 8), (6, 9), (4,), (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16))),
     Sampling(
         temperature=0.8,
         dynamic_temperature_range=0.3,
+        top_n_sigma=3.0,
         top_k=300,
         tail_free_z=0.99,
         typical_p=0.97,
@@ -89,8 +97,7 @@ STAGES = [
         presence_penalty=0.2,
         frequency_penalty=0.1,
         dry_multiplier=0.7,
-        bias_ids=(3,),
-        biases=(1.0,),
+        logit_bias=((3, 1.0),),
         banned_ids=(8,),
     ),
 ]
@@ -142,7 +149,7 @@ def check(found: np.ndarray, logits: torch.Tensor, sampling: Sampling) -> None:
 @pytest.mark.parametrize("spread", [0.5, 0.9])
 def test_every_stage_gives_the_distribution_of_its_formula(vocabulary: int, spread: float):
     logits = make_logits(max(vocabulary, 40), spread)
-    stages = [s for s in STAGES if vocabulary > 900 or not {500, 900} & {*s.bias_ids, *s.allowed_ids}]
+    stages = [s for s in STAGES if vocabulary > 900 or not {500, 900} & {*dict(s.logit_bias), *s.allowed_ids}]
     found, _ = distributions(logits.expand(len(stages), -1), stages)
     for row, sampling in enumerate(stages):
         try:
@@ -237,6 +244,7 @@ VALUES: dict[str, list[object]] = {
     "temperature": [0.0, 0.7, 1.5],
     "dynamic_temperature_range": [0.0, 0.5],
     "temperature_last": [True, False],
+    "top_n_sigma": [0.0, 1.5],
     "top_k": [0, 30],
     "tail_free_z": [1.0, 0.97],
     "typical_p": [1.0, 0.9],
@@ -245,13 +253,14 @@ VALUES: dict[str, list[object]] = {
     "top_a": [0.0, 0.05],
     "xtc_probability": [0.0, 0.5],
     "mirostat": [0, 1, 2],
+    "adaptive_p_target": [-1.0, 0.3],
     "repetition_penalty": [1.0, 1.3],
     "repetition_decay": [0, 7],
     "presence_penalty": [0.0, 0.5],
     "frequency_penalty": [0.0, -0.3],
     "dry_multiplier": [0.0, 0.8],
-    "dry_breakers": [(), ((7,),)],
-    "bias_ids": [(), (3, 4)],
+    "dry_sequence_breakers": [(), ((7,),)],
+    "logit_bias": [(), ((3, 1.5), (4, -2.0))],
     "allowed_ids": [(), tuple(range(0, 600, 2))],
     "banned_ids": [(), (2, 9)],
     "banned_sequences": [(), ((5, 6, 8),)],
@@ -282,8 +291,8 @@ def pairwise_cover() -> list[Sampling]:
                 chosen[place] = int(np.argmax(gains))
         left -= {tuple(sorted(pair)) for pair in itertools.combinations(chosen.items(), 2)}  # type: ignore[misc]
         values = {names[place]: VALUES[names[place]][v] for place, v in chosen.items()}
-        if values["bias_ids"]:
-            values["biases"] = (1.5, -2.0)
+        if values["mirostat"]:
+            values["adaptive_p_target"] = -1.0  # the contract refuses both
         cover.append(Sampling(**values, seed=len(cover)))  # type: ignore[arg-type]
     return cover
 
@@ -331,9 +340,26 @@ def test_mirostat_steers_the_surprise_to_its_target(version: int):
         assert p[token] > 0
         surprises.append(-np.log2(p[token]))
         mu -= eta * (surprises[-1] - tau)
-        assert table.gather([request])["mirostat_mu"][0] == pytest.approx(mu, rel=1e-3)
-        mu = float(table.gather([request])["mirostat_mu"][0])
+        assert table.gather([request])["state"][0] == pytest.approx(mu, rel=1e-3)
+        mu = float(table.gather([request])["state"][0])
     assert np.mean(surprises[50:]) == pytest.approx(tau, abs=0.35)
+
+
+def test_adaptive_p_steers_the_probability_to_its_target():
+    sampling = Sampling(adaptive_p_target=0.3, adaptive_p_decay=0.8, min_p=0.02, seed=4)
+    table, request = SamplingTable(1), make_request(sampling)
+    mean, drawn = 0.3, []
+    generator = np.random.default_rng(1)
+    for step in range(300):
+        logits = torch.from_numpy(generator.gumbel(0, 2.0, 1000).astype(np.float32)).unsqueeze(0)
+        token = int(sample(logits.clone(), Rows([request], np.array([100 + step])), table).ids[0])
+        x = logits[0].double().numpy()
+        assert reference.probabilities(x, TOKENS, sampling, mean=mean)[token] > 0
+        drawn.append(reference.probabilities(x, TOKENS, replace(sampling, adaptive_p_target=-1.0))[token])
+        mean = 0.8 * mean + 0.2 * drawn[-1]
+        assert table.gather([request])["state"][0] == pytest.approx(mean, rel=1e-3)
+        mean = float(table.gather([request])["state"][0])
+    assert np.mean(drawn[50:]) == pytest.approx(0.3, abs=0.1)
 
 
 def test_equal_logits_stay_together_in_every_filter():

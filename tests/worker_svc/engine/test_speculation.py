@@ -11,7 +11,8 @@ from tests.worker_svc.engine.test_engine import Driver, counted
 from worker_svc.engine.drafting import Drafting, NGramIndex
 from worker_svc.engine.loop import Engine
 from worker_svc.engine.pages import PageTable
-from worker_svc.engine.request import FinishReason, Request, Sampling, Stopping
+from worker_svc.engine.request import FinishReason, Request, Stopping
+from worker_svc.engine.sampling import Sampling
 from worker_svc.engine.scheduler import SchedulerLimits
 from worker_svc.engine.speculation_costs import Free, StepCost
 from worker_svc.engine.stops import StopSequences

@@ -15,7 +15,8 @@ from worker_svc.checkpoints import open_checkpoint
 from worker_svc.checkpoints.grouped import GROUPS, Quantization
 from worker_svc.engine.build import BuildError, BuiltEngine, build_engine
 from worker_svc.engine.config import EngineConfig
-from worker_svc.engine.request import Request, Sampling, Stopping
+from worker_svc.engine.request import Request, Stopping
+from worker_svc.engine.sampling import Sampling
 from worker_svc.model.quantization import INT8, quantize
 from worker_svc.model.runner import ModelRunner, Work
 from worker_svc.model.transformer import load_transformer

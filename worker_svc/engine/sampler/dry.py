@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from worker_svc.engine.request import Sampling
 from worker_svc.engine.sampler.rows import Rows
 from worker_svc.engine.sampler.table import Rules
+from worker_svc.engine.sampling import Sampling
 
 _LOG_LARGEST_FLOAT = 88.7228391  # a longer repetition would overflow the power: its exponent is cut there
 _SMALLEST_BASE_THAT_GROWS = 1.000001
@@ -72,7 +72,7 @@ def continuations(
     ids.append(tokens[ends])
     lengths.append(np.full(ends.size, length))
     all_ids, all_lengths = np.concatenate(ids).astype(np.int64), np.concatenate(lengths)
-    single = [breaker[0] for breaker in sampling.dry_breakers if len(breaker) == 1]
+    single = [breaker[0] for breaker in sampling.dry_sequence_breakers if len(breaker) == 1]
     keep = (all_lengths >= allowed) & ~np.isin(all_ids, single)
     # By id, and for each id the longest match last.
     order = np.lexsort((all_lengths[keep], all_ids[keep]))
@@ -88,10 +88,10 @@ def _longest_match(tokens: npt.NDArray[np.int32], sampling: Sampling) -> int:
     """How far back a match may reach: to behind the last sequence breaker. Of several that begin at the same token, the
     longest counts."""
     reach = len(tokens)
-    if not sampling.dry_breakers:
+    if not sampling.dry_sequence_breakers:
         return reach
     best_start = -1
-    for breaker in sampling.dry_breakers:
+    for breaker in sampling.dry_sequence_breakers:
         size = len(breaker)
         if size > len(tokens):
             continue

@@ -1,5 +1,6 @@
 """Filters: each keeps an interval of the ordered logits, of what the one before it has kept.
 
+    top_n_sigma  what is at most n standard deviations of all logits below the largest (Tang et al. 2024)
     top_k        the k largest
     tail_free_z  up to where the curvature of the ordered probabilities has spent z of its sum (Phénix and Egan 2019)
     typical_p    those whose surprise is nearest to the entropy, until their sum reaches p (Meister et al. 2022)
@@ -15,11 +16,30 @@ float64.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from worker_svc.engine.randomness import Stage, uniform
 from worker_svc.engine.sampler.ordered import Ordered
+from worker_svc.engine.sampler.sums import row_sums
+from worker_svc.engine.sampler.table import Rules
+from worker_svc.engine.sampling import Sampling
 
 _LEAST_CURVATURE = 1e-6  # below, llama.cpp takes every second derivative for equal
+
+
+def top_n_sigma(o: Ordered, use: torch.Tensor, n: torch.Tensor) -> None:
+    """What is at most n standard deviations of all logits below the largest."""
+    logits = o.logits.double()
+    there = logits > float("-inf")
+    count = there.sum(dim=-1)
+    mean = row_sums(torch.where(there, logits, 0.0)) / count
+    variance = row_sums(torch.where(there, (logits - mean.unsqueeze(1)) ** 2, 0.0)) / count
+    _at_least(o, use, o.top - n * variance.sqrt())
 
 
 def top_k(o: Ordered, use: torch.Tensor, k: torch.Tensor) -> None:
@@ -107,3 +127,39 @@ def exclude_top(o: Ordered, use: torch.Tensor, threshold: torch.Tensor) -> None:
     count = likely.sum(dim=-1)
     o.exact &= ~(use & o.open & (count >= o.values.shape[1] - o.first))
     o.keep_from(o.first + (count - 1).clamp_min(0), use)
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """One stage of the chain: the parameter that switches it on, and that which it reads."""
+
+    parameter: str
+    keep: Callable[[Ordered, torch.Tensor, torch.Tensor], None]
+    reads: str = ""  # if not `parameter`
+    coin: Stage | None = None  # `parameter` is a probability, and a number of this stage decides
+
+    def used(self, rules: Rules) -> npt.NDArray[np.bool_]:
+        """Rows that have it."""
+        used: npt.NDArray[np.bool_] = rules[self.parameter] != getattr(_OFF, self.parameter)
+        return used
+
+    def runs(self, rules: Rules, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Rows in which it runs at these positions."""
+        runs = self.used(rules)
+        if self.coin is not None and runs.any():
+            runs &= uniform(rules["seed"], positions.astype(np.uint64), self.coin) < rules[self.parameter]
+        return runs
+
+
+_OFF = Sampling()
+# In the order in which they run.
+CHAIN = (
+    Filter("top_n_sigma", top_n_sigma),
+    Filter("top_k", top_k),
+    Filter("tail_free_z", tail_free),
+    Filter("typical_p", typical),
+    Filter("top_p", top_p),
+    Filter("min_p", min_p),
+    Filter("top_a", top_a),
+    Filter("xtc_probability", exclude_top, reads="xtc_threshold", coin=Stage.XTC),
+)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from worker_svc.engine.randomness import uniform
+from worker_svc.engine.sampler import adaptive_p
 from worker_svc.engine.sampler.pipeline import changes_logits, narrows, sample, takes_the_largest
 from worker_svc.engine.sampler.rows import Alternatives, Rows, Sampled
 from worker_svc.engine.sampler.table import Rules, SamplingTable
@@ -69,8 +70,13 @@ def launch(logits: torch.Tensor, rows: Rows, table: SamplingTable) -> Launched:
 
 def is_plain(rows: Rows, rules: Rules) -> bool:
     """Whether every row asks for nothing but the largest logit, or a temperature."""
-    plain = ~changes_logits(rows, rules) & (
-        takes_the_largest(rules) | ~(narrows(rules) | rules["temperature_first"] | (rules["dynamic_range"] > 0))
+    plain = (
+        ~changes_logits(rows, rules)
+        & ~adaptive_p.used(rules)
+        & (
+            takes_the_largest(rules)
+            | ~(narrows(rules) | rules["temperature_first"] | (rules["dynamic_temperature_range"] > 0))
+        )
     )
     return bool((plain & ~rules["reports"]).all())
 

@@ -59,5 +59,5 @@ def keep_by_surprise(o: Ordered, use: torch.Tensor, mu: torch.Tensor) -> None:
 def moved(rules: Rules, logprobs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """The bounds after draws whose tokens have these logprobs, `[rows]`."""
     surprise = -logprobs / math.log(2)
-    mu: npt.NDArray[np.float64] = rules["mirostat_mu"] - rules["mirostat_eta"] * (surprise - rules["mirostat_tau"])
+    mu: npt.NDArray[np.float64] = rules["state"] - rules["mirostat_eta"] * (surprise - rules["mirostat_tau"])
     return mu

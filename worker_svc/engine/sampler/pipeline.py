@@ -5,31 +5,30 @@ The stages, in llama.cpp's default order; a stage runs only if some row uses it:
     constraints   grammar mask, allowed ids, stops before min_tokens, banned ids and sequences, logit bias
     penalties     repetition, presence, frequency
     DRY
-    filters       top_k, tail_free_z, typical_p, top_p, min_p, top_a, XTC; or mirostat in their place
+    filters       top_n_sigma, top_k, tail_free_z, typical_p, top_p, min_p, top_a, XTC; or mirostat in their place
     temperature   fixed or dynamic; before the filters with temperature_last = false, and for mirostat
-    draw          one uniform number; temperature 0 takes the largest
+    draw          one uniform number; temperature 0 takes the largest; adaptive_p aims at a probability
 
 llama.cpp had tail_free_z there until it removed it; it never had top_a, which stands beside its like.
 
 Filters work on the few hundred largest logits of a row (`ordered.py`) and on its whole vocabulary only where these do
 not decide. Every operation is row-wise, and sums over the vocabulary are added in an order of their own (`sums.py`):
 a row's token does not depend on its company. A draw depends on (seed, position) alone, so that a request draws the
-same wherever it runs; mirostat alone keeps a state, in the table.
+same wherever it runs; mirostat and adaptive_p alone keep a state, in the table.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from worker_svc.engine.randomness import Stage, uniform
-from worker_svc.engine.sampler import filters, mirostat
+from worker_svc.engine.randomness import uniform
+from worker_svc.engine.sampler import adaptive_p, mirostat
 from worker_svc.engine.sampler.constraints import constrain
-from worker_svc.engine.sampler.draw import Distribution, draw_kept, draw_wide, has_kernel
+from worker_svc.engine.sampler.draw import Distribution, draw_aimed, draw_kept, draw_wide, has_kernel
 from worker_svc.engine.sampler.dry import penalize_continuations
+from worker_svc.engine.sampler.filters import CHAIN, Filter
 from worker_svc.engine.sampler.logprobs import alternatives, chosen_logprobs
 from worker_svc.engine.sampler.ordered import Ordered, candidates, in_order, least_of_mass
 from worker_svc.engine.sampler.penalties import penalize
@@ -164,58 +163,41 @@ def _draw(logits: torch.Tensor, rules: Rules, positions: npt.NDArray[np.int64]) 
         at = torch.from_numpy(broad).to(device)
         ids[at], of = draw_wide(_rows_of(logits, broad), low[at], high[at], temperature[at], uniforms[at])
         distribution.put(at, of)
+    if (aiming := np.flatnonzero(adaptive_p.used(rules))).size:
+        at = torch.from_numpy(aiming).to(device)
+        aim = torch.from_numpy(adaptive_p.aim(rules[aiming])).to(device)
+        ids[at], of = draw_aimed(_rows_of(logits, aiming), distribution.select(at), aim, uniforms[at])
+        distribution.put(at, of)
     return ids, distribution
 
 
 def narrows(rules: Rules) -> npt.NDArray[np.bool_]:
     """Rows that look at the order of their logits."""
-    narrows: npt.NDArray[np.bool_] = (
-        (rules["mirostat"] > 0)
-        | (rules["top_k"] > 0)
-        | (rules["tail_free_z"] < 1)
-        | (rules["typical_p"] < 1)
-        | (rules["top_p"] < 1)
-        | (rules["min_p"] > 0)
-        | (rules["top_a"] > 0)
-        | (rules["xtc_probability"] > 0)
-        | ((rules["dynamic_range"] > 0) & ~rules["temperature_first"])
-    )
-    return narrows
+    return _look_at_order(rules, *CHAIN)
+
+
+def _look_at_order(rules: Rules, *chain: Filter) -> npt.NDArray[np.bool_]:
+    """Rows of which one of these filters, mirostat, or a temperature that follows the entropy looks at the order."""
+    look: npt.NDArray[np.bool_] = rules["mirostat"] > 0
+    look |= (rules["dynamic_temperature_range"] > 0) & ~rules["temperature_first"]
+    for each in chain:
+        look |= each.used(rules)
+    return look
 
 
 def _only_top_p(rules: Rules) -> npt.NDArray[np.bool_]:
-    """Rows whose order of logits nothing but top_p looks at, and whose temperature does not follow the entropy."""
-    alone: npt.NDArray[np.bool_] = (
-        (rules["mirostat"] == 0)
-        & (rules["top_k"] == 0)
-        & (rules["tail_free_z"] == 1)
-        & (rules["typical_p"] == 1)
-        & (rules["min_p"] == 0)
-        & (rules["top_a"] == 0)
-        & (rules["xtc_probability"] == 0)
-        & ((rules["dynamic_range"] == 0) | rules["temperature_first"])
-    )
-    return alone
+    """Rows whose order of logits nothing but top_p looks at."""
+    return ~_look_at_order(rules, *(each for each in CHAIN if each.parameter != "top_p"))
 
 
 def _filter(o: Ordered, rules: Rules, positions: npt.NDArray[np.int64]) -> torch.Tensor:
     """Runs the filters over the rows of `o`; returns the temperatures that are still to be applied, `[rows]`."""
     device = o.values.device
-    chain = rules["mirostat"] == 0
-    excludes = np.zeros(len(rules), dtype=np.bool_)
-    if (rules["xtc_probability"] > 0).any():
-        coins = uniform(rules["seed"], positions.astype(np.uint64), Stage.XTC)
-        excludes = coins < rules["xtc_probability"]
-    stages: list[tuple[Callable[[Ordered, torch.Tensor, torch.Tensor], None], npt.NDArray[np.bool_], str]] = [
-        (filters.top_k, chain & (rules["top_k"] > 0), "top_k"),
-        (filters.tail_free, chain & (rules["tail_free_z"] < 1), "tail_free_z"),
-        (filters.typical, chain & (rules["typical_p"] < 1), "typical_p"),
-        (filters.top_p, chain & (rules["top_p"] < 1), "top_p"),
-        (filters.min_p, chain & (rules["min_p"] > 0), "min_p"),
-        (filters.top_a, chain & (rules["top_a"] > 0), "top_a"),
-        (filters.exclude_top, chain & excludes, "xtc_threshold"),
-        (mirostat.keep_by_zipf, rules["mirostat"] == 1, "mirostat_mu"),
-        (mirostat.keep_by_surprise, rules["mirostat"] == 2, "mirostat_mu"),
+    filtered = rules["mirostat"] == 0
+    stages = [(each.keep, filtered & each.runs(rules, positions), each.reads or each.parameter) for each in CHAIN]
+    stages += [
+        (mirostat.keep_by_zipf, rules["mirostat"] == 1, "state"),
+        (mirostat.keep_by_surprise, rules["mirostat"] == 2, "state"),
     ]
     for stage, use, name in stages:
         if use.any():
@@ -229,7 +211,7 @@ def _scale(logits: torch.Tensor, rules: Rules, rows: npt.NDArray[np.int64]) -> N
     places = torch.from_numpy(rows).to(logits.device)
     chosen = logits[places]
     largest = chosen.amax(dim=-1, keepdim=True)
-    if (rules["dynamic_range"][rows] > 0).any():
+    if (rules["dynamic_temperature_range"][rows] > 0).any():
         temperature = effective(Ordered.of(chosen, candidates(chosen)[0]), rules[rows])
     else:
         temperature = torch.from_numpy(np.maximum(rules["temperature"][rows], COLDEST)).to(logits.device)
@@ -245,14 +227,13 @@ def _learn(
     table: SamplingTable,
     drawn: npt.NDArray[np.int64],
 ) -> None:
-    """Moves the bounds of the drawn rows that use mirostat."""
-    rows = drawn[rules["mirostat"][drawn] > 0]
-    if not rows.size:
-        return
-    places = torch.from_numpy(rows).to(logits.device)
-    of = distribution.select(places)
-    logprobs = logits[places, ids[places]].double() - of.high - of.mass.log()
-    table.set_mu(rules["slot"][rows], mirostat.moved(rules[rows], logprobs.cpu().numpy()))
+    """Moves the state of the drawn rows that have one."""
+    for used, moved in ((rules["mirostat"] > 0, mirostat.moved), (adaptive_p.used(rules), adaptive_p.moved)):
+        rows = drawn[used[drawn]]
+        if rows.size:
+            places = torch.from_numpy(rows).to(logits.device)
+            logprobs = distribution.select(places).before_aiming(logits[places], ids[places])
+            table.set_state(rules["slot"][rows], moved(rules[rows], logprobs.cpu().numpy()))
 
 
 def _report(result: Sampled, rows: Rows, ids: torch.Tensor, parts: list[tuple[list[int], torch.Tensor]]) -> None:

@@ -3,54 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from worker_svc.engine.request import Request, Sampling
+from worker_svc.engine.request import Request
+from worker_svc.engine.sampling import Sampling
 
 Ids = npt.NDArray[np.int64]
 Rules = npt.NDArray[np.void]  # one row of `_ROW` a row of the step
 
-_ROW = np.dtype(
-    [
-        ("temperature", np.float64),
-        ("dynamic_range", np.float64),
-        ("dynamic_exponent", np.float64),
-        ("temperature_first", np.bool_),
-        ("top_k", np.int64),
-        ("tail_free_z", np.float64),
-        ("typical_p", np.float64),
-        ("top_p", np.float64),
-        ("min_p", np.float64),
-        ("top_a", np.float64),
-        ("xtc_probability", np.float64),
-        ("xtc_threshold", np.float64),
-        ("mirostat", np.int64),
-        ("mirostat_tau", np.float64),
-        ("mirostat_eta", np.float64),
-        ("mirostat_mu", np.float64),  # the one number here that changes
-        ("penalizes", np.bool_),
-        ("repetition_penalty", np.float64),
-        ("repetition_window", np.int64),
-        ("repetition_decay", np.int64),
-        ("presence_penalty", np.float64),
-        ("frequency_penalty", np.float64),
-        ("dry_multiplier", np.float64),
-        ("min_position", np.int64),  # before it, what would stop is masked
-        ("biased", np.bool_),
-        ("confined", np.bool_),
-        ("banned", np.bool_),
-        ("bans_sequences", np.bool_),
-        ("changes", np.bool_),  # its logits are changed before anything is chosen, by any of the above
-        ("greedy", np.bool_),  # the largest logit is taken
-        ("reports", np.bool_),  # logprobs are wanted
-        ("seed", np.uint64),
-        ("slot", np.int64),
-    ]
-)
+_TYPES = {"float": np.float64, "int": np.int64}
+_NUMBERS = {each.name: _TYPES[str(each.type)] for each in fields(Sampling) if str(each.type) in _TYPES}
+# What is worked out once a request, so that most steps look at nothing else.
+_DERIVED = {
+    "temperature_first": np.bool_,
+    "state": np.float64,  # of mirostat or adaptive_p: the one number here that changes
+    "penalizes": np.bool_,
+    "min_position": np.int64,  # before it, what would stop is masked
+    "biased": np.bool_,
+    "confined": np.bool_,
+    "banned": np.bool_,
+    "bans_sequences": np.bool_,
+    "changes": np.bool_,  # its logits are changed before anything is chosen, by any of the above
+    "greedy": np.bool_,  # the largest logit is taken
+    "reports": np.bool_,  # logprobs are wanted
+    "slot": np.int64,
+}
+_ROW = np.dtype([*(_NUMBERS | {"seed": np.uint64}).items(), *_DERIVED.items()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +71,9 @@ class SamplingTable:
         assert lists is not None, "a slot in use"
         return lists
 
-    def set_mu(self, slots: Ids, mu: npt.NDArray[np.float64]) -> None:
-        """Keeps the state of mirostat for the next draw."""
-        self._rows["mirostat_mu"][slots] = mu
+    def set_state(self, slots: Ids, state: npt.NDArray[np.float64]) -> None:
+        """Keeps the state of mirostat or adaptive_p for the next draw."""
+        self._rows["state"][slots] = state
 
     def free(self, request: Request) -> None:
         """Forgets a request; nothing happens if it was never seen."""
@@ -120,52 +102,34 @@ def _row(request: Request, slot: int) -> tuple[float | int, ...]:
     penalizes = window > 0 and (s.repetition_penalty != 1.0 or s.presence_penalty != 0 or s.frequency_penalty != 0)
     masked = bool(request.stopping.masked_ids)
     dry_multiplier = s.dry_multiplier if s.dry_window else 0.0
-    lists = bool(s.bias_ids or s.allowed_ids or s.banned_ids or s.banned_sequences)
+    lists = bool(s.logit_bias or s.allowed_ids or s.banned_ids or s.banned_sequences)
     # The largest stays in every filter but typical_p and XTC.
     cold = s.temperature == 0 and s.dynamic_temperature_range == 0
     greedy = cold and s.typical_p == 1 and s.xtc_probability == 0
-    return (
-        s.temperature,
-        s.dynamic_temperature_range,
-        s.dynamic_temperature_exponent,
-        not s.temperature_last or s.mirostat > 0,
-        s.top_k,
-        s.tail_free_z,
-        s.typical_p,
-        s.top_p,
-        s.min_p,
-        s.top_a,
-        s.xtc_probability,
-        s.xtc_threshold,
-        s.mirostat,
-        s.mirostat_tau,
-        s.mirostat_eta,
-        2 * s.mirostat_tau,
-        penalizes,
-        s.repetition_penalty,
-        s.repetition_window,
-        s.repetition_decay,
-        s.presence_penalty,
-        s.frequency_penalty,
-        dry_multiplier,
-        request.prompt_tokens + request.stopping.min_tokens if masked else 0,
-        bool(s.bias_ids),
-        bool(s.allowed_ids),
-        bool(s.banned_ids),
-        bool(s.banned_sequences),
-        penalizes or dry_multiplier > 0 or lists,
-        greedy,
-        request.logprobs.wanted,
-        s.seed,
-        slot,
-    )
+    row: dict[str, float | int] = {name: getattr(s, name) for name in _NUMBERS}
+    row |= {
+        "temperature_first": not s.temperature_last or s.mirostat > 0,
+        "state": 2 * s.mirostat_tau if s.mirostat else s.adaptive_p_target,
+        "penalizes": penalizes,
+        "dry_multiplier": dry_multiplier,
+        "min_position": request.prompt_tokens + request.stopping.min_tokens if masked else 0,
+        "biased": bool(s.logit_bias),
+        "confined": bool(s.allowed_ids),
+        "banned": bool(s.banned_ids),
+        "bans_sequences": bool(s.banned_sequences),
+        "changes": penalizes or dry_multiplier > 0 or lists,
+        "greedy": greedy,
+        "reports": request.logprobs.wanted,
+        "slot": slot,
+    }
+    return tuple(row[name] for name in _ROW.names or ())
 
 
 def _lists(request: Request) -> Lists:
     s = request.sampling
     return Lists(
-        bias_ids=np.array(s.bias_ids, dtype=np.int64),
-        biases=np.array(s.biases, dtype=np.float32),
+        bias_ids=np.array([id_ for id_, _ in s.logit_bias], dtype=np.int64),
+        biases=np.array([bias for _, bias in s.logit_bias], dtype=np.float32),
         allowed_ids=np.unique(np.array(s.allowed_ids, dtype=np.int64)),
         banned_ids=np.unique(np.array(s.banned_ids, dtype=np.int64)),
         stop_ids=np.array(request.stopping.masked_ids, dtype=np.int64),

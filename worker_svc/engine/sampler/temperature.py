@@ -23,13 +23,13 @@ def effective(o: Ordered, rules: Rules) -> torch.Tensor:
     """The temperature of each row of `o`, whose parameters are `rules`, `[rows]`."""
     device = o.values.device
     fixed = column(rules, "temperature", device)
-    span = rules["dynamic_range"]
+    span = rules["dynamic_temperature_range"]
     if not (span > 0).any():
         return fixed.clamp_min(COLDEST)
     low = torch.from_numpy(np.maximum(0, rules["temperature"] - span)).to(device)
     high = torch.from_numpy(rules["temperature"] + span).to(device)
     count = o.count()
     evenness = (o.entropy() / count.clamp_min(2).log()).clamp(0.0, 1.0)
-    moving = low + (high - low) * evenness ** column(rules, "dynamic_exponent", device)
+    moving = low + (high - low) * evenness ** column(rules, "dynamic_temperature_exponent", device)
     use = torch.from_numpy(span > 0).to(device) & (count > 1)
     return torch.where(use, moving, fixed).clamp_min(COLDEST)

@@ -7,7 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
+from tandem.limits.fields import Kind, Limit
+
 from ..params import GenerateOptions
+from ..sampling import LIMITS
+from ..sampling_params import HELP
 from . import options as o
 from .shared_flags import with_shared_flags
 from .terminal import CommandError
@@ -15,18 +19,38 @@ from .terminal import CommandError
 GenerationFlags = Callable[[], GenerateOptions]  # raises CommandError, within the command's own handling of errors
 
 _SAMPLING, _PENALTIES, _CONSTRAINTS = "Sampling", "Penalties", "Constraints"
+_TYPES = {Kind.NUMBER: float, Kind.INTEGER: int, Kind.FLAG: bool}
+# Where a flag is not the parameter's name with dashes.
+_FLAGS = {
+    "temperature": ("--temperature", "-t"),
+    "temperature_last": ("--temperature-last/--temperature-first",),
+    "dry_sequence_breakers": ("--dry-breaker",),
+    "allowed_ids": ("--allow-id",),
+    "banned_ids": ("--ban-id",),
+    "banned_sequences": ("--ban-sequence",),
+}
+# Lists are typed as text, and repeated.
+_LIST_HELP = {
+    "dry_sequence_breakers": "Ids, such as 13 or 5,6, that end a repetition; repeatable.",
+    "logit_bias": "ID=NUMBER, added to a token's logit; repeatable.",
+    "allowed_ids": "Nothing but these ids, such as 5 or 5,6; repeatable.",
+    "banned_ids": "Never these ids; repeatable.",
+    "banned_sequences": "Never these ids in a row, such as 5,6; repeatable.",
+}
 
 
-def _number(flag: str, words: str, panel: str = _SAMPLING) -> Any:
-    return Annotated[float | None, typer.Option(flag, help=words, rich_help_panel=panel)]
-
-
-def _integer(flag: str, words: str, panel: str = _SAMPLING) -> Any:
-    return Annotated[int | None, typer.Option(flag, help=words, rich_help_panel=panel)]
-
-
-def _list(flag: str, words: str, panel: str = _CONSTRAINTS) -> Any:
-    return Annotated[list[str] | None, typer.Option(flag, help=words, rich_help_panel=panel)]
+def _flag(name: str, limit: Limit) -> Any:
+    """The flag of a sampling parameter."""
+    if any(word in name for word in ("repetition", "presence", "frequency", "dry")):
+        panel = _PENALTIES
+    else:
+        panel = _SAMPLING if limit.scalar else _CONSTRAINTS
+    words = _FLAGS.get(name, (f"--{name.replace('_', '-')}",))
+    if not limit.scalar:
+        return Annotated[list[str] | None, typer.Option(*words, help=_LIST_HELP[name], rich_help_panel=panel)]
+    about = HELP[name][:1].upper() + HELP[name][1:]
+    bounds = f" ({limit.range})" if limit.high < 2**32 - 1 and limit.range else ""
+    return Annotated[_TYPES[limit.kind] | None, typer.Option(*words, help=f"{about}{bounds}.", rich_help_panel=panel)]
 
 
 # Flag names are those of SamplingParams; so are the parameters that they fill.
@@ -43,44 +67,7 @@ SAMPLING_FLAGS: dict[str, Any] = {
             "--strategy", help="greedy, top_k, top_p, temperature or combined; flags win.", rich_help_panel=_SAMPLING
         ),
     ],
-    "temperature": o.Temperature,
-    "dynamic_temperature_range": _number("--dynamic-temperature-range", "By entropy, so far up and down; 0 is off."),
-    "dynamic_temperature_exponent": _number("--dynamic-temperature-exponent", "How it follows the entropy."),
-    "temperature_last": Annotated[
-        bool | None,
-        typer.Option(
-            "--temperature-last/--temperature-first",
-            help="After the filters (the default) or before.",
-            rich_help_panel=_SAMPLING,
-        ),
-    ],
-    "top_k": o.TopK,
-    "tail_free_z": _number("--tail-free-z", "0 to 1; 1 is off."),
-    "typical_p": _number("--typical-p", "0 to 1; 1 is off."),
-    "top_p": o.TopP,
-    "min_p": o.MinP,
-    "top_a": _number("--top-a", "0 to 1; 0 is off."),
-    "xtc_probability": _number("--xtc-probability", "How often the most probable tokens are excluded; 0 is off."),
-    "xtc_threshold": _number("--xtc-threshold", "Of those that reach it, all but the last."),
-    "mirostat": _integer("--mirostat", "1 or 2; takes the place of the filters; 0 is off."),
-    "mirostat_tau": _number("--mirostat-tau", "Bits of surprise to aim at."),
-    "mirostat_eta": _number("--mirostat-eta", "How fast."),
-    "seed": o.Seed,
-    "repetition_penalty": o.RepetitionPenalty,
-    "repetition_window": o.RepetitionWindow,
-    "repetition_decay": _integer("--repetition-decay", "Tokens over which penalties fade.", _PENALTIES),
-    "presence_penalty": _number("--presence-penalty", "-2 to 2; for what occurred.", _PENALTIES),
-    "frequency_penalty": _number("--frequency-penalty", "-2 to 2; for each occurrence.", _PENALTIES),
-    "dry_multiplier": _number("--dry-multiplier", "For going on with a repetition; 0 is off.", _PENALTIES),
-    "dry_base": _number("--dry-base", "At least 1; it grows by this with each token.", _PENALTIES),
-    "dry_allowed_length": _integer("--dry-allowed-length", "Repetitions up to so long are free.", _PENALTIES),
-    "dry_window": _integer("--dry-window", "How many last tokens it looks at.", _PENALTIES),
-    "dry_sequence_breakers": _list("--dry-breaker", "Ids, such as 13 or 5,6, that end a repetition.", _PENALTIES),
-    "logit_bias": _list("--logit-bias", "ID=NUMBER, added to a token's logit; repeatable."),
-    "allowed_ids": _list("--allow-id", "Nothing but these ids, such as 5 or 5,6; repeatable."),
-    "banned_ids": _list("--ban-id", "Never these ids; repeatable."),
-    "banned_sequences": _list("--ban-sequence", "Never these ids in a row, such as 5,6; repeatable."),
-}
+} | {name: _flag(name, limit) for name, limit in LIMITS.items()}
 STOPPING_FLAGS: dict[str, tuple[Any, Any]] = {
     "max_tokens": (o.MaxTokens, None),
     "min_tokens": (o.MinTokens, None),

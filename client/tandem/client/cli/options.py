@@ -15,7 +15,7 @@ from .terminal import CommandError
 TOKENIZER_VARIABLE = "TANDEM_TOKENIZER_ADDRESS"
 WORKER_VARIABLE = "TANDEM_WORKER_ADDRESS"
 
-_SAMPLING, _STOPPING, _CONNECTION, _SERVICES = "Sampling", "Stopping", "Connection", "Services"
+_STOPPING, _CONNECTION, _SERVICES = "Stopping", "Connection", "Services"
 _SEVERAL, _GUIDED, _SPECULATION = "Several outputs", "Guided decoding", "Speculation"
 
 MaxTokens = Annotated[
@@ -45,22 +45,6 @@ IgnoreEos = Annotated[
 ]
 IncludeStop = Annotated[
     bool, typer.Option("--include-stop", help="Keep what stopped in the text.", rich_help_panel=_STOPPING)
-]
-Temperature = Annotated[
-    float | None, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=_SAMPLING)
-]
-TopK = Annotated[int | None, typer.Option("--top-k", help="0 is off.", rich_help_panel=_SAMPLING)]
-TopP = Annotated[float | None, typer.Option("--top-p", help="0 to 1; 1 is off.", rich_help_panel=_SAMPLING)]
-MinP = Annotated[float | None, typer.Option("--min-p", help="0 to 1; 0 is off.", rich_help_panel=_SAMPLING)]
-RepetitionPenalty = Annotated[
-    float | None, typer.Option("--repetition-penalty", help="Above 0; 1 is off.", rich_help_panel=_SAMPLING)
-]
-RepetitionWindow = Annotated[
-    int | None,
-    typer.Option("--repetition-window", help="How many last tokens the penalty looks at.", rich_help_panel=_SAMPLING),
-]
-Seed = Annotated[
-    int | None, typer.Option("--seed", help="The same seed gives the same answer.", rich_help_panel=_SAMPLING)
 ]
 N = Annotated[int, typer.Option("--n", help="Outputs to make.", rich_help_panel=_SEVERAL)]
 BestOf = Annotated[

@@ -100,9 +100,9 @@ Global___LogprobsMode: _TypeAlias = LogprobsMode  # noqa: Y015
 @_typing.final
 class SamplingParams(_message.Message):
     """How the next token is chosen. Every scalar is optional: zero is a value, absence means the default, which is the
-    model's own (generation_config.json) where it has one and otherwise the one that is named here.
+    model's own (generation_config.json) where it has one and otherwise the one of the field's limits.
     The stages run in this order, which is llama.cpp's: allowed and banned ids and sequences, logit bias, penalties, DRY,
-    top_k, tail_free_z, typical_p, top_p, min_p, top_a, XTC, temperature, draw. All numbers must be finite.
+    top_n_sigma, top_k, tail_free_z, typical_p, top_p, min_p, top_a, XTC, temperature, adaptive_p, draw. All numbers must be finite.
     Formulas and sources: docs/sampling.md.
     """
 
@@ -129,37 +129,41 @@ class SamplingParams(_message.Message):
     ALLOWED_IDS_FIELD_NUMBER: _builtins.int
     BANNED_IDS_FIELD_NUMBER: _builtins.int
     BANNED_SEQUENCES_FIELD_NUMBER: _builtins.int
+    TOP_N_SIGMA_FIELD_NUMBER: _builtins.int
+    ADAPTIVE_P_FIELD_NUMBER: _builtins.int
     TEMPERATURE_LAST_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """>= 0; 0 is greedy; default 1"""
+    """0 takes the largest logit"""
     top_k: _builtins.int
-    """0 is off; default 0"""
+    """keeps the k largest; 0 is off"""
     top_p: _builtins.float
-    """0 to 1; 1 is off, 0 keeps the most probable token; default 1"""
+    """mass of the most probable to keep; 1 is off"""
     min_p: _builtins.float
-    """0 to 1; relative to the most probable token; 0 is off; default 0"""
+    """Keeps what has this share of the largest probability; 0 is off."""
     repetition_penalty: _builtins.float
-    """> 0; 1 is off; positive logits are divided, negative multiplied; default 1"""
+    """Positive logits are divided by it, negative ones multiplied; 1 is off."""
     repetition_window: _builtins.int
-    """How many last tokens (prompt included) all three penalties look at; 0 is off; default 64."""
+    """How many last tokens, prompt included, all three penalties look at; 0 is off."""
     seed: _builtins.int
     """Fixes every draw. A draw is a pure function of the seed and the token's absolute position, so the
     same seed gives the same answer alone, in a batch, or on another worker. Absent: drawn and reported in Accepted.
     """
     repetition_decay: _builtins.int
-    """behind the window, penalties fade linearly over so many tokens; default 0"""
+    """Behind the window, penalties fade linearly over so many tokens."""
     presence_penalty: _builtins.float
-    """-2 to 2; subtracted once from what occurred; default 0"""
+    """Subtracted once from what occurred."""
     frequency_penalty: _builtins.float
-    """-2 to 2; subtracted for each occurrence; default 0"""
+    """Subtracted for each occurrence."""
     typical_p: _builtins.float
-    """0 to 1; 1 is off; default 1"""
+    """mass to keep; 1 is off"""
     tail_free_z: _builtins.float
-    """0 to 1; 1 is off; default 1"""
+    """curvature to keep; 1 is off"""
     top_a: _builtins.float
-    """0 to 1; 0 is off; default 0"""
+    """relative to the largest squared; 0 is off"""
+    top_n_sigma: _builtins.float
+    """Keeps what is at most so many standard deviations of all logits below the largest; 0 is off."""
     temperature_last: _builtins.bool
-    """false: before the filters (top_k to XTC); default true"""
+    """False: before the filters (top_n_sigma to XTC)."""
     @_builtins.property
     def dynamic_temperature(self) -> Global___DynamicTemperature: ...
     @_builtins.property
@@ -170,20 +174,22 @@ class SamplingParams(_message.Message):
     def dry(self) -> Global___Dry: ...
     @_builtins.property
     def logit_bias(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogitBias]:
-        """at most 4,096, each id once"""
+        """each id once"""
 
     @_builtins.property
     def allowed_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """empty: all; at most 65,536"""
+        """empty: all"""
 
     @_builtins.property
     def banned_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """at most 65,536"""
+        """never these"""
 
     @_builtins.property
     def banned_sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSequence]:
-        """at most 256 of 1 to 64 ids; the last id of one is banned where it ends"""
+        """The last id of one is banned where it would end it."""
 
+    @_builtins.property
+    def adaptive_p(self) -> Global___AdaptiveP: ...
     def __init__(
         self,
         *,
@@ -208,11 +214,13 @@ class SamplingParams(_message.Message):
         allowed_ids: _abc.Iterable[_builtins.int] | None = ...,
         banned_ids: _abc.Iterable[_builtins.int] | None = ...,
         banned_sequences: _abc.Iterable[Global___TokenSequence] | None = ...,
+        top_n_sigma: _builtins.float | None = ...,
+        adaptive_p: Global___AdaptiveP | None = ...,
         temperature_last: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_decay", b"_repetition_decay", "_repetition_penalty", b"_repetition_penalty", "_repetition_window", b"_repetition_window", "_seed", b"_seed", "_tail_free_z", b"_tail_free_z", "_temperature", b"_temperature", "_temperature_last", b"_temperature_last", "_top_a", b"_top_a", "_top_k", b"_top_k", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "dry", b"dry", "dynamic_temperature", b"dynamic_temperature", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "mirostat", b"mirostat", "presence_penalty", b"presence_penalty", "repetition_decay", b"repetition_decay", "repetition_penalty", b"repetition_penalty", "repetition_window", b"repetition_window", "seed", b"seed", "tail_free_z", b"tail_free_z", "temperature", b"temperature", "temperature_last", b"temperature_last", "top_a", b"top_a", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p", "xtc", b"xtc"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_decay", b"_repetition_decay", "_repetition_penalty", b"_repetition_penalty", "_repetition_window", b"_repetition_window", "_seed", b"_seed", "_tail_free_z", b"_tail_free_z", "_temperature", b"_temperature", "_temperature_last", b"_temperature_last", "_top_a", b"_top_a", "_top_k", b"_top_k", "_top_n_sigma", b"_top_n_sigma", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "adaptive_p", b"adaptive_p", "dry", b"dry", "dynamic_temperature", b"dynamic_temperature", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "mirostat", b"mirostat", "presence_penalty", b"presence_penalty", "repetition_decay", b"repetition_decay", "repetition_penalty", b"repetition_penalty", "repetition_window", b"repetition_window", "seed", b"seed", "tail_free_z", b"tail_free_z", "temperature", b"temperature", "temperature_last", b"temperature_last", "top_a", b"top_a", "top_k", b"top_k", "top_n_sigma", b"top_n_sigma", "top_p", b"top_p", "typical_p", b"typical_p", "xtc", b"xtc"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_decay", b"_repetition_decay", "_repetition_penalty", b"_repetition_penalty", "_repetition_window", b"_repetition_window", "_seed", b"_seed", "_tail_free_z", b"_tail_free_z", "_temperature", b"_temperature", "_temperature_last", b"_temperature_last", "_top_a", b"_top_a", "_top_k", b"_top_k", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "allowed_ids", b"allowed_ids", "banned_ids", b"banned_ids", "banned_sequences", b"banned_sequences", "dry", b"dry", "dynamic_temperature", b"dynamic_temperature", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "mirostat", b"mirostat", "presence_penalty", b"presence_penalty", "repetition_decay", b"repetition_decay", "repetition_penalty", b"repetition_penalty", "repetition_window", b"repetition_window", "seed", b"seed", "tail_free_z", b"tail_free_z", "temperature", b"temperature", "temperature_last", b"temperature_last", "top_a", b"top_a", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p", "xtc", b"xtc"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_decay", b"_repetition_decay", "_repetition_penalty", b"_repetition_penalty", "_repetition_window", b"_repetition_window", "_seed", b"_seed", "_tail_free_z", b"_tail_free_z", "_temperature", b"_temperature", "_temperature_last", b"_temperature_last", "_top_a", b"_top_a", "_top_k", b"_top_k", "_top_n_sigma", b"_top_n_sigma", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "adaptive_p", b"adaptive_p", "allowed_ids", b"allowed_ids", "banned_ids", b"banned_ids", "banned_sequences", b"banned_sequences", "dry", b"dry", "dynamic_temperature", b"dynamic_temperature", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "mirostat", b"mirostat", "presence_penalty", b"presence_penalty", "repetition_decay", b"repetition_decay", "repetition_penalty", b"repetition_penalty", "repetition_window", b"repetition_window", "seed", b"seed", "tail_free_z", b"tail_free_z", "temperature", b"temperature", "temperature_last", b"temperature_last", "top_a", b"top_a", "top_k", b"top_k", "top_n_sigma", b"top_n_sigma", "top_p", b"top_p", "typical_p", b"typical_p", "xtc", b"xtc"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
@@ -238,6 +246,8 @@ class SamplingParams(_message.Message):
     _WhichOneofArgType__top_a: _TypeAlias = _typing.Literal["_top_a", b"_top_a"]  # noqa: Y015
     _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
     _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
+    _WhichOneofReturnType__top_n_sigma: _TypeAlias = _typing.Literal["top_n_sigma"]  # noqa: Y015
+    _WhichOneofArgType__top_n_sigma: _TypeAlias = _typing.Literal["_top_n_sigma", b"_top_n_sigma"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
     _WhichOneofReturnType__typical_p: _TypeAlias = _typing.Literal["typical_p"]  # noqa: Y015
@@ -267,6 +277,8 @@ class SamplingParams(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_n_sigma) -> _WhichOneofReturnType__top_n_sigma | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__typical_p) -> _WhichOneofReturnType__typical_p | None: ...
@@ -282,9 +294,9 @@ class DynamicTemperature(_message.Message):
     RANGE_FIELD_NUMBER: _builtins.int
     EXPONENT_FIELD_NUMBER: _builtins.int
     range: _builtins.float
-    """>= 0; from temperature - range to temperature + range; 0 is off; default 0"""
+    """From temperature - range to temperature + range; 0 is off."""
     exponent: _builtins.float
-    """>= 0; default 1"""
+    """of the entropy's share"""
     def __init__(
         self,
         *,
@@ -315,9 +327,9 @@ class Xtc(_message.Message):
     PROBABILITY_FIELD_NUMBER: _builtins.int
     THRESHOLD_FIELD_NUMBER: _builtins.int
     probability: _builtins.float
-    """0 to 1; how often; 0 is off; default 0"""
+    """how often; 0 is off"""
     threshold: _builtins.float
-    """0 to 1; of those that reach it all but the least probable go; default 0.1"""
+    """Of those that reach it all but the least probable go."""
     def __init__(
         self,
         *,
@@ -340,8 +352,43 @@ class Xtc(_message.Message):
 Global___Xtc: _TypeAlias = Xtc  # noqa: Y015
 
 @_typing.final
+class AdaptiveP(_message.Message):
+    """Steers the probability of what is drawn to a target, by the mean of what was drawn so far. It keeps a state that only the
+    worker knows, so it cannot be combined with resumed_output_ids; it is not combined with speculation.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: _builtins.int
+    DECAY_FIELD_NUMBER: _builtins.int
+    target: _builtins.float
+    """The probability that is aimed at; below 0 is off."""
+    decay: _builtins.float
+    """How much of the mean a token leaves to those before it."""
+    def __init__(
+        self,
+        *,
+        target: _builtins.float | None = ...,
+        decay: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_decay", b"_decay", "_target", b"_target", "decay", b"decay", "target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decay", b"_decay", "_target", b"_target", "decay", b"decay", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__decay: _TypeAlias = _typing.Literal["decay"]  # noqa: Y015
+    _WhichOneofArgType__decay: _TypeAlias = _typing.Literal["_decay", b"_decay"]  # noqa: Y015
+    _WhichOneofReturnType__target: _TypeAlias = _typing.Literal["target"]  # noqa: Y015
+    _WhichOneofArgType__target: _TypeAlias = _typing.Literal["_target", b"_target"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__decay) -> _WhichOneofReturnType__decay | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__target) -> _WhichOneofReturnType__target | None: ...
+
+Global___AdaptiveP: _TypeAlias = AdaptiveP  # noqa: Y015
+
+@_typing.final
 class Mirostat(_message.Message):
-    """Takes the place of the filters (top_k to XTC), after the temperature. It keeps a state that only the worker knows, so
+    """Takes the place of the filters (top_n_sigma to XTC) and of adaptive_p, after the temperature. It keeps a state that only the worker knows, so
     it cannot be combined with resumed_output_ids; it is not combined with speculation.
     """
 
@@ -351,11 +398,11 @@ class Mirostat(_message.Message):
     TAU_FIELD_NUMBER: _builtins.int
     ETA_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    """1 or 2; 0 is off; default 0"""
+    """1 or 2; 0 is off"""
     tau: _builtins.float
-    """>= 0; bits of surprise that are aimed at; default 5"""
+    """bits of surprise that are aimed at"""
     eta: _builtins.float
-    """>= 0; how fast; default 0.1"""
+    """how fast"""
     def __init__(
         self,
         *,
@@ -394,16 +441,16 @@ class Dry(_message.Message):
     WINDOW_FIELD_NUMBER: _builtins.int
     SEQUENCE_BREAKERS_FIELD_NUMBER: _builtins.int
     multiplier: _builtins.float
-    """>= 0; 0 is off; default 0"""
+    """of the penalty; 0 is off"""
     base: _builtins.float
-    """>= 1; default 1.75"""
+    """the penalty grows by it with each token"""
     allowed_length: _builtins.int
-    """>= 1; repetitions of so many tokens are penalized when they go on; default 2"""
+    """Repetitions of so many tokens are penalized when they go on."""
     window: _builtins.int
-    """how many last tokens are looked at; 0 is off; default the whole context"""
+    """How many last tokens are looked at; 0 is off. Windows are cut to the context, which is the default."""
     @_builtins.property
     def sequence_breakers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSequence]:
-        """at most 64 of 1 to 16 ids; no repetition reaches over one"""
+        """no repetition reaches over one"""
 
     def __init__(
         self,

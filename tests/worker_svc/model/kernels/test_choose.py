@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from tests.worker_svc.model.kernels.conftest import DEVICE
-from worker_svc.engine.request import LogprobOptions, Request, Sampling, Stopping
+from worker_svc.engine.request import LogprobOptions, Request, Stopping
 from worker_svc.engine.sampler import Rows, SamplingTable, draw, pipeline, sample
 from worker_svc.engine.sampler.launch import is_plain, launch_plain
+from worker_svc.engine.sampling import Sampling
 from worker_svc.model.kernels import choose as kernel
 from worker_svc.model.kernels.choose import choose
 
@@ -58,7 +59,7 @@ def test_rows_that_ask_for_more_are_drawn_by_the_kernel_as_on_a_cpu(monkeypatch:
                 Sampling(seed=2, temperature=3.0, top_p=0.999),
                 Sampling(seed=3, top_k=5),
                 Sampling(seed=4, temperature=0.5, repetition_penalty=1.3),
-                Sampling(temperature=0.0, bias_ids=(3,), biases=(50.0,)),
+                Sampling(temperature=0.0, logit_bias=((3, 50.0),)),
             ]
         )
     ]
@@ -111,7 +112,7 @@ def test_what_asks_for_more_is_not_plain() -> None:
         (Sampling(top_p=0.9), LogprobOptions()),
         (Sampling(repetition_penalty=1.1), LogprobOptions()),
         (Sampling(dynamic_temperature_range=0.5), LogprobOptions()),
-        (Sampling(temperature=0.0, bias_ids=(3,), biases=(1.0,)), LogprobOptions()),
+        (Sampling(temperature=0.0, logit_bias=((3, 1.0),)), LogprobOptions()),
         (Sampling(), LogprobOptions(sampled=True)),
     ]:
         request = Request.make(9, [1], sampling, Stopping(5), logprobs=options)

@@ -1,0 +1,159 @@
+"""Python that is made from the limits of the contract: what would otherwise be typed by hand in several places.
+
+worker_svc/engine/sampling.py               the sampling parameters of a request, every value effective
+client/tandem/client/sampling_params.py     the same as a caller gives them, as an object and as keywords, with help
+docs/sampling.md                            the columns range and default of its table
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
+from tandem.inference.v1 import inference_pb2 as pb
+from tandem.limits.fields import Kind, Limit, limits_of
+
+LIMITS = limits_of(pb.SamplingParams.DESCRIPTOR)
+ENGINE_TYPES = {
+    Kind.NUMBER: "float",
+    Kind.INTEGER: "int",
+    Kind.FLAG: "bool",
+    Kind.IDS: "tuple[int, ...]",
+    Kind.SEQUENCES: "tuple[tuple[int, ...], ...]",
+    Kind.BIASES: "tuple[tuple[int, float], ...]",
+}
+SDK_TYPES = {
+    Kind.NUMBER: "float",
+    Kind.INTEGER: "int",
+    Kind.FLAG: "bool",
+    Kind.IDS: "Sequence[int]",
+    Kind.SEQUENCES: "Sequence[Sequence[int]]",
+    Kind.BIASES: "Mapping[int, float]",
+}
+HEADER = '''"""{summary}
+
+Made from SamplingParams of inference.proto by `make protos`; change it there.
+"""
+
+from __future__ import annotations
+
+'''
+
+
+def files(descriptors: FileDescriptorSet, docs: str) -> dict[str, str]:
+    """The text of every file that is made, by its path in the repository. `descriptors` carry the comments of the
+    contract, `docs` is docs/sampling.md as it stands."""
+    words = _comments(descriptors)
+    return {
+        "worker_svc/engine/sampling.py": _engine(words),
+        "client/tandem/client/sampling_params.py": _sdk(words),
+        "docs/sampling.md": _table(docs),
+    }
+
+
+def _engine(words: dict[str, str]) -> str:
+    lines = [
+        HEADER.format(summary="How the next token is chosen, every value effective."),
+        "from dataclasses import dataclass\n\n\n",
+        "@dataclass(frozen=True, slots=True, kw_only=True)\nclass Sampling:\n",
+        '    """The defaults are those of a request that says nothing, for a model that says nothing either."""\n\n',
+    ]
+    for limit in LIMITS.values():
+        default = {Kind.NUMBER: float, Kind.INTEGER: int, Kind.FLAG: bool}.get(limit.kind)
+        value = "()" if default is None else repr(default(limit.default or 0))
+        lines += _declared(f"{limit.name}: {ENGINE_TYPES[limit.kind]} = {value}", words[limit.path])
+    stateful = " or ".join(f"self.{limit.name} != {limit.default!r}" for limit in LIMITS.values() if limit.stateful)
+    lines += [
+        "\n    @property\n    def stateful(self) -> bool:\n",
+        '        """Whether a draw depends on earlier draws and not on tokens alone: such a request is sampled one\n',
+        '        token at a time, in order, and cannot go on from tokens that another worker produced."""\n',
+        f"        return {stateful}\n",
+    ]
+    return "".join(lines)
+
+
+def _sdk(words: dict[str, str]) -> str:
+    lines = [
+        HEADER.format(summary="The sampling parameters of a request, as an object and as keywords."),
+        "from collections.abc import Mapping, Sequence\n",
+        "from dataclasses import dataclass\n",
+        "from typing import TypedDict\n\n\n",
+        "@dataclass(frozen=True, slots=True, kw_only=True)\nclass SamplingParams:\n",
+        '    """How the next token is chosen; formulas are in docs/sampling.md. None: the model\'s default."""\n\n',
+    ]
+    for limit in LIMITS.values():
+        comment = "; ".join(part for part in (_bounds(limit), words[limit.path]) if part)
+        lines += _declared(f"{limit.name}: {SDK_TYPES[limit.kind]} | None = None", comment)
+    lines += [
+        "\n\nclass SamplingOptions(TypedDict, total=False):\n",
+        '    """The fields of SamplingParams as keywords."""\n\n',
+        *(f"    {limit.name}: {SDK_TYPES[limit.kind]} | None\n" for limit in LIMITS.values()),
+        "\n\n# What the contract says of each, for help.\nHELP = {\n",
+        *(f"    {json.dumps(limit.name)}: {json.dumps(words[limit.path])},\n" for limit in LIMITS.values()),
+        "}\n",
+    ]
+    return "".join(lines)
+
+
+def _declared(line: str, comment: str) -> Iterator[str]:
+    """A field with its comment behind it, or above it where that would be too wide."""
+    if len(line) + len(comment) + 8 <= 120:
+        yield f"    {line}{f'  # {comment}' if comment else ''}\n"
+        return
+    text = ""
+    for word in comment.split():
+        if len(text) + len(word) + 7 > 120:
+            yield f"    # {text}\n"
+            text = ""
+        text = f"{text} {word}".strip()
+    yield f"    # {text}\n    {line}\n"
+
+
+def _bounds(limit: Limit) -> str:
+    if limit.kind is Kind.INTEGER and limit.high >= 2**32 - 1:
+        return f">= {limit.low:g}"
+    if not limit.scalar:
+        return f"at most {limit.range}"
+    return limit.range
+
+
+def _comments(descriptors: FileDescriptorSet) -> dict[str, str]:
+    """The first sentence that the contract says of each parameter, by path: without the full stop, beginning small."""
+    said: dict[tuple[str, str], str] = {}
+    for file in descriptors.file:
+        for location in file.source_code_info.location:
+            if len(location.path) == 4 and location.path[0] == 4 and location.path[2] == 2:  # a field of a message
+                message = file.message_type[location.path[1]]
+                text = " ".join((location.leading_comments + " " + location.trailing_comments).split())
+                text = re.split(r"\.(?: |$)", text)[0]
+                said[message.name, message.field[location.path[3]].name] = text[:1].lower() + text[1:]
+    found = {}
+    for path, limit in LIMITS.items():
+        message = pb.SamplingParams.DESCRIPTOR
+        for parent in path.split(".")[:-1]:
+            message = message.fields_by_name[parent].message_type
+        found[path] = said[message.name, limit.field]
+    return found
+
+
+def _table(page: str) -> str:
+    """The page with the columns range and default of its first table as the contract has them."""
+    for path, limit in LIMITS.items():
+        row = re.search(rf"^\| `{re.escape(path)}` \|[^|]*\|[^|]*\|", page, flags=re.MULTILINE)
+        if row is None:
+            raise SystemExit(f"docs/sampling.md: its table has no row for {path}")
+        page = page.replace(row[0], f"| `{path}` | {limit.range} | {_default(limit)} |".replace("|  |", "| |"))
+    return page
+
+
+def _default(limit: Limit) -> str:
+    if not limit.scalar:
+        return "all" if limit.path == "allowed_ids" else "none"
+    if limit.default is None:
+        return "drawn"
+    if limit.kind is Kind.FLAG:
+        return str(bool(limit.default)).lower()
+    return "the context" if limit.default == 2**32 - 1 else f"{limit.default:g}"
