@@ -186,10 +186,13 @@ SERVING: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Refused, and computed in vain",
             "none",
-            "Requests a second that found the queue full; tokens a second computed for readers that had gone.",
+            "Requests a second that found the queue full, end engines or met a drain; tokens a second computed for "
+            "readers that had gone.",
             (
                 Series(rate("tandem_requests_refused_total", MODEL), "requests refused"),
                 Series(rate("tandem_wasted_tokens_total", MODEL), "tokens wasted"),
+                Series(rate("tandem_requests_quarantined_total", MODEL), "requests with which engines die"),
+                Series(rate("tandem_requests_sent_away_total", MODEL), "requests sent away by drains"),
             ),
         ),
     ),
@@ -315,8 +318,18 @@ SERVING: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Engines started again",
             "none",
-            "In an hour. Each death ended the streams that ran.",
-            one(f"increase(tandem_engine_restarts_total{{{MODEL}}}[1h])", "{{instance}}"),
+            "In an hour. Each death ended the streams that ran. Engines that hang are killed.",
+            (
+                Series(f"increase(tandem_engine_restarts_total{{{MODEL}}}[1h])", "{{instance}}"),
+                Series(f"increase(tandem_engine_stalls_total{{{MODEL}}}[1h])", "{{instance}}, hung"),
+                Series(f"increase(tandem_engine_failed_starts_total{{{MODEL}}}[1h])", "{{instance}}, failed starts"),
+            ),
+        ),
+        Panel(
+            "Time since the last step",
+            "s",
+            "While there is work. An engine that is silent for engine_stall_seconds is killed.",
+            one(f"tandem_engine_step_age_seconds{{{MODEL}}}", "{{instance}}"),
         ),
     ),
 }

@@ -103,9 +103,17 @@ def resource_exhausted(message: str, *, reason: str, retry_after: float | None) 
     return ServiceError(grpc.StatusCode.RESOURCE_EXHAUSTED, message, reason=reason, retry_after=retry_after)
 
 
-def unavailable(message: str, *, reason: str, retry_after: float | None = None) -> ServiceError:
+def unavailable(
+    message: str, *, reason: str, retry_after: float | None = None, metadata: Mapping[str, str] | None = None
+) -> ServiceError:
     """This server cannot serve now; another one may at once."""
-    return ServiceError(grpc.StatusCode.UNAVAILABLE, message, reason=reason, retry_after=retry_after)
+    code = grpc.StatusCode.UNAVAILABLE
+    return ServiceError(code, message, reason=reason, retry_after=retry_after, metadata=metadata)
+
+
+def draining() -> ServiceError:
+    """This server is about to stop; another one may serve at once."""
+    return unavailable("this server is draining and takes no new work", reason="DRAINING")
 
 
 def failed_precondition(message: str, *, reason: str) -> ServiceError:

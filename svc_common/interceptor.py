@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from svc_common.callers import Callers
-from svc_common.errors import ServiceError, unavailable
+from svc_common.errors import ServiceError, draining, unavailable
 from svc_common.guarded_method import GuardedMethod
 from svc_common.metrics import ServiceMetrics
 from svc_common.running import RunningRpcs
@@ -70,4 +70,4 @@ class Border(grpc.aio.ServerInterceptor):
             return None
         if self._lifecycle.state == "starting":
             return unavailable("this server is still starting", reason="STARTING")
-        return unavailable("this server is draining and takes no new work", reason="DRAINING")
+        return draining()

@@ -59,6 +59,11 @@ class WorkerMetrics:
         self._cache_cached = gauge("kv_cache_cached_perc", "Share of KV cache pages that only hold prefixes, 0 to 1")
         self.engine_up = gauge("engine_up", "1 while the engine is ready")
         self.engine_restarts = counter("engine_restarts", "Engines that were started after one died")
+        self.engine_stalls = counter("engine_stalls", "Engines that were killed because they said nothing any more")
+        self.failed_starts = counter("engine_failed_starts", "Engines that did not start in the place of one that died")
+        self.step_age = gauge("engine_step_age_seconds", "Time since the last step while requests run or wait, else 0")
+        self.quarantined = counter("requests_quarantined", "Requests refused because engines die with them")
+        self.sent_away = counter("requests_sent_away", "Requests without a token that a drain has ended")
         self.refused = counter("requests_refused", "Requests refused because the queue was full")
         self.wasted_tokens = counter("wasted_tokens", "Tokens computed for readers that had gone")
 

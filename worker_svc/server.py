@@ -5,23 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
 import grpc
+import numpy as np
 
 from svc_common.errors import (
     FieldViolation,
     ServiceError,
     StartError,
     already_exists,
+    draining,
     failed_precondition,
     internal,
     invalid_argument,
     not_found,
+    unavailable,
 )
 from svc_common.lifecycle import Lifecycle
 from svc_common.metrics import ServiceMetrics
@@ -31,22 +35,28 @@ from tandem.inference.v1 import inference_pb2 as pb
 from worker_svc.admin import AdminServicer
 from worker_svc.admission import Admission
 from worker_svc.engine.grammar import NO_VOCABULARY
-from worker_svc.engine.handle import EngineHandle, EngineStartError, ProcessEngine, ThreadEngine
+from worker_svc.engine.handle import EngineDeath, EngineHandle, EngineStartError, ProcessEngine, ThreadEngine
 from worker_svc.engine.messages import Ended, EngineInfo, Step, Submit, TopTokens, Vocabulary
 from worker_svc.engine.request import FinishReason
 from worker_svc.generation_rules import DEFAULT_LENGTH_PENALTY, ranks, samples_of
 from worker_svc.metrics import WorkerMetrics
+from worker_svc.quarantine import SUSPICIONS_KEY, Probation, Quarantine, digest, told_suspicions
 from worker_svc.sampling_rules import effective_sampling
 from worker_svc.settings import WorkerSettings
 from worker_svc.streams import OutputStream, Tokens, next_due, ranked
 from worker_svc.supervisor import EngineSupervisor
 from worker_svc.tokenizer_check import check_tokenizer, read_peer_files
 from worker_svc.validation import validate, wants_logprobs
+from worker_svc.watchdog import Silence
 
 logger = logging.getLogger("worker_svc")
 
 MAX_ABORT_IDS = 4096
 PROMPT_PART_TOKENS = 1024  # of a message
+_STALL_SECONDS = {"cpu": 30.0, "cuda": 60.0}
+# A step of a large model on a busy processor takes minutes; on a card a step is short, and a host that waits for a card
+# that is gone uses its processor.
+_COMPUTING_COUNTS = {"cpu": 0.1, "cuda": 1.0}
 
 _REASONS = {
     FinishReason.MAX_TOKENS: pb.FINISH_REASON_MAX_TOKENS,
@@ -67,6 +77,15 @@ class _Running:
     prompt_tokens: int
     admitted_tokens: int
     received_at: float
+    request: pb.GenerateRequest
+    key: bytes  # `digest` of the request, where that was needed
+    suspicions: int  # engines that died in its first step
+    submitted: bool = False
+
+    @property
+    def begun(self) -> bool:
+        """It has a token."""
+        return any(stream.sent or stream.pending for stream in self.streams)
 
 
 class WorkerService:
@@ -85,7 +104,10 @@ class WorkerService:
         self.metrics = ServiceMetrics("tandem-worker")
         self.model_name = settings.model_name or settings.model.rstrip("/").rsplit("/", 1)[-1]
         self.worker_metrics = WorkerMetrics(self.metrics.registry, self.model_name)
-        self.supervisor = EngineSupervisor(self._make_engine, self, self._progress)
+        self.supervisor = EngineSupervisor(self._make_engine, self, self._progress, silence=self._silence)
+        self.worker_metrics.step_age.set_function(lambda: self.supervisor.step_age)
+        self.quarantine = Quarantine()
+        self._probation = Probation()
         self.fingerprint = settings.tokenizer_fingerprint
         self.lifecycle: Lifecycle | None = None
         self.started_at = time.time()
@@ -95,6 +117,7 @@ class WorkerService:
         )
         self._running: dict[str, _Running] = {}
         self._by_stream: dict[OutputStream, _Running] = {}
+        self._suspected: dict[int, _Running] = {}  # without a token so far; by their first handle
         self.vocabulary: Vocabulary | None = None
 
     def _make_engine(self) -> EngineHandle:
@@ -102,6 +125,17 @@ class WorkerService:
         if self.settings.engine == "thread":
             return ThreadEngine(config)
         return ProcessEngine(config, log_format=self.settings.log_format, log_level=self.settings.log_level)
+
+    def _silence(self, info: EngineInfo | None) -> Silence | None:
+        """How long an engine may be silent; without information, in its start, as long as it computes."""
+        if self.settings.engine == "thread":  # for debugging, and nothing ends a thread
+            return None
+        if info is None:
+            # What ranks on other machines do is not seen from here; they wait for each other by limits of their own.
+            elsewhere = self.settings.tensor_parallel > 1 and "MASTER_ADDR" in os.environ
+            return None if elsewhere else Silence(self.settings.engine_stall_seconds or _STALL_SECONDS["cuda"], 0.0)
+        kind = info.device.partition(":")[0]
+        return Silence(self.settings.engine_stall_seconds or _STALL_SECONDS[kind], _COMPUTING_COUNTS[kind])
 
     def _progress(self, done: int, total: int) -> None:
         logger.info("loading %s: %d %% of %.1f MB", self.model_name, 100 * done // max(1, total), total / 1e6)
@@ -111,6 +145,7 @@ class WorkerService:
     async def start(self, lifecycle: Lifecycle) -> None:
         """Starts the engine; raises StartError."""
         self.lifecycle = lifecycle
+        lifecycle.on_change(self._lifecycle_changed)
         if self.settings.tokenizer_address:
             read_peer_files(self.settings)  # a wrong one is told before a model is loaded for minutes
         try:
@@ -160,14 +195,66 @@ class WorkerService:
         if self.lifecycle is not None:
             self.lifecycle.set_ready(False)
 
+    def engine_stalled(self) -> None:
+        """It was silent for too long."""
+        self.worker_metrics.engine_stalls.inc()
+
+    def start_failed(self) -> None:
+        """An engine that was to take another's place did not start."""
+        self.worker_metrics.failed_starts.inc()
+
+    def lost_with(self, streams: Sequence[OutputStream], death: EngineDeath) -> dict[OutputStream, ServiceError]:
+        """Counts the suspicions of those that had their first step, and quarantines whom that makes too many."""
+        first_steps = set(death.suspects)
+        suspects = {
+            running.request_id: running
+            for stream in streams
+            if stream.handle in first_steps and not (running := self._by_stream[stream]).begun
+        }
+        for running in suspects.values():
+            running.key = running.key or _digest(running.request)
+        alone = len({running.key for running in suspects.values()}) == 1
+        errors: dict[OutputStream, ServiceError] = {}
+        for running in suspects.values():
+            error = self._suspect(running, alone=alone, crashed=death.crashed)
+            errors.update((stream, error) for stream in running.streams)
+        return errors
+
+    def _suspect(self, running: _Running, *, alone: bool, crashed: bool) -> ServiceError:
+        count = running.suspicions + 1
+        held = self.quarantine.suspect(running.key, running.suspicions, alone=alone, crashed=crashed)
+        logger.error(
+            "request %s was in its first step when the engine ended, %s; %d such ends: %s",
+            running.request_id,
+            "alone" if alone else "beside others",
+            count,
+            "it is quarantined" if held else "it may be sent again",
+        )
+        if held:
+            self.worker_metrics.quarantined.inc()
+            return _quarantined(count)
+        return unavailable(
+            "the engine ended in the first step of this request and is being restarted",
+            reason="ENGINE_DIED",
+            retry_after=self.supervisor.retry_after,
+            metadata={"suspicions": str(count)},
+        )
+
     def engine_lost(self, why: str) -> None:
         """Only the operator can help."""
         if self.lifecycle is not None:
             self.lifecycle.request_stop(exit_code=1, why=why)
 
     def engine_step(self, step: Step) -> None:
-        """Keeps the metrics."""
+        """Keeps the metrics, and forgives whom engines have survived."""
         self.worker_metrics.step(step)
+        if self._suspected:
+            for handle in np.frombuffer(step.handles, dtype=np.uint64).tolist():
+                running = self._suspected.pop(handle, None)
+                if running is not None:
+                    running.suspicions = 0
+                    self.quarantine.clear(running.key)
+                    self._probation.leave(running)
 
     def request_ended(self, stream: OutputStream, ended: Ended) -> None:
         """Keeps the metrics."""
@@ -177,6 +264,28 @@ class WorkerService:
             seconds = time.monotonic() - running.received_at
             self.worker_metrics.finished(ended, running.prompt_tokens, output, seconds)
 
+    # ------------------------------------------------------------------------------------------------ draining
+
+    @property
+    def refusing(self) -> bool:
+        """New requests are refused now."""
+        return self.lifecycle is not None and self.lifecycle.started and not self.lifecycle.accepting
+
+    def _lifecycle_changed(self) -> None:
+        """What has no token when a drain begins to refuse goes elsewhere at once: it would wait in vain for its turn,
+        and lose nothing but a place in this queue."""
+        if not self.refusing:
+            return
+        away = [running for running in self._running.values() if running.submitted and not running.begun]
+        away = [running for running in away if not any(stream.over for stream in running.streams)]
+        for running in away:
+            self.supervisor.abort(running.streams)
+            for stream in running.streams:
+                stream.fail(draining())
+        if away:
+            logger.info("draining: %d requests that have no token yet end now", len(away))
+            self.worker_metrics.sent_away.inc(len(away))
+
     # ------------------------------------------------------------------------------------------------ requests
 
     def serves(self, model: str) -> None:
@@ -184,8 +293,9 @@ class WorkerService:
         if model and model != self.model_name:
             raise not_found("model", model, [self.model_name])
 
-    async def open(self, request: pb.GenerateRequest) -> tuple[_Running, Submit]:
-        """Checks a request, lets it in and hands it to the engine; raises ServiceError."""
+    async def open(self, request: pb.GenerateRequest, told: int = 0) -> tuple[_Running, Submit]:
+        """Checks a request, lets it in and hands it to the engine; raises ServiceError. `told` is how often its sender
+        says that an engine died in its first step."""
         received_at = time.monotonic()
         self.serves(request.model)
         info = self.supervisor.require_info()
@@ -199,6 +309,7 @@ class WorkerService:
         request_id = request.request_id or uuid.uuid4().hex
         if request_id in self._running:
             raise already_exists(f"a request with request_id {request_id!r} is running", reason="REQUEST_EXISTS")
+        key, suspicions = self._suspicions(request, told)
         prompt_tokens = len(request.prompt_ids)
         admitted_tokens = prompt_tokens + len(request.resumed_output_ids)
         try:
@@ -209,17 +320,35 @@ class WorkerService:
         wake = asyncio.Event()
         handles = range(submit.handle, submit.handle + submit.samples)
         streams = [OutputStream(handle, delivery, wake=wake) for handle in handles]
-        running = _Running(request_id, streams, prompt_tokens, admitted_tokens, received_at)
+        running = _Running(request_id, streams, prompt_tokens, admitted_tokens, received_at, request, key, suspicions)
         self._running[request_id] = running
         self._by_stream.update((stream, running) for stream in streams)
         try:
             if submit.guide is not None:
                 await self._compile(submit)
+            if suspicions:
+                await self._probation.enter(running)
+                self._suspected[submit.handle] = running
+            if self.refusing:
+                raise draining()
             self.supervisor.submit(submit, streams)
+            running.submitted = True
         except BaseException:
             self.close(running)
             raise
         return running, submit
+
+    def _suspicions(self, request: pb.GenerateRequest, told: int) -> tuple[bytes, int]:
+        """The digest of the request, where one is needed, and how often it was suspected; raises FAILED_PRECONDITION
+        for one that is quarantined."""
+        if not told and not self.quarantine:
+            return b"", 0
+        key = _digest(request)
+        count = max(told, self.quarantine.count(key))
+        if self.quarantine.holds(key):
+            self.worker_metrics.quarantined.inc()
+            raise _quarantined(count)
+        return key, count
 
     async def _compile(self, submit: Submit) -> None:
         """Raises INVALID_ARGUMENT for a guide that is wrong, FAILED_PRECONDITION where none can be served."""
@@ -239,6 +368,8 @@ class WorkerService:
     def close(self, running: _Running) -> None:
         """The reader has left or has everything."""
         del self._running[running.request_id]
+        self._suspected.pop(running.streams[0].handle, None)
+        self._probation.leave(running)
         for stream in running.streams:
             del self._by_stream[stream]
             if not stream.over:
@@ -265,7 +396,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[pb.GenerateResponse]:
         """See inference.proto."""
         worker = self._worker
-        running, submit = await worker.open(request)
+        metadata = dict(context.invocation_metadata() or ())
+        running, submit = await worker.open(request, told_suspicions(metadata.get(SUSPICIONS_KEY)))
         info = worker.supervisor.require_info()
         wants = wants_logprobs(request.output)
         try:
@@ -305,6 +437,22 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             violation = FieldViolation("request_ids", f"must have 1 to {MAX_ABORT_IDS} ids, not {count}")
             raise invalid_argument([violation])
         return pb.AbortResponse(aborted_ids=self._worker.abort(list(request.request_ids)))
+
+
+def _digest(request: pb.GenerateRequest) -> bytes:
+    """The same for a request that is sent again, under another id or from where it was lost."""
+    same = pb.GenerateRequest()
+    same.CopyFrom(request)
+    same.ClearField("request_id")
+    same.ClearField("resumed_output_ids")
+    return digest(same.SerializeToString(deterministic=True))
+
+
+def _quarantined(count: int) -> ServiceError:
+    times = "the engine ended" if count == 1 else f"{count} engines ended"
+    return failed_precondition(
+        f"{times} in the first step of this request: it is not computed again", reason="REQUEST_QUARANTINED"
+    )
 
 
 async def _in_turn(running: _Running, request: pb.GenerateRequest) -> AsyncIterator[tuple[int, OutputStream]]:

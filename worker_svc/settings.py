@@ -50,6 +50,12 @@ class WorkerSettings(ServiceSettings):
     engine: Literal["process", "thread"] = Field(
         default="process", description="run the engine in a process of its own, or in a thread (for debugging)"
     )
+    engine_stall_seconds: float = Field(
+        default=0.0,
+        ge=0,
+        description="an engine that neither steps nor answers for so long is killed and started again; 0: 60 on a GPU, "
+        "30 on a CPU, where time in which it computes counts a tenth",
+    )
     page_size: int = Field(default=64, ge=4, le=256, description="tokens in a page of the KV cache")
     kv_cache_dtype: Literal["auto", "fp8", "int8", "int4"] = Field(
         default="auto", description="how keys and values are stored; auto: as the model computes"

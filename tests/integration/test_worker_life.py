@@ -95,10 +95,33 @@ def test_the_folder_of_the_engines_socket_is_never_too_long(tmp_path: Path, monk
 async def test_sigterm_lets_running_answers_finish(random_llama: Path, tmp_path: Path):
     async with running_worker(tmp_path, "--model", str(random_llama)) as worker:
         call = worker.inference.Generate(greedy([1, 5, 9], 400))
-        await call.read()
+        while not (await call.read()).delta.ids:
+            pass
         worker.process.terminate()
         messages = await rest(call)
         assert messages[-1].finished.usage.completion_tokens == 400
+        assert await asyncio.wait_for(worker.process.wait(), 60) == 0
+
+
+async def test_a_drain_ends_at_once_what_has_no_token_and_finishes_the_rest(random_llama: Path, tmp_path: Path):
+    flags = ("--model", str(random_llama), "--max-running-requests=2", "--drain-grace-seconds=300")
+    async with running_worker(tmp_path, *flags) as worker:
+        running = [worker.inference.Generate(greedy([1, 5, 9 + i], 500)) for i in range(2)]
+        for call in running:
+            while not (await call.read()).delta.ids:
+                pass
+        queued = [worker.inference.Generate(greedy([1, 5, 20 + i], 500)) for i in range(6)]
+        for call in queued:
+            assert (await call.read()).HasField("accepted")
+        worker.process.terminate()
+        for call in queued:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await rest(call)
+            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+            assert b"DRAINING" in dict(caught.value.trailing_metadata())["grpc-status-details-bin"]
+        assert not any(call.done() for call in running), "others had to wait for them, had they stayed"
+        for call in running:
+            assert (await rest(call))[-1].finished.usage.completion_tokens == 500
         assert await asyncio.wait_for(worker.process.wait(), 60) == 0
 
 

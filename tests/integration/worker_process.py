@@ -7,7 +7,7 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,13 +113,15 @@ def greedy(prompt: Sequence[int], max_tokens: int = 16, **fields: object) -> pb.
 
 @asynccontextmanager
 async def service_process(
-    module: str, folder: Path, *flags: str
+    module: str, folder: Path, *flags: str, environment: Mapping[str, str] | None = None
 ) -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
-    """`python -m MODULE FLAGS` until it serves, and its end afterwards; `folder` is for its address file."""
+    """`python -m MODULE FLAGS` until it serves, and its end afterwards; `folder` is for its address file, `environment`
+    for variables that it has besides ours."""
     address_file = folder / f"{module}.json"
     temporary = {"TMPDIR": os.environ["TMPDIR"]} if "TMPDIR" in os.environ else {}  # a test may have set it
+    variables = ENVIRONMENT | temporary | dict(environment or {})
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", module, "--address-file", str(address_file), *flags, env=ENVIRONMENT | temporary
+        sys.executable, "-m", module, "--address-file", str(address_file), *flags, env=variables
     )
     try:
         async with asyncio.timeout(START_SECONDS):
@@ -136,10 +138,12 @@ async def service_process(
 
 
 @asynccontextmanager
-async def running_worker(folder: Path, *flags: str) -> AsyncIterator[Worker]:
-    """A worker with these flags, and its end afterwards."""
+async def running_worker(
+    folder: Path, *flags: str, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[Worker]:
+    """A worker with these flags and variables, and its end afterwards."""
     async with (
-        service_process("worker_svc", folder, "--threads=1", *flags) as (address, process),
+        service_process("worker_svc", folder, "--threads=1", *flags, environment=environment) as (address, process),
         grpc.aio.insecure_channel(address) as channel,
     ):
         yield Worker(address, channel, process)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import grpc
 import pytest
 
@@ -48,7 +50,21 @@ def test_retry_advice_follows_the_pace_of_ends_within_bounds():
         admission.enter(1)
     for end in range(100):
         admission.leave(1, now=0.001 * end)
-    assert admission.retry_after == pytest.approx(0.1)
+    assert 0.1 <= admission.retry_after(now=100.0) <= 0.15
     for end in range(100):
         admission.leave(1, now=1000.0 * (end + 1))
-    assert admission.retry_after == pytest.approx(30.0)
+    assert 30 <= admission.retry_after(now=200_000.0) <= 45
+
+
+def test_those_who_are_refused_together_are_told_to_come_back_one_after_the_other():
+    admission = Admission(max_requests=1, max_tokens=1000)
+    for end in range(200):
+        admission.enter(1)
+        admission.leave(1, now=0.5 * end)
+    advice = [admission.retry_after(now=100.0) for _ in range(1000)]
+    places = [sum(1 for each in advice if begin <= each < begin + 5) for begin in range(0, 30, 5)]
+    assert max(places) <= 15, "at the pace of ends: ten in 5 s, spread a little"
+    assert min(places[:5]) >= 3
+    far = sorted(each for each in advice if each >= 30)
+    assert far[-1] <= 45
+    assert max(later - earlier for earlier, later in itertools.pairwise(far)) < 1, "nobody with everybody else"

@@ -15,7 +15,9 @@ import queue
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,11 +35,15 @@ from worker_svc.engine.messages import (
     StartProgress,
     Stop,
 )
+from worker_svc.engine.processes import cpu_seconds, crashed, describe_end, kill_group
+from worker_svc.engine.suspects import SuspectNote
 
 logger = logging.getLogger("worker_svc.engine")
 
 STOP_SECONDS = 5.0  # for an engine to leave by itself before it is killed
+KILL_SECONDS = 10.0  # for a killed process to be gone: the system may be writing its memory to a disk
 _LONGEST_FOLDER = 100  # bytes: a socket's path has 107 at most
+_OTHER_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - where TMPDIR cannot be used; only names made by mkdtemp
 
 Receiver = Callable[[Outbound], None]
 Progress = Callable[[int, int], None]
@@ -45,6 +51,15 @@ Progress = Callable[[int, int], None]
 
 class EngineStartError(Exception):
     """The engine could not start; one line for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDeath:
+    """How an engine ended."""
+
+    why: str
+    crashed: bool  # by its own fault, and not because somebody killed it
+    suspects: tuple[int, ...]  # handles of the requests that had their first step when it died
 
 
 class EngineHandle(Protocol):
@@ -58,8 +73,16 @@ class EngineHandle(Protocol):
         """Hands it a message; never blocks. What is sent to a dead engine is lost."""
         ...
 
-    async def wait_until_dead(self) -> str:
-        """Returns why, when the engine has ended in any way."""
+    async def wait_until_dead(self) -> EngineDeath:
+        """Returns when the engine has ended in any way, or can no longer be heard."""
+        ...
+
+    def cpu_seconds(self) -> float:
+        """Processor time that it has used."""
+        ...
+
+    def kill(self) -> None:
+        """Ends it by force, where that is possible; `wait_until_dead` tells when it is dead."""
         ...
 
     async def stop(self) -> None:
@@ -73,9 +96,10 @@ class ProcessEngine:
     def __init__(self, config: EngineConfig, *, log_format: str = "human", log_level: str = "info") -> None:
         self._config = config
         self._log_format, self._log_level = log_format, log_level
-        self._folder = socket_folder()
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.PAIR)
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._note: SuspectNote | None = None
+        self._context: zmq.asyncio.Context | None = None
+        self._socket: zmq.asyncio.Socket | None = None
         self._encoder = msgspec.msgpack.Encoder()
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -88,11 +112,28 @@ class ProcessEngine:
         return self._process.pid
 
     async def start(self, receive: Receiver, progress: Progress) -> EngineInfo:
+        try:
+            await self._spawn(receive, progress)
+            return await self._started()
+        except (OSError, zmq.ZMQError) as error:  # no descriptors, memory, processes or folder left
+            await self.stop()
+            raise EngineStartError(f"no engine process can be made: {error}") from error
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _spawn(self, receive: Receiver, progress: Progress) -> None:
+        self._note = SuspectNote()
+        self._folder = socket_folder()
         endpoint = f"ipc://{Path(self._folder.name, 'engine')}"
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by admission, and the event loop must not block
         self._socket.bind(endpoint)
-        options = ProcessOptions(endpoint, self._log_format, self._log_level, dataclasses.asdict(self._config))
+        note = self._note.descriptor
+        config = dataclasses.asdict(self._config)
+        options = ProcessOptions(endpoint, note, self._log_format, self._log_level, config)
         self._info = asyncio.get_running_loop().create_future()
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -100,10 +141,15 @@ class ProcessEngine:
             "worker_svc.engine.process",
             msgspec.json.encode(options).decode(),
             stdin=asyncio.subprocess.PIPE,
+            pass_fds=(note,),
             start_new_session=True,  # the terminal's Ctrl-C is for the front, which drains first
             env=_engine_environment(),
         )
-        self._reader = asyncio.create_task(self._read(receive, progress))
+        self._reader = asyncio.create_task(self._read(self._socket, self._info, receive, progress))
+
+    async def _started(self) -> EngineInfo:
+        assert self._info is not None
+        assert self._folder is not None
         dead = asyncio.create_task(self.wait_until_dead())
         either: set[asyncio.Future[Any]] = {self._info, dead}
         try:
@@ -113,72 +159,103 @@ class ProcessEngine:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(asyncio.shield(self._info), 0.5)
             if not self._info.done():
-                raise EngineStartError(f"the engine ended while it started: {dead.result()}")
+                raise EngineStartError(f"the engine ended while it started: {dead.result().why}")
             info = self._info.result()
             # Both ends are connected: the path has done its work. Whoever kills us now leaves nothing behind.
             self._folder.cleanup()
             return info
-        except BaseException:
-            await self.stop()
-            raise
         finally:
             dead.cancel()
 
-    async def _read(self, receive: Receiver, progress: Progress) -> None:
+    async def _read(
+        self, socket: zmq.asyncio.Socket, info: asyncio.Future[EngineInfo], receive: Receiver, progress: Progress
+    ) -> None:
         decoder = msgspec.msgpack.Decoder(Outbound)
-        assert self._info is not None
         while True:
-            message = decoder.decode(await self._socket.recv())
+            message = decoder.decode(await socket.recv())
             match message:
                 case StartProgress(done, total):
                     progress(done, total)
                 case StartFailed(text):
-                    if not self._info.done():
-                        self._info.set_exception(EngineStartError(text))
+                    if not info.done():
+                        info.set_exception(EngineStartError(text))
                 case EngineInfo():
-                    if not self._info.done():
-                        self._info.set_result(message)
+                    if not info.done():
+                        info.set_result(message)
                 case _:
                     receive(message)
 
     def send(self, message: Inbound) -> None:
+        assert self._socket is not None
         with contextlib.suppress(zmq.ZMQError):
             self._socket.send(self._encoder.encode(message))
 
-    async def wait_until_dead(self) -> str:
+    async def wait_until_dead(self) -> EngineDeath:
         assert self._process is not None
-        code = await self._process.wait()
-        return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        assert self._reader is not None
+        assert self._note is not None
+        ended = asyncio.create_task(self._process.wait())
+        either: set[asyncio.Future[Any]] = {ended, self._reader}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+        code = self._process.returncode
+        if code is not None:
+            return EngineDeath(describe_end(code), crashed(code), self._note.read())
+        error = None if self._reader.cancelled() else self._reader.exception()
+        logger.error("what the engine says cannot be read", exc_info=error)
+        return EngineDeath(f"what it says cannot be read: {error!r}", False, self._note.read())
+
+    def cpu_seconds(self) -> float:
+        return cpu_seconds(self.pid) if self._process is not None else 0.0
+
+    def kill(self) -> None:
+        if self._process is not None:
+            kill_group(self.pid)
 
     async def stop(self) -> None:
         process = self._process
-        if process is not None and process.returncode is None:
-            self.send(Stop())
+        if process is not None:
+            if process.returncode is None:
+                self.send(Stop())
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), STOP_SECONDS)
+            self.kill()  # also what is left of an engine that has ended: ranks that were stopped cannot leave
             try:
-                await asyncio.wait_for(process.wait(), STOP_SECONDS)
+                await asyncio.wait_for(process.wait(), KILL_SECONDS)
             except TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
+                logger.error("engine process %d was killed and does not end", process.pid)
+            if process.stdin is not None:
+                process.stdin.close()
         if self._reader is not None:
             self._reader.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._reader
-        if not self._socket.closed:
+            await asyncio.gather(self._reader, return_exceptions=True)
+        if self._socket is not None:
             self._socket.close()
+        if self._context is not None:
             self._context.term()
-        if process is not None and process.stdin is not None:
-            process.stdin.close()
-        self._folder.cleanup()
+        if self._note is not None:
+            self._note.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+        self._reader = self._socket = self._context = self._note = self._folder = None
 
 
 def socket_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder that only we may enter, for a socket whose path the system allows."""
-    folder = tempfile.TemporaryDirectory(prefix="tandem-engine-")
-    if len(os.fsencode(folder.name)) > _LONGEST_FOLDER:
+    """A folder that only we may enter, for a socket whose path the system allows: in the usual place for temporary
+    files, or where that has vanished, is full or has too long a name, in another. Raises OSError."""
+    first: OSError | None = None
+    for place in (None, *_OTHER_FOLDERS):
+        try:
+            folder = tempfile.TemporaryDirectory(prefix="tandem-engine-", dir=place)
+        except OSError as error:
+            first = first or error
+            continue
+        if len(os.fsencode(folder.name)) <= _LONGEST_FOLDER:
+            return folder
         folder.cleanup()
-        folder = tempfile.TemporaryDirectory(prefix="tandem-engine-", dir="/tmp")
-    return folder
+    raise first or OSError("no folder for temporary files has a short name")
 
 
 def _engine_environment() -> dict[str, str]:
@@ -207,7 +284,8 @@ class ThreadEngine:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
-        self._dead: asyncio.Future[str] | None = None
+        self._dead: asyncio.Future[EngineDeath] | None = None
+        self._note: tuple[int, ...] = ()
 
     async def start(self, receive: Receiver, progress: Progress) -> EngineInfo:
         loop = asyncio.get_running_loop()
@@ -228,28 +306,37 @@ class ThreadEngine:
         def run() -> None:
             from worker_svc.engine.serving import run_engine  # brings torch, which a front alone does not need
 
-            why = "stopped"
+            death = EngineDeath("stopped", False, ())
             try:
-                run_engine(self._config, _QueueTransport(self._inbox, loop, deliver))
-            except Exception as error:  # the front treats it like a process that died
+                run_engine(self._config, _QueueTransport(self._inbox, loop, deliver), note=self._remember)
+            except BaseException as error:  # a panic in Rust code too; the front treats it like a process that died
                 logger.exception("the engine died")
-                why = f"{type(error).__name__}: {error}"
+                death = EngineDeath(f"{type(error).__name__}: {error}", True, self._note)
             with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody is left to tell
-                loop.call_soon_threadsafe(dead.set_result, why)
+                loop.call_soon_threadsafe(dead.set_result, death)
 
         threading.Thread(target=run, name="engine", daemon=True).start()
         either: set[asyncio.Future[Any]] = {info, dead}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not info.done():
-            raise EngineStartError(f"the engine ended while it started: {dead.result()}")
+            raise EngineStartError(f"the engine ended while it started: {dead.result().why}")
         return info.result()
+
+    def _remember(self, handles: Sequence[int]) -> None:
+        self._note = tuple(handles)
 
     def send(self, message: Inbound) -> None:
         self._inbox.put(message)
 
-    async def wait_until_dead(self) -> str:
+    async def wait_until_dead(self) -> EngineDeath:
         assert self._dead is not None
         return await asyncio.shield(self._dead)
+
+    def cpu_seconds(self) -> float:
+        return time.process_time()
+
+    def kill(self) -> None:
+        """Nothing ends a thread."""
 
     async def stop(self) -> None:
         self._inbox.put(Stop())

@@ -11,7 +11,7 @@ requests and results.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -114,6 +114,7 @@ class Engine:
         self._flight: Flight | None = None
         self._forks = Forks()
         self._ended: list[Finish] = []  # outside of a step
+        self.note: Callable[[Sequence[int]], None] = lambda handles: None  # told before what is computed first
         self._tidied_at = 0
 
     @property
@@ -214,6 +215,8 @@ class Engine:
             if not chunk.request.statistics.scheduled:
                 chunk.request.statistics.scheduled = scheduled
         self._copy(self.scheduler.take_copies())
+        flown = [*before.chunks, *chunks] if before is not None else chunks
+        self.note([chunk.request.handle for chunk in flown if not chunk.request.statistics.first_token])
         constraints = StepConstraints.begin(chunks, self.grammars)
         ids = before.tokens.ids if before is not None and before.tokens is not None else None
         logits = self._runner.forward([work(chunk) for chunk in chunks], ids)

@@ -30,6 +30,7 @@ class ProcessOptions(msgspec.Struct):
     """The one command-line argument of the engine process, as JSON."""
 
     endpoint: str
+    note: int  # descriptor of the `SuspectNote`
     log_format: str
     log_level: str
     config: dict[str, str | int | float | bool]
@@ -127,7 +128,7 @@ class Command(msgspec.Struct, tag=True, array_like=True):
     """Front to engine: something to do between two steps; answered by a `Reply` with the same serial."""
 
     serial: int
-    what: Literal["clear_cache", "check"]
+    what: Literal["clear_cache", "check", "ping"]
 
 
 class Stop(msgspec.Struct, tag=True, array_like=True):
@@ -190,6 +191,10 @@ class StartFailed(msgspec.Struct, tag=True, array_like=True):
     """Engine to front: it cannot start; one line for the operator."""
 
     message: str
+
+
+class Busy(msgspec.Struct, tag=True, array_like=True):
+    """Engine to front: a step takes its time for a good reason, and something of it is done."""
 
 
 class Load(msgspec.Struct, array_like=True):
@@ -356,4 +361,4 @@ class Reply(msgspec.Struct, tag=True, array_like=True):
     load: Load
 
 
-Outbound = EngineInfo | StartProgress | StartFailed | Step | Reply
+Outbound = EngineInfo | StartProgress | StartFailed | Busy | Step | Reply

@@ -23,6 +23,7 @@ from worker_svc.engine.config import EngineConfig
 from worker_svc.engine.messages import Inbound, Outbound, ProcessOptions
 from worker_svc.engine.ranks import SharedTransport, leading
 from worker_svc.engine.serving import run_engine
+from worker_svc.engine.suspects import SuspectNote
 
 logger = logging.getLogger("worker_svc.engine")
 
@@ -65,11 +66,12 @@ def main() -> int:
     # The modules stay: with torch among them, one full pass of the collector stops the steps for 0.2 s.
     gc.freeze()
     front = _ZmqTransport(options.endpoint)
+    note = SuspectNote(options.note).write
     if config.tensor_parallel == 1:
-        return 0 if run_engine(config, front) else 1
+        return 0 if run_engine(config, front, note=note) else 1
     with leading(options, config) as (ranks, ours):
         shared = SharedTransport(ranks, front)
-        return 0 if run_engine(ours, shared, ranks, shared.tell) else 1
+        return 0 if run_engine(ours, shared, ranks, shared.tell, note) else 1
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from svc_common.logs import configure_logging
 from svc_common.stop_signals import leave_with_parent
 from worker_svc.engine.config import EngineConfig
 from worker_svc.engine.messages import Inbound, Outbound, ProcessOptions
+from worker_svc.engine.processes import RANK_KILLED, crashed, describe_end
 from worker_svc.engine.serving import Transport, run_engine
 from worker_svc.model.parallel import Ranks
 
@@ -124,10 +125,9 @@ def _watch(rank: int, follower: subprocess.Popen[bytes], leaving: threading.Even
     code = follower.wait()
     if leaving.wait(_GRACE_SECONDS):
         return
-    why = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    logger.error("rank %d %s: the engine ends", rank, why)
+    logger.error("rank %d has ended (%s): the engine ends", rank, describe_end(code))
     # Whatever the main thread does: it may wait for that rank.
-    os._exit(1)
+    os._exit(1 if crashed(code) else RANK_KILLED)
 
 
 def _joined(

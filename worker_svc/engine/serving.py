@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from worker_svc.engine.grammar import Guide, GuideError
 from worker_svc.engine.loop import Engine
 from worker_svc.engine.messages import (
     Abort,
+    Busy,
     Command,
     Compile,
     EngineInfo,
@@ -33,6 +34,7 @@ from worker_svc.engine.messages import (
     Vocabulary,
 )
 from worker_svc.engine.speculation_costs import StepCost
+from worker_svc.model.compilations import report_compilations
 from worker_svc.model.config import ConfigError
 from worker_svc.model.parallel import ALONE, Ranks
 
@@ -59,10 +61,12 @@ def run_engine(
     transport: Transport,
     ranks: Ranks = ALONE,
     tell: Callable[[Inbound], None] | None = None,
+    note: Callable[[Sequence[int]], None] = lambda handles: None,
 ) -> bool:
     """Builds an engine and runs it until it is told to stop; False if it could not be built. With several `ranks`, each
     of them calls this, with a transport that gives all of them the same messages; what `tell` is given on rank 0 comes
-    to all of them."""
+    to all of them. `note` is given the handles of the requests that the next step computes for the first time."""
+    report_compilations(lambda: transport.send(Busy()))
     try:
         report = _throttled(lambda done, total: transport.send(StartProgress(done, total)))
         built = build_engine(config, report, ranks=ranks)
@@ -75,12 +79,14 @@ def run_engine(
         return False
     transport.send(describe(built))
     engine = built.engine
+    engine.note = note
     while True:
         idle = not engine.has_work
         compiling = engine.grammars.compiling
         for message in transport.receive(wait=idle and not compiling and not engine.tidy()):
             match message:
                 case Submit():
+                    note([message.handle])
                     submit(engine, message)
                 case Abort():
                     for handle in message.handles:
@@ -90,6 +96,9 @@ def run_engine(
                 case Compile():
                     resumed = np.frombuffer(message.resumed, dtype=np.int32).tolist()
                     engine.grammars.compile(message.serial, Guide(*message.guide), resumed)
+                case Command(serial, "ping"):
+                    ranks.meet()
+                    transport.send(Reply(serial, 0, "", load_of(engine)))
                 case Command():
                     transport.send(_obey(engine, message))
                 case Took():

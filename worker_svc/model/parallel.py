@@ -62,6 +62,10 @@ class Ranks:
         if self.size > 1:
             dist.barrier()
 
+    def meet(self) -> None:
+        """Returns when all ranks have come here, which are at work."""
+        self._numbers(0)
+
     def smallest(self, number: int) -> int:
         """The smallest of all ranks' numbers."""
         return min(self._numbers(number))

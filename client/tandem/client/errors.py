@@ -10,8 +10,8 @@ TandemError
     ├── ResourceExhaustedError   .retry_after says when to try again; without it the request itself is too large
     ├── DeadlineExceededError    also a TimeoutError
     └── CancelledError, UnknownError, NotFoundError, AlreadyExistsError, PermissionDeniedError,
-        UnauthenticatedError, FailedPreconditionError, AbortedError, OutOfRangeError, InternalError,
-        UnavailableError, DataLossError
+        UnauthenticatedError, FailedPreconditionError (QuarantinedError), AbortedError, OutOfRangeError,
+        InternalError, UnavailableError, DataLossError
 """
 
 from __future__ import annotations
@@ -162,6 +162,10 @@ class FailedPreconditionError(StatusError):
     code = grpc.StatusCode.FAILED_PRECONDITION
 
 
+class QuarantinedError(FailedPreconditionError):
+    """Engines died when they began to compute this request. It is not sent to others, and not computed again."""
+
+
 class AbortedError(StatusError):
     """The call lost against a concurrent one."""
 
@@ -234,6 +238,9 @@ BY_CODE: Mapping[grpc.StatusCode, type[StatusError]] = {
 }
 
 
+_QUARANTINED = "REQUEST_QUARANTINED"
+
+
 class RpcFailure(Protocol):
     """What a failed call tells: `grpc.aio.AioRpcError` has this shape."""
 
@@ -284,7 +291,8 @@ def from_status(
             retry_after = int(value) / 1000
         elif key == _REQUEST_ID_KEY and isinstance(value, str):
             request_id = value
-    return BY_CODE.get(code, UnknownError)(
+    kind = QuarantinedError if reason == _QUARANTINED else BY_CODE.get(code, UnknownError)
+    return kind(
         message or code.name.lower().replace("_", " "),
         service=service,
         reason=reason,

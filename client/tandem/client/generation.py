@@ -36,6 +36,7 @@ from .workers import WorkerPool
 
 ABORT_SECONDS = 1.0
 _SAMPLING_LIMITS = limits_of(pb.SamplingParams.DESCRIPTOR)
+_SUSPICIONS_KEY = "x-suspicions"  # metadata: so that a request that ends engines does not reach all of them
 
 
 class TokenStream:
@@ -69,6 +70,7 @@ class TokenStream:
         self._failover = failover
         self._metrics = metrics
         self._model: ModelInfo | None = None
+        self._suspicions = ""  # engines in a row that died in its first step, as the last of them told
 
     async def events(self) -> AsyncGenerator[pb.Delta | pb.Finished, None]:
         """All deltas, and the end of each output. Raises StatusError; closing the iterator cancels the RPC."""
@@ -97,6 +99,7 @@ class TokenStream:
                 return
             except (UnavailableError, CancelledError) as lost:
                 error = lost
+                self._suspicions = lost.metadata.get("suspicions", self._suspicions)
                 worker.forget_model()
             except ResourceExhaustedError as full:
                 # An answer that has begun waits for room. One that has not goes elsewhere, or back to the caller, who
@@ -135,9 +138,10 @@ class TokenStream:
             # A worker refuses a fingerprint when it does not know its own, so only one that advertises it gets one.
             served = self._fingerprint if model is not None and model.tokenizer_fingerprint else ""
             request.expected_tokenizer_fingerprint = served
-            call = worker.inference.Generate(
-                request, timeout=self._context.timeout("worker"), metadata=self._context.metadata(self._routing_key)
-            )
+            metadata = self._context.metadata(self._routing_key)
+            if self._suspicions:
+                metadata = (*metadata, (_SUSPICIONS_KEY, self._suspicions))
+            call = worker.inference.Generate(request, timeout=self._context.timeout("worker"), metadata=metadata)
             try:
                 with self._context.errors("worker"):
                     async for response in call:
@@ -145,6 +149,7 @@ class TokenStream:
                         if event == "delta":
                             delta = _without(response.delta, known)
                             if delta.ids:
+                                self._suspicions = ""
                                 if self.first_delta_at is None:
                                     self.first_delta_at = time.monotonic()
                                 self.outputs[delta.index].extend(delta.ids)

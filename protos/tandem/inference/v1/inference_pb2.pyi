@@ -7,15 +7,18 @@ Request metadata that proxies and the worker read:
   x-request-id       the same as GenerateRequest.request_id; the field wins
   x-routing-key      opaque; equal keys should reach the same worker (prefix affinity)
   traceparent        W3C trace context; written into the log
+  x-suspicions       engines in a row that died in this request's first step, as the last UNAVAILABLE told
 
 Errors. A status with google.rpc details, never a flag in a message:
   INVALID_ARGUMENT     fields out of range: BadRequest names every violated field
   NOT_FOUND            `model` is not served here
   ALREADY_EXISTS       a request with that request_id is running
-  FAILED_PRECONDITION  the tokenizer fingerprint differs, or the worker does not know its own
+  FAILED_PRECONDITION  the tokenizer fingerprint differs, or the worker does not know its own; or (reason
+                       REQUEST_QUARANTINED) engines died in the first step of this request: do not send it again
   RESOURCE_EXHAUSTED   the queue is full; RetryInfo and grpc-retry-pushback-ms say when to try again
   UNIMPLEMENTED        a field that this version does not serve is set; ErrorInfo metadata names it
-  UNAVAILABLE          the worker drains, or its engine died; safe to send again to another worker
+  UNAVAILABLE          the worker drains, or its engine died; safe to send again to another worker, with the number in
+                       ErrorInfo metadata `suspicions`, where there is one, as request metadata x-suspicions
   DEADLINE_EXCEEDED, CANCELLED  by the caller; all of the request's memory is released within one step
   INTERNAL             the model produced numbers that are not finite, or a defect
 """

@@ -1,0 +1,63 @@
+"""Notices an engine that neither steps nor answers.
+
+    silence   time since the engine's last step, answer or report of progress while an answer is owed
+
+The front pings an engine between its steps, so an answer is owed at all times. Silence is counted in ticks of the
+front's own event loop, a late one as two at most: a front that was stopped itself (a paused container) or that starves
+has learned nothing about its engine meanwhile. Time in which the engine's processes compute can be given less weight:
+on a CPU a step of a large model on a busy machine may take minutes, and a process that is stopped, or waits for what
+will never come, uses no processor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_TICKS = 10  # in the time after which an engine counts as stalled
+_SHORTEST_TICK, _LONGEST_TICK = 0.05, 5.0  # seconds
+_LATE = 2.0  # ticks that a late one counts as
+_COMPUTING = 0.01  # of a processor; below, a process does nothing
+
+
+@dataclass(slots=True)
+class Silence:
+    """How long an engine has said nothing."""
+
+    limit: float  # seconds after which it counts as stalled
+    computing: float  # how much of the time in which it computes is counted, 0 to 1
+    seconds: float = 0.0
+    _used: float | None = None  # its processor time at the last tick of this silence
+
+    @property
+    def tick_seconds(self) -> float:
+        """Time between two ticks."""
+        return min(_LONGEST_TICK, max(_SHORTEST_TICK, self.limit / _TICKS))
+
+    def heard(self) -> None:
+        """The engine lives."""
+        self.seconds, self._used = 0.0, None
+
+    def tick(self, elapsed: float, used: float) -> bool:
+        """`elapsed` seconds after the last tick an answer is owed, and the engine has used `used` seconds of processors
+        since it began; whether it has stalled."""
+        elapsed = min(elapsed, _LATE * self.tick_seconds)
+        computes = self._used is not None and used - self._used >= _COMPUTING * elapsed
+        self._used = used
+        self.seconds += elapsed * (self.computing if computes else 1.0)
+        return self.seconds >= self.limit
+
+
+async def until_stalled(silence: Silence, used: Callable[[], float], ping: Callable[[], None]) -> None:
+    """Returns when an engine has stalled. `used` is its processor time in seconds, `ping` asks it for an answer; who
+    hears it calls `silence.heard`."""
+    before = time.monotonic()
+    while True:
+        ping()
+        await asyncio.sleep(silence.tick_seconds)
+        now = time.monotonic()
+        if silence.tick(now - before, used()):
+            return
+        before = now
