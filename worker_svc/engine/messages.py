@@ -57,6 +57,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
     draft_tokens: int = 0  # at most; 0: no speculation
     lookup_ngram: int = 0  # 0: no prompt lookup
     guide: tuple[str, str] | None = None  # kind and text of `Guide`; compiled before
+    caller: str = ""  # who is charged for it
 
     def to_requests(self) -> list[Request]:
         """The engine's own form: one request a sample, all but the first for `Engine.submit` to fork."""
@@ -77,6 +78,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
             ),
             resumed=np.frombuffer(self.resumed, dtype=np.int32),
             priority=self.priority,
+            caller=self.caller,
             salt=self.salt,
             bypass=self.bypass,
             # The samples of a prompt share it: it is scored once.

@@ -103,6 +103,8 @@ class Request:
     sampling: Sampling
     stopping: Stopping
     priority: int = 0
+    caller: str = ""  # who is charged for it
+    charged: int = 0  # tokens of it that were
     salt: str = ""
     bypass: bool = False
     logprobs: LogprobOptions = NO_LOGPROBS
@@ -134,6 +136,7 @@ class Request:
         *,
         resumed: npt.ArrayLike = (),
         priority: int = 0,
+        caller: str = "",
         salt: str = "",
         bypass: bool = False,
         logprobs: LogprobOptions = NO_LOGPROBS,
@@ -152,6 +155,7 @@ class Request:
             sampling=sampling,
             stopping=stopping,
             priority=priority,
+            caller=caller,
             salt=salt,
             bypass=bypass,
             logprobs=logprobs,

@@ -5,16 +5,22 @@ step hands out a budget of tokens. A prefill owes many, a decode owes one, a pre
 
     1. Running requests that owe one token (decodes) get it first; no prefill can hold up a stream. Then their drafts
        get what there is without taking a page from anybody, up to half of the budget.
-    2. Running requests that owe more get chunks, in order of rank: priority, then arrival. A chunk that does not
-       finish what is owed ends on a page boundary where it can, so that whole pages are published.
-    3. What is left of the budget admits waiting requests, in order of rank and none past one that does not fit. It fits
-       when the pages for all it owes are there, and beside them one for each running request to grow into.
+    2. Running requests that owe more get chunks: by priority, then by what their callers had (`fairness.py`), then by
+       arrival. A chunk that does not finish what is owed ends on a page boundary where it can, so that whole pages are
+       published.
+    3. What is left of the budget admits waiting requests in the same order, and none past one that does not fit. It
+       fits when the pages for all it owes are there, and beside them one for each running request to grow into. Where
+       its caller had no more than that of the next running one, a waiting request goes first, unless its priority is
+       lower: a caller's long prompts do not hold up another's.
 
-When a running request needs a page and there is none, the running request of the last rank loses its pages and waits
-again. Its published pages stay cached while there is room, so it seldom computes much twice. The first in rank is
-never the victim, therefore it always gets on, and therefore everything finishes.
+When a running request needs a page and there is none, a running one of the lowest priority loses its pages and waits
+again: the latest of the caller that had most. Its published pages stay cached while there is room, so it seldom
+computes much twice. A waiting request without a place gets one in the same way from a caller that had no less, and that
+even afterwards holds as many places, or pages, as the other; so no place goes to and fro. The first in rank (priority,
+then arrival) is never the victim, therefore it always gets on, and therefore everything finishes.
 
 Overtaking is bounded: after MAX_OVERTAKES later arrivals of higher priority went first, a request gets the highest one.
+Within a priority callers take turns, which their counts bound.
 
 No torch, no clock, no randomness: given the same arrivals, every rank of a tensor-parallel engine decides alike.
 """
@@ -22,8 +28,10 @@ No torch, no clock, no randomness: given the same arrivals, every rank of a tens
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from dataclasses import dataclass, field
 
+from worker_svc.engine.fairness import Fairness
 from worker_svc.engine.pages import PageCopy, PageTable
 from worker_svc.engine.request import MAX_PRIORITY, Request
 
@@ -74,6 +82,7 @@ class SchedulerStatistics:
     cached_prompt_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
+    places_ceded: int = 0  # of them, for a waiting request of another caller
     drafts_proposed: int = 0
     drafts_accepted: int = 0
     overlapped_steps: int = 0  # launched before the step before them had landed
@@ -88,9 +97,13 @@ class Scheduler:
     limits: SchedulerLimits
     running: list[Request] = field(default_factory=list)  # in order of rank
     statistics: SchedulerStatistics = field(default_factory=SchedulerStatistics)
-    _waiting: dict[int, list[tuple[int, Request]]] = field(default_factory=dict)  # by priority, a heap by arrival
+    fairness: Fairness = field(default_factory=Fairness)
+    # By priority and caller, heaps by arrival.
+    _waiting: dict[int, dict[str, list[tuple[int, Request]]]] = field(default_factory=dict)
     _requests: dict[int, Request] = field(default_factory=dict)
     _copies: list[PageCopy] = field(default_factory=list)
+    _lacking: tuple[Request, int] | None = None  # the waiting request that did not fit, and how many pages it wanted
+    _admitted: set[int] = field(default_factory=set)  # handles, in the step that is being scheduled
     _arrivals: int = 0
     _waiting_tokens: int = 0
 
@@ -118,6 +131,7 @@ class Scheduler:
         request.arrival = self._arrivals
         self._arrivals += 1
         self._requests[request.handle] = request
+        self.fairness.enter(request.caller)
         self._wait(request)
 
     def find(self, handle: int) -> Request | None:
@@ -128,26 +142,43 @@ class Scheduler:
         """Ends a request, wherever it is; returns the pages that became blank. With `discard` its pages are not kept
         as prompt cache either."""
         del self._requests[request.handle]
+        dropped: list[int] = []
         if request.pages is None:
             self._leave_queue(request)
-            return []
-        self.running.remove(request)
-        return self._release(request, discard=discard)
+        else:
+            self.running.remove(request)
+            dropped = self._release(request, discard=discard)
+        self.fairness.leave(request.caller)
+        return dropped
 
     def _wait(self, request: Request) -> None:
         self._waiting_tokens += request.owed
-        heapq.heappush(self._waiting.setdefault(request.priority, []), (request.arrival, request))
+        self.fairness.wait(request.caller)
+        queues = self._waiting.setdefault(request.priority, {})
+        heapq.heappush(queues.setdefault(request.caller, []), (request.arrival, request))
 
     def _leave_queue(self, request: Request) -> None:
         self._waiting_tokens -= request.owed
-        queue = self._waiting[request.priority]
+        self.fairness.start(request.caller)
+        queues = self._waiting[request.priority]
+        queue = queues[request.caller]
         if queue[0][1] is request:
             heapq.heappop(queue)
         else:
             queue.remove((request.arrival, request))
             heapq.heapify(queue)
         if not queue:
-            del self._waiting[request.priority]
+            del queues[request.caller]
+            if not queues:
+                del self._waiting[request.priority]
+
+    def _head(self) -> Request | None:
+        """The waiting request that is next."""
+        if not self._waiting:
+            return None
+        queues = self._waiting[max(self._waiting)]
+        caller = min(queues, key=lambda each: (self.fairness.served(each), queues[each][0][0]))
+        return queues[caller][0][1]
 
     def _release(self, request: Request, *, discard: bool = False) -> list[int]:
         assert request.pages is not None
@@ -165,6 +196,8 @@ class Scheduler:
     def schedule(self) -> list[Chunk]:
         """Chooses the chunks of the next step and reserves their pages; empty when nothing waits or runs."""
         planned: dict[int, Chunk] = {}
+        self._admitted.clear()
+        self._lacking = None
         used = 0
         size = self.table.page_size
         prefills: list[Request] = []
@@ -182,42 +215,59 @@ class Scheduler:
                 if request.pages is None:
                     continue
             planned[request.handle] = Chunk(request, computed, 1, 1)
+            self.fairness.charge(request, computed + 1)
             used += 1
         used += self._add_drafts(list(planned.values()), self.limits.max_batch_tokens // 2 - used)
+        self._add_prefills(prefills, planned, used)
+        in_flight = any(request.pending for request in self.running)
+        assert planned or in_flight or not self._requests, "the first in rank always gets on"
+        return list(planned.values())
+
+    def _add_prefills(self, prefills: list[Request], planned: dict[int, Chunk], used: int) -> None:
+        """Plans the chunks of running requests that owe more than a token, and of waiting ones, in turn."""
         scored = 0
-        for request in prefills:
-            budget = self.limits.max_batch_tokens - used
-            if budget == 0:
+        admitting = True
+        while used < self.limits.max_batch_tokens:
+            request = self._next_prefill(prefills)
+            head = self._head() if admitting else None
+            if head is not None and (request is None or self.fairness.precedes(head, request)):
+                if not self._admit(head):
+                    before = len(self.running)
+                    used -= self._make_place(head, planned)
+                    admitting = len(self.running) < before and self._admit(head)
+                    if not admitting:
+                        continue
+                request = head
+            elif request is not None:
+                prefills.remove(request)
+            else:
                 break
+            budget = self.limits.max_batch_tokens - used
             if request.scoring:
                 budget = min(budget, SCORED_TOKENS - scored)
-            if request.pages is None or budget == 0:
+            if request.pages is None or budget == 0:  # its turn comes in a later step
                 continue
             length = self._chunk_length(request, budget)
             used -= self._make_room(request, request.num_computed + length, planned)
             if request.pages is not None:
                 planned[request.handle] = self._chunk(request, length)
+                self.fairness.charge(request, request.num_computed + length)
                 used += length
                 scored += length if request.scoring else 0
-        while used < self.limits.max_batch_tokens and len(self.running) < self.limits.max_running:
-            admitted = self._admit()
-            if admitted is None:
-                break
-            budget = self.limits.max_batch_tokens - used
-            if admitted.scoring:
-                budget = min(budget, SCORED_TOKENS - scored)
-                if budget == 0:
-                    continue  # in a later step
-            length = self._chunk_length(admitted, budget)
-            planned[admitted.handle] = self._chunk(admitted, length)
-            used += length
-            scored += length if admitted.scoring else 0
-        in_flight = any(request.pending for request in self.running)
-        assert planned or in_flight or not self._requests, "the first in rank always gets on"
-        return list(planned.values())
+
+    def _next_prefill(self, prefills: list[Request]) -> Request | None:
+        """Of running requests in order of rank."""
+        if not prefills or not self.fairness.several:
+            return prefills[0] if prefills else None
+        served = self.fairness.served
+        return min(prefills, key=lambda each: (-each.priority, served(each.caller), each.arrival))
 
     def has_room(self) -> bool:
-        """Whether every running request gets the pages for its next chunk without taking them from another one."""
+        """Whether every running request gets the pages for its next chunk, and the next waiting one its place, without
+        taking them from another one."""
+        head = self._head()
+        if head is not None and self.fairness.several and self._ceding(head) is not None:
+            return False
         wanted = 0
         for request in self.running:
             if request.pages is not None and not request.complete:
@@ -301,31 +351,81 @@ class Scheduler:
         return aligned if aligned > 0 else budget
 
     def _make_room(self, request: Request, tokens: int, planned: dict[int, Chunk]) -> int:
-        """Reserves pages for `tokens` tokens of `request`, if need be by taking them from the last in rank, which may
-        be `request` itself. Returns how many planned tokens the victims lose."""
+        """Reserves pages for `tokens` tokens of `request`, if need be by taking them from others, or from `request`
+        itself. Returns how many planned tokens the victims lose."""
         lost = 0
         while request.pages is not None and not self.table.reserve(request.pages, tokens):
-            victim = self.running[-1]
-            self._preempt(victim)
-            chunk = planned.pop(victim.handle, None)
-            lost += chunk.length if chunk else 0
+            lost += self._preempt(self._victim(), planned)
         return lost
 
-    def _preempt(self, request: Request) -> None:
-        """Takes a request's pages and lets it wait again."""
+    def _victim(self) -> Request:
+        """Who loses its pages when there are none."""
+        last = self.running[-1]
+        if not self.fairness.several:
+            return last
+        lowest = [each for each in self.running[1:] if each.priority == last.priority]
+        return max(lowest, key=self._served_and_late, default=last)
+
+    def _served_and_late(self, request: Request) -> tuple[int, int]:
+        return self.fairness.served(request.caller), request.arrival
+
+    def _make_place(self, request: Request, planned: dict[int, Chunk]) -> int:
+        """Lets others give up what a waiting request lacks, as far as that is fair. Returns how many planned tokens
+        they lose."""
+        lost = 0
+        if self.fairness.several:
+            while (victim := self._ceding(request)) is not None and not victim.pending:
+                self.statistics.places_ceded += 1
+                lost += self._preempt(victim, planned)
+        return lost
+
+    def _ceding(self, request: Request) -> Request | None:
+        """The running request that gives up its place, or its pages, for a waiting one that lacks them; None if none
+        is lacking or nobody has to."""
+        if len(self.running) >= self.limits.max_running:
+            holds, wanted = dict.fromkeys((each.handle for each in self.running), 1), 1
+        elif self._lacking is not None and self._lacking[0] is request:
+            wanted = self._lacking[1]
+            if wanted + len(self.running) <= self.table.available:
+                return None
+            holds = {each.handle: each.pages.count for each in self.running if each.pages is not None}
+        else:
+            return None
+        held: Counter[str] = Counter()
+        for each in self.running:
+            held[each.caller] += holds[each.handle]
+        served = self.fairness.served
+        return max(
+            (
+                each
+                for each in self.running[1:]
+                if each.priority <= request.priority
+                and each.handle not in self._admitted
+                and served(each.caller) >= served(request.caller)
+                and held[each.caller] - holds[each.handle] >= held[request.caller] + wanted
+            ),
+            key=lambda each: (-each.priority, *self._served_and_late(each)),
+            default=None,
+        )
+
+    def _preempt(self, request: Request, planned: dict[int, Chunk]) -> int:
+        """Takes a request's pages and lets it wait again. Returns how many planned tokens it loses."""
         assert not request.pending, "has_room was asked before"
+        assert request.handle not in self._admitted, "what it shares is not copied yet"
         self.running.remove(request)
         self._release(request)
         request.num_computed = request.drafts = 0
         request.statistics.preemptions += 1
         self.statistics.preemptions += 1
         self._wait(request)
+        chunk = planned.pop(request.handle, None)
+        return chunk.length if chunk else 0
 
-    def _admit(self) -> Request | None:
-        """Moves the first waiting request to the running ones, with pages for all it owes; None if they are lacking."""
-        if not self._waiting:
-            return None
-        request = self._waiting[max(self._waiting)][0][1]
+    def _admit(self, request: Request) -> bool:
+        """Moves a waiting request to the running ones, with pages for all it owes; False if these, or a place, are
+        lacking."""
+        if len(self.running) >= self.limits.max_running:
+            return False
         leader = request.leader.pages if request.leader is not None else None
         shared = min(request.leader.num_computed, request.prompt_tokens) if request.leader is not None else 0
         # What is cached has no logits: it is of no use to tokens whose logprobs are still to be told.
@@ -336,7 +436,8 @@ class Scheduler:
         # When nothing runs, whatever is there must do: the request fits, and nobody else could give pages back.
         if self.running and wanted + reserve > self.table.available:
             self.table.close(pages)
-            return None
+            self._lacking = request, wanted
+            return False
         if not self.table.reserve(pages, request.num_tokens):
             raise AssertionError("validated before: it fits into the cache")
         self._leave_queue(request)
@@ -349,6 +450,8 @@ class Scheduler:
             )
             cached += pages.similar.tokens
         request.num_computed = cached
+        request.charged = max(request.charged, cached)
+        self._admitted.add(request.handle)
         if request.drafting is not None:
             request.drafting.computed = cached
         if not request.statistics.preemptions:
@@ -357,7 +460,7 @@ class Scheduler:
             self.statistics.cached_prompt_tokens += request.statistics.cached_prompt_tokens
         self._insert_running(request)
         self._count_overtaking(request)
-        return request
+        return True
 
     def _insert_running(self, request: Request) -> None:
         place = len(self.running)
@@ -367,9 +470,9 @@ class Scheduler:
 
     def _count_overtaking(self, admitted: Request) -> None:
         """Bounds how often a waiting request is overtaken by later arrivals of higher priority. Only the oldest of each
-        priority counts, since nobody of its own priority overtakes it."""
+        priority counts, since those behind it become the oldest."""
         for priority in [priority for priority in self._waiting if priority < admitted.priority]:
-            arrival, request = self._waiting[priority][0]
+            arrival, request = min(queue[0] for queue in self._waiting[priority].values())
             if arrival < admitted.arrival:
                 request.overtaken += 1
                 if request.overtaken >= MAX_OVERTAKES:
@@ -382,7 +485,8 @@ class Scheduler:
     def check(self) -> None:
         """Derives every number anew; raises AssertionError with what is wrong."""
         self.table.check()
-        waiting = [request for queue in self._waiting.values() for _, request in queue]
+        waiting = [request for queues in self._waiting.values() for queue in queues.values() for _, request in queue]
+        self.fairness.check(waiting, self.running)
         assert len(waiting) == self.waiting, "a request is neither waiting nor running"
         assert {r.handle for r in waiting} | {r.handle for r in self.running} == set(self._requests)
         assert self._waiting_tokens == sum(request.owed for request in waiting), "waiting tokens miscounted"

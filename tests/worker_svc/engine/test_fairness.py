@@ -1,0 +1,335 @@
+"""Several callers in one scheduler: each gets its share, nothing stands idle, nobody starves."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from itertools import count
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.worker_svc.engine.counting import VOCABULARY, CountingRunner, counting_request
+from worker_svc.engine.fairness import MAX_REMEMBERED, Fairness
+from worker_svc.engine.loop import Engine
+from worker_svc.engine.pages import PageTable
+from worker_svc.engine.request import Request
+from worker_svc.engine.scheduler import SCORED_TOKENS, Chunk, Scheduler, SchedulerLimits
+from worker_svc.engine.speculation_costs import Free
+
+
+class Watched:
+    """An engine that counts, with what each caller was given, checked after every step."""
+
+    def __init__(
+        self, *, pages: int = 64, page_size: int = 4, budget: int = 16, running: int = 8, overlap: bool = False
+    ) -> None:
+        self.runner = CountingRunner(pages, page_size)
+        limits = SchedulerLimits(max_batch_tokens=budget, max_running=running)
+        self.engine = Engine(self.runner, PageTable(pages, page_size), limits, overlap=overlap, costs=Free())
+        self.callers: dict[int, str] = {}
+        self.given: Counter[str] = Counter()  # tokens computed
+        self.tokens: Counter[str] = Counter()  # output
+        self.first: dict[int, int] = {}  # handle -> step of its first token
+        self.output: Counter[int] = Counter()
+        self.ended: set[int] = set()
+        self.steps = 0
+        self._handles = count()
+        self.engine.scheduler = TellingScheduler(self.engine.table, limits, self)
+
+    def submit(self, caller: str, prompt: int, output: int, **options: object) -> int:
+        handle = next(self._handles)
+        request = counting_request(handle, 7 * handle % VOCABULARY, prompt, output, caller=caller, **options)
+        self.callers[handle] = caller
+        self.engine.submit(request)
+        return handle
+
+    def see(self, chunks: Sequence[Chunk]) -> None:
+        """Nothing is left undone that a step could have done."""
+        scheduler = self.engine.scheduler
+        for chunk in chunks:
+            self.given[chunk.request.caller] += chunk.length
+        used = sum(chunk.length for chunk in chunks)
+        assert used <= scheduler.limits.max_batch_tokens
+        if used == scheduler.limits.max_batch_tokens or sum(c.length for c in chunks if c.scores) >= SCORED_TOKENS:
+            return
+        planned = {chunk.request.handle for chunk in chunks}
+        assert all(each.handle in planned for each in scheduler.running if not each.complete), "a running one stands"
+        head = scheduler._head()
+        if head is not None and len(scheduler.running) < scheduler.limits.max_running:
+            wanted = scheduler.table.pages_for(head.num_tokens)
+            assert wanted + len(scheduler.running) > scheduler.table.available, "the next one would have fitted"
+
+    def step(self) -> None:
+        result = self.engine.step()
+        self.steps += 1
+        for handle in result.handles.tolist():
+            self.first.setdefault(handle, self.steps)
+            self.tokens[self.callers[handle]] += 1
+            self.output[handle] += 1
+        self.ended |= {finish.handle for finish in result.finished}
+        self.engine.check()
+
+
+class TellingScheduler(Scheduler):
+    """Shows what it has chosen."""
+
+    def __init__(self, table: PageTable, limits: SchedulerLimits, watched: Watched) -> None:
+        super().__init__(table, limits)
+        self.watched = watched
+
+    def schedule(self) -> list[Chunk]:
+        chunks = super().schedule()
+        self.watched.see(chunks)
+        return chunks
+
+
+REQUESTS = st.tuples(
+    st.sampled_from("abc"),  # caller
+    st.integers(1, 20),  # prompt
+    st.integers(1, 12),  # output
+    st.sampled_from([0, 0, 0, 3]),  # priority
+    st.integers(0, 3),  # steps before it comes
+)
+
+
+@settings(max_examples=60)
+@given(
+    requests=st.lists(REQUESTS, min_size=1, max_size=24),
+    pages=st.integers(10, 40),
+    budget=st.integers(6, 40),
+    running=st.integers(1, 6),
+    overlap=st.booleans(),
+)
+def test_whoever_asks_nothing_stands_idle_and_everybody_is_served(requests, pages, budget, running, overlap):
+    watched = Watched(pages=pages, budget=budget, running=running, overlap=overlap)
+    wanted: dict[int, int] = {}
+    for caller, prompt, output, priority, pause in requests:
+        for _ in range(pause):
+            watched.step()
+        wanted[watched.submit(caller, prompt, output, priority=priority)] = output
+    for _ in range(4000):
+        if not watched.engine.has_work:
+            break
+        watched.step()
+    assert watched.output == wanted
+    assert watched.ended == set(wanted)
+    assert watched.engine.table.referenced == 0
+
+
+class Backlog:
+    """A caller that always has `depth` requests in the engine."""
+
+    def __init__(self, watched: Watched, caller: str, depth: int, prompt: int, output: int) -> None:
+        self.watched, self.caller, self.depth, self.size = watched, caller, depth, (prompt, output)
+        self.alive: set[int] = set()
+
+    def fill(self) -> None:
+        self.alive -= self.watched.ended
+        while len(self.alive) < self.depth:
+            self.alive.add(self.watched.submit(self.caller, *self.size))
+
+
+SIZES = st.tuples(st.integers(1, 40), st.integers(1, 24), st.integers(12, 40))
+
+
+@settings(max_examples=10)
+@given(sizes=st.lists(SIZES, min_size=2, max_size=4), pages=st.sampled_from([64, 400]), overlap=st.booleans())
+def test_callers_that_always_wait_get_equal_shares_whatever_they_ask_for(sizes, pages, overlap):
+    watched = Watched(pages=pages, budget=24, running=8, overlap=overlap)
+    backlogs = [Backlog(watched, chr(97 + i), depth, prompt, output) for i, (prompt, output, depth) in enumerate(sizes)]
+    served = []
+    for _ in range(160):
+        for backlog in backlogs:
+            backlog.fill()
+        watched.step()
+        fairness = watched.engine.scheduler.fairness
+        served.append([fairness.served(backlog.caller) for backlog in backlogs])
+    # What may be in flight when a choice is made: eight running requests of the longest kind, and one step.
+    bound = 2 * (8 * max(prompt + output for prompt, output, _ in sizes) + 24)
+    assert max(max(each) - min(each) for each in served) <= bound
+
+
+def test_a_caller_with_64_long_requests_leaves_four_others_their_shares():
+    watched = Watched(pages=2000, page_size=4, budget=64, running=16)
+    hog = Backlog(watched, "hog", 64, 200, 200)
+    hog.fill()
+    for _ in range(100):
+        watched.step()
+    others = [Backlog(watched, name, 8, 20, 20) for name in ("b", "c", "d", "e")]
+    watched.given.clear()
+    for _ in range(600):
+        for backlog in (hog, *others):
+            backlog.fill()
+        watched.step()
+    fair = sum(watched.given.values()) / 5
+    assert min(watched.given[backlog.caller] for backlog in others) >= 0.8 * fair
+    assert watched.engine.scheduler.statistics.places_ceded > 0
+
+
+@pytest.mark.parametrize("prompt", [8, 60, 240])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_first_token_beside_a_flood_comes_within_twice_the_steps_that_it_takes_alone(prompt: int, overlap: bool):
+    def steps_to_first_token(*, flooded: bool) -> int:
+        watched = Watched(pages=1500, page_size=4, budget=32, running=8, overlap=overlap)
+        hog = Backlog(watched, "hog", 64 if flooded else 0, 300, 300)
+        for _ in range(200 if flooded else 0):
+            hog.fill()
+            watched.step()
+        before = watched.steps
+        handle = watched.submit("other", prompt, 4)
+        while handle not in watched.first:
+            hog.fill()
+            watched.step()
+        return watched.first[handle] - before
+
+    alone, flooded = steps_to_first_token(flooded=False), steps_to_first_token(flooded=True)
+    # A step that is in flight already, or in which the first request of the hog comes first, is lost.
+    assert flooded <= 2 * alone + 2
+
+
+def test_pages_that_a_flood_holds_are_shared_too():
+    watched = Watched(pages=120, page_size=4, budget=64, running=32)
+    hog = Backlog(watched, "hog", 32, 60, 100)
+    for _ in range(60):
+        hog.fill()
+        watched.step()
+    assert watched.engine.table.available < 40
+    handle = watched.submit("other", 80, 4)
+    before = watched.steps
+    while handle not in watched.ended:
+        hog.fill()
+        watched.step()
+        assert watched.steps < before + 40
+    assert watched.engine.scheduler.statistics.places_ceded > 0
+
+
+def test_a_caller_does_not_take_a_place_from_one_that_has_no_more():
+    watched = Watched(running=2, pages=200)
+    first = [watched.submit("a", 4, 60), watched.submit("b", 4, 60)]
+    for _ in range(5):
+        watched.step()
+    watched.submit("c", 4, 4)
+    while not watched.ended & set(first):
+        watched.step()
+    assert watched.engine.scheduler.statistics.places_ceded == 0
+
+
+def test_without_pages_the_latest_request_of_the_most_served_caller_gives_up_its_own():
+    watched = Watched(pages=32, page_size=4, budget=32, running=8)
+    hog = [watched.submit("hog", 16, 60) for _ in range(3)]
+    for _ in range(6):
+        watched.step()
+    light = watched.submit("light", 8, 40)
+    while light not in watched.ended:
+        watched.step()
+    requests = {each.handle: each for each in watched.engine.scheduler._requests.values()}
+    assert watched.engine.scheduler.statistics.preemptions > 0
+    assert light in watched.ended and not watched.ended & set(hog)
+    assert requests[hog[0]].statistics.preemptions == 0, "the first in rank always gets on"
+
+
+def test_one_callers_long_prompt_does_not_hold_up_anothers():
+    watched = Watched(pages=800, page_size=4, budget=16, running=8)
+    watched.submit("a", 1600, 1)
+    watched.step()
+    handles = [watched.submit("b", 16, 1), watched.submit("c", 16, 1)]
+    for _ in range(5):
+        watched.step()
+    assert watched.ended == set(handles)
+
+
+def test_a_lower_priority_is_no_way_past_a_prompt_that_is_being_computed():
+    watched = Watched(pages=800, page_size=4, budget=16, running=8)
+    first = watched.submit("a", 160, 1)
+    watched.step()
+    late = watched.submit("b", 16, 1, priority=-1)
+    while len(watched.ended) < 2:
+        watched.step()
+    assert watched.first[first] < watched.first[late]
+
+
+def test_a_caller_alone_is_served_in_order_of_rank():
+    def trace(callers: str) -> list[list[tuple[int, int, int]]]:
+        watched = Watched(pages=24, budget=12, running=4)
+        seen: list[list[tuple[int, int, int]]] = []
+        see = watched.see
+        watched.see = lambda chunks: (seen.append([(c.request.handle, c.start, c.length) for c in chunks]), see(chunks))  # type: ignore[method-assign,func-returns-value,assignment]
+        draw = np.random.default_rng(1)
+        arrivals = deque((callers, int(draw.integers(1, 30)), int(draw.integers(1, 20))) for _ in range(20))
+        while arrivals or watched.engine.has_work:
+            if arrivals and draw.random() < 0.5:
+                watched.submit(*arrivals.popleft(), priority=int(draw.integers(-1, 2)))
+            watched.step()
+        return seen
+
+    assert trace("somebody") == trace("")
+
+
+# ---------------------------------------------------------------------------------------------------- the counts
+
+
+def asked(caller: str, tokens: int = 0) -> Request:
+    return counting_request(0, 0, 1, max(1, tokens), caller=caller)
+
+
+def serve(fairness: Fairness, caller: str, tokens: int) -> None:
+    fairness.enter(caller)
+    fairness.wait(caller)
+    fairness.start(caller)
+    fairness.charge(asked(caller), tokens)
+
+
+def test_who_was_idle_has_saved_nothing_up():
+    fairness = Fairness()
+    serve(fairness, "early", 0)
+    serve(fairness, "busy", 1000)
+    fairness.enter("busy")
+    fairness.wait("busy")
+    for caller in ("early", "new"):
+        fairness.enter(caller)
+        fairness.wait(caller)
+        assert fairness.served(caller) == 1000
+
+
+def test_a_single_long_stream_is_no_credit_for_others():
+    fairness = Fairness()
+    serve(fairness, "stream", 10)
+    serve(fairness, "busy", 1000)  # nobody waits any more
+    fairness.enter("new")
+    fairness.wait("new")
+    assert fairness.served("new") == fairness.served("busy") >= 1000
+
+
+def test_who_leaves_and_comes_back_is_not_forgiven():
+    fairness = Fairness()
+    fairness.enter("waits")
+    fairness.wait("waits")
+    serve(fairness, "flood", 500)
+    fairness.leave("flood")
+    for caller in ("flood", "new"):
+        fairness.enter(caller)
+        fairness.wait(caller)
+    assert [fairness.served(caller) for caller in ("waits", "flood", "new")] == [0, 500, 0]
+
+
+def test_a_token_is_charged_once():
+    fairness = Fairness()
+    serve(fairness, "a", 0)
+    request = asked("a")
+    for end in (10, 4, 10, 12):  # computed again after its pages were lost
+        fairness.charge(request, end)
+    assert fairness.served("a") == 12
+
+
+def test_what_is_remembered_is_bounded_and_nothing_is_when_all_have_left():
+    fairness = Fairness()
+    serve(fairness, "stays", 1)
+    for number in range(2 * MAX_REMEMBERED):
+        serve(fairness, str(number), 10)
+        fairness.leave(str(number))
+    assert len(fairness._served) == MAX_REMEMBERED + 1
+    fairness.leave("stays")
+    assert not fairness._served and not fairness._gone
