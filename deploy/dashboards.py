@@ -186,10 +186,11 @@ SERVING: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Refused, and computed in vain",
             "none",
-            "Requests a second that found the queue full, end engines or met a drain; tokens a second computed for "
-            "readers that had gone.",
+            "Requests a second that found the queue full, with those of callers that held their share of it, end engines or "
+            "met a drain; tokens a second computed for readers that had gone.",
             (
                 Series(rate("tandem_requests_refused_total", MODEL), "requests refused"),
+                Series(rate("tandem_requests_refused_by_share_total", MODEL), "refused by share"),
                 Series(rate("tandem_wasted_tokens_total", MODEL), "tokens wasted"),
                 Series(rate("tandem_requests_quarantined_total", MODEL), "requests with which engines die"),
                 Series(rate("tandem_requests_sent_away_total", MODEL), "requests sent away by drains"),

@@ -26,6 +26,7 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 import grpc
 import grpc.aio
 
+from svc_common.callers import caller_var
 from svc_common.errors import ServiceError, unavailable
 from svc_common.metrics import MethodMetrics
 from svc_common.rich_status import to_wire
@@ -52,12 +53,15 @@ class GuardedMethod:
         metrics: MethodMetrics,
         running: RunningRpcs,
         refusal: Callable[[], ServiceError | None] | None,
+        identify: Callable[[Context], str],
     ) -> None:
-        """`path` is /package.Service/Method. `refusal` says why work is not let in now; None: the method is no work."""
+        """`path` is /package.Service/Method. `refusal` says why work is not let in now; None: the method is no work.
+        `identify` says who calls."""
         self._path = path
         self._metrics = metrics
         self._running = running
         self._refusal = refusal
+        self._identify = identify
         self.wrapped = self._wrap(handler)
 
     def refusal(self) -> ServiceError | None:
@@ -150,6 +154,7 @@ class GuardedMethod:
         assert task is not None
         rpc = RunningRpc(self._path, task, work=self._refusal is not None)
         adopt_ids(context)
+        caller_var.set(self._identify(context))
         echo_request_id(context)
         budget = context.time_remaining()
         begin = time.perf_counter()

@@ -60,7 +60,9 @@ class Border(grpc.aio.ServerInterceptor):
             service, _, name = path.strip("/").rpartition("/")
             refusal_of_work = self._refusal if service in self._work and path not in self._reachable else None
             metrics = self._metrics.method(service, name)
-            method = self._methods[path] = GuardedMethod(path, handler, metrics, self._running, refusal_of_work)
+            method = self._methods[path] = GuardedMethod(
+                path, handler, metrics, self._running, refusal_of_work, self._callers.identify
+            )
         refusal = self._callers.refusal(path, handler_call_details.invocation_metadata) or method.refusal()
         return method.wrapped if refusal is None else method.refusing(refusal)
 

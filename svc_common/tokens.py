@@ -1,7 +1,8 @@
 """Bearer tokens: who may call.
 
-A token file has one token a line; empty lines and lines that begin with # are skipped. Two lines during a rotation let
-old and new callers in at once. The file is read again when it changes; should that fail, the known tokens stay good.
+A token file has one token a line, if you like behind the caller's name and a colon (`NAME: TOKEN`); empty lines and
+lines that begin with # are skipped. Two lines during a rotation let old and new callers in at once; under one name they
+are one caller. The file is read again when it changes; should that fail, the known tokens stay good.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import hmac
 import logging
 import os
+import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,6 +24,7 @@ logger = logging.getLogger("svc_common.tokens")
 
 _LOOK_AGAIN = 1.0  # seconds between two looks at the file
 _SHORTEST = 16  # characters
+_NAMED = re.compile(r"([\w.@/-]{1,128}):\s+(.*)", re.ASCII)
 _LARGEST = 1 << 18  # bytes of a file: each call is compared with all tokens
 
 
@@ -31,7 +34,7 @@ class BearerTokens:
     def __init__(self, path: Path, setting: str = "auth_token_file") -> None:
         """`setting` names the file in errors."""
         self._path, self._setting = path, setting
-        self._digests: tuple[bytes, ...] = ()
+        self._names: dict[bytes, str] = {}  # of the callers, by the digests of their tokens
         self._stamp: tuple[int, int, int] | None = None
         self._looked = time.monotonic()
 
@@ -44,6 +47,17 @@ class BearerTokens:
 
     def refusal(self, metadata: Iterable[tuple[str, str | bytes]]) -> ServiceError | None:
         """None for a caller with a token of ours, else what to tell it."""
+        found = self._find(metadata)
+        return found if isinstance(found, ServiceError) else None
+
+    def name(self, metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+        """Whose token it is: the name in the file, or else the beginning of the token's SHA-256; None: no token of
+        ours."""
+        found = self._find(metadata)
+        return None if isinstance(found, ServiceError) else found
+
+    def _find(self, metadata: Iterable[tuple[str, str | bytes]]) -> str | ServiceError:
+        """The name of the caller, or what to tell it."""
         self._look()
         for key, value in metadata:
             if key == "authorization" and isinstance(value, str):
@@ -52,8 +66,8 @@ class BearerTokens:
                     continue
                 digest = _digest(token.strip())
                 # Digests have one length, and all are compared: the time tells nothing about any token.
-                if sum(hmac.compare_digest(digest, known) for known in self._digests):
-                    return None
+                if sum(hmac.compare_digest(digest, known) for known in self._names):
+                    return self._names[digest]
                 return _unauthenticated("the bearer token is not one of this server's")
         return _unauthenticated("this server asks for a bearer token: send the metadata 'authorization: Bearer TOKEN'")
 
@@ -65,7 +79,7 @@ class BearerTokens:
         try:
             if _stamp(self._path) != self._stamp:
                 self._read()
-                logger.info("%s has changed: %d tokens", self._path, len(self._digests))
+                logger.info("%s has changed: %d tokens", self._path, len(self._names))
         except (OSError, ValueError) as error:
             logger.error("%s: %s; the tokens read before stay good", self._path, _words(error))
 
@@ -76,19 +90,26 @@ class BearerTokens:
         if len(content) > _LARGEST:
             raise ValueError(f"is larger than {_LARGEST >> 10} KiB")
         lines = [line.strip() for line in content.decode().splitlines()]
-        tokens = [line for line in lines if line and not line.startswith("#")]
-        if not tokens:
+        entries = [_entry(line) for line in lines if line and not line.startswith("#")]
+        if not entries:
             raise ValueError("holds no token")
+        tokens = [token for _, token in entries]
         if any(len(token) < _SHORTEST for token in tokens):
             raise ValueError(f"holds a token of fewer than {_SHORTEST} characters")
         if not all(token.isascii() and token.isprintable() for token in tokens):
             raise ValueError("holds a token that no header can carry: only printable ASCII characters may be in it")
-        self._digests = tuple(_digest(token) for token in dict.fromkeys(tokens))
+        self._names = {_digest(token): name or _digest(token).hex()[:16] for name, token in entries}
         self._stamp = stamp
 
 
 def _unauthenticated(message: str) -> ServiceError:
     return ServiceError(grpc.StatusCode.UNAUTHENTICATED, message, reason="UNAUTHENTICATED")
+
+
+def _entry(line: str) -> tuple[str, str]:
+    """Name, empty where there is none, and token of a line."""
+    named = _NAMED.fullmatch(line)
+    return (named[1], named[2]) if named else ("", line)
 
 
 def _digest(token: str) -> bytes:

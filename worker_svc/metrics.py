@@ -65,6 +65,11 @@ class WorkerMetrics:
         self.quarantined = counter("requests_quarantined", "Requests refused because engines die with them")
         self.sent_away = counter("requests_sent_away", "Requests without a token that a drain has ended")
         self.refused = counter("requests_refused", "Requests refused because the queue was full")
+        self.refused_by_share = counter(
+            "requests_refused_by_share",
+            "Requests refused because their caller held its share of the full queue",
+        )
+        self.callers = gauge("active_callers", "Callers with requests that run or wait")
         self.wasted_tokens = counter("wasted_tokens", "Tokens computed for readers that had gone")
 
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of admitted requests")
@@ -72,6 +77,7 @@ class WorkerMetrics:
         self._prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self._prefix_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
         self._preemptions = counter("num_preemptions", "Requests that lost their pages to others")
+        self._places_ceded = counter("places_ceded", "Requests that made way for another caller's")
         self._evictions = counter("kv_cache_evicted_pages", "Cached pages that made room")
         self._merged = counter("kv_cache_merged_pages", "Pages given back because their content was there already")
         self._moved = counter("kv_cache_moved_pages", "Pages moved by defragmentation")
@@ -127,6 +133,7 @@ class WorkerMetrics:
         self._prefix_hits.inc(load.cached_prompt_tokens - last.cached_prompt_tokens)
         self._generation_tokens.inc(load.output_tokens - last.output_tokens)
         self._preemptions.inc(load.preemptions - last.preemptions)
+        self._places_ceded.inc(load.places_ceded - last.places_ceded)
         self._evictions.inc(load.evictions - last.evictions)
         self._merged.inc(load.merged_pages - last.merged_pages)
         self._moved.inc(load.moved_pages - last.moved_pages)

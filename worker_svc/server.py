@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import grpc
 import numpy as np
 
+from svc_common.callers import caller_var
 from svc_common.errors import (
     FieldViolation,
     ServiceError,
@@ -77,6 +78,7 @@ class _Running:
     prompt_tokens: int
     admitted_tokens: int
     received_at: float
+    caller: str
     request: pb.GenerateRequest
     key: bytes  # `digest` of the request, where that was needed
     suspicions: int  # engines that died in its first step
@@ -115,6 +117,7 @@ class WorkerService:
             max_requests=settings.max_running_requests + settings.max_waiting_requests,
             max_tokens=settings.max_waiting_tokens,
         )
+        self.worker_metrics.callers.set_function(lambda: self.admission.callers)
         self._running: dict[str, _Running] = {}
         self._by_stream: dict[OutputStream, _Running] = {}
         self._suspected: dict[int, _Running] = {}  # without a token so far; by their first handle
@@ -297,6 +300,7 @@ class WorkerService:
         """Checks a request, lets it in and hands it to the engine; raises ServiceError. `told` is how often its sender
         says that an engine died in its first step."""
         received_at = time.monotonic()
+        caller = caller_var.get()
         self.serves(request.model)
         info = self.supervisor.require_info()
         submit, delivery = validate(
@@ -305,6 +309,8 @@ class WorkerService:
             handle=self.supervisor.take_handles(samples_of(request)),
             seed=secrets.randbits(64),
             fingerprint=self.fingerprint,
+            caller=caller,
+            cache_per_caller=self.settings.cache_per_caller,
         )
         request_id = request.request_id or uuid.uuid4().hex
         if request_id in self._running:
@@ -313,14 +319,18 @@ class WorkerService:
         prompt_tokens = len(request.prompt_ids)
         admitted_tokens = prompt_tokens + len(request.resumed_output_ids)
         try:
-            self.admission.enter(admitted_tokens, submit.samples)
+            self.admission.enter(admitted_tokens, submit.samples, caller)
         except ServiceError:
             self.worker_metrics.refused.inc()
+            if self.admission.has_others(caller):
+                self.worker_metrics.refused_by_share.inc()
             raise
         wake = asyncio.Event()
         handles = range(submit.handle, submit.handle + submit.samples)
         streams = [OutputStream(handle, delivery, wake=wake) for handle in handles]
-        running = _Running(request_id, streams, prompt_tokens, admitted_tokens, received_at, request, key, suspicions)
+        running = _Running(
+            request_id, streams, prompt_tokens, admitted_tokens, received_at, caller, request, key, suspicions
+        )
         self._running[request_id] = running
         self._by_stream.update((stream, running) for stream in streams)
         try:
@@ -374,7 +384,7 @@ class WorkerService:
             del self._by_stream[stream]
             if not stream.over:
                 self.worker_metrics.wasted_tokens.inc(stream.pending)
-        self.admission.leave(running.admitted_tokens, time.monotonic(), len(running.streams))
+        self.admission.leave(running.admitted_tokens, time.monotonic(), len(running.streams), running.caller)
         self.supervisor.abandon(running.streams)
 
     def abort(self, request_ids: list[str]) -> list[str]:

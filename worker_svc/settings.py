@@ -88,6 +88,11 @@ class WorkerSettings(ServiceSettings):
         description="tokens that speculation guesses at most, for requests that name no number; 0: none, or 4 where "
         "there is a draft_model",
     )
+    cache_per_caller: bool = Field(
+        default=False,
+        description="prompts share cached pages only with those of the same caller, so that no time to first token "
+        "tells what others have asked",
+    )
     speculate: Literal["auto", "always"] = Field(
         default="auto",
         description="requests that ask for drafts get them where more tokens per second are likely (auto), or always, "

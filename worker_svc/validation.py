@@ -96,10 +96,17 @@ class Delivery:
 
 
 def validate(
-    request: pb.GenerateRequest, info: EngineInfo, *, handle: int, seed: int, fingerprint: str
+    request: pb.GenerateRequest,
+    info: EngineInfo,
+    *,
+    handle: int,
+    seed: int,
+    fingerprint: str,
+    caller: str = "",
+    cache_per_caller: bool = False,
 ) -> tuple[Submit, Delivery]:
-    """The engine's form of a request; raises ServiceError. `seed` is used where the request has none, `fingerprint` is
-    the served tokenizer's, empty if unknown."""
+    """The engine's form of a request of `caller`; raises ServiceError. `seed` is used where the request has none,
+    `fingerprint` is the served tokenizer's, empty if unknown. With `cache_per_caller`, callers share no cached page."""
     _refuse_unserved(request)
     violations = list(_violations(request, info))
     if violations:
@@ -120,7 +127,8 @@ def validate(
         include_stop=stopping.include_stop,
         sampling=to_sampling(request.sampling, info.sampling_defaults, info.context_length, seed),
         priority=request.priority,
-        salt=request.cache.salt,
+        # The length in front keeps every pair of caller and salt apart.
+        salt=f"{len(caller)}:{caller}{request.cache.salt}" if cache_per_caller else request.cache.salt,
         bypass=request.cache.bypass,
         logprobs=_logprobs(request),
         stop_sequences=[list(sequence.ids) for sequence in stopping.stop_sequences],
@@ -128,6 +136,7 @@ def validate(
         draft_tokens=draft_tokens(request.speculation, info),
         lookup_ngram=lookup_ngram(request.speculation, info),
         guide=guide_of(request.guided),
+        caller=caller,
     )
     delay = output.stream_max_delay_ms / 1000 if output.HasField("stream_max_delay_ms") else None
     return submit, Delivery(max(1, output.stream_interval_tokens), delay, others=submit.logprobs.width > 0)

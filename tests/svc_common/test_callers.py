@@ -7,8 +7,10 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf.wrappers_pb2 import StringValue
 from google.rpc import error_details_pb2
 
+from svc_common.callers import caller_var
 from svc_common.errors import StartError
 from svc_common.lifecycle import serving
 from svc_common.settings import ServiceSettings
@@ -72,3 +74,65 @@ async def test_a_missing_list_of_operators_ends_the_start_and_names_its_setting(
     with pytest.raises(StartError, match=r"admin_token_file .*No such file"):
         async with serving(OperatedService(tmp_path / "none"), ServiceSettings()):
             pass
+
+
+class NamingService(ProbeService):
+    """Answers with who calls."""
+
+    async def unary_unary(self, request: StringValue, context: object) -> StringValue:
+        return StringValue(value=caller_var.get())
+
+
+async def who(channel: grpc.aio.Channel, token: str = "") -> str:
+    metadata = [("authorization", f"Bearer {token}")] if token else []
+    return (await ask(channel, "UnaryUnary", "x", metadata=metadata)).words[0]
+
+
+async def test_a_caller_is_its_token_or_else_its_address_on_any_connection(files: dict[str, Path]) -> None:
+    files["callers"].write_text(f"team-a: {CALLER}\n{NOBODY}\n")
+    own = [("grpc.use_local_subchannel_pool", 1)]
+    async with serving(NamingService(), ServiceSettings(auth_token_file=files["callers"])) as address:
+        names = []
+        for token in (CALLER, CALLER, NOBODY):
+            async with grpc.aio.insecure_channel(address, own) as channel:
+                names.append(await who(channel, token))
+        assert names[:2] == ["token:team-a"] * 2
+        assert names[2].startswith("token:") and NOBODY not in names[2]
+    async with serving(NamingService(), ServiceSettings()) as address:
+        names = []
+        for _ in range(2):
+            async with grpc.aio.insecure_channel(address, own) as channel:
+                names.append(await who(channel, CALLER))
+        assert names == ["address:ipv4:127.0.0.1"] * 2
+
+
+async def test_under_mutual_tls_a_caller_is_what_its_certificate_says(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography", reason="certificates for the tests are made with it")
+    from tests.svc_common.certificates import Authority
+
+    authority = Authority("ours")
+    certificate, key = authority.sign("server").write(tmp_path, "server")
+    (tmp_path / "ca.pem").write_bytes(authority.certificate)
+    settings = ServiceSettings(tls_certificate=certificate, tls_key=key, tls_client_ca=tmp_path / "ca.pem")
+    names = []
+    async with serving(NamingService(), settings) as address:
+        for name in ("one", "one", "two"):
+            client = authority.sign(name)  # another key each time
+            credentials = grpc.ssl_channel_credentials(authority.certificate, client.key, client.certificate)
+            own = [("grpc.use_local_subchannel_pool", 1)]
+            async with grpc.aio.secure_channel(address, credentials, own) as channel:
+                names.append(await who(channel))
+    assert names[0] == names[1]
+    assert all(name.startswith("certificate:") for name in names)
+
+
+async def test_with_tls_alone_a_caller_is_its_address(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography", reason="certificates for the tests are made with it")
+    from tests.svc_common.certificates import Authority
+
+    authority = Authority("ours")
+    certificate, key = authority.sign("server").write(tmp_path, "server")
+    async with serving(NamingService(), ServiceSettings(tls_certificate=certificate, tls_key=key)) as address:
+        credentials = grpc.ssl_channel_credentials(authority.certificate)
+        async with grpc.aio.secure_channel(address, credentials) as channel:
+            assert await who(channel) == "address:ipv4:127.0.0.1"

@@ -130,3 +130,15 @@ async def test_tokens_in_clear_text_beyond_this_machine_are_warned_about(
     async with serving(ProbeService(), ServiceSettings(auth_token_file=file)):
         pass
     assert "clear text" not in caplog.text
+
+
+def test_a_token_has_the_name_of_its_line_and_rotated_ones_share_it(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"team-a: {OLD}\nteam-a:  {NEW}\nanother token with blanks\n")
+    known = BearerTokens(path)
+    known.load()
+    assert [known.name(bearer(token)) for token in (OLD, NEW)] == ["team-a", "team-a"]
+    nameless = known.name(bearer("another token with blanks"))
+    assert nameless is not None and len(nameless) == 16 and "token" not in nameless
+    assert known.name(bearer("team-a")) is None
+    assert known.name([]) is None

@@ -222,6 +222,7 @@ class Load(msgspec.Struct, array_like=True):
     overlapped_steps: int = 0
     overlap_wasted_tokens: int = 0
     drafts_declined: int = 0
+    places_ceded: int = 0
 
 
 class Ended(msgspec.Struct, array_like=True):

@@ -182,6 +182,7 @@ def load_of(engine: Engine) -> Load:
         overlapped_steps=counters.overlapped_steps,
         overlap_wasted_tokens=counters.overlap_wasted_tokens,
         drafts_declined=engine.drafts_declined,
+        places_ceded=counters.places_ceded,
     )
 
 
