@@ -94,6 +94,7 @@ def random_request(draw: np.random.Generator, handle: int, capacity: int, *, pla
         sampling,
         stopping,
         priority=int(draw.integers(-2, 3)),
+        caller=str(draw.choice(["", "b", "c"])),
         salt=str(draw.choice(["", "a"])),
         bypass=bool(draw.random() < 0.1),
         logprobs=LogprobOptions(sampled=True),
@@ -107,6 +108,7 @@ def other_sample(request: Request, handle: int) -> Request:
     """One of the same prompt, as a group of samples has them."""
     other = again(request)
     other.handle, other.bypass, other.salt, other.priority = handle, request.bypass, request.salt, request.priority
+    other.caller = request.caller
     other.sampling = dataclasses.replace(request.sampling, seed=handle)
     return other
 
