@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from svc_common.errors import FieldViolation
 from tandem.inference.v1 import inference_pb2 as pb
+from tandem.limits.fields import shown
 from worker_svc.engine.grammar import MAX_GUIDE_BYTES
 from worker_svc.engine.messages import EngineInfo
 
@@ -43,7 +44,7 @@ def sample_violations(request: pb.GenerateRequest) -> Iterator[FieldViolation]:
     penalty = request.length_penalty
     if not math.isfinite(penalty) or abs(penalty) > MAX_LENGTH_PENALTY:
         yield FieldViolation(
-            "length_penalty", f"must be -{MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}, not {penalty:g}"
+            "length_penalty", f"must be -{MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}, not {shown(penalty)}"
         )
     if request.resumed_output_ids and samples_of(request) > 1:
         yield FieldViolation(

@@ -13,13 +13,17 @@ import numpy as np
 
 from svc_common.errors import FieldViolation
 from tandem.inference.v1 import inference_pb2 as pb
-from tandem.limits.fields import Kind, Limit, given, limits_of, stateful
+from tandem.limits.fields import FLOAT32_MAX, FLOAT32_SMALLEST, Kind, Limit, given, limits_of, shown, stateful
 from worker_svc.engine.sampling import Sampling
 
 LIMITS = limits_of(pb.SamplingParams.DESCRIPTOR)
 # What mirostat takes the place of: with it, these stay off.
 _REPLACED = [limit for limit in LIMITS.values() if limit.filter]
-_SCALARS: Mapping[Kind, Callable[[float], float]] = {Kind.INTEGER: int, Kind.NUMBER: float, Kind.FLAG: bool}
+_SCALARS: Mapping[Kind, Callable[[float], float]] = {
+    Kind.INTEGER: int,
+    Kind.NUMBER: lambda value: float(value) if abs(value) >= FLOAT32_SMALLEST else 0.0,  # what it is to the sampler
+    Kind.FLAG: bool,
+}
 
 SAMPLING_FIELDS = frozenset(
     {
@@ -35,10 +39,10 @@ def refusal(limit: Limit, value: float) -> str:
     """What is wrong with a number; empty if nothing is."""
     if limit.allows(value):
         return ""
-    kind = "an integer" if limit.kind is Kind.INTEGER else "a finite number"
+    kind = "an integer" if limit.kind is Kind.INTEGER else "a finite 32-bit float"
     least = f"{'more than' if limit.low_excluded else 'at least'} {limit.low:g}"
     most = f" and at most {limit.high:.10g}" if limit.high < math.inf else ""
-    return f"must be {kind}, {least}{most}, not {value:g}"
+    return f"must be {kind}, {least}{most}, not {shown(value)}"
 
 
 def sampling_violations(
@@ -85,8 +89,10 @@ def _list_violations(sampling: pb.SamplingParams, vocabulary_size: int) -> Itera
         elif limit.kind is Kind.BIASES:
             yield from id_violations(f"{field}.id", [each.id for each in values], vocabulary_size)
             for place, each in enumerate(values):
-                if not math.isfinite(each.bias):
-                    yield FieldViolation(f"{field}[{place}].bias", f"must be a finite number, not {each.bias:g}")
+                if not abs(each.bias) <= FLOAT32_MAX:
+                    yield FieldViolation(
+                        f"{field}[{place}].bias", f"must be a finite 32-bit float, not {shown(each.bias)}"
+                    )
             if len({each.id for each in values}) < len(values):
                 yield FieldViolation(field, "must name each id once")
         elif limit.kind is Kind.IDS:

@@ -257,7 +257,7 @@ def _stopping_violations(request: pb.GenerateRequest, info: EngineInfo) -> Itera
             yield FieldViolation(
                 "stopping.min_tokens", f"must be at most max_tokens {stopping.max_tokens}, not {stopping.min_tokens}"
             )
-        elif len(request.resumed_output_ids) > stopping.max_tokens:
+        if len(request.resumed_output_ids) > stopping.max_tokens:
             yield FieldViolation(
                 "resumed_output_ids",
                 f"has {len(request.resumed_output_ids)} ids, more than max_tokens {stopping.max_tokens}",

@@ -345,3 +345,37 @@ def test_every_rule_has_a_wrong_example_here() -> None:
     text_only |= {"rendered_text", "content_ranges"}
     assert {field for field, _ in WRONG} == set(RULES) - text_only
     assert check(dict.fromkeys(RULES)) == []
+
+
+def test_what_is_wrong_between_fields_is_told_with_everything_else() -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        make_plan(
+            "Hi",
+            {
+                "temperature": -1,
+                "max_tokens": 4,
+                "min_tokens": 5,
+                "mirostat": 2,
+                "top_k": 5,
+                "allowed_ids": [7, 8],
+                "banned_ids": [7],
+                "stop_token_ids": [8],
+                "n": 3,
+                "best_of": 2,
+                "detokenize": False,
+                "echo": True,
+                "stop": "x",
+                "priority": 101,
+            },
+            None,
+        )
+    assert {violation.field for violation in caught.value.violations} == {
+        "sampling.temperature",
+        "stopping.min_tokens",
+        "sampling.top_k",
+        "sampling.allowed_ids",
+        "best_of",
+        "echo",
+        "stopping.stop",
+        "priority",
+    }

@@ -142,6 +142,7 @@ class Engine:
 
     def refuse(self, request: Request, why: str) -> None:
         """Ends a request that was not submitted as an ERROR."""
+        request.statistics.arrived = time.monotonic()
         self._ended.append(Finish.of(request, End(FinishReason.ERROR, detail=why)))
 
     def abort(self, handle: int) -> None:

@@ -6,6 +6,7 @@ Ids pile up while the tokenizer works; published text and ids pile up until the 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from tandem.inference.v1 import inference_pb2 as pb
@@ -23,6 +24,8 @@ class GrowingOutput:
         self.index = index
         self.ids_out = 0  # how many of the received ids are published
         self.matched_stop: str | None = None
+        self.decode_seconds: float | None = None  # from its first ids at the tokenizer to its first text
+        self._decode_began: float | None = None
         self._plan = plan
         self._on_publish = published
         self._received: list[int] = []
@@ -66,8 +69,9 @@ class GrowingOutput:
         return len(self._received)
 
     def begin(self, text: str) -> None:
-        """The text begins with this."""
-        self._publish(text, 0)
+        """The text begins with this, which nobody had to make."""
+        if text:
+            self._texts.append(text)
 
     def receive(self, delta: pb.Delta) -> None:
         """What the worker has sent."""
@@ -115,6 +119,8 @@ class GrowingOutput:
             if not new and not end:
                 pump.result()
             fed += len(new)
+            if new and self._decode_began is None:
+                self._decode_began = time.monotonic()
             response = await decoder.feed(new, end=end)
             if response.HasField("matched_stop"):
                 trimmed = 0 if self._plan.stopping.include_stop else response.trim_ids
@@ -134,6 +140,8 @@ class GrowingOutput:
         """Hands out new text, and the ids up to `id_count` that it is made of."""
         if text:
             self._texts.append(text)
+            if self.decode_seconds is None and self._decode_began is not None:
+                self.decode_seconds = time.monotonic() - self._decode_began
         self.ids_out = max(self.ids_out, id_count)
         self._on_publish(text)
 

@@ -76,7 +76,6 @@ class Pipeline:
         self._started_at = time.monotonic()
         self._encode_seconds: float | None = None
         self._first_output_at: float | None = None
-        self._first_text_at: float | None = None
         self._prompt_ids: list[int] = []
         self._tokens: TokenStream | None = None
         self._outputs = [GrowingOutput(index, plan, self._published) for index in range(plan.n)]
@@ -151,6 +150,7 @@ class Pipeline:
             text = await self._prompt_text()
             for output in self._outputs:
                 output.begin(text)
+            self._output_came.set()
         tokens = self._tokens = TokenStream(
             self._pool, self.plan, self._prompt_ids, fingerprint, self._context, self._failover, self._metrics
         )
@@ -238,11 +238,8 @@ class Pipeline:
             output.wake()
 
     def _published(self, text: str) -> None:
-        now = time.monotonic()
-        if text and self._first_text_at is None:
-            self._first_text_at = now
         if self._first_output_at is None and (text or any(output.ids_out for output in self._outputs)):
-            self._first_output_at = now
+            self._first_output_at = time.monotonic()
         self._output_came.set()
 
     def _end(self, *, result: GenerationResult | None = None, error: BaseException | None = None) -> None:
@@ -263,7 +260,7 @@ class Pipeline:
         finished = tokens.finished.get(0, pb.Finished())
         timings = finished.timings if finished.HasField("timings") else None
         first = tokens.first_delta_at if self._decode_at_end else self._first_output_at
-        decode = self._first_text_at - tokens.first_delta_at if self._first_text_at and tokens.first_delta_at else None
+        decode = next((each.decode_seconds for each in self._outputs if each.decode_seconds is not None), None)
         if first is not None:
             self._metrics.time_to_first_token.observe(first - self._started_at)
         if decode is not None and not self._decode_at_end:

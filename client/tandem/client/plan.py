@@ -160,7 +160,10 @@ def make_plan(
     values |= {name: value for name, value in given.items() if name in RULES}
     violations: list[FieldViolation] = prompt_violations(prompt, given.get("special_tokens", "text"), field)
     violations += (
-        check(values) + violations_between(sampling) + check_timeout(given["timeout"]) + check_metadata(metadata)
+        check(values)
+        + violations_between(sampling, stopping)
+        + check_timeout(given["timeout"])
+        + check_metadata(metadata)
     )
     violations += guide_violations(given.get("guided"))
     n, best_of = given.get("n", 1), given.get("best_of")

@@ -10,6 +10,7 @@ from tandem.inference.v1 import inference_pb2 as pb
 from tandem.limits.fields import Kind, Limit, limits_of
 
 from .errors import FieldViolation
+from .params import StoppingParams
 from .sampling_params import SamplingParams
 
 # By our names, in their order.
@@ -54,7 +55,7 @@ def _only(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: values[name] for name in names if name in values}
 
 
-def violations_between(params: SamplingParams) -> list[FieldViolation]:
+def violations_between(params: SamplingParams, stopping: StoppingParams) -> list[FieldViolation]:
     """What is wrong although each field alone is right. Fields of a wrong type have been named before."""
     found: list[FieldViolation] = []
     if params.mirostat in (1, 2):
@@ -63,9 +64,16 @@ def violations_between(params: SamplingParams) -> list[FieldViolation]:
             for name, off in _OFF.items()
             if getattr(params, name) not in (None, off)
         )
+    least, most = stopping.min_tokens, stopping.max_tokens
+    if isinstance(least, int) and isinstance(most, int) and least > most:
+        found.append(FieldViolation("stopping.min_tokens", f"must be at most max_tokens {most}, not {least}"))
     allowed = _numbers(params.allowed_ids)
-    if allowed and allowed <= _numbers(params.banned_ids):
-        found.append(FieldViolation("sampling.allowed_ids", "must leave at least one id that is not banned"))
+    if allowed and allowed <= _numbers(params.banned_ids) | (_numbers(stopping.stop_token_ids) if least else set()):
+        found.append(
+            FieldViolation(
+                "sampling.allowed_ids", "must leave at least one id that is not banned (nor stops before min_tokens)"
+            )
+        )
     return found
 
 

@@ -169,12 +169,14 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds. The first four are measured at the client, the others by the (last) worker; None where unknown."""
+    """Seconds, none below 0. The first four are measured at the client, the others by the (last) worker; None where
+    unknown. Encoding and decoding follow each other, and so do the worker's queue, prefill and decode, which make up
+    its total; neither takes longer than the total."""
 
     total_seconds: float
     encode_seconds: float | None = None  # None: the prompt came as ids
-    time_to_first_token: float | None = None  # from the call until output was here; None: there was none
-    decode_seconds: float | None = None  # first token here until its text was here
+    time_to_first_token: float | None = None  # from the call until output was here, an echo aside; None: there was none
+    decode_seconds: float | None = None  # first ids sent to the tokenizer until their text was here
     worker_queue_seconds: float | None = None
     worker_prefill_seconds: float | None = None
     worker_decode_seconds: float | None = None

@@ -13,14 +13,13 @@ from numbers import Integral, Real
 from typing import Protocol
 
 from tandem.inference.v1 import inference_pb2 as pb
-from tandem.limits.fields import Kind, Limit, limits_of
+from tandem.limits.fields import FLOAT32_MAX, FLOAT32_SMALLEST, Kind, Limit, limits_of
 
 from .errors import FieldViolation
 
 UINT32_MAX = 2**32 - 1
 UINT64_MAX = 2**64 - 1
 MAX_TIMEOUT_SECONDS = 1e9  # what gRPC's deadlines can express with room to spare
-FLOAT32_MAX = 3.4028234663852886e38
 
 
 class Rule(Protocol):
@@ -44,7 +43,7 @@ class Number:
     def problems(self, field: str, value: object) -> Iterator[FieldViolation]:
         if isinstance(value, Real) and not isinstance(value, bool):
             number = float(value)
-            above = number >= self.low if self.low_allowed else number > self.low
+            above = number >= self.low if self.low_allowed else number - self.low >= FLOAT32_SMALLEST
             if math.isfinite(number) and above and number <= (FLOAT32_MAX if self.high is None else self.high):
                 return
         yield _violation(field, self.words, value)

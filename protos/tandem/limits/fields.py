@@ -19,6 +19,9 @@ from google.protobuf.message import Message
 
 from tandem.limits.v1 import limits_pb2
 
+# Numbers travel in double precision, so that they read as they were written; computed is in single precision.
+FLOAT32_MAX = 3.4028234663852886e38
+FLOAT32_SMALLEST = 2.0**-149
 # What an integer field can express.
 _INTEGERS = {
     FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
@@ -83,8 +86,8 @@ class Limit:
 
     def allows(self, value: float) -> bool:
         """Whether a number keeps the bounds."""
-        above = value > self.low if self.low_excluded else value >= self.low
-        return math.isfinite(value) and above and value <= self.high
+        above = value - self.low >= FLOAT32_SMALLEST if self.low_excluded else value >= self.low
+        return abs(value) <= FLOAT32_MAX and above and value <= self.high
 
     def owner(self, message: Message) -> Message:
         """The message in which the field lies, where `message` is the one that the path begins at."""
@@ -96,6 +99,11 @@ class Limit:
     def field(self) -> str:
         """The field's own name."""
         return self.path.rpartition(".")[2]
+
+
+def shown(value: float) -> str:
+    """A number as its writer would write it."""
+    return repr(value).removesuffix(".0")
 
 
 def limits_of(message: Descriptor) -> dict[str, Limit]:

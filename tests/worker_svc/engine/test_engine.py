@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.worker_svc.engine.counting import VOCABULARY, CountingRunner, counting_request
 from worker_svc.engine.loop import Engine, Finish
+from worker_svc.engine.messages import Ended
 from worker_svc.engine.pages import PageTable
 from worker_svc.engine.request import FinishReason, Request, Stopping
 from worker_svc.engine.sampling import Sampling
@@ -328,3 +329,23 @@ def test_the_budget_is_used_whole_when_there_is_work():
     driver.run()
     assert driver.runner.largest_batch == 16
     assert np.all([len(driver.output[h]) == 4 for h in range(8)])
+
+
+def test_no_interval_of_an_end_is_negative_and_they_make_up_the_total():
+    driver = Driver(pages=12, page_size=4, budget=8, running=2)
+    for handle in range(6):
+        driver.engine.submit(counting_request(handle, handle, 6, 10))
+    driver.engine.submit(counting_request(6, 0, 6, 0))  # nothing is to be made
+    driver.engine.refuse(counting_request(7, 0, 6, 4), "why not")
+    for _ in range(3):
+        driver.step()
+    driver.engine.abort(5)  # while it waits
+    while driver.engine.has_work:
+        driver.step()
+    assert len(driver.finished) == 8
+    for finish in driver.finished.values():
+        ended = Ended.of(finish)
+        parts = (ended.queue_seconds, ended.prefill_seconds, ended.decode_seconds)
+        assert min(parts) >= 0
+        assert sum(parts) == pytest.approx(ended.total_seconds)
+        assert ended.total_seconds < 3600, "counted from the request, not from the machine's start"
