@@ -94,7 +94,7 @@ def random_request(draw: np.random.Generator, handle: int, capacity: int, *, pla
         sampling,
         stopping,
         priority=int(draw.integers(-2, 3)),
-        caller=str(draw.choice(["", "b", "c"])),
+        caller=("", "b", "c")[handle % 3],
         salt=str(draw.choice(["", "a"])),
         bypass=bool(draw.random() < 0.1),
         logprobs=LogprobOptions(sampled=True),
