@@ -34,11 +34,13 @@ class StopMatcher:
         self._first_characters = frozenset(stop[0] for stop in self._stops)
         self._longest = max(map(len, self._stops))
 
-    def find(self, text: str) -> StopMatch | None:
-        """The stop string whose end comes first in `text`, the longest of them where two end together."""
+    def find(self, text: str, passed: int = 0) -> StopMatch | None:
+        """The stop string whose end comes first in `text`, the longest of them where two end together. One that ends
+        within the first `passed` characters is none."""
         best: StopMatch | None = None
         for stop in self._stops:
-            start = text.find(stop) if best is None else text.find(stop, 0, best.end)
+            begin = max(0, passed + 1 - len(stop))
+            start = text.find(stop, begin) if best is None else text.find(stop, begin, best.end)
             if start >= 0:
                 match = StopMatch(start, start + len(stop), stop)
                 if best is None or (match.end, match.start) < (best.end, best.start):
@@ -46,7 +48,7 @@ class StopMatcher:
         return best
 
     def held(self, text: str) -> int:
-        """How many characters at the end of `text`, which holds no stop string, are the beginning of one."""
+        """How many characters at the end of `text`, which holds no stop string that counts, may begin one."""
         length = len(text)
         for start in range(max(0, length - self._longest + 1), length):
             if text[start] in self._first_characters:

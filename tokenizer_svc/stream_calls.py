@@ -149,6 +149,7 @@ class DecodeStreamCall:
             stop_strings=list(message.stop_strings),
             include_stop=message.include_stop,
             graphemes=message.graphemes,
+            min_ids=message.min_ids,
         )
         self._open[key] = _Stream(loaded, decoder, loaded.tokenizer.vocabulary_size)
         self._done.pop(key, None)

@@ -9,6 +9,8 @@ Two rules make the answer independent of how the ids are cut into calls:
 - the stop string that is *complete first* wins; of several that are complete at once, the longest;
 - the id that completes it is the last one consumed, and whatever follows is discarded.
 
+A stop string that is complete within the first `min_ids` ids is text like any other. One that only begins there counts.
+
 The work for one id does not depend on how much went before: only bytes that are held back are looked at again.
 """
 
@@ -62,6 +64,8 @@ class StreamDecoder:
     `ids_consumed` counts the ids of the whole stream so far, `trim_ids` those at their end that lie wholly within or
     behind `matched_stop`.
 
+    `min_ids`: no stop string counts that is complete within so many first ids.
+
     `pieces` are the bytes of each id. `strip_space`: the stream begins a text, so a first id that begins with a space
     carries SentencePiece's prefix. `drop_first` and `drop_last` name an id that is left out where it is the first or
     the last one of the stream. `graphemes`: a character of several code points is never split over two deltas.
@@ -75,7 +79,9 @@ class StreamDecoder:
         "_held",
         "_include_stop",
         "_kept_last",
+        "_min_ids",
         "_offset",
+        "_passed",
         "_pending",
         "_pieces",
         "_raw",
@@ -102,6 +108,7 @@ class StreamDecoder:
         stops: Sequence[str] = (),
         include_stop: bool = False,
         graphemes: bool = False,
+        min_ids: int = 0,
     ) -> None:
         known = pieces if isinstance(pieces, StreamPieces) else StreamPieces(pieces)
         self._pieces = known.pieces
@@ -113,6 +120,8 @@ class StreamDecoder:
         self._states: StopStates | None = known.stop_states(tuple(stops)) if stops else None
         self._stops = self._states.stops if self._states is not None else None
         self._include_stop = include_stop
+        self._min_ids = min_ids
+        self._passed = 0  # characters at the beginning of `_raw` within which no stop string counts
         self._simple = drop_last is None and not graphemes
         self._at_ease = False  # in the middle of a stream without any rule, which holds nothing back
         self._held: Held | None = None  # the same with stop strings, and whole characters that are held back for them
@@ -221,6 +230,8 @@ class StreamDecoder:
         if self._states is None:
             self._at_ease = not self._raw
             return
+        if self._passed or self.ids_consumed < self._min_ids:
+            return
         try:
             self._held = self._states.at(self._raw.decode())
         except UnicodeDecodeError:
@@ -286,10 +297,14 @@ class StreamDecoder:
                 parts.pop()
         raw = self._raw + b"".join(parts)
         text, used = utf_8_decode(raw, "replace", False)
-        if stops.find(text) is not None:
+        if ordinal < self._min_ids:
+            early = self._raw + b"".join(parts[: self._min_ids - ordinal])
+            self._passed = len(utf_8_decode(early, "replace", False)[0])
+        if stops.find(text, self._passed) is not None:
             return self._match(parts, ordinal, stops)
         self.ids_consumed += len(ids)
         hold = stops.held(text)
+        self._passed = max(0, self._passed - len(text) + hold)
         if not hold and used == len(raw):
             self._offset += used
             self._raw = b""
@@ -306,7 +321,7 @@ class StreamDecoder:
         raw, self._raw = self._raw, b""
         self.done = True
         text = raw.decode("utf-8", "replace")
-        match = stops.find(text)
+        match = stops.find(text, self._passed)
         if match is None:
             return text
         return self._stopped(text, match, self._pending, _byte_position(raw, match.start))
@@ -317,13 +332,13 @@ class StreamDecoder:
         while low < high:
             middle = (low + high) // 2
             text, _ = utf_8_decode(self._raw + b"".join(parts[:middle]), "replace", False)
-            if stops.find(text) is not None:
+            if stops.find(text, self._passed) is not None:
                 high = middle
             else:
                 low = middle + 1
         raw = self._raw + b"".join(parts[:low])
         text, _ = utf_8_decode(raw, "replace", False)
-        match = stops.find(text)
+        match = stops.find(text, self._passed)
         assert match is not None
         self.ids_consumed = ordinal + low
         self.done = True

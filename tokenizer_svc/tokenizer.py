@@ -363,6 +363,7 @@ class Tokenizer:
         stop_strings: Sequence[str] = (),
         include_stop: bool = False,
         graphemes: bool = False,
+        min_ids: int = 0,
     ) -> StreamDecoder:
         """A stream that follows `context_ids`. Without stop strings it gives what `decode` gives.
 
@@ -380,6 +381,7 @@ class Tokenizer:
             stops=stop_strings,
             include_stop=include_stop,
             graphemes=graphemes,
+            min_ids=min_ids,
         )
 
     @cached_property

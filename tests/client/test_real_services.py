@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
@@ -402,3 +403,30 @@ def test_interrupting_tandem_run_leaves_none_of_the_real_processes(repository_ro
     assert children
     _, alive = psutil.wait_procs(children, timeout=0)
     assert not alive
+
+
+def test_no_stop_string_ends_an_answer_before_min_tokens(tokenizer: str, worker: str) -> None:
+    options: dict[str, Any] = {"seed": 5, "temperature": 0.8, "max_tokens": 60, "min_tokens": 20, "stop": ["e", "\n"]}
+    unstopped = {**options, "stop": (), "ignore_eos": True}
+    with Client(tokenizer, worker, timeout=120) as client:
+        early = client.generate("ROMEO:", **{**options, "min_tokens": 0})
+        assert early.finish_reason is FinishReason.STOP_STRING and len(early.output_ids) < 20
+        result = client.generate("ROMEO:", **options)
+        whole = client.generate("ROMEO:", **unstopped)
+        with client.stream("ROMEO:", **options) as stream:
+            assert "".join(chunk.text for chunk in stream) == result.text
+        several = client.generate("ROMEO:", n=3, **options)
+        with pytest.raises(InvalidArgumentError, match="min_tokens"):
+            client.generate("ROMEO:", **{**options, "max_tokens": 19})
+    for output in (result, *several.outputs):
+        assert output.finish_reason is FinishReason.STOP_STRING
+        # The string may have begun before.
+        assert len(output.output_ids) >= 20
+        assert "e" in output.text
+    assert whole.text.startswith(result.text)
+
+    async def same() -> None:
+        async with AsyncClient(tokenizer, worker, timeout=120) as client:
+            assert (await client.generate("ROMEO:", **options)).output_ids == result.output_ids
+
+    asyncio.run(same())

@@ -63,6 +63,18 @@ async def test_many_streams_share_a_call_and_do_not_mix(start_service: Any, smal
     assert running.service.metrics.registry.get_sample_value("tandem_tokenizer_open_streams") == 0
 
 
+async def test_a_stop_string_within_the_first_ids_is_text_in_any_split(start_service: Any, small: Tokenizer) -> None:
+    running = await start_service()
+    ids = small.encode("one two one two one two", add_special=False)
+    least = len(small.encode("one two one", add_special=False))
+    for size in (1, len(ids)):
+        parts = [Request(ids=ids[at : at + size]) for at in range(0, len(ids), size)]
+        opened = Request(open=Open(stop_strings=["two"], min_ids=least))
+        responses = await exchange(running.stub, [opened, *parts])
+        assert "".join(each.text for each in responses) == "one two one "
+        assert [each.matched_stop for each in responses if each.HasField("matched_stop")] == ["two"]
+
+
 @pytest.mark.parametrize("include", [False, True])
 async def test_a_stop_string_ends_the_stream_and_says_how_much_to_trim(
     start_service: Any, small: Tokenizer, include: bool

@@ -233,3 +233,37 @@ def test_what_is_remembered_of_stop_strings_and_of_held_ids_is_bounded() -> None
         step = held[index]
         held = step[1] if step is not None else states.nothing
     assert sum(map(len, states._known.values())) + len(states._known) <= 4096
+
+
+@given(IDS, st.lists(st.integers(0, 40), max_size=10), STOPS, st.integers(0, 12), st.booleans())
+@settings(max_examples=500)
+def test_within_the_first_ids_no_stop_string_counts_that_is_complete_there(
+    ids: list[int], cuts: list[int], stops: list[str], min_ids: int, include: bool
+) -> None:
+    """The reference looks at all text so far after every id, and for ends behind the text of the first ids."""
+    text, decoder = run(ids, cuts, stops=stops, min_ids=min_ids, include_stop=include)
+    passed = len(StreamDecoder(PIECES).push(ids[:min_ids]))
+    for count in range(min_ids + 1, len(ids) + 2):
+        # Behind the last id what is held back is flushed.
+        so_far = StreamDecoder(PIECES).push(ids[:count], end=count > len(ids))
+        found = [
+            (start + len(stop), start, stop)
+            for stop in stops
+            for start in range(len(so_far))
+            if so_far.startswith(stop, start) and start + len(stop) > passed
+        ]
+        if found:
+            end, start, stop = min(found)
+            assert (decoder.matched_stop, decoder.ids_consumed) == (stop, min(count, len(ids)))
+            assert text == so_far[: end if include else start]
+            return
+    assert decoder.matched_stop is None
+    assert text == StreamDecoder(PIECES).push(ids, end=True)
+
+
+def test_a_stop_string_that_begins_within_the_first_ids_and_ends_behind_them_stops() -> None:
+    a, b = b"ab"
+    text, decoder = run([a, b, a, b, b], [], stops=["ab"], min_ids=3)
+    assert (text, decoder.matched_stop, decoder.ids_consumed, decoder.trim_ids) == ("ab", "ab", 4, 2)
+    text, decoder = run([a, b, a], [], stops=["ab"], min_ids=3)
+    assert (text, decoder.matched_stop) == ("aba", None)

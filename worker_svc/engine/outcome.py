@@ -81,7 +81,8 @@ def resume(request: Request) -> End | None:
     if request.stopping.sequences is not None:
         request.stop_state = request.stopping.sequences.after_all(output)
         match = request.stopping.sequences.match(request.stop_state)
-        if match is not None and request.stopping.include_stop:
+        early = request.output_tokens <= request.stopping.min_tokens
+        if match is not None and request.stopping.include_stop and not early:
             return End(FinishReason.STOP_SEQUENCE, matched_sequence=match.place)
     if request.matcher is not None:
         for token in output:

@@ -24,7 +24,7 @@ class StoppingParams:
 
     # At least 1, or 0 with prompt_logprobs; None, or more than fits: as many as fit into the context.
     max_tokens: int | None = None
-    min_tokens: int | None = None  # stop ids and end-of-sequence are masked before this many
+    min_tokens: int | None = None  # no stop id, EOS, sequence or string ends the output before this many
     stop: str | Sequence[str] = ()  # strings that end the text; at most 64, each 1 to 1,024 bytes
     stop_token_ids: Sequence[int] = ()  # at most 256
     stop_sequences: Sequence[Sequence[int]] = ()  # ids that end the output in this order; at most 64 of 1 to 64 ids

@@ -89,6 +89,7 @@ class GenerationPlan:
             stop_strings=self.stop_strings,
             include_stop=self.stopping.include_stop,
             graphemes=self.graphemes,
+            min_ids=self.stopping.min_tokens or 0,
         )
 
     def request(self, prompt_ids: Sequence[int], fingerprint: str) -> pb.GenerateRequest:

@@ -17,6 +17,7 @@ from worker_svc.engine.request import FinishReason, Request, Stopping
 from worker_svc.engine.sampling import Sampling
 from worker_svc.engine.scheduler import MAX_OVERTAKES, SchedulerLimits
 from worker_svc.engine.speculation_costs import Costs, Free
+from worker_svc.engine.stops import StopSequences
 
 
 class Driver:
@@ -349,3 +350,14 @@ def test_no_interval_of_an_end_is_negative_and_they_make_up_the_total():
         assert min(parts) >= 0
         assert sum(parts) == pytest.approx(ended.total_seconds)
         assert ended.total_seconds < 3600, "counted from the request, not from the machine's start"
+
+
+@pytest.mark.parametrize(("min_tokens", "reason"), [(2, FinishReason.STOP_SEQUENCE), (3, FinishReason.MAX_TOKENS)])
+def test_resumed_output_that_completes_a_sequence_before_min_tokens_goes_on(min_tokens: int, reason: FinishReason):
+    driver = Driver(pages=64, page_size=4)
+    stopping = Stopping(max_tokens=6, min_tokens=min_tokens, include_stop=True, sequences=StopSequences([[5, 6]]))
+    driver.engine.submit(Request.make(1, [1, 2, 3], Sampling(temperature=0.0), stopping, resumed=[4, 5, 6]))
+    while driver.engine.has_work:
+        driver.step()
+    assert driver.finished[1].reason is reason
+    assert driver.output[1] == ([7, 8, 9] if reason is FinishReason.MAX_TOKENS else [])

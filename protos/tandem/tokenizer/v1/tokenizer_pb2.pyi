@@ -861,12 +861,15 @@ class DecodeStreamOpen(_message.Message):
     STOP_STRINGS_FIELD_NUMBER: _builtins.int
     INCLUDE_STOP_FIELD_NUMBER: _builtins.int
     GRAPHEMES_FIELD_NUMBER: _builtins.int
+    MIN_IDS_FIELD_NUMBER: _builtins.int
     tokenizer: _builtins.str
     """name; empty: the default"""
     include_stop: _builtins.bool
     """send the matched stop string as text"""
     graphemes: _builtins.bool
     """hold back so that a character made of several code points is never split over two responses"""
+    min_ids: _builtins.int
+    """A stop string that is complete within the stream's first so many ids is text and does not end it; default 0."""
     @_builtins.property
     def options(self) -> Global___DecodeOptions:
         """clean_spaces must be false"""
@@ -891,10 +894,11 @@ class DecodeStreamOpen(_message.Message):
         stop_strings: _abc.Iterable[_builtins.str] | None = ...,
         include_stop: _builtins.bool = ...,
         graphemes: _builtins.bool = ...,
+        min_ids: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_ids", b"context_ids", "graphemes", b"graphemes", "include_stop", b"include_stop", "options", b"options", "stop_strings", b"stop_strings", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_ids", b"context_ids", "graphemes", b"graphemes", "include_stop", b"include_stop", "min_ids", b"min_ids", "options", b"options", "stop_strings", b"stop_strings", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
