@@ -186,7 +186,7 @@ SERVING: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Refused, and computed in vain",
             "none",
-            "Requests a second that found the queue full, with those of callers that held their share of it, end engines or "
+            "Requests a second that found the queue full, of them those over a share, end engines or "
             "met a drain; tokens a second computed for readers that had gone.",
             (
                 Series(rate("tandem_requests_refused_total", MODEL), "requests refused"),
