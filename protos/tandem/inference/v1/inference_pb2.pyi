@@ -548,7 +548,9 @@ class StoppingParams(_message.Message):
     into the context; Accepted.max_tokens says how many.
     """
     min_tokens: _builtins.int
-    """stop ids, sequences and EOS are masked before this many; default 0"""
+    """Stop ids, EOS and what would complete a stop sequence are masked before this many; default 0. For stop strings the
+    tokenizer has DecodeStreamOpen.min_ids.
+    """
     ignore_eos: _builtins.bool
     """the model's own end-of-sequence ids do not stop"""
     include_stop: _builtins.bool
