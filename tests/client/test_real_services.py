@@ -24,6 +24,7 @@ from tandem.client import (
     Conversation,
     FailoverSettings,
     FinishReason,
+    GenerateOptions,
     InvalidArgumentError,
     Segment,
 )
@@ -130,6 +131,7 @@ SAMPLERS = {
     "presence_penalty": 0.1,
     "dry_multiplier": 0.5,
     "dry_sequence_breakers": [[13], [5, 6]],
+    "dry_breakers": "\n",
     "logit_bias": {100: 2.0},
     "banned_ids": [5, 6],
     "banned_sequences": [[7, 8]],
@@ -155,10 +157,12 @@ FLAGS = [
     "0.1",
     "--dry-multiplier",
     "0.5",
-    "--dry-breaker",
+    "--dry-breaker-ids",
     "13",
-    "--dry-breaker",
+    "--dry-breaker-ids",
     "5,6",
+    "--dry-breaker",
+    "\\n",
     "--logit-bias",
     "100=2",
     "--ban-id",
@@ -207,6 +211,21 @@ async def test_samplers_and_logprobs_by_sdk_and_command_line(client: AsyncClient
     assert said["text"] == result.text
     assert said["logprobs"] == result.logprobs
     assert said["prompt_logprobs"]["logprobs"] == result.prompt_logprobs.logprobs
+
+
+async def test_breakers_as_text_are_those_of_the_vocabulary(client: AsyncClient) -> None:
+    pieces = (await client.get_vocabulary()).pieces
+    options: GenerateOptions = {"max_tokens": 30, "dry_multiplier": 3.0, "dry_allowed_length": 1, "temperature": 0.0}
+    by_text = await client.generate("First Citizen:", dry_breakers=["\n", "e "], **options)
+    breakers = by_text.sampling.dry_sequence_breakers
+    assert breakers is not None
+    lines = [id_ for id_, piece in enumerate(pieces) if b"\n" in piece]
+    assert lines
+    assert [[id_] for id_ in lines] == breakers[: len(lines)]
+    for head, *rest in breakers[len(lines) :]:
+        assert b"e " in b"".join(pieces[id_] for id_ in (head, *rest))
+    by_ids = await client.generate("First Citizen:", dry_sequence_breakers=breakers, **options)
+    assert by_ids.output_ids == by_text.output_ids
 
 
 async def test_streaming_equals_the_whole_answer(client: AsyncClient) -> None:

@@ -85,6 +85,7 @@ class GenerateOptions(CallOptions, SamplingOptions, total=False):
     preset: Preset | None  # what the other fields are where they are not given
     strategy: Strategy | None  # which filters are on; given fields win over it, and it wins over the preset
     sampling: SamplingParams | None
+    dry_breakers: str | Sequence[str]  # texts over which no repetition reaches, whatever tokens spell them; at most 64
 
     stopping: StoppingParams | None
     max_tokens: int | None

@@ -146,6 +146,9 @@ class Pipeline:
 
     async def _generate(self) -> None:
         fingerprint = await self._encode()
+        if texts := self.plan.breaker_texts:
+            assert self._texts is not None, "asked for by text"
+            self.plan = self.plan.with_breakers(await self._texts.breakers(self.plan.tokenizer, texts, self._context))
         if self.plan.echo:
             text = await self._prompt_text()
             for output in self._outputs:

@@ -33,6 +33,7 @@ class GenerationPlan:
     prompt: Prompt
     sampling: SamplingParams
     stopping: StoppingParams
+    dry_breakers: str | Sequence[str] = ()
     timeout: float | None
     request_id: str
     logprobs: bool = False
@@ -65,6 +66,21 @@ class GenerationPlan:
     def stop_strings(self) -> list[str]:
         stop = self.stopping.stop
         return [stop] if isinstance(stop, str) else list(stop)
+
+    @property
+    def breaker_texts(self) -> list[str]:
+        """Sequence breakers of DRY that are still to be found among the tokens."""
+        return [self.dry_breakers] if isinstance(self.dry_breakers, str) else list(self.dry_breakers)
+
+    def with_breakers(self, sequences: Sequence[Sequence[int]]) -> GenerationPlan:
+        """The same with these sequence breakers too; raises InvalidArgumentError where they are too many."""
+        together = [*(self.sampling.dry_sequence_breakers or ()), *sequences]
+        most = SAMPLING_LIMITS["dry_sequence_breakers"].most
+        assert most is not None
+        if len(together) > most:
+            problem = f"stand for {len(together)} sequences of ids in this vocabulary; at most {most} are allowed"
+            raise invalid_argument([FieldViolation("dry_breakers", problem)], request_id=self.request_id)
+        return dataclasses.replace(self, sampling=dataclasses.replace(self.sampling, dry_sequence_breakers=together))
 
     @property
     def with_logprobs(self) -> bool:
@@ -159,6 +175,8 @@ def make_plan(
     if isinstance(stopping.stop, str):
         values["stopping.stop"] = [stopping.stop]
     values |= {name: value for name, value in given.items() if name in RULES}
+    if isinstance(given.get("dry_breakers"), str):
+        values["dry_breakers"] = [given["dry_breakers"]]
     violations: list[FieldViolation] = prompt_violations(prompt, given.get("special_tokens", "text"), field)
     violations += (
         check(values)

@@ -40,7 +40,7 @@ class SamplingParams:
     dry_base: float | None = None  # >= 1; the penalty grows by it with each token
     dry_allowed_length: int | None = None  # >= 1; repetitions of so many tokens are penalized when they go on
     dry_window: int | None = None  # >= 0; how many last tokens are looked at; 0 is off
-    # at most 64 of 1 to 16 ids; no repetition reaches over one
+    # at most 8192 of 1 to 16 ids; no repetition reaches over one
     dry_sequence_breakers: Sequence[Sequence[int]] | None = None
     logit_bias: Mapping[int, float] | None = None  # at most 4096 ids; each id once
     allowed_ids: Sequence[int] | None = None  # at most 65536 ids; empty: all

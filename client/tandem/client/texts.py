@@ -8,6 +8,7 @@ from typing import TypeVar
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 
+from .breakers import beginnings
 from .decode_calls import SERVICE, DecodeCalls
 from .errors import InternalError
 from .rpc import CallContext, unary
@@ -19,6 +20,9 @@ M = TypeVar("M", pb.EncodeInput, pb.DecodeInput)
 BATCH_INPUTS = 4096
 BATCH_BYTES = 1024 * 1024  # of requests; offsets and pieces make a response several times larger
 
+MOST_BREAKERS_KEPT = 256  # texts whose ids are remembered
+MOST_REST_IDS = 15  # of a breaker behind its first id: together what the contract takes
+
 _TOKEN_TYPES = {number: name.removeprefix("TOKEN_TYPE_").lower() for name, number in pb.TokenType.items()}
 
 
@@ -29,6 +33,7 @@ class TextService:
         self.stub = stub
         self.decode_calls = DecodeCalls(stub)
         self._fingerprints: dict[str, str] = {}
+        self._breakers: dict[tuple[str, str], list[list[int]]] = {}  # by tokenizer and text
 
     async def encode(
         self, tokenizer: str, text: pb.EncodeInput, context: CallContext, *, offsets: bool = False, pieces: bool = False
@@ -121,6 +126,22 @@ class TextService:
             )
         return Vocabulary(info, pieces, types, scores)
 
+    async def breakers(self, tokenizer: str, texts: Sequence[str], context: CallContext) -> list[list[int]]:
+        """Ids of every way in which one of the texts can begin within a token; found once a text."""
+        wanted = [text for text in dict.fromkeys(texts) if (tokenizer, text) not in self._breakers]
+        if wanted:
+            pieces = (await self.vocabulary(tokenizer, context)).pieces
+            begun = {text: list(beginnings(text, pieces)) for text in wanted}
+            rests = sorted({rest for found in begun.values() for _, rest in found if rest})
+            inputs = [pb.EncodeInput(segments=[pb.TextSegment(text=rest)], add_special=False) for rest in rests]
+            encoded = await self.encode_batch(tokenizer, inputs, context)
+            ids = {"": [], **{rest: each.ids[:MOST_REST_IDS] for rest, each in zip(rests, encoded, strict=True)}}
+            if len(self._breakers) + len(wanted) > MOST_BREAKERS_KEPT:
+                self._breakers.clear()
+            for text, found in begun.items():
+                self._breakers[tokenizer, text] = [[id_, *ids[rest]] for id_, rest in found]
+        return [ids for text in dict.fromkeys(texts) for ids in self._breakers[tokenizer, text]]
+
     async def fingerprint(self, name: str, context: CallContext) -> str:
         """Of the tokenizer of that name; asked once."""
         if name not in self._fingerprints:
@@ -130,6 +151,7 @@ class TextService:
     def forget_fingerprints(self) -> None:
         """A worker contradicted one: the tokenizer may have been replaced."""
         self._fingerprints.clear()
+        self._breakers.clear()
 
 
 def _parts(messages: Sequence[M]) -> Iterator[list[M]]:

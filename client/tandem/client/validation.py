@@ -186,6 +186,7 @@ RULES: Mapping[str, Rule] = {
     "stopping.max_tokens": Integer(1, UINT32_MAX),  # 0 too, with prompt_logprobs
     "stopping.min_tokens": Integer(0, UINT32_MAX),
     "stopping.stop": Each(Text(1, 1024), most=64),
+    "dry_breakers": Each(Text(1, 1024), most=64),
     "stopping.stop_token_ids": Each(Integer(0, UINT32_MAX), most=256),
     "stopping.stop_sequences": Each(Each(Integer(0, UINT32_MAX), most=64, least=1), most=64),
     "stopping.ignore_eos": Flag(),

@@ -17,15 +17,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from worker_svc.engine.sampler.breakers import Breakers
 from worker_svc.engine.sampler.rows import Rows
-from worker_svc.engine.sampler.table import Rules
+from worker_svc.engine.sampler.table import Rules, SamplingTable
 from worker_svc.engine.sampling import Sampling
 
 _LOG_LARGEST_FLOAT = 88.7228391  # a longer repetition would overflow the power: its exponent is cut there
 _SMALLEST_BASE_THAT_GROWS = 1.000001
 
 
-def penalize_continuations(logits: torch.Tensor, rows: Rows, rules: Rules) -> None:
+def penalize_continuations(logits: torch.Tensor, rows: Rows, rules: Rules, table: SamplingTable) -> None:
     """Applies DRY in place to the rows that use it."""
     active = np.flatnonzero(rules["dry_multiplier"] > 0)
     if not active.size:
@@ -34,8 +35,11 @@ def penalize_continuations(logits: torch.Tensor, rows: Rows, rules: Rules) -> No
         continuations(
             rows.requests[row].tokens[max(0, position - rows.requests[row].sampling.dry_window) : position],
             rows.requests[row].sampling,
+            table.lists(slot).breakers,
         )
-        for row, position in zip(active.tolist(), rows.positions[active].tolist(), strict=True)
+        for row, position, slot in zip(
+            active.tolist(), rows.positions[active].tolist(), rules["slot"][active].tolist(), strict=True
+        )
     ]
     places = np.repeat(active, [len(ids) for ids, _ in found])
     if places.size:
@@ -46,17 +50,19 @@ def penalize_continuations(logits: torch.Tensor, rows: Rows, rules: Rules) -> No
 
 
 def continuations(
-    tokens: npt.NDArray[np.int32], sampling: Sampling
+    tokens: npt.NDArray[np.int32], sampling: Sampling, breakers: Breakers
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     """The ids that would continue a repetition at the end of `tokens`, each once, and their penalties."""
     nothing = np.empty(0, np.int64), np.empty(0, np.float32)
-    allowed, longest = sampling.dry_allowed_length, _longest_match(tokens, sampling)
-    if longest < allowed or len(tokens) <= allowed:
+    allowed, most = sampling.dry_allowed_length, len(tokens)
+    if most <= allowed:
         return nothing
-    most = longest
     if sampling.dry_base > _SMALLEST_BASE_THAT_GROWS:
         # Longer matches have the same penalty: there is no need to follow them.
-        most = min(longest, allowed + int(_LOG_LARGEST_FLOAT / math.log(sampling.dry_base)))
+        most = min(most, allowed + int(_LOG_LARGEST_FLOAT / math.log(sampling.dry_base)))
+    most = min(most, breakers.reach(tokens, most))
+    if most < allowed:
+        return nothing
     ends = np.flatnonzero(tokens[:-1] == tokens[-1]) + 1  # where something that ends like `tokens` has just ended
     ids, lengths = [], []
     length = 1
@@ -72,8 +78,7 @@ def continuations(
     ids.append(tokens[ends])
     lengths.append(np.full(ends.size, length))
     all_ids, all_lengths = np.concatenate(ids).astype(np.int64), np.concatenate(lengths)
-    single = [breaker[0] for breaker in sampling.dry_sequence_breakers if len(breaker) == 1]
-    keep = (all_lengths >= allowed) & ~np.isin(all_ids, single)
+    keep = (all_lengths >= allowed) & ~np.isin(all_ids, breakers.single)
     # By id, and for each id the longest match last.
     order = np.lexsort((all_lengths[keep], all_ids[keep]))
     ordered, matched = all_ids[keep][order], all_lengths[keep][order]
@@ -82,25 +87,3 @@ def continuations(
     with np.errstate(over="ignore"):
         penalty = np.minimum(sampling.dry_multiplier * sampling.dry_base**exponent, np.finfo(np.float32).max)
     return ordered[last], penalty.astype(np.float32)
-
-
-def _longest_match(tokens: npt.NDArray[np.int32], sampling: Sampling) -> int:
-    """How far back a match may reach: to behind the last sequence breaker. Of several that begin at the same token, the
-    longest counts."""
-    reach = len(tokens)
-    if not sampling.dry_sequence_breakers:
-        return reach
-    best_start = -1
-    for breaker in sampling.dry_sequence_breakers:
-        size = len(breaker)
-        if size > len(tokens):
-            continue
-        starts = np.flatnonzero(tokens[: len(tokens) - size + 1] == breaker[0])
-        for offset in range(1, size):
-            starts = starts[tokens[starts + offset] == breaker[offset]]
-        if starts.size and (
-            starts[-1] > best_start or (starts[-1] == best_start and len(tokens) - starts[-1] - size < reach)
-        ):
-            best_start = int(starts[-1])
-            reach = len(tokens) - best_start - size
-    return reach

@@ -54,7 +54,7 @@ def sample(logits: torch.Tensor, rows: Rows, table: SamplingTable, rules: Rules 
     if changes_logits(rows, rules).any():
         constrain(logits, rows, rules, table)
         penalize(logits, rows, rules)
-        penalize_continuations(logits, rows, rules)
+        penalize_continuations(logits, rows, rules, table)
         largest = logits.amax(dim=-1)
     possible = (largest > float("-inf")).cpu().numpy() | ~finite
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from worker_svc.engine.request import Request
+from worker_svc.engine.sampler.breakers import Breakers
 from worker_svc.engine.sampling import Sampling
 
 Ids = npt.NDArray[np.int64]
@@ -44,6 +45,7 @@ class Lists:
     allowed_ids: Ids
     banned_ids: Ids
     stop_ids: Ids
+    breakers: Breakers
 
 
 def column(rules: Rules, name: str, device: torch.device) -> torch.Tensor:
@@ -133,4 +135,5 @@ def _lists(request: Request) -> Lists:
         allowed_ids=np.unique(np.array(s.allowed_ids, dtype=np.int64)),
         banned_ids=np.unique(np.array(s.banned_ids, dtype=np.int64)),
         stop_ids=np.array(request.stopping.masked_ids, dtype=np.int64),
+        breakers=Breakers.of(s.dry_sequence_breakers),
     )

@@ -24,7 +24,7 @@ _TYPES = {Kind.NUMBER: float, Kind.INTEGER: int, Kind.FLAG: bool}
 _FLAGS = {
     "temperature": ("--temperature", "-t"),
     "temperature_last": ("--temperature-last/--temperature-first",),
-    "dry_sequence_breakers": ("--dry-breaker",),
+    "dry_sequence_breakers": ("--dry-breaker-ids",),
     "allowed_ids": ("--allow-id",),
     "banned_ids": ("--ban-id",),
     "banned_sequences": ("--ban-sequence",),
@@ -67,6 +67,10 @@ SAMPLING_FLAGS: dict[str, Any] = {
             "--strategy", help="greedy, top_k, top_p, temperature or combined; flags win.", rich_help_panel=_SAMPLING
         ),
     ],
+    "dry_breakers": Annotated[
+        list[str] | None,
+        typer.Option("--dry-breaker", help="Text that ends a repetition; repeatable.", rich_help_panel=_PENALTIES),
+    ],
 } | {name: _flag(name, limit) for name, limit in LIMITS.items()}
 STOPPING_FLAGS: dict[str, tuple[Any, Any]] = {
     "max_tokens": (o.MaxTokens, None),
@@ -102,6 +106,7 @@ def _options(given: dict[str, Any]) -> GenerateOptions:
         values[name] = [id_ for text in given[name] or [] for id_ in _ids(text)] or None
     for name in ("banned_sequences", "dry_sequence_breakers"):
         values[name] = [_ids(text) for text in given[name] or []] or None
+    values["dry_breakers"] = [o.unescaped(one) for one in given["dry_breakers"] or []]
     values["logit_bias"] = dict(_bias(text) for text in given["logit_bias"] or []) or None
     options: GenerateOptions = {
         **values,  # type: ignore[typeddict-item]  # checked with everything else
