@@ -41,5 +41,6 @@ def test_every_option_is_in_the_table() -> None:
     fields |= set(params.SamplingParams.__dataclass_fields__) | set(params.StoppingParams.__dataclass_fields__)
     fields |= {"preset", "strategy"}
     assert fields == set(params.GenerateOptions.__optional_keys__)
-    for field in fields:
+    # Those of SamplingParams are in the table of sampling.md, which is made from the contract.
+    for field in fields - set(params.SamplingParams.__dataclass_fields__):
         assert re.search(rf"\b{field}\b", table), field
