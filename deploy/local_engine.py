@@ -36,8 +36,11 @@ COMMIT
 FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 
 
+ENGINE_CAPABILITIES = {12: "CAP_NET_ADMIN", 21: "CAP_SYS_ADMIN"}  # for networks and mounts; from linux/capability.h
+
+
 class EngineUnavailableError(Exception):
-    """Why no engine can run here."""
+    """Why this machine cannot be expected to run an engine. What goes wrong beyond that is a failure."""
 
 
 def say(text: str) -> None:
@@ -75,23 +78,28 @@ def install_packages(names: list[str]) -> None:
     run("apt-get", "install", "-y", "-qq", "--no-install-recommends", *names, env=environment, timeout=600)
 
 
-def require_engine_packages(may_install: bool) -> None:
-    """Raises EngineUnavailableError when something is missing and may not, or cannot, be installed."""
+def missing_capabilities() -> list[str]:
+    """What an engine needs and this process does not have: root of an ordinary container lacks both."""
+    facts = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line)
+    effective = int(facts["CapEff"], 16)
+    return [name for bit, name in ENGINE_CAPABILITIES.items() if not effective >> bit & 1]
+
+
+def require_engine(may_install: bool) -> None:
+    """Raises EngineUnavailableError where no engine is to be had: no root, no Debian, nothing may be installed."""
     if os.geteuid() != 0:
         raise EngineUnavailableError("no Docker engine answers, and starting one needs root")
-    missing = sorted({package for program, package in ENGINE_PACKAGES.items() if shutil.which(program) is None})
-    if not missing:
-        return
-    if not may_install:
-        raise EngineUnavailableError(
-            f"no Docker engine answers; to start one, install {' '.join(missing)} or give --install"
-        )
+    if missing := missing_capabilities():
+        raise EngineUnavailableError(f"no Docker engine answers, and starting one needs {' and '.join(missing)}")
     if shutil.which("apt-get") is None:
         raise EngineUnavailableError("no Docker engine answers, and this is not a Debian or Ubuntu machine")
-    try:
-        install_packages(missing)
-    except (RuntimeError, subprocess.TimeoutExpired) as error:
-        raise EngineUnavailableError(f"the engine's packages cannot be installed: {error}") from error
+    packages = sorted({package for program, package in ENGINE_PACKAGES.items() if shutil.which(program) is None})
+    if packages and not may_install:
+        raise EngineUnavailableError(
+            f"no Docker engine answers; to start one, install {' '.join(packages)} or give --install"
+        )
+    if packages:
+        install_packages(packages)
 
 
 def unpacked(folder: Path, packages: list[str]) -> Path:
@@ -136,10 +144,7 @@ def network_interfaces() -> set[str]:
 @contextmanager
 def network_put_back() -> Iterator[None]:
     """Afterwards packet filter rules, bridges and IP forwarding are as they were before."""
-    try:
-        rules, links, forwarding = run("iptables-save"), network_interfaces(), FORWARDING.read_text()
-    except (RuntimeError, OSError) as error:
-        raise EngineUnavailableError(f"the network of this machine cannot be set up: {error}") from error
+    rules, links, forwarding = run("iptables-save"), network_interfaces(), FORWARDING.read_text()
     try:
         yield
     finally:
@@ -178,14 +183,11 @@ def only_one() -> Iterator[None]:
 @contextmanager
 def local_engine(may_install: bool) -> Iterator[dict[str, str]]:
     """Yields the environment in which `docker` and `docker compose` use an engine of our own."""
-    require_engine_packages(may_install)
+    require_engine(may_install)
     with ExitStack() as stack:
         stack.enter_context(only_one())
         folder = stack.enter_context(scratch_folder("tandem-docker-"))
-        try:
-            download_plugins(folder, folder / "client" / "cli-plugins")
-        except (RuntimeError, subprocess.TimeoutExpired, StopIteration) as error:
-            raise EngineUnavailableError(f"docker compose cannot be had: {error}") from error
+        download_plugins(folder, folder / "client" / "cli-plugins")
         stack.enter_context(network_put_back())
         yield stack.enter_context(dockerd(folder))
 
@@ -212,7 +214,7 @@ def dockerd(folder: Path) -> Iterator[dict[str, str]]:
         deadline = time.monotonic() + 60
         while not engine_answers(environment):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise EngineUnavailableError(f"the Docker engine did not start:\n{log.read_text()[-3000:]}")
+                raise RuntimeError(f"the Docker engine did not start:\n{log.read_text()[-3000:]}")
             time.sleep(0.2)
         yield environment
     finally:

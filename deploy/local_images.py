@@ -135,6 +135,7 @@ def local_base_image(folder: Path, environment: dict[str, str]) -> Iterator[str]
         links = [Path(value.removeprefix("file://")) for value in configured.get("find-links", [])]
         urls = [stack.enter_context(served_on(address, path)) for path in dict.fromkeys(links) if path.is_dir()]
         lines = ["[global]", f"cert = {CERTIFICATES}", "disable-pip-version-check = true", "root-user-action = ignore"]
+        lines += ["retries = 1"]  # an extra index that cannot be reached is asked for every package
         lines += [f"index-url = {value}" for value in configured.get("index-url", []) if value.startswith("http")]
         if urls:
             lines += ["find-links =", *(f"    {url}" for url in urls), f"trusted-host = {address}"]

@@ -38,8 +38,8 @@ class CSources:
 
     @property
     def prebuilt(self) -> Path:
-        """The library beside its sources, where somebody made it."""
-        return self.folder / f"{self.name}.so"
+        """The library beside its sources, where somebody made it. `NAME.so` would be taken for a module NAME."""
+        return self.folder / f"lib{self.name}.so"
 
     def load(self, logger: logging.Logger, without: str) -> ctypes.CDLL | None:
         """The library; None where it cannot be had, which is logged together with what is lost `without` it."""

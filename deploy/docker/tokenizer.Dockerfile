@@ -18,11 +18,12 @@ RUN python3 requirements.py pyproject.toml tokenizer > requirements.txt \
       -r requirements.txt \
  && (/opt/tandem/bin/python -m compileall -q -j 0 /opt/tandem/lib || echo "not every module was compiled")
 COPY . .
+# -P: what is installed, and not the sources that lie here, is tried and gets its compiled code.
 RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
- && /opt/tandem/bin/python -c "import tokenizer_svc.server, svc_common.healthcheck" \
- && (test -z "$BUILD_PACKAGES" || (/opt/tandem/bin/python -m tokenizer_svc.native \
-      && /opt/tandem/bin/python -m svc_common.gguf_strings)) \
- && ! /opt/tandem/bin/python -c "import torch" 2>/dev/null
+ && /opt/tandem/bin/python -P -c "import tokenizer_svc.server, svc_common.healthcheck" \
+ && (test -z "$BUILD_PACKAGES" || (/opt/tandem/bin/python -P -m tokenizer_svc.native \
+      && /opt/tandem/bin/python -P -m svc_common.gguf_strings)) \
+ && ! /opt/tandem/bin/python -P -c "import torch" 2>/dev/null
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="tandem-tokenizer" \

@@ -23,10 +23,11 @@ RUN python3 requirements.py pyproject.toml worker > requirements.txt \
       -r requirements.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
  && (/opt/tandem/bin/python -m compileall -q -j 0 /opt/tandem/lib || echo "not every module was compiled")
 COPY . .
+# -P: what is installed, and not the sources that lie here, is tried and gets its compiled code.
 RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
- && /opt/tandem/bin/python -c "import worker_svc.server, svc_common.healthcheck" \
- && (test -z "$BUILD_PACKAGES" || (/opt/tandem/bin/python -m worker_svc.model.native \
-      && /opt/tandem/bin/python -m svc_common.gguf_strings))
+ && /opt/tandem/bin/python -P -c "import worker_svc.server, svc_common.healthcheck" \
+ && (test -z "$BUILD_PACKAGES" || (/opt/tandem/bin/python -P -m worker_svc.model.native \
+      && /opt/tandem/bin/python -P -m svc_common.gguf_strings))
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="tandem-worker" \

@@ -2,7 +2,7 @@
 the rest of a layer (`layers.py`).
 
 The sources are compiled by the machine's C compiler (`CC`, else cc, gcc or clang) when they are first needed, which
-takes a few seconds, and kept in `$XDG_CACHE_HOME/tandem` (`~/.cache/tandem`). An `operations.so` beside them, made by
+takes a few seconds, and kept in `$XDG_CACHE_HOME/tandem` (`~/.cache/tandem`). A `liboperations.so` beside them, made by
 `python -m worker_svc.model.native`, is taken as it is: for images without a compiler. Without either, torch's own
 operations serve, slower.
 
