@@ -8,10 +8,16 @@ from typing import Any
 from svc_common.errors import failed_precondition, resource_exhausted
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tokenizer_svc.chat.formats import template_of
+from tokenizer_svc.encoding import Policy
 from tokenizer_svc.settings import TokenizerSettings
 from tokenizer_svc.tokenizer import Tokenizer
 from tokenizer_svc.validation import Violations
 
+CHAT_POLICIES = {
+    pb.SPECIAL_TOKEN_POLICY_UNSPECIFIED: Policy.PLAIN,
+    pb.SPECIAL_TOKEN_POLICY_PLAIN: Policy.PLAIN,
+    pb.SPECIAL_TOKEN_POLICY_TEXT: Policy.TEXT,
+}
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 _MAX_TEMPLATE_BYTES = 256 * 1024
 
@@ -39,6 +45,8 @@ def chat_question(request: pb.EncodeChatRequest, tokenizer: Tokenizer, settings:
     template = request.chat_template or template_of(tokenizer)
     if len(request.chat_template.encode()) > _MAX_TEMPLATE_BYTES:
         violations.add("chat_template", f"is longer than {_MAX_TEMPLATE_BYTES} bytes")
+    if request.special_tokens not in CHAT_POLICIES:
+        violations.add("special_tokens", "must be PLAIN or TEXT")
     violations.raise_any()
     if template is None:
         raise failed_precondition(

@@ -13,12 +13,13 @@ from tokenizer_svc.vocabulary import SpecialToken
 
 
 class Policy(IntEnum):
-    """What happens where text contains the text of a control token; numbers as on the wire."""
+    """What happens where text contains the text of a special token; numbers as on the wire."""
 
     TEXT = 1
     PARSE = 2
     PARSE_LISTED = 3
     REJECT = 4
+    PLAIN = 5
 
     __hash__ = int.__hash__  # an enumeration's own is Python code, and policies are part of every key of the cache
 

@@ -24,8 +24,9 @@ from tokenizer_svc.vocabulary import SpecialToken
 
 WHITE_SPACE = " \t\n\v\f\r"  # isspace() of the C locale
 _ANY_WHITE_SPACE = "".join(filter(str.isspace, map(chr, [*range(9, 14), *range(32, 0x3001)])))
-_WORD = regex.compile(r"[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}]")
 _TAKEN = "\ud800"  # never part of valid text, so that nothing matches across it
+_TAKEN_WORD = "\ud801"  # the same in place of a letter
+_WORD = regex.compile(rf"[\p{{Alphabetic}}\p{{M}}\p{{Nd}}\p{{Pc}}\p{{Join_Control}}{_TAKEN_WORD}]")
 
 
 class Fragment(NamedTuple):
@@ -81,6 +82,12 @@ class FragmentSplitter:
         if self._pattern is None or self._pattern.search(text) is None:
             return [Fragment(0, len(text), None)]
         return self._split_in_one_pass(text) if self._one_pass else self._split_longest_first(text)
+
+    def masked(self, text: str) -> str:
+        """As many characters in which no token is found, and which are beside one what those of `text` would be."""
+        if any(token.single_word for token in self._by_id.values()):
+            return "".join(_TAKEN_WORD if _WORD.match(each) else _TAKEN for each in text)
+        return _TAKEN * len(text)
 
     def first_match(self, text: str) -> tuple[SpecialToken, int] | None:
         """The leftmost special token in `text` and where it starts, in code points."""

@@ -22,7 +22,7 @@ from tokenizer_svc.chat.formats import template_of
 from tokenizer_svc.chat.json_text import JsonTextError
 from tokenizer_svc.chat.renderer import ChatRenderer, RendererBusyError
 from tokenizer_svc.chat.template import RenderError
-from tokenizer_svc.chat_validation import chat_question
+from tokenizer_svc.chat_validation import CHAT_POLICIES, chat_question
 from tokenizer_svc.decode_calls import DecodeCalls
 from tokenizer_svc.encode_calls import EncodeCalls
 from tokenizer_svc.loaded import Loaded, LoadedTokenizers
@@ -209,7 +209,8 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         except RendererBusyError as error:
             raise resource_exhausted(str(error), reason="QUEUE_FULL", retry_after=0.5) from None
         text = "".join(part for _, part in runs)
-        work = partial(encode_runs, loaded.tokenizer, runs, request.include_content_mask)
+        policy = CHAT_POLICIES[request.special_tokens]
+        work = partial(encode_runs, loaded.tokenizer, runs, request.include_content_mask, policy)
         encoding = work() if len(text) <= self._settings.inline_bytes else (await self._in_pool([work]))[0]
         loaded.metrics.encoded_tokens.inc(len(encoding.ids))
         loaded.metrics.encoded_bytes.inc(len(text.encode()))

@@ -7,7 +7,9 @@ The rules that are not obvious, written once:
 
 - Segments are encoded apart from each other. A space prefix, where the vocabulary has one, goes in front of the first
   text and of text that follows a special token; a segment's border alone brings none.
-- USER_DEFINED tokens are cut out of the text under every policy, CONTROL and UNKNOWN tokens only where one says so.
+- USER_DEFINED tokens are cut out of the text under TEXT, PARSE and PARSE_LISTED, as llama.cpp does; CONTROL and UNKNOWN
+  tokens only where a policy says so. Under PLAIN and REJECT text becomes none of them. A token of white space alone is
+  one under every policy: it means what it shows, and code is written with it.
 - Decoding strips one space prefix, from the first id only, and not where `remove_special` took away a BOS. That of a
   byte-level vocabulary stays.
 - `remove_special` drops the BOS and EOS that `add_special` would have put there, no others.
@@ -26,6 +28,7 @@ from tokenizer_svc.config import TokenizerConfig, fingerprint_of
 from tokenizer_svc.encode_cache import EncodeCache
 from tokenizer_svc.encoding import Encoding, Policy, Segment, SpecialTokenInText, TokenIdError
 from tokenizer_svc.fragments import FragmentSplitter
+from tokenizer_svc.guarding import GuardedEncoder
 from tokenizer_svc.native.joining import IdRuns, PieceJoiner
 from tokenizer_svc.offsets import to_code_points
 from tokenizer_svc.spacing import clean_spaces as without_spaces
@@ -34,6 +37,8 @@ from tokenizer_svc.vocabularies.spm_merging import SPACE
 from tokenizer_svc.vocabulary import (
     CONTROL_TYPES,
     LoneSurrogateError,
+    SpecialToken,
+    TextEncoder,
     TokenTable,
     TokenType,
     Vocabulary,
@@ -42,6 +47,7 @@ from tokenizer_svc.vocabulary import (
 from tokenizer_svc.wire import decoded_field
 
 _SPLITTERS_KEPT = 64
+_GUARDED = frozenset({Policy.PLAIN, Policy.REJECT})  # policies under which text becomes no special token
 _FRAGMENTS_KEPT_TOGETHER = 8  # a segment of more is remembered in parts only: its next turn has more of them
 
 
@@ -70,13 +76,19 @@ class Tokenizer:
             raise ValueError("the tokenizer is to add a BOS or EOS token, but has none")
         self._controls = {token.id: token for token in table.specials if token.type in CONTROL_TYPES}
         self._user_defined = [token for token in table.specials if token.type == TokenType.USER_DEFINED]
+        blank = [token for token in self._user_defined if _is_white_space(token)]
         leftmost = config.leftmost_specials
-        self._plain = FragmentSplitter(self._user_defined, leftmost)
+        self._text_splitter = FragmentSplitter(self._user_defined, leftmost)
+        self._plain_splitter = FragmentSplitter(blank, leftmost)
         self.takes_text_whole = not self._user_defined  # under the policy TEXT
         self._parsing = FragmentSplitter(table.specials, leftmost)
         self.control_splitter = (
             FragmentSplitter(list(self._controls.values()), leftmost) if self._user_defined else self._parsing
         )
+        meaning = [token for token in table.specials if not _is_white_space(token)]
+        self.meaning_splitter = FragmentSplitter(meaning, leftmost) if blank else self._parsing
+        kept_out = [token.id for token in meaning if token.id != config.unk_id]
+        self._guarded = GuardedEncoder(vocabulary, table, kept_out, config.unk_id) if kept_out else vocabulary
         # Safe borders lie between a line break and a letter: no special token may reach across one.
         self._cuttable = not any("\n" in token.text or token.lstrip for token in table.specials)
         # Byte-level vocabularies spell spaces as themselves, and as in the library the one in front stays in the text.
@@ -141,6 +153,8 @@ class Tokenizer:
         cache = None if with_offsets or uncached else self._cache
         for number, segment in enumerate(segments):
             text = segment.text
+            guarded = segment.policy in _GUARDED
+            encoder = self._guarded if guarded else vocabulary
             key: Hashable = None
             if cache is not None and text:
                 key = segment if wants_prefix else (segment, False)
@@ -177,14 +191,14 @@ class Tokenizer:
                 piece = text if end - start == len(text) else text[start:end]
                 spaced = self._spaced(piece) if wants_prefix else piece
                 if with_offsets:
-                    ids, starts = vocabulary.encode_with_offsets(spaced)
+                    ids, starts = encoder.encode_with_offsets(spaced)
                     parts.append(ids)
                     # The prefix is no part of the text: what begins with it begins with the text.
                     starts = np.maximum(starts, 1) - np.uint32(1) if len(spaced) > len(piece) else starts
                     offsets.append(starts + np.uint32(counted))
                 else:
                     known_text = cache if fragments > 1 or end < len(text) else None
-                    parts.append(self._encode_text(spaced, vocabulary, known_text))
+                    parts.append(_encode_text(spaced, encoder, known_text, guarded))
                 wants_prefix = False
             base += len(data)
             if cache is not None and text and fragments <= _FRAGMENTS_KEPT_TOGETHER:
@@ -228,18 +242,6 @@ class Tokenizer:
         """A text with the space prefix, where it gets one."""
         return text if self.config.prefix_spares_spaces and text[0] in self._spared else " " + text
 
-    @staticmethod
-    def _encode_text(text: str, vocabulary: Vocabulary, cache: EncodeCache | None) -> Ids:
-        """Ids of a text without special tokens, from memory where a cache is given."""
-        if cache is None:
-            return vocabulary.encode(text)
-        known = cache.get(text)
-        if known is None:
-            found = vocabulary.encode(text)
-            cache.put(text, text, found)
-            return found
-        return known.ids
-
     def cut(self, text: str, count: int) -> list[str]:
         """`text` in at most `count` parts of about equal length, which have together the ids that it has as a whole.
 
@@ -276,7 +278,9 @@ class Tokenizer:
     def _splitter(self, number: int, segment: Segment) -> FragmentSplitter:
         match segment.policy:
             case Policy.TEXT:
-                return self._plain
+                return self._text_splitter
+            case Policy.PLAIN:
+                return self._plain_splitter
             case Policy.PARSE:
                 return self._parsing
             case Policy.PARSE_LISTED:
@@ -285,7 +289,7 @@ class Tokenizer:
                 found = self.control_splitter.first_match(segment.text)
                 if found is not None:
                     raise SpecialTokenInText(number, *found)
-                return self._plain
+                return self._plain_splitter
 
     def _make_listed_splitter(self, parse_ids: frozenset[int]) -> FragmentSplitter:
         unknown = sorted(parse_ids - self._controls.keys())
@@ -424,6 +428,23 @@ class Tokenizer:
         """The ids that remove_special takes away at the front and at the back."""
         config = self.config
         return (config.bos_id if config.adds_bos else None, config.eos_id if config.adds_eos else None)
+
+
+def _is_white_space(token: SpecialToken) -> bool:
+    return token.text.replace(SPACE, " ").isspace()
+
+
+def _encode_text(text: str, encoder: TextEncoder, cache: EncodeCache | None, guarded: bool) -> Ids:
+    """Ids of a text without special tokens, from memory where a cache is given."""
+    if cache is None:
+        return encoder.encode(text)
+    key = (text, Policy.PLAIN) if guarded else text
+    known = cache.get(key)
+    if known is None:
+        found = encoder.encode(text)
+        cache.put(key, text, found)
+        return found
+    return known.ids
 
 
 def _checked(text: str) -> str:

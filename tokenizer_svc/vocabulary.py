@@ -81,8 +81,20 @@ class TokenTable:
         return len(self.pieces)
 
 
-class Vocabulary(Protocol):
+class TextEncoder(Protocol):
     """Text without special tokens to ids. Implementations are safe to call from many threads."""
+
+    def encode(self, text: str) -> Ids:
+        """Ids of `text`, which is valid Unicode and not empty."""
+        ...
+
+    def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
+        """Ids, and for each of them where it starts in the UTF-8 of `text`, in bytes."""
+        ...
+
+
+class Vocabulary(TextEncoder, Protocol):
+    """One of the five types."""
 
     type: VocabularyType
 
@@ -97,16 +109,8 @@ class Vocabulary(Protocol):
         ids. None: no such place is known."""
         ...
 
-    def encode(self, text: str) -> Ids:
-        """Ids of `text`, which is valid Unicode and not empty."""
-        ...
-
     def encode_many(self, texts: Sequence[str]) -> list[Ids]:
         """Ids of each of the texts, which may be empty."""
-        ...
-
-    def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
-        """Ids, and for each of them where it starts in the UTF-8 of `text`, in bytes."""
         ...
 
     def behaviour(self) -> Iterator[bytes]:

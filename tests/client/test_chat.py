@@ -20,6 +20,7 @@ from tandem.client import (
     InvalidArgumentError,
     ToolCall,
 )
+from tandem.tokenizer.v1 import tokenizer_pb2
 from tests.client.fakes import (
     CONTROL,
     CONTROL_TEXT,
@@ -116,6 +117,8 @@ async def test_json_is_sent_in_the_order_and_to_the_digit_that_was_given(
         ([ChatMessage("a", tool_calls=[ToolCall("f", "[]")])], ["messages[0].tool_calls[0].arguments"]),
         (Conversation(USER, tools=[{"x": object()}, {"x": float("nan")}, {"x": "\ud800"}, {1: 2}]),
          ["tools[0]", "tools[1]", "tools[2]", "tools[3]"]),
+        (Conversation(USER, special_tokens="parse"), ["special_tokens"]),  # type: ignore[arg-type]
+        (Conversation(USER, special_tokens=[]), ["special_tokens"]),  # type: ignore[arg-type]
         (Conversation(USER, tools=None), ["tools"]),  # type: ignore[arg-type]
         (Conversation(USER, template_arguments=3), ["template_arguments"]),  # type: ignore[arg-type]
     ],
@@ -131,6 +134,15 @@ async def test_what_is_wrong_with_a_conversation_is_named(
         with pytest.raises(InvalidArgumentError) as caught:
             await client.generate(messages)
         assert caught.value.violations[0].field == f"prompt.{fields[0]}"
+
+
+async def test_what_becomes_of_special_tokens_in_messages_is_sent(
+    client: AsyncClient, tokenizer: ByteTokenizer
+) -> None:
+    for conversation in (USER, Conversation(USER), Conversation(USER, special_tokens="text")):
+        await client.encode_chat(conversation)
+    plain, text = tokenizer_pb2.SPECIAL_TOKEN_POLICY_PLAIN, tokenizer_pb2.SPECIAL_TOKEN_POLICY_TEXT
+    assert [request.special_tokens for request in tokenizer.chats] == [plain, plain, text]
 
 
 async def test_a_model_without_a_template_is_a_failed_precondition(
@@ -184,6 +196,16 @@ def test_showing_a_prompt_needs_no_worker(servers: ServersThread) -> None:
     command = [*TANDEM, "chat", "a", "--show-prompt", "--tokenizer-address", servers.tokenizer_address]
     done = subprocess.run(command, env=environment(None), capture_output=True, encoding="utf-8", timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_special_tokens_of_messages_are_chosen_by_a_flag(servers: ServersThread) -> None:
+    for flags in ([], ["--special", "text"]):
+        assert tandem(servers, "chat", "Hi", "--seed", "0", *flags).returncode == 0
+    chosen = [request.special_tokens for request in servers.tokenizer.chats[-2:]]
+    assert chosen == [tokenizer_pb2.SPECIAL_TOKEN_POLICY_PLAIN, tokenizer_pb2.SPECIAL_TOKEN_POLICY_TEXT]
+    wrong = tandem(servers, "chat", "Hi", "--special", "parse")
+    assert wrong.returncode != 0
+    assert "special_tokens" in wrong.stderr
 
 
 def test_a_model_without_a_template_says_what_to_do(servers: ServersThread, tmp_path: Any) -> None:

@@ -110,6 +110,8 @@ class Encode:
             alone = [tokenizer.encode_segments([Segment(text)], add_special).ids for text in texts]
             assert [ids.tolist() for ids in together] == alone
         for segment in segments:
+            if segment.policy is Policy.PLAIN:
+                self._check_plain(tokenizer, segment.text)
             if segment.policy is Policy.TEXT:
                 self._check_text(tokenizer, segment.text)
 
@@ -123,7 +125,7 @@ class Encode:
                     parts.append(specials[source.ConsumeIntInRange(0, len(specials) - 1)].text)
                 if source.ConsumeIntInRange(0, 20) == 0:
                     parts.append(source.ConsumeUnicodeNoSurrogates(2) * source.ConsumeIntInRange(0, 3000))
-            policy = source.PickValueInList([Policy.TEXT, Policy.PARSE, Policy.PARSE_LISTED, Policy.REJECT])
+            policy = source.PickValueInList(list(Policy))
             controls = [token.id for token in specials if tokenizer.is_control(token.id)]
             listed: frozenset[int] = frozenset()
             if policy is Policy.PARSE_LISTED and controls:
@@ -136,6 +138,11 @@ class Encode:
         assert all(0 <= offset <= len(text.encode()) for offset in offsets)
         assert all(0 <= offset <= len(text) for offset in located.code_point_offsets)
         assert offsets == sorted(offsets)
+
+    def _check_plain(self, tokenizer: Tokenizer, text: str) -> None:
+        ids = tokenizer.encode_segments([Segment(text, Policy.PLAIN)], add_special=False).ids
+        listed = {token.id for token in tokenizer.table.specials if not token.text.replace("▁", " ").isspace()}
+        assert not (listed - {tokenizer.config.unk_id}).intersection(ids)
 
     def _check_text(self, tokenizer: Tokenizer, text: str) -> None:
         ids = tokenizer.encode_segments([Segment(text)], add_special=False).ids

@@ -214,8 +214,10 @@ def _(make: Make) -> None:
 @row("USER_DEFINED tokens")
 def _(make: Make) -> None:
     tokenizer = make(byte_pairs(token_type=[NORMAL] * 259 + [USER]))
-    for policy in (Policy.TEXT, Policy.PARSE, Policy.REJECT):
+    for policy in (Policy.TEXT, Policy.PARSE):
         assert tokenizer.encode_segments([Segment("a<e>", policy)]).ids[-1] == 259
+    for policy in (Policy.PLAIN, Policy.REJECT):
+        assert 259 not in tokenizer.encode_segments([Segment("a<e>", policy)]).ids
 
 
 @row("The longest special token first")

@@ -1,4 +1,4 @@
-"""A rendered conversation to ids: control tokens are found in what the template wrote, and nowhere else.
+"""A rendered conversation to ids: special tokens are found in what the template wrote, and nowhere else.
 
 All other text is encoded as it stands, across the borders between template and content, so that an ordinary
 conversation gets exactly the ids that its rendered text has.
@@ -16,8 +16,6 @@ from tokenizer_svc.chat.origin import Origin
 from tokenizer_svc.encoding import Policy, Segment
 from tokenizer_svc.tokenizer import Tokenizer
 
-_FOREIGN = "\ud800"  # in no control token
-
 
 @dataclass(frozen=True, slots=True)
 class ChatEncoding:
@@ -27,15 +25,18 @@ class ChatEncoding:
     content_ranges: list[tuple[int, int]]
 
 
-def encode_runs(tokenizer: Tokenizer, runs: Sequence[tuple[Origin, str]], with_ranges: bool) -> ChatEncoding:
-    """Ids of a rendered conversation."""
+def encode_runs(
+    tokenizer: Tokenizer, runs: Sequence[tuple[Origin, str]], with_ranges: bool, policy: Policy = Policy.PLAIN
+) -> ChatEncoding:
+    """Ids of a rendered conversation. `policy` is for all but the tokens that the template wrote: PLAIN, or TEXT, which
+    makes USER_DEFINED tokens of what anybody wrote."""
     text = "".join(part for _, part in runs)
-    visible = "".join(part if origin == Origin.TEMPLATE else _FOREIGN * len(part) for origin, part in runs)
+    splitter = tokenizer.meaning_splitter if policy is Policy.PLAIN else tokenizer.control_splitter
+    visible = "".join(part if origin == Origin.TEMPLATE else splitter.masked(part) for origin, part in runs)
     segments: list[Segment] = []
     places: list[NDArray[np.int64]] = []  # of the kept characters in the rendered text
-    for start, end, token in tokenizer.control_splitter.split(visible):
-        policy = Policy.TEXT if token is None else Policy.PARSE_LISTED
-        segments.append(Segment(text[start:end], policy, frozenset(() if token is None else (token,))))
+    for start, end, token in splitter.split(visible):
+        segments.append(Segment(text[start:end], policy if token is None else Policy.PARSE))
         places.append(np.arange(start, end))
     encoding = tokenizer.encode_segments(segments, add_special=False, with_offsets=with_ranges)
     starts = encoding.code_point_offset_array

@@ -27,6 +27,11 @@ from tokenizer_svc.chat.origin import Alphabet, Foreign, Origin, on_plain_text
 _FILTERS_OF_LETTERS = ("title", "capitalize", "wordcount", "urlencode", "striptags", "escape", "e", "forceescape")
 
 
+# The roles that templates are written for. Some write a token around them ('<|' + message.role + '|>': Phi-3, GLM), so
+# they count as the template's own words. Any other role is the caller's.
+_ROLES = frozenset(("developer", "system", "user", "assistant", "tool", "function", "ipython", "model", "observation"))
+
+
 class RenderError(ValueError):
     """A template that cannot be rendered with these messages: what it says, or what is wrong with it."""
 
@@ -87,12 +92,12 @@ def _environment(alphabet: Alphabet) -> ImmutableSandboxedEnvironment:
 
 
 def _message(message: Mapping[str, Any], alphabet: Alphabet) -> dict[str, Any]:
-    """Roles are checked words, and stay plain; the content is content, all else is data."""
-    origins = {"content": Origin.CONTENT}
-    return {
-        key: value if key == "role" else _foreign(value, alphabet, origins.get(key, Origin.DATA))
+    """The content is content, a known role the template's own word, and all else is data."""
+    found = {
+        key: _foreign(value, alphabet, Origin.CONTENT if key == "content" else Origin.DATA)
         for key, value in message.items()
     }
+    return found | {"role": message["role"]} if message["role"] in _ROLES else found
 
 
 def _foreign(value: Any, alphabet: Alphabet, origin: Origin) -> Any:

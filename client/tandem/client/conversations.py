@@ -11,8 +11,9 @@ from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 
 from .errors import FieldViolation
 from .types import ChatMessage, Conversation, Message, ToolCall
-from .validation import Text
+from .validation import Choice, Text
 
+CHAT_POLICIES = {"text": pb.SPECIAL_TOKEN_POLICY_TEXT, "plain": pb.SPECIAL_TOKEN_POLICY_PLAIN}
 _KEYS = frozenset(field.name for field in dataclasses.fields(ChatMessage))
 
 
@@ -47,6 +48,7 @@ def conversation_violations(conversation: Conversation, field: str = "") -> list
         except _WrongFieldError as error:
             violations.append(error.violation)
     violations += Text(0).problems(f"{place}chat_template", conversation.chat_template)
+    violations += Choice(tuple(CHAT_POLICIES)).problems(f"{place}special_tokens", conversation.special_tokens)
     return violations
 
 
@@ -69,6 +71,7 @@ def chat_request(
         include_rendered_text=rendered_text,
         include_content_mask=content_ranges,
         include_pieces=pieces,
+        special_tokens=CHAT_POLICIES[conversation.special_tokens],
     )
 
 

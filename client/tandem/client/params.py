@@ -13,7 +13,7 @@ from typing import Literal, TypedDict
 from .guided import Guide
 from .sampling_params import SamplingOptions, SamplingParams
 
-SpecialTokens = Literal["text", "parse", "parse_listed", "reject"]
+SpecialTokens = Literal["text", "plain", "parse", "parse_listed", "reject"]
 Preset = Literal["creative", "balanced", "focused", "deterministic"]
 Strategy = Literal["greedy", "top_k", "top_p", "temperature", "combined"]
 

@@ -6,18 +6,19 @@ from collections.abc import Sequence
 
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 
-from .conversations import conversation_violations
+from .conversations import CHAT_POLICIES, conversation_violations
 from .errors import FieldViolation, invalid_argument
 from .params import SpecialTokens
 from .types import Conversation, Encoding, Prompt, Segment, TextInput
-from .validation import Text, check_ids
+from .validation import Choice, Text, check_ids
 
 POLICIES = {
-    "text": pb.SPECIAL_TOKEN_POLICY_TEXT,
+    **CHAT_POLICIES,
     "parse": pb.SPECIAL_TOKEN_POLICY_PARSE,
     "parse_listed": pb.SPECIAL_TOKEN_POLICY_PARSE_LISTED,
     "reject": pb.SPECIAL_TOKEN_POLICY_REJECT,
 }
+_POLICY = Choice(tuple(POLICIES))
 
 
 def ids_of(prompt: Prompt) -> Sequence[int] | None:
@@ -55,9 +56,8 @@ def encode_input(
     message = pb.EncodeInput(add_special=add_special)
     if truncate_to is not None:
         message.truncation.max_tokens = truncate_to
-    violations: list[FieldViolation] = []
-    if special_tokens not in POLICIES:
-        violations.append(_wrong_policy("special_tokens", special_tokens))
+    violations = list(_POLICY.problems("special_tokens", special_tokens))
+    if violations:
         special_tokens = "text"
     elif special_tokens == "parse_listed" and isinstance(text, str):
         violations.append(
@@ -109,8 +109,7 @@ def _segment_violations(path: str, segment: Segment) -> list[FieldViolation]:
             violations.append(FieldViolation(f"{path}.text", f"must be valid UTF-8; it is not at byte {error.start}"))
     else:
         violations.extend(Text(0).problems(path if "segments[" not in path else f"{path}.text", segment.text))
-    if segment.special_tokens not in POLICIES:
-        violations.append(_wrong_policy(f"{path}.special_tokens", segment.special_tokens))
+    violations.extend(_POLICY.problems(f"{path}.special_tokens", segment.special_tokens))
     listed = segment.special_tokens == "parse_listed"
     if listed != bool(len(segment.parse_ids)):
         rule = "is required with" if listed else "is allowed only with"
@@ -128,7 +127,3 @@ def _wrong_kind(field: str, value: object) -> FieldViolation:
     return FieldViolation(
         field, f"must be a str, a Segment, a list of Segments, token ids or a Conversation, not {shown}"
     )
-
-
-def _wrong_policy(field: str, value: object) -> FieldViolation:
-    return FieldViolation(field, f"must be one of {', '.join(map(repr, POLICIES))}, not {value!r}")

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -50,6 +51,7 @@ def chat(
     chat_template: Annotated[
         Path | None, typer.Option("--chat-template", help="A Jinja file to use instead of the model's own template.")
     ] = None,
+    special: o.ChatSpecial = "plain",
     name: Annotated[str, typer.Option("--name", help="Which tokenizer; default: the service's default.")] = "",
     model: o.Model = None,
     tokenizer: o.TokenizerPath = None,
@@ -68,17 +70,18 @@ def chat(
         wanted = flags()
         wanted["tokenizer"] = name
         messages = [] if system is None else [ChatMessage("system", system)]
+        empty = Conversation([], chat_template=template, special_tokens=special)  # type: ignore[arg-type]  # checked later
 
         async def work(client: AsyncClient) -> None:
             if show_prompt:
-                conversation = Conversation([*messages, ChatMessage("user", first or "")], chat_template=template)
+                conversation = replace(empty, messages=[*messages, ChatMessage("user", first or "")])
                 encoding = await client.encode_chat(
                     conversation, tokenizer=name, rendered_text=True, content_ranges=True, pieces=True,
                     timeout=wanted["timeout"],
                 )  # fmt: skip
                 (_print_json if as_json else _print_prompt)(encoding)
             else:
-                await _converse(client, messages, first, template, wanted, stats)
+                await _converse(client, empty, messages, first, wanted, stats)
 
         if model is None and (tokenizer_address or o.given_workers(worker_address)):
             workers = [] if show_prompt else o.worker_addresses(worker_address)
@@ -142,9 +145,9 @@ async def _with_template_errors(work: Coroutine[Any, Any, T]) -> T:
 
 async def _converse(
     client: AsyncClient,
+    empty: Conversation,
     messages: list[ChatMessage],
     first: str | None,
-    template: str,
     wanted: GenerateOptions,
     stats: bool,
 ) -> None:
@@ -158,8 +161,7 @@ async def _converse(
             if not said.strip():
                 continue
         messages.append(ChatMessage("user", said or ""))
-        conversation = Conversation(list(messages), chat_template=template)
-        result = await stream_to_terminal(client, conversation, wanted, show_prompt=False)
+        result = await stream_to_terminal(client, replace(empty, messages=list(messages)), wanted, show_prompt=False)
         messages.append(ChatMessage("assistant", result.text))
         if stats:
             print_statistics(result)

@@ -78,7 +78,17 @@ PromptLookup = Annotated[
     ),
 ]
 Special = Annotated[
-    str, typer.Option("--special", help="Special tokens in the text: text (plain characters), parse, or reject.")
+    str,
+    typer.Option(
+        "--special",
+        help="Special tokens in the text: text (control tokens are characters), plain (all are), parse, or reject.",
+    ),
+]
+ChatSpecial = Annotated[
+    str,
+    typer.Option(
+        "--special", help="Special tokens in messages: plain (all are plain characters), or text (control tokens are)."
+    ),
 ]
 Timeout = Annotated[
     float, typer.Option("--timeout", help="Seconds for everything together; 0: no limit.", rich_help_panel=_CONNECTION)

@@ -104,27 +104,37 @@ class _SpecialTokenPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Sp
     SPECIAL_TOKEN_POLICY_UNSPECIFIED: _SpecialTokenPolicy.ValueType  # 0
     """as TEXT"""
     SPECIAL_TOKEN_POLICY_TEXT: _SpecialTokenPolicy.ValueType  # 1
-    """it is encoded as plain characters; the choice for untrusted text"""
+    """A control token is plain characters, a USER_DEFINED one (in some files "<think>" or "<tool_call>") a token: as
+    llama.cpp does without parse_special.
+    """
     SPECIAL_TOKEN_POLICY_PARSE: _SpecialTokenPolicy.ValueType  # 2
-    """it becomes the control token"""
+    """it becomes the token"""
     SPECIAL_TOKEN_POLICY_PARSE_LISTED: _SpecialTokenPolicy.ValueType  # 3
-    """only the tokens in `parse_ids` become control tokens"""
+    """as TEXT, but the tokens in `parse_ids` become control tokens"""
     SPECIAL_TOKEN_POLICY_REJECT: _SpecialTokenPolicy.ValueType  # 4
-    """the call fails with INVALID_ARGUMENT"""
+    """a control token fails the call with INVALID_ARGUMENT; others are plain characters"""
+    SPECIAL_TOKEN_POLICY_PLAIN: _SpecialTokenPolicy.ValueType  # 5
+    """all are plain characters, USER_DEFINED ones too; the choice for untrusted text"""
 
 class SpecialTokenPolicy(_SpecialTokenPolicy, metaclass=_SpecialTokenPolicyEnumTypeWrapper):
-    """What happens where the text of a segment contains the text of a control token."""
+    """What happens where the text of a segment contains the text of one of the tokenizer's `special_tokens`. A USER_DEFINED
+    token of white space alone stays a token under every policy.
+    """
 
 SPECIAL_TOKEN_POLICY_UNSPECIFIED: SpecialTokenPolicy.ValueType  # 0
 """as TEXT"""
 SPECIAL_TOKEN_POLICY_TEXT: SpecialTokenPolicy.ValueType  # 1
-"""it is encoded as plain characters; the choice for untrusted text"""
+"""A control token is plain characters, a USER_DEFINED one (in some files "<think>" or "<tool_call>") a token: as
+llama.cpp does without parse_special.
+"""
 SPECIAL_TOKEN_POLICY_PARSE: SpecialTokenPolicy.ValueType  # 2
-"""it becomes the control token"""
+"""it becomes the token"""
 SPECIAL_TOKEN_POLICY_PARSE_LISTED: SpecialTokenPolicy.ValueType  # 3
-"""only the tokens in `parse_ids` become control tokens"""
+"""as TEXT, but the tokens in `parse_ids` become control tokens"""
 SPECIAL_TOKEN_POLICY_REJECT: SpecialTokenPolicy.ValueType  # 4
-"""the call fails with INVALID_ARGUMENT"""
+"""a control token fails the call with INVALID_ARGUMENT; others are plain characters"""
+SPECIAL_TOKEN_POLICY_PLAIN: SpecialTokenPolicy.ValueType  # 5
+"""all are plain characters, USER_DEFINED ones too; the choice for untrusted text"""
 Global___SpecialTokenPolicy: _TypeAlias = SpecialTokenPolicy  # noqa: Y015
 
 class _TruncationSide:
@@ -1131,6 +1141,7 @@ class EncodeChatRequest(_message.Message):
     INCLUDE_RENDERED_TEXT_FIELD_NUMBER: _builtins.int
     INCLUDE_CONTENT_MASK_FIELD_NUMBER: _builtins.int
     INCLUDE_PIECES_FIELD_NUMBER: _builtins.int
+    SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     tokenizer: _builtins.str
     """name; empty: the default"""
     add_generation_prompt: _builtins.bool
@@ -1145,6 +1156,11 @@ class EncodeChatRequest(_message.Message):
     include_content_mask: _builtins.bool
     include_pieces: _builtins.bool
     """fill pieces"""
+    special_tokens: Global___SpecialTokenPolicy.ValueType
+    """PLAIN (the default): a special token comes of what the template wrote and of nothing else; no other text completes
+    one. TEXT: USER_DEFINED tokens come of any text. Of a role a template may make a token where it is one of developer,
+    system, user, assistant, tool, function, ipython, model, observation; any other is untrusted as well.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """at least one"""
@@ -1165,10 +1181,11 @@ class EncodeChatRequest(_message.Message):
         include_rendered_text: _builtins.bool = ...,
         include_content_mask: _builtins.bool = ...,
         include_pieces: _builtins.bool = ...,
+        special_tokens: Global___SpecialTokenPolicy.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "chat_template", b"chat_template", "include_content_mask", b"include_content_mask", "include_pieces", b"include_pieces", "include_rendered_text", b"include_rendered_text", "messages", b"messages", "template_arguments", b"template_arguments", "tokenizer", b"tokenizer", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "chat_template", b"chat_template", "include_content_mask", b"include_content_mask", "include_pieces", b"include_pieces", "include_rendered_text", b"include_rendered_text", "messages", b"messages", "special_tokens", b"special_tokens", "template_arguments", b"template_arguments", "tokenizer", b"tokenizer", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
     _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
