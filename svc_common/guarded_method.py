@@ -7,9 +7,13 @@
 | the client cancels, or its deadline passes      | nothing more; the handler sees CancelledError  |
 | the server's drain runs out of grace            | UNAVAILABLE, reason SHUTTING_DOWN              |
 | a message cannot be parsed                      | INVALID_ARGUMENT, reason MALFORMED_MESSAGE     |
+| a large message has too much of something       | INVALID_ARGUMENT, with every such field        |
 | any other exception, a Rust panic included      | INTERNAL with an error id that the log has too |
 
 Nothing is sent before the handler's first message: gRPC's transparent retries end with the response headers.
+
+Whatever kind a method is, gRPC takes it for one that reads its messages itself: what is large is counted before it is
+parsed, and parsed when its turn has come.
 """
 
 from __future__ import annotations
@@ -19,24 +23,27 @@ import inspect
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, nullcontext
+from functools import partial
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
 
 from svc_common.callers import caller_var
-from svc_common.errors import ServiceError, unavailable
+from svc_common.errors import FieldViolation, ServiceError, invalid_argument, unavailable
+from svc_common.message_limits import MalformedMessageError, MessageLimits
 from svc_common.metrics import MethodMetrics
 from svc_common.rich_status import to_wire
 from svc_common.rpc_ids import adopt_ids, echo_request_id
-from svc_common.running import RunningRpc, RunningRpcs
+from svc_common.running import OpenCalls, RunningRpc, RunningRpcs
+from svc_common.turns import Turns
 
 logger = logging.getLogger("svc_common.rpc")
 
 _OUR_FAULT = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS}
-_MALFORMED = object()
+_LARGE = 64 << 10  # bytes of a message; what is smaller takes two milliseconds at most
 
 T = TypeVar("T")
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in the stubs only
@@ -54,25 +61,31 @@ class GuardedMethod:
         running: RunningRpcs,
         refusal: Callable[[], ServiceError | None] | None,
         identify: Callable[[Context], str],
+        calls: OpenCalls | None,
+        limits: MessageLimits | None,
+        turns: Turns,
     ) -> None:
         """`path` is /package.Service/Method. `refusal` says why work is not let in now; None: the method is no work.
-        `identify` says who calls."""
+        `identify` says who calls. `calls` are those it is counted among; None: it is not counted. Without `limits`, no
+        large message is taken."""
         self._path = path
         self._metrics = metrics
         self._running = running
         self._refusal = refusal
         self._identify = identify
+        self._calls = calls
+        self._limits = limits
+        self._turns = turns
+        self._deserialize = handler.request_deserializer or bytes
         self.wrapped = self._wrap(handler)
 
     def refusal(self) -> ServiceError | None:
         """Why an RPC of this method is not let in now."""
-        return self._refusal() if self._refusal is not None else None
+        error = self._refusal() if self._refusal is not None else None
+        return error or (self._calls.refusal() if self._calls is not None else None)
 
     def refusing(self, error: ServiceError) -> Handler:
-        """A handler that ends the RPC with `error`.
-
-        Whatever the method is, it is of the kind that reads no message: a refusal need not wait for a request.
-        """
+        """A handler that ends the RPC with `error`; it does not wait for a request."""
 
         async def refuse(requests: object, context: Context) -> None:
             async def body() -> None:
@@ -85,37 +98,20 @@ class GuardedMethod:
     def _wrap(self, handler: Handler) -> Handler:
         behaviour: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
         serialize = handler.response_serializer or bytes
-        parse = handler.request_deserializer
+        streaming = handler.request_streaming
 
-        def parse_or_mark(raw: bytes) -> object:
-            """For kinds whose message gRPC parses before it calls us: the error must come from the handler's place."""
-            try:
-                return parse(raw) if parse else raw
-            except Exception:
-                return _MALFORMED
-
-        def parse_or_raise(raw: bytes) -> object:
-            """For kinds whose handler reads: the error passes through it."""
-            try:
-                return parse(raw) if parse else raw
-            except Exception as error:
-                raise self._malformed() from error
-
-        async def single(request: Any, context: Context) -> bytes | None:
+        async def single(first: Any, context: Context) -> bytes | None:
             async def body() -> bytes:
-                if request is _MALFORMED:
-                    raise self._malformed()
-                answer = await behaviour(request, context)
+                answer = await behaviour(self._messages(context) if streaming else await self._parsed(first), context)
                 # Serialized here, so that an answer of the wrong type is an error like any other. A large one may come
                 # as bytes, which a thread has made.
                 return answer if isinstance(answer, bytes) else serialize(answer)
 
             return await self._guard(context, body)
 
-        async def stream(request: Any, context: Context) -> None:
+        async def stream(first: Any, context: Context) -> None:
             async def body() -> None:
-                if request is _MALFORMED:
-                    raise self._malformed()
+                request = self._messages(context) if streaming else await self._parsed(first)
                 if not inspect.isasyncgenfunction(behaviour):
                     await behaviour(request, context)  # writes through the context
                     return
@@ -127,19 +123,48 @@ class GuardedMethod:
 
             await self._guard(context, body)
 
-        make: Any
-        if handler.request_streaming:
-            deserialize: Callable[[bytes], object] = parse_or_raise
-            make = grpc.stream_stream_rpc_method_handler, grpc.stream_unary_rpc_method_handler
-        else:
-            deserialize = parse_or_mark
-            make = grpc.unary_stream_rpc_method_handler, grpc.unary_unary_rpc_method_handler
+        def counted(serve: Callable[[Any, Context], Awaitable[T]]) -> Callable[[object, Context], Awaitable[T]]:
+            async def call(_: object, context: Context) -> T:
+                with self._calls or nullcontext():
+                    return await serve(None if streaming else await context.read(), context)
+
+            return call
+
         wrapped: Handler = (
-            make[0](stream, deserialize, serialize)
+            grpc.stream_stream_rpc_method_handler(counted(stream), None, serialize)
             if handler.response_streaming
-            else make[1](single, deserialize, None)
+            else grpc.stream_unary_rpc_method_handler(counted(single), None, None)
         )
         return wrapped
+
+    async def _messages(self, context: Context) -> AsyncIterator[object]:
+        while (raw := await context.read()) is not grpc.aio.EOF:
+            yield await self._parsed(raw)
+
+    async def _parsed(self, raw: Any) -> object:
+        """The message of these bytes. Raises ServiceError."""
+        if raw is grpc.aio.EOF:  # a call that needs a message has none
+            raise self._malformed()
+        try:
+            if len(raw) <= _LARGE:
+                return self._parse(raw)
+            limits = self._limits
+            if limits is None:
+                raise invalid_argument(
+                    [FieldViolation("request", f"has {len(raw)} bytes; at most {_LARGE} are allowed")]
+                )
+            count = partial(limits.violations, raw)
+            if violations := await (self._turns.run(count) if limits.quick else asyncio.to_thread(count)):
+                raise invalid_argument(violations)
+            return await self._turns.run(partial(self._parse, raw))
+        except MalformedMessageError as error:
+            raise self._malformed() from error
+
+    def _parse(self, raw: bytes) -> object:
+        try:
+            return self._deserialize(raw)
+        except Exception as error:
+            raise self._malformed() from error
 
     def _malformed(self) -> ServiceError:
         return ServiceError(
@@ -190,7 +215,7 @@ class GuardedMethod:
     async def _attempt(self, context: Context, rpc: RunningRpc, body: Callable[[], Awaitable[T]]) -> T:
         """Runs a handler; all that may go wrong becomes a ServiceError, an abort by hand or a cancellation."""
         try:
-            if (refusal := self.refusal()) is not None:
+            if self._refusal is not None and (refusal := self._refusal()) is not None:
                 raise refusal
             return await body()
         except asyncio.CancelledError as error:

@@ -5,11 +5,12 @@
 | no such method                           | UNIMPLEMENTED                                       |
 | no bearer token, where one is asked for  | UNAUTHENTICATED or PERMISSION_DENIED (`callers.py`) |
 | the server is starting, or draining      | UNAVAILABLE; health, admin and the like are reached |
+| too many calls are open                  | RESOURCE_EXHAUSTED; those are reached as well       |
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 import grpc
@@ -18,16 +19,19 @@ import grpc.aio
 from svc_common.callers import Callers
 from svc_common.errors import ServiceError, draining, unavailable
 from svc_common.guarded_method import GuardedMethod
+from svc_common.message_limits import MessageLimits
 from svc_common.metrics import ServiceMetrics
-from svc_common.running import RunningRpcs
+from svc_common.running import OpenCalls, RunningRpcs
 from svc_common.state import Lifecycle
+from svc_common.turns import Turns
 
 
 class Border(grpc.aio.ServerInterceptor):
     """Admission of one server; each method it lets in is a `GuardedMethod`.
 
-    `work` are the proto services whose new RPCs are refused while the server does not accept; methods in `reachable`
-    are let in nevertheless.
+    `work` are the proto services whose new RPCs are refused while the server does not accept, or while `max_calls` of
+    them are open; methods in `reachable` are let in nevertheless. `limits` are those of large requests, by the path of
+    their method.
     """
 
     def __init__(
@@ -38,6 +42,8 @@ class Border(grpc.aio.ServerInterceptor):
         work: Collection[str],
         reachable: Collection[str],
         callers: Callers,
+        max_calls: int,
+        limits: Mapping[str, MessageLimits],
     ) -> None:
         self._metrics = metrics
         self._lifecycle = lifecycle
@@ -45,6 +51,9 @@ class Border(grpc.aio.ServerInterceptor):
         self._work = frozenset(work)
         self._reachable = frozenset(reachable)
         self._callers = callers
+        self._calls = OpenCalls(max_calls, metrics.too_many_calls)
+        self._limits = limits
+        self._turns = Turns()
         self._methods: dict[str, GuardedMethod] = {}
 
     async def intercept_service(
@@ -58,10 +67,17 @@ class Border(grpc.aio.ServerInterceptor):
                 self._metrics.unknown_method()
                 return None
             service, _, name = path.strip("/").rpartition("/")
-            refusal_of_work = self._refusal if service in self._work and path not in self._reachable else None
-            metrics = self._metrics.method(service, name)
+            is_work = service in self._work and path not in self._reachable
             method = self._methods[path] = GuardedMethod(
-                path, handler, metrics, self._running, refusal_of_work, self._callers.identify
+                path,
+                handler,
+                self._metrics.method(service, name),
+                self._running,
+                refusal=self._refusal if is_work else None,
+                identify=self._callers.identify,
+                calls=self._calls if is_work else None,
+                limits=self._limits.get(path),
+                turns=self._turns,
             )
         refusal = self._callers.refusal(path, handler_call_details.invocation_metadata) or method.refusal()
         return method.wrapped if refusal is None else method.refusing(refusal)

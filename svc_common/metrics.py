@@ -53,6 +53,7 @@ class ServiceMetrics:
     | tandem_grpc_server_handled_total      | counter   | RPCs that ended, by service, method and status code      |
     | tandem_grpc_server_in_flight          | gauge     | RPCs that run now, by service and method                 |
     | tandem_grpc_server_handling_seconds   | histogram | from the request's arrival to the status, same labels    |
+    | tandem_grpc_server_too_many_calls_total | counter | calls refused because too many were open                 |
     | tandem_event_loop_lag_seconds         | histogram | how late the event loop woke a timer, four times a second |
     | tandem_ready                          | gauge     | 1 while health says SERVING                              |
     | tandem_build_info                     | gauge     | 1, with the versions as labels                           |
@@ -75,6 +76,11 @@ class ServiceMetrics:
             "Time from the arrival of an RPC's request to its status.",
             labels,
             buckets=_HANDLING_BUCKETS,
+            registry=self.registry,
+        )
+        self.too_many_calls = Counter(
+            "tandem_grpc_server_too_many_calls_total",
+            "Calls refused because too many were open.",
             registry=self.registry,
         )
         self.event_loop_lag = Histogram(

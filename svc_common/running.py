@@ -1,4 +1,4 @@
-"""The RPCs that run now: what a drain waits for, and what it cuts when its grace is over."""
+"""The RPCs that are open now: how many may be, what a drain waits for, and what it cuts when its grace is over."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from prometheus_client import Counter as PrometheusCounter
+
+from svc_common.errors import ServiceError, resource_exhausted
+
+_RETRY_SECONDS = 1.0  # thousands of short calls are over by then
 
 
 @dataclass(eq=False, slots=True)
@@ -16,6 +22,30 @@ class RunningRpc:
     task: asyncio.Task[object]
     work: bool  # a drain waits for it: not so health, admin, reflection
     cut: bool = False  # the server has ended it; its handler sees a cancellation
+
+
+class OpenCalls:
+    """How many calls are open, from their arrival on, their requests read or not. A context manager of one call."""
+
+    def __init__(self, most: int, refused: PrometheusCounter) -> None:
+        self._most = most
+        self._open = 0
+        self._refused = refused
+
+    def refusal(self) -> ServiceError | None:
+        """Why one more is not let in now."""
+        if self._open < self._most:
+            return None
+        self._refused.inc()
+        return resource_exhausted(
+            f"{self._open} calls are open, which is the limit", reason="TOO_MANY_CALLS", retry_after=_RETRY_SECONDS
+        )
+
+    def __enter__(self) -> None:
+        self._open += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._open -= 1
 
 
 class RunningRpcs:

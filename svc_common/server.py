@@ -37,6 +37,7 @@ from svc_common.tokens import BearerTokens
 
 logger = logging.getLogger("svc_common.server")
 
+_PENDING_CALLS = 32_768
 _OBEY_SECONDS = 5.0  # for handlers that were told to end
 _FLUSH_SECONDS = 2.0  # for statuses on their way out
 _RELEASE_SECONDS = 20.0  # for the service's own stop
@@ -55,6 +56,11 @@ def server_options(settings: ServiceSettings) -> list[tuple[str, int]]:
         # A client whose machine vanished never closes its streams: find out, and stop working for it.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
+        # Calls that have arrived and that our loop has not seen yet. Beyond its default of 1,000 gRPC cancels them,
+        # with no advice and in no metric; the queue that refuses is to be ours (max_concurrent_calls), which sees
+        # thousands in a second. One that waits takes some 10 KB.
+        ("grpc.server.max_pending_requests", _PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", _PENDING_CALLS),
     ]
 
 
@@ -82,6 +88,8 @@ class RunningService:
                     work=names,
                     reachable=getattr(service, "reachable_while_draining", ()),
                     callers=self._callers,
+                    max_calls=settings.max_concurrent_calls,
+                    limits=getattr(service, "limits", {}),
                 )
             ],
             options=server_options(settings),

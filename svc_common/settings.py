@@ -35,6 +35,9 @@ class ServiceSettings(BaseModel):
     max_message_bytes: int = Field(
         default=16 << 20, ge=1024, le=(1 << 31) - 1, description="longest request message that is accepted"
     )
+    max_concurrent_calls: int = Field(
+        default=4096, ge=1, description="calls that may be open at once; more are refused with advice when to come back"
+    )
     drain_propagation_seconds: float = Field(
         default=0.0, ge=0, le=3600, description="still accept for so long after health has said NOT_SERVING"
     )

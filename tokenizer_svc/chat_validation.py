@@ -19,7 +19,9 @@ CHAT_POLICIES = {
     pb.SPECIAL_TOKEN_POLICY_TEXT: Policy.TEXT,
 }
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
-_MAX_TEMPLATE_BYTES = 256 * 1024
+MAX_TEMPLATE_BYTES = 256 * 1024
+MAX_TOOLS = 1024
+MAX_TOOL_CALLS = 4096  # of all messages together
 
 
 def chat_question(request: pb.EncodeChatRequest, tokenizer: Tokenizer, settings: TokenizerSettings) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from tokenizer_svc.chat.template import RenderError
 from tokenizer_svc.chat_validation import CHAT_POLICIES, chat_question
 from tokenizer_svc.decode_calls import DecodeCalls
 from tokenizer_svc.encode_calls import EncodeCalls
+from tokenizer_svc.limits import request_limits
 from tokenizer_svc.loaded import Loaded, LoadedTokenizers
 from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.pool import WorkPool
@@ -45,6 +46,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     def __init__(self, settings: TokenizerSettings) -> None:
         self.metrics = TokenizerMetrics()
         self._settings = settings
+        self.limits = request_limits(settings)
         self._lifecycle: Lifecycle | None = None
         self._loaded = LoadedTokenizers(settings, self.metrics)
         self._reloads: set[asyncio.Task[None]] = set()

@@ -40,6 +40,7 @@ from worker_svc.engine.handle import EngineDeath, EngineHandle, EngineStartError
 from worker_svc.engine.messages import Ended, EngineInfo, Step, Submit, TopTokens, Vocabulary
 from worker_svc.engine.request import FinishReason
 from worker_svc.generation_rules import DEFAULT_LENGTH_PENALTY, ranks, samples_of
+from worker_svc.limits import MAX_ABORT_IDS, request_limits
 from worker_svc.metrics import WorkerMetrics
 from worker_svc.quarantine import SUSPICIONS_KEY, Probation, Quarantine, digest, told_suspicions
 from worker_svc.sampling_rules import effective_sampling
@@ -52,7 +53,6 @@ from worker_svc.watchdog import Silence
 
 logger = logging.getLogger("worker_svc")
 
-MAX_ABORT_IDS = 4096
 PROMPT_PART_TOKENS = 1024  # of a message
 _STALL_SECONDS = {"cpu": 30.0, "cuda": 60.0}
 # A step of a large model on a busy processor takes minutes; on a card a step is short, and a host that waits for a card
@@ -101,6 +101,7 @@ class WorkerService:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self.settings = settings
+        self.limits = request_limits()
         file = settings.admin_token_file
         self.operators = None if file is None else BearerTokens(file, "admin_token_file")
         self.metrics = ServiceMetrics("tandem-worker")

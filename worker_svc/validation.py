@@ -33,6 +33,7 @@ from worker_svc.sampling_rules import SAMPLING_FIELDS, id_violations, sampling_v
 
 MAX_REQUEST_ID_BYTES = 128
 MAX_SALT_BYTES = 256
+MAX_NAME_BYTES = 1024
 MAX_STOP_IDS = 256
 MAX_TOP_LOGPROBS = 64
 MAX_LOGPROB_IDS = 128
@@ -175,7 +176,9 @@ def _set_fields(message: Message, prefix: str) -> Iterator[str]:
 
 def _violations(request: pb.GenerateRequest, info: EngineInfo) -> Iterator[FieldViolation]:
     yield from _too_long("request_id", request.request_id, MAX_REQUEST_ID_BYTES)
+    yield from _too_long("model", request.model, MAX_NAME_BYTES)
     yield from _too_long("cache.salt", request.cache.salt, MAX_SALT_BYTES)
+    yield from _too_long("expected_tokenizer_fingerprint", request.expected_tokenizer_fingerprint, MAX_NAME_BYTES)
     yield from _prompt_violations(request, info)
     yield from sampling_violations(request, info.vocabulary_size, info.eos_ids)
     yield from _stopping_violations(request, info)

@@ -22,7 +22,8 @@ COPY . .
 RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
  && /opt/tandem/bin/python -P -c "import tokenizer_svc.server, svc_common.healthcheck" \
  && (test -z "$BUILD_PACKAGES" || (/opt/tandem/bin/python -P -m tokenizer_svc.native \
-      && /opt/tandem/bin/python -P -m svc_common.gguf_strings)) \
+      && /opt/tandem/bin/python -P -m svc_common.gguf_strings \
+      && /opt/tandem/bin/python -P -m svc_common.message_limits)) \
  && ! /opt/tandem/bin/python -P -c "import torch" 2>/dev/null
 
 FROM ${BASE}

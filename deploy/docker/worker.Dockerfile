@@ -27,7 +27,8 @@ COPY . .
 RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
  && /opt/tandem/bin/python -P -c "import worker_svc.server, svc_common.healthcheck" \
  && (test -z "$BUILD_PACKAGES" || (/opt/tandem/bin/python -P -m worker_svc.model.native \
-      && /opt/tandem/bin/python -P -m svc_common.gguf_strings))
+      && /opt/tandem/bin/python -P -m svc_common.gguf_strings \
+      && /opt/tandem/bin/python -P -m svc_common.message_limits))
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="tandem-worker" \

@@ -131,7 +131,7 @@ VIOLATIONS = {
         "guided.choices[1]",
         "empty",
     ),
-    "huge schema": (request(guided=pb.GuidedDecoding(json_schema=" " * 70_000)), "guided.json_schema", "65536 bytes"),
+    "huge schema": (request(guided=pb.GuidedDecoding(json_schema=" " * 70_000)), "guided.json_schema", "65536"),
     "interval 0": (request(output=pb.OutputOptions(stream_interval_tokens=0)), "output.stream_interval_tokens", "1"),
     "delay": (request(output=pb.OutputOptions(stream_max_delay_ms=10**6)), "output.stream_max_delay_ms", "60000"),
     "logprobs mode": (request(output=pb.OutputOptions(logprobs_mode=77)), "output.logprobs_mode", "77"),  # type: ignore[arg-type]

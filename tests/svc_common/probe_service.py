@@ -17,11 +17,13 @@ from google.protobuf.wrappers_pb2 import StringValue
 from svc_common.errors import FieldViolation, ServiceError, StartError, internal, invalid_argument, resource_exhausted
 from svc_common.lifecycle import Lifecycle, run_service
 from svc_common.logs import request_id_var
+from svc_common.message_limits import Limit, MessageLimits
 from svc_common.metrics import ServiceMetrics
 from svc_common.settings import ServiceSettings, load_settings
 
 NAME = "probe.v1.ProbeService"
 ADMIN = "probe.v1.ProbeAdminService"
+LONGEST = 12 << 20  # bytes of a word
 KINDS = ("UnaryUnary", "UnaryStream", "StreamUnary", "StreamStream")
 
 
@@ -34,6 +36,10 @@ class ProbeService:
 
     name = NAME
     reachable_while_draining = (f"/{NAME}/Reachable",)
+    limits = {  # noqa: RUF012
+        f"/{NAME}/{kind}": MessageLimits(StringValue.DESCRIPTOR, {"StringValue.value": Limit(size=LONGEST)})
+        for kind in (*KINDS, "Writes")
+    }
 
     def __init__(self, start: Callable[[Lifecycle], Awaitable[None]] | None = None) -> None:
         self.metrics = ServiceMetrics("tandem-probe")

@@ -61,7 +61,7 @@ def test_both_text_formats_parse_and_hold_the_documented_metrics(address: str, m
     documented = [
         line.split("|")[1].strip() for line in (ServiceMetrics.__doc__ or "").splitlines() if "tandem_" in line
     ]
-    assert len(documented) == 6
+    assert len(documented) == 7
     assert {name.removesuffix("_total") for name in documented} <= names | {n.removesuffix("_total") for n in names}
     assert {"process_resident_memory_bytes", "process_open_fds", "process_start_time_seconds"} <= names
     status, kind, opened = get(address, "/metrics", Accept="application/openmetrics-text; version=1.0.0")
