@@ -127,11 +127,12 @@ async def measure(options: argparse.Namespace) -> list[dict[str, object]]:
             rows: list[dict[str, object]] = []
             for depth in options.depths:
                 rounds: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
-                for number in range(options.rounds + 1):
+                await measurement.round("alone", depth, 1)  # warms up
+                for _ in range(options.rounds):
                     for way in WAYS:
-                        found = await measurement.round(way, depth, max(2, options.requests // depth))
-                        if number:  # the first round warms up
-                            rounds[way].append(found)
+                        # A caller that cannot be told apart waits for whole maximal requests: once says enough.
+                        requests = 1 if way == "blind" else max(2, options.requests // depth)
+                        rounds[way].append(await measurement.round(way, depth, requests))
                 medians = {
                     way: {name: statistics.median(each[name] for each in found) for name in found[0]}
                     for way, found in rounds.items()

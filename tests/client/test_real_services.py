@@ -426,12 +426,11 @@ def test_interrupting_tandem_run_leaves_none_of_the_real_processes(repository_ro
 
 def test_no_stop_string_ends_an_answer_before_min_tokens(tokenizer: str, worker: str) -> None:
     options: dict[str, Any] = {"seed": 5, "temperature": 0.8, "max_tokens": 60, "min_tokens": 20, "stop": ["e", "\n"]}
-    unstopped = {**options, "stop": (), "ignore_eos": True}
     with Client(tokenizer, worker, timeout=120) as client:
         early = client.generate("ROMEO:", **{**options, "min_tokens": 0})
         assert early.finish_reason is FinishReason.STOP_STRING and len(early.output_ids) < 20
         result = client.generate("ROMEO:", **options)
-        whole = client.generate("ROMEO:", **unstopped)
+        whole = client.generate("ROMEO:", **{**options, "stop": ()})
         with client.stream("ROMEO:", **options) as stream:
             assert "".join(chunk.text for chunk in stream) == result.text
         several = client.generate("ROMEO:", n=3, **options)
