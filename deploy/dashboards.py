@@ -177,6 +177,15 @@ SERVING: dict[str, tuple[Panel, ...]] = {
             one(f"tandem_num_tokens_waiting{{{MODEL}}}", "{{instance}}"),
         ),
         Panel(
+            "Callers",
+            "none",
+            "Callers with requests that run or wait, by worker; requests a second that made way for another caller's.",
+            (
+                Series(f"tandem_active_callers{{{MODEL}}}", "{{instance}} callers"),
+                Series(rate("tandem_places_ceded_total", MODEL), "requests that made way"),
+            ),
+        ),
+        Panel(
             "Requests that ended",
             "reqps",
             "By reason; eos, stop and length are how an answer should end.",

@@ -47,29 +47,22 @@ class BearerTokens:
 
     def refusal(self, metadata: Iterable[tuple[str, str | bytes]]) -> ServiceError | None:
         """None for a caller with a token of ours, else what to tell it."""
-        found = self._find(metadata)
-        return found if isinstance(found, ServiceError) else None
+        self._look()
+        digest = _shown(metadata)
+        if digest is None:
+            return _unauthenticated(
+                "this server asks for a bearer token: send the metadata 'authorization: Bearer TOKEN'"
+            )
+        # Digests have one length, and all are compared: the time tells nothing about any token.
+        if sum(hmac.compare_digest(digest, known) for known in self._names):
+            return None
+        return _unauthenticated("the bearer token is not one of this server's")
 
     def name(self, metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
         """Whose token it is: the name in the file, or else the beginning of the token's SHA-256; None: no token of
         ours."""
-        found = self._find(metadata)
-        return None if isinstance(found, ServiceError) else found
-
-    def _find(self, metadata: Iterable[tuple[str, str | bytes]]) -> str | ServiceError:
-        """The name of the caller, or what to tell it."""
-        self._look()
-        for key, value in metadata:
-            if key == "authorization" and isinstance(value, str):
-                scheme, _, token = value.partition(" ")
-                if scheme.lower() != "bearer":
-                    continue
-                digest = _digest(token.strip())
-                # Digests have one length, and all are compared: the time tells nothing about any token.
-                if sum(hmac.compare_digest(digest, known) for known in self._names):
-                    return self._names[digest]
-                return _unauthenticated("the bearer token is not one of this server's")
-        return _unauthenticated("this server asks for a bearer token: send the metadata 'authorization: Bearer TOKEN'")
+        digest = _shown(metadata)
+        return None if digest is None else self._names.get(digest)
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -104,6 +97,16 @@ class BearerTokens:
 
 def _unauthenticated(message: str) -> ServiceError:
     return ServiceError(grpc.StatusCode.UNAUTHENTICATED, message, reason="UNAUTHENTICATED")
+
+
+def _shown(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
+    """The digest of the bearer token in the metadata."""
+    for key, value in metadata:
+        if key == "authorization" and isinstance(value, str):
+            scheme, _, token = value.partition(" ")
+            if scheme.lower() == "bearer":
+                return _digest(token.strip())
+    return None
 
 
 def _entry(line: str) -> tuple[str, str]:
