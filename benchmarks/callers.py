@@ -120,7 +120,7 @@ async def measure(options: argparse.Namespace) -> list[dict[str, object]]:
         async with service("worker_svc", *flags, *limits) as address, grpc.aio.insecure_channel(address) as channel:
             admin = admin_pb2_grpc.WorkerAdminServiceStub(channel)
             metadata = (("authorization", f"Bearer {token_of('flood')}"),)
-            model = (await admin.GetModel(admin_pb2.GetModelRequest(), metadata=metadata)).model
+            model = await admin.GetModel(admin_pb2.GetModelRequest(), metadata=metadata)
             measurement = Measurement(
                 inference_pb2_grpc.InferenceServiceStub(channel), model.vocabulary_size, model.context_length
             )
