@@ -1,16 +1,32 @@
 """C sources that a package brings along: compiled by the machine's own compiler when they are first needed, and kept.
 
-The result stays in `$XDG_CACHE_HOME/tandem` (`~/.cache/tandem`) under a hash of what it was made of. A library that was
-compiled beside the sources (`main`, for images without a compiler) is taken as it is.
+A library is kept beside its sources (`main`, for images without a compiler) or in `$XDG_CACHE_HOME/tandem`
+(`~/.cache/tandem`) as `NAME-MACHINE-SOURCES-COMPILER-CONTENT.so`:
+
+| part | what it tells |
+|---|---|
+| MACHINE | `platform.machine()`; with the processor's features where they are compiled for (`-march=native`) |
+| SOURCES | hash of sources, headers and flags |
+| COMPILER | hash of the compiler's command; not compared beside the sources |
+| CONTENT | hash of the file itself |
+
+Loading a library runs its code, and a damaged one ends the process with SIGBUS. So nothing is loaded whose content is
+not that of its name, or that anybody but this user and root could have written. What is refused is said in the log and
+compiled again: where it is kept, or, where that folder is not safe or cannot be written, for this process alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import logging
 import os
+import platform
+import shlex
 import shutil
+import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -19,9 +35,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-_COMPILE_SECONDS = 120
+_COMPILE_SECONDS = 120.0
+_COMPILERS = ("cc", "gcc", "clang")
+_LONGEST_HASH = 32  # hexadecimal digits
 
 Signature: TypeAlias = tuple[Sequence[type[Any]], "type[Any] | None"]  # types of a function's arguments, and its result
+
+
+class CompileError(Exception):
+    """A library cannot be made; one line that says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +58,11 @@ class CSources:
     flags: Sequence[str] = ("-O3", "-shared", "-fPIC")
     link_flags: Sequence[str] = ()  # where libraries lie on this machine
 
-    @property
-    def prebuilt(self) -> Path:
-        """The library beside its sources, where somebody made it. `NAME.so` would be taken for a module NAME."""
-        return self.folder / f"lib{self.name}.so"
-
     def load(self, logger: logging.Logger, without: str) -> ctypes.CDLL | None:
         """The library; None where it cannot be had, which is logged together with what is lost `without` it."""
         try:
-            library = ctypes.CDLL(str(self.prebuilt if self.prebuilt.exists() else self._cached()))
-        except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: there is no home
+            library = self._kept(logger) or self._made(logger)
+        except (OSError, CompileError) as error:
             reason = str(error).splitlines()[0]
             logger.warning("the compiled %s are not there (%s): %s; a C compiler helps", self.name, reason, without)
             return None
@@ -54,35 +71,164 @@ class CSources:
             function.argtypes, function.restype = arguments, result
         return library
 
-    def compile_to(self, target: Path) -> None:
-        """Compiles the sources; raises OSError or SubprocessError. Nobody sees a half-written file."""
-        compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-        if compiler is None:
-            raise FileNotFoundError("no C compiler: neither CC nor cc, gcc, clang")
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            made = Path(folder) / target.name
-            sources = [str(self.folder / name) for name in self.sources]
-            command = [compiler, *self.flags, "-o", str(made), *sources, *self.link_flags, "-lm"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)  # noqa: S603
-            if done.returncode:
-                raise OSError(f"{compiler} failed: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
-            made.replace(target)
-
     def main(self) -> None:
         """Compiles the library beside its sources and says where it is; ends the process where that fails."""
         try:
-            self.compile_to(self.prebuilt)
-        except (OSError, subprocess.SubprocessError) as problem:
-            raise SystemExit(str(problem)) from problem
-        sys.stdout.write(f"{self.prebuilt}\n")
+            if problem := _unsafe(self.folder):
+                raise CompileError(f"{self.folder}: {problem}; a library there would not be loaded")
+            older = list(self.folder.glob(f"{self.name}-*.so"))
+            made = self._compile_into(self.folder)
+        except (OSError, CompileError) as error:
+            raise SystemExit(str(error)) from error
+        for library in older:
+            if library != made:
+                library.unlink(missing_ok=True)
+        sys.stdout.write(f"{made}\n")
 
-    def _cached(self) -> Path:
-        """The library in the cache, made if it is not there; raises OSError, RuntimeError or SubprocessError."""
-        files = [self.folder / name for name in (*self.headers, *self.sources)]
-        text = b"".join(path.read_bytes() for path in files) + repr(tuple(self.flags)).encode()
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem"
-        target = folder / f"{self.name}-{hashlib.sha256(text).hexdigest()[:16]}.so"
-        if not target.exists():
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.compile_to(target)
+    def _kept(self, logger: logging.Logger) -> ctypes.CDLL | None:
+        """The library beside its sources or in the cache, if one is there that may be loaded."""
+        command = _compiler()
+        stem, cache = self._stem(command), _cache_folder()
+        found = sorted(self.folder.glob(f"{stem}-*-*.so"))
+        found += [] if cache is None else sorted(cache.glob(f"{stem}-{_hash(command)}-*.so"))
+        for path in found:
+            problem = _unsafe(path.parent) or _unsafe(path) or _altered(path)
+            if problem is None:
+                return ctypes.CDLL(str(path))
+            logger.warning("%s is not loaded: %s", path, problem)
+        return None
+
+    def _made(self, logger: logging.Logger) -> ctypes.CDLL:
+        """The library, compiled now; raises OSError or CompileError."""
+        with contextlib.ExitStack() as stack:
+            folder = _writable_cache(logger)
+            if folder is None:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-")))
+            return ctypes.CDLL(str(self._compile_into(folder)))
+
+    def _compile_into(self, folder: Path) -> Path:
+        """Nobody sees a half-written file: it gets its name when it is whole and on the disk. Raises OSError or
+        CompileError."""
+        command = _compiler()
+        if not command:
+            raise CompileError(f"no C compiler: neither CC nor {', '.join(_COMPILERS)}")
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".making-") as private:
+            made = Path(private) / f"{self.name}.so"
+            sources = [str(self.folder / name) for name in self.sources]
+            _run([*command, *self.flags, "-o", str(made), *sources, *self.link_flags, "-lm"])
+            made.chmod(0o755)
+            with made.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()[:_LONGEST_HASH]
+                os.fsync(file.fileno())
+            target = folder / f"{self._stem(command)}-{_hash(command)}-{content}.so"
+            made.replace(target)
         return target
+
+    def _stem(self, command: Sequence[str]) -> str:
+        digest = hashlib.sha256(repr((*self.flags, *self.link_flags)).encode())
+        for name in (*self.headers, *self.sources):
+            digest.update((self.folder / name).read_bytes())
+        return f"{self.name}-{_machine([*command, *self.flags])}-{digest.hexdigest()[:16]}"
+
+
+def _compiler() -> list[str]:
+    """The words of the compiler's command; empty where there is none."""
+    try:
+        words = shlex.split(os.environ.get("CC", ""))
+    except ValueError as error:
+        raise CompileError(f"CC={os.environ['CC']}: {error}") from None
+    return words or [name for name in _COMPILERS if shutil.which(name)][:1]
+
+
+def _run(command: Sequence[str]) -> None:
+    """Compiles; a compiler that hangs is ended with everything that it has started. Raises OSError or CompileError."""
+    with subprocess.Popen(  # noqa: S603
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            _, said = process.communicate(timeout=_COMPILE_SECONDS)
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise CompileError(f"{command[0]} was not done after {_COMPILE_SECONDS:g} seconds") from None
+            raise
+    if process.returncode:
+        last = (said.strip() or f"ended with {process.returncode}").splitlines()[-1]
+        raise CompileError(f"{command[0]} failed: {last}")
+
+
+def _machine(words: Sequence[str]) -> str:
+    """What the code is for. A library made for the very processor is not taken on another one."""
+    machine = platform.machine()
+    if not any(word.endswith("=native") for word in words):
+        return machine
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return f"{machine}.{_hash(sorted(line.split(':', 1)[1].split()))}"
+    return f"{machine}.{_hash([platform.node()])}"
+
+
+def _hash(words: Sequence[str]) -> str:
+    return hashlib.sha256(repr(list(words)).encode()).hexdigest()[:8]
+
+
+def _cache_folder() -> Path | None:
+    """Where libraries are kept; None where there is no home."""
+    if root := os.environ.get("XDG_CACHE_HOME"):
+        return Path(root) / "tandem"
+    try:
+        return Path.home() / ".cache" / "tandem"
+    except RuntimeError:
+        return None
+
+
+def _writable_cache(logger: logging.Logger) -> Path | None:
+    """The folder where libraries are kept, if they can be; a reason why not is logged."""
+    folder = _cache_folder()
+    if folder is None:
+        problem: str | None = "there is no home"
+    else:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            problem = _unsafe(folder)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            problem = error.strerror or str(error)
+    if problem is None:
+        return folder
+    logger.warning("what is compiled is not kept: %s: %s", folder or "~/.cache", problem)
+    return None
+
+
+def _unsafe(path: Path) -> str | None:
+    """Why a file or folder could have been written by somebody else."""
+    try:
+        state = path.stat() if path.is_dir() else path.lstat()
+    except OSError as error:
+        return error.strerror or str(error)
+    if not stat.S_ISDIR(state.st_mode) and not stat.S_ISREG(state.st_mode):
+        return "it is not a plain file"
+    if state.st_uid not in (0, os.geteuid()):
+        return f"it belongs to user {state.st_uid}"
+    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others may write to it (mode {stat.S_IMODE(state.st_mode):o})"
+    return None
+
+
+def _altered(path: Path) -> str | None:
+    """Why a file's content is not the one that its name tells."""
+    try:
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()[:_LONGEST_HASH]
+    except OSError as error:
+        return error.strerror or str(error)
+    return None if path.stem.endswith(f"-{content}") else "it is damaged"

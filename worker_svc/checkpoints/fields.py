@@ -59,7 +59,7 @@ class Fields:
         """A whole number."""
         value = self._value(key, default, "a whole number")
         if value is not default and type(value) is not int:
-            raise self.error(key, f"must be a whole number, but is {_shown(value)}")
+            raise self.error(key, f"must be a whole number, but is {shown(value)}")
         return value
 
     @overload
@@ -72,21 +72,21 @@ class Fields:
         if value is default:
             return value
         if type(value) not in (int, float) or not _is_finite(value):
-            raise self.error(key, f"must be a finite number, but is {_shown(value)}")
+            raise self.error(key, f"must be a finite number, but is {shown(value)}")
         return float(value)
 
     def boolean(self, key: str, default: bool) -> bool:
         """True or false."""
         value = self._value(key, default, "true or false")
         if not isinstance(value, bool):
-            raise self.error(key, f"must be true or false, but is {_shown(value)}")
+            raise self.error(key, f"must be true or false, but is {shown(value)}")
         return value
 
     def text(self, key: str, default: str | None = None) -> str | None:
         """A string, or the default."""
         value = self._value(key, default, "a string")
         if value is not None and not isinstance(value, str):
-            raise self.error(key, f"must be a string, but is {_shown(value)}")
+            raise self.error(key, f"must be a string, but is {shown(value)}")
         return value
 
     def object(self, key: str) -> Fields:
@@ -95,7 +95,7 @@ class Fields:
         if value is None:
             value = {}
         if not isinstance(value, dict):
-            raise self.error(key, f"must be an object, but is {_shown(value)}")
+            raise self.error(key, f"must be an object, but is {shown(value)}")
         return Fields(self.path, value, f"{self._prefix}{key}.")
 
     def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
@@ -104,7 +104,7 @@ class Fields:
         ids = [] if value is None else value if isinstance(value, list) else [value]
         for token_id in ids:
             if type(token_id) is not int or not 0 <= token_id < vocab_size:
-                raise self.error(key, f"must hold token ids from 0 to {vocab_size - 1}, but has {_shown(token_id)}")
+                raise self.error(key, f"must hold token ids from 0 to {vocab_size - 1}, but has {shown(token_id)}")
         return tuple(dict.fromkeys(ids))
 
     def _value(self, key: str, default: Any, what: str) -> Any:
@@ -131,6 +131,7 @@ def _is_finite(value: float) -> bool:
         return False
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value of a file, as it stands in a message."""
     text = json.dumps(value, default=repr)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -5,7 +5,9 @@ What differs from other formats:
 - llama.cpp's `llama` architecture is Llama, Mistral and Mixtral alike. Its rows of q and k are permuted, RoPE pairs
   being neighbours; those of the Qwens are not.
 - The experts of a layer lie in one tensor `[experts, out, in]`.
-- The scaling of Llama 3.1 is a tensor of divisors, `rope_freqs.weight`. Published ones are recognised.
+- The scaling of Llama 3.1 is a tensor of divisors, `rope_freqs.weight`. Published ones are recognised. Scaling by
+  keys comes on top of it.
+- Which keys are known: `gguf_fields.py`.
 - Quantized matrices come as `QuantizedTensor`.
 - Without `output.weight` the output is the embedding.
 """
@@ -34,8 +36,11 @@ from worker_svc.checkpoints.checkpoint import (
 )
 from worker_svc.checkpoints.fields import Fields, build
 from worker_svc.checkpoints.ggml_blocks import BLOCK_KINDS, BlockKind, QuantizedTensor
+from worker_svc.checkpoints.gguf_fields import NEUTRAL_FAMILIES, SAMPLING, known_keys
 from worker_svc.checkpoints.gguf_parts import GgufFiles, Located, open_files
+from worker_svc.checkpoints.known_fields import check_fields
 from worker_svc.checkpoints.row_order import halves_order
+from worker_svc.checkpoints.sampling_defaults import sampling_defaults
 from worker_svc.model.config import Experts, ModelConfig, RopeScaling, yarn_attention_factor
 
 _KINDS: Mapping[int, torch.dtype | BlockKind] = {
@@ -89,6 +94,9 @@ _KEYS = {
     "rope_scaling.factor": "rope.scaling.factor",
     "rope_scaling.factors": ROPE_DIVISORS,
     "rope_scaling.original_context_length": "rope.scaling.original_context_length",
+    "rope_scaling.attention_factor": "rope.scaling.attn_factor",
+    "rope_scaling.beta_fast": "rope.scaling.yarn_beta_fast",
+    "rope_scaling.beta_slow": "rope.scaling.yarn_beta_slow",
     "experts.count": "expert_count",
     "experts.per_token": "expert_used_count",
     "experts.intermediate_size": "expert_feed_forward_length",
@@ -115,7 +123,8 @@ class GgufCheckpoint:
         self.total_bytes = sum(tensor.bytes for tensor in stored.values())
         ids = _special_ids(path, files.metadata, self.config.vocab_size)
         self.bos_id, self.eos_ids = ids
-        self.sampling_defaults: Mapping[str, float | int] = {}
+        advice = {key: _plain(files.metadata[key]) for key in SAMPLING.values() if key in files.metadata}
+        self.sampling_defaults: Mapping[str, float | int] = sampling_defaults(Fields(path, advice), SAMPLING)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor | StoredMatrix]]:
         """See `Checkpoint.tensors`."""
@@ -225,11 +234,18 @@ def _read_config(path: Path, files: GgufFiles, divisors: tuple[float, ...]) -> t
         )
     name, permuted, qk_norm, qkv_bias = _ARCHITECTURES[kind]
     prefix = f"{kind}."
-    own = {key.removeprefix(prefix): _plain(value) for key, value in metadata.items() if key.startswith(prefix)}
+    plain = {key: _plain(value) for key, value in metadata.items() if not key.startswith("tokenizer.")}
+    check_fields(Fields(path, plain), known_keys(kind), NEUTRAL_FAMILIES)
+    own = {key.removeprefix(prefix): value for key, value in plain.items() if key.startswith(prefix)}
     fields = Fields(path, own, prefix)
+    if divisors and kind != "llama":
+        raise CheckpointError(f"{path}: tensor {ROPE_DIVISORS} is there, which llama.cpp does not know of {kind}")
     embedding = files.tensors.get(TOP_NAMES["embedding"])
     if embedding is None or len(embedding.tensor.shape) != 2:
         raise CheckpointError(f"{path}: tensor {TOP_NAMES['embedding']} is missing or not a matrix")
+    vocab_size = embedding.tensor.shape[0]
+    if fields.integer("vocab_size", vocab_size) != vocab_size:
+        raise fields.error("vocab_size", f"is {fields.integer('vocab_size')}, but the embedding has {vocab_size} rows")
     hidden_size, heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
     if hidden_size < 1 or heads < 1 or ("attention.key_length" not in own and hidden_size % heads):
         raise fields.error("embedding_length", f"{hidden_size} cannot be split over attention.head_count {heads}")
@@ -249,7 +265,7 @@ def _read_config(path: Path, files: GgufFiles, divisors: tuple[float, ...]) -> t
         fields,
         _KEYS,
         architecture=name,
-        vocab_size=embedding.tensor.shape[0],
+        vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=fields.integer("feed_forward_length", experts.intermediate_size if experts else 0),
         num_layers=layers,
@@ -281,9 +297,10 @@ def _plain(value: Any) -> Any:
 def _experts(fields: Fields, kind: str) -> Experts | None:
     count = fields.integer("expert_count", 0)
     if not count:
+        for key in ("expert_used_count", "expert_feed_forward_length"):
+            if fields.integer(key, 0):
+                raise fields.error(key, f"is {fields.integer(key)}, but there is no expert_count")
         return None
-    if fields.integer("expert_shared_count", 0):
-        raise fields.error("expert_shared_count", "is set; shared experts are not served")
     return build(
         Experts,
         fields,
@@ -296,28 +313,34 @@ def _experts(fields: Fields, kind: str) -> Experts | None:
 
 
 def _rope_scaling(fields: Fields, divisors: tuple[float, ...], context_length: int) -> RopeScaling | None:
-    if divisors:
-        theta = fields.number("rope.freq_base", 10000.0)
-        return known_divisors(divisors, theta) or build(RopeScaling, fields, _KEYS, kind="factors", factors=divisors)
-    factor = fields.number("rope.scaling.factor", fields.number("rope.scale_linear", 1.0))
-    kind = fields.text("rope.scaling.type", "linear" if factor != 1 else "none")
-    if kind == "none" or (kind == "linear" and factor == 1):
-        return None
-    if kind == "linear":
-        return build(RopeScaling, fields, _KEYS, kind="linear", factor=factor)
-    if kind != "yarn":
-        raise fields.error("rope.scaling.type", f"{kind!r} is not served; served are none, linear and yarn")
-    return build(
-        RopeScaling,
-        fields,
-        _KEYS,
-        kind="yarn",
-        factor=factor,
-        original_context_length=fields.integer("rope.scaling.original_context_length", context_length),
-        attention_factor=yarn_attention_factor(factor) * fields.number("rope.scaling.attn_factor", 1.0),
-        beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),
-        beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
-    )
+    """What the keys say, on top of the divisors: llama.cpp applies both."""
+    factor, older = fields.number("rope.scaling.factor", None), fields.number("rope.scale_linear", None)
+    if factor is not None and older not in (None, factor):
+        raise fields.error("rope.scaling.factor", f"is {factor:g}, but rope.scale_linear is {older:g}")
+    factor = next((one for one in (factor, older) if one is not None), 1.0)
+    kind = fields.text("rope.scaling.type", "linear")
+    size = fields.number("rope.scaling.attn_factor", 1.0)  # whatever the type
+    match kind:
+        case "none" | "linear":
+            factor = factor if kind == "linear" else 1.0
+            if factor == size == 1:
+                if not divisors:
+                    return None
+                if published := known_divisors(divisors, fields.number("rope.freq_base", 10000.0)):
+                    return published
+            values: dict[str, Any] = {"attention_factor": size}
+        case "yarn":
+            # llama.cpp itself takes 32 and 1 for all of these architectures, whatever a file says of the two.
+            values = {
+                "original_context_length": fields.integer("rope.scaling.original_context_length", context_length),
+                "attention_factor": yarn_attention_factor(factor) * size,
+                "beta_fast": fields.number("rope.scaling.yarn_beta_fast", 32.0),
+                "beta_slow": fields.number("rope.scaling.yarn_beta_slow", 1.0),
+            }
+        case _:
+            raise fields.error("rope.scaling.type", f"{kind!r} is not served; served are none, linear and yarn")
+    kind = "yarn" if kind == "yarn" else "linear"
+    return build(RopeScaling, fields, _KEYS, kind=kind, factor=factor, factors=divisors, **values)
 
 
 def rope_divisors(head_dim: int, theta: float, scaling: RopeScaling) -> list[float]:

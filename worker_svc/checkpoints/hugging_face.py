@@ -3,6 +3,7 @@
 - Weights are in `model.safetensors`, or spread over files that `model.safetensors.index.json` lists.
 - RoPE pairs are half a head apart, which is also our convention.
 - `dtype` and `torch_dtype` of the config are not looked at: the files know better.
+- Which fields are known: `hugging_face_fields.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from worker_svc.checkpoints.checkpoint import (
 )
 from worker_svc.checkpoints.fields import Fields
 from worker_svc.checkpoints.hugging_face_config import EMBEDDING, OUTPUT, architecture_of, read_config
+from worker_svc.checkpoints.hugging_face_fields import GENERATION
+from worker_svc.checkpoints.known_fields import check_fields
 from worker_svc.checkpoints.packed import PackedMatrix, Packing, packing_of
+from worker_svc.checkpoints.sampling_defaults import sampling_defaults
 
 _log = logging.getLogger(__name__)
 
@@ -78,9 +82,11 @@ class HuggingFaceCheckpoint:
         self.total_bytes += sum(matrix.nbytes for matrix in self._packed.values())
         generation_file = path / "generation_config.json"
         generation = Fields.read(generation_file) if generation_file.exists() else Fields(generation_file, {})
+        check_fields(generation, GENERATION)
         self.eos_ids = self._special_ids("eos_token_id", generation, config)
         self.bos_id = next(iter(self._special_ids("bos_token_id", generation, config)), None)
-        self.sampling_defaults = _sampling_defaults(generation)
+        samples = generation.boolean("do_sample", True)
+        self.sampling_defaults = sampling_defaults(generation) if samples else {}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor | StoredMatrix]]:
         """See `Checkpoint.tensors`."""
@@ -118,7 +124,7 @@ class HuggingFaceCheckpoint:
                 del stored[base + "bias"]
             rows, columns = shapes.pop(name)
             expected = {base + part: shape for part, shape in packing.shapes(rows, columns).items()}
-            if base + "g_idx" not in stored:
+            if base + "g_idx" not in stored and not packing.reordered:
                 expected.pop(base + "g_idx", None)
             found = {part: stored.pop(part) for part in expected if part in stored}
             # Whole numbers are what is wanted here; their shapes are compared as all shapes are.
@@ -151,32 +157,6 @@ class HuggingFaceCheckpoint:
         return same
 
 
-def _sampling_defaults(generation: Fields) -> dict[str, float | int]:
-    """What the model's makers sample with, unless they say that they do not sample."""
-    if not generation.boolean("do_sample", True):
-        return {}
-    ranges = {
-        "temperature": (0.0, None),
-        "top_p": (0.0, 1.0),
-        "min_p": (0.0, 1.0),
-        "repetition_penalty": (0.0, None),
-    }
-    defaults: dict[str, float | int] = {}
-    for key, (least, most) in ranges.items():
-        value = generation.number(key, None)
-        if value is None:
-            continue
-        if value < least or (most is not None and value > most) or (key == "repetition_penalty" and value == 0):
-            raise generation.error(key, f"is out of range: {value:g}")
-        defaults[key] = value
-    top_k = generation.integer("top_k", None)
-    if top_k is not None:
-        if top_k < 0:
-            raise generation.error("top_k", f"must be at least 0, but is {top_k}")
-        defaults["top_k"] = top_k
-    return defaults
-
-
 def _open_files(path: Path) -> dict[str, Any]:
     """Every stored tensor's name and the open safetensors file that holds it."""
     single, index = path / "model.safetensors", path / "model.safetensors.index.json"
@@ -200,7 +180,12 @@ def _open_shards(path: Path, index: Fields) -> dict[str, Any]:
             raise weight_map.error(name, f"must be the name of a file in the same folder, but is {shard!r}")
         if shard not in shards:
             shards[shard] = _open(path / shard)
-    held = {name: shard for shard, file in shards.items() for name in file.keys()}  # noqa: SIM118
+    held: dict[str, str] = {}
+    for shard, file in shards.items():
+        for name in file.keys():  # noqa: SIM118
+            if name in held:
+                raise CheckpointError(f"{path / shard}: has the tensor {name}, which is in {held[name]} too")
+            held[name] = shard
     for name, shard in weight_map.values.items():
         if held.get(name) != shard:
             raise CheckpointError(f"{path / shard}: tensor {name} is missing, which {index.path.name} says is there")

@@ -1,17 +1,18 @@
 """From `config.json` to a `ModelConfig`: which architectures are served, and what each leaves unsaid.
 
-RoPE is described by `rope_parameters` (transformers 5) or by `rope_theta` and `rope_scaling` (older). A field that
-would change the mathematics in a way that is not served is refused by its name; fields that only concern training are
-not looked at.
+RoPE is described by `rope_parameters` (transformers 5) or by `rope_theta` and `rope_scaling` (older). The fields that
+are known are listed in `hugging_face_fields.py`; every other one is refused by its name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from worker_svc.checkpoints.fields import Fields, build
+from worker_svc.checkpoints.hugging_face_fields import CONFIG, ROPE
+from worker_svc.checkpoints.known_fields import check_fields
 from worker_svc.model.config import Experts, ModelConfig, RopeScaling, yarn_attention_factor
 
 KEYS = {
@@ -36,6 +37,7 @@ ROPE_KEYS = {
     "rope_scaling.attention_factor": "attention_factor",
 }
 
+_Number = TypeVar("_Number", int, float)
 
 _LAYER_NAMES = {
     "attention.norm": "input_layernorm.weight",
@@ -80,6 +82,9 @@ class Architecture:
     qkv_bias: bool = False
     qk_norm: bool = False
     attention_bias: bool = False  # whether it knows this field, which gives biases to q, k, v and the output
+    sliding_window: int | None = None  # where the file does not say it
+    use_sliding_window: bool = False  # whether it knows this field, without which it has no window
+    window_by_layer: bool = False  # whether the window can be that of some layers only
 
     def stored_name(self, name: str) -> str:
         """A canonical tensor's name in the files."""
@@ -94,63 +99,57 @@ class Architecture:
         return f"model.layers.{layer}.{stored}"
 
 
+_QWEN_WINDOW: Mapping[str, Any] = {"sliding_window": 4096, "use_sliding_window": True}
 ARCHITECTURES = {
     each.name: each
     for each in (
         Architecture("llama", "LlamaForCausalLM", attention_bias=True),
-        Architecture("mistral", "MistralForCausalLM"),
-        Architecture("qwen2", "Qwen2ForCausalLM", special_ids={}, qkv_bias=True),
-        Architecture("qwen3", "Qwen3ForCausalLM", special_ids={}, head_dim=128, qk_norm=True, attention_bias=True),
+        Architecture("mistral", "MistralForCausalLM", sliding_window=4096),
+        Architecture("ministral", "MinistralForCausalLM", sliding_window=4096, window_by_layer=True),
+        Architecture("qwen2", "Qwen2ForCausalLM", special_ids={}, qkv_bias=True, **_QWEN_WINDOW, window_by_layer=True),
+        Architecture(
+            "qwen3",
+            "Qwen3ForCausalLM",
+            special_ids={},
+            head_dim=128,
+            qk_norm=True,
+            attention_bias=True,
+            **_QWEN_WINDOW,
+            window_by_layer=True,
+        ),
         Architecture("mixtral", "MixtralForCausalLM", _MIXTRAL_NAMES, rope_theta=1e6),
-        Architecture("qwen3_moe", "Qwen3MoeForCausalLM", special_ids={}, qk_norm=True, attention_bias=True),
+        Architecture(
+            "qwen3_moe", "Qwen3MoeForCausalLM", special_ids={}, qk_norm=True, attention_bias=True, **_QWEN_WINDOW
+        ),
     )
-}
-
-# What other architectures, or variants of these, compute differently; each with the values that change nothing.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu",),
-    "mlp_bias": (False,),
-    "use_bias": (False,),
-    "partial_rotary_factor": (1, 1.0),
-    "rope_interleaved": (False,),
-    "no_rope_layers": ([],),
-    "use_mrope": (False,),
-    "dual_chunk_attention_config": (),
-    "attention_chunk_size": (),
-    "clip_qkv": (),
-    "query_pre_attn_scalar": (),
-    "attn_logit_softcapping": (),
-    "final_logit_softcapping": (),
-    "attention_multiplier": (),
-    "embedding_multiplier": (1, 1.0),
-    "residual_multiplier": (1, 1.0),
-    "logits_scaling": (1, 1.0),
-    "logit_scale": (1, 1.0),
-    "scale_emb": (1, 1.0),
-    "shared_expert_intermediate_size": (0,),
-    "n_shared_experts": (0,),
-    "routed_scaling_factor": (1, 1.0),
-    "scoring_func": ("softmax",),
 }
 
 
 def architecture_of(config: Fields) -> Architecture:
-    """Which of ours a folder holds; refuses what is not served, by the field's name."""
+    """Which of ours a folder holds; refuses what is not served, and every field that is not known of it, by name."""
+    found = _named(config)
+    if found.name == "mistral" and config.has("layer_types"):
+        found = ARCHITECTURES["ministral"]  # as transformers' AutoModel has it: Mistral itself has one window in all
+    check_fields(config, CONFIG[found.name])
+    return found
+
+
+def _named(config: Fields) -> Architecture:
     classes, kind = config.values.get("architectures"), config.values.get("model_type")
     served = list(ARCHITECTURES.values())
-    found = next((each for each in served if ([each.class_name] if classes else each.name) == (classes or kind)), None)
-    if found is None and classes:
+    if not classes:
+        found = next((each for each in served if each.name == kind), None)
+        if found is None:
+            raise config.error("model_type", f"{str(kind)[:60]!r} is not served; served are {', '.join(ARCHITECTURES)}")
+        return found
+    found = next((each for each in served if classes == [each.class_name]), None)
+    if found is None:
         names = ", ".join(each.class_name for each in served)
         raise config.error("architectures", f"{str(classes)[:200]} is not served; served are {names}")
-    if found is None:
-        raise config.error("model_type", f"{str(kind)[:60]!r} is not served; served are {', '.join(ARCHITECTURES)}")
-    for key, neutral in _NEUTRAL.items():
-        value = config.values.get(key)
-        if value is not None and value not in neutral:
-            allowed = f"served is {neutral[0]}" if neutral else "models without it are served"
-            raise config.error(key, f"is {str(value)[:60]!r}, which is not served; {allowed}")
-    if not found.attention_bias and config.boolean("attention_bias", False):
-        raise config.error("attention_bias", f"is true, which {found.class_name} does not have")
+    if kind not in (None, found.name):
+        raise config.error(
+            "architectures", f"{found.class_name} and model_type {str(kind)[:60]!r} contradict each other"
+        )
     return found
 
 
@@ -163,8 +162,9 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
             raise config.error("hidden_size", f"{hidden_size} cannot be split over num_attention_heads {heads}")
         head_dim = hidden_size // heads
     layers = config.integer("num_hidden_layers")
-    rope = config.object("rope_parameters" if config.has("rope_parameters") else "rope_scaling")
+    rope = _rope_fields(config)
     scaling = _rope_scaling(config, rope)
+    theta = _stated_once(rope, "rope_theta", config.number("rope_theta", None), rope.number("rope_theta", None))
     context_length = config.integer("max_position_embeddings")
     if scaling is not None and scaling.kind == "dynamic":
         context_length = int(context_length * scaling.factor)
@@ -183,7 +183,7 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         head_dim=head_dim,
         context_length=context_length,
         norm_eps=config.number("rms_norm_eps"),
-        rope_theta=rope.number("rope_theta", config.number("rope_theta", architecture.rope_theta)),
+        rope_theta=architecture.rope_theta if theta is None else theta,
         rope_scaling=scaling,
         tie_embeddings=tied,
         qkv_bias=architecture.qkv_bias or bias,
@@ -194,16 +194,39 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
     )
 
 
+def _rope_fields(config: Fields) -> Fields:
+    """The RoPE parameters, in whichever of the two spellings."""
+    new, old = config.object("rope_parameters"), config.object("rope_scaling")
+    if new.values and old.values and new.values != old.values:
+        raise config.error("rope_parameters", "and rope_scaling contradict each other; one of them is expected")
+    return new if new.values else old
+
+
+def _stated_once(rope: Fields, key: str, beside: _Number | None, among: _Number | None) -> _Number | None:
+    """A RoPE parameter that older files have beside the others, not among them; refuses two that differ."""
+    if beside is not None and among is not None and beside != among:
+        raise rope.error(key, f"is {among:g}, but {key} beside it is {beside:g}")
+    return beside if among is None else among
+
+
 def _rope_scaling(config: Fields, rope: Fields) -> RopeScaling | None:
     for key, value in rope.values.items():
         if isinstance(value, dict):
             raise rope.error(key, "is an object; rope parameters that differ by layer are not served")
-    kind = rope.text("rope_type", rope.text("type", "default"))
-    if rope.number("partial_rotary_factor", 1.0) != 1.0:
-        raise rope.error("partial_rotary_factor", "is not 1; rotating a part of the head is not served")
+    old = rope.text("type")
+    kind = rope.text("rope_type", old) or "default"
+    if old not in (None, kind):
+        raise rope.error("rope_type", f"{kind!r} and type {old!r} contradict each other")
+    if kind not in ROPE:
+        raise rope.error("rope_type", f"{kind!r} is not served; served are {', '.join(ROPE)}")
+    check_fields(rope, ROPE[kind])
+    trained = config.integer("max_position_embeddings")
+    key = "original_max_position_embeddings"
+    original = _stated_once(rope, key, config.integer(key, None), rope.integer(key, None))
     if kind == "default":
         return None
-    trained = config.integer("max_position_embeddings")
+    if kind not in ("llama3", "yarn") and original not in (None, trained):
+        raise config.error(key, f"is {original}, which {kind} scaling does not know")
     values: dict[str, Any] = {"kind": kind}
     match kind:
         case "linear":
@@ -215,10 +238,10 @@ def _rope_scaling(config: Fields, rope: Fields) -> RopeScaling | None:
                 "factor": rope.number("factor"),
                 "low_freq_factor": rope.number("low_freq_factor"),
                 "high_freq_factor": rope.number("high_freq_factor"),
-                "original_context_length": rope.integer("original_max_position_embeddings", trained),
+                "original_context_length": trained if original is None else original,
             }
         case "yarn":
-            original = rope.integer("original_max_position_embeddings", trained)
+            original = trained if original is None else original
             factor = rope.number("factor", trained / max(original, 1))
             values |= {
                 "factor": factor,
@@ -226,10 +249,8 @@ def _rope_scaling(config: Fields, rope: Fields) -> RopeScaling | None:
                 "beta_fast": rope.number("beta_fast", 32.0),
                 "beta_slow": rope.number("beta_slow", 1.0),
                 "attention_factor": rope.number("attention_factor", _attention_factor(rope, factor)),
-                "truncate": rope.boolean("truncate", True),
+                "truncate": rope.boolean("truncate", "truncate" not in rope.values),  # null: transformers does not
             }
-        case _:
-            raise rope.error("rope_type", f"{kind!r} is not served; served are default, linear, dynamic, llama3, yarn")
     return build(RopeScaling, rope, ROPE_KEYS, **values)
 
 
@@ -244,30 +265,42 @@ def _attention_factor(rope: Fields, factor: float) -> float:
 
 def _windows(config: Fields, architecture: Architecture, layers: int) -> tuple[int, ...]:
     """Each layer's sliding window; empty where there is none."""
-    window: int | None
-    if architecture.name == "llama":
-        window = None  # such a field is none of its own, and transformers does not look at it
-    elif architecture.name in ("mistral", "mixtral"):
-        default = 4096 if architecture.name == "mistral" and "sliding_window" not in config.values else None
-        window = config.integer("sliding_window", default)
-    elif config.boolean("use_sliding_window", False):
-        window = config.integer("sliding_window", 4096)
-    else:
-        window = None
-    if window is None or not 0 < layers <= 1 << 12:  # the number of layers is checked later
+    window = _window(config, architecture)
+    if not 0 < layers <= 1 << 12:  # the number of layers is checked later
         return ()
-    if window < 1:
-        raise config.error("sliding_window", f"must be at least 1, but is {window}")
+    everywhere = ["full_attention" if window is None else "sliding_attention"] * layers
+    full = 0
+    if architecture.use_sliding_window and window is not None:
+        full = config.integer("max_window_layers", 28 if architecture.window_by_layer else 0)
+        if full > 0 and not architecture.window_by_layer:
+            raise config.error("max_window_layers", f"is {full}, but {architecture.class_name} has one in every layer")
+    usual = [*["full_attention"] * min(max(full, 0), layers), *everywhere][:layers]
     kinds = config.values.get("layer_types")
-    if architecture.name not in ("qwen2", "qwen3"):
-        return (window,) * layers
     if kinds is None:
-        full = config.integer("max_window_layers", 28)
-        return tuple(0 if layer < full else window for layer in range(layers))
+        kinds = usual
     served = {"sliding_attention": window, "full_attention": 0}
     if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in served for kind in kinds):
         raise config.error("layer_types", f"must name one of {', '.join(served)} for each of the {layers} layers")
-    return tuple(served[kind] for kind in kinds)
+    if kinds != usual and not architecture.window_by_layer:
+        which = "no layer" if window is None else "every layer"
+        raise config.error("layer_types", f"are mixed, but {architecture.class_name} has a window in {which} here")
+    if window is None:
+        if "sliding_attention" in kinds:
+            raise config.error("layer_types", "name sliding_attention, but no window is set")
+        return ()
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def _window(config: Fields, architecture: Architecture) -> int | None:
+    """The window of those layers that have one."""
+    if architecture.use_sliding_window and not config.boolean("use_sliding_window", False):
+        return None
+    # null says that there is none, unlike a field that is absent
+    default = None if "sliding_window" in config.values else architecture.sliding_window
+    window = config.integer("sliding_window", default)
+    if window is not None and window < 1:
+        raise config.error("sliding_window", f"must be at least 1, but is {window}")
+    return window
 
 
 def _experts(config: Fields, architecture: Architecture, layers: int) -> Experts | None:
@@ -289,12 +322,14 @@ def _experts(config: Fields, architecture: Architecture, layers: int) -> Experts
         raise config.error("mlp_only_layers", "must be a list of layers' numbers")
     if step < 1:
         raise config.error("decoder_sparse_step", f"must be at least 1, but is {step}")
-    count = config.integer("num_experts" if config.has("num_experts") else "num_local_experts", 128)
+    count, other = config.integer("num_experts", None), config.integer("num_local_experts", None)
+    if count is not None and other not in (None, count):
+        raise config.error("num_experts", f"is {count}, but num_local_experts is {other}")
     return build(
         Experts,
         config,
         KEYS,
-        count=count,
+        count=next((one for one in (count, other) if one is not None), 128),
         per_token=config.integer("num_experts_per_tok", 8),
         intermediate_size=config.integer("moe_intermediate_size"),
         normalized=config.boolean("norm_topk_prob", False),

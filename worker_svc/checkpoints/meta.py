@@ -7,9 +7,11 @@ What differs from other formats:
 - The size of the feed-forward layer is not stated but follows from `dim`, `multiple_of` and `ffn_dim_multiplier`.
 - `vocab_size` may be -1: then the embedding says it. `n_kv_heads` may be absent: as many as heads.
 - RoPE pairs are neighbours (rows 2i and 2i + 1 of a head); the rows of q and k are permuted to halves when read.
+- Mistral's own files look alike, and say `hidden_dim`, `head_dim` and `sliding_window`.
 - The context length is usually absent. Then it is 131,072 with `use_scaled_rope` (Llama 3.1), 8,192 with a
   `rope_theta` of 500,000 or more (Llama 3) and 4,096 otherwise (Llama 2); serve a shorter one where that is too long.
 - `use_scaled_rope` means the scaling of Llama 3.1, factor 8; `rope_scaling_factor` in params.json sets another one.
+- A field that is not in `FIELDS` is refused by its name.
 - The end of a sequence is the tokenizer's business: its ids are read from `tokenizer.model`.
 """
 
@@ -35,6 +37,7 @@ from worker_svc.checkpoints.checkpoint import (
     rows_in_order,
 )
 from worker_svc.checkpoints.fields import Fields, build
+from worker_svc.checkpoints.known_fields import NEUTRAL, USED, Only, Table, check_fields, rules
 from worker_svc.checkpoints.row_order import halves_order
 from worker_svc.checkpoints.special_ids import read_special_ids
 from worker_svc.model.config import ModelConfig, RopeScaling
@@ -45,12 +48,24 @@ _KEYS = {
     "intermediate_size": "ffn_dim_multiplier",
     "num_layers": "n_layers",
     "num_heads": "n_heads",
+    "windows": "sliding_window",
     "num_kv_heads": "n_kv_heads",
     "context_length": "max_seq_len",
     "rope_scaling.factor": "rope_scaling_factor",
     "rope_scaling.high_freq_factor": "rope_high_freq_factor",
 }
-_NOT_SERVED = ("moe", "moe_args", "lora_args", "quantization_args")
+FIELDS: Table = (
+    rules(
+        USED,
+        "dim n_layers n_heads n_kv_heads head_dim vocab_size multiple_of ffn_dim_multiplier hidden_dim norm_eps",
+        "max_seq_len sliding_window rope_theta use_scaled_rope rope_scaling_factor rope_high_freq_factor",
+    )
+    | rules(NEUTRAL, "max_batch_size")  # how much room another program takes
+    | rules(Only((False,)), "qk_norm use_qk_norm")
+    | rules(Only(({},)), "moe moe_args lora_args quantization_args")
+    | rules(Only(), "attn_logit_softcapping n_local_experts rope_scaling")
+    | {"model_type": Only(("transformer",))}
+)
 _IGNORED = re.compile(r"(.+\.)?rope\.freqs")  # a table that older exports carry; we compute our own
 _ZIP_MAGIC = b"PK\x03\x04"
 _LAYER_NAMES = {
@@ -210,11 +225,9 @@ def _is_weight(file: Path, name: Any, tensor: Any) -> bool:
 
 def _config(params: Fields, file: Path, shards: Sequence[_State]) -> ModelConfig:
     tensors = shards[0]
-    for key in _NOT_SERVED:
-        if params.values.get(key):
-            raise params.error(key, "is set; such models are not served yet")
+    check_fields(params, FIELDS)
     dim, heads = params.integer("dim"), params.integer("n_heads")
-    if dim < 1 or heads < 1 or dim % heads:
+    if dim < 1 or heads < 1 or (dim % heads and not params.has("head_dim")):
         raise params.error("dim", f"{dim} cannot be split over n_heads {heads}")
     vocab_size = params.integer("vocab_size", -1)
     embedding = tensors.get("tok_embeddings.weight")
@@ -226,9 +239,21 @@ def _config(params: Fields, file: Path, shards: Sequence[_State]) -> ModelConfig
             vocab_size *= len(shards)
     output = tensors.get("output.weight")
     tied = output is None or (embedding is not None and output.data_ptr() == embedding.data_ptr())
+    window = params.integer("sliding_window", None)
+    if params.has("hidden_dim") and window is None and not params.has("rope_theta"):
+        raise params.error(
+            "rope_theta", "is missing: 10000 by Meta's rule, but 1000000 by Mistral's, who say hidden_dim"
+        )
     theta = params.number("rope_theta", 10000.0)
+    layers = params.integer("n_layers")
+    if window is not None and window < 1:
+        raise params.error("sliding_window", f"must be at least 1, but is {window}")
     scaling = None
-    if params.boolean("use_scaled_rope", False):
+    if not params.boolean("use_scaled_rope", False):
+        for key in ("rope_scaling_factor", "rope_high_freq_factor"):
+            if params.has(key):
+                raise params.error(key, "is set, but use_scaled_rope is not")
+    else:
         scaling = build(
             RopeScaling,
             params,
@@ -242,19 +267,20 @@ def _config(params: Fields, file: Path, shards: Sequence[_State]) -> ModelConfig
         ModelConfig,
         params,
         _KEYS,
-        architecture="llama",
+        architecture="llama" if window is None else "mistral",
         vocab_size=vocab_size,
         hidden_size=dim,
         intermediate_size=_intermediate_size(params, dim),
-        num_layers=params.integer("n_layers"),
+        num_layers=layers,
         num_heads=heads,
         num_kv_heads=params.integer("n_kv_heads", heads),
-        head_dim=dim // heads,
+        head_dim=params.integer("head_dim", dim // heads),
         context_length=params.integer("max_seq_len", known_context),
         norm_eps=params.number("norm_eps", 1e-5),
         rope_theta=theta,
         rope_scaling=scaling,
         tie_embeddings=tied,
+        windows=() if window is None or not 0 < layers <= 1 << 12 else (window,) * layers,
     )
 
 
@@ -262,7 +288,11 @@ def _intermediate_size(params: Fields, dim: int) -> int:
     multiple = params.integer("multiple_of", 256)
     if multiple < 1:
         raise params.error("multiple_of", f"must be at least 1, but is {multiple}")
-    return intermediate_size_of(dim, multiple, params.number("ffn_dim_multiplier", None))
+    size = intermediate_size_of(dim, multiple, params.number("ffn_dim_multiplier", None))
+    stated = params.integer("hidden_dim", size)
+    if stated != size and (params.has("multiple_of") or params.has("ffn_dim_multiplier")):
+        raise params.error("hidden_dim", f"is {stated}, but multiple_of and ffn_dim_multiplier make it {size}")
+    return stated
 
 
 def intermediate_size_of(dim: int, multiple_of: int, multiplier: float | None) -> int:

@@ -21,6 +21,8 @@ import torch
 
 from worker_svc.checkpoints.fields import Fields
 from worker_svc.checkpoints.grouped import GROUPS, Grouped, Quantization
+from worker_svc.checkpoints.hugging_face_fields import QUANTIZATION
+from worker_svc.checkpoints.known_fields import check_fields
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the number whose bits are the lowest, the next ones, ...
 _SHIFTS = torch.arange(0, 32, 4, dtype=torch.int32)
@@ -34,6 +36,7 @@ class Packing:
     layout: Literal["gptq", "awq"]
     group: int  # inputs that share a scale; 0: all of them
     zero_offset: int  # added to a stored zero
+    reordered: bool = False  # `desc_act`: then `g_idx` must be there, and say the plain order
 
     def shapes(self, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
         """The stored shape of each part of a matrix `[rows, columns]`; GPTQ's `g_idx` may be missing."""
@@ -50,8 +53,9 @@ def packing_of(config: Fields) -> Packing | None:
     if not fields.values:
         return None
     method = fields.text("quant_method")
-    if method not in ("gptq", "awq"):
-        raise fields.error("quant_method", f"{method!r} is not served; served are gptq and awq")
+    if method is None or method not in QUANTIZATION:
+        raise fields.error("quant_method", f"{method!r} is not served; served are {' and '.join(QUANTIZATION)}")
+    check_fields(fields, QUANTIZATION[method])
     if (bits := fields.integer("bits")) != 4:
         raise fields.error("bits", f"is {bits}; served is 4")
     group = fields.integer("group_size")
@@ -63,10 +67,11 @@ def packing_of(config: Fields) -> Packing | None:
         if not fields.boolean("zero_point", True):
             raise fields.error("zero_point", "is false; AWQ without zeros is not served")
         return Packing("awq", max(group, 0), 0)
+    reordered = fields.boolean("desc_act", False)
     kind = fields.text("checkpoint_format", "gptq")
     if kind not in ("gptq", "gptq_v2"):
         raise fields.error("checkpoint_format", f"{kind!r} is not served; served are gptq and gptq_v2")
-    return Packing("gptq", max(group, 0), 1 if kind == "gptq" else 0)
+    return Packing("gptq", max(group, 0), 1 if kind == "gptq" else 0, reordered)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ _FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}
 _ARCHITECTURES = {
     "llama": "llama",
     "mistral": "llama",
+    "ministral": "llama",
     "mixtral": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
@@ -107,15 +108,18 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         raise ConvertError("GGUF cannot say dynamic RoPE scaling")
     if scaling is not None and scaling.kind in ("linear", "yarn"):
         values |= {"rope.scaling.type": scaling.kind, "rope.scaling.factor": float(scaling.factor)}
+        usual = yarn_attention_factor(scaling.factor) if scaling.kind == "yarn" else 1.0
+        values["rope.scaling.attn_factor"] = scaling.attention_factor / usual
     if scaling is not None and scaling.kind == "yarn":
         if not scaling.truncate:
             raise ConvertError("GGUF cannot say YaRN without truncation")
         values |= {
             "rope.scaling.original_context_length": scaling.original_context_length,
-            "rope.scaling.attn_factor": scaling.attention_factor / yarn_attention_factor(scaling.factor),
             "rope.scaling.yarn_beta_fast": float(scaling.beta_fast),
             "rope.scaling.yarn_beta_slow": float(scaling.beta_slow),
         }
+    if name != "llama" and _divisors(config):
+        raise ConvertError(f"GGUF's {name} architecture knows no llama3 RoPE scaling")
     experts = config.experts
     if experts is not None:
         if experts.dense_layers or not experts.normalized:
@@ -128,9 +132,9 @@ def describe(config: ModelConfig) -> dict[str, Any]:
 
 def _divisors(config: ModelConfig) -> list[float]:
     scaling = config.rope_scaling
-    if scaling is None or scaling.kind not in ("llama3", "factors"):
-        return []
-    return list(scaling.factors) or rope_divisors(config.head_dim, config.rope_theta, scaling)
+    if scaling is not None and scaling.kind == "llama3":
+        return rope_divisors(config.head_dim, config.rope_theta, scaling)
+    return [] if scaling is None else list(scaling.factors)
 
 
 def _layout(config: ModelConfig, dtype: torch.dtype, divisors: int) -> dict[str, _Tensor]:

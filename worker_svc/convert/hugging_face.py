@@ -80,9 +80,11 @@ def _windows(config: ModelConfig) -> dict[str, Any]:
             return {"sliding_window": next(iter(windows), None)}
         case "qwen3_moe":
             return {"use_sliding_window": bool(windows), "sliding_window": next(iter(windows), None)}
+    kinds = ["sliding_attention" if window else "full_attention" for window in config.windows]
+    if config.architecture == "ministral":
+        return {"sliding_window": next(iter(windows), None), "layer_types": kinds or None}
     if not windows:
         return {"use_sliding_window": False}
-    kinds = ["sliding_attention" if window else "full_attention" for window in config.windows]
     return {"use_sliding_window": True, "sliding_window": windows.pop(), "layer_types": kinds}
 
 
@@ -103,10 +105,12 @@ def _experts(config: ModelConfig) -> dict[str, Any]:
 
 
 def _scaling(scaling: RopeScaling) -> dict[str, Any]:
+    if scaling.factors:
+        raise ConvertError(f"config.json cannot say {len(scaling.factors)} divisors of RoPE's frequencies")
+    if scaling.kind != "yarn" and scaling.attention_factor != 1:
+        raise ConvertError(f"config.json cannot say {scaling.kind} RoPE scaling with an attention factor")
     values: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
     match scaling.kind:
-        case "factors":
-            raise ConvertError(f"config.json cannot say {len(scaling.factors)} divisors of RoPE's frequencies")
         case "dynamic":
             return {"rope_scaling": values, "max_position_embeddings": scaling.original_context_length}
         case "llama3":

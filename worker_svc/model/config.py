@@ -46,14 +46,16 @@ class RopeScaling:
       those below `original_context_length / high_freq_factor`, and blends in between (Llama 3.1).
     - `yarn` blends by the number of turns within the original context, from `beta_slow` to `beta_fast`, and multiplies
       cosines and sines by `attention_factor` (Peng et al. 2023, https://arxiv.org/abs/2309.00071).
-    - `factors` divides each frequency by one of its own, `factors` `[head_dim / 2]`.
+
+    Where there are `factors` `[head_dim / 2]`, each frequency is first divided by its own. As in llama.cpp, the pairs
+    that YaRN blends are still those of the undivided frequencies.
     """
 
-    kind: Literal["linear", "dynamic", "llama3", "yarn", "factors"]
+    kind: Literal["linear", "dynamic", "llama3", "yarn"]
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    original_context_length: int = 8192  # not looked at by linear and factors
+    original_context_length: int = 8192  # not looked at by linear
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float = 1.0
@@ -69,7 +71,7 @@ class RopeScaling:
         if self.kind == "yarn":
             _require_finite("rope_scaling.beta_slow", self.beta_slow, above=0.0)
             _require_finite("rope_scaling.beta_fast", self.beta_fast, at_least=self.beta_slow)
-            _require_finite("rope_scaling.attention_factor", self.attention_factor, above=0.0)
+        _require_finite("rope_scaling.attention_factor", self.attention_factor, above=0.0)
         for factor in self.factors:
             _require_finite("rope_scaling.factors", factor, above=0.0)
 
@@ -129,7 +131,7 @@ class ModelConfig:
         _require_finite("norm_eps", self.norm_eps, above=0.0)
         _require_finite("rope_theta", self.rope_theta, at_least=1.0)
         _require_finite("rope_scale", self.rope_scale, above=0.0)
-        if self.rope_scaling is not None and self.rope_scaling.kind == "factors":
+        if self.rope_scaling is not None and self.rope_scaling.factors:
             given, wanted = len(self.rope_scaling.factors), self.head_dim // 2
             if given != wanted:
                 raise ConfigError("rope_scaling.factors", f"are {given}, but a head of {self.head_dim} has {wanted}")

@@ -29,12 +29,12 @@ def _stretched(config: ModelConfig, base: torch.Tensor) -> torch.Tensor:
     scaling = config.rope_scaling
     if scaling is None:
         return base
+    if scaling.factors:
+        base = base / torch.tensor(scaling.factors, dtype=torch.float64)
     interpolated = base / scaling.factor
     match scaling.kind:
         case "linear":
             return interpolated
-        case "factors":
-            return base / torch.tensor(scaling.factors, dtype=torch.float64)
         case "dynamic":
             ratio = max(1.0, config.context_length / scaling.original_context_length)
             raised = scaling.factor * ratio - (scaling.factor - 1)  # theta ^ (1 - 2 / head_dim) times this

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from worker_svc.checkpoints.grouped import Quantization
 from worker_svc.model import native
 from worker_svc.model.config import RopeScaling
 from worker_svc.model.quantization import QuantizedWeight
+from worker_svc.model.rope import RotaryTable
 from worker_svc.model.transformer import load_transformer
 
 LENGTH = 30
@@ -113,8 +115,74 @@ def test_divisors_of_frequencies_are_applied_and_those_of_llama_3_recognised(tmp
     divisors = np.array(rope_divisors(12, 100.0, own), dtype=np.float32)
     path = save_gguf(reference, tmp_path / "other.gguf", extra={"rope_freqs.weight": divisors})
     scaling = open_checkpoint(path).config.rope_scaling
-    assert scaling is not None and scaling.kind == "factors"
+    assert scaling is not None and (scaling.kind, scaling.factor, len(scaling.factors)) == ("linear", 1.0, 6)
     assert_serves(path, reference)
+
+
+def llama_cpp_angles(
+    head_dim: int, theta: float, divisors: list[float], scaling: dict[str, Any], trained: int, position: int
+) -> tuple[list[float], float]:
+    """The angle of each pair at a position, and what cosines and sines are multiplied by, as ggml's `rope_yarn` and
+    llama.cpp's context work them out from a file's keys."""
+    kind, factor = scaling.get("type", "linear"), scaling.get("factor", 1.0)
+    freq_scale = 1.0 if kind == "none" else 1.0 / factor
+    original = scaling.get("original_context_length", trained)
+
+    def pair(turns: float) -> float:
+        return head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = max(0, math.floor(pair(32.0))), min(head_dim - 1, math.ceil(pair(1.0)))
+    size = scaling.get("attn_factor", 1.0) * (1.0 + 0.1 * math.log(factor) if kind == "yarn" else 1.0)
+    angles = []
+    for number, divisor in enumerate(divisors):
+        extrapolated = position * theta ** (-2 * number / head_dim) / divisor
+        interpolated = freq_scale * extrapolated
+        mix = 0.0
+        if kind == "yarn":
+            mix = 1 - min(1.0, max(0.0, (number - low) / max(0.001, high - low)))
+        angles.append(interpolated * (1 - mix) + extrapolated * mix)
+    return angles, size
+
+
+ROPE_KEYS: dict[str, dict[str, Any]] = {
+    "linear": {"type": "linear", "factor": 4.0},
+    "a factor alone": {"factor": 4.0},
+    "none": {"type": "none", "factor": 4.0},
+    "yarn": {"type": "yarn", "factor": 4.0, "original_context_length": 24},
+    "yarn of the trained length": {"type": "yarn", "factor": 4.0, "attn_factor": 1.25},
+    "an attention factor alone": {"attn_factor": 1.25},
+}
+
+
+@pytest.mark.parametrize("divided", [True, False], ids=["with divisors", "without"])
+@pytest.mark.parametrize("name", ROPE_KEYS)
+def test_divisors_and_scaling_by_keys_are_both_applied_as_in_llama_cpp(
+    name: str, divided: bool, tmp_path: Path
+) -> None:
+    divisors = [1.0, 1.5, 2.0, 4.0, 7.0, 8.0] if divided else [1.0] * 6
+    metadata = {f"llama.rope.scaling.{key}": value for key, value in ROPE_KEYS[name].items()}
+    metadata["llama.rope.freq_base"] = 100.0
+    extra = {"rope_freqs.weight": np.array(divisors, dtype=np.float32)} if divided else {}
+    path = save_gguf(random_llama(), tmp_path / "model.gguf", metadata=metadata, extra=extra)
+    table = RotaryTable(open_checkpoint(path).config, "cpu").table
+    for position in (0, 1, 17, 63):
+        angles, size = llama_cpp_angles(12, 100.0, divisors, ROPE_KEYS[name], 64, position)
+        expected = [math.cos(angle) * size for angle in angles] + [math.sin(angle) * size for angle in angles]
+        torch.testing.assert_close(table[position], torch.tensor(expected), atol=1e-5, rtol=1e-5)
+
+
+def test_sampling_defaults_are_what_the_file_recommends(tmp_path: Path) -> None:
+    advice = {"temp": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "penalty_repeat": 1.1}
+    metadata = {f"general.sampling.{key}": value for key, value in advice.items()}
+    path = save_gguf(random_llama(), tmp_path / "model.gguf", metadata=metadata)
+    expected = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.1}
+    assert open_checkpoint(path).sampling_defaults == expected
+
+
+def test_divisors_that_llama_cpp_does_not_know_of_an_architecture_are_refused(tmp_path: Path) -> None:
+    reference = saved("Qwen3", tmp_path / "hf")
+    path = save_gguf(reference, tmp_path / "model.gguf", extra={"rope_freqs.weight": np.ones(6, dtype=np.float32)})
+    assert "rope_freqs.weight is there, which llama.cpp does not know of qwen3" in refusal(path)
 
 
 def test_special_ids_come_from_keys_and_from_the_texts_of_tokens(tmp_path: Path) -> None:
@@ -168,6 +236,17 @@ LIES: list[tuple[dict[str, Any], str]] = [
     ({"llama.attention.head_count": ["five"]}, "attention.head_count"),
     ({"llama.attention.head_count": [5, 5, 4]}, "attention.head_count"),
     ({"general.architecture": ["llama"]}, "general.architecture"),
+    ({"llama.vocab_size": 98}, "vocab_size is 98, but the embedding has 97 rows"),
+    ({"llama.rope.scaling.factor": 2.0, "llama.rope.scale_linear": 4.0}, "rope.scale_linear"),
+    ({"llama.rope.scaling.yarn_log_multiplier": 0.1}, "rope.scaling.yarn_log_multiplier"),
+    ({"llama.expert_used_count": 2}, "expert_used_count is 2, but there is no expert_count"),
+    ({"llama.expert_shared_count": 1}, "expert_shared_count"),
+    ({"llama.expert_gating_func": 2}, "expert_gating_func is 2, which is not served; served: 1"),
+    ({"llama.a_key_of_tomorrow": 1.0}, "llama.a_key_of_tomorrow (1.0) is not known"),
+    ({"qwen2.rope.freq_base": 100.0}, "qwen2.rope.freq_base"),
+    ({"clip.has_text_encoder": True}, "clip.has_text_encoder"),
+    ({"general.type": "adapter"}, "general.type"),
+    ({"general.sampling.mirostat": 2}, "general.sampling.mirostat"),
     ({"split.count": 3}, "one of 3 parts, which must be called NAME-00001-of-00003.gguf"),
 ]
 

@@ -184,22 +184,46 @@ def test_an_output_that_differs_from_the_embedding_is_used_even_if_the_config_sa
     assert "tie_word_embeddings" in caplog.text
 
 
+def of(kind: str) -> dict[str, Any]:
+    """What names another architecture."""
+    return {"architectures": [f"{kind}ForCausalLM"], "model_type": None}
+
+
 CONFIG_LIES: list[tuple[dict[str, Any], str]] = [
     ({"architectures": ["GemmaForCausalLM"]}, "GemmaForCausalLM"),
     ({"architectures": ["LlamaForCausalLM", "MistralForCausalLM"]}, "architectures"),
     ({"architectures": [["LlamaForCausalLM"]]}, "architectures"),
-    ({"architectures": ["Qwen2ForCausalLM"]}, "q_proj.bias"),
-    ({"architectures": ["Qwen3ForCausalLM"]}, "q_norm"),
-    ({"architectures": ["MixtralForCausalLM"]}, "block_sparse_moe"),
-    ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 0}, "num_local_experts"),
-    ({"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 9}, "num_experts_per_tok"),
-    ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 10**9}, "num_local_experts"),
-    ({"architectures": ["Qwen3MoeForCausalLM"]}, "moe_intermediate_size"),
-    ({"architectures": ["Qwen3MoeForCausalLM"], "moe_intermediate_size": 8, "mlp_only_layers": 1}, "mlp_only_layers"),
-    ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window"),
-    ({"architectures": ["MistralForCausalLM"], "attention_bias": True}, "attention_bias"),
-    ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "layer_types": ["chunked"]}, "layer_types"),
+    ({**of("Qwen2")}, "q_proj.bias"),
+    ({**of("Qwen3")}, "q_norm"),
+    ({**of("Mixtral")}, "block_sparse_moe"),
+    ({**of("Mixtral"), "num_local_experts": 0}, "num_local_experts"),
+    ({**of("Mixtral"), "num_experts_per_tok": 9}, "num_experts_per_tok"),
+    ({**of("Mixtral"), "num_local_experts": 10**9}, "num_local_experts"),
+    ({**of("Qwen3Moe")}, "moe_intermediate_size"),
+    ({**of("Qwen3Moe"), "moe_intermediate_size": 8, "mlp_only_layers": 1}, "mlp_only_layers"),
+    ({**of("Mistral"), "sliding_window": 0}, "sliding_window"),
+    ({**of("Mistral"), "attention_bias": True}, "attention_bias"),
+    ({**of("Qwen2"), "use_sliding_window": True, "layer_types": ["chunked"]}, "layer_types"),
     ({"architectures": "LlamaForCausalLM"}, "architectures"),
+    ({"architectures": ["MistralForCausalLM"]}, "MistralForCausalLM and model_type 'llama' contradict each other"),
+    ({"model_type": "qwen2"}, "LlamaForCausalLM and model_type 'qwen2' contradict each other"),
+    ({"sliding_window": 4096}, "sliding_window"),
+    ({"layer_types": ["sliding_attention"] * 3}, "layer_types"),
+    ({**of("Mistral"), "sliding_window": None, "layer_types": ["sliding_attention"] * 3}, "layer_types"),
+    ({**of("Mixtral"), "sliding_window": 8, "layer_types": ["full_attention"] * 3}, "layer_types"),
+    ({**of("Qwen2"), "use_sliding_window": False, "layer_types": ["sliding_attention"] * 3}, "layer_types"),
+    ({**of("Qwen3Moe"), "use_sliding_window": True, "max_window_layers": 2}, "max_window_layers"),
+    ({**of("Qwen3Moe"), "moe_intermediate_size": 8, "num_experts": 4, "num_local_experts": 8}, "num_experts"),
+    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling contradict each other"),
+    ({"rope_theta": 500.0}, "rope_theta"),
+    ({"rope_parameters": {"rope_type": "linear", "type": "yarn", "factor": 2.0}}, "rope_parameters.rope_type"),
+    ({"rope_parameters": {"factor": 2.0}}, "rope_parameters.factor"),
+    ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "beta_fast": 8}}, "rope_parameters.beta_fast"),
+    ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "alpha": 8}}, "rope_parameters.alpha"),
+    ({"original_max_position_embeddings": 32, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "original"),
+    ({"per_layer_config": {"1": {"rms_norm_eps": 1.0}}}, "per_layer_config"),
+    ({"a_field_of_tomorrow": 1}, "a_field_of_tomorrow (1) is not known"),
+    ({"quantization_config": {"quant_method": "gptq", "bits": 4, "act_bits": 8}}, "quantization_config.act_bits"),
     ({"architectures": None, "model_type": "mamba"}, "mamba"),
     ({"vocab_size": 98}, "model.embed_tokens.weight has the shape [97, 60], but the config makes it [98, 60]"),
     ({"vocab_size": -1}, "vocab_size"),
@@ -272,6 +296,9 @@ def test_a_config_that_lies_is_refused_by_name(changes: dict[str, Any], named: s
         ({"top_k": 0.5}, "top_k"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"do_sample": "true"}, "do_sample"),
+        ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size is 3, which is not served; served: 0"),
+        ({"stop_strings": ["end"]}, "stop_strings"),
+        ({"a_sampler_of_tomorrow": 1}, "a_sampler_of_tomorrow"),
     ],
 )
 def test_an_impossible_generation_config_is_refused_by_name(changes: dict[str, Any], named: str, folder: Path) -> None:

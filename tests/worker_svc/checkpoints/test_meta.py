@@ -13,8 +13,10 @@ import pytest
 import torch
 
 from tests.worker_svc.model.llama_folders import random_llama, save_meta
+from tests.worker_svc.model.test_architectures import assert_logits_agree, saved
 from worker_svc.checkpoints import CheckpointError, open_checkpoint
 from worker_svc.model.config import RopeScaling
+from worker_svc.model.transformer import load_transformer
 
 WEIGHTS = "consolidated.00.pth"
 WQ = "layers.1.attention.wq.weight"
@@ -132,7 +134,21 @@ def test_scaled_rope_has_llama_3_1s_constants_unless_a_factor_is_given(folder: P
     edit(folder, rope_scaling_factor=32.0)
     assert open_checkpoint(folder).config.rope_scaling == RopeScaling("llama3", 32.0, 1.0, 4.0, 8192)
     edit(folder, use_scaled_rope=False)
+    assert "rope_scaling_factor is set, but use_scaled_rope is not" in refusal(folder)
+    edit(folder, rope_scaling_factor=None)
     assert open_checkpoint(folder).config.rope_scaling is None
+
+
+def test_the_fields_of_mistrals_own_files_are_used(tmp_path: Path) -> None:
+    """The same weights as transformers' Mistral, whose heads are not dim / n_heads and whose window is short."""
+    reference = saved("Mistral", tmp_path / "hf", sliding_window=7)
+    folder = save_meta(reference, tmp_path / "meta", multiple_of=None, hidden_dim=80, head_dim=12, sliding_window=7)
+    model = load_transformer(open_checkpoint(folder), "cpu", torch.float32)
+    assert_logits_agree(model, reference, 40)
+    edit(folder, sliding_window=None)
+    assert open_checkpoint(folder).config.architecture != "mistral"
+    edit(folder, rope_theta=None)
+    assert "rope_theta is missing" in refusal(folder)
 
 
 def test_old_tables_of_frequencies_are_ignored(folder: Path) -> None:
@@ -211,6 +227,16 @@ PARAM_LIES: list[tuple[dict[str, Any], str]] = [
     ({"use_scaled_rope": True, "rope_scaling_factor": 0.0}, "rope_scaling_factor"),
     ({"moe": {"num_experts": 8}}, "moe"),
     ({"quantization_args": {"scheme": "int4"}}, "quantization_args"),
+    ({"rope_high_freq_factor": 2.0}, "rope_high_freq_factor"),
+    ({"sliding_window": 0}, "sliding_window"),
+    ({"sliding_window": [8, 0, 8]}, "sliding_window"),
+    ({"hidden_dim": 192}, "hidden_dim is 192, but multiple_of and ffn_dim_multiplier make it 160"),
+    ({"head_dim": 10}, "attention.wq"),
+    ({"rope_scaling": {"factor": 8.0}}, "rope_scaling"),
+    ({"qk_norm": True}, "qk_norm"),
+    ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+    ({"n_local_experts": 8}, "n_local_experts"),
+    ({"a_field_of_tomorrow": 1}, "a_field_of_tomorrow (1) is not known"),
 ]
 
 

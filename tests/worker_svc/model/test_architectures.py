@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral, window of a page": ("Mistral", {"sliding_window": PAGE_SIZE}),
     "mistral, window of one": ("Mistral", {"sliding_window": 1}),
     "mistral without a window": ("Mistral", {"sliding_window": None}),
+    "ministral": (
+        "Ministral",
+        {"sliding_window": WINDOW, "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+    ),
     "qwen2": ("Qwen2", {"head_dim": None}),
     "qwen2, window in upper layers": (
         "Qwen2",
@@ -137,6 +142,16 @@ def test_logits_equal_transformers_around_the_window(name: str, tmp_path: Path) 
     ours = loaded(tmp_path)
     for length in (WINDOW - 1, WINDOW + 1, 3 * WINDOW):
         assert_logits_agree(ours, theirs, length)
+
+
+def test_mistral_with_layer_types_is_what_transformers_automodel_makes_of_it(tmp_path: Path) -> None:
+    saved("Mistral", tmp_path, sliding_window=WINDOW)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["architectures"], config["model_type"]) == (["MistralForCausalLM"], "mistral")
+    config["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    assert_logits_agree(loaded(tmp_path), theirs, 3 * WINDOW)
 
 
 @pytest.mark.parametrize("name", SCALINGS)

@@ -89,7 +89,7 @@ def test_dynamic_scaling_changes_nothing_within_the_original_context() -> None:
 
 def test_factors_of_a_pair_divide_its_frequency() -> None:
     factors = (1.0, 2.0, 4.0, 4.0, 8.0, 8.0)
-    scaled = frequencies(config(8, rope_scaling=RopeScaling("factors", factors=factors)))
+    scaled = frequencies(config(8, rope_scaling=RopeScaling("linear", factors=factors)))
     torch.testing.assert_close(scaled * torch.tensor(factors), frequencies(config(8)), rtol=1e-6, atol=0)
 
 

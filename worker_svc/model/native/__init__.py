@@ -2,9 +2,9 @@
 the rest of a layer (`layers.py`).
 
 The sources are compiled by the machine's C compiler (`CC`, else cc, gcc or clang) when they are first needed, which
-takes a few seconds, and kept in `$XDG_CACHE_HOME/tandem` (`~/.cache/tandem`). A `liboperations.so` beside them, made by
-`python -m worker_svc.model.native`, is taken as it is: for images without a compiler. Without either, torch's own
-operations serve, slower.
+takes a few seconds, and kept in `$XDG_CACHE_HOME/tandem` (`~/.cache/tandem`), or beside them by
+`python -m worker_svc.model.native`, for images without a compiler; `svc_common/compiled.py` says what is loaded. Where
+there is neither, torch's own operations serve, slower.
 
 Measured on one Zen 3 core, W `[11264, 2048]`, milliseconds:
 

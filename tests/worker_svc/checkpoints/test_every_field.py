@@ -1,0 +1,390 @@
+"""Every field of a checkpoint, changed: what is computed changes too, or the checkpoint is refused by the field's name,
+or the field is in the table of neutral ones and the bits stay. What is served is what transformers computes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tests.worker_svc.checkpoints.gguf_models import ARCHITECTURES as GGUF_ARCHITECTURES
+from tests.worker_svc.checkpoints.gguf_models import save_gguf
+from tests.worker_svc.checkpoints.test_packed import FORMATS, save_packed
+from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, save_meta, some_ids
+from tests.worker_svc.model.test_architectures import MODELS, saved
+from worker_svc.checkpoints import CheckpointError, open_checkpoint
+from worker_svc.checkpoints.gguf_fields import known_keys
+from worker_svc.checkpoints.hugging_face_fields import CONFIG, GENERATION, QUANTIZATION, ROPE
+from worker_svc.checkpoints.known_fields import NEUTRAL, USED, Only, Rule
+from worker_svc.checkpoints.meta import FIELDS as META_FIELDS
+from worker_svc.model.transformer import load_transformer
+
+LENGTH = 40
+IDS = some_ids(97, LENGTH)
+TOMORROW = "a_field_of_tomorrow"
+_COMPUTED: dict[Any, torch.Tensor] = {}
+ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a caller can see of a checkpoint."""
+
+    logits: torch.Tensor
+    facts: tuple[Any, ...]
+
+    def same(self, other: Served) -> bool:
+        """To the bit."""
+        return self.facts == other.facts and torch.equal(self.logits, other.logits)
+
+
+def served(path: Path) -> Served | str:
+    """What a checkpoint computes, or why it is refused."""
+    try:
+        checkpoint = open_checkpoint(path)
+    except CheckpointError as error:
+        return str(error)
+    config = checkpoint.config
+    weights = hashlib.sha256()
+    for _, tensor in checkpoint.tensors():
+        plain = tensor if isinstance(tensor, torch.Tensor) else tensor.dequantize()
+        weights.update(plain.contiguous().view(torch.uint8).numpy().data)
+    key = (config, weights.digest())
+    if key not in _COMPUTED:  # or else the same weights were computed with in the same way
+        model = load_transformer(checkpoint, "cpu", torch.float32)
+        length = min(LENGTH, config.context_length)
+        _COMPUTED[key] = logits_in_chunks(model, IDS[:length], [length])
+    facts = (config.context_length, checkpoint.bos_id, checkpoint.eos_ids, dict(checkpoint.sampling_defaults))
+    return Served(_COMPUTED[key], facts)
+
+
+def others(value: Any) -> list[Any]:
+    """Values that a field of this value could have as well."""
+    match value:
+        case bool():
+            return [not value]
+        case int():
+            return [value + 1, value * 2, value * 4]
+        case float():
+            return [value * 2, value / 4 or 0.5]
+        case str():
+            return [f"{value}x"]
+        case list():
+            return [value[:-1], [*value, 7], [7]]
+        case dict():
+            return [{**value, TOMORROW: 1}]
+    return [True, 3, 0.5, "other", [1], {"a": 1}]
+
+
+class Field:
+    """One field and its rule, and what became of the checkpoint for each value that was tried."""
+
+    def __init__(self, key: str, rule: Rule | None, before: Served) -> None:
+        self.key, self.rule, self.before = key, rule, before
+        self.tried: list[object] = []
+        self.mattered = False
+
+    def check(self, value: object, after: Served | str) -> None:
+        """Against the rule, as far as one value tells."""
+        said = f"{self.key} = {value!r}, which is {self.rule}"
+        self.tried.append(value)
+        if isinstance(after, str):
+            assert self.rule is not NEUTRAL, f"{said}: {after}"
+            assert self.rule is USED or self.key in after, f"{said}: {after}"
+            self.mattered = True
+        elif not after.same(self.before):
+            assert self.rule is USED, f"{said} but changes what is computed"
+            self.mattered = True
+        elif self.rule is not USED:
+            assert self.rule is NEUTRAL or (isinstance(self.rule, Only) and self.rule.allows(value)), f"{said}: served"
+
+    def end(self, idle: Iterable[str] = ()) -> None:
+        """Some value of a field that is used must matter; a step of rounding may swallow another one."""
+        if self.rule is USED and self.tried:
+            assert self.mattered or self.key in idle, f"{self.key} is said to be used, but none of {self.tried} matters"
+
+
+# --- Hugging Face ------------------------------------------------------------------------------------------------
+
+WINDOW = {"sliding_window": 7}
+FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "mistral": ("Mistral", WINDOW),
+    "ministral": (
+        "Ministral",
+        WINDOW | {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+    ),
+    "mixtral": ("Mixtral", MODELS["mixtral"][1] | WINDOW),
+    "qwen2": ("Qwen2", WINDOW | {"head_dim": None, "use_sliding_window": True, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", WINDOW | {"use_sliding_window": True, "max_window_layers": 1}),
+    "qwen3_moe": ("Qwen3Moe", MODELS["qwen3 moe"][1] | WINDOW | {"use_sliding_window": True}),
+}
+CHOICES: dict[str, list[Any]] = {
+    "architectures": [["GemmaForCausalLM"], ["LlamaForCausalLM"], ["MistralForCausalLM"]],
+    "model_type": ["gemma", "llama", "mistral"],
+    "layer_types": [["full_attention"] * 3, ["sliding_attention", "full_attention", "sliding_attention"], ["chunked"]],
+    "rope_theta": [500.0],
+    "rope_scaling": [{"type": "linear", "factor": 2.0}],
+    "rope_parameters": [{"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}, {"rope_theta": 500.0}],
+    "original_max_position_embeddings": [24],
+    "num_local_experts": [3],
+    "mlp_only_layers": [[1], 1],
+}
+# Fields without effect in these folders, where another one decides.
+IDLE = {
+    "": {
+        "tie_word_embeddings",  # the output is stored, and differs: both are used, as transformers does
+        "rope_parameters",  # a value that says what is the default
+        "original_max_position_embeddings",  # of a scaling
+        "quantization_config",  # no tensor is packed; see below
+        "model_type",
+        "architectures",
+    },
+    "mistral": {"layer_types"},  # those that it has anyway
+    "qwen2": {"head_dim"},
+    "qwen3_moe": {"intermediate_size", "layer_types", "num_local_experts", "max_window_layers"},
+    "mixtral": {"layer_types"},
+    "llama": {"layer_types"},
+}
+
+
+def write(file: Path, values: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps({key: value for key, value in values.items() if value is not ABSENT}))
+
+
+def as_transformers(folder: Path, reference: Any) -> torch.Tensor | None:
+    """Logits of what AutoModel makes of a folder's config with the reference's weights; None where it fails."""
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, attn_implementation="eager")
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model.load_state_dict(reference.state_dict())
+        model.train(False)
+        with torch.inference_mode():
+            logits: torch.Tensor = model(torch.tensor([IDS])).logits[0].float()
+    except Exception:  # whatever it does not take
+        return None
+    return logits
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_every_field_of_a_config_is_used_neutral_or_refused(name: str, tmp_path: Path) -> None:
+    kind, changes = FOLDERS[name]
+    reference = saved(kind, tmp_path, **changes)
+    (tmp_path / "generation_config.json").unlink()  # its ids would win
+    file = tmp_path / "config.json"
+    config: dict[str, Any] = json.loads(file.read_text())
+    if name.startswith("qwen"):
+        config.pop("layer_types", None)  # or else max_window_layers would not be looked at
+        write(file, config)
+    before = served(tmp_path)
+    assert isinstance(before, Served), before
+    table = CONFIG[name]
+    idle = IDLE[""] | IDLE.get(name, set())
+    compared = 0
+    for key in [*dict.fromkeys([*config, *table]), TOMORROW]:
+        rule = table.get(key)
+        if rule is NEUTRAL:
+            continue  # all at once, below
+        current, field = config.get(key), Field(key, rule, before)
+        for value in [*CHOICES.get(key, others(current)), *((None, ABSENT) if key in config else ())]:
+            if value == current:
+                continue
+            write(file, config | {key: value})
+            after = served(tmp_path)
+            if value not in (None, ABSENT):
+                field.check(value, after)
+            if isinstance(after, Served) and key != "tie_word_embeddings":
+                theirs = as_transformers(tmp_path, reference)
+                if theirs is not None:
+                    compared += 1
+                    ours = after.logits
+                    message = f"{key} = {value!r}"
+                    torch.testing.assert_close(ours, theirs[: len(ours)], atol=1e-4, rtol=0, msg=message)
+        field.end(idle)
+    assert compared > 8
+    neutral = {key: PLAUSIBLE.get(key, 3) for key, rule in table.items() if rule is NEUTRAL}
+    write(file, config | {key: 3 if value is ABSENT else value for key, value in neutral.items()})
+    after = served(tmp_path)
+    assert isinstance(after, Served) and after.same(before)
+    write(file, config | neutral)
+    theirs = as_transformers(tmp_path, reference)
+    assert theirs is not None
+    torch.testing.assert_close(after.logits, theirs, atol=1e-4, rtol=0)
+
+
+# Values that transformers takes of fields that compute nothing; without any where it wants an object of its own.
+PLAUSIBLE: dict[str, Any] = {
+    "assistant_ensemble_weight": 0.5,
+    "cache_implementation": "dynamic",
+    "compile_config": ABSENT,
+    "watermarking_config": ABSENT,
+    "use_return_dict": ABSENT,
+    "initializer_range": 0.5,
+    "attention_dropout": 0.5,
+    "output_router_logits": True,
+    "router_aux_loss_coef": 0.5,
+    "router_jitter_noise": 0.5,
+    "dtype": "float16",
+    "torch_dtype": "float16",
+    "auto_map": {},
+    "id2label": {"0": "a"},
+    "label2id": {"a": 0},
+    "num_labels": 1,
+    "problem_type": "regression",
+    "return_dict": True,
+    "output_attentions": False,
+    "output_hidden_states": True,
+    "use_cache": False,
+    "transformers_version": "4.0.0",
+    "attn_implementation": "eager",
+    "_attn_implementation": "eager",
+    "experts_implementation": "eager",
+}
+
+
+@pytest.mark.parametrize("kind", ROPE)
+def test_every_parameter_of_rope_is_used_or_refused(kind: str, tmp_path: Path) -> None:
+    values: dict[str, Any] = {
+        "rope_type": kind,
+        "rope_theta": 100.0,
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 500,
+        "beta_fast": 8.0,
+        "beta_slow": 2.0,
+        "truncate": False,
+    }
+    rope = {key: value for key, value in values.items() if key in ROPE[kind]}
+    reference = saved("Llama", tmp_path, rope_parameters=dict(rope))
+    file = tmp_path / "config.json"
+    config: dict[str, Any] = json.loads(file.read_text())
+    for spelling in ("rope_parameters", "rope_scaling"):
+        config |= {"rope_parameters": ABSENT, "rope_scaling": ABSENT, spelling: rope}
+        write(file, config)
+        before = served(tmp_path)
+        assert isinstance(before, Served), before
+        every = {key for table in ROPE.values() for key in table} | {TOMORROW, "alpha", "mrope_section", "attn_factor"}
+        for key in sorted(every):
+            field = Field(key, ROPE[kind].get(key), before)
+            alternatives = [1.5, 3, False, "other"] if key not in rope else others(rope[key])
+            if key in ("rope_type", "type"):
+                alternatives = [*(set(ROPE) - {kind}), "longrope"]
+            for value in alternatives:
+                write(file, config | {spelling: rope | {key: value}})
+                after = served(tmp_path)
+                field.check(value, after)
+                if "dynamic" in (kind, value):
+                    continue  # which is another rule here, on purpose
+                theirs = None if isinstance(after, str) else as_transformers(tmp_path, reference)
+                if theirs is not None and isinstance(after, Served):
+                    torch.testing.assert_close(after.logits, theirs, atol=1e-4, rtol=0, msg=f"{key} = {value!r}")
+            field.end({"mscale", "mscale_all_dim"})  # one of the two alone is nothing to transformers either
+
+
+def test_every_field_of_a_generation_config_is_used_neutral_or_refused(tmp_path: Path) -> None:
+    random_llama().save_pretrained(tmp_path)
+    file = tmp_path / "generation_config.json"
+    config = {"bos_token_id": 1, "eos_token_id": [2], "temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.1}
+    config |= {"repetition_penalty": 1.1, "do_sample": True}
+    write(file, config)
+    before = served(tmp_path)
+    assert isinstance(before, Served), before
+    known = {key for key in transformers.GenerationConfig().to_dict() if not key.startswith("_")}
+    assert known <= GENERATION.keys(), "transformers has fields that are in no table"
+    for key in [*GENERATION, TOMORROW]:
+        field = Field(key, GENERATION.get(key), before)
+        for value in others(config.get(key)):
+            write(file, config | {key: value})
+            field.check(value, served(tmp_path))
+        field.end()
+
+
+@pytest.mark.parametrize("name", ["gptq", "gptq v2", "awq"])
+def test_every_field_of_a_quantization_config_is_used_neutral_or_refused(name: str, tmp_path: Path) -> None:
+    settings = FORMATS[name]
+    save_packed(tmp_path, settings)
+    file = tmp_path / "config.json"
+    config: dict[str, Any] = json.loads(file.read_text())
+    before = served(tmp_path)
+    assert isinstance(before, Served), before
+    table = QUANTIZATION[settings["quant_method"]]
+    for key in [*table, TOMORROW]:
+        if key == "desc_act":
+            continue  # g_idx says whether the order is the plain one
+        field = Field(key, table.get(key), before)
+        choices = {"quant_method": ["bitsandbytes", "awq", "gptq"], "checkpoint_format": ["gptq", "gptq_v2", "marlin"]}
+        for value in choices.get(key, others(settings.get(key))):
+            if value != settings.get(key, "gptq"):
+                write(file, config | {"quantization_config": settings | {key: value}})
+                field.check(value, served(tmp_path))
+        field.end()
+
+
+# --- GGUF --------------------------------------------------------------------------------------------------------
+
+
+def plain_of(path: Path, architecture: str) -> dict[str, Any]:
+    """The keys that a test's file has, as far as a value of another size can be written for them."""
+    import gguf
+
+    reader = gguf.GGUFReader(path)
+    return {key: field.contents() for key, field in reader.fields.items() if key.startswith(f"{architecture}.")}
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral", "qwen2", "qwen3", "qwen3_moe"])
+def test_every_key_of_a_gguf_file_is_used_neutral_or_refused(name: str, tmp_path: Path) -> None:
+    kind, changes = FOLDERS[name]
+    changes = {key: value for key, value in changes.items() if "window" not in key}
+    if name == "qwen3_moe":
+        changes["norm_topk_prob"] = True
+    reference = saved(kind, tmp_path / "hf", **changes)
+    architecture = GGUF_ARCHITECTURES[name]
+    scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 500, "attn_factor": 1.5}
+    scaling |= {"yarn_beta_fast": 8.0, "yarn_beta_slow": 2.0}
+    metadata: dict[str, Any] = {f"{architecture}.rope.scaling.{key}": value for key, value in scaling.items()}
+    metadata[f"{architecture}.rope.freq_base"] = 100.0
+    path = save_gguf(reference, tmp_path / "model.gguf", metadata=metadata)
+    before = served(path)
+    assert isinstance(before, Served), before
+    own = plain_of(path, architecture)
+    table = known_keys(architecture)
+    # what a tensor's shape says as well, and what only layers without experts have
+    idle = {f"{architecture}.{key}" for key in ("feed_forward_length", "expert_feed_forward_length")}
+    for key in [*table, f"{architecture}.{TOMORROW}", f"another.{TOMORROW}"]:
+        if key in ("general.architecture", "general.alignment"):
+            continue  # how the file is read
+        field = Field(key, table.get(key), before)
+        for value in others(own.get(key)) if key in own else [True, 3, 0.5, "other"]:
+            field.check(value, served(save_gguf(reference, path, metadata=metadata | {key: value})))
+        field.end(idle)
+
+
+# --- Meta --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", ["meta", "scaled", "mistral"])
+def test_every_field_of_params_json_is_used_neutral_or_refused(style: str, tmp_path: Path) -> None:
+    params: dict[str, dict[str, Any]] = {
+        "meta": {"multiple_of": 20},
+        "scaled": {"multiple_of": 20, "use_scaled_rope": True, "rope_scaling_factor": 16.0, "rope_theta": 1637.0},
+        "mistral": {"multiple_of": None, "hidden_dim": 160, "head_dim": 12, "sliding_window": 7},
+    }
+    save_meta(random_llama(intermediate_size=160), tmp_path, **params[style])
+    file = tmp_path / "params.json"
+    config: dict[str, Any] = json.loads(file.read_text())
+    before = served(tmp_path)
+    assert isinstance(before, Served), before
+    for key in [*META_FIELDS, TOMORROW]:
+        field = Field(key, META_FIELDS.get(key), before)
+        for value in others(config.get(key)):
+            write(file, config | {key: value})
+            field.check(value, served(tmp_path))
+        field.end()
