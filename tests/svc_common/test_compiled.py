@@ -290,6 +290,8 @@ def test_a_library_beside_its_sources_needs_no_compiler_and_only_the_last_one_st
     machine.write(43)
     second = machine.compile_beside()
     assert sorted(machine.sources.glob("*.so")) == [second] != [first]
+    # Python would prefer `answer.so` to `answer.py`, and find no module in it
+    assert not second.name.partition(".")[0].isidentifier()
     machine.environment |= {"PATH": str(machine.tools), "CC": ""}
     assert (machine.answer(), machine.log) == ("43", "")
     assert not machine.cache.exists()

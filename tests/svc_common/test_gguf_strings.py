@@ -47,9 +47,3 @@ def test_a_length_that_leads_outside_is_noticed(tmp_path: Path, length: int) -> 
     data[-308:-300] = struct.pack("<Q", length)
     for end in (len(data), -300, -301, -305):
         assert cut(tmp_path / "x", bytes(data[:end]), 0, len(STRINGS)) is None
-
-
-def test_a_library_that_is_compiled_beside_its_source_hides_no_module() -> None:
-    """Python prefers `gguf_strings.so` to `gguf_strings.py`, and finds no module in it."""
-    name = gguf_strings.SOURCES.prebuilt.name
-    assert not Path(gguf_strings.__file__).with_name(name.partition(".")[0] + ".py").exists()

@@ -115,6 +115,7 @@ class GgufCheckpoint:
         self._tensors = files.tensors
         self._mapped = {tensor.file.data_ptr() for tensor in files.tensors.values()}
         stored = {name: _stored(name, tensor) for name, tensor in files.tensors.items()}
+        _check_apart(files.tensors, stored)
         self.config, self._permuted = _read_config(path, files, self._divisors())
         stored.pop(ROPE_DIVISORS, None)
         match_tensors(path, self._expected(), stored)
@@ -223,6 +224,16 @@ def _stored(name: str, located: Located) -> StoredTensor:
     if tensor.offset + stored.bytes > size:
         raise CheckpointError(f"{path}: is truncated: tensor {name} ends behind the file's {size} bytes")
     return stored
+
+
+def _check_apart(tensors: Mapping[str, Located], stored: Mapping[str, StoredTensor]) -> None:
+    """No two tensors of a file share bytes, as those of a damaged header may."""
+    ends: dict[Path, tuple[int, str]] = {}
+    for name, located in sorted(tensors.items(), key=lambda item: item[1].tensor.offset):
+        end, before = ends.get(located.path, (0, ""))
+        if located.tensor.offset < end:
+            raise CheckpointError(f"{located.path}: tensors {before} and {name} overlap; the file is damaged")
+        ends[located.path] = (located.tensor.offset + stored[name].bytes, name)
 
 
 def _read_config(path: Path, files: GgufFiles, divisors: tuple[float, ...]) -> tuple[ModelConfig, bool]:

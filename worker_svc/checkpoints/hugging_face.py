@@ -123,6 +123,8 @@ class HuggingFaceCheckpoint:
                     raise CheckpointError(f"{self.path}: tensor {base}bias is not part of the model, and not zero")
                 del stored[base + "bias"]
             rows, columns = shapes.pop(name)
+            if rows % 8 or columns % 8:
+                raise CheckpointError(f"{self.path}: {base}qweight is [{rows}, {columns}]; packed are eights of both")
             expected = {base + part: shape for part, shape in packing.shapes(rows, columns).items()}
             if base + "g_idx" not in stored and not packing.reordered:
                 expected.pop(base + "g_idx", None)

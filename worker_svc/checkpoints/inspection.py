@@ -57,7 +57,7 @@ def inspect(path: Path, group: int = 0) -> dict[str, Any]:
         "kv_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
         "rope_theta": config.rope_theta,
-        "rope_scaling": config.rope_scaling.kind if config.rope_scaling else None,
+        "rope_scaling": config.rope_scaling.description if config.rope_scaling else None,
         "windows": sorted({window for window in config.windows if window}),
         "experts": None if config.experts is None else [config.experts.count, config.experts.per_token],
         "tied_embeddings": config.tie_embeddings,

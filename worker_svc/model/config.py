@@ -75,6 +75,11 @@ class RopeScaling:
         for factor in self.factors:
             _require_finite("rope_scaling.factors", factor, above=0.0)
 
+    @property
+    def description(self) -> str:
+        """What a report calls it."""
+        return f"{self.kind}, divided" if self.factors else self.kind
+
 
 def yarn_attention_factor(factor: float) -> float:
     """What YaRN multiplies cosines and sines by where a model does not say it."""

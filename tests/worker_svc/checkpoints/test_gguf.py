@@ -308,6 +308,18 @@ def test_unknown_architectures_and_kinds_are_refused_by_name(tmp_path: Path) -> 
     assert "rows of 60 numbers, but Q8_0 stores 32 at once" in refusal(path)
 
 
+def test_tensors_that_share_bytes_are_refused_by_name(tmp_path: Path) -> None:
+    path = save_gguf(random_llama(), tmp_path / "model.gguf")
+    content = path.read_bytes()
+
+    def offset_of(name: bytes) -> int:
+        return content.index(name) + len(name) + 4 + 16 + 4
+
+    k, v = offset_of(b"blk.1.attn_k.weight"), offset_of(b"blk.1.attn_v.weight")
+    path.write_bytes(content[:v] + content[k : k + 8] + content[v + 8 :])
+    assert "tensors blk.1.attn_k.weight and blk.1.attn_v.weight overlap" in refusal(path)
+
+
 @pytest.mark.parametrize("length", [0, 3, 20, 200, 2000, -200])
 def test_a_truncated_file_is_refused(length: int, tmp_path: Path) -> None:
     path = save_gguf(random_llama(), tmp_path / "model.gguf")

@@ -382,6 +382,13 @@ def test_a_tensor_that_only_a_shard_knows_is_named(sharded: Path) -> None:
     assert "stray" in refusal(sharded)
 
 
+def test_a_tensor_that_two_shards_have_is_named(sharded: Path) -> None:
+    first, second = sorted(sharded.glob("*.safetensors"))[:2]
+    twice = next(iter(load_file(first)))
+    rewrite(second, lambda tensors: tensors.update({twice: torch.ones(1)}))
+    assert f"has the tensor {twice}, which is in" in refusal(sharded)
+
+
 @pytest.mark.parametrize("shard", ["../model.safetensors", "/etc/passwd", "..", "", 7, None, "sub/x.safetensors"])
 def test_an_index_may_not_name_files_elsewhere(shard: Any, sharded: Path) -> None:
     index = json.loads((sharded / INDEX).read_text())

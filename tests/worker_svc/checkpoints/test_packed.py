@@ -149,3 +149,15 @@ def test_another_order_and_a_bias_that_counts_are_refused(part: str, problem: st
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match=problem):
         open_checkpoint(tmp_path)
+
+
+def test_an_order_of_activations_that_the_file_does_not_say_is_refused(tmp_path: Path) -> None:
+    save_packed(tmp_path, FORMATS["gptq"])
+    tensors = {
+        name: tensor for name, tensor in load_file(tmp_path / "model.safetensors").items() if "g_idx" not in name
+    }
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    open_checkpoint(tmp_path)  # then it is the plain one
+    change_config(tmp_path, quantization_config=FORMATS["gptq"] | {"desc_act": True})
+    with pytest.raises(CheckpointError, match="g_idx is missing"):
+        open_checkpoint(tmp_path)
