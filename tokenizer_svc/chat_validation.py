@@ -45,8 +45,8 @@ def chat_question(request: pb.EncodeChatRequest, tokenizer: Tokenizer, settings:
                 f"{message.role[:80]!r} is no role: a letter, then letters, digits and . _ -, at most 64 in all",
             )
     template = request.chat_template or template_of(tokenizer)
-    if len(request.chat_template.encode()) > _MAX_TEMPLATE_BYTES:
-        violations.add("chat_template", f"is longer than {_MAX_TEMPLATE_BYTES} bytes")
+    if len(request.chat_template.encode()) > MAX_TEMPLATE_BYTES:
+        violations.add("chat_template", f"is longer than {MAX_TEMPLATE_BYTES} bytes")
     if request.special_tokens not in CHAT_POLICIES:
         violations.add("special_tokens", "must be PLAIN or TEXT")
     violations.raise_any()
