@@ -85,7 +85,8 @@ class ByteTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self.chats: list[tokenizer_pb2.EncodeChatRequest] = []
         self.has_chat_template = True
         self.metadata: list[dict[str, str]] = []
-        self.break_streams_after: int | None = None  # UNAVAILABLE instead of the response to this message, once
+        self.break_streams_after: int | None = None  # `break_code` instead of the response to this message, once
+        self.break_code = grpc.StatusCode.UNAVAILABLE
         self.vocabulary_sent = VOCABULARY  # ids that are sent of it
         self.unavailable_calls = 0  # refuse so many unary calls
         self.hold = asyncio.Event()  # while clear, nothing is answered
@@ -192,7 +193,7 @@ class ByteTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
                     await self.hold.wait()
                     if self.break_streams_after is not None and self.decode_messages >= self.break_streams_after:
                         self.break_streams_after = None
-                        await refuse(context, grpc.StatusCode.UNAVAILABLE, "restarting", reason="DRAINING")
+                        await refuse(context, self.break_code, "restarting", reason="DRAINING")
                     responses.append(self._decode_request(streams, request))
                 yield tokenizer_pb2.DecodeStreamResponse(batch=responses)
         finally:
@@ -353,10 +354,13 @@ class CountingWorker(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc
         self.go = asyncio.Event()
         self.paused = asyncio.Event()
         self.lose_at: int | None = None  # ends UNAVAILABLE before the token of this position
+        self.lose_after: int | None = None  # the same, after so many tokens of each call
+        self.lose_reason = "ENGINE_DIED"
         self.lose_before_finished = False
         self.full_calls = 0  # refuse so many with RESOURCE_EXHAUSTED
         self.retry_after: float | None = 0.01
         self.fail: tuple[grpc.StatusCode, str] | None = None
+        self.refusals: list[str] = []  # reasons, each for one call that is refused with UNAVAILABLE
         self.incomplete = False
         self.heeds_abort = True
         self.drawn_seed = 12345
@@ -389,7 +393,7 @@ class CountingWorker(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc
         open_outputs = set(range(request.n))
         for position in range(max_tokens):
             if self.lose_at == position:
-                await refuse(context, grpc.StatusCode.UNAVAILABLE, "the engine died", reason="ENGINE_DIED")
+                await refuse(context, grpc.StatusCode.UNAVAILABLE, "the worker is lost", reason=self.lose_reason)
             for index in sorted(open_outputs):
                 token = self.token(position, seed + index)
                 if token == EOS:
@@ -412,6 +416,9 @@ class CountingWorker(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc
                 reason="QUEUE_FULL",
                 retry_after=self.retry_after,
             )
+        if self.refusals:
+            reason = self.refusals.pop(0)
+            await refuse(context, grpc.StatusCode.UNAVAILABLE, "not now", reason=reason, retry_after=self.retry_after)
         if self.fail is not None:
             await refuse(context, *self.fail, reason="TEST")
         expected = request.expected_tokenizer_fingerprint
@@ -460,10 +467,10 @@ class CountingWorker(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc
                     await self.go.wait()
                 reason = inference_pb2.FINISH_REASON_CANCELLED
                 break
-            if self.lose_at == position:
+            if self.lose_at == position or self.lose_after == seen.sent + len(pending):
                 if pending:
                     yield self.delta(request, pending, seen)
-                await refuse(context, grpc.StatusCode.UNAVAILABLE, "the engine died", reason="ENGINE_DIED")
+                await refuse(context, grpc.StatusCode.UNAVAILABLE, "the worker is lost", reason=self.lose_reason)
             token = self.token(position, seed)
             if position >= stopping.min_tokens:
                 if token == EOS and not stopping.ignore_eos:
@@ -482,7 +489,7 @@ class CountingWorker(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc
         if pending:
             yield self.delta(request, pending, seen)
         if self.lose_before_finished:
-            await refuse(context, grpc.StatusCode.UNAVAILABLE, "the engine died", reason="ENGINE_DIED")
+            await refuse(context, grpc.StatusCode.UNAVAILABLE, "the worker is lost", reason=self.lose_reason)
         if self.incomplete:
             return
         yield inference_pb2.GenerateResponse(

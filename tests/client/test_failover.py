@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from tandem.client import (
     AsyncClient,
+    DeadlineExceededError,
     FailedPreconditionError,
     FailoverSettings,
     FinishReason,
@@ -31,6 +32,7 @@ from tests.client.fakes import (
 )
 
 QUICK = FailoverSettings(attempts=3, initial_backoff_seconds=0.01, max_backoff_seconds=0.02)
+IMPATIENT = FailoverSettings(attempts=3, restart_seconds=0, initial_backoff_seconds=0.01, max_backoff_seconds=0.02)
 SCRIPT = [*ids_of_text(TEXT), EOS]
 
 
@@ -130,7 +132,7 @@ async def test_one_worker_that_comes_back_is_asked_again(tokenizer_address: str)
 async def test_attempts_are_bounded_so_that_a_deadly_request_cannot_kill_every_worker(tokenizer_address: str) -> None:
     workers = [CountingWorker(SCRIPT) for _ in range(6)]
     for worker in workers:
-        worker.lose_at = 5
+        worker.lose_at, worker.lose_reason = 5, ""
     async with (
         serving_workers(*workers) as addresses,
         AsyncClient(tokenizer_address, addresses, failover=QUICK, timeout=30) as client,
@@ -140,9 +142,57 @@ async def test_attempts_are_bounded_so_that_a_deadly_request_cannot_kill_every_w
             async for _ in stream:
                 pass
         assert stream.text == TEXT[:5], "what came stays"
-        assert caught.value.reason == "ENGINE_DIED"
         assert caught.value.retryable
     assert sum(bool(worker.seen) for worker in workers) == 4, "the first and three more"
+
+
+async def test_each_new_token_gives_the_attempts_back(client: AsyncClient, worker: CountingWorker) -> None:
+    client._failover = FailoverSettings(attempts=1, initial_backoff_seconds=0.01, max_backoff_seconds=0.01)
+    worker.lose_after, worker.lose_reason = 5, ""
+    result = await client.generate("Hi", seed=0)
+    assert (result.text, result.failovers) == (TEXT, len(ids_of_text(TEXT)) // 5)
+
+
+@pytest.mark.parametrize("reason", ["ENGINE_RESTARTING", "ENGINE_DIED", "DRAINING"])
+async def test_a_restart_is_waited_for_however_often_it_is_told(
+    client: AsyncClient, worker: CountingWorker, reason: str
+) -> None:
+    client._failover = FailoverSettings(attempts=1, initial_backoff_seconds=0.001, max_backoff_seconds=0.001)
+    worker.refusals = [reason] * 50
+    result = await client.generate("Hi", seed=0)
+    assert (result.text, result.failovers) == (TEXT, 0), "nobody took over: nothing had begun"
+    assert len(worker.seen) == 51
+
+
+async def test_waiting_for_a_restart_ends_with_the_deadline_and_tells_what_it_waited_for(
+    client: AsyncClient, worker: CountingWorker
+) -> None:
+    worker.refusals = ["ENGINE_RESTARTING"] * 1000
+    with pytest.raises(DeadlineExceededError, match="not now"):
+        await client.generate("Hi", seed=0, timeout=0.3)
+
+
+async def test_without_a_deadline_waiting_for_a_restart_is_bounded(client: AsyncClient, worker: CountingWorker) -> None:
+    client._failover = FailoverSettings(
+        attempts=1, restart_seconds=0.2, initial_backoff_seconds=0.01, max_backoff_seconds=0.01
+    )
+    worker.refusals = ["ENGINE_RESTARTING"] * 1000
+    with pytest.raises(UnavailableError) as caught:
+        await client.generate("Hi", seed=0, timeout=None)
+    assert caught.value.reason == "ENGINE_RESTARTING"
+
+
+async def test_a_worker_that_drains_passes_the_request_on_at_once(tokenizer_address: str) -> None:
+    first, second = pair()
+    endless = FailoverSettings(initial_backoff_seconds=3600, max_backoff_seconds=3600)
+    async with (
+        serving_workers(first, second) as (one, two),
+        AsyncClient(tokenizer_address, [one, two], failover=endless, timeout=30) as client,
+    ):
+        first.refusals = ["DRAINING"]
+        first.retry_after = 3600
+        assert (await client.generate("Hi", seed=0, routing_key=_key_preferring(one, two))).text == TEXT
+        assert (len(first.seen), len(second.seen)) == (1, 1)
 
 
 async def test_without_failover_the_error_comes_at_once(client: AsyncClient, worker: CountingWorker) -> None:
@@ -168,7 +218,7 @@ async def test_workers_that_do_not_serve_get_nothing(tokenizer_address: str) -> 
     first, second = pair()
     async with (
         serving_workers(first, second) as addresses,
-        AsyncClient(tokenizer_address, addresses, failover=QUICK, timeout=30) as client,
+        AsyncClient(tokenizer_address, addresses, failover=IMPATIENT, timeout=30) as client,
     ):
         await first.set_serving(False)
         for number in range(8):
@@ -269,7 +319,7 @@ async def test_an_answer_does_not_move_to_another_model(tokenizer_address: str) 
         worker.lose_at = 5
     async with (
         serving_workers(first, second) as addresses,
-        AsyncClient(tokenizer_address, addresses, failover=QUICK, timeout=30) as client,
+        AsyncClient(tokenizer_address, addresses, failover=IMPATIENT, timeout=30) as client,
     ):
         with pytest.raises(UnavailableError):
             await client.generate("Hi", seed=0)
@@ -340,12 +390,49 @@ async def test_a_restarted_tokenizer_goes_on_with_the_text(worker: CountingWorke
     await server.stop(0)
 
 
+async def test_a_tokenizer_that_is_lost_again_and_again_loses_no_text(worker: CountingWorker) -> None:
+    """Three times within one answer, with one attempt for what fails for other reasons."""
+    server, address = await start_tokenizer(ByteTokenizer())
+    once = FailoverSettings(attempts=1, initial_backoff_seconds=0.01, max_backoff_seconds=0.05)
+    text = ""
+    async with (
+        serving_workers(worker) as addresses,
+        AsyncClient(address, addresses, failover=once, timeout=60) as client,
+    ):
+        worker.pause_at = 6
+        stream = client.stream("Hi", seed=0)
+        text = (await anext(stream)).text
+        for _ in range(3):
+            await server.stop(0)
+            encoding = asyncio.create_task(client.encode("Hi", add_special=False))
+            await asyncio.sleep(0.3)  # many refused connections
+            server, _ = await start_tokenizer(ByteTokenizer(), address)
+            assert (await encoding).ids == ids_of_text("Hi")
+        worker.go.set()
+        async for chunk in stream:
+            text += chunk.text
+    assert text == TEXT
+    await server.stop(0)
+
+
+async def test_a_tokenizer_that_cancels_is_asked_again(worker: CountingWorker) -> None:
+    tokenizer = ByteTokenizer()
+    tokenizer.break_streams_after, tokenizer.break_code = 3, grpc.StatusCode.CANCELLED
+    async with (
+        serving_tokenizer(tokenizer) as (_, address),
+        serving_workers(worker) as addresses,
+        AsyncClient(address, addresses, failover=QUICK, timeout=30) as client,
+        client.stream("Hi", seed=0) as stream,
+    ):
+        assert "".join([chunk.text async for chunk in stream]) == TEXT
+
+
 async def test_a_tokenizer_that_stays_away_fails_after_bounded_attempts(worker: CountingWorker) -> None:
     server, address = await start_tokenizer(ByteTokenizer())
     worker.pause_at = 6
     async with (
         serving_workers(worker) as addresses,
-        AsyncClient(address, addresses, failover=QUICK, timeout=30) as client,
+        AsyncClient(address, addresses, failover=IMPATIENT, timeout=30) as client,
     ):
         stream = client.stream("Hi", seed=0)
         text = (await anext(stream)).text

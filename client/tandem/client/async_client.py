@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 
-from . import operators
+from . import forks, operators
 from .async_stream import AsyncStream, cancelled_by_caller
 from .conversations import chat_request, conversation_violations
 from .deadline import Deadline
@@ -127,7 +127,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Ends what still runs and closes the connections. Closing twice does nothing; calls after it raise."""
-        if self._closed:
+        if self._closed or forks.broken():
             return
         self._closed = True
         answers = list(self._answers)
@@ -138,9 +138,11 @@ class AsyncClient:
         if self._pool is not None:
             await self._pool.close()
         if self._text_service is not None:
-            await self._text_service.decode_calls.close()
+            await self._text_service.close()
         if self._tokenizer_channel is not None:
             await self._tokenizer_channel.close()
+        self._pool = self._text_service = self._tokenizer_channel = None  # see forks.py
+        forks.closed(self)
 
     # --- text to ids and back
 
@@ -433,12 +435,14 @@ class AsyncClient:
     def _connect(self) -> tuple[TextService | None, WorkerPool | None]:
         """The services. Channels are made at first use, because they belong to the event loop that then runs."""
         self._check_open()
+        forks.check()
         loop = asyncio.get_running_loop()
         if self._loop is None:
+            forks.opened(self)
             if self._tokenizer_address is not None:
                 self._tokenizer_channel = open_channel(self._tokenizer_address, self._connection, self._credentials)
                 stub = tokenizer_pb2_grpc.TokenizerServiceStub(self._tokenizer_channel)
-                self._text_service = TextService(stub)
+                self._text_service = TextService(stub, self._failover)
             if self._worker_addresses:
                 self._pool = WorkerPool(self._worker_addresses, self._connection, self._credentials, self._metrics)
             self._loop = loop

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from . import forks
 from .errors import CancelledError, ResultNotReadyError, TandemError
 from .pipeline import Pipeline
 from .plan import GenerationPlan
@@ -107,5 +108,5 @@ def cancelled_by_caller(plan: GenerationPlan) -> CancelledError:
 
 def _abandon(loop: asyncio.AbstractEventLoop, pipeline: Pipeline) -> None:
     """Nobody can read the answer any more. Runs wherever the object was collected, perhaps in another thread."""
-    if not pipeline.done and not loop.is_closed():
+    if not pipeline.done and not loop.is_closed() and not forks.broken():
         loop.call_soon_threadsafe(pipeline.cancel, cancelled_by_caller(pipeline.plan))

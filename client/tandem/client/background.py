@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import os
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -19,7 +18,6 @@ class BackgroundLoop:
     """Runs coroutines for threads that have no event loop of their own."""
 
     def __init__(self) -> None:
-        self._pid = os.getpid()
         self._users = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._work, name="tandem-client", daemon=True)
@@ -27,12 +25,9 @@ class BackgroundLoop:
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Starts the coroutine."""
-        if threading.current_thread() is self._thread or self._pid != os.getpid():
+        if threading.current_thread() is self._thread:
             coroutine.close()
-            raise ConfigurationError(
-                "a Client cannot be used inside its own event loop, nor in a process forked after it was first used; "
-                "use AsyncClient, or make a Client in each process"
-            )
+            raise ConfigurationError("a Client cannot be used inside its own event loop; use AsyncClient")
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def _work(self) -> None:
@@ -59,7 +54,7 @@ def acquire() -> BackgroundLoop:
     """The loop of this process; made when the first client needs it."""
     global _shared
     with _lock:
-        if _shared is None or _shared._pid != os.getpid():
+        if _shared is None:
             _shared = BackgroundLoop()
         _shared._users += 1
         return _shared
@@ -70,7 +65,7 @@ def release(loop: BackgroundLoop) -> None:
     global _shared
     with _lock:
         loop._users -= 1
-        if loop._users == 0 and loop._pid == os.getpid():
+        if loop._users == 0:
             if _shared is loop:
                 _shared = None
             loop._stop()

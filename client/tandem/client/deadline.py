@@ -18,15 +18,18 @@ class Deadline:
     def after(cls, seconds: float | None) -> Deadline:
         return cls(None if seconds is None else time.monotonic() + seconds)
 
+    @property
+    def left(self) -> float | None:
+        """Seconds that are left, 0 when none are; None: no limit."""
+        return None if self.at is None else max(0.0, self.at - time.monotonic())
+
     def remaining(self, waiting_for: str, service: str = "client", request_id: str = "") -> float | None:
         """Seconds that are left, for an RPC's `timeout`; None: no limit. Raises DeadlineExceededError when none are."""
-        if self.at is None:
-            return None
-        left = self.at - time.monotonic()
-        if left <= 0:
+        left = self.left
+        if left is not None and left <= 0:
             raise deadline_exceeded(waiting_for, service=service, request_id=request_id)
         return left
 
     def cap(self, seconds: float) -> float:
         """`seconds`, or what is left where that is less."""
-        return seconds if self.at is None else max(0.0, min(seconds, self.at - time.monotonic()))
+        return seconds if (left := self.left) is None else min(seconds, left)

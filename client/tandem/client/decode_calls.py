@@ -24,7 +24,7 @@ from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 
 from .errors import ClientClosedError, InternalError, TandemError, deadline_exceeded, from_rpc_error, from_status
-from .rpc import CallContext, Metadata
+from .rpc import CLOSED, CallContext, Metadata
 
 SERVICE = "tokenizer"
 MAX_STREAMS = 1024  # in one call; more open another
@@ -45,6 +45,7 @@ class DecodeCalls:
     """The calls of one client to one tokenizer service."""
 
     def __init__(self, stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub) -> None:
+        self.reached = False  # the service has answered before
         self._stub = stub
         self._newest: dict[tuple[str, Metadata], _SharedCall] = {}
         self._open: set[_SharedCall] = set()
@@ -58,7 +59,7 @@ class DecodeCalls:
         if call is None or not call.takes_streams:
             secrets = context.credentials.metadata() if context.credentials else ()
             with context.errors(SERVICE):
-                call = self._newest[kind] = _SharedCall(self._stub.DecodeStream(metadata=(*shared, *secrets)))
+                call = self._newest[kind] = _SharedCall(self, self._stub.DecodeStream(metadata=(*shared, *secrets)))
             self._open.add(call)
             call.on_end(partial(self._forget, kind, call))
         return DecodePlace(call, context, seconds)
@@ -73,6 +74,7 @@ class DecodeCalls:
         await asyncio.gather(*(call.close() for call in list(self._open)))
         self._open.clear()
         self._newest.clear()
+        self._stub = CLOSED
 
 
 class DecodePlace:
@@ -144,8 +146,9 @@ class _Request(NamedTuple):
 
 
 class _SharedCall:
-    def __init__(self, call: Call) -> None:
+    def __init__(self, calls: DecodeCalls, call: Call) -> None:
         self.error: ErrorFor | None = None  # what ended it
+        self._calls = calls
         self._call = call
         self._places: set[DecodePlace] = set()
         self._outbox: deque[_Request] = deque()
@@ -204,7 +207,8 @@ class _SharedCall:
         """Cancels the call."""
         self._task.cancel()
         await asyncio.wait([self._task])
-        self._call.cancel()  # where the task had not begun
+        if self.error is None:  # the task had not begun
+            self._call.cancel()
 
     async def _run(self) -> None:
         receiving, sending = asyncio.create_task(self._receive()), asyncio.create_task(self._send())
@@ -223,6 +227,7 @@ class _SharedCall:
             for place in self._places:
                 place.fail(error(place.context))
             await asyncio.gather(receiving, sending, return_exceptions=True)
+            del self._call  # see rpc._Errors
 
     async def _send(self) -> None:
         while True:
@@ -253,6 +258,7 @@ class _SharedCall:
             message = await self._call.read()
             if not isinstance(message, pb.DecodeStreamResponse):
                 return
+            self._calls.reached = True
             for response in message.batch:
                 place, *_, farewell = self._awaited.popleft()
                 assert response.stream_key == place.key, "responses come in the order of the requests"

@@ -1,7 +1,7 @@
 """The text hop of one answer: a stream in a DecodeStream call, begun again elsewhere when that call goes away.
 
-Ids in, whole characters out, one response a request. Replay: when the stream ends UNAVAILABLE, a new one gets all ids
-so far in one request and its text, which begins with what was already given, goes on from there.
+Ids in, whole characters out, one response a request. Replay: when the stream is lost, a new one gets all ids so far in
+one request and its text, which begins with what was already given, goes on from there.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 
-from .decode_calls import DecodeCalls, DecodePlace
-from .errors import InternalError, ResourceExhaustedError, UnavailableError
+from .decode_calls import SERVICE, DecodeCalls, DecodePlace
+from .errors import CancelledError, InternalError, ResourceExhaustedError, UnavailableError
 from .metrics import ClientMetrics
+from .patience import Patience, restarts
 from .rpc import CallContext
 from .settings import FailoverSettings
 
@@ -34,17 +35,17 @@ class TextDecoder:
         self._calls = calls
         self._opening = opening
         self._context = context
-        self._failover = failover
+        self._patience = Patience(failover)
         self._metrics = metrics
         self._place: DecodePlace | None = None
         self._fed: list[int] = []
         self._given: list[str] = []
-        self._attempts = 0
 
     async def feed(self, ids: Sequence[int], *, end: bool = False) -> pb.DecodeStreamResponse:
         """The response for these further ids; its `text` is only what is new. Raises StatusError."""
         self._fed.extend(ids)
         replay = self._place is None
+        lost = False
         while True:
             try:
                 response = await self._send(self._fed if replay else ids, opening=replay, end=end)
@@ -55,15 +56,15 @@ class TextDecoder:
                 self.close()
                 replay = True
                 continue
-            except UnavailableError:
+            except (UnavailableError, CancelledError) as error:
                 self.close()
-                self._attempts += 1
-                if self._attempts > self._failover.attempts:
-                    raise
-                self._metrics.failovers.labels("tokenizer").inc()
-                await self._context.sleep(self._failover.backoff(self._attempts), "tokenizer")
-                replay = True
+                self._patience.failed(error, may_wait=restarts(error, reached=self._calls.reached))
+                await self._context.sleep(self._patience, error, SERVICE)
+                replay = lost = True
                 continue
+            self._patience.progressed()
+            if lost:
+                self._metrics.failovers.labels(SERVICE).inc()
             if replay and self._given:
                 response.text = self._new_text(response.text)
             if response.text:
@@ -96,7 +97,7 @@ class TextDecoder:
         if not replayed.startswith(given):
             raise InternalError(
                 "the tokenizer that took over decodes the same ids to another text",
-                service="tokenizer",
+                service=SERVICE,
                 reason="TOKENIZER_CHANGED",
                 request_id=self._context.request_id,
             )

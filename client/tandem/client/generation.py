@@ -23,10 +23,10 @@ from .errors import (
     InternalError,
     ResourceExhaustedError,
     StatusError,
-    TandemError,
     UnavailableError,
 )
 from .metrics import ClientMetrics
+from .patience import Patience, restarts
 from .plan import GenerationPlan
 from .rpc import CallContext
 from .settings import FailoverSettings
@@ -71,27 +71,32 @@ class TokenStream:
         self._metrics = metrics
         self._model: ModelInfo | None = None
         self._suspicions = ""  # engines in a row that died in its first step, as the last of them told
+        self._sent = 0  # how often it was asked for again
+        self._running = False  # where it was asked for last
 
     async def events(self) -> AsyncGenerator[pb.Delta | pb.Finished, None]:
         """All deltas, and the end of each output. Raises StatusError; closing the iterator cancels the RPC."""
+        patience = Patience(self._failover)
         tried: set[Worker] = set()
-        error: TandemError | None = None
-        for attempt in range(self._failover.attempts + 1):
-            if attempt:
-                await self._prepare_attempt(attempt, tried, error)
+        error: StatusError | None = None
+        while True:
+            if error is not None and await self._nobody_else(tried):
+                await self._pause(patience, error, tried)
             worker = await self._pick(tried)
             if worker is None:
-                error = error or UnavailableError(
+                error = UnavailableError(
                     f"no worker is serving: {self._pool.states()}",
                     service="worker",
                     reason="NO_WORKER",
                     request_id=self._context.request_id,
                 )
+                patience.failed(error, may_wait=self._pool.reached)
                 continue
             if self.worker is not None:
-                self.failovers += 1
-                self._metrics.failovers.labels("worker").inc()
+                self._ask_for_the_rest()
             self.worker = worker
+            known = self._progress
+            self._running = False
             try:
                 async with contextlib.aclosing(self._run(worker)) as events:
                     async for event in events:
@@ -101,6 +106,8 @@ class TokenStream:
                 error = lost
                 self._suspicions = lost.metadata.get("suspicions", self._suspicions)
                 worker.forget_model()
+                # Who is lost after he has begun with it may be lost because of it.
+                may_wait = restarts(lost, reached=self._pool.reached and not self._running)
             except ResourceExhaustedError as full:
                 # An answer that has begun waits for room. One that has not goes elsewhere, or back to the caller, who
                 # knows best how long to wait.
@@ -108,12 +115,14 @@ class TokenStream:
                 if not full.retryable or (not begun and await self._nobody_else({*tried, worker})):
                     raise
                 error = full
+                may_wait = True
             tried.add(worker)
             if self._ended_before_it_was_told():
                 yield self.finished[0]
                 return
-        assert error is not None
-        raise error
+            if self._progress > known:
+                patience.progressed()
+            patience.failed(error, may_wait=may_wait)
 
     async def abort(self) -> None:
         """Asks the worker to end the request, so that it reports usage; each output then ends with its `finished`.
@@ -145,6 +154,7 @@ class TokenStream:
             try:
                 with self._context.errors("worker"):
                     async for response in call:
+                        worker.reached = True
                         event = response.WhichOneof("event")
                         if event == "delta":
                             delta = _without(response.delta, known)
@@ -157,7 +167,12 @@ class TokenStream:
                         elif event == "prompt_logprobs":
                             self.prompt.MergeFrom(response.prompt_logprobs)
                         elif event == "accepted":
-                            self.accepted = self.accepted or response.accepted
+                            self._running = True
+                            if self.accepted is None:
+                                self.accepted = response.accepted
+                            else:
+                                self.failovers += 1
+                                self._metrics.failovers.labels("worker").inc()
                         elif event == "finished" and response.finished.index not in self.finished:
                             self.finished[response.finished.index] = response.finished
                             yield response.finished
@@ -170,13 +185,18 @@ class TokenStream:
                     )
             finally:
                 call.cancel()
+                del call  # see rpc._Errors
 
-    async def _prepare_attempt(self, attempt: int, tried: set[Worker], error: TandemError | None) -> None:
-        """Makes the request that asks for the rest, and waits where nobody new is left to ask."""
+    @property
+    def _progress(self) -> int:
+        return sum(map(len, self.outputs)) + len(self.finished)
+
+    def _ask_for_the_rest(self) -> None:
+        """Makes the request what is still to be made."""
         request = self._request
-        request.request_id = (
-            f"{self._context.request_id[:120]}-r{attempt}"  # the old one may still be running somewhere
-        )
+        self._sent += 1
+        # The old one may still be running somewhere.
+        request.request_id = f"{self._context.request_id[:116]}-r{self._sent}"
         if len(self.prompt.ids) == len(request.prompt_ids):
             request.output.prompt_logprobs = False  # is told
         else:
@@ -187,16 +207,16 @@ class TokenStream:
             if self._resumable:
                 del request.resumed_output_ids[:]
                 request.resumed_output_ids.extend(self.outputs[0])
-        if await self._nobody_else(tried):
-            wait = self._failover.backoff(attempt)
-            if isinstance(error, StatusError) and error.retry_after is not None:
-                wait = max(wait, error.retry_after)
-            if tried:
-                await self._context.sleep(wait, "worker")
-            else:
-                await self._pool.wait_for_change(self._context.deadline.cap(wait))
-                self._context.timeout("worker")
-            tried.clear()
+
+    async def _pause(self, patience: Patience, error: StatusError, tried: set[Worker]) -> None:
+        """Waits before those are asked again who were, or until there is somebody."""
+        if tried:
+            await self._context.sleep(patience, error, "worker")
+        else:
+            seconds = patience.pause(error, self._context.deadline.left)
+            await self._pool.wait_for_change(self._context.deadline.cap(seconds))
+            self._context.in_time(error, "worker")
+        tried.clear()
 
     async def _nobody_else(self, tried: set[Worker]) -> bool:
         return await self._choose(tried) is None

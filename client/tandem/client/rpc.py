@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, TypeVar
 
 import grpc.aio
 
 from .deadline import Deadline
-from .errors import CancelledError, ClientClosedError, from_rpc_error
+from .errors import CancelledError, ClientClosedError, StatusError, TandemError, from_rpc_error
+from .patience import Patience
 from .settings import Credentials
 
 Response = TypeVar("Response")
+
+
+class _ClosedStub:
+    def __getattr__(self, method: str) -> Any:
+        raise ClientClosedError("the client is closed")
+
+
+CLOSED: Any = _ClosedStub()
+"""In place of the stub of a channel that is closed: an object that refers to a channel keeps gRPC running."""
+
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -40,36 +51,63 @@ class CallContext:
         """Seconds for the next RPC; raises DeadlineExceededError when none are left."""
         return self.deadline.remaining(f"waiting for the {service}", service, self.request_id)
 
-    async def sleep(self, seconds: float, service: str) -> None:
-        """Sleeps, or raises DeadlineExceededError when the budget ends first."""
-        await asyncio.sleep(self.deadline.cap(seconds))
-        self.timeout(service)
+    async def sleep(self, patience: Patience, after: StatusError, service: str) -> None:
+        """Pauses after an error, or raises DeadlineExceededError when the budget ends first."""
+        await asyncio.sleep(self.deadline.cap(patience.pause(after, self.deadline.left)))
+        self.in_time(after, service)
 
-    @contextmanager
-    def errors(self, service: str) -> Iterator[None]:
-        """Turns what grpc.aio raises into this package's exceptions."""
-        try:
-            yield
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, service=service, request_id=self.request_id) from error
-        except grpc.aio.UsageError as error:
-            raise ClientClosedError("the client is closed") from error
-        except asyncio.CancelledError as error:
+    def in_time(self, after: StatusError, service: str) -> None:
+        """Raises DeadlineExceededError, with what was waited for, when no time is left."""
+        self.deadline.remaining(f"waiting for the {service} ({after.message})", service, self.request_id)
+
+    def errors(self, service: str) -> _Errors:
+        """A context that turns what grpc.aio raises into this package's exceptions."""
+        return _Errors(self, service)
+
+
+@dataclass(frozen=True, slots=True)
+class _Errors:
+    """Causes lose their tracebacks here, and our frames let go of their calls: an exception that somebody keeps must
+    not keep gRPC running (see forks.py)."""
+
+    context: CallContext
+    service: str
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        del traceback  # of this frame too
+        if error is not None and (translated := self._translated(error)) is not None:
+            raise translated from error.with_traceback(None)
+
+    def _translated(self, error: BaseException) -> TandemError | None:
+        """None: it is raised as it is."""
+        service, request_id = self.service, self.context.request_id
+        if isinstance(error, grpc.aio.AioRpcError):
+            return from_rpc_error(error, service=service, request_id=request_id)
+        if isinstance(error, grpc.aio.UsageError):
+            return ClientClosedError("the client is closed")
+        if isinstance(error, asyncio.CancelledError):
             # grpc.aio raises this also when the server, or a closed channel, cancelled the call: then nobody asked this
             # task to stop.
             task = asyncio.current_task()
             if task is None or task.cancelling():
-                raise
-            if self.closed():
-                raise ClientClosedError("the client was closed during the call") from error
-            raise CancelledError(
-                f"the call was cancelled by the {service}", service=service, request_id=self.request_id
-            ) from error
+                return None
+            if self.context.closed():
+                return ClientClosedError("the client was closed during the call")
+            return CancelledError(f"the call was cancelled by the {service}", service=service, request_id=request_id)
+        return None
 
 
 async def unary(
     method: grpc.aio.UnaryUnaryMultiCallable[Any, Response], request: object, context: CallContext, *, service: str
 ) -> Response:
     """The response, or a StatusError. Cancelling the task cancels the call."""
-    with context.errors(service):
-        return await method(request, timeout=context.timeout(service), metadata=context.metadata())
+    try:
+        with context.errors(service):
+            return await method(request, timeout=context.timeout(service), metadata=context.metadata())
+    finally:
+        del method  # see _Errors

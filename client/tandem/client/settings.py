@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,37 +12,6 @@ import grpc.aio
 from .errors import ConfigurationError
 
 ChannelOption = tuple[str, int | str]
-
-# The tokenizer's unary methods have no side effects, so gRPC may send them again by itself. Generate is not listed: its
-# retries are the failover below, which also knows what was already produced.
-_RETRY_UNAVAILABLE = json.dumps(
-    {
-        "methodConfig": [
-            {
-                "name": [
-                    {"service": "tandem.tokenizer.v1.TokenizerService", "method": method}
-                    for method in (
-                        "ListTokenizers",
-                        "GetTokenizer",
-                        "Encode",
-                        "BatchEncode",
-                        "CountTokens",
-                        "Decode",
-                        "BatchDecode",
-                        "EncodeChat",
-                    )
-                ],
-                "retryPolicy": {
-                    "maxAttempts": 4,
-                    "initialBackoff": "0.1s",
-                    "maxBackoff": "1s",
-                    "backoffMultiplier": 2,
-                    "retryableStatusCodes": ["UNAVAILABLE"],
-                },
-            }
-        ]
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +36,6 @@ class ConnectionSettings:
             "grpc.min_reconnect_backoff_ms": 100,
             "grpc.max_reconnect_backoff_ms": 2000,
             "grpc.enable_retries": 1,
-            "grpc.service_config": _RETRY_UNAVAILABLE,
         }
         chosen.update(self.channel_options)
         return list(chosen.items())
@@ -119,19 +86,22 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailoverSettings:
-    """What happens when a worker or the tokenizer goes away in the middle of an answer.
+    """What happens when a worker or the tokenizer goes away.
 
-    The rest is asked from another worker (or the same one, when it is back), at most `attempts` times an answer, so
-    that a request that kills its workers cannot take down all of them.
+    A call is sent again, the rest of an answer to another worker, or to the same one when it is back. While servers
+    restart it waits for them, within its own timeout. `attempts` bounds what fails for other reasons; whatever comes
+    new gives all of them back.
     """
 
-    attempts: int = 3  # 0: the error goes to the caller at once
+    attempts: int = 3  # in a row without anything new; 0: every error goes to the caller at once
+    restart_seconds: float = 300.0  # waited in a row without anything new, also by a call that has no timeout
     initial_backoff_seconds: float = 0.2  # before the same server is asked again; doubles each time
     max_backoff_seconds: float = 2.0
 
     def backoff(self, attempt: int) -> float:
         """Seconds to wait before attempt 1, 2, ..."""
-        return float(min(self.initial_backoff_seconds * 2 ** (attempt - 1), self.max_backoff_seconds))
+        doubled = self.initial_backoff_seconds * 2.0 ** min(attempt - 1, 64)
+        return min(doubled, self.max_backoff_seconds)
 
 
 def open_channel(

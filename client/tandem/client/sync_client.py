@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 from prometheus_client import CollectorRegistry
 
+from . import forks
 from .async_client import DEFAULT_TIMEOUT_SECONDS, AsyncClient
 from .async_stream import AsyncStream
 from .background import BackgroundLoop, acquire, release, wait
@@ -79,6 +80,8 @@ class Stream:
 
     def close(self) -> None:
         """As `cancel`, and waits until no call is open any more."""
+        if forks.broken():
+            return
         with contextlib.suppress(ClientClosedError):  # a closed client has closed its streams
             self._client._run(self._stream.close())
 
@@ -146,6 +149,8 @@ class Client:
 
     def close(self) -> None:
         """Ends what still runs, in every thread, and closes the connections. Closing twice does nothing."""
+        if forks.broken():
+            return
         with self._lock:
             if self._closed:
                 return
@@ -247,6 +252,9 @@ class Client:
         return self._run(self._async.clear_prefix_cache(**options))
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if forks.broken():  # before the lock, which a thread of the parent may have held
+            coroutine.close()
+            forks.check()
         with self._lock:
             if self._closed:
                 coroutine.close()

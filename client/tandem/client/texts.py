@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import grpc.aio
 
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 
 from .breakers import beginnings
 from .decode_calls import SERVICE, DecodeCalls
-from .errors import InternalError
-from .rpc import CallContext, unary
+from .errors import CancelledError, InternalError, UnavailableError
+from .patience import Patience, restarts
+from .rpc import CLOSED, CallContext, Response, unary
+from .settings import FailoverSettings
 from .types import ChatEncoding, Encoding, SpecialToken, TokenizerInfo, Vocabulary
 
 M = TypeVar("M", pb.EncodeInput, pb.DecodeInput)
@@ -29,17 +33,38 @@ _TOKEN_TYPES = {number: name.removeprefix("TOKEN_TYPE_").lower() for name, numbe
 class TextService:
     """One tokenizer service. Every method raises StatusError."""
 
-    def __init__(self, stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub) -> None:
+    def __init__(self, stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub, failover: FailoverSettings) -> None:
         self.stub = stub
+        self._failover = failover
         self.decode_calls = DecodeCalls(stub)
         self._fingerprints: dict[str, str] = {}
         self._breakers: dict[tuple[str, str], list[list[int]]] = {}  # by tokenizer and text
+
+    async def close(self) -> None:
+        """Ends what still runs, and lets go of the channel."""
+        await self.decode_calls.close()
+        self.stub = CLOSED
+
+    async def _ask(
+        self, method: grpc.aio.UnaryUnaryMultiCallable[Any, Response], request: object, context: CallContext
+    ) -> Response:
+        """The response, however often it takes: no method has side effects."""
+        patience = Patience(self._failover)
+        while True:
+            try:
+                response = await unary(method, request, context, service=SERVICE)
+            except (UnavailableError, CancelledError) as error:
+                patience.failed(error, may_wait=restarts(error, reached=self.decode_calls.reached))
+                await context.sleep(patience, error, SERVICE)
+            else:
+                self.decode_calls.reached = True
+                return response
 
     async def encode(
         self, tokenizer: str, text: pb.EncodeInput, context: CallContext, *, offsets: bool = False, pieces: bool = False
     ) -> Encoding:
         request = pb.EncodeRequest(tokenizer=tokenizer, input=text, include_offsets=offsets, include_pieces=pieces)
-        response = await unary(self.stub.Encode, request, context, service=SERVICE)
+        response = await self._ask(self.stub.Encode, request, context)
         return _encoding(response.encoding, response.fingerprint)
 
     async def encode_batch(
@@ -56,12 +81,12 @@ class TextService:
             request = pb.BatchEncodeRequest(
                 tokenizer=tokenizer, inputs=part, include_offsets=offsets, include_pieces=pieces
             )
-            response = await unary(self.stub.BatchEncode, request, context, service=SERVICE)
+            response = await self._ask(self.stub.BatchEncode, request, context)
             encodings.extend(_encoding(encoding, response.fingerprint) for encoding in response.encodings)
         return encodings
 
     async def encode_chat(self, request: pb.EncodeChatRequest, context: CallContext) -> ChatEncoding:
-        response = await unary(self.stub.EncodeChat, request, context, service=SERVICE)
+        response = await self._ask(self.stub.EncodeChat, request, context)
         places = response.content_ranges
         return ChatEncoding(
             ids=list(response.ids),
@@ -76,14 +101,14 @@ class TextService:
         counts: list[int] = []
         for part in _parts(texts):
             request = pb.CountTokensRequest(tokenizer=tokenizer, inputs=part)
-            counts.extend((await unary(self.stub.CountTokens, request, context, service=SERVICE)).counts)
+            counts.extend((await self._ask(self.stub.CountTokens, request, context)).counts)
         return counts
 
     async def decode(
         self, tokenizer: str, ids: Sequence[int], options: pb.DecodeOptions, context: CallContext
     ) -> pb.DecodedText:
         request = pb.DecodeRequest(tokenizer=tokenizer, input=pb.DecodeInput(ids=ids), options=options)
-        return (await unary(self.stub.Decode, request, context, service=SERVICE)).decoded
+        return (await self._ask(self.stub.Decode, request, context)).decoded
 
     async def decode_batch(
         self, tokenizer: str, id_lists: Sequence[Sequence[int]], options: pb.DecodeOptions, context: CallContext
@@ -91,17 +116,17 @@ class TextService:
         texts: list[str] = []
         for part in _parts([pb.DecodeInput(ids=ids) for ids in id_lists]):
             request = pb.BatchDecodeRequest(tokenizer=tokenizer, inputs=part, options=options)
-            response = await unary(self.stub.BatchDecode, request, context, service=SERVICE)
+            response = await self._ask(self.stub.BatchDecode, request, context)
             texts.extend(decoded.text for decoded in response.decoded)
         return texts
 
     async def tokenizers(self, context: CallContext) -> list[TokenizerInfo]:
-        response = await unary(self.stub.ListTokenizers, pb.ListTokenizersRequest(), context, service=SERVICE)
+        response = await self._ask(self.stub.ListTokenizers, pb.ListTokenizersRequest(), context)
         return [_tokenizer_info(tokenizer) for tokenizer in response.tokenizers]
 
     async def tokenizer(self, name: str, context: CallContext) -> TokenizerInfo:
         request = pb.GetTokenizerRequest(tokenizer=name)
-        response = await unary(self.stub.GetTokenizer, request, context, service=SERVICE)
+        response = await self._ask(self.stub.GetTokenizer, request, context)
         return _tokenizer_info(response.tokenizer)
 
     async def vocabulary(self, name: str, context: CallContext) -> Vocabulary:

@@ -17,6 +17,7 @@ from tandem.inference.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from .discovery import Target
 from .errors import UnavailableError
 from .metrics import ClientMetrics
+from .rpc import CLOSED
 from .settings import ConnectionSettings, Credentials, open_channel
 from .types import ModelInfo
 
@@ -43,6 +44,7 @@ class Worker:
         self.address = target.address
         self.health = Health.UNKNOWN
         self.running = 0  # requests of this client
+        self.reached = False  # it has answered before
         self._idle = asyncio.Event()
         self._idle.set()
         self._gauges = metrics.workers
@@ -100,6 +102,7 @@ class Worker:
             try:
                 async for response in call:
                     backoff = shortest
+                    self.reached = True
                     serving = response.status == health_pb2.HealthCheckResponse.SERVING
                     self._set_health(Health.SERVING if serving else Health.NOT_SERVING, changed)
                 self._set_health(Health.NOT_SERVING, changed)
@@ -132,6 +135,7 @@ class Worker:
         if self._describing is not None:
             self._describing.cancel()
         await self._channel.close()
+        self._channel = self.inference = self.admin = CLOSED
 
     def _set_health(self, health: Health, changed: asyncio.Event) -> None:
         if health is not self.health:
@@ -146,6 +150,8 @@ class Worker:
         return self._credentials.metadata() if self._credentials else ()
 
     async def _describe(self) -> ModelInfo | None:
+        if self.closed:
+            return None
         try:
             response = await self.admin.GetModel(
                 admin_pb2.GetModelRequest(), timeout=DESCRIBE_SECONDS, metadata=self._metadata()
@@ -154,6 +160,7 @@ class Worker:
             if error.code() is not grpc.StatusCode.UNAVAILABLE:
                 self._describe_after = time.monotonic() + DESCRIBE_AGAIN_SECONDS
             return None
+        self.reached = True
         self._model = model_info(response)
         return self._model
 

@@ -51,7 +51,7 @@ class WorkerPool:
         self._tasks: set[asyncio.Task[None]] = set()  # that follow names, or close what is left of a worker
         self._changed = asyncio.Event()
         self._look_again = asyncio.Event()
-        self._watching = self._closed = False
+        self._watching = self._closed = self._reached = False
         self._first_answers_until = 0.0
         self._settle()
 
@@ -67,6 +67,11 @@ class WorkerPool:
                 return choose(key, candidates, lambda worker: worker.address, lambda worker: worker.running)
         self._look_again.set()
         return None
+
+    @property
+    def reached(self) -> bool:
+        """Whether a worker has answered before: then those that cannot be reached are about to come back."""
+        return self._reached or any(worker.reached for worker in self.workers)
 
     async def known(self, within: float) -> list[Worker]:
         """All workers, once names have been looked up, or after so many seconds."""
@@ -121,6 +126,7 @@ class WorkerPool:
         if watch is not None:
             watch.cancel()
         worker.leave()
+        self._reached |= worker.reached
         self._leaving.add(worker)
         task = self._begin(worker.close_when_idle())
         task.add_done_callback(lambda _: self._leaving.discard(worker))

@@ -1,0 +1,69 @@
+"""What a fork leaves of the clients.
+
+gRPC has a thread that is always inside gRPC: it begins with the first channel of grpc.aio and ends when the last object
+that refers to one is gone; closing them is not enough. A process that forks meanwhile skips gRPC's own preparation, and
+its child has gRPC without the thread: whatever it does with it hangs or crashes. So a closed client lets go of its
+channels, what is left in reference cycles is collected before the fork, and a child that has no chance is told so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import threading
+from weakref import WeakSet
+
+from .errors import ConfigurationError
+
+_GRPC_THREAD = "_poll_wrapper"  # in its name, after the function that it runs
+
+_open: WeakSet[object] = WeakSet()  # clients with channels
+_in_use = _broken = False
+
+
+def opened(client: object) -> None:
+    """The client has channels from now on."""
+    _open.add(client)
+
+
+def closed(client: object) -> None:
+    """It has let go of them."""
+    _open.discard(client)
+
+
+def broken() -> bool:
+    """Whether this process was forked while gRPC was in use, so that nothing may touch gRPC here."""
+    return _broken
+
+
+def check() -> None:
+    """Raises ConfigurationError in a process that was forked while gRPC was in use."""
+    if _broken:
+        raise ConfigurationError(
+            "no client works in this process: it was forked while a client (or another channel of grpc.aio) was open. "
+            "Close all of them before the fork, or start processes by spawn"
+        )
+
+
+def _grpc_runs() -> bool:
+    return any(_GRPC_THREAD in thread.name for thread in threading.enumerate())
+
+
+def _before() -> None:
+    global _in_use
+    if not _open and _grpc_runs():
+        gc.collect()
+    _in_use = bool(_open) or _grpc_runs()
+
+
+def _after_in_child() -> None:
+    global _broken
+    _broken = _broken or _in_use
+    if _in_use:
+        # Freeing a channel here would wait for ever for the thread that only the parent has: never free them.
+        for client in _open:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
+
+
+os.register_at_fork(before=_before, after_in_child=_after_in_child)
