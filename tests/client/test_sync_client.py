@@ -211,24 +211,3 @@ def test_an_interrupt_ends_the_call_and_cancels(servers: ServersThread, call: st
     assert process.returncode == -signal.SIGINT
     assert stderr.decode().rstrip().endswith("KeyboardInterrupt")
     servers.wait(servers.worker.seen[0].cancelled)
-
-
-FORK = """
-import os, sys
-from tandem.client import Client, ConfigurationError
-client = Client(sys.argv[1])
-client.encode("x")
-child = os.fork()
-if child == 0:
-    try:
-        client.encode("x")
-    except ConfigurationError as error:
-        os._exit(7 if "fork" in str(error) else 8)
-    os._exit(9)
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-def test_a_forked_child_is_told_rather_than_left_hanging(servers: ServersThread) -> None:
-    command = [sys.executable, "-c", FORK, servers.tokenizer_address]
-    assert subprocess.run(command, timeout=60, capture_output=True).returncode == 7

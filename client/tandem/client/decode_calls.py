@@ -226,8 +226,10 @@ class _SharedCall:
                 listener()
             for place in self._places:
                 place.fail(error(place.context))
-            await asyncio.gather(receiving, sending, return_exceptions=True)
-            del self._call  # see rpc._Errors
+            try:
+                await asyncio.gather(receiving, sending, return_exceptions=True)
+            finally:
+                del self._call  # see rpc._Errors
 
     async def _send(self) -> None:
         while True:

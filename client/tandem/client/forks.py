@@ -46,15 +46,16 @@ def check() -> None:
         )
 
 
-def _grpc_runs() -> bool:
+def grpc_runs() -> bool:
+    """Whether gRPC's thread is there."""
     return any(_GRPC_THREAD in thread.name for thread in threading.enumerate())
 
 
 def _before() -> None:
     global _in_use
-    if not _open and _grpc_runs():
+    if not _open and grpc_runs():
         gc.collect()
-    _in_use = bool(_open) or _grpc_runs()
+    _in_use = bool(_open) or grpc_runs()
 
 
 def _after_in_child() -> None:

@@ -80,8 +80,11 @@ class _Errors:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         del traceback  # of this frame too
-        if error is not None and (translated := self._translated(error)) is not None:
-            raise translated from error.with_traceback(None)
+        if error is None:
+            return
+        error.__traceback__ = None
+        if (translated := self._translated(error)) is not None:
+            raise translated from error
 
     def _translated(self, error: BaseException) -> TandemError | None:
         """None: it is raised as it is."""

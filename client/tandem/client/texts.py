@@ -50,15 +50,18 @@ class TextService:
     ) -> Response:
         """The response, however often it takes: no method has side effects."""
         patience = Patience(self._failover)
-        while True:
-            try:
-                response = await unary(method, request, context, service=SERVICE)
-            except (UnavailableError, CancelledError) as error:
-                patience.failed(error, may_wait=restarts(error, reached=self.decode_calls.reached))
-                await context.sleep(patience, error, SERVICE)
-            else:
-                self.decode_calls.reached = True
-                return response
+        try:
+            while True:
+                try:
+                    response = await unary(method, request, context, service=SERVICE)
+                except (UnavailableError, CancelledError) as error:
+                    patience.failed(error, may_wait=restarts(error, reached=self.decode_calls.reached))
+                    await context.sleep(patience, error, SERVICE)
+                else:
+                    self.decode_calls.reached = True
+                    return response
+        finally:
+            del method  # see rpc._Errors
 
     async def encode(
         self, tokenizer: str, text: pb.EncodeInput, context: CallContext, *, offsets: bool = False, pieces: bool = False

@@ -96,9 +96,10 @@ class Worker:
         """Follows its health for ever; `changed` is set whenever it changes."""
         shortest, longest = WATCH_BACKOFF_SECONDS
         backoff = shortest
-        stub = health_pb2_grpc.HealthStub(self._channel)
         while True:
-            call = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE), metadata=self._metadata())
+            call = health_pb2_grpc.HealthStub(self._channel).Watch(
+                health_pb2.HealthCheckRequest(service=SERVICE), metadata=self._metadata()
+            )
             try:
                 async for response in call:
                     backoff = shortest
@@ -111,8 +112,11 @@ class Worker:
                     self._set_health(Health.SERVING, changed)  # it has no health service: take it at its word
                     return
                 self._set_health(Health.NOT_SERVING, changed)
+            except asyncio.CancelledError as stop:
+                raise stop.with_traceback(None)  # noqa: B904  (see rpc._Errors)
             finally:
                 call.cancel()
+                del call
             await asyncio.sleep(backoff)
             backoff = min(backoff * 2, longest)
 

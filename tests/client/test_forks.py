@@ -1,0 +1,59 @@
+"""Clients of processes that fork, each shape in a program of its own (forking.py)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.client.fakes import ServersThread
+
+
+def run(servers: ServersThread, shape: str) -> str:
+    """What the program wrote to standard error."""
+    command = [sys.executable, "-m", "tests.client.forking", servers.tokenizer_address, servers.worker_address, shape]
+    done = subprocess.run(command, timeout=120, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    "shape", ["fork", "asynchronous", "pool", "ends as programs do", "grandchild", "kept", "not used yet"]
+)
+def test_a_child_makes_its_own_client_where_the_parent_has_closed_his(servers: ServersThread, shape: str) -> None:
+    assert "skipping fork() handlers" not in run(servers, shape), "gRPC's words for a child that has no chance"
+
+
+@pytest.mark.parametrize("shape", ["open", "open asynchronous"])
+def test_a_child_is_told_at_once_where_a_client_was_open(servers: ServersThread, shape: str) -> None:
+    run(servers, shape)
+
+
+GRPC_ENDS = """
+import asyncio, gc, sys, threading
+from tandem.client import AsyncClient, Client, forks
+
+gc.disable()
+tokenizer, worker = sys.argv[1:]
+with Client(tokenizer, [worker, "127.0.0.1:1"], timeout=30) as client:
+    client.generate("Hi", seed=0)
+    assert forks.grpc_runs()
+assert not forks.grpc_runs(), threading.enumerate()
+
+
+async def main():
+    async with AsyncClient(tokenizer, [worker, "127.0.0.1:1"], timeout=30) as client:
+        await client.generate("Hi", seed=0)
+        assert forks.grpc_runs()
+
+
+asyncio.run(main())
+assert not forks.grpc_runs(), threading.enumerate()
+"""
+
+
+def test_closing_the_last_client_ends_grpc_without_a_garbage_collection(servers: ServersThread) -> None:
+    command = [sys.executable, "-c", GRPC_ENDS, servers.tokenizer_address, servers.worker_address]
+    done = subprocess.run(command, timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
