@@ -1,5 +1,6 @@
 """What guided decoding costs: steps of 16 guided rows against steps of 16 free ones, on the 1.1 B Llama shape (random
-weights), in one run, in turn. Masks are computed beside the forward pass, so what shows is what does not fit there.
+weights), in one run, in turn. Masks are made by processes beside the forward pass, so what shows is what does not fit
+there.
 
     python benchmarks/guided.py --tokenizer TOKENIZER_MODEL [--batch 16] [--steps 12] [--layers 22] [--threads 2]
 
@@ -25,7 +26,8 @@ from sentencepiece import SentencePieceProcessor
 from benchmarks.machine import add_output_flags, save
 from benchmarks.unpaged import RandomModel, llama_1b
 from worker_svc.engine.build import DTYPES
-from worker_svc.engine.grammar import Grammars, Guide
+from worker_svc.engine.guides.grammars import Grammars
+from worker_svc.engine.guides.guide import Guide
 from worker_svc.engine.loop import Engine
 from worker_svc.engine.pages import PageTable
 from worker_svc.engine.request import Request, Stopping
@@ -99,7 +101,9 @@ def main() -> None:
         "grammar": Guide("grammar", 'start: expr\nexpr: NUM | "(" expr ")" | expr ("+"|"*") expr\nNUM: /[0-9]{1,30}/'),
     }
     began = time.perf_counter()
-    grammars.matcher(guides["json_schema"] or Guide("", ""))
+    grammars.compile(0, guides["json_schema"] or Guide("", ""))
+    while not grammars.take_compiled():
+        grammars.wait(1)
     compiled = time.perf_counter() - began
     engine = Engine(model.runner, PageTable(options.batch, 64), SchedulerLimits(512, options.batch), grammars=grammars)
     seconds: dict[str, list[float]] = {name: [] for name in guides}
@@ -122,7 +126,9 @@ def main() -> None:
     for row in rows:
         print(row)
     print(f"vocabulary and first schema: {compiled:.2f} s")
+    print(f"rows left out of a step: {grammars.left_out}")
     save("guided", options, {"rows": rows, "vocabulary_and_first_schema_seconds": round(compiled, 3)})
+    grammars.stop()
 
 
 if __name__ == "__main__":

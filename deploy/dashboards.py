@@ -322,8 +322,14 @@ SERVING: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Compiling a guide",
             "s",
-            "From a grammar's arrival until it is compiled and checked.",
+            "From a grammar's arrival to the end of its compilation.",
             quantiles("tandem_guide_compile_seconds", MODEL, 0.5, 0.95),
+        ),
+        Panel(
+            "Guides by how their compilation ended",
+            "none",
+            "A second. Crashed and over_budget: somebody sends what hurts a compiler; the log names the requests.",
+            one(rate("tandem_guide_compilations_total", MODEL, "outcome"), "{{outcome}}"),
         ),
         Panel(
             "Engines started again",

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from svc_common.errors import FieldViolation
 from tandem.inference.v1 import inference_pb2 as pb
 from tandem.limits.fields import shown
-from worker_svc.engine.grammar import MAX_GUIDE_BYTES
+from worker_svc.engine.guides.limits import MAX_GUIDE_BYTES
 from worker_svc.engine.messages import EngineInfo
 
 MAX_SAMPLES = 64

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from svc_common.message_limits import Limit, Limits, MessageLimits, limits_of_service
 from tandem.inference.v1 import admin_pb2, inference_pb2
-from worker_svc.engine.grammar import MAX_GUIDE_BYTES
+from worker_svc.engine.guides.limits import MAX_GUIDE_BYTES
 from worker_svc.generation_rules import MAX_CHOICES
 from worker_svc.sampling_rules import LIMITS
 from worker_svc.validation import (

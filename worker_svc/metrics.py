@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from worker_svc.engine.guides.outcome import CompileOutcome
 from worker_svc.engine.messages import Ended, Load, Step
 
 _LATENCY = (
@@ -35,6 +36,7 @@ FINISH_NAMES = {
     6: "grammar_end",
     100: "error",
     101: "impossible",
+    102: "guide",
 }
 
 
@@ -84,6 +86,9 @@ class WorkerMetrics:
         self._drafts_proposed = counter("spec_decode_num_draft_tokens", "Draft tokens that were computed")
         self._drafts_accepted = counter("spec_decode_num_accepted_tokens", "Draft tokens that became output")
         self._drafts_declined = counter("spec_decode_num_declined_steps", "Steps whose drafts seemed dear")
+        self._over_budget = counter("guide_masks_over_budget", "Requests that ended because a mask took too long")
+        self._left_out = counter("guide_left_out_rows", "Rows of a step that went without them: their mask was late")
+        self._guide_deaths = counter("guide_process_deaths", "Guides' processes that ended while they were needed")
         self._steps = counter("engine_steps", "Forward passes")
         self._overlapped = counter("engine_overlapped_steps", "Forward passes launched before the last one was read")
         self._overlap_wasted = counter("engine_overlap_wasted_tokens", "Tokens computed behind the end of a request")
@@ -91,7 +96,9 @@ class WorkerMetrics:
         self._ttft = histogram("time_to_first_token_seconds", "Request received to first token", _LATENCY)
         self._inter_token = histogram("inter_token_latency_seconds", "Mean time between tokens of a request", _TOKEN)
         self._e2e = histogram("e2e_request_latency_seconds", "Request received to finish", _REQUEST)
-        self.guide_compiled = histogram("guide_compile_seconds", "Guide received to compiled and checked", _LATENCY)
+        self._guide_compile = histogram(
+            "guide_compile_seconds", "Guide received to the end of its compilation", _LATENCY
+        )
         self._queue = histogram("request_queue_time_seconds", "Admission to first scheduled", _REQUEST)
         self._prefill = histogram("request_prefill_time_seconds", "First scheduled to first token", _REQUEST)
         self._decode = histogram("request_decode_time_seconds", "First token to last token", _REQUEST)
@@ -102,6 +109,13 @@ class WorkerMetrics:
             "tandem_request_success", "Finished requests", ["model_name", "finished_reason"], registry=registry
         )
         self._finished = {number: success.labels(model_name, name) for number, name in FINISH_NAMES.items()}
+        compilations = Counter(
+            "tandem_guide_compilations",
+            "Guides by how their compilation ended",
+            ["model_name", "outcome"],
+            registry=registry,
+        )
+        self._compilations = {each: compilations.labels(model_name, each.name.lower()) for each in CompileOutcome}
         phases = Histogram(
             "tandem_step_phase_seconds",
             "Time of a step's phases",
@@ -140,6 +154,9 @@ class WorkerMetrics:
         self._drafts_proposed.inc(load.drafts_proposed - last.drafts_proposed)
         self._drafts_accepted.inc(load.drafts_accepted - last.drafts_accepted)
         self._drafts_declined.inc(load.drafts_declined - last.drafts_declined)
+        self._over_budget.inc(load.masks_over_budget - last.masks_over_budget)
+        self._left_out.inc(load.mask_left_out - last.mask_left_out)
+        self._guide_deaths.inc(load.guide_process_deaths - last.guide_process_deaths)
         self._steps.inc(load.steps - last.steps)
         self._overlapped.inc(load.overlapped_steps - last.overlapped_steps)
         self._overlap_wasted.inc(load.overlap_wasted_tokens - last.overlap_wasted_tokens)
@@ -157,6 +174,11 @@ class WorkerMetrics:
         total = max(1, load.pages_total)
         self._cache_usage.set(load.pages_referenced / total)
         self._cache_cached.set(load.pages_cached / total)
+
+    def guide_compiled(self, outcome: CompileOutcome, seconds: float) -> None:
+        """A guide was compiled, or was not."""
+        self._compilations[outcome].inc()
+        self._guide_compile.observe(seconds)
 
     def first_token(self, seconds: float) -> None:
         """A request's first token has come to the front."""

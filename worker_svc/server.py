@@ -35,7 +35,7 @@ from tandem.inference.v1 import admin_pb2_grpc, inference_pb2_grpc
 from tandem.inference.v1 import inference_pb2 as pb
 from worker_svc.admin import AdminServicer
 from worker_svc.admission import Admission
-from worker_svc.engine.grammar import NO_VOCABULARY
+from worker_svc.engine.guides.outcome import CompileOutcome
 from worker_svc.engine.handle import EngineDeath, EngineHandle, EngineStartError, ProcessEngine, ThreadEngine
 from worker_svc.engine.messages import Ended, EngineInfo, Step, Submit, TopTokens, Vocabulary
 from worker_svc.engine.request import FinishReason
@@ -266,6 +266,9 @@ class WorkerService:
         if running is not None:
             output = stream.sent + stream.pending
             seconds = time.monotonic() - running.received_at
+            if ended.reason == FinishReason.GUIDE:
+                # Why, its caller is told; it may quote the guide.
+                logger.warning("request %s ends: its guide has reached a limit", running.request_id)
             self.worker_metrics.finished(ended, running.prompt_tokens, output, seconds)
 
     # ------------------------------------------------------------------------------------------------ draining
@@ -336,7 +339,7 @@ class WorkerService:
         self._by_stream.update((stream, running) for stream in streams)
         try:
             if submit.guide is not None:
-                await self._compile(submit)
+                await self._compile(submit, request_id, caller)
             if suspicions:
                 await self._probation.enter(running)
                 self._suspected[submit.handle] = running
@@ -361,20 +364,26 @@ class WorkerService:
             raise _quarantined(count)
         return key, count
 
-    async def _compile(self, submit: Submit) -> None:
+    async def _compile(self, submit: Submit, request_id: str, caller: str) -> None:
         """Raises INVALID_ARGUMENT for a guide that is wrong, FAILED_PRECONDITION where none can be served."""
         assert submit.guide is not None
         kind, _ = submit.guide
         began = time.monotonic()
-        error = await self.supervisor.compile(submit.guide, submit.resumed)
-        if error.startswith(NO_VOCABULARY):
+        outcome, error = CompileOutcome.ABANDONED, ""
+        try:
+            reply = await self.supervisor.compile(submit.guide, submit.resumed, caller)
+            outcome, error = CompileOutcome(reply.value), reply.error
+        finally:
+            self.worker_metrics.guide_compiled(outcome, time.monotonic() - began)
+        if outcome in (CompileOutcome.OVER_BUDGET, CompileOutcome.CRASHED):
+            logger.warning("request %s: its guide (%s) is refused: %s", request_id, kind, error)
+        if outcome is CompileOutcome.UNAVAILABLE:
             raise failed_precondition(
                 f"guided decoding is not available: {error} (start the worker with tokenizer_address)",
                 reason="VOCABULARY_UNKNOWN",
             )
         if error:
             raise invalid_argument([FieldViolation(f"guided.{kind}", error)])
-        self.worker_metrics.guide_compiled.observe(time.monotonic() - began)
 
     def close(self, running: _Running) -> None:
         """The reader has left or has everything."""
@@ -516,6 +525,8 @@ def _finished(
     reason = FinishReason(ended.reason)
     if reason is FinishReason.ERROR:
         raise internal(ended.detail, reason="MODEL_ERROR")
+    if reason is FinishReason.GUIDE:
+        raise invalid_argument([FieldViolation("guided", f"cannot go on: {ended.detail}")])
     if reason is FinishReason.IMPOSSIBLE:
         raise failed_precondition(ended.detail, reason="NO_TOKEN_LEFT")
     return pb.Finished(

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from svc_common.peers import PeerFiles
 from svc_common.settings import ServiceSettings
 from worker_svc.engine.config import EngineConfig
+from worker_svc.engine.guides.limits import DEFAULT_COMPILE_SECONDS, DEFAULT_MASK_SECONDS, DEFAULT_MEMORY_MB
 
 
 class WorkerSettings(ServiceSettings):
@@ -101,6 +102,21 @@ class WorkerSettings(ServiceSettings):
     draft_model: str = Field(
         default="", description="checkpoint of a small model with the same vocabulary, which guesses for the large one"
     )
+    guide_compile_seconds: float = Field(
+        default=DEFAULT_COMPILE_SECONDS,
+        gt=0,
+        le=600,
+        description="processor time in which a guide must be compiled; else it is refused",
+    )
+    guide_mask_seconds: float = Field(
+        default=DEFAULT_MASK_SECONDS,
+        gt=0,
+        le=600,
+        description="processor time that a guide may take between two tokens; else its request ends",
+    )
+    guide_memory_mb: int = Field(
+        default=DEFAULT_MEMORY_MB, ge=64, le=65_536, description="memory that the process of one guide may take, MiB"
+    )
     admin_token_file: Path | None = Field(
         default=None,
         description="file of operators' bearer tokens; with it, only who has one of them may drain the worker or clear "
@@ -173,4 +189,7 @@ class WorkerSettings(ServiceSettings):
             max_running=self.max_running_requests,
             draft_tokens=self.draft_tokens,
             draft_model=self.draft_model,
+            guide_compile_seconds=self.guide_compile_seconds,
+            guide_mask_seconds=self.guide_mask_seconds,
+            guide_memory_mb=self.guide_memory_mb,
         )

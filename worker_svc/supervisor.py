@@ -29,6 +29,7 @@ from worker_svc.engine.messages import (
     Compile,
     Ended,
     EngineInfo,
+    Forget,
     Inbound,
     Load,
     Outbound,
@@ -184,9 +185,9 @@ class EngineSupervisor:
         if self._engine is not None:
             self._engine.send(vocabulary)
 
-    async def compile(self, guide: tuple[str, str], resumed: bytes) -> str:
-        """Has the engine compile a guide; what is wrong with it, empty if nothing. Raises UNAVAILABLE."""
-        return (await self._ask(lambda serial: Compile(serial, guide, resumed))).error
+    async def compile(self, guide: tuple[str, str], resumed: bytes, caller: str) -> Reply:
+        """Has the engine compile a guide, as messages.py says. Raises UNAVAILABLE."""
+        return await self._ask(lambda serial: Compile(serial, guide, resumed, caller), Forget)
 
     async def command(self, what: Literal["clear_cache", "check"]) -> Reply:
         """Has the engine do something between two steps. Raises UNAVAILABLE without an engine, DEADLINE_EXCEEDED when
@@ -201,7 +202,8 @@ class EngineSupervisor:
                 reason="ENGINE_BUSY",
             ) from None
 
-    async def _ask(self, message: Callable[[int], Inbound]) -> Reply:
+    async def _ask(self, message: Callable[[int], Inbound], forget: Callable[[int], Inbound] | None = None) -> Reply:
+        """The answer to a message with a new serial; the engine is told to `forget` it by whoever stops waiting."""
         serial = next(self._serials)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._require_engine().send(message(serial))
@@ -210,6 +212,9 @@ class EngineSupervisor:
             return await future
         finally:
             self._commands.pop(serial, None)
+            left = not future.done() or future.cancelled()
+            if left and forget is not None and self._engine is not None:
+                self._engine.send(forget(serial))
 
     def _require_engine(self) -> EngineHandle:
         if self._engine is None:

@@ -17,9 +17,13 @@ import psutil
 import pytest
 
 from tandem.inference.v1 import admin_pb2
-from tests.integration.worker_process import ENVIRONMENT, Worker, greedy, rest, running_worker
+from tandem.inference.v1 import inference_pb2 as pb
+from tests.integration.hostile_guides import SLOW, guides_processes
+from tests.integration.worker_process import ENVIRONMENT, Worker, greedy, rest, running_worker, service_process
 
 pytestmark = pytest.mark.slow
+
+DEMO = Path(__file__).parents[2] / "models" / "demo"
 
 
 def model_of(shared_data: Path) -> Path:
@@ -124,3 +128,25 @@ async def test_an_engine_whose_rank_is_killed_ends_and_is_started_again(shared_d
         remaining = ranks_of(worker)
         assert len(remaining) == 1 and remaining != [follower]
     assert not psutil.wait_procs(remaining, timeout=30)[1]
+
+
+async def test_ranks_agree_on_guided_rows_whose_masks_are_late_and_whose_processes_end(tmp_path: Path):
+    request = greedy([1, 494, 410, 1987], 300, guided=pb.GuidedDecoding(regex=r"([a-z]{3} ){60}the end"))
+    speculating = pb.GenerateRequest()
+    speculating.CopyFrom(request)
+    speculating.speculation.max_draft_tokens = 6
+    slow = greedy([1, 5], 12, guided=pb.GuidedDecoding(**SLOW["counted"]))
+    async with (
+        service_process("tokenizer_svc", tmp_path, f"--tokenizer=demo={DEMO}") as (address, _),
+        running_worker(tmp_path, f"--model={DEMO}", f"--tokenizer-address={address}", "--tensor-parallel=2") as worker,
+    ):
+        alone = (await worker.generate(request)).ids
+        tasks = [asyncio.create_task(worker.generate(each)) for each in (request, slow, speculating, request, slow)]
+        while not (below := guides_processes(worker)):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for process in below:
+            process.kill()
+        first, slow_one, drafted, second, slow_other = await asyncio.gather(*tasks)
+        assert first.ids == second.ids == drafted.ids == alone
+        assert slow_one.ids == slow_other.ids
+        assert (await worker.settled()).pages_referenced == 0

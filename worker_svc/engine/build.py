@@ -18,7 +18,8 @@ from worker_svc.checkpoints.grouped import GROUPS, Quantization
 from worker_svc.engine import sampler
 from worker_svc.engine.calibration import key_channels
 from worker_svc.engine.config import EngineConfig
-from worker_svc.engine.grammar import Grammars
+from worker_svc.engine.guides.grammars import Grammars
+from worker_svc.engine.guides.limits import GuideLimits
 from worker_svc.engine.loop import Engine
 from worker_svc.engine.pages import PageTable
 from worker_svc.engine.scheduler import SchedulerLimits
@@ -149,7 +150,7 @@ def build_engine(
             runner,
             PageTable(shape.pages, shape.page_size),
             limits,
-            grammars=Grammars(model_config.vocab_size, sorted(checkpoint.eos_ids)),
+            grammars=_grammars(config, model_config.vocab_size, sorted(checkpoint.eos_ids), ranks),
             draft_runner=ModelRunner(draft, draft_cache) if draft is not None and draft_cache is not None else None,
             draft_context_length=draft.config.context_length if draft is not None else 0,
             costs=Free() if config.speculate == "always" else None,
@@ -174,6 +175,16 @@ def build_engine(
         draft_tokens=config.draft_tokens or (DEFAULT_DRAFT_TOKENS if draft is not None else 0),
         draft_model=config.draft_model,
     )
+
+
+def _grammars(config: EngineConfig, vocabulary_size: int, eos_ids: Sequence[int], ranks: Ranks) -> Grammars:
+    limits = GuideLimits(config.guide_compile_seconds, config.guide_mask_seconds, config.guide_memory_mb << 20)
+    share = None
+    if ranks.size > 1:
+        from worker_svc.engine.guides.frames import shared
+
+        share = shared(ranks.broadcast)
+    return Grammars(vocabulary_size, eos_ids, limits=limits, leads=ranks.rank == 0, share=share)
 
 
 def _draft_model(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from worker_svc.engine.guides.limits import DEFAULT_COMPILE_SECONDS, DEFAULT_MASK_SECONDS, DEFAULT_MEMORY_MB
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -31,3 +33,6 @@ class EngineConfig:
     speculate: str = "auto"  # where it is likely to pay, or "always"
     draft_tokens: int = 0
     draft_model: str = ""
+    guide_compile_seconds: float = DEFAULT_COMPILE_SECONDS  # of processor time, a guide
+    guide_mask_seconds: float = DEFAULT_MASK_SECONDS  # of processor time, a mask
+    guide_memory_mb: int = DEFAULT_MEMORY_MB  # a guide, beside the vocabulary

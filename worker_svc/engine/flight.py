@@ -51,16 +51,18 @@ class Flight:
     @property
     def sampling(self) -> list[Chunk]:
         """The chunks behind which a token is sampled; the ids are in their order."""
-        return [chunk for chunk in self.chunks if chunk.samples]
+        return [chunk for chunk in self.chunks if chunk.samples and not chunk.dropped]
 
     def sample(self, table: SamplingTable) -> None:
         """Chooses the tokens; on a card nobody waits for them where that can be."""
         logits, self.logits = self.logits, None
         assert logits is not None, "a step is sampled once"
-        masks, exhausted = self.constraints.finish(logits.shape[1])
+        masks, exhausted, kept = self.constraints.finish(logits.shape[1])
         self.exhausted = exhausted.tolist()
         with torch.inference_mode():
             self.prompts, logits = score_prompts(self.chunks, logits)
+            if kept is not None:
+                logits = logits[torch.from_numpy(kept).to(logits.device)]
             if sampling := self.sampling:
                 self.tokens = launch(logits, _rows(sampling, masks), table)
 

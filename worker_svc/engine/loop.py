@@ -22,8 +22,8 @@ from worker_svc.engine.defragmentation import defragment, is_fragmented
 from worker_svc.engine.draft_model import DraftModel
 from worker_svc.engine.flight import Flight, foreseeable, work
 from worker_svc.engine.fork import Forks
-from worker_svc.engine.grammar import Grammars
-from worker_svc.engine.outcome import End, resume, take_tokens
+from worker_svc.engine.guides.grammars import Grammars
+from worker_svc.engine.outcome import End, decide, resume, take_tokens
 from worker_svc.engine.pages import PageCopy, PageTable
 from worker_svc.engine.request import FinishReason, Request, RequestStatistics
 from worker_svc.engine.runner import Runner
@@ -34,6 +34,8 @@ from worker_svc.engine.speculation import Speculation
 from worker_svc.engine.speculation_costs import Costs, MeasuredCosts, StepCost
 
 TIDY_PAGES = 64  # moved between two looks at what has come
+STATE_WAIT_SECONDS = 0.003  # for matchers to say whether a grammar has ended; later, it costs a row of the next step
+HELD_WAIT_SECONDS = 0.005  # between two looks at what has come, while all requests are held
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,11 @@ class StepResult:
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
     cost: StepCost | None = None  # of a step of nothing but decodes
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was computed and nobody has ended."""
+        return not (self.prefill_tokens or self.decode_tokens or self.finished)
 
 
 class Engine:
@@ -115,6 +122,7 @@ class Engine:
         self._forks = Forks()
         self._ended: list[Finish] = []  # outside of a step
         self.note: Callable[[Sequence[int]], None] = lambda handles: None  # told before what is computed first
+        self._idle = False  # the last step found nothing to compute
         self._tidied_at = 0
 
     @property
@@ -139,11 +147,6 @@ class Engine:
             return
         self._forks.hold(request, others)
         self.scheduler.add(request)
-
-    def refuse(self, request: Request, why: str) -> None:
-        """Ends a request that was not submitted as an ERROR."""
-        request.statistics.arrived = time.monotonic()
-        self._ended.append(Finish.of(request, End(FinishReason.ERROR, detail=why)))
 
     def abort(self, handle: int) -> None:
         """Ends a request as CANCELLED; a handle that is not in use is ignored, since it may have just finished."""
@@ -177,7 +180,10 @@ class Engine:
         """What one forward pass for whatever is owed gives."""
         ended, self._ended = self._ended, []
         alone, launched_at = self._flight is None, time.monotonic()
+        if alone:
+            self._listen(ended, HELD_WAIT_SECONDS if self._idle else 0.0)
         flight = self._flight or self._launch()
+        self._idle = flight is None
         if flight is None:
             return StepResult(np.empty(0, np.uint64), Sampled.nothing(), ended)
         began = time.monotonic()
@@ -197,6 +203,25 @@ class Engine:
     def learn(self, cost: StepCost) -> None:
         """What a step took, for the choice of drafts; all ranks must be told the same before the same step."""
         self._speculation.costs.learn(cost)
+
+    def _listen(self, ended: list[Finish], seconds: float) -> None:
+        """Hears of the matchers that steps wait for, for so long at most, ends whom that ends, and says who is held."""
+        guided = [request for request in self.scheduler.running if request.matcher is not None]
+        waiting = [request for request in guided if _waits(request)]
+        if waiting:
+            self.grammars.hear(seconds, lambda: not all(map(_waits, waiting)))
+        self._decide(guided, ended)
+        for request in guided:
+            matcher = request.matcher
+            assert matcher is not None
+            full = not matcher.decided and request.output_tokens >= request.stopping.max_tokens > 0
+            request.held = matcher.wait() or (full and matcher.asked == request.output_tokens)
+
+    def _decide(self, guided: Sequence[Request], ended: list[Finish]) -> None:
+        """Ends those of which their matchers have told it."""
+        for request in guided:
+            if not request.ended and (end := decide(request)) is not None:
+                self._end(request, ended, end)
 
     def _may_overlap(self) -> bool:
         """Whether a step may be launched before the one in flight has landed."""
@@ -239,11 +264,24 @@ class Engine:
             self._end(request, ended, end)
         for request in self._forks.started():
             self.scheduler.add(request)
+        self._ask(flight, ended)
         chunks = flight.chunks
         result.prefill_tokens = sum(chunk.length for chunk in chunks if chunk.length > max(1, chunk.samples))
         result.decode_tokens = sum(chunk.length for chunk in chunks) - result.prefill_tokens
         result.schedule_seconds, result.forward_seconds = flight.schedule_seconds, flight.forward_seconds
         return result
+
+    def _ask(self, flight: Flight, ended: list[Finish]) -> None:
+        """Tells matchers what was sampled, and ends those whose grammar that ends."""
+        guided = [chunk.request for chunk in flight.sampling if chunk.request.matcher is not None]
+        guided = [request for request in guided if not request.ended]
+        if guided:
+            for request in guided:
+                self.grammars.want(request)
+            self.grammars.hear(
+                STATE_WAIT_SECONDS, lambda: all(r.matcher is not None and r.matcher.known for r in guided)
+            )
+            self._decide(guided, ended)
 
     def _copy(self, copies: Sequence[PageCopy]) -> None:
         """Copies pages in every cache that the table drives."""
@@ -264,6 +302,12 @@ class Engine:
         ids = result.sampled.ids.tolist()
         finite, possible = result.sampled.finite.tolist(), result.sampled.possible.tolist()
         row = 0
+        for chunk in flight.chunks:
+            if chunk.dropped:
+                chunk.request.pending -= 1
+                chunk.request.drafts = 0
+                if chunk.request.ended and not chunk.request.pending:
+                    gone.append(chunk.request)
         for chunk in flight.sampling:
             request, rows = chunk.request, slice(row, row + chunk.samples)
             row += chunk.samples
@@ -305,3 +349,13 @@ class Engine:
         if request.spoiled:  # a masked NaN would still poison the next owner
             self._runner.zero(dropped)
         self._sampling.free(request)
+        self.grammars.close(request)
+
+
+def _waits(request: Request) -> bool:
+    """Whether steps go without a request until its matcher answers."""
+    matcher = request.matcher
+    assert matcher is not None
+    if not matcher.known and not matcher.decided:
+        return matcher.asked == request.output_tokens
+    return matcher.late and not matcher.ready

@@ -56,7 +56,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
     samples: int = 1  # of the prompt; their handles are `handle`, `handle + 1`, ...
     draft_tokens: int = 0  # at most; 0: no speculation
     lookup_ngram: int = 0  # 0: no prompt lookup
-    guide: tuple[str, str] | None = None  # kind and text of `Guide`; compiled before
+    guide: tuple[str, str] | None = None  # kind and text of `Guide`
     caller: str = ""  # who is charged for it
 
     def to_requests(self) -> list[Request]:
@@ -118,12 +118,20 @@ class Vocabulary(msgspec.Struct, tag=True, array_like=True):
 
 
 class Compile(msgspec.Struct, tag=True, array_like=True):
-    """Front to engine: a guide that a request is about to need; answered by a `Reply` with the same serial, whose error
-    says what is wrong with it. `resumed` is output (int32) that it must allow."""
+    """Front to engine: a guide that a request is about to need; answered by a `Reply` with the same serial, whose value
+    is a `CompileOutcome`, and whose error says what is wrong with it. `resumed` is output (int32) that it must allow;
+    compilers are shared between callers."""
 
     serial: int
     guide: tuple[str, str]
     resumed: bytes
+    caller: str
+
+
+class Forget(msgspec.Struct, tag=True, array_like=True):
+    """Front to engine: nobody waits for that compilation any more. Not answered."""
+
+    serial: int
 
 
 class Command(msgspec.Struct, tag=True, array_like=True):
@@ -145,7 +153,7 @@ class Took(msgspec.Struct, tag=True, array_like=True):
     seconds: float
 
 
-Inbound = Submit | Abort | Vocabulary | Compile | Command | Stop | Took
+Inbound = Submit | Abort | Vocabulary | Compile | Forget | Command | Stop | Took
 
 
 class EngineInfo(msgspec.Struct, tag=True, array_like=True):
@@ -223,6 +231,9 @@ class Load(msgspec.Struct, array_like=True):
     overlap_wasted_tokens: int = 0
     drafts_declined: int = 0
     places_ceded: int = 0
+    masks_over_budget: int = 0
+    mask_left_out: int = 0  # rows of steps that went without them
+    guide_process_deaths: int = 0
 
 
 class Ended(msgspec.Struct, array_like=True):

@@ -2,15 +2,15 @@
 
     not finite                    the model's numbers are broken: ERROR
     not possible                  its constraints leave no id: IMPOSSIBLE
-    exhausted                     a limit of the grammar was reached: ERROR; grammar, min_tokens and ignore_eos together
-                                  leave no id: GRAMMAR_END
+    exhausted                     grammar, min_tokens and ignore_eos together leave no id: GRAMMAR_END
     a stop id, an EOS id          STOP_TOKEN, EOS; the id is output only with include_stop
-    not allowed by the grammar    a limit of the grammar was reached: ERROR
     completes a stop sequence     STOP_SEQUENCE; its ids are output only with include_stop
+    the matcher cannot go on      a limit was reached: GUIDE, or ERROR where that is our fault
     ends the grammar              GRAMMAR_END
     the last of max_tokens        MAX_TOKENS
 
-in this order, token by token, so that speculation ends a request where single steps would. Pure: no torch.
+in this order, token by token, so that speculation ends a request where single steps would. What the matcher makes of
+the last token is told later: then `decide` has the last three. Pure: no torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from worker_svc.engine.grammar import Matcher
 from worker_svc.engine.request import FinishReason, Request
 
 
@@ -58,21 +57,39 @@ def take_tokens(
         if not finite[place]:
             return taken, _BROKEN
         if exhausted[place]:
-            assert request.matcher is not None
-            return taken, _grammar_error(request.matcher) or End(FinishReason.GRAMMAR_END)
+            return taken, End(FinishReason.GRAMMAR_END)
         if not possible[place]:
             return taken, _IMPOSSIBLE
         if not request.stopping.max_tokens:  # the prompt was only scored
             return taken, End(FinishReason.MAX_TOKENS)
         request.append(token)
-        end = _end_after(request, token)
+        drafted = place < len(drafts) and token == drafts[place]
+        end = _end_after(request, token, place if drafted else None)
         if end is not None:
             left_out = end.matched_token is not None and not request.stopping.include_stop
             return taken + (not left_out), end
         taken += 1
-        if place < len(drafts) and token != drafts[place]:
+        if not drafted:
             break
+    if request.matcher is not None:
+        request.matcher.move()
     return taken, None
+
+
+def decide(request: Request) -> End | None:
+    """The end that the last token is, once the request's matcher has told of it."""
+    matcher = request.matcher
+    assert matcher is not None
+    if matcher.error:
+        if matcher.ours:
+            return End(FinishReason.ERROR, detail=f"guided decoding cannot go on: {matcher.error}")
+        return End(FinishReason.GUIDE, detail=matcher.error)
+    if matcher.decided or not matcher.known:
+        return None
+    matcher.decided = True
+    if matcher.over:
+        return End(FinishReason.GRAMMAR_END)
+    return _full(request)
 
 
 def resume(request: Request) -> End | None:
@@ -84,39 +101,33 @@ def resume(request: Request) -> End | None:
         early = request.output_tokens <= request.stopping.min_tokens
         if match is not None and request.stopping.include_stop and not early:
             return End(FinishReason.STOP_SEQUENCE, matched_sequence=match.place)
-    if request.matcher is not None:
-        for token in output:
-            request.matcher.consume(token)
-        if output and request.matcher.ended and not request.matcher.error:
-            return End(FinishReason.GRAMMAR_END)
-    if request.output_tokens >= request.stopping.max_tokens and not request.scoring:
-        # Another worker produced everything and was lost before it could say so.
-        return End(FinishReason.MAX_TOKENS)
-    return None
+    if request.matcher is not None and output:
+        request.matcher.decided = False
+        return None
+    # Another worker produced everything and was lost before it could say so.
+    return None if request.scoring else _full(request)
 
 
-def _grammar_error(matcher: Matcher) -> End | None:
-    return End(FinishReason.ERROR, detail=f"guided decoding cannot go on: {matcher.error}") if matcher.error else None
+def _full(request: Request) -> End | None:
+    return End(FinishReason.MAX_TOKENS) if request.output_tokens >= request.stopping.max_tokens else None
 
 
-def _end_after(request: Request, token: int) -> End | None:
+def _end_after(request: Request, token: int, draft: int | None) -> End | None:
+    """`draft`: which draft the token is, if it is one."""
     stopping = request.stopping
     if token in stopping.stop_ids:
         return End(FinishReason.STOP_TOKEN, matched_token=token)
     if token in stopping.eos_ids:
         return End(FinishReason.EOS, matched_token=token)
-    if request.matcher is not None:
-        request.matcher.consume(token)
-        if error := _grammar_error(request.matcher):
-            return error
     if stopping.sequences is not None:
         request.stop_state = stopping.sequences.after(request.stop_state, token)
         match = stopping.sequences.match(request.stop_state)
         if match is not None:
             trim = 0 if stopping.include_stop else match.length
             return End(FinishReason.STOP_SEQUENCE, matched_sequence=match.place, trim=trim)
-    if request.matcher is not None and request.matcher.ended:
-        return End(FinishReason.GRAMMAR_END)
-    if request.output_tokens >= stopping.max_tokens:
-        return End(FinishReason.MAX_TOKENS)
-    return None
+    if request.matcher is not None:
+        if draft is None:
+            return None  # `decide` will tell
+        if request.matcher.ends_after(draft):
+            return End(FinishReason.GRAMMAR_END)
+    return _full(request)

@@ -15,7 +15,7 @@ from worker_svc.engine.sampling import Sampling
 from worker_svc.engine.stops import StopSequences
 
 if TYPE_CHECKING:
-    from worker_svc.engine.grammar import Matcher
+    from worker_svc.engine.guides.matcher import Matcher
 
 MAX_PRIORITY = 100
 
@@ -62,7 +62,7 @@ class Stopping:
 
 
 class FinishReason(enum.IntEnum):
-    """Why a request ended; ERROR and IMPOSSIBLE are no finish on the wire but end the stream with a status."""
+    """Why a request ended; those from ERROR on are no finish on the wire but end the stream with a status."""
 
     MAX_TOKENS = 1
     STOP_TOKEN = 2
@@ -72,6 +72,7 @@ class FinishReason(enum.IntEnum):
     GRAMMAR_END = 6
     ERROR = 100
     IMPOSSIBLE = 101  # its constraints leave no token
+    GUIDE = 102  # its guide has reached a limit
 
 
 @dataclass(slots=True)
@@ -121,6 +122,7 @@ class Request:
     drafting: Drafting | None = None  # whether and how to speculate
     stop_state: int = 0  # of `stopping.sequences`, after `num_tokens`
     matcher: Matcher | None = None  # of guided decoding, after `num_tokens`
+    held: bool = False  # steps go without it until its matcher has answered
     private: bool = False  # its pages are dropped at its end
     leader: Request | None = None  # whose prompt is the same; a copy of its last prompt page saves computing it
     pages: SequencePages | None = None

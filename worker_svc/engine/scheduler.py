@@ -19,6 +19,9 @@ computes much twice. A waiting request without a place gets one in the same way 
 even afterwards holds as many places, or pages, as the other; so no place goes to and fro. The first in rank (priority,
 then arrival) is never the victim, therefore it always gets on, and therefore everything finishes.
 
+A request that is *held* waits for somebody else, who answers within a time of his own; it keeps its place and its
+pages, and steps go without it.
+
 Overtaking is bounded: after MAX_OVERTAKES later arrivals of higher priority went first, a request gets the highest one.
 Within a priority callers take turns, which their counts bound.
 
@@ -66,6 +69,7 @@ class Chunk:
     length: int
     samples: int
     scores: bool = False  # the logits of all its tokens are wanted, for the logprobs of the prompt
+    dropped: bool = False  # nothing is sampled behind it after all; its last token will be computed again
 
     @property
     def logits(self) -> int:
@@ -203,7 +207,7 @@ class Scheduler:
         prefills: list[Request] = []
         for request in list(self.running):
             computed, pages = request.num_computed, request.pages
-            if request.complete:
+            if request.complete or request.held:
                 continue
             if request.num_tokens + request.pending != computed + 1 or not computed or request.scoring:
                 prefills.append(request)
@@ -219,8 +223,8 @@ class Scheduler:
             used += 1
         used += self._add_drafts(list(planned.values()), self.limits.max_batch_tokens // 2 - used)
         self._add_prefills(prefills, planned, used)
-        in_flight = any(request.pending for request in self.running)
-        assert planned or in_flight or not self._requests, "the first in rank always gets on"
+        waited_for = any(request.pending or request.held for request in self.running)
+        assert planned or waited_for or not self._requests, "the first in rank always gets on"
         return list(planned.values())
 
     def _add_prefills(self, prefills: list[Request], planned: dict[int, Chunk], used: int) -> None:
@@ -415,6 +419,7 @@ class Scheduler:
         self.running.remove(request)
         self._release(request)
         request.num_computed = request.drafts = 0
+        request.held = False
         request.statistics.preemptions += 1
         self.statistics.preemptions += 1
         self._wait(request)

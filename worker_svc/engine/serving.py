@@ -13,7 +13,7 @@ import torch
 from worker_svc.checkpoints import CheckpointError
 from worker_svc.engine.build import BuildError, BuiltEngine, build_engine, device_name
 from worker_svc.engine.config import EngineConfig
-from worker_svc.engine.grammar import Guide, GuideError
+from worker_svc.engine.guides.guide import Guide
 from worker_svc.engine.loop import Engine
 from worker_svc.engine.messages import (
     Abort,
@@ -21,6 +21,7 @@ from worker_svc.engine.messages import (
     Command,
     Compile,
     EngineInfo,
+    Forget,
     Inbound,
     Load,
     Outbound,
@@ -41,7 +42,7 @@ from worker_svc.model.parallel import ALONE, Ranks
 logger = logging.getLogger("worker_svc.engine")
 
 _PROGRESS_SECONDS = 1.0
-_COMPILE_WAIT_SECONDS = 0.005  # between two looks at what has come, while nothing runs but a compiler
+_GUIDE_WAIT_SECONDS = 0.005  # between two looks at what has come, while nothing runs but a guide's process
 
 
 class Transport(Protocol):
@@ -78,12 +79,26 @@ def run_engine(
         transport.send(StartFailed(f"{config.model}: {str(error).splitlines()[0]}"))
         return False
     transport.send(describe(built))
-    engine = built.engine
-    engine.note = note
+    built.engine.note = note
+    try:
+        _serve(built.engine, transport, ranks, tell, note)
+    finally:
+        built.engine.grammars.stop()
+    return True
+
+
+def _serve(
+    engine: Engine,
+    transport: Transport,
+    ranks: Ranks,
+    tell: Callable[[Inbound], None] | None,
+    note: Callable[[Sequence[int]], None],
+) -> None:
     while True:
-        idle = not engine.has_work
-        compiling = engine.grammars.compiling
-        for message in transport.receive(wait=idle and not compiling and not engine.tidy()):
+        # What ranks do depends on nothing that only rank 0 knows, as whether guides' processes are busy.
+        idle = not engine.has_work and not engine.tidy()
+        busy = engine.grammars.busy
+        for message in transport.receive(wait=idle and not busy):
             match message:
                 case Submit():
                     note([message.handle])
@@ -95,7 +110,9 @@ def run_engine(
                     engine.grammars.load(message.each(), message.special_ids)
                 case Compile():
                     resumed = np.frombuffer(message.resumed, dtype=np.int32).tolist()
-                    engine.grammars.compile(message.serial, Guide(*message.guide), resumed)
+                    engine.grammars.compile(message.serial, Guide(*message.guide), resumed, message.caller)
+                case Forget():
+                    engine.grammars.forget(message.serial)
                 case Command(serial, "ping"):
                     ranks.meet()
                     transport.send(Reply(serial, 0, "", load_of(engine)))
@@ -104,29 +121,25 @@ def run_engine(
                 case Took():
                     engine.learn(StepCost(message.decodes, message.drafts, message.seconds))
                 case Stop():
-                    return True
+                    return
         if engine.has_work:
             result = engine.step()
-            transport.send(Step.of(result, load_of(engine)))
+            if not result.empty:  # else all wait for their guides
+                transport.send(Step.of(result, load_of(engine)))
             if tell is not None and result.cost is not None:
                 tell(Took(*result.cost))
-        elif compiling:
-            engine.grammars.wait(_COMPILE_WAIT_SECONDS)
-        for serial, wrong in engine.grammars.take_compiled():
-            transport.send(Reply(serial, 0, wrong, load_of(engine)))
+        elif busy:
+            engine.grammars.wait(_GUIDE_WAIT_SECONDS)
+        for serial, outcome, error in engine.grammars.take_compiled():
+            transport.send(Reply(serial, int(outcome), error, load_of(engine)))
 
 
 def submit(engine: Engine, message: Submit) -> None:
     """Hands a request's samples to the engine."""
     requests = message.to_requests()
-    try:
-        if message.guide is not None:
-            for request in requests:
-                request.matcher = engine.grammars.matcher(Guide(*message.guide))
-    except GuideError as error:  # it was compiled before, so this is rare
+    if message.guide is not None:
         for request in requests:
-            engine.refuse(request, str(error))
-        return
+            request.matcher = engine.grammars.matcher(Guide(*message.guide))
     engine.submit(*requests)
 
 
@@ -183,6 +196,9 @@ def load_of(engine: Engine) -> Load:
         overlap_wasted_tokens=counters.overlap_wasted_tokens,
         drafts_declined=engine.drafts_declined,
         places_ceded=counters.places_ceded,
+        masks_over_budget=engine.grammars.masks_over_budget,
+        mask_left_out=engine.grammars.left_out,
+        guide_process_deaths=engine.grammars.process_deaths,
     )
 
 

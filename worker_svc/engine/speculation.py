@@ -59,7 +59,7 @@ class Speculation:
             assert drafting is not None
             # One token is sampled in any case; drafts behind the last one that is wanted would be in vain.
             limit = min(drafting.max_tokens, request.stopping.max_tokens - request.output_tokens - 1)
-            if request.owed != 1 or limit < 1:
+            if request.owed != 1 or limit < 1 or (request.matcher is not None and request.matcher.slow):
                 continue
             draft, forced = self._guess(request, drafting, limit)
             if not len(draft) and self.model is None:
@@ -82,17 +82,12 @@ class Speculation:
                 asked.append((request, window))
         if self.model is not None and asked:
             self.model.propose(*zip(*asked, strict=True))
-        for request in requests:
-            if request.matcher is not None and request.drafts:
-                # Behind a token that the grammar forbids, nothing can be accepted.
-                first = request.num_tokens
-                request.drafts = request.matcher.allowed_prefix(request.tokens[first : first + request.drafts].tolist())
 
     @staticmethod
     def _guess(request: Request, drafting: Drafting, count: int) -> tuple[Sequence[int] | Tokens, bool]:
         """Up to `count` drafts that cost no model: what a grammar forces, and whether it does, or what followed the
         last tokens before."""
-        if request.matcher is not None and (forced := request.matcher.forced()[:count]):
+        if request.matcher is not None and (forced := request.matcher.forced[:count]):
             return forced, True
         if not drafting.ngram:
             return (), False

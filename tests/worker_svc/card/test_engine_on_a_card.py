@@ -21,7 +21,7 @@ from worker_svc.engine import build, calibration
 from worker_svc.engine.build import BuildError, BuiltEngine, build_engine
 from worker_svc.engine.config import EngineConfig
 from worker_svc.engine.drafting import Drafting
-from worker_svc.engine.grammar import Guide
+from worker_svc.engine.guides.guide import Guide
 from worker_svc.engine.request import LogprobOptions, Request, Stopping
 from worker_svc.engine.sampling import Sampling
 from worker_svc.engine.stops import StopSequences

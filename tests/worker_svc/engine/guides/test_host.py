@@ -1,0 +1,219 @@
+"""The processes of guides, real ones, on a vocabulary of letters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.integration.hostile_guides import SLOW
+from worker_svc.engine.guides.frames import Answer, Words
+from worker_svc.engine.guides.guide import NO_VOCABULARY, Guide
+from worker_svc.engine.guides.host import GuideHost
+from worker_svc.engine.guides.limits import KEPT_GUIDES, GuideLimits
+from worker_svc.engine.guides.outcome import CompileOutcome, CompileResult
+
+pytest.importorskip("llguidance")
+
+SECONDS = 120  # a bound for a machine under load, not an expectation
+PIECES = [bytes([i]) for i in range(128)]
+SLOW_COMPILE = SLOW["wildcards"]["regex"]
+LETTERS = Guide("regex", "[a-z]{3}[0-9]*")
+
+
+def make_host(**limits: float) -> GuideHost:
+    words = Words(len(PIECES), [0], PIECES, [0])
+    return GuideHost(words, GuideLimits(**limits))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def host() -> Iterator[GuideHost]:
+    host = make_host()
+    yield host
+    host.stop()
+
+
+class Heard:
+    """What a host has said so far."""
+
+    def __init__(self, host: GuideHost) -> None:
+        self._host = host
+        self.results: dict[int, CompileResult] = {}
+        self.answers: list[Answer] = []
+
+    def until(self, enough: Callable[[], object]) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not enough():
+            assert time.monotonic() < deadline, "it never comes"
+            self._host.poll(0.05)
+            self.results.update((result.serial, result) for result in self._host.results())
+            self.answers += self._host.answers()
+
+    def mask(self, session: int) -> list[int]:
+        """The ids of the last mask of a session."""
+        self.until(lambda: any(answer.session == session and answer.masks for answer in self.answers))
+        masks = [answer.masks[0] for answer in self.answers if answer.session == session and answer.masks]
+        return np.flatnonzero(np.unpackbits(np.frombuffer(masks[-1], np.uint8), bitorder="little")).tolist()
+
+
+def ids(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+
+def processes() -> list[psutil.Process]:
+    """Of guides, which are children of a nursery."""
+    nurseries = [p for p in psutil.Process().children() if "worker_svc.engine.guides.nursery" in p.cmdline()]
+    return [child for nursery in nurseries for child in nursery.children()]
+
+
+def test_a_matcher_says_what_may_come_next_and_whether_the_grammar_has_ended(host: GuideHost):
+    heard = Heard(host)
+    host.advance(1, Guide("regex", "[a-c]{3}"), ids("ab"), mask=True, forced=False)
+    assert heard.mask(1) == ids("abc").tolist()
+    host.advance(1, Guide("regex", "[a-c]{3}"), ids("abc"), mask=True, forced=False)
+    heard.until(lambda: any(answer.ended for answer in heard.answers))
+    host.walk(1, 1, [])
+    host.advance(2, Guide("regex", "xyz[0-9]"), ids(""), mask=True, forced=True)
+    heard.until(lambda: any(answer.forced for answer in heard.answers))
+    assert [answer.forced for answer in heard.answers if answer.forced] == [ids("xyz").tolist()]
+
+
+def test_masks_behind_drafts_go_as_far_as_drafts_are_allowed(host: GuideHost):
+    heard = Heard(host)
+    guide = Guide("regex", "ab[0-9]")
+    host.advance(1, guide, ids(""), mask=True, forced=False)
+    for number, (drafts, masks, ends) in enumerate(
+        [("ab", 2, [False, False]), ("ax", 1, [False]), ("x", 0, []), ("ab7", 2, [False, False, True])]
+    ):
+        host.walk(1, number, ids(drafts).tolist())
+        heard.until(lambda number=number: [a for a in heard.answers if a.what == "walk" and a.position == number])
+        assert (len(heard.answers[-1].masks), heard.answers[-1].ends) == (masks, ends), drafts
+    host.advance(1, guide, ids("a"), mask=True, forced=False)  # drafts have left nothing behind
+    heard.answers.clear()
+    assert heard.mask(1) == ids("b").tolist()
+
+
+def test_a_guide_is_compiled_once_for_all_who_want_it_and_output_is_checked(host: GuideHost):
+    heard = Heard(host)
+    for serial, output in enumerate(["", "abc", "abc12", "ab1", ""]):
+        host.compile(serial, LETTERS, ids(output).tobytes(), f"caller {serial}")
+    host.compile(9, Guide("regex", "a(b"), b"", "")
+    heard.until(lambda: len(heard.results) == 6)
+    assert [heard.results[serial].outcome for serial in (0, 1, 2, 4)] == [CompileOutcome.COMPILED] * 4
+    assert heard.results[3].error == "the guide does not allow resumed_output_ids[2]"
+    assert heard.results[9].outcome is CompileOutcome.REFUSED
+    assert "unclosed group" in heard.results[9].error
+    assert len(processes()) == 1
+
+
+def test_one_caller_does_not_hold_all_compilers():
+    host = make_host(compile_seconds=600)
+    try:
+        heard = Heard(host)
+        for serial in range(8):
+            host.compile(serial, Guide("regex", SLOW_COMPILE + "a" * serial), b"", "slow")
+        for serial in range(10, 14):
+            host.compile(serial, Guide("regex", "a" * serial), b"", "quick")
+        heard.until(lambda: {10, 11, 12, 13} <= set(heard.results))
+        assert not any(serial < 8 for serial in heard.results)
+    finally:
+        host.stop()
+
+
+def test_a_compilation_that_nobody_waits_for_is_ended():
+    host = make_host(compile_seconds=600)
+    try:
+        heard = Heard(host)
+        for serial in range(3):
+            host.compile(serial, Guide("regex", SLOW_COMPILE + "a" * serial), b"", "")
+        heard.until(lambda: len(processes()) == 2)
+        first = processes()
+        host.forget(0)
+        host.forget(1)
+        heard.until(lambda: processes() and not set(first) & set(processes()))  # the caller's next
+        host.forget(2)
+        assert not host.busy
+        heard.until(lambda: not processes())
+    finally:
+        host.stop()
+
+
+def test_what_takes_too_much_processor_time_is_refused_and_a_stopped_process_is_not():
+    host = make_host(compile_seconds=0.3, mask_seconds=0.3)
+    try:
+        heard = Heard(host)
+        host.compile(1, Guide("regex", SLOW_COMPILE), b"", "")
+        heard.until(lambda: heard.results)
+        assert heard.results[1].outcome is CompileOutcome.OVER_BUDGET
+        assert "more than 0.3 s to compile" in heard.results[1].error
+        host.advance(1, Guide("regex", SLOW["powers"]["regex"]), ids(""), mask=True, forced=False)
+        heard.until(lambda: any(answer.what == "failed" for answer in heard.answers))
+        assert "one mask takes more than 0.3 s" in heard.answers[-1].error
+        assert host.over_budget == 1
+        host.advance(2, LETTERS, ids(""), mask=True, forced=False)
+        assert heard.mask(2) == ids("abcdefghijklmnopqrstuvwxyz").tolist()
+        (process,) = [process for process in processes() if process.cpu_times().user < 0.2]
+        process.suspend()
+        heard.answers.clear()
+        host.advance(2, LETTERS, ids("abc"), mask=True, forced=False)
+        assert set(heard.mask(2)) == {0, *ids("0123456789").tolist()}
+        assert not process.is_running()
+    finally:
+        host.stop()
+
+
+def test_a_process_that_ends_is_made_again_and_hears_the_output_again(host: GuideHost):
+    heard = Heard(host)
+    host.advance(1, LETTERS, ids("ab"), mask=True, forced=False)
+    host.advance(2, LETTERS, ids("abc1"), mask=True, forced=False)
+    heard.mask(1), heard.mask(2)
+    processes()[0].kill()
+    heard.answers.clear()
+    host.advance(1, LETTERS, ids("abc"), mask=True, forced=False)
+    assert set(heard.mask(1)) == {0, *ids("0123456789").tolist()}
+    host.advance(2, LETTERS, ids("abc12"), mask=True, forced=False)
+    assert set(heard.mask(2)) == {0, *ids("0123456789").tolist()}
+    assert not any(answer.what == "failed" for answer in heard.answers)
+
+
+def test_a_guide_that_takes_too_much_memory_ends_alone():
+    host = make_host(mask_seconds=600, memory_bytes=8 << 20)
+    try:
+        heard = Heard(host)
+        host.advance(1, Guide("regex", SLOW["powers"]["regex"]), ids(""), mask=True, forced=False)
+        host.advance(2, LETTERS, ids(""), mask=True, forced=False)
+        assert heard.mask(2) == ids("abcdefghijklmnopqrstuvwxyz").tolist()
+        heard.until(lambda: any(answer.what == "failed" for answer in heard.answers))
+        assert "needs more than 8 MiB" in heard.answers[-1].error
+    finally:
+        host.stop()
+
+
+def test_processes_of_guides_that_nobody_uses_are_bounded_and_none_stays_behind(host: GuideHost):
+    heard = Heard(host)
+    host.advance(1, LETTERS, ids(""), mask=True, forced=False)
+    for serial in range(KEPT_GUIDES + 8):
+        host.compile(serial, Guide("regex", f"a{{{serial + 1}}}"), b"", f"{serial}")
+    heard.until(lambda: len(heard.results) == KEPT_GUIDES + 8)
+    heard.until(lambda: len(processes()) <= KEPT_GUIDES + 1)
+    heard.mask(1)
+    below = processes()
+    host.close(1)
+    host.stop()
+    psutil.wait_procs(below, SECONDS)
+    assert not any(process.is_running() for process in below)
+
+
+def test_a_vocabulary_that_cannot_be_used_is_told():
+    host = GuideHost(Words(4, [9], [b"a"], []), GuideLimits())
+    try:
+        heard = Heard(host)
+        host.compile(1, LETTERS, b"", "")
+        heard.until(lambda: heard.results)
+        assert heard.results[1].outcome is CompileOutcome.UNAVAILABLE
+        assert heard.results[1].error.startswith(NO_VOCABULARY)
+    finally:
+        host.stop()

@@ -1,0 +1,145 @@
+"""Rows that wait for their masks, on a model that counts: the others go on, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from tests.worker_svc.engine.counting import VOCABULARY, CountingRunner, counting_request
+from tests.worker_svc.engine.test_engine import Driver, counted
+from worker_svc.engine.drafting import Drafting
+from worker_svc.engine.guides.grammars import Grammars
+from worker_svc.engine.guides.guide import Guide
+from worker_svc.engine.loop import Engine
+from worker_svc.engine.pages import PageTable
+from worker_svc.engine.request import FinishReason, Request
+from worker_svc.engine.scheduler import SchedulerLimits
+from worker_svc.engine.speculation_costs import Free
+
+pytest.importorskip("llguidance")
+
+PIECES = [bytes([ord("0") + i]) for i in range(VOCABULARY)]
+ANYTHING = Guide("regex", "(?s:.)*")
+
+
+class GuidedDriver(Driver):
+    """An engine that knows what its ids say."""
+
+    def __init__(self, pages: int = 64, running: int = 8) -> None:
+        super().__init__(pages=pages, budget=64, running=running)
+        grammars = Grammars(VOCABULARY, [])
+        grammars.load(PIECES, [])
+        limits = SchedulerLimits(max_batch_tokens=64, max_running=running)
+        self.runner = CountingRunner(pages, 4)
+        self.engine = Engine(self.runner, PageTable(pages, 4), limits, grammars=grammars, costs=Free())
+
+    def guided(self, handle: int, first: int, prompt: int, output: int, guide: Guide = ANYTHING) -> Request:
+        request = counting_request(handle, first, prompt, output)
+        request.matcher = self.engine.grammars.matcher(guide)
+        self.engine.submit(request)
+        return request
+
+    def until(self, enough: Callable[[], object]) -> None:
+        for _ in range(100_000):
+            if enough():
+                return
+            self.step()
+        raise AssertionError("it never comes")
+
+
+@pytest.fixture
+def driver() -> Iterator[GuidedDriver]:
+    driver = GuidedDriver()
+    yield driver
+    driver.engine.grammars.stop()
+
+
+def guides_processes() -> list[psutil.Process]:
+    nurseries = [p for p in psutil.Process(os.getpid()).children() if "worker_svc.engine.guides.nursery" in p.cmdline()]
+    return [child for nursery in nurseries for child in nursery.children()]
+
+
+def test_a_row_whose_mask_does_not_come_is_left_out_and_the_others_go_on(driver: GuidedDriver):
+    request = driver.guided(0, 5, 6, 30)
+    driver.until(lambda: len(driver.output[0]) >= 5)
+    (process,) = guides_processes()
+    process.suspend()
+    driver.engine.submit(counting_request(1, 40, 3, 40))
+    driver.until(lambda: 1 in driver.finished)
+    assert driver.output[1] == counted(40, 3, 40)
+    assert 0 not in driver.finished and len(driver.output[0]) < 30
+    assert driver.engine.grammars.left_out
+    process.resume()
+    driver.run()
+    assert driver.output[0] == counted(5, 6, 30)
+    assert request.statistics.preemptions == 0
+
+
+def test_a_row_that_waits_is_cancelled_and_gives_back_its_pages(driver: GuidedDriver):
+    driver.guided(0, 5, 6, 30)
+    driver.until(lambda: driver.output[0])
+    (process,) = guides_processes()
+    process.suspend()
+    driver.until(lambda: driver.engine.scheduler.running[0].held)
+    driver.engine.abort(0)
+    driver.run()
+    assert driver.finished[0].reason is FinishReason.CANCELLED
+    process.kill()
+
+
+def test_rows_that_wait_lose_their_pages_to_others_and_get_on_afterwards():
+    driver = GuidedDriver(pages=12, running=3)
+    try:
+        driver.guided(1, 5, 8, 20)
+        driver.until(lambda: driver.output[1])
+        (process,) = guides_processes()
+        process.suspend()
+        driver.engine.submit(counting_request(0, 40, 3, 36, priority=1))
+        driver.until(lambda: 0 in driver.finished)
+        process.resume()
+        driver.run()
+        assert driver.output == {0: counted(40, 3, 36), 1: counted(5, 8, 20)}
+        assert driver.finished[1].statistics.preemptions
+    finally:
+        driver.engine.grammars.stop()
+
+
+@pytest.mark.parametrize("drafts", [0, 6])
+def test_grammars_end_answers_and_forced_tokens_are_drafts(driver: GuidedDriver, drafts: int):
+    text = bytes(ord("0") + i for i in range(11, 25)).decode().replace("?", "[?]").replace("\\", "")
+    request = counting_request(0, 5, 6, 30)
+    request.matcher = driver.engine.grammars.matcher(Guide("regex", text))
+    request.drafting = Drafting(drafts, 0) if drafts else None
+    driver.engine.submit(request)
+    driver.run()
+    assert driver.output[0] == counted(5, 6, 14)
+    assert driver.finished[0].reason is FinishReason.GRAMMAR_END
+    if drafts:
+        assert request.statistics.drafts_accepted
+
+
+@pytest.mark.parametrize(
+    ("resumed", "limit", "reason"), [(4, 30, "GRAMMAR_END"), (4, 4, "GRAMMAR_END"), (2, 2, "MAX_TOKENS")]
+)
+def test_output_of_another_worker_may_have_been_all(driver: GuidedDriver, resumed: int, limit: int, reason: str):
+    template = counting_request(0, 5, 6, limit)
+    request = Request.make(0, template.known, template.sampling, template.stopping, resumed=counted(5, 6, resumed))
+    text = bytes(ord("0") + i for i in range(11, 15)).decode()
+    request.matcher = driver.engine.grammars.matcher(Guide("regex", text))
+    driver.engine.submit(request)
+    driver.run()
+    assert driver.finished[0].reason is FinishReason[reason]
+    assert not driver.output[0]
+
+
+def test_without_a_vocabulary_a_guided_request_ends_with_the_reason():
+    driver = Driver()
+    request = counting_request(0, 5, 6, 30)
+    request.matcher = driver.engine.grammars.matcher(ANYTHING)
+    driver.engine.submit(request)
+    driver.run()
+    assert driver.finished[0].reason is FinishReason.ERROR
+    assert "does not know its vocabulary" in driver.finished[0].detail

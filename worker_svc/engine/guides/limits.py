@@ -1,0 +1,35 @@
+"""What a guide may be and cost. docs/guided.md tells it to callers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_GUIDE_BYTES = 65_536  # of a schema, regex, grammar, or all choices together
+# llguidance recurses along references: at 8 MiB of stack it takes some 1,000 of a schema's and 2,000 of a grammar's.
+MAX_REFERENCE_DEPTH = 256  # $ref that lead to each other in a JSON schema
+MAX_RULE_DEPTH = 512  # rules and terminals that lead to each other in a Lark grammar
+STACK_BYTES = 8 << 20  # of a guide's process, so that the same guide is served or refused everywhere
+
+# Counters of llguidance: the same on every machine. Its defaults but for these, which are lower because one guide must
+# not take much memory.
+MAX_LEXER_STATES = 50_000
+MAX_GRAMMAR_SIZE = 200_000
+
+COMPILERS = 3  # guides that are compiled at once, for callers; one caller has all but one of them at most
+KEPT_GUIDES = 64  # processes that stay beside those in use
+MAX_DEATHS = 1  # of its process that a request survives: it may have been killed for no fault of its guide
+# A process that gets no processor time is not over its budget; it is given this many times as long, then made again.
+STARVED = 8
+
+DEFAULT_COMPILE_SECONDS = 5.0
+DEFAULT_MASK_SECONDS = 2.0
+DEFAULT_MEMORY_MB = 512
+
+
+@dataclass(frozen=True, slots=True)
+class GuideLimits:
+    """What an operator may choose, for one guide."""
+
+    compile_seconds: float = DEFAULT_COMPILE_SECONDS  # of processor time
+    mask_seconds: float = DEFAULT_MASK_SECONDS  # of processor time, each mask
+    memory_bytes: int = DEFAULT_MEMORY_MB << 20  # beside the vocabulary

@@ -1,0 +1,25 @@
+"""How compilations end."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+
+class CompileOutcome(enum.IntEnum):
+    """Travels as a number; the names are a metric's label."""
+
+    COMPILED = 0
+    REFUSED = 1  # the guide is wrong
+    OVER_BUDGET = 2
+    CRASHED = 3
+    ABANDONED = 4  # its caller has left, or the engine has
+    UNAVAILABLE = 5  # no guide can be served
+
+
+class CompileResult(NamedTuple):
+    """One compilation is done."""
+
+    serial: int
+    outcome: CompileOutcome
+    error: str  # in words for the caller; empty if there is none
