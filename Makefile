@@ -4,12 +4,14 @@
 #   make test     the whole suite
 #   make check    what continuous integration runs besides: stubs, ruff, mypy, buf
 #   make protos   generate the stubs after a change of protos/
+#   make chaos    break both services in every way while streams run, ROUNDS times; nothing may be lost
 #   make compose-test   build the images, bring the stack up in a container engine of its own, ask it, take it down
 
 VENV ?= .venv
 PYTHON ?= python3
 MODEL ?= models/demo
 PROMPT ?= First Citizen:
+ROUNDS ?= 100
 
 # Through the environment, so that quotes and dollars in a prompt stay what they are.
 export MODEL PROMPT
@@ -17,7 +19,7 @@ export MODEL PROMPT
 STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 
-.PHONY: run test check lint types protos fresh buf compose-test clean
+.PHONY: run test check lint types protos fresh buf chaos compose-test clean
 
 # The stamp is written last: an interrupted installation is begun again.
 $(STAMP): pyproject.toml constraints.txt
@@ -55,6 +57,10 @@ buf:
 
 protos: $(STAMP)
 	$(BIN)/python protos/generate.py
+
+# Kills, stops, starves and cuts off both services while streams run: CHAOS_FLAGS='--only network --json chaos.json'.
+chaos: $(STAMP)
+	$(BIN)/python -m tests.chaos --rounds $(ROUNDS) $(CHAOS_FLAGS)
 
 compose-test: $(STAMP)
 	$(BIN)/python deploy/compose_test.py $(COMPOSE_TEST_FLAGS)

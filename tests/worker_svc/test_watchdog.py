@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 
-from worker_svc.engine.processes import RANK_KILLED, cpu_seconds, crashed, kill_group
+from worker_svc.engine.processes import NO_MEMORY, RANK_KILLED, cpu_seconds, crashed, kill_group
 from worker_svc.watchdog import Silence, until_stalled
 
 
@@ -90,7 +90,7 @@ def test_processor_time_is_counted_over_a_process_and_those_below_it():
 
 
 def test_a_crash_is_told_from_a_kill():
-    assert [code for code in (0, 1, 3, RANK_KILLED, -9, -15, -11, -6, -7, -4, -8) if crashed(code)] == [
+    assert [code for code in (0, 1, 3, RANK_KILLED, NO_MEMORY, -9, -15, -11, -6, -7, -4, -8) if crashed(code)] == [
         1,
         3,
         -11,

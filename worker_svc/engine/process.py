@@ -22,7 +22,7 @@ from svc_common.stop_signals import leave_with_parent
 from worker_svc.engine.config import EngineConfig
 from worker_svc.engine.messages import Inbound, Outbound, ProcessOptions
 from worker_svc.engine.ranks import SharedTransport, leading
-from worker_svc.engine.serving import run_engine
+from worker_svc.engine.serving import leaving_without_memory, run_engine
 from worker_svc.engine.suspects import SuspectNote
 
 logger = logging.getLogger("worker_svc.engine")
@@ -68,8 +68,9 @@ def main() -> int:
     front = _ZmqTransport(options.endpoint)
     note = SuspectNote(options.note).write
     if config.tensor_parallel == 1:
-        return 0 if run_engine(config, front, note=note) else 1
-    with leading(options, config) as (ranks, ours):
+        with leaving_without_memory():
+            return 0 if run_engine(config, front, note=note) else 1
+    with leaving_without_memory(), leading(options, config) as (ranks, ours):
         shared = SharedTransport(ranks, front)
         return 0 if run_engine(ours, shared, ranks, shared.tell, note) else 1
 

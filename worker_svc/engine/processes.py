@@ -10,7 +10,9 @@ import os
 import signal
 from pathlib import Path
 
-RANK_KILLED = 75  # exit code of rank 0 when somebody has killed another rank
+# Exit codes of an engine.
+RANK_KILLED = 75  # somebody has killed another rank
+NO_MEMORY = 76  # an allocation failed: whoever was next to ask is not to blame
 
 # What a process does to itself; other signals come from outside.
 _OWN_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
@@ -19,7 +21,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 def crashed(code: int) -> bool:
     """Whether a process that ended with this code (negative: by that signal) did so by its own fault."""
-    return -code in _OWN_SIGNALS if code < 0 else code not in (0, RANK_KILLED)
+    return -code in _OWN_SIGNALS if code < 0 else code not in (0, RANK_KILLED, NO_MEMORY)
 
 
 def describe_end(code: int) -> str:

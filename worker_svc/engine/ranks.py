@@ -39,7 +39,7 @@ from svc_common.stop_signals import leave_with_parent
 from worker_svc.engine.config import EngineConfig
 from worker_svc.engine.messages import Inbound, Outbound, ProcessOptions
 from worker_svc.engine.processes import RANK_KILLED, crashed, describe_end
-from worker_svc.engine.serving import Transport, run_engine
+from worker_svc.engine.serving import Transport, leaving_without_memory, run_engine
 from worker_svc.model.parallel import Ranks
 
 logger = logging.getLogger("worker_svc.engine")
@@ -163,11 +163,15 @@ def main() -> int:
     local_rank, local = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     ranks, config = _joined(store, config, rank, size, local_rank, local)
     shared = SharedTransport(ranks, None)
-    return 0 if run_engine(config, shared, ranks, shared.tell) else 1
+    with leaving_without_memory():
+        return 0 if run_engine(config, shared, ranks, shared.tell) else 1
 
 
 if __name__ == "__main__":
-    code = main()
+    try:
+        code = main()
+    except SystemExit as leaving:
+        code = int(leaving.code or 0)
     logging.shutdown()
     # The process group has threads that Python's end does not wait for: at times it ends by an abort instead.
     os._exit(code)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -34,6 +35,7 @@ from worker_svc.engine.messages import (
     Took,
     Vocabulary,
 )
+from worker_svc.engine.processes import NO_MEMORY
 from worker_svc.engine.speculation_costs import StepCost
 from worker_svc.model.compilations import report_compilations
 from worker_svc.model.config import ConfigError
@@ -132,6 +134,20 @@ def _serve(
             engine.grammars.wait(_GUIDE_WAIT_SECONDS)
         for serial, outcome, error in engine.grammars.take_compiled():
             transport.send(Reply(serial, int(outcome), error, load_of(engine)))
+
+
+@contextlib.contextmanager
+def leaving_without_memory() -> Iterator[None]:
+    """Ends a process whose memory is at an end with an exit code that says so."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        # torch reports an allocation that failed on the CPU as a plain RuntimeError.
+        plain = not isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if plain and "allocate memory" not in str(error):
+            raise
+        logger.critical("the engine is out of memory: %s", str(error).partition("\n")[0])
+        raise SystemExit(NO_MEMORY) from error
 
 
 def submit(engine: Engine, message: Submit) -> None:
