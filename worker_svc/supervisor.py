@@ -285,6 +285,7 @@ class EngineSupervisor:
             raise
         except BaseException as error:  # also a panic in Rust code; nobody else would hear of it
             logger.critical("nobody looks after the engine any more", exc_info=error)
+            self._fail_all(unavailable("the worker ends because of a defect", reason="ENGINE_DIED"))
             self._observer.engine_lost(f"unexpected {type(error).__name__} beside the engine")
         else:
             self._observer.engine_lost(f"the engine could not be started {MAX_FAILED_STARTS} times in a row")
@@ -299,6 +300,8 @@ class EngineSupervisor:
             either: set[asyncio.Future[Any]] = {dead, stalled}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             hung = not dead.done()
+            if hung:
+                stalled.result()  # or why that cannot be told any more
             why = self._hung() if hung else dead.result().why
             logger.error("the engine ended: %s; %d open streams fail", why, len(self._streams))
             self._engine, self._down_since = None, time.monotonic()
@@ -349,6 +352,7 @@ class EngineSupervisor:
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not start.done():
+                watch.result()
                 assert self._silence is not None
                 logger.error("the engine's start made no progress for %g s: it is killed", self._silence.limit)
                 engine.kill()
@@ -400,9 +404,13 @@ class EngineSupervisor:
     def _fail_all(self, error: ServiceError, death: EngineDeath | None = None) -> None:
         streams = list(self._streams.values())
         self._streams.clear()
-        special = self._observer.lost_with(streams, death) if death is not None else {}
-        for stream in streams:
-            stream.fail(special.get(stream, error))
+        special: dict[OutputStream, ServiceError] = {}
+        try:
+            if death is not None:
+                special = self._observer.lost_with(streams, death)
+        finally:
+            for stream in streams:
+                stream.fail(special.get(stream, error))
         for future in self._commands.values():
             if not future.done():
                 future.set_exception(error)

@@ -11,7 +11,13 @@ from tests.chaos.__main__ import clean, run, table
 
 pytestmark = pytest.mark.slow
 
-KINDS = ["SIGKILL engine", "SIGSTOP engine", "SIGTERM worker's front", "worker's network cut", "SIGKILL tokenizer"]
+KINDS = [
+    "SIGKILL engine",
+    "SIGSTOP engine",
+    "SIGTERM worker's front",
+    "worker's network cut",
+    "tokenizer's network slow",
+]
 
 
 async def test_no_answer_is_lost_altered_or_doubled_whatever_is_broken():

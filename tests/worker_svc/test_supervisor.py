@@ -16,6 +16,7 @@ from worker_svc.engine.handle import EngineDeath, EngineStartError, Progress, Re
 from worker_svc.engine.messages import Command, Ended, EngineInfo, Inbound, Load, Reply, Step
 from worker_svc.streams import OutputStream
 from worker_svc.supervisor import MAX_FAILED_STARTS, EngineSupervisor
+from worker_svc.validation import Delivery
 from worker_svc.watchdog import Silence
 
 INFO = EngineInfo(
@@ -164,6 +165,22 @@ async def test_a_defect_beside_the_engine_ends_the_worker_and_is_logged(caplog: 
     made[0].die("by hand")
     await watcher.until("lost")
     assert "a defect in the observer" in caplog.text
+    await supervisor.stop()
+
+
+async def test_a_watchdog_that_fails_ends_the_worker_and_its_streams(caplog: pytest.LogCaptureFixture):
+    class Unseen(Engine):
+        def cpu_seconds(self) -> float:
+            raise OSError("no /proc")
+
+    watcher, made = Watcher(), list[Engine]()
+    supervisor = EngineSupervisor(made_from([Unseen], made), watcher, lambda *_: None, silence=_quick)
+    await supervisor.start()
+    stream = OutputStream(1, Delivery(1, None))
+    supervisor._streams[1] = stream
+    await watcher.until("lost")
+    assert stream.error is not None
+    assert "no /proc" in caplog.text
     await supervisor.stop()
 
 
