@@ -52,8 +52,9 @@ _CONFIG: Table = (
     | rules(
         NEUTRAL,
         "_name_or_path name_or_path auto_map tokenizer_class task_specific_params finetuning_task prefix",
-        "unsloth_version unsloth_fixed",
-        "initializer_range attention_dropout hidden_dropout classifier_dropout gradient_checkpointing",
+        "unsloth_version unsloth_fixed is_llama_config transformers.js_config _pre_quantization_dtype",
+        "initializer_range attention_dropout hidden_dropout classifier_dropout gradient_checkpointing loss_type",
+        "attn_pdrop embd_pdrop resid_pdrop hidden_dropout_prob attention_probs_dropout_prob",
         "output_router_logits router_aux_loss_coef router_jitter_noise problem_type id2label label2id num_labels",
         "torch_dtype dtype use_bfloat16 torchscript tf_legacy_loss chunk_size_feed_forward pretraining_tp",
         "attn_implementation _attn_implementation _attn_implementation_internal _attn_implementation_autoset",
@@ -121,7 +122,8 @@ QUANTIZATION: Mapping[str, Table] = {
         "pad_token_id cache_block_outputs use_cuda_fp16 use_exllama disable_exllama exllama_config max_input_length",
         "backend model_name_or_path model_file_base_name quantizer meta lm_head",
     )
-    | {"is_marlin_format": Only((False,)), "pack_dtype": Only(("int32",)), "dynamic": Only(({},))},
+    | {"is_marlin_format": Only((False,)), "pack_dtype": Only(("int32",)), "dynamic": Only(({},))}
+    | rules(Only(("gptq",)), "format method"),
     "awq": rules(USED, "quant_method bits group_size version zero_point")
     | rules(
         NEUTRAL,
