@@ -35,9 +35,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-_COMPILE_SECONDS = 120.0
+_COMPILE_SECONDS = 300.0  # the largest takes 20 s of an idle processor
 _COMPILERS = ("cc", "gcc", "clang")
-_LONGEST_HASH = 32  # hexadecimal digits
+_CONTENT_DIGITS = 32
 
 Signature: TypeAlias = tuple[Sequence[type[Any]], "type[Any] | None"]  # types of a function's arguments, and its result
 
@@ -118,7 +118,7 @@ class CSources:
             _run([*command, *self.flags, "-o", str(made), *sources, *self.link_flags, "-lm"])
             made.chmod(0o755)
             with made.open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()[:_LONGEST_HASH]
+                content = hashlib.file_digest(file, "sha256").hexdigest()[:_CONTENT_DIGITS]
                 os.fsync(file.fileno())
             target = folder / f"{self._stem(command)}-{_hash(command)}-{content}.so"
             made.replace(target)
@@ -228,7 +228,7 @@ def _altered(path: Path) -> str | None:
     """Why a file's content is not the one that its name tells."""
     try:
         with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()[:_LONGEST_HASH]
+            content = hashlib.file_digest(file, "sha256").hexdigest()[:_CONTENT_DIGITS]
     except OSError as error:
         return error.strerror or str(error)
     return None if path.stem.endswith(f"-{content}") else "it is damaged"

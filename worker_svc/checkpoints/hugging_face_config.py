@@ -278,7 +278,7 @@ def _windows(config: Fields, architecture: Architecture, layers: int) -> tuple[i
     kinds = config.values.get("layer_types")
     if kinds is None:
         kinds = usual
-    served = {"sliding_attention": window, "full_attention": 0}
+    served = ("sliding_attention", "full_attention")
     if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in served for kind in kinds):
         raise config.error("layer_types", f"must name one of {', '.join(served)} for each of the {layers} layers")
     if kinds != usual and not architecture.window_by_layer:

@@ -359,6 +359,30 @@ def test_configs_as_they_are_published_are_known(name: str, tmp_path: Path) -> N
     packing_of(config)
 
 
+JUNK = [[["x"]], [{}], {"a": [1]}, "x", "", -1, 0, 10**30, 0.5, 1e300, float("nan"), float("inf"), True, None]
+
+
+@pytest.mark.parametrize("name", [*FOLDERS, "meta"])
+def test_junk_in_any_field_is_refused_or_harmless_but_never_another_error(name: str, tmp_path: Path) -> None:
+    if name == "meta":
+        save_meta(random_llama(intermediate_size=160), tmp_path)
+    else:
+        kind, changes = FOLDERS[name]
+        saved(kind, tmp_path, **changes)
+    file = tmp_path / ("params.json" if name == "meta" else "config.json")
+    config: dict[str, Any] = json.loads(file.read_text())
+    table = META_FIELDS if name == "meta" else CONFIG[name]
+    refused = 0
+    for key in [key for key, rule in table.items() if rule is USED]:
+        for value in JUNK:
+            write(file, config | {key: value})
+            try:
+                open_checkpoint(tmp_path)
+            except CheckpointError:
+                refused += 1
+    assert refused > 50
+
+
 @pytest.mark.parametrize("kind", ROPE)
 def test_every_parameter_of_rope_is_used_or_refused(kind: str, tmp_path: Path) -> None:
     values: dict[str, Any] = {
