@@ -150,6 +150,29 @@ def test_a_written_gguf_file_gives_the_same_logits(name: str, tmp_path: Path) ->
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_divisors_and_a_scaling_of_rope_stay_together_and_only_gguf_can_say_both(kind: str, tmp_path: Path) -> None:
+    metadata = {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": 4.0, "llama.rope.freq_base": 100.0}
+    metadata["llama.rope.scaling.attn_factor"] = 1.25
+    divisors = {"rope_freqs.weight": np.array([1.0, 1.5, 2.0, 4.0, 7.0, 8.0], dtype=np.float32)}
+    source = save_gguf(random_llama(), tmp_path / "source.gguf", metadata=metadata, extra=divisors)
+    target = converted(source, tmp_path / "target", "gguf")
+    ids = some_ids(97, 60)
+    ours, theirs = (
+        logits_in_chunks(load_transformer(open_checkpoint(each), "cpu", torch.float32), ids, [60])
+        for each in (target, source)
+    )
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+    with pytest.raises(ConvertError, match="cannot say 6 divisors"):
+        converted(source, tmp_path / "other", "hugging-face")
+
+
+def test_a_scaling_that_llama_cpp_does_not_know_of_an_architecture_is_refused(tmp_path: Path) -> None:
+    saved("Qwen3", tmp_path / "source", rope_parameters={"rope_theta": 100.0} | SCALINGS["llama3"])
+    with pytest.raises(ConvertError, match="qwen3 architecture knows no llama3 RoPE scaling"):
+        converted(tmp_path / "source", tmp_path / "target", "gguf")
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_matrices_are_written_in_the_wanted_dtype(family: str, dtype: str, tmp_path: Path) -> None:
