@@ -181,7 +181,10 @@ async def _line(prompt: str) -> str | None:
             await ready.wait()
         finally:
             loop.remove_reader(0)
-        part = os.read(0, 1 << 16)
+        try:
+            part = os.read(0, 1 << 16)
+        except OSError:  # the terminal is gone
+            part = b""
         if not part:
             break
         data += part

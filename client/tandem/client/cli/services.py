@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .terminal import CommandError, Stopped, errors
+from .terminal import CommandError, Stopped, announce
 
 T = TypeVar("T")
 
@@ -273,14 +273,16 @@ def interruptible(work: Coroutine[Any, Any, T]) -> T:
         def react(number: int) -> None:
             received.append(number)
             if len(received) == 1:
+                task.cancel()  # before anything that may fail
                 if _alive:
-                    errors.print("stopping (once more to kill)")
-                task.cancel()
+                    announce("stopping (once more to kill)")
             else:
                 for services in _alive:
                     services.kill()
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # nohup
             asyncio.get_running_loop().add_signal_handler(number, react, int(number))
         await asyncio.wait([task])
         if received:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import os
 import queue
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, TextIO, cast
 
 import typer
 from rich.console import Console
@@ -19,7 +22,26 @@ from ..types import GenerationResult
 
 BROKEN_PIPE_EXIT_CODE = 128 + 13  # as if SIGPIPE had ended the process, which is what a shell expects
 
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+class _StandardError:
+    """Standard error as it is now. One that is gone, as a closed terminal, takes what is written as if it was read:
+    there is nobody left to tell, and what has to be stopped must not go on because of it.
+    """
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
+
+
+errors = Console(file=cast("TextIO", _StandardError()), highlight=False, soft_wrap=True)
 
 
 class CommandError(Exception):
@@ -41,6 +63,16 @@ class Stopped(BaseException):
 def output() -> Console:
     """Standard output: colours on a terminal, plain text in a pipe; never wrapped or highlighted."""
     return Console(highlight=False, soft_wrap=True)
+
+
+def announce(message: str) -> None:
+    """One line on standard error that nobody waits for: not even a terminal that is paused holds up the caller."""
+
+    def write() -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, f"{message}\n".encode())
+
+    threading.Thread(target=write, name="announcement", daemon=True).start()
 
 
 def complain(message: str) -> None:
@@ -67,8 +99,11 @@ def reporting_errors() -> Iterator[None]:
     except TandemError as error:
         complain(str(error))
         raise typer.Exit(1) from None
-    except BrokenPipeError:
-        # Whoever read our output has left. Python would complain when it flushes standard output at exit.
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            raise
+        # Whoever read our output has left, or the terminal is gone. Python would complain when it flushes standard
+        # output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise typer.Exit(BROKEN_PIPE_EXIT_CODE) from None
 
