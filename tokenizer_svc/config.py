@@ -54,6 +54,10 @@ def fingerprint_of(vocabulary: Vocabulary, table: TokenTable, config: TokenizerC
         add("special", repr((token.id, token.text, token.type.name, token.lstrip, token.rstrip)).encode())
         if token.single_word:
             add("single word", str(token.id).encode())
+    if table.forms is not None:
+        add("decoded lengths", struct.pack(f"<{len(table)}I", *map(len, table.forms.rest)))
+        add("decoded", b"".join(table.forms.rest))
+        add("decoded first", repr(sorted(table.forms.first.items())).encode())
     if config.leftmost_specials:
         add("specials", b"leftmost first")
     for item in vocabulary.behaviour():

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from codecs import utf_8_decode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
@@ -67,14 +67,16 @@ class StreamDecoder:
     `min_ids`: no stop string counts that is complete within so many first ids.
 
     `pieces` are the bytes of each id. `strip_space`: the stream begins a text, so a first id that begins with a space
-    carries SentencePiece's prefix. `drop_first` and `drop_last` name an id that is left out where it is the first or
-    the last one of the stream. `graphemes`: a character of several code points is never split over two deltas.
+    carries SentencePiece's prefix. `first_pieces`: the first id that shows anything shows what stands there instead.
+    `drop_first` and `drop_last` name an id that is left out where it is the first or the last one of the stream.
+    `graphemes`: a character of several code points is never split over two deltas.
     """
 
     __slots__ = (
         "_at_ease",
         "_drop_first",
         "_drop_last",
+        "_first_pieces",
         "_graphemes",
         "_held",
         "_include_stop",
@@ -103,6 +105,7 @@ class StreamDecoder:
         pieces: StreamPieces | Sequence[bytes],
         *,
         strip_space: bool = False,
+        first_pieces: Mapping[int, bytes] | None = None,
         drop_first: int | None = None,
         drop_last: int | None = None,
         stops: Sequence[str] = (),
@@ -114,9 +117,10 @@ class StreamDecoder:
         self._pieces = known.pieces
         self._texts = known.texts
         self._strip_space = strip_space
+        self._first_pieces = first_pieces
         self._drop_first = drop_first
         self._drop_last = drop_last
-        self._kept_last = False  # the newest id is `drop_last`; its text waits until another id follows
+        self._kept_last: bytes | None = None  # of the newest id, which is `drop_last`; waits until another id follows
         self._states: StopStates | None = known.stop_states(tuple(stops)) if stops else None
         self._stops = self._states.stops if self._states is not None else None
         self._include_stop = include_stop
@@ -257,10 +261,19 @@ class StreamDecoder:
         if not parts:
             return parts
         if not self._started:
-            self._started = True
+            begins = 0
             if self._drop_first is not None and ids[0] == self._drop_first:
                 parts[0] = b""
-            elif self._strip_space and parts[0][:1] == b" ":
+                begins = 1
+            self._drop_first = None
+            if self._first_pieces is not None:
+                place = next((place for place in range(begins, len(parts)) if parts[place]), None)
+                if place is not None:
+                    self._started = True
+                    parts[place] = self._first_pieces.get(ids[place], parts[place])
+                return parts
+            self._started = True
+            if begins == 0 and self._strip_space and parts[0][:1] == b" ":
                 parts[0] = parts[0][1:]
         return parts
 
@@ -268,11 +281,9 @@ class StreamDecoder:
         if ids:
             parts = self._parts(ids)
             if self._drop_last is not None:
-                if self._kept_last:
-                    parts.insert(0, self._pieces[self._drop_last])
-                self._kept_last = ids[-1] == self._drop_last
-                if self._kept_last:
-                    parts.pop()
+                if self._kept_last is not None:
+                    parts.insert(0, self._kept_last)
+                self._kept_last = parts.pop() if ids[-1] == self._drop_last else None
             self.ids_consumed += len(ids)
             raw = self._raw + b"".join(parts)
         else:
@@ -289,12 +300,10 @@ class StreamDecoder:
         parts = self._parts(ids)
         ordinal = self.ids_consumed
         if self._drop_last is not None and parts:
-            if self._kept_last:  # the id that waited joins the stream in front of the new ones
-                parts.insert(0, self._pieces[self._drop_last])
+            if self._kept_last is not None:  # the id that waited joins the stream in front of the new ones
+                parts.insert(0, self._kept_last)
                 ordinal -= 1
-            self._kept_last = ids[-1] == self._drop_last
-            if self._kept_last:
-                parts.pop()
+            self._kept_last = parts.pop() if ids[-1] == self._drop_last else None
         raw = self._raw + b"".join(parts)
         text, used = utf_8_decode(raw, "replace", False)
         if ordinal < self._min_ids:

@@ -36,6 +36,7 @@ from tokenizer_svc.streaming import StreamDecoder, StreamPieces
 from tokenizer_svc.vocabularies.spm_merging import SPACE
 from tokenizer_svc.vocabulary import (
     CONTROL_TYPES,
+    DecodedForms,
     LoneSurrogateError,
     SpecialToken,
     TextEncoder,
@@ -321,8 +322,14 @@ class Tokenizer:
                 array, strip = array[1:], False
             if len(array) and array[-1] == drop_last:
                 array = array[:-1]
-        pieces = self.table.pieces if unparse_special else self.table.hidden_pieces
         text = (self._shown_joiner if unparse_special else self._hidden_joiner).join(array)
+        forms = self._shown_forms if unparse_special else self._hidden_forms
+        if forms is not None:
+            index = next((index for index in map(int, array) if forms.rest[index]), None)
+            if index is not None and index in forms.first:
+                text = forms.first[index] + text[len(forms.rest[index]) :]
+            return without_spaces(text) if clean_spaces else text
+        pieces = self.table.pieces if unparse_special else self.table.hidden_pieces
         if strip and len(array) and pieces[array[0]][:1] == b" ":
             text = text[1:]
         return without_spaces(text) if clean_spaces else text
@@ -338,9 +345,10 @@ class Tokenizer:
         """The same of many lists: the field `decoded` of a response, in parts. All `ids` are valid; list n goes from
         `edges[n]` to `edges[n + 1]`."""
         begins, ends = edges[:-1].copy(), edges[1:].copy()
-        if clean_spaces:
+        if clean_spaces or self.table.forms is not None:
             lists = [ids[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
-            return [decoded_field(self.decode_bytes(each, remove_special, unparse_special, True)) for each in lists]
+            wanted = remove_special, unparse_special, clean_spaces
+            return [decoded_field(self.decode_bytes(each, *wanted)) for each in lists]
         spaces = np.full(len(begins), self._strips_prefix)
         drop_first, drop_last = self._dropped() if remove_special else (None, None)
         if drop_first is not None:
@@ -372,13 +380,17 @@ class Tokenizer:
         """A stream that follows `context_ids`. Without stop strings it gives what `decode` gives.
 
         After a context that ends in text, a leading space is text; after one that ends in a control token it is the
-        prefix that encoding would have put there.
+        prefix that encoding would have put there. With a file's own decoder, what follows shown context is not first.
         """
         self.check_ids(context_ids)
+        forms = self._shown_forms if unparse_special else self._hidden_forms
+        first = None if forms is None or any(forms.rest[index] for index in context_ids) else forms.first
         drop_first, drop_last = self._dropped() if remove_special else (None, None)
         return StreamDecoder(
             self._shown_pieces if unparse_special else self._hidden_pieces,
-            strip_space=self._strips_prefix
+            first_pieces=first,
+            strip_space=forms is None
+            and self._strips_prefix
             and (not context_ids or (self.is_control(context_ids[-1]) and not self.config.prefix_is_first)),
             drop_first=None if context_ids else drop_first,
             drop_last=drop_last,
@@ -390,19 +402,27 @@ class Tokenizer:
 
     @cached_property
     def _shown_joiner(self) -> PieceJoiner:
-        return PieceJoiner(self.table.pieces)
+        return PieceJoiner(self.table.pieces if self._shown_forms is None else self._shown_forms.rest)
 
     @cached_property
     def _hidden_joiner(self) -> PieceJoiner:
-        return PieceJoiner(self.table.hidden_pieces)
+        return PieceJoiner(self.table.hidden_pieces if self._hidden_forms is None else self._hidden_forms.rest)
 
     @cached_property
     def _shown_pieces(self) -> StreamPieces:
-        return StreamPieces(self.table.pieces)
+        return StreamPieces(self.table.pieces if self._shown_forms is None else self._shown_forms.rest)
 
     @cached_property
     def _hidden_pieces(self) -> StreamPieces:
-        return StreamPieces(self.table.hidden_pieces)
+        return StreamPieces(self.table.hidden_pieces if self._hidden_forms is None else self._hidden_forms.rest)
+
+    @property
+    def _shown_forms(self) -> DecodedForms | None:
+        return self.table.forms
+
+    @cached_property
+    def _hidden_forms(self) -> DecodedForms | None:
+        return None if self.table.forms is None else self.table.forms.without(self.table.control_ids())
 
     def decoded_size(self, ids: Ids) -> int:
         """An upper bound of the bytes that valid ids decode to."""
@@ -410,7 +430,10 @@ class Tokenizer:
 
     @cached_property
     def _piece_lengths(self) -> Ids:
-        return ids_of(list(map(len, self.table.pieces)))
+        lengths = list(map(len, self.table.pieces))
+        if (forms := self.table.forms) is not None:
+            lengths = [max(len(piece), len(forms.first.get(index, b""))) for index, piece in enumerate(forms.rest)]
+        return ids_of(lengths)
 
     def check_ids(self, ids: Sequence[int] | Ids) -> None:
         """Raises TokenIdError for the first id that is outside of the vocabulary."""

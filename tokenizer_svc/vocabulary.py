@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
@@ -57,6 +57,22 @@ class SpecialToken:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodedForms:
+    """What a file's own decoder makes of each id: the first of a text that shows anything is shown as in `first`, if it
+    stands there, and all others as in `rest`. Without it llama.cpp's rule of one stripped space holds."""
+
+    first: Mapping[int, bytes]
+    rest: Sequence[bytes]
+
+    def without(self, hidden: Sequence[int]) -> DecodedForms:
+        """The same where some ids are shown as nothing."""
+        rest = list(self.rest)
+        for index in hidden:
+            rest[index] = b""
+        return DecodedForms({index: data for index, data in self.first.items() if rest[index]}, rest)
+
+
+@dataclass(frozen=True, slots=True)
 class TokenTable:
     """What each id is. The index into each sequence is the id.
 
@@ -67,18 +83,24 @@ class TokenTable:
     types: bytes
     specials: tuple[SpecialToken, ...]  # ascending by id
     scores: array[float] | None = None
+    forms: DecodedForms | None = None  # how ids are decoded, where `pieces` do not say it
     hidden_pieces: Sequence[bytes] = field(init=False)  # the same with control and unknown tokens as nothing
 
     def __post_init__(self) -> None:
         if len(self.types) != len(self.pieces) or (self.scores is not None and len(self.scores) != len(self.pieces)):
             raise ValueError("pieces, types and scores must have one entry an id")
         hidden = list(self.pieces)
-        for index in np.flatnonzero(np.isin(np.frombuffer(self.types, np.uint8), list(CONTROL_TYPES))).tolist():
+        for index in self.control_ids():
             hidden[index] = b""
         object.__setattr__(self, "hidden_pieces", hidden)
 
     def __len__(self) -> int:
         return len(self.pieces)
+
+    def control_ids(self) -> list[int]:
+        """The ids that are dropped where control tokens are not shown."""
+        found: list[int] = np.flatnonzero(np.isin(np.frombuffer(self.types, np.uint8), list(CONTROL_TYPES))).tolist()
+        return found
 
 
 class TextEncoder(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,3 +92,27 @@ def test_fragments_are_in_order_and_disjoint_and_leave_out_white_space_only(stri
 def test_hundreds_of_tokens_that_begin_with_one_another() -> None:
     tokens = [token(length, "a" * length) for length in range(1, 601)]  # deeper than a regular expression may nest
     assert shown("b" + "a" * 900 + "b", tokens) == ["b", 600, 300, "b"]
+
+
+@given(
+    st.text(alphabet="aé_9 -.\u200c\u200d\u0301\u203f\u2160ⓐ@½\u00aa", max_size=6),
+    st.text(alphabet="a \u200c\u200d.", max_size=3),
+)
+def test_words_end_where_they_do_in_the_library(left: str, right: str) -> None:
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0}, "?"))
+    library.add_tokens([tokenizers.AddedToken("xyz", single_word=True, normalized=False)])
+    text = f"{left}xyz{right} xyz\u200c xyz \u200dxyz"
+    single = SpecialToken(1, "xyz", TokenType.USER_DEFINED, single_word=True)
+    ours = [part.start for part in FragmentSplitter([single], leftmost=True).split(text) if part.token is not None]
+    encoding = library.encode(text)
+    theirs = [start for (start, _), index in zip(encoding.offsets, encoding.ids, strict=True) if index == 1]
+    assert ours == theirs
+
+
+def test_masked_text_is_beside_a_token_what_it_would_be() -> None:
+    splitter = FragmentSplitter([SpecialToken(1, "xyz", TokenType.USER_DEFINED, single_word=True)], leftmost=True)
+    for before, found in (("a", False), ("\u200d", False), (".", True), (" ", True)):
+        masked = splitter.masked(before)
+        assert len(masked) == 1 and masked != before
+        assert any(part.token == 1 for part in splitter.split(masked + "xyz")) is found
+    assert not any(part.token for part in splitter.split(splitter.masked("xyz")))

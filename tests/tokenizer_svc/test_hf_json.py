@@ -215,7 +215,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "the vocabulary is empty": {"vocab": {}, "added_tokens": []},
     "has the entry": {"vocab": {"a": -1}},
     "at once": {"vocab": {"a": 1, "b": 1}},
-    "as it should be": {"vocab": 5},
+    "model.vocab is 5, expected": {"vocab": 5},
     "the model Strange": {"type": "Strange"},
 }
 

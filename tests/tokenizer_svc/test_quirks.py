@@ -232,6 +232,15 @@ def _(make: Make) -> None:
     assert BpeVocabulary([(b"a", 0), (b"b", 1)], (r"\S+|\s+",)).encode("a?b").tolist() == [0, 1]
 
 
+@row("BPE: white space above U+0800 (U+2028, U+3000) in DeepSeek LLM's and Coder's patterns")
+def _(make: Make) -> None:
+    for pre in ("deepseek-llm", "deepseek-coder"):
+        vocabulary = make(byte_pairs(pre=pre)).vocabulary
+        assert isinstance(vocabulary, BpeVocabulary)
+        assert pieces_of(vocabulary._patterns, "a\u3000b") == ["a", "\u3000", "b"]
+        assert pieces_of(vocabulary._patterns, "a\u00a0b") == ["a", "\u00a0b"]  # below U+0800
+
+
 @row("Several patterns")
 def _(make: Make) -> None:
     vocabulary = make(byte_pairs(pre="falcon")).vocabulary

@@ -58,7 +58,9 @@ class GgufFields:
         self._metadata = metadata
         self.model: str = self.get("model", str, "")
         if self.model not in DEFAULTS:
-            named = f"has the vocabulary type {self.model!r}" if self.model else "has no vocabulary"
+            named = (
+                f"has the {PREFIX}model {self.model!r}" if self.model else f"has no {PREFIX}model, and so no vocabulary"
+            )
             raise FormatError(path, f"{named}; known are {', '.join(DEFAULTS)}")
         self.defaults = DEFAULTS[self.model]
         self.raw_texts: list[bytes] = self.get("tokens", list, [])
@@ -130,9 +132,11 @@ class GgufFields:
         return bool(self.get(name, bool, default))
 
     def text(self, key: str) -> str:
-        """The value of any key that is a text; empty where it is none."""
-        value = self._metadata.get(key)
-        return value if isinstance(value, str) else ""
+        """The value of any key that is a text; empty where there is none."""
+        value = self._metadata.get(key, "")
+        if not isinstance(value, str):
+            raise FormatError(self.path, f"{key} has the wrong type {type(value).__name__}, expected a text")
+        return value
 
     def has(self, name: str) -> bool:
         """Whether the file has `tokenizer.ggml.NAME`."""

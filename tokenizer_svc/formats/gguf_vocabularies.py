@@ -111,7 +111,8 @@ def _byte_pairs(fields: GgufFields, pre: PreTokenizer) -> tuple[BpeVocabulary, l
     try:
         found = np.fromiter(map(ids.__getitem__, products), np.int64, len(products))
     except KeyError as error:
-        raise ValueError(f"a merge makes {error.args[0].decode(errors='replace')!r}, which is no token") from None
+        made = error.args[0].decode(errors="replace")
+        raise ValueError(f"{PREFIX}merges make {made!r}, which is not in {PREFIX}tokens") from None
     # Merges of other characters than those of the alphabet have no text that they could be for.
     served = normal[found] & (lengths[found] == sizes)
     found, cuts = found[served], cuts[served]
@@ -183,7 +184,7 @@ def _sentencepiece_pieces(fields: GgufFields) -> list[bytes]:
 def _scored(fields: GgufFields) -> ModelProto:
     unk_id = fields.id("unknown")
     if unk_id is None:
-        raise ValueError("there is no unknown token")
+        raise ValueError(f"there is no unknown token: {PREFIX}unknown_token_id")
     assert fields.scores is not None
     return _sentencepiece(fields, fields.scores, fields.types, unk_id)
 
@@ -210,6 +211,8 @@ def _sentencepiece(fields: GgufFields, scores: Sequence[float], kinds: Sequence[
             kind = TokenType.CONTROL
         elif kind in (TokenType.USER_DEFINED, TokenType.UNUSED):
             kind = TokenType.NORMAL
+        if "\0" in text:
+            raise ValueError(f"{PREFIX}tokens[{index}] is {text!r}: a null character is not served")
         if not text or text in seen:
             text, kind = f"<no text {index}>", TokenType.CONTROL
         seen.add(text)
@@ -240,5 +243,5 @@ def _word_pieces(fields: GgufFields) -> WpmVocabulary:
             pieces.setdefault(text.removeprefix(SPACE), index)
     unk_id = fields.id("unknown")
     if unk_id is None:
-        raise ValueError("there is no unknown token")
+        raise ValueError(f"there is no unknown token: {PREFIX}unknown_token_id")
     return WpmVocabulary(begin, inside, unk_id)

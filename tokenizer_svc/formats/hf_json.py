@@ -20,7 +20,10 @@ from tokenizer_svc.arrays import ids_of
 from tokenizer_svc.config import TokenizerConfig
 from tokenizer_svc.formats.byte_alphabet import from_alphabet
 from tokenizer_svc.formats.errors import FormatError
+from tokenizer_svc.formats.hf_decoder import read_decoder
 from tokenizer_svc.formats.hf_pipeline import Pipeline, read_pipeline, template_ends
+from tokenizer_svc.formats.hf_shape import check_shape, model_kind
+from tokenizer_svc.formats.ids import check_reach
 from tokenizer_svc.formats.roles import CONTROL_TEXTS, end_of_generation_ids
 from tokenizer_svc.formats.sentencepiece_model import BYTE_PIECE, piece_bytes
 from tokenizer_svc.formats.sidecar import AddedToken, Sidecar, read_added_token
@@ -40,7 +43,6 @@ from tokenizer_svc.vocabulary import CONTROL_TYPES, SpecialToken, TokenTable, To
 _NUMBER_BYTE_AND_OTHER = re.compile(
     rb"[\xb2\xb3\xb9\xbc-\xbe][^\xb2\xb3\xb9\xbc-\xbe]|[^\xb2\xb3\xb9\xbc-\xbe][\xb2\xb3\xb9\xbc-\xbe]"
 )
-_MAX_ID = 1 << 22  # far above any vocabulary; a mistyped id must not allocate memory
 
 
 def load(path: Path, content: Mapping[str, Any], sidecar: Sidecar) -> Tokenizer:
@@ -49,18 +51,17 @@ def load(path: Path, content: Mapping[str, Any], sidecar: Sidecar) -> Tokenizer:
         return _Loader(path, content, sidecar).load()
     except (ValueError, RuntimeError) as error:  # sentencepiece reports a bad model as RuntimeError
         raise FormatError(path, str(error)) from None
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise FormatError(path, f"is not a tokenizer.json as it should be: {type(error).__name__} {error}") from None
 
 
 class _Loader:
     def __init__(self, path: Path, content: Mapping[str, Any], sidecar: Sidecar) -> None:
+        check_shape(content)
         self._path = path
         self._sidecar = sidecar
         self._content = content
         self._model: Mapping[str, Any] = content["model"]
         self._pipeline: Pipeline = read_pipeline(content)
-        self._kind = self._model.get("type") or ("Unigram" if "unk_id" in self._model else "BPE")
+        self._kind = model_kind(self._model)
         self._check_options()
         self._texts, self._known = self._read_texts()
         own = self._model["vocab"]
@@ -119,8 +120,12 @@ class _Loader:
             pieces = self._word_pieces()
             vocabulary = self._words(self._pipeline.bert)
         else:
-            raise ValueError(f"the model {self._kind} with this pre-tokenizer is not served")
-        return Tokenizer(vocabulary, TokenTable(pieces, bytes(self._types), self._specials, scores), self._config())
+            raise ValueError(f"the model {self._kind} with this normalizer and pre-tokenizer is not served")
+        forms = read_decoder(self._content.get("decoder"), self._texts)
+        if forms is not None and self._pipeline.byte_level and not forms.first and list(forms.rest) == pieces:
+            forms = None  # as most have it
+        table = TokenTable(pieces, bytes(self._types), self._specials, scores, forms)
+        return Tokenizer(vocabulary, table, self._config())
 
     # -- tokens
 
@@ -139,12 +144,17 @@ class _Loader:
     def _read_texts(self) -> tuple[list[str], set[int]]:
         found: dict[int, str] = {}
         for index, text in self._entries():
-            if type(index) is not int or not 0 <= index < _MAX_ID or not isinstance(text, str):
-                raise ValueError(f"the vocabulary has the entry {text!r}: {index!r}")
+            if type(index) is not int or index < 0:
+                raise ValueError(f"model.vocab or added_tokens has the entry {text!r}: {index!r}, expected an id")
+            if "\0" in text and not self._pipeline.byte_level:
+                raise ValueError(f"model.vocab or added_tokens has the token {text!r}: a null character is not served")
             if found.setdefault(index, text) != text:
-                raise ValueError(f"the id {index} is {found[index]!r} and {text!r} at once")
+                raise ValueError(
+                    f"the id {index} is {found[index]!r} and {text!r} at once, in model.vocab or added_tokens"
+                )
         if not found:
-            raise ValueError("the vocabulary is empty")
+            raise ValueError("the vocabulary is empty: model.vocab and added_tokens")
+        check_reach(max(found), len(found), "model.vocab or added_tokens")
         return [found.get(index, "") for index in range(max(found) + 1)], set(found)
 
     def _read_specials(self) -> tuple[tuple[SpecialToken, ...], bytearray]:
@@ -217,13 +227,15 @@ class _Loader:
     def _merges(self) -> dict[tuple[str, str], str]:
         """The pairs in the order of their ranks, and what they make. Of equal ones the last counts in the library."""
         products: dict[tuple[str, str], str] = {}
+        if self._model.get("merges") is None:
+            raise ValueError("there is no model.merges, expected a list")
         for number, merge in enumerate(self._model["merges"]):
             pair = merge.split(" ") if isinstance(merge, str) else merge
             if len(pair) != 2 or not all(pair):
-                raise ValueError(f"merges[{number}] is not two tokens")
+                raise ValueError(f"model.merges[{number}] is not two tokens")
             product = pair[0] + pair[1]
             if product not in self._ids:
-                raise ValueError(f"merges[{number}] makes {product!r}, which is no token")
+                raise ValueError(f"model.merges[{number}] makes {product!r}, which is no token")
             products.pop((pair[0], pair[1]), None)
             products[pair[0], pair[1]] = product
         return products
@@ -275,7 +287,7 @@ class _Loader:
         trainer.byte_fallback = byte_tokens == 256
         unk_id = self._unk_id()
         if unk_id is None:
-            raise ValueError("there is no unknown token")
+            raise ValueError("there is no unknown token: model.unk_token or model.unk_id")
         if self._kind == "BPE" and not trainer.byte_fallback and not self._model.get("fuse_unk"):
             raise ValueError("the model BPE with neither byte_fallback nor fuse_unk is not served")
         trainer.unk_id = unk_id
@@ -301,6 +313,8 @@ class _Loader:
                 kind = TokenType.CONTROL  # never made from text
             elif kind == TokenType.USER_DEFINED:
                 kind = TokenType.NORMAL
+            if self._ids.get(text, index) != index:
+                raise ValueError(f"model.vocab or added_tokens has {text!r} as the ids {index} and {self._ids[text]}")
             model.pieces.add(piece=text, score=scores[index], type=kind)
         return model
 
@@ -314,7 +328,7 @@ class _Loader:
                 place[text.removeprefix(prefix)] = index
         unk_id = self._unk_id()
         if unk_id is None:
-            raise ValueError("there is no unknown token")
+            raise ValueError("there is no unknown token: model.unk_token or model.unk_id")
         longest = self._model.get("max_input_chars_per_word", 100)
         return WpmVocabulary(
             begin, inside, unk_id, lowercase=lowercase, max_word_characters=longest, drops_all_controls=True

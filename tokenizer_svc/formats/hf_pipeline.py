@@ -90,7 +90,9 @@ def template_ends(post_processor: Step | None) -> tuple[list[int], list[int]]:
             case "TemplateProcessing":
                 texts = [number for number, part in enumerate(step["single"]) if "Sequence" in part]
                 if len(texts) != 1:
-                    raise ValueError(f"the post-processor TemplateProcessing puts {len(texts)} texts into one")
+                    raise ValueError(
+                        f"the post-processor TemplateProcessing has {len(texts)} texts in single, expected one"
+                    )
                 for number, part in enumerate(step["single"]):
                     if "Sequence" not in part:
                         side = front if number < texts[0] else back
@@ -111,7 +113,7 @@ def _steps(step: Step | None, inner: str) -> Iterator[Step]:
 
 
 def _refusal(role: str, step: Step) -> ValueError:
-    return ValueError(f"the {role} {step['type']} is not served in this form, or not at this place")
+    return ValueError(f"the {role} {step['type']} is not served in this form, at this place or with this normalizer")
 
 
 # -- byte level

@@ -11,6 +11,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[att
 
 from tokenizer_svc.config import TokenizerConfig
 from tokenizer_svc.formats.errors import FormatError
+from tokenizer_svc.formats.ids import check_reach
 from tokenizer_svc.formats.roles import CONTROL_TEXTS, end_of_generation_ids
 from tokenizer_svc.formats.sidecar import AddedToken, Sidecar
 from tokenizer_svc.tokenizer import Tokenizer
@@ -20,7 +21,6 @@ from tokenizer_svc.vocabularies.ugm import UgmVocabulary
 from tokenizer_svc.vocabulary import SpecialToken, TokenTable, TokenType
 
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_MAX_ID = 1 << 22  # far above any vocabulary; a mistyped id must not allocate memory
 
 
 def parse(data: bytes) -> ModelProto | None:
@@ -85,9 +85,14 @@ def load(path: Path, model: ModelProto, sidecar: Sidecar) -> Tokenizer:
 
 def _apply_added_tokens(path: Path, model: ModelProto, sidecar: Sidecar) -> None:
     """Tokens that the folder adds behind the model's own, or whose type it changes."""
-    for index, token in sorted(sidecar.added_tokens.items()):
-        if index >= _MAX_ID:
-            raise FormatError(path, f"the added token id {index} beside it is out of any range")
+    added = sidecar.added_tokens
+    if added:
+        try:
+            known = len(model.pieces) + sum(index >= len(model.pieces) for index in added)
+            check_reach(max(max(added), len(model.pieces) - 1), known, "added_tokens_decoder beside it")
+        except ValueError as error:
+            raise FormatError(path, str(error)) from None
+    for index, token in sorted(added.items()):
         while len(model.pieces) <= index:
             model.pieces.add(piece=f"<unused id {len(model.pieces)}>", score=0.0, type=TokenType.UNUSED)
         piece = model.pieces[index]
@@ -105,6 +110,8 @@ def _added_type(token: AddedToken) -> int:
 def _check(path: Path, model: ModelProto) -> None:
     seen: dict[str, int] = {}
     for index, piece in enumerate(model.pieces):
+        if "\0" in piece.piece:
+            raise FormatError(path, f"id {index} has the piece {piece.piece!r}: a null character is not served")
         if piece.piece in seen:
             raise FormatError(path, f"ids {seen[piece.piece]} and {index} have the same piece {piece.piece!r}")
         seen[piece.piece] = index

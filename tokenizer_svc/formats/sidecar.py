@@ -127,6 +127,11 @@ def _added_tokens(path: Path, value: object) -> dict[int, AddedToken]:
             raise FormatError(path, f"added_tokens_decoder has the key {key!r}, which is no id")
         if not (isinstance(entry, dict) and isinstance(entry.get("content"), str)):
             raise FormatError(path, f"added_tokens_decoder[{key}] has no text")
+        for name in ("special", "lstrip", "rstrip", "single_word", "normalized"):
+            if not isinstance(entry.get(name, False), bool):
+                raise FormatError(
+                    path, f"added_tokens_decoder[{key}].{name} is {entry[name]!r}, expected true or false"
+                )
         added[int(key)] = read_added_token(int(key), entry)
     return added
 

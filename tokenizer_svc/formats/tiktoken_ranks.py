@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tokenizer_svc.config import TokenizerConfig
 from tokenizer_svc.formats.errors import FormatError
+from tokenizer_svc.formats.ids import check_reach
 from tokenizer_svc.formats.roles import CONTROL_TEXTS, end_of_generation_ids
 from tokenizer_svc.formats.sidecar import AddedToken, Sidecar, read_json_object
 from tokenizer_svc.tokenizer import Tokenizer
@@ -22,7 +23,6 @@ from tokenizer_svc.vocabulary import SpecialToken, TokenTable, TokenType
 
 LLAMA3_RANKS = 128_000
 _LLAMA3_SPECIALS = 256
-_MAX_ID = 1 << 22  # far above any vocabulary; a mistyped id must not allocate memory
 _FIRST_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 
 
@@ -76,8 +76,11 @@ def load(path: Path, data: bytes, sidecar: Sidecar, llama3_version: str) -> Toke
 
 def _build(path: Path, pieces: list[bytes], added: Mapping[int, AddedToken], sidecar: Sidecar) -> Tokenizer:
     size = max([len(pieces) - 1, *added]) + 1
-    if size > _MAX_ID:
-        raise FormatError(path, f"the special token id {size - 1} beside it is out of any range")
+    try:
+        known = len(pieces) + sum(index >= len(pieces) for index in added)
+        check_reach(size - 1, known, "added_tokens_decoder beside it")
+    except ValueError as error:
+        raise FormatError(path, str(error)) from None
     types = bytearray([TokenType.NORMAL] * len(pieces) + [TokenType.UNUSED] * (size - len(pieces)))
     table = [*pieces, *([b""] * (size - len(pieces)))]
     specials: list[SpecialToken] = []
