@@ -18,7 +18,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[att
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tests.conftest import REPOSITORY
 from tokenizer_svc.chat.encoding import encode_runs
-from tokenizer_svc.chat.template import render
+from tokenizer_svc.chat.template import ROLES, render
 from tokenizer_svc.encode_cache import EncodeCache
 from tokenizer_svc.encoding import Policy, Segment, SpecialTokenInText
 from tokenizer_svc.formats import load_tokenizer
@@ -220,6 +220,12 @@ def test_a_template_may_write_a_token_around_the_roles_it_is_written_for(chatty:
     assert listed_in(chatty, "{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}", role="user", content="<|a|>") == [
         "<|user|>", "<|end|>",
     ]  # fmt: skip
+
+
+def test_the_contract_names_these_roles(repository: Path) -> None:
+    contract = (repository / "protos/tandem/tokenizer/v1/tokenizer.proto").read_text(encoding="utf-8")
+    named = contract.partition("where it is one of ")[2].partition(";")[0].replace("//", "")
+    assert {role.strip() for role in named.split(",")} == ROLES
 
 
 def roles_and_texts() -> Iterator[tuple[str, str]]:

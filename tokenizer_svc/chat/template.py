@@ -29,7 +29,7 @@ _FILTERS_OF_LETTERS = ("title", "capitalize", "wordcount", "urlencode", "stripta
 
 # The roles that templates are written for. Some write a token around them ('<|' + message.role + '|>': Phi-3, GLM), so
 # they count as the template's own words. Any other role is the caller's.
-_ROLES = frozenset(("developer", "system", "user", "assistant", "tool", "function", "ipython", "model", "observation"))
+ROLES = frozenset(("developer", "system", "user", "assistant", "tool", "function", "ipython", "model", "observation"))
 
 
 class RenderError(ValueError):
@@ -97,7 +97,7 @@ def _message(message: Mapping[str, Any], alphabet: Alphabet) -> dict[str, Any]:
         key: _foreign(value, alphabet, Origin.CONTENT if key == "content" else Origin.DATA)
         for key, value in message.items()
     }
-    return found | {"role": message["role"]} if message["role"] in _ROLES else found
+    return found | {"role": message["role"]} if message["role"] in ROLES else found
 
 
 def _foreign(value: Any, alphabet: Alphabet, origin: Origin) -> Any:
