@@ -105,6 +105,12 @@ def main() -> None:
     while not grammars.take_compiled():
         grammars.wait(1)
     compiled = time.perf_counter() - began
+    for serial, guide in enumerate(guides.values(), 1):
+        if guide is not None:
+            grammars.compile(serial, guide)
+    while grammars.busy:
+        grammars.take_compiled()
+        grammars.wait(1)
     engine = Engine(model.runner, PageTable(options.batch, 64), SchedulerLimits(512, options.batch), grammars=grammars)
     seconds: dict[str, list[float]] = {name: [] for name in guides}
     behind: dict[str, list[float]] = {name: [] for name in guides}
