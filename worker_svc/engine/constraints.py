@@ -57,11 +57,12 @@ class StepConstraints:
             if chunk.samples and _is_constrained(request):
                 drafts = request.tokens[request.num_tokens : request.num_tokens + chunk.samples - 1].tolist()
                 constrained.append(_Constrained(chunk, row, drafts))
-                if request.matcher is not None:
-                    grammars.want(request)
-                    if drafts:
-                        grammars.walk(request, drafts)
             row += chunk.samples
+        guided = [each for each in constrained if each.chunk.request.matcher is not None]
+        grammars.want([each.chunk.request for each in guided])
+        for each in guided:
+            if each.drafts:
+                grammars.walk(each.chunk.request, each.drafts)
         return cls(constrained, row, grammars)
 
     def finish(self, vocabulary_size: int) -> tuple[Masks | None, npt.NDArray[np.bool_], RowNumbers | None]:

@@ -276,8 +276,7 @@ class Engine:
         guided = [chunk.request for chunk in flight.sampling if chunk.request.matcher is not None]
         guided = [request for request in guided if not request.ended]
         if guided:
-            for request in guided:
-                self.grammars.want(request)
+            self.grammars.want(guided)
             self.grammars.hear(
                 STATE_WAIT_SECONDS, lambda: all(r.matcher is not None and r.matcher.known for r in guided)
             )

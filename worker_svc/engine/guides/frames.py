@@ -38,14 +38,20 @@ class Check(msgspec.Struct, tag=True, array_like=True):
 
 
 class Advance(msgspec.Struct, tag=True, array_like=True):
-    """More output (int32) of a request, of `position` tokens by now. Answered by its state, and then, if wanted, by the
-    mask of what may come next. A session that is not known begins."""
+    """More output (int32) of a request, of `position` tokens by now. Answered by its state. A session that is not known
+    begins."""
 
     session: int
     position: int
     tokens: bytes
-    mask: bool
     forced: bool  # whether the tokens that must follow are wanted
+
+
+class Fill(msgspec.Struct, tag=True, array_like=True):
+    """What may come next? Answered by a mask."""
+
+    session: int
+    position: int
 
 
 class Walk(msgspec.Struct, tag=True, array_like=True):
@@ -62,7 +68,7 @@ class Close(msgspec.Struct, tag=True, array_like=True):
     session: int
 
 
-Asked = Compile | Check | Advance | Walk | Close
+Asked = Compile | Check | Advance | Fill | Walk | Close
 
 
 class Born(msgspec.Struct, tag=True, array_like=True):

@@ -124,23 +124,31 @@ class Grammars:
         self._sessions += 1
         return Matcher(guide, self._sessions)
 
-    def want(self, request: Request) -> None:
-        """Has the matcher of a request told its output so far, unless that was done, and its next mask made."""
+    def want(self, requests: Sequence[Request]) -> None:
+        """Has the matchers of requests told their output so far, where that was not done, and then their next masks
+        made: a guide's process does one thing after the other, and whether grammars have ended is needed first."""
+        for request in [request for request in requests if self._tell(request)]:
+            matcher = request.matcher
+            if self._host is not None and matcher is not None and request.output_tokens < request.stopping.max_tokens:
+                self._host.fill(matcher.session)
+
+    def _tell(self, request: Request) -> bool:
+        """Whether there was something to tell."""
         matcher = request.matcher
         assert matcher is not None
         position = request.output_tokens
         if matcher.asked == position or matcher.error:
-            return
+            return False
         matcher.asked = position
         self._matchers[matcher.session] = matcher
         if not self._leads:
-            return
+            return False
         if self._host is None:
             self._failed.append(matcher.session)
-            return
+            return False
         output = request.known[request.prompt_tokens :]
-        mask = position < request.stopping.max_tokens
-        self._host.advance(matcher.session, matcher.guide, output, mask=mask, forced=request.drafting is not None)
+        self._host.advance(matcher.session, matcher.guide, output, forced=request.drafting is not None)
+        return True
 
     def walk(self, request: Request, drafts: Sequence[int]) -> None:
         """Has masks made behind drafts; what was wanted before is asked already."""

@@ -31,6 +31,7 @@ from worker_svc.engine.guides.frames import (
     Close,
     Compile,
     Compiled,
+    Fill,
     Said,
     Walk,
     Words,
@@ -136,14 +137,23 @@ class GuideHost:
                 self._drop(process)
         self._start_compilations()
 
-    def advance(self, session: int, guide: Guide, output: Tokens, *, mask: bool, forced: bool) -> None:
-        """Tells a matcher the whole output so far; a "state" will be answered, and a "mask" if it is wanted."""
+    def advance(self, session: int, guide: Guide, output: Tokens, *, forced: bool = False) -> None:
+        """Tells a matcher the whole output so far; a "state" will be answered."""
         known = self._sessions.get(session)
         if known is None:
             known = self._sessions[session] = _Session(guide)
-        known.output, known.mask, known.forced, known.walk = output, mask, forced, None
+        known.output, known.mask, known.forced, known.walk = output, False, forced, None
         known.answered = False
         self._send(session, known)
+
+    def fill(self, session: int) -> None:
+        """Asks for the mask of what may come next; a "mask" will be answered."""
+        known = self._sessions[session]
+        known.mask, known.answered = True, False
+        if known.process is None:
+            self._send(session, known)
+        elif known.process.compiled:
+            self._send_fill(session, known)
 
     def walk(self, session: int, number: int, drafts: Sequence[int]) -> None:
         """Asks for the masks behind drafts; a "walk" will be answered."""
@@ -374,12 +384,16 @@ class GuideHost:
         tokens = known.output[known.told :].astype(np.int32).tobytes()
         budget = self._limits.mask_seconds + REPLAY_SECONDS * (position - known.told)
         known.told = position
-        owed = [Owed("state", session, budget)]
+        process.ask(Advance(session, position, tokens, known.forced), Owed("state", session, budget))
         if known.mask:
-            owed.append(Owed("mask", session, self._limits.mask_seconds))
-        process.ask(Advance(session, position, tokens, known.mask, known.forced), *owed)
+            self._send_fill(session, known)
         if known.walk is not None:
             self._send_walk(session, known)
+
+    def _send_fill(self, session: int, known: _Session) -> None:
+        assert known.process is not None
+        owed = Owed("mask", session, self._limits.mask_seconds)
+        known.process.ask(Fill(session, len(known.output)), owed)
 
     def _send_walk(self, session: int, known: _Session) -> None:
         assert known.walk is not None and known.process is not None

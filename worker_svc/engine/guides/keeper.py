@@ -28,6 +28,7 @@ from worker_svc.engine.guides.frames import (
     Close,
     Compile,
     Compiled,
+    Fill,
     Walk,
 )
 from worker_svc.engine.guides.guide import Guide
@@ -78,7 +79,9 @@ class _Keeper:
             case Check(serial, output):
                 self._channel.send(Checked(serial, self._fresh().validate_tokens(_ids(output))))
             case Advance():
-                self._advance(message)
+                self._channel.send(self._advance(message))
+            case Fill(session, position):
+                self._channel.send(self._fill(session, position))
             case Walk(session, number, drafts):
                 self._channel.send(self._walk(session, number, drafts))
             case Close(session):
@@ -106,7 +109,7 @@ class _Keeper:
         copy.reset()
         return copy
 
-    def _advance(self, asked: Advance) -> None:
+    def _advance(self, asked: Advance) -> Answer:
         session, position = asked.session, asked.position
         matcher = self._matchers.get(session)
         if matcher is None:
@@ -120,18 +123,19 @@ class _Keeper:
                 state.forced = matcher.compute_ff_tokens()
         except BaseException as error:
             state.error = _described(error)
-        self._channel.send(state)
-        if not asked.mask:
-            return
-        mask = Answer(session, position, "mask", error=state.error)
-        if not state.error:
-            try:
+        return state
+
+    def _fill(self, session: int, position: int) -> Answer:
+        matcher = self._matchers[session]
+        mask = Answer(session, position, "mask")
+        try:
+            mask.error = matcher.get_error()
+            if not mask.error:
                 mask.masks = [matcher.compute_bitmask()]
                 mask.error = matcher.get_error()
-            except BaseException as error:
-                mask.error = _described(error)
-        self._say_all()
-        self._channel.send(mask)
+        except BaseException as error:
+            mask.error = _described(error)
+        return mask
 
     def _walk(self, session: int, number: int, drafts: list[int]) -> Answer:
         answer = Answer(session, number, "walk")

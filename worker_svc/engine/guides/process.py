@@ -61,7 +61,7 @@ class GuideProcess:
             self._pidfd = os.pidfd_open(born.pid)
 
     def ask(self, message: Asked, *owed: Owed) -> None:
-        """Sends a message, which will be answered by as many as are `owed`."""
+        """Sends a message, which will be answered by what is `owed`."""
         if not self.owed:
             self._begin()
         self.owed.extend(owed)

@@ -63,6 +63,11 @@ def ids(text: str) -> np.ndarray:
     return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
 
+def tell(host: GuideHost, session: int, guide: Guide, output: np.ndarray, *, forced: bool = False) -> None:
+    host.advance(session, guide, output, forced=forced)
+    host.fill(session)
+
+
 def processes() -> list[psutil.Process]:
     """Of guides, which are children of a nursery."""
     nurseries = [p for p in psutil.Process().children() if "worker_svc.engine.guides.nursery" in p.cmdline()]
@@ -71,12 +76,12 @@ def processes() -> list[psutil.Process]:
 
 def test_a_matcher_says_what_may_come_next_and_whether_the_grammar_has_ended(host: GuideHost):
     heard = Heard(host)
-    host.advance(1, Guide("regex", "[a-c]{3}"), ids("ab"), mask=True, forced=False)
+    tell(host, 1, Guide("regex", "[a-c]{3}"), ids("ab"))
     assert heard.mask(1) == ids("abc").tolist()
-    host.advance(1, Guide("regex", "[a-c]{3}"), ids("abc"), mask=True, forced=False)
+    tell(host, 1, Guide("regex", "[a-c]{3}"), ids("abc"))
     heard.until(lambda: any(answer.ended for answer in heard.answers))
     host.walk(1, 1, [])
-    host.advance(2, Guide("regex", "xyz[0-9]"), ids(""), mask=True, forced=True)
+    tell(host, 2, Guide("regex", "xyz[0-9]"), ids(""), forced=True)
     heard.until(lambda: any(answer.forced for answer in heard.answers))
     assert [answer.forced for answer in heard.answers if answer.forced] == [ids("xyz").tolist()]
 
@@ -84,14 +89,14 @@ def test_a_matcher_says_what_may_come_next_and_whether_the_grammar_has_ended(hos
 def test_masks_behind_drafts_go_as_far_as_drafts_are_allowed(host: GuideHost):
     heard = Heard(host)
     guide = Guide("regex", "ab[0-9]")
-    host.advance(1, guide, ids(""), mask=True, forced=False)
+    tell(host, 1, guide, ids(""))
     for number, (drafts, masks, ends) in enumerate(
         [("ab", 2, [False, False]), ("ax", 1, [False]), ("x", 0, []), ("ab7", 2, [False, False, True])]
     ):
         host.walk(1, number, ids(drafts).tolist())
         heard.until(lambda number=number: [a for a in heard.answers if a.what == "walk" and a.position == number])
         assert (len(heard.answers[-1].masks), heard.answers[-1].ends) == (masks, ends), drafts
-    host.advance(1, guide, ids("a"), mask=True, forced=False)  # drafts have left nothing behind
+    tell(host, 1, guide, ids("a"))  # drafts have left nothing behind
     heard.answers.clear()
     assert heard.mask(1) == ids("b").tolist()
 
@@ -149,16 +154,16 @@ def test_what_takes_too_much_processor_time_is_refused_and_a_stopped_process_is_
         heard.until(lambda: heard.results)
         assert heard.results[1].outcome is CompileOutcome.OVER_BUDGET
         assert "more than 0.3 s to compile" in heard.results[1].error
-        host.advance(1, Guide("regex", SLOW["powers"]["regex"]), ids(""), mask=True, forced=False)
+        tell(host, 1, Guide("regex", SLOW["powers"]["regex"]), ids(""))
         heard.until(lambda: any(answer.what == "failed" for answer in heard.answers))
         assert "one mask takes more than 0.3 s" in heard.answers[-1].error
         assert host.over_budget == 1
-        host.advance(2, LETTERS, ids(""), mask=True, forced=False)
+        tell(host, 2, LETTERS, ids(""))
         assert heard.mask(2) == ids("abcdefghijklmnopqrstuvwxyz").tolist()
         (process,) = [process for process in processes() if process.cpu_times().user < 0.2]
         process.suspend()
         heard.answers.clear()
-        host.advance(2, LETTERS, ids("abc"), mask=True, forced=False)
+        tell(host, 2, LETTERS, ids("abc"))
         assert set(heard.mask(2)) == {0, *ids("0123456789").tolist()}
         assert not process.is_running()
     finally:
@@ -167,14 +172,14 @@ def test_what_takes_too_much_processor_time_is_refused_and_a_stopped_process_is_
 
 def test_a_process_that_ends_is_made_again_and_hears_the_output_again(host: GuideHost):
     heard = Heard(host)
-    host.advance(1, LETTERS, ids("ab"), mask=True, forced=False)
-    host.advance(2, LETTERS, ids("abc1"), mask=True, forced=False)
+    tell(host, 1, LETTERS, ids("ab"))
+    tell(host, 2, LETTERS, ids("abc1"))
     heard.mask(1), heard.mask(2)
     processes()[0].kill()
     heard.answers.clear()
-    host.advance(1, LETTERS, ids("abc"), mask=True, forced=False)
+    tell(host, 1, LETTERS, ids("abc"))
     assert set(heard.mask(1)) == {0, *ids("0123456789").tolist()}
-    host.advance(2, LETTERS, ids("abc12"), mask=True, forced=False)
+    tell(host, 2, LETTERS, ids("abc12"))
     assert set(heard.mask(2)) == {0, *ids("0123456789").tolist()}
     assert not any(answer.what == "failed" for answer in heard.answers)
 
@@ -183,8 +188,8 @@ def test_a_guide_that_takes_too_much_memory_ends_alone():
     host = make_host(mask_seconds=600, memory_bytes=8 << 20)
     try:
         heard = Heard(host)
-        host.advance(1, Guide("regex", SLOW["powers"]["regex"]), ids(""), mask=True, forced=False)
-        host.advance(2, LETTERS, ids(""), mask=True, forced=False)
+        tell(host, 1, Guide("regex", SLOW["powers"]["regex"]), ids(""))
+        tell(host, 2, LETTERS, ids(""))
         assert heard.mask(2) == ids("abcdefghijklmnopqrstuvwxyz").tolist()
         heard.until(lambda: any(answer.what == "failed" for answer in heard.answers))
         assert "needs more than 8 MiB" in heard.answers[-1].error
@@ -194,7 +199,7 @@ def test_a_guide_that_takes_too_much_memory_ends_alone():
 
 def test_processes_of_guides_that_nobody_uses_are_bounded_and_none_stays_behind(host: GuideHost):
     heard = Heard(host)
-    host.advance(1, LETTERS, ids(""), mask=True, forced=False)
+    tell(host, 1, LETTERS, ids(""))
     for serial in range(KEPT_GUIDES + 8):
         host.compile(serial, Guide("regex", f"a{{{serial + 1}}}"), b"", f"{serial}")
     heard.until(lambda: len(heard.results) == KEPT_GUIDES + 8)
