@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from svc_common.errors import failed_precondition, resource_exhausted
+import grpc
+
+from svc_common.errors import ServiceError, failed_precondition, resource_exhausted
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tokenizer_svc.chat.formats import template_of
 from tokenizer_svc.encoding import Policy
@@ -33,6 +35,12 @@ def chat_question(request: pb.EncodeChatRequest, tokenizer: Tokenizer, settings:
             reason="INPUT_TOO_LARGE",
             retry_after=None,
         )
+    if request.chat_template and not settings.takes_caller_templates:
+        raise ServiceError(
+            grpc.StatusCode.PERMISSION_DENIED,
+            "chat_template: this server takes no templates of its callers (setting caller_templates)",
+            reason="CALLER_TEMPLATES_OFF",
+        )
     violations = Violations()
     if not 1 <= len(request.messages) <= settings.max_chat_messages:
         violations.add(
@@ -49,6 +57,10 @@ def chat_question(request: pb.EncodeChatRequest, tokenizer: Tokenizer, settings:
         violations.add("chat_template", f"is longer than {MAX_TEMPLATE_BYTES} bytes")
     if request.special_tokens not in CHAT_POLICIES:
         violations.add("special_tokens", "must be PLAIN or TEXT")
+    if len(request.tools) > MAX_TOOLS:
+        violations.add("tools", f"has {len(request.tools)} entries; at most {MAX_TOOLS} are allowed")
+    if (calls := sum(len(message.tool_calls) for message in request.messages)) > MAX_TOOL_CALLS:
+        violations.add("messages.tool_calls", f"has {calls} entries in all; at most {MAX_TOOL_CALLS} are allowed")
     violations.raise_any()
     if template is None:
         raise failed_precondition(

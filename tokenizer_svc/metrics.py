@@ -107,6 +107,7 @@ class TokenizerMetrics(ServiceMetrics):
     | tandem_tokenizer_pool_running            | gauge     | jobs that run in a thread                      |
     | tandem_tokenizer_pool_wait_seconds       | histogram | how long a job waited                          |
     | tandem_tokenizer_pool_refused_total      | counter   | jobs refused because too many waited           |
+    | tandem_tokenizer_chat_refused_total      | counter   | conversations refused for the same reason      |
     """
 
     def __init__(self) -> None:
@@ -131,6 +132,7 @@ class TokenizerMetrics(ServiceMetrics):
         self.registry.register(_InputTokensCollector(self._input_tokens))
         self._caches: dict[str, EncodeCache] = {}
         self.registry.register(_CacheCollector(self._caches))
+        self.chat_refused = counter("chat_refused_total", "Conversations refused because too many waited.")
         self.open_streams = gauge("open_streams", "Decode streams that are open now.")
         self.pool_queued = gauge("pool_queued", "Jobs that wait for a thread.")
         self.pool_running = gauge("pool_running", "Jobs that run in a thread.")

@@ -6,12 +6,12 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
 
+from svc_common.callers import caller_var
 from svc_common.errors import FieldViolation, ServiceError, invalid_argument, resource_exhausted, unavailable
 from svc_common.lifecycle import Lifecycle
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
@@ -20,7 +20,8 @@ from tokenizer_svc import validation
 from tokenizer_svc.chat.encoding import encode_runs
 from tokenizer_svc.chat.formats import template_of
 from tokenizer_svc.chat.json_text import JsonTextError
-from tokenizer_svc.chat.renderer import ChatRenderer, RendererBusyError
+from tokenizer_svc.chat.renderer import ChatRenderer
+from tokenizer_svc.chat.slots import CallerSlots, NoSlotError
 from tokenizer_svc.chat.template import RenderError
 from tokenizer_svc.chat_validation import CHAT_POLICIES, chat_question
 from tokenizer_svc.decode_calls import DecodeCalls
@@ -31,6 +32,7 @@ from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.pool import WorkPool
 from tokenizer_svc.settings import TokenizerSettings
 from tokenizer_svc.stream_calls import DecodeStreamCall
+from tokenizer_svc.wire import chat_response
 
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -54,11 +56,14 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._encoding = EncodeCalls(settings, self._pool)
         self._in_pool = self._encoding.in_pool
         self._decoding = DecodeCalls(settings, self._encoding)
-        self._renderer = ChatRenderer(
-            settings.chat_renderers,
-            max_waiting=settings.max_queued_jobs,
-            seconds=settings.chat_render_seconds,
-            max_characters=settings.max_input_bytes,
+        waiting = settings.max_queued_jobs
+        # A caller's own template may do whatever it likes with the time it has: no other conversation waits for it.
+        self._renderer, self._caller_renderer = (
+            ChatRenderer(slots, settings.chat_render_seconds, settings.max_input_bytes, niceness)
+            for slots, niceness in (
+                (CallerSlots(settings.chat_renderers, waiting, settings.chat_renderers + (waiting + 1) // 2), 0),
+                (CallerSlots(settings.caller_template_renderers, waiting, settings.caller_template_queue), 10),
+            )
         )
 
     async def start(self, lifecycle: Lifecycle) -> None:
@@ -85,6 +90,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             task.cancel()
         self._pool.close()
         await self._renderer.close()
+        await self._caller_renderer.close()
 
     # -- about tokenizers
 
@@ -198,32 +204,38 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     # -- conversations
 
-    async def EncodeChat(self, request: pb.EncodeChatRequest, context: Context) -> pb.EncodeChatResponse:  # noqa: N802
+    async def EncodeChat(self, request: pb.EncodeChatRequest, context: Context) -> Any:  # noqa: N802
         loaded = await self._loaded.get(request.tokenizer)
         question = chat_question(request, loaded.tokenizer, self._settings)
+        renderer = self._caller_renderer if request.chat_template else self._renderer
         try:
-            runs = await self._renderer.render(question)
+            runs = await renderer.render(question, caller_var.get())
         except JsonTextError as error:
             raise invalid_argument([FieldViolation(*violation) for violation in error.violations]) from None
         except RenderError as error:
             field = "chat_template" if request.chat_template else "messages"
             raise invalid_argument([FieldViolation(field, str(error))]) from None
-        except RendererBusyError as error:
+        except NoSlotError as error:
+            self.metrics.chat_refused.inc()
             raise resource_exhausted(str(error), reason="QUEUE_FULL", retry_after=0.5) from None
-        text = "".join(part for _, part in runs)
-        policy = CHAT_POLICIES[request.special_tokens]
-        work = partial(encode_runs, loaded.tokenizer, runs, request.include_content_mask, policy)
-        encoding = work() if len(text) <= self._settings.inline_bytes else (await self._in_pool([work]))[0]
-        loaded.metrics.encoded_tokens.inc(len(encoding.ids))
-        loaded.metrics.encoded_bytes.inc(len(text.encode()))
-        loaded.metrics.input_tokens.observe(len(encoding.ids))
-        return pb.EncodeChatResponse(
-            ids=encoding.ids,
-            rendered_text=text if request.include_rendered_text else "",
-            content_ranges=[place for found in encoding.content_ranges for place in found],
-            pieces=self._encoding.pieces(loaded, encoding.ids) if request.include_pieces else (),
-            fingerprint=loaded.tokenizer.fingerprint,
-        )
+        length = sum(len(part) for _, part in runs)
+
+        def work() -> bytes:
+            policy = CHAT_POLICIES[request.special_tokens]
+            encoding = encode_runs(loaded.tokenizer, runs, request.include_content_mask, policy)
+            text = "".join(part for _, part in runs)
+            loaded.metrics.encoded_tokens.inc(len(encoding.id_array))
+            loaded.metrics.encoded_bytes.inc(len(text.encode()))
+            loaded.metrics.input_tokens.observe(len(encoding.id_array))
+            return chat_response(
+                encoding.id_array,
+                text if request.include_rendered_text else "",
+                encoding.borders,
+                loaded.tokenizer.fingerprint,
+                self._encoding.pieces(loaded, encoding.ids) if request.include_pieces else (),
+            )
+
+        return work() if length <= self._settings.inline_bytes else (await self._in_pool([work]))[0]
 
     # -- whole vocabularies
 

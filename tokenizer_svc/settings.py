@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from svc_common.addresses import is_loopback
 from svc_common.settings import ServiceSettings
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)*")
@@ -44,7 +45,17 @@ class TokenizerSettings(ServiceSettings):
         default=64 << 20, ge=0, description="memory for texts that were encoded before, each tokenizer; 0: none"
     )
     max_chat_messages: int = Field(default=4096, ge=1, description="most messages in one conversation")
-    chat_renderers: int = Field(default=2, ge=1, le=64, description="processes that render chat templates")
+    chat_renderers: int = Field(default=2, ge=1, le=64, description="processes that render tokenizers' chat templates")
+    caller_templates: Literal["auto", "yes", "no"] = Field(
+        default="auto",
+        description="whether callers may send chat templates of their own; auto: where host is a loopback address",
+    )
+    caller_template_renderers: int = Field(
+        default=2, ge=1, le=64, description="processes that render callers' chat templates"
+    )
+    caller_template_queue: int = Field(
+        default=4, ge=1, description="conversations with a template of its own that one caller may have, waiting or not"
+    )
     chat_render_seconds: float = Field(default=2.0, gt=0, description="how long one chat template may take")
     max_queued_jobs: int = Field(default=256, ge=0, description="inputs that may wait for a thread; more are refused")
 
@@ -64,6 +75,11 @@ class TokenizerSettings(ServiceSettings):
                 raise ValueError(f"--tokenizer {entry}: the name {name!r} is given twice; choose names with NAME=PATH")
             found[name] = path
         return found
+
+    @property
+    def takes_caller_templates(self) -> bool:
+        """Whether callers may send chat templates of their own."""
+        return self.caller_templates == "yes" or (self.caller_templates == "auto" and is_loopback(self.host))
 
     @property
     def thread_count(self) -> int:

@@ -96,6 +96,24 @@ def encoding_field(
     return [_ENCODING, _varint(sum(map(len, body))), *body]
 
 
+def chat_response(
+    ids: Ids, rendered_text: str, content_ranges: Ids, fingerprint: str, pieces: Sequence[bytes]
+) -> bytes:
+    """An EncodeChatResponse."""
+    parts: list[bytes] = []
+    for tag, value in (
+        (b"\x0a", packed(ids)),
+        (b"\x12", rendered_text.encode()),
+        (b"\x1a", packed(content_ranges)),
+        (b"\x22", fingerprint.encode()),
+    ):
+        if value:
+            parts += (tag, _varint(len(value)), value)
+    for piece in pieces:
+        parts += (b"\x2a", _varint(len(piece)), piece)
+    return b"".join(parts)
+
+
 def plain_encodings(lists: Sequence[Ids], front: Ids = NONE, back: Ids = NONE) -> list[bytes]:
     """The `encodings` of a BatchEncodeResponse that have ids and their number alone, in parts: one pass over ids.
     `front` and `back` are put around each list.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenizer_svc.arrays import NONE, Ids
 from tokenizer_svc.chat.origin import Origin
 from tokenizer_svc.encoding import Policy, Segment
 from tokenizer_svc.tokenizer import Tokenizer
@@ -21,8 +22,18 @@ from tokenizer_svc.tokenizer import Tokenizer
 class ChatEncoding:
     """`content_ranges` are [start, end) of ids that hold any of a message's content."""
 
-    ids: list[int]
-    content_ranges: list[tuple[int, int]]
+    id_array: Ids
+    borders: Ids  # the starts and ends of the ranges by turns
+
+    @property
+    def ids(self) -> list[int]:
+        found: list[int] = self.id_array.tolist()
+        return found
+
+    @property
+    def content_ranges(self) -> list[tuple[int, int]]:
+        borders: list[int] = self.borders.tolist()
+        return list(zip(borders[::2], borders[1::2], strict=True))
 
 
 def encode_runs(
@@ -41,12 +52,12 @@ def encode_runs(
     encoding = tokenizer.encode_segments(segments, add_special=False, with_offsets=with_ranges)
     starts = encoding.code_point_offset_array
     if starts is None or not len(starts):
-        return ChatEncoding(encoding.ids, [])
+        return ChatEncoding(encoding.id_array, NONE)
     is_content = np.repeat([origin == Origin.CONTENT for origin, _ in runs], [len(part) for _, part in runs])
     content_before = np.concatenate(([0], np.cumsum(is_content[np.concatenate(places)])))
     ends = np.concatenate((starts[1:], [len(content_before) - 1]))
     # A character of several tokens starts in the first of them, and is in all.
     ends = np.minimum(np.maximum(ends, starts + 1), len(content_before) - 1)
     holds_content = content_before[ends] > content_before[starts]
-    borders = np.flatnonzero(np.diff(holds_content, prepend=False, append=False)).tolist()
-    return ChatEncoding(encoding.ids, list(zip(borders[::2], borders[1::2], strict=True)))
+    borders = np.flatnonzero(np.diff(holds_content, prepend=False, append=False)).astype(np.uint32)
+    return ChatEncoding(encoding.id_array, borders)

@@ -12,6 +12,7 @@ from typing import Any
 
 from tokenizer_svc.chat.json_text import JsonTextError
 from tokenizer_svc.chat.origin import Origin
+from tokenizer_svc.chat.slots import CallerSlots
 from tokenizer_svc.chat.template import RenderError
 
 _MEMORY = 512 << 20  # address space of a renderer, interpreter included
@@ -19,35 +20,22 @@ _LINE_LIMIT = 256 << 20
 _START_SECONDS = 60.0
 
 
-class RendererBusyError(Exception):
-    """More conversations wait for a renderer than may."""
-
-
 class ChatRenderer:
     """At most `processes` of them, started when first needed. Use it from one event loop."""
 
-    def __init__(self, processes: int, max_waiting: int, seconds: float, max_characters: int) -> None:
+    def __init__(self, slots: CallerSlots, seconds: float, max_characters: int, niceness: int = 0) -> None:
+        """There is a process for each of the `slots`; `niceness` is what the processes add to ours."""
         self._idle: list[asyncio.subprocess.Process] = []
-        self._slots = asyncio.Semaphore(processes)
-        self._max_waiting = max_waiting
-        self._waiting = 0
+        self._slots = slots
         self._seconds = seconds
+        self._niceness = niceness
         self._max_characters = max_characters
         self._all: set[asyncio.subprocess.Process] = set()
 
-    async def render(self, request: Mapping[str, Any]) -> list[tuple[Origin, str]]:
-        """The rendered text by origin. Raises JsonTextError, RenderError, RendererBusyError."""
-        if self._waiting >= self._max_waiting:
-            raise RendererBusyError(f"{self._waiting} conversations wait for their template, which is the limit")
-        self._waiting += 1
-        try:
-            await self._slots.acquire()
-        finally:
-            self._waiting -= 1
-        try:
-            return await self._ask(json.dumps(request).encode() + b"\n")
-        finally:
-            self._slots.release()
+    async def render(self, request: Mapping[str, Any], caller: str) -> list[tuple[Origin, str]]:
+        """The rendered text by origin. Raises JsonTextError, RenderError, NoSlotError."""
+        async with self._slots.slot(caller):
+            return await self._ask(json.dumps(request, ensure_ascii=False).encode() + b"\n")
 
     async def close(self) -> None:
         """Ends all processes."""
@@ -89,7 +77,7 @@ class ChatRenderer:
     async def _start(self) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "tokenizer_svc.chat.worker", str(_MEMORY), str(self._max_characters)),
+            *("-m", "tokenizer_svc.chat.worker", str(_MEMORY), str(self._max_characters), str(self._niceness)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,

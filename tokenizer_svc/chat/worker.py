@@ -6,6 +6,7 @@ It holds no secrets, may use so much memory and no more, and is killed by its pa
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 
@@ -14,8 +15,9 @@ from tokenizer_svc.chat.template import RenderError, render
 
 
 def main() -> None:
-    """Serves until standard input ends. Arguments: bytes of memory, longest rendered text."""
-    memory, max_characters = int(sys.argv[1]), int(sys.argv[2])
+    """Serves until standard input ends. Arguments: bytes of memory, longest rendered text, niceness."""
+    memory, max_characters, niceness = map(int, sys.argv[1:])
+    os.nice(niceness)
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -32,7 +34,8 @@ def main() -> None:
 
 
 def _say(answer: dict[str, object]) -> None:
-    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+    text = json.dumps(answer, ensure_ascii=False)  # which is shorter, and read more quickly
+    sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace") + b"\n")
     sys.stdout.buffer.flush()
 
 
