@@ -224,6 +224,7 @@ def some_traffic(stack: Stack) -> None:
         addresses = {"tokenizer": stack.address("tokenizer", 50051), "worker": stack.address("worker", 50052, index)}
         with Client(**addresses, timeout=60) as client:
             client.generate("ROMEO:\n", max_tokens=8)
+            client.encode(f"{time.monotonic()} " * 20_000)  # in no cache, and so long that a thread takes it
             client.generate(
                 "the the the the", guided=Regex("( the){16}"), max_tokens=16, draft_tokens=4, prompt_lookup=1
             )

@@ -42,6 +42,7 @@ logger = logging.getLogger("worker_svc.engine")
 
 STOP_SECONDS = 5.0  # for an engine to leave by itself before it is killed
 KILL_SECONDS = 10.0  # for a killed process to be gone: the system may be writing its memory to a disk
+_CACHED_SHAPES = 128  # of each kind of product
 _LONGEST_FOLDER = 100  # bytes: a socket's path has 107 at most
 _OTHER_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - where TMPDIR cannot be used; only names made by mkdtemp
 
@@ -266,11 +267,17 @@ def _engine_environment() -> dict[str, str]:
     process beside two threads on two cores, a step takes 8 times as long at 30,000 turns, twice as long at 3,000, and
     no longer at 1,000, which is some 20 us.
 
+    oneDNN keeps what it has compiled for each shape of a product, and ideep, which torch puts before it, keeps a
+    description of 260 KB beside it: 1,024 entries each by default, so that an engine grows by a gigabyte while prompts
+    of all lengths come. What decodes need are few shapes; those stay.
+
     Huge pages help weights that are read in every step. An allocator that keeps what a step frees for the next one
     saves page faults: 6 % of a prefill with huge pages, more without.
     """
     return {
         "GOMP_SPINCOUNT": "1000",
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": str(_CACHED_SHAPES),
+        "LRU_CACHE_CAPACITY": str(_CACHED_SHAPES),
         "THP_MEM_ALLOC_ENABLE": "1",
         "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
         "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
