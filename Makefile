@@ -5,6 +5,7 @@
 #   make check    what continuous integration runs besides: stubs, ruff, mypy, buf
 #   make protos   generate the stubs after a change of protos/
 #   make chaos    break both services in every way while streams run, ROUNDS times; nothing may be lost
+#   make soak     both services under mixed traffic for MINUTES: fails where memory grows or something is not returned
 #   make compose-test   build the images, bring the stack up in a container engine of its own, ask it, take it down
 
 VENV ?= .venv
@@ -12,6 +13,7 @@ PYTHON ?= python3
 MODEL ?= models/demo
 PROMPT ?= First Citizen:
 ROUNDS ?= 100
+MINUTES ?= 3
 
 # Through the environment, so that quotes and dollars in a prompt stay what they are.
 export MODEL PROMPT
@@ -19,7 +21,7 @@ export MODEL PROMPT
 STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 
-.PHONY: run test check lint types protos fresh buf chaos compose-test clean
+.PHONY: run test check lint types protos fresh buf chaos soak compose-test clean
 
 # The stamp is written last: an interrupted installation is begun again.
 $(STAMP): pyproject.toml constraints.txt
@@ -64,6 +66,9 @@ chaos: $(STAMP)
 
 compose-test: $(STAMP)
 	$(BIN)/python deploy/compose_test.py $(COMPOSE_TEST_FLAGS)
+
+soak: $(STAMP)
+	$(BIN)/python -m tests.soak --minutes $(MINUTES)
 
 clean:
 	rm -rf $(VENV) .buf

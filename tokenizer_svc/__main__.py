@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from svc_common.allocator import return_large_blocks
 from svc_common.lifecycle import run_service
 from svc_common.settings import load_settings
 from tokenizer_svc.server import TokenizerService
@@ -15,6 +16,7 @@ _SWITCH_SECONDS = 0.001  # how long a thread may keep the interpreter when anoth
 def main() -> int:
     """Runs the service until it is told to stop; returns the exit code."""
     sys.setswitchinterval(_SWITCH_SECONDS)  # each step of a health probe waits for it behind large inputs
+    return_large_blocks()
     settings = load_settings(TokenizerSettings, sys.argv[1:], prog="tandem-tokenizer", env_prefix="TANDEM_TOKENIZER_")
     return run_service(TokenizerService(settings), settings)
 
