@@ -67,4 +67,5 @@ def _after_in_child() -> None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
 
 
-os.register_at_fork(before=_before, after_in_child=_after_in_child)
+if hasattr(os, "register_at_fork"):  # where there is a fork
+    os.register_at_fork(before=_before, after_in_child=_after_in_child)
