@@ -79,7 +79,7 @@ def tokenizer_requests() -> Iterator[Hostile]:
         field(2, field(1, field(1, b"a") + field(4, b"\x01" * 4_000_000))),
     )
     yield Hostile("Encode, unpacked parse_ids", TOKENIZER + "Encode", field(2, field(1, b"\x20\x01" * (LARGEST // 2))))
-    yield Hostile("Encode, 65,536 segments", TOKENIZER + "Encode", field(2, letter * 65_536))
+    yield Hostile("Encode, 16,384 segments", TOKENIZER + "Encode", field(2, letter * 16_384))
     yield Hostile("Encode, 4 MiB of text", TOKENIZER + "Encode", field(2, field(1, field(1, b"lorem " * 699_000))))
     yield Hostile(
         "Encode with offsets and pieces, 4 MiB",
@@ -87,7 +87,7 @@ def tokenizer_requests() -> Iterator[Hostile]:
         field(2, field(1, field(1, b"a b c d " * 524_000))) + b"\x18\x01\x20\x01",
     )
     yield Hostile("CountTokens, 4,096 x 300 segments", TOKENIZER + "CountTokens", field(2, letter * 300) * 4096)
-    yield Hostile("CountTokens, 4,096 x 16 segments", TOKENIZER + "CountTokens", field(2, letter * 16) * 4096)
+    yield Hostile("CountTokens, 4,096 x 4 segments", TOKENIZER + "CountTokens", field(2, letter * 4) * 4096)
     yield Hostile(
         "BatchEncode, 4,096 x 4 KB", TOKENIZER + "BatchEncode", field(2, field(1, field(1, b"lorem " * 680))) * 4096
     )

@@ -59,6 +59,7 @@ class MalformedMessageError(Exception):
 
 def limits_of_service(service: ServiceDescriptor, limits: Limits) -> dict[str, MessageLimits]:
     """Those of its methods' requests by the method's path, `/package.Service/Method`."""
+    _library()  # now, and not when the first large request holds everybody up
     return {
         f"/{service.full_name}/{method.name}": MessageLimits(method.input_type, limits) for method in service.methods
     }
