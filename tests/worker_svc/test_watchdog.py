@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 
-from worker_svc.engine.processes import NO_MEMORY, RANK_KILLED, cpu_seconds, crashed, kill_group
+from svc_common.cpu_time import cpu_seconds
+from worker_svc.engine.processes import NO_MEMORY, RANK_KILLED, crashed, kill_group
 from worker_svc.watchdog import Silence, until_stalled
 
 

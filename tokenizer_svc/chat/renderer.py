@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from svc_common.advice import spread
+from svc_common.cpu_time import cpu_seconds
+from svc_common.errors import unavailable
 from tokenizer_svc.chat.json_text import JsonTextError
 from tokenizer_svc.chat.origin import Origin
 from tokenizer_svc.chat.slots import CallerSlots
@@ -18,6 +22,13 @@ from tokenizer_svc.chat.template import RenderError
 _MEMORY = 512 << 20  # address space of a renderer, interpreter included
 _LINE_LIMIT = 256 << 20
 _START_SECONDS = 60.0
+_LOOK_SECONDS = 5.0  # in which a process that lives uses its processor for at least
+_LEAST_CPU_SECONDS = 0.05
+_KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}  # by somebody else: no template does that
+
+
+class _DisturbedError(Exception):
+    """The process was stopped or killed by somebody, which says nothing about the template."""
 
 
 class ChatRenderer:
@@ -44,9 +55,22 @@ class ChatRenderer:
         self._idle.clear()
 
     async def _ask(self, line: bytes) -> list[tuple[Origin, str]]:
-        process = self._idle.pop() if self._idle else await self._start()
         try:
-            answer = await asyncio.wait_for(self._exchange(process, line), self._seconds)
+            return await self._ask_once(line, self._idle.pop() if self._idle else None)
+        except _DisturbedError:
+            pass
+        try:
+            return await self._ask_once(line, None)
+        except _DisturbedError:
+            raise unavailable(
+                "processes that render templates are stopped or killed", reason="RENDERER_LOST", retry_after=spread(1.0)
+            ) from None
+
+    async def _ask_once(self, line: bytes, process: asyncio.subprocess.Process | None) -> list[tuple[Origin, str]]:
+        """By an idle process, or by a new one. Raises _DisturbedError."""
+        process = process or await self._start()
+        try:
+            answer = await self._within(self._seconds, process, line)
         except TimeoutError:
             await self._kill(process)
             raise RenderError(f"the template takes longer than {self._seconds:g} seconds") from None
@@ -54,7 +78,12 @@ class ChatRenderer:
             await self._kill(process)
             raise
         if answer is None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), 1.0)
+            killed = process.returncode in _KILLED
             await self._kill(process)
+            if killed:
+                raise _DisturbedError
             raise RenderError("the template brought its renderer down, most likely by using too much memory")
         self._idle.append(process)
         if "violations" in answer:
@@ -62,6 +91,24 @@ class ChatRenderer:
         if "error" in answer:
             raise RenderError(answer["error"])
         return [(Origin(origin), text) for origin, text in answer["runs"]]
+
+    async def _within(self, seconds: float, process: asyncio.subprocess.Process, line: bytes) -> dict[str, Any] | None:
+        """What a process answers, None when it has ended. Raises TimeoutError after so many seconds, _DisturbedError
+        when it does not even compute."""
+        exchange = asyncio.create_task(self._exchange(process, line))
+        try:
+            left = seconds
+            while True:
+                look, used = min(left, _LOOK_SECONDS), cpu_seconds(process.pid)
+                if (await asyncio.wait([exchange], timeout=look))[0]:
+                    return exchange.result()
+                if cpu_seconds(process.pid) - used < _LEAST_CPU_SECONDS * look / _LOOK_SECONDS:
+                    raise _DisturbedError
+                left -= look
+                if left <= 0:
+                    raise TimeoutError
+        finally:
+            exchange.cancel()
 
     async def _exchange(self, process: asyncio.subprocess.Process, line: bytes) -> dict[str, Any] | None:
         assert process.stdin is not None and process.stdout is not None
@@ -88,12 +135,18 @@ class ChatRenderer:
             start_new_session=True,  # a Ctrl-C in the terminal is for its parent
         )
         self._all.add(process)
-        ready: dict[str, Any] | None = None
-        with suppress(TimeoutError):
-            ready = await asyncio.wait_for(self._exchange(process, b""), _START_SECONDS)
-        if ready is None:
+        try:
+            ready = await self._within(_START_SECONDS, process, b"")
+        except TimeoutError:
             await self._kill(process)
-            raise RuntimeError("a template renderer does not start")
+            raise RuntimeError("a template renderer does not start") from None
+        except BaseException:
+            await self._kill(process)
+            raise
+        if ready is None:
+            killed = process.returncode in _KILLED
+            await self._kill(process)
+            raise _DisturbedError if killed else RuntimeError("a template renderer does not start")
         return process
 
     async def _kill(self, process: asyncio.subprocess.Process) -> None:

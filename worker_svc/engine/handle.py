@@ -25,6 +25,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from svc_common.cpu_time import cpu_seconds
 from worker_svc.engine.config import EngineConfig
 from worker_svc.engine.messages import (
     EngineInfo,
@@ -35,7 +36,7 @@ from worker_svc.engine.messages import (
     StartProgress,
     Stop,
 )
-from worker_svc.engine.processes import cpu_seconds, crashed, describe_end, kill_group
+from worker_svc.engine.processes import crashed, describe_end, kill_group
 from worker_svc.engine.suspects import SuspectNote
 
 logger = logging.getLogger("worker_svc.engine")
