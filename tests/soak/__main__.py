@@ -31,6 +31,7 @@ from tests.soak.traffic import Traffic
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 LANES = 12
 KV_CACHE_TOKENS = 8192  # so few that the cache is full, and all of its memory touched, after the first requests
+ENCODE_CACHE_BYTES = 4 << 20  # the same for the cache of texts
 QUIET_SECONDS = 60  # at most, until what has ended is gone
 WARM_UP = 0.1  # of the time, until descriptors and threads are counted for the first time
 
@@ -40,7 +41,7 @@ def name_of(process: psutil.Process) -> str:
     words = process.cmdline()
     module = words[words.index("-m") + 1] if "-m" in words[:-1] else " ".join(words[1:3])
     return {"tokenizer_svc": "tokenizer", "worker_svc": "worker front", "worker_svc.engine.process": "engine"}.get(
-        module, module.rpartition("/")[2].removesuffix(".py")[-30:]
+        module, module.rpartition("/")[2].removesuffix(".py")[-40:]
     )
 
 
@@ -89,6 +90,7 @@ async def soak(minutes: float, seed: int, folder: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as name:
         own = Path(name)
         flags = (f"--tokenizer=demo={DEMO}", "--log-level=error", "--chat-render-seconds=1")
+        flags += (f"--encode-cache-bytes={ENCODE_CACHE_BYTES}",)
         async with service_process("tokenizer_svc", own, *flags) as (tokenizer, first):
             flags = (f"--model={DEMO}", f"--tokenizer-address={tokenizer}", "--model-name=demo", "--threads=1")
             flags += (f"--kv-cache-tokens={KV_CACHE_TOKENS}", "--log-level=error")
