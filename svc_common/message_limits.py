@@ -22,6 +22,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, ServiceDescr
 
 from svc_common.compiled import CSources
 from svc_common.errors import FieldViolation
+from tandem.limits.v1 import limits_pb2
 
 MAX_FIELDS = 1 << 19  # fields of one message at all levels together, those that we do not know included
 _DEEPEST = 64  # messages within messages
@@ -57,11 +58,13 @@ class MalformedMessageError(Exception):
     """Not a protobuf message."""
 
 
-def limits_of_service(service: ServiceDescriptor, limits: Limits) -> dict[str, MessageLimits]:
-    """Those of its methods' requests by the method's path, `/package.Service/Method`."""
+def limits_of_service(service: ServiceDescriptor, limits: Limits | None = None) -> dict[str, MessageLimits]:
+    """Those of its methods' requests by the method's path, `/package.Service/Method`; `limits` are those that the
+    contract leaves to the service."""
     _library()  # now, and not when the first large request holds everybody up
     return {
-        f"/{service.full_name}/{method.name}": MessageLimits(method.input_type, limits) for method in service.methods
+        f"/{service.full_name}/{method.name}": MessageLimits(method.input_type, limits or {})
+        for method in service.methods
     }
 
 
@@ -72,7 +75,7 @@ class MessageLimits:
         self._slots: list[tuple[str, Limit]] = [("", Limit())]  # the first is for all that is not counted
         self._nodes = array("i")
         self._fields = array("i")
-        self._add_node(message, "", limits, {})
+        self._add_node(message, "", limits, {}, None)
 
     @property
     def paths(self) -> dict[str, Limit]:
@@ -108,7 +111,9 @@ class MessageLimits:
             if limit.size is not None and size > limit.size:
                 yield FieldViolation(path, f"has {size} bytes; at most {limit.size} are allowed")
 
-    def _add_node(self, message: Descriptor, path: str, limits: Limits, above: dict[str, int]) -> int:
+    def _add_node(
+        self, message: Descriptor, path: str, limits: Limits, above: dict[str, int], owner: FieldDescriptor | None
+    ) -> int:
         """A message within itself is one node, so that all of its levels are counted together."""
         if message.full_name in above:
             return above[message.full_name]
@@ -124,9 +129,10 @@ class MessageLimits:
             slot = child = 0
             if needs_limit(field):
                 slot = len(self._slots)
-                self._slots.append((place, limits[f"{message.name}.{field.name}"]))
+                name = f"{message.name}.{field.name}"
+                self._slots.append((place, limits[name] if name in limits else _stated(field, owner)))
             if kind == _MESSAGE and field.message_type is not None:
-                child = self._add_node(field.message_type, f"{place}.", limits, above)
+                child = self._add_node(field.message_type, f"{place}.", limits, above, field)
             at = begin + 3 * field.number
             self._fields[at : at + 3] = array("i", (kind, slot, child))
         return node
@@ -135,6 +141,19 @@ class MessageLimits:
 def needs_limit(field: FieldDescriptor) -> bool:
     """Whether a request can be made large by this field."""
     return bool(field.is_repeated) or field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
+
+
+def _stated(field: FieldDescriptor, owner: FieldDescriptor | None) -> Limit:
+    """What the contract says of a field of a message that is the value of the field `owner`. Raises KeyError."""
+    stated = field.GetOptions().Extensions[limits_pb2.field]
+    if stated.most and field.is_repeated:
+        return Limit(stated.most, stated.most_each or None) if _kind(field) == _TEXT else Limit(stated.most)
+    if stated.most:
+        return Limit(size=stated.most)
+    each = owner.GetOptions().Extensions[limits_pb2.field] if owner is not None else stated
+    if each.most_each:
+        return Limit(each.most * each.most_each)
+    raise KeyError(f"{field.full_name} has no limit")
 
 
 def _kind(field: FieldDescriptor) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from svc_common.errors import ServiceError, failed_precondition, resource_exhausted
+from tandem.limits.fields import limits_of
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tokenizer_svc.chat.formats import template_of
 from tokenizer_svc.encoding import Policy
@@ -21,9 +22,10 @@ CHAT_POLICIES = {
     pb.SPECIAL_TOKEN_POLICY_TEXT: Policy.TEXT,
 }
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
-MAX_TEMPLATE_BYTES = 256 * 1024
-MAX_TOOLS = 1024
-MAX_TOOL_CALLS = 4096  # of all messages together
+_LIMITS = limits_of(pb.EncodeChatRequest.DESCRIPTOR)
+MAX_TEMPLATE_BYTES = _LIMITS["chat_template"].bound
+MAX_TOOLS = _LIMITS["tools"].bound
+MAX_TOOL_CALLS = limits_of(pb.ChatMessage.DESCRIPTOR)["tool_calls"].bound  # of all messages together
 
 
 def chat_question(request: pb.EncodeChatRequest, tokenizer: Tokenizer, settings: TokenizerSettings) -> dict[str, Any]:

@@ -8,20 +8,19 @@ from typing import NamedTuple
 
 import numpy as np
 
+from svc_common.contract import limit_violations
 from svc_common.errors import FieldViolation, ServiceError, invalid_argument, resource_exhausted
+from tandem.limits.fields import limits_of
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tokenizer_svc.arrays import Ids, Places
 from tokenizer_svc.encoding import Policy, Segment, TokenIdError
 from tokenizer_svc.settings import TokenizerSettings
 from tokenizer_svc.tokenizer import Tokenizer
 
-MAX_STOP_STRINGS = 64
-MAX_STOP_BYTES = 1024
-MAX_STREAM_KEY_BYTES = 256
-MAX_STREAM_BATCH = 4096
-MAX_CONTEXT_IDS = 4096
-MAX_SEGMENTS = 16_384  # of all inputs together
-MAX_PARSE_IDS = 65_536  # of all segments together
+_OPEN_LIMITS = limits_of(pb.DecodeStreamOpen.DESCRIPTOR)
+_STREAM_LIMITS = limits_of(pb.DecodeStreamRequest.DESCRIPTOR)
+MAX_STREAM_BATCH = _STREAM_LIMITS["batch"].bound
+MAX_STREAM_KEY_BYTES = _STREAM_LIMITS["stream_key"].bound
 _MAX_VIOLATIONS = 32
 _INPUTS_AT_ONCE = 512  # of a batch: a millisecond or two
 _TEXT_POLICIES = (int(pb.SPECIAL_TOKEN_POLICY_UNSPECIFIED), int(pb.SPECIAL_TOKEN_POLICY_TEXT))
@@ -289,12 +288,8 @@ def check_open(message: pb.DecodeStreamOpen, tokenizer: Tokenizer, path: str) ->
     if message.options.clean_spaces:
         violations.add(f"{path}.options.clean_spaces", "must be false: a stream never takes text back")
     check_ids(list(message.context_ids), f"{path}.context_ids", tokenizer, violations)
-    if len(message.stop_strings) > MAX_STOP_STRINGS:
-        violations.add(f"{path}.stop_strings", f"has {len(message.stop_strings)} entries; at most {MAX_STOP_STRINGS}")
-    for index, stop in enumerate(message.stop_strings):
-        length = len(stop.encode())
-        if not 1 <= length <= MAX_STOP_BYTES:
-            violations.add(f"{path}.stop_strings[{index}]", f"has {length} bytes; 1 to {MAX_STOP_BYTES} are allowed")
+    for each in limit_violations(message, _OPEN_LIMITS):
+        violations.add(f"{path}.{each.field}", each.description)
     violations.raise_any()
 
 

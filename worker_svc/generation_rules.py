@@ -4,21 +4,16 @@ speculation, and what the engine gets of them. Pure, like `validation.py`, which
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 
 from svc_common.errors import FieldViolation
 from tandem.inference.v1 import inference_pb2 as pb
-from tandem.limits.fields import shown
-from worker_svc.engine.guides.limits import MAX_GUIDE_BYTES
+from tandem.limits.fields import limits_of
 from worker_svc.engine.messages import EngineInfo
 
-MAX_SAMPLES = 64
-MAX_LENGTH_PENALTY = 10.0
-DEFAULT_LENGTH_PENALTY = 1.0
-MAX_CHOICES = 1024
-MAX_DRAFT_TOKENS = 32
-MAX_LOOKUP_NGRAM = 8
+_LIMITS = limits_of(pb.GenerateRequest.DESCRIPTOR)
+DEFAULT_LENGTH_PENALTY = float(_LIMITS["length_penalty"].default or 0)
+MAX_GUIDE_BYTES = _LIMITS["guided.grammar"].bound
 DEFAULT_DRAFT_TOKENS = 8  # where a request asks for prompt lookup and names no number
 DEFAULT_LOOKUP_NGRAM = 3
 
@@ -35,17 +30,9 @@ def ranks(request: pb.GenerateRequest) -> bool:
 
 
 def sample_violations(request: pb.GenerateRequest) -> Iterator[FieldViolation]:
-    """Of n, best_of and length_penalty."""
-    for name in ("n", "best_of"):
-        if request.HasField(name) and not 1 <= getattr(request, name) <= MAX_SAMPLES:
-            yield FieldViolation(name, f"must be 1 to {MAX_SAMPLES}, not {getattr(request, name)}")
+    """Between n, best_of and what was made elsewhere."""
     if request.HasField("best_of") and request.HasField("n") and 1 <= request.best_of < request.n:
         yield FieldViolation("best_of", f"must be at least n {request.n}, not {request.best_of}")
-    penalty = request.length_penalty
-    if not math.isfinite(penalty) or abs(penalty) > MAX_LENGTH_PENALTY:
-        yield FieldViolation(
-            "length_penalty", f"must be -{MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}, not {shown(penalty)}"
-        )
     if request.resumed_output_ids and samples_of(request) > 1:
         yield FieldViolation(
             "resumed_output_ids",
@@ -73,28 +60,10 @@ def guide_violations(request: pb.GenerateRequest) -> Iterator[FieldViolation]:
         yield FieldViolation("guided", "must have one of json_schema, regex, choices, grammar")
         return
     kind, text = guide
-    field = f"guided.{kind}"
-    if kind == "choices":
-        choices = request.guided.choices.choices
-        if not 1 <= len(choices) <= MAX_CHOICES:
-            yield FieldViolation(field, f"must have 1 to {MAX_CHOICES} choices, not {len(choices)}")
-        elif "" in choices:
-            yield FieldViolation(f"{field}[{list(choices).index('')}]", "must not be empty")
-    elif not text:
-        yield FieldViolation(field, "must not be empty")
-    if len(text.encode()) > MAX_GUIDE_BYTES:
-        yield FieldViolation(field, f"must have at most {MAX_GUIDE_BYTES} bytes, not {len(text.encode())}")
-
-
-def speculation_violations(speculation: pb.SpeculationParams) -> Iterator[FieldViolation]:
-    """Of `speculation`."""
-    if speculation.max_draft_tokens > MAX_DRAFT_TOKENS:
+    if kind == "choices" and len(text.encode()) > MAX_GUIDE_BYTES:
         yield FieldViolation(
-            "speculation.max_draft_tokens", f"must be 0 to {MAX_DRAFT_TOKENS}, not {speculation.max_draft_tokens}"
+            "guided.choices", f"must have at most {MAX_GUIDE_BYTES} bytes together, not {len(text.encode())}"
         )
-    ngram = speculation.prompt_lookup_ngram
-    if speculation.HasField("prompt_lookup_ngram") and not 1 <= ngram <= MAX_LOOKUP_NGRAM:
-        yield FieldViolation("speculation.prompt_lookup_ngram", f"must be 1 to {MAX_LOOKUP_NGRAM}, not {ngram}")
 
 
 def draft_tokens(speculation: pb.SpeculationParams, info: EngineInfo) -> int:

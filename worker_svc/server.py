@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 
 from svc_common.callers import caller_var
+from svc_common.contract import limit_violations
 from svc_common.errors import (
     FieldViolation,
     ServiceError,
@@ -33,6 +34,7 @@ from svc_common.metrics import ServiceMetrics
 from svc_common.tokens import BearerTokens
 from tandem.inference.v1 import admin_pb2_grpc, inference_pb2_grpc
 from tandem.inference.v1 import inference_pb2 as pb
+from tandem.limits.fields import limits_of
 from worker_svc.admin import AdminServicer
 from worker_svc.admission import Admission
 from worker_svc.engine.guides.outcome import CompileOutcome
@@ -40,7 +42,7 @@ from worker_svc.engine.handle import EngineDeath, EngineHandle, EngineStartError
 from worker_svc.engine.messages import Ended, EngineInfo, Step, Submit, TopTokens, Vocabulary
 from worker_svc.engine.request import FinishReason
 from worker_svc.generation_rules import DEFAULT_LENGTH_PENALTY, ranks, samples_of
-from worker_svc.limits import MAX_ABORT_IDS, request_limits
+from worker_svc.limits import request_limits
 from worker_svc.metrics import WorkerMetrics
 from worker_svc.quarantine import SUSPICIONS_KEY, Probation, Quarantine, digest, told_suspicions
 from worker_svc.sampling_rules import effective_sampling
@@ -54,6 +56,7 @@ from worker_svc.watchdog import Silence
 logger = logging.getLogger("worker_svc")
 
 PROMPT_PART_TOKENS = 1024  # of a message
+_ABORT_LIMITS = limits_of(pb.AbortRequest.DESCRIPTOR)
 _STALL_SECONDS = {"cpu": 30.0, "cuda": 60.0}
 # A step of a large model on a busy processor takes minutes; on a card a step is short, and a host that waits for a card
 # that is gone uses its processor.
@@ -452,10 +455,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: pb.AbortRequest, context: grpc.aio.ServicerContext[pb.AbortRequest, pb.AbortResponse]
     ) -> pb.AbortResponse:
         """See inference.proto."""
-        count = len(request.request_ids)
-        if not 1 <= count <= MAX_ABORT_IDS:
-            violation = FieldViolation("request_ids", f"must have 1 to {MAX_ABORT_IDS} ids, not {count}")
-            raise invalid_argument([violation])
+        if violations := list(limit_violations(request, _ABORT_LIMITS)):
+            raise invalid_argument(violations)
         return pb.AbortResponse(aborted_ids=self._worker.abort(list(request.request_ids)))
 
 

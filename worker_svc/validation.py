@@ -2,21 +2,24 @@
 
 Pure: no engine, no clock, no randomness but the seed that is handed in. Three refusals, in this order:
 
-    UNIMPLEMENTED        a field is set that this version does not serve; all of them are named
+    UNIMPLEMENTED        a field is set that this version does not know; all of them are named
     INVALID_ARGUMENT     values out of range; all of them are named, with what is allowed
     FAILED_PRECONDITION  the prompt comes from another tokenizer
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
+from svc_common.contract import limit_violations
 from svc_common.errors import FieldViolation, failed_precondition, invalid_argument, unimplemented
 from tandem.inference.v1 import inference_pb2 as pb
+from tandem.limits.fields import limits_of
 from worker_svc.engine.messages import EngineInfo, Submit
 from worker_svc.engine.request import LogprobOptions
 from worker_svc.generation_rules import (
@@ -27,64 +30,11 @@ from worker_svc.generation_rules import (
     ranks,
     sample_violations,
     samples_of,
-    speculation_violations,
 )
-from worker_svc.sampling_rules import SAMPLING_FIELDS, id_violations, sampling_violations, to_sampling
+from worker_svc.id_rules import id_violations
+from worker_svc.sampling_rules import sampling_violations, to_sampling
 
-MAX_REQUEST_ID_BYTES = 128
-MAX_SALT_BYTES = 256
-MAX_NAME_BYTES = 1024
-MAX_STOP_IDS = 256
-MAX_TOP_LOGPROBS = 64
-MAX_LOGPROB_IDS = 128
-MAX_STOP_SEQUENCES = 64
-MAX_STOP_SEQUENCE_IDS = 64
-MAX_PRIORITY = 100
-MAX_STREAM_DELAY_MS = 60_000
-
-SERVED_FIELDS = frozenset(
-    {
-        "request_id",
-        "model",
-        "prompt_ids",
-        "resumed_output_ids",
-        "sampling",
-        *SAMPLING_FIELDS,
-        "stopping",
-        "stopping.max_tokens",
-        "stopping.min_tokens",
-        "stopping.stop_token_ids",
-        "stopping.stop_sequences",
-        "stopping.ignore_eos",
-        "stopping.include_stop",
-        "output",
-        "output.logprobs",
-        "output.logprobs_mode",
-        "output.top_logprobs",
-        "output.logprob_ids",
-        "output.prompt_logprobs",
-        "output.echo",
-        "output.stream_interval_tokens",
-        "output.stream_max_delay_ms",
-        "cache",
-        "cache.salt",
-        "cache.bypass",
-        "guided",
-        "guided.json_schema",
-        "guided.regex",
-        "guided.choices",
-        "guided.choices.choices",
-        "guided.grammar",
-        "speculation",
-        "speculation.max_draft_tokens",
-        "speculation.prompt_lookup_ngram",
-        "n",
-        "best_of",
-        "length_penalty",
-        "priority",
-        "expected_tokenizer_fingerprint",
-    }
-)
+LIMITS = limits_of(pb.GenerateRequest.DESCRIPTOR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +58,7 @@ def validate(
 ) -> tuple[Submit, Delivery]:
     """The engine's form of a request of `caller`; raises ServiceError. `seed` is used where the request has none,
     `fingerprint` is the served tokenizer's, empty if unknown. With `cache_per_caller`, callers share no cached page."""
-    _refuse_unserved(request)
+    _refuse_unknown(request)
     violations = list(_violations(request, info))
     if violations:
         raise invalid_argument(violations)
@@ -159,50 +109,32 @@ def wants_logprobs(output: pb.OutputOptions) -> bool:
     return output.logprobs or output.top_logprobs > 0 or bool(output.logprob_ids)
 
 
-def _refuse_unserved(request: pb.GenerateRequest) -> None:
-    unserved = sorted(path for path in _set_fields(request, "") if path not in SERVED_FIELDS)
-    if unserved:
-        raise unimplemented(unserved)
+def _refuse_unknown(request: pb.GenerateRequest) -> None:
+    unknown = list(_unknown_fields(request, ""))
+    if unknown:
+        raise unimplemented(unknown)
 
 
-def _set_fields(message: Message, prefix: str) -> Iterator[str]:
-    """Paths of all fields that are set; does not look into messages that are not served themselves."""
+def _unknown_fields(message: Message, prefix: str) -> Iterator[str]:
+    """Fields of a later version of the contract, by their numbers."""
+    unknown = UnknownFieldSet(message)
+    yield from (f"{prefix}{unknown[place].field_number}" for place in range(len(unknown)))
     for descriptor, value in message.ListFields():
-        path = f"{prefix}{descriptor.name}"
-        yield path
-        if path in SERVED_FIELDS and isinstance(value, Message):
-            yield from _set_fields(value, f"{path}.")
+        if descriptor.message_type is not None and not descriptor.is_repeated:
+            yield from _unknown_fields(value, f"{prefix}{descriptor.name}.")
 
 
 def _violations(request: pb.GenerateRequest, info: EngineInfo) -> Iterator[FieldViolation]:
-    yield from _too_long("request_id", request.request_id, MAX_REQUEST_ID_BYTES)
-    yield from _too_long("model", request.model, MAX_NAME_BYTES)
-    yield from _too_long("cache.salt", request.cache.salt, MAX_SALT_BYTES)
-    yield from _too_long("expected_tokenizer_fingerprint", request.expected_tokenizer_fingerprint, MAX_NAME_BYTES)
+    yield from limit_violations(request, LIMITS)
+    yield from id_violations(request, LIMITS, info.vocabulary_size)
     yield from _prompt_violations(request, info)
-    yield from sampling_violations(request, info.vocabulary_size, info.eos_ids)
+    yield from sampling_violations(request, info.eos_ids)
     yield from _stopping_violations(request, info)
     yield from sample_violations(request)
     yield from guide_violations(request)
-    yield from speculation_violations(request.speculation)
-    if abs(request.priority) > MAX_PRIORITY:
-        yield FieldViolation("priority", f"must be -{MAX_PRIORITY} to {MAX_PRIORITY}, not {request.priority}")
-    output = request.output
-    if output.logprobs_mode not in pb.LogprobsMode.values():
-        yield FieldViolation("output.logprobs_mode", f"{output.logprobs_mode} is not a known mode")
-    if output.top_logprobs > MAX_TOP_LOGPROBS:
-        yield FieldViolation("output.top_logprobs", f"must be 0 to {MAX_TOP_LOGPROBS}, not {output.top_logprobs}")
-    if len(output.logprob_ids) > MAX_LOGPROB_IDS:
-        yield FieldViolation(
-            "output.logprob_ids", f"has {len(output.logprob_ids)} ids; at most {MAX_LOGPROB_IDS} are allowed"
-        )
-    yield from _id_violations("output.logprob_ids", output.logprob_ids, info)
-    if output.HasField("stream_interval_tokens") and output.stream_interval_tokens < 1:
-        yield FieldViolation("output.stream_interval_tokens", "must be at least 1, not 0")
-    if output.stream_max_delay_ms > MAX_STREAM_DELAY_MS:
-        yield FieldViolation(
-            "output.stream_max_delay_ms", f"must be at most {MAX_STREAM_DELAY_MS}, not {output.stream_max_delay_ms}"
-        )
+    mode = request.output.logprobs_mode
+    if mode not in pb.LogprobsMode.values():
+        yield FieldViolation("output.logprobs_mode", f"{mode} is not a known mode")
 
 
 def scores_only(request: pb.GenerateRequest) -> bool:
@@ -211,16 +143,8 @@ def scores_only(request: pb.GenerateRequest) -> bool:
     return request.output.prompt_logprobs and stopping.HasField("max_tokens") and not stopping.max_tokens
 
 
-def _too_long(field: str, text: str, limit: int) -> Iterator[FieldViolation]:
-    size = len(text.encode())
-    if size > limit:
-        yield FieldViolation(field, f"must have at most {limit} bytes, not {size}")
-
-
 def _prompt_violations(request: pb.GenerateRequest, info: EngineInfo) -> Iterator[FieldViolation]:
     prompt, resumed = len(request.prompt_ids), len(request.resumed_output_ids)
-    if prompt == 0:
-        yield FieldViolation("prompt_ids", "must have at least one id")
     if scores_only(request):
         if prompt > info.context_length:
             yield FieldViolation(
@@ -238,12 +162,6 @@ def _prompt_violations(request: pb.GenerateRequest, info: EngineInfo) -> Iterato
             f"has {resumed} ids; beside a prompt of {prompt} the context of {info.context_length} tokens "
             f"takes at most {info.context_length - prompt}",
         )
-    yield from _id_violations("prompt_ids", request.prompt_ids, info)
-    yield from _id_violations("resumed_output_ids", request.resumed_output_ids, info)
-
-
-def _id_violations(field: str, ids: Sequence[int], info: EngineInfo) -> Iterator[FieldViolation]:
-    return id_violations(field, ids, info.vocabulary_size)
 
 
 def _stopping_violations(request: pb.GenerateRequest, info: EngineInfo) -> Iterator[FieldViolation]:
@@ -270,25 +188,6 @@ def _stopping_violations(request: pb.GenerateRequest, info: EngineInfo) -> Itera
             "stopping.min_tokens",
             f"must be at most the context length {info.context_length}, not {stopping.min_tokens}",
         )
-    if len(stopping.stop_token_ids) > MAX_STOP_IDS:
-        yield FieldViolation(
-            "stopping.stop_token_ids", f"has {len(stopping.stop_token_ids)} ids; at most {MAX_STOP_IDS} are allowed"
-        )
-    yield from _id_violations("stopping.stop_token_ids", stopping.stop_token_ids, info)
-    yield from _sequence_violations(stopping.stop_sequences, info)
-
-
-def _sequence_violations(sequences: Sequence[pb.TokenSequence], info: EngineInfo) -> Iterator[FieldViolation]:
-    field = "stopping.stop_sequences"
-    if len(sequences) > MAX_STOP_SEQUENCES:
-        yield FieldViolation(field, f"has {len(sequences)} sequences; at most {MAX_STOP_SEQUENCES} are allowed")
-        return
-    for place, sequence in enumerate(sequences):
-        if not 1 <= len(sequence.ids) <= MAX_STOP_SEQUENCE_IDS:
-            yield FieldViolation(
-                f"{field}[{place}].ids", f"must have 1 to {MAX_STOP_SEQUENCE_IDS} ids, not {len(sequence.ids)}"
-            )
-        yield from _id_violations(f"{field}[{place}].ids", sequence.ids, info)
 
 
 def _check_fingerprint(expected: str, served: str) -> None:

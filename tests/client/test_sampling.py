@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from svc_common.contract import limit_violations
 from tandem.client import InvalidArgumentError, SamplingParams
 from tandem.client.plan import make_plan
 from tandem.client.sampling import LIMITS, PRESETS, from_message, to_message, with_preset
 from tandem.client.validation import RULES
 from tandem.inference.v1 import inference_pb2 as pb
-from tandem.limits.fields import Kind
-from worker_svc.sampling_rules import effective_sampling, sampling_violations, to_sampling
+from tandem.limits.fields import Kind, limits_of
+from worker_svc.sampling_rules import effective_sampling, to_sampling
 
 NUMBERS = {limit.path: name for name, limit in LIMITS.items() if limit.kind in (Kind.NUMBER, Kind.INTEGER)}
 
@@ -31,7 +32,7 @@ def test_both_sides_judge_every_value_alike(path: str) -> None:
     name = NUMBERS[path]
     for value in [int(v) for v in NEAR if v in (0, 1, 2, 3)] if LIMITS[name].kind is Kind.INTEGER else NEAR:
         message = to_message(SamplingParams(**{name: value}))  # type: ignore[arg-type]
-        there = list(sampling_violations(pb.GenerateRequest(sampling=message), 100, ()))
+        there = list(limit_violations(pb.GenerateRequest(sampling=message), limits_of(pb.GenerateRequest.DESCRIPTOR)))
         here = list(RULES[f"sampling.{name}"].problems(name, value))
         assert bool(here) is any(violation.field == f"sampling.{path}" for violation in there), value
 

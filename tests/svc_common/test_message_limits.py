@@ -30,6 +30,9 @@ from tests.svc_common.probe_service import LONGEST, NAME, ProbeService
 class _Everything(dict[str, Limit]):
     """Every field may have one element of one byte."""
 
+    def __contains__(self, name: object) -> bool:
+        return True
+
     def __missing__(self, name: str) -> Limit:
         return Limit(1, 1)
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.inference.v1 import inference_pb2 as pb
+from tandem.limits.fields import limits_of
 
 from .errors import FieldViolation
 
-MAX_GUIDE_BYTES = 65_536
-MAX_CHOICES = 1024
+_LIMITS = limits_of(pb.GuidedDecoding.DESCRIPTOR)
+MAX_GUIDE_BYTES = _LIMITS["grammar"].bound  # of any guide
+MAX_CHOICES = _LIMITS["choices.choices"].bound
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from tandem.inference.v1 import inference_pb2 as pb
 from tandem.limits.fields import FLOAT32_MAX, FLOAT32_SMALLEST, Kind, Limit, limits_of
+from tandem.tokenizer.v1 import tokenizer_pb2
 
 from .errors import FieldViolation
 
@@ -171,48 +172,52 @@ def _rule(limit: Limit) -> Rule:
         case Kind.FLAG:
             return Flag()
         case Kind.IDS:
-            return Ids(limit.most or 0)
+            return Ids(limit.bound)
         case Kind.BIASES:
-            return Biases(limit.most or 0)
+            return Biases(limit.bound)
         case Kind.SEQUENCES:
-            return Each(Each(Integer(0, UINT32_MAX), most=limit.most_each, least=1), most=limit.most or 0)
+            return Each(Each(Integer(0, UINT32_MAX), most=limit.most_each, least=1), most=limit.bound)
+        case Kind.TEXT:
+            return Text(limit.least, limit.bound)
+        case Kind.TEXTS:
+            return Each(Text(1, limit.most_each), most=limit.bound, least=limit.least)
     raise AssertionError(limit)
 
 
+_REQUEST = limits_of(pb.GenerateRequest.DESCRIPTOR)
+_STOP_STRINGS = _rule(limits_of(tokenizer_pb2.DecodeStreamOpen.DESCRIPTOR)["stop_strings"])
+# Parameters that the contract limits, and where they stand in GenerateRequest.
+_PLACES = {
+    **{f"sampling.{limit.name}": f"sampling.{path}" for path, limit in limits_of(pb.SamplingParams.DESCRIPTOR).items()},
+    **{f"stopping.{name}": f"stopping.{name}" for name in ("min_tokens", "stop_token_ids", "stop_sequences")},
+    **{
+        name: f"output.{name}"
+        for name in ("top_logprobs", "logprob_ids", "stream_interval_tokens", "stream_max_delay_ms")
+    },
+    **{name: name for name in ("model", "request_id", "n", "best_of", "length_penalty", "priority")},
+    "draft_tokens": "speculation.max_draft_tokens",
+    "prompt_lookup": "speculation.prompt_lookup_ngram",
+    "cache_salt": "cache.salt",
+}
+
 RULES: Mapping[str, Rule] = {
-    **{f"sampling.{limit.name}": _rule(limit) for limit in limits_of(pb.SamplingParams.DESCRIPTOR).values()},
+    **{name: _rule(_REQUEST[path]) for name, path in _PLACES.items()},
     "preset": Choice(("creative", "balanced", "focused", "deterministic")),
     "strategy": Choice(("greedy", "top_k", "top_p", "temperature", "combined")),
     "stopping.max_tokens": Integer(1, UINT32_MAX),  # 0 too, with prompt_logprobs
-    "stopping.min_tokens": Integer(0, UINT32_MAX),
-    "stopping.stop": Each(Text(1, 1024), most=64),
-    "dry_breakers": Each(Text(1, 1024), most=64),
-    "stopping.stop_token_ids": Each(Integer(0, UINT32_MAX), most=256),
-    "stopping.stop_sequences": Each(Each(Integer(0, UINT32_MAX), most=64, least=1), most=64),
+    "stopping.stop": _STOP_STRINGS,
+    "dry_breakers": _STOP_STRINGS,
     "stopping.ignore_eos": Flag(),
     "stopping.include_stop": Flag(),
     "logprobs": Flag(),
-    "top_logprobs": Integer(0, 64),
-    "logprob_ids": Ids(128),
     "processed_logprobs": Flag(),
     "prompt_logprobs": Flag(),
     "echo": Flag(),
     "detokenize": Flag(),
     "graphemes": Flag(),
-    "stream_interval_tokens": Integer(1, UINT32_MAX),
-    "stream_max_delay_ms": Integer(0, 60_000),
-    "tokenizer": Text(0),
-    "model": Text(0),
+    "tokenizer": _rule(limits_of(tokenizer_pb2.EncodeRequest.DESCRIPTOR)["tokenizer"]),
     "add_special": Flag(),
-    "n": Integer(1, 64),
-    "best_of": Integer(1, 64),
-    "length_penalty": Number(-10, 10),
-    "draft_tokens": Integer(0, 32),
-    "prompt_lookup": Integer(1, 8),
-    "priority": Integer(-100, 100),
-    "cache_salt": Text(0, 256),
     "bypass_cache": Flag(),
-    "request_id": Text(0, 128),
     "routing_key": Text(0, 1024),
     "truncate_to": Integer(1, UINT32_MAX),
     "offsets": Flag(),

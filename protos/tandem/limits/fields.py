@@ -41,6 +41,7 @@ class Kind(enum.Enum):
     SEQUENCES = "sequences"  # repeated TokenSequence
     BIASES = "biases"  # repeated LogitBias
     TEXTS = "texts"
+    MESSAGES = "messages"  # others, repeated
 
 
 _SCALAR = (Kind.NUMBER, Kind.INTEGER, Kind.FLAG)
@@ -49,7 +50,7 @@ _SCALAR = (Kind.NUMBER, Kind.INTEGER, Kind.FLAG)
 @dataclass(frozen=True, slots=True)
 class Limit:
     """The limits of one field. `low` and `high` bound a number, infinite ones stand for any finite number; `least` and
-    `most` count the elements of a repeated field or the bytes of a string, `most_each` the ids of each sequence."""
+    `most` count the elements of a repeated field or the bytes of a string, `most_each` the ids or bytes of each."""
 
     path: str
     kind: Kind
@@ -62,6 +63,7 @@ class Limit:
     least: int
     most: int | None
     most_each: int
+    optional: bool  # it is known whether it is set
 
     @property
     def scalar(self) -> bool:
@@ -84,6 +86,12 @@ class Limit:
             return f"{self.low:.10g} to {'2^64 - 1' if self.high == 2**64 - 1 else f'{self.high:.10g}'}"
         return f"{'>' if self.low_excluded else '>='} {self.low:g}"
 
+    @property
+    def bound(self) -> int:
+        """`most`, of a field that has it."""
+        assert self.most is not None, self.path
+        return self.most
+
     def allows(self, value: float) -> bool:
         """Whether a number keeps the bounds."""
         above = value - self.low >= FLOAT32_SMALLEST if self.low_excluded else value >= self.low
@@ -94,6 +102,14 @@ class Limit:
         for parent in self.path.split(".")[:-1]:
             message = getattr(message, parent)
         return message
+
+    def is_in(self, message: Message) -> bool:
+        """Whether all messages in which the field lies are there."""
+        for parent in self.path.split(".")[:-1]:
+            if not message.HasField(parent):
+                return False
+            message = getattr(message, parent)
+        return True
 
     @property
     def field(self) -> str:
@@ -149,13 +165,14 @@ def _limit(path: str, field: FieldDescriptor) -> Limit:
         least=stated.least,
         most=stated.most if stated.HasField("most") else None,
         most_each=stated.most_each,
+        optional=field.has_presence,
     )
 
 
 def _kind(field: FieldDescriptor) -> Kind:
     if field.message_type is not None:
-        return {"TokenSequence": Kind.SEQUENCES, "LogitBias": Kind.BIASES}[field.message_type.name]
-    if field.type == FieldDescriptor.TYPE_STRING:
+        return {"TokenSequence": Kind.SEQUENCES, "LogitBias": Kind.BIASES}.get(field.message_type.name, Kind.MESSAGES)
+    if field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES):
         return Kind.TEXTS if field.is_repeated else Kind.TEXT
     if field.is_repeated:
         return Kind.IDS

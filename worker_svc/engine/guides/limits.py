@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_GUIDE_BYTES = 65_536  # of a schema, regex, grammar, or all choices together
 # llguidance recurses along references: at 8 MiB of stack it takes some 1,000 of a schema's and 2,000 of a grammar's.
 MAX_REFERENCE_DEPTH = 256  # $ref that lead to each other in a JSON schema
 MAX_RULE_DEPTH = 512  # rules and terminals that lead to each other in a Lark grammar

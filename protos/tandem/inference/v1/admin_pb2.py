@@ -23,37 +23,40 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from tandem.limits.v1 import limits_pb2 as tandem_dot_limits_dot_v1_dot_limits__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftandem/inference/v1/admin.proto\x12\x13tandem.inference.v1\x1a\x1fgoogle/protobuf/timestamp.proto\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xed\x02\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x19\n\x11\x63heckpoint_format\x18\x03 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x0f\n\x07\x65os_ids\x18\x06 \x03(\r\x12\x13\n\x06\x62os_id\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nparameters\x18\x08 \x01(\x04\x12\r\n\x05\x64type\x18\t \x01(\t\x12\x0e\n\x06layers\x18\n \x01(\r\x12\x13\n\x0bhidden_size\x18\x0b \x01(\r\x12\x17\n\x0f\x61ttention_heads\x18\x0c \x01(\r\x12\x10\n\x08kv_heads\x18\r \x01(\r\x12\x10\n\x08head_dim\x18\x0e \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x0f \x01(\t\x12\x14\n\x0cquantization\x18\x10 \x01(\tB\t\n\x07_bos_id\"\x12\n\x10GetServerRequest\"\xa1\x04\n\x11GetServerResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12/\n\x05state\x18\x02 \x01(\x0e\x32 .tandem.inference.v1.ServerState\x12.\n\nstart_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x05 \x01(\t\x12\x15\n\rtorch_version\x18\x06 \x01(\t\x12\x0f\n\x07threads\x18\x07 \x01(\r\x12\x14\n\x0cweight_bytes\x18\x08 \x01(\x04\x12\x16\n\x0ekv_cache_bytes\x18\t \x01(\x04\x12\x17\n\x0fkv_cache_tokens\x18\n \x01(\x04\x12\x1a\n\x12kv_bytes_per_token\x18\x0b \x01(\x04\x12\x11\n\tpage_size\x18\x0c \x01(\r\x12\x18\n\x10max_batch_tokens\x18\r \x01(\r\x12\x1c\n\x14max_running_requests\x18\x0e \x01(\r\x12\x1c\n\x14max_waiting_requests\x18\x0f \x01(\r\x12\x1a\n\x12max_waiting_tokens\x18\x10 \x01(\x04\x12\x17\n\x0f\x65ngine_restarts\x18\x11 \x01(\r\x12\x15\n\rrow_invariant\x18\x12 \x01(\x08\x12\x1d\n\x15tensor_parallel_ranks\x18\x13 \x01(\r\x12\x16\n\x0ekv_cache_dtype\x18\x14 \x01(\t\")\n\x0eGetLoadRequest\x12\x17\n\x0f\x63heck_integrity\x18\x01 \x01(\x08\"\xe7\x03\n\x0fGetLoadResponse\x12\x18\n\x10running_requests\x18\x01 \x01(\r\x12\x18\n\x10waiting_requests\x18\x02 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x03 \x01(\x04\x12\x13\n\x0bpages_total\x18\x04 \x01(\r\x12\x12\n\npages_free\x18\x05 \x01(\r\x12\x14\n\x0cpages_cached\x18\x06 \x01(\r\x12\x18\n\x10pages_referenced\x18\x07 \x01(\r\x12\r\n\x05steps\x18\x08 \x01(\x04\x12\x15\n\rprompt_tokens\x18\t \x01(\x04\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\n \x01(\x04\x12\x15\n\routput_tokens\x18\x0b \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0c \x01(\x04\x12\x11\n\tevictions\x18\r \x01(\x04\x12\x19\n\x0cintegrity_ok\x18\x0e \x01(\x08H\x00\x88\x01\x01\x12\x17\n\x0fintegrity_error\x18\x0f \x01(\t\x12\x14\n\x0cmerged_pages\x18\x10 \x01(\x04\x12\x13\n\x0bmoved_pages\x18\x11 \x01(\x04\x12\x1d\n\x15\x64raft_tokens_proposed\x18\x12 \x01(\x04\x12\x1d\n\x15\x64raft_tokens_accepted\x18\x13 \x01(\x04\x42\x0f\n\r_integrity_ok\"\x19\n\x17\x43learPrefixCacheRequest\"1\n\x18\x43learPrefixCacheResponse\x12\x15\n\rpages_cleared\x18\x01 \x01(\r\"&\n\x12SetDrainingRequest\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\"F\n\x13SetDrainingResponse\x12/\n\x05state\x18\x01 \x01(\x0e\x32 .tandem.inference.v1.ServerState*\x9f\x01\n\x0bServerState\x12\x1c\n\x18SERVER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SERVER_STATE_STARTING\x10\x01\x12\x18\n\x14SERVER_STATE_SERVING\x10\x02\x12\x19\n\x15SERVER_STATE_DRAINING\x10\x03\x12\"\n\x1eSERVER_STATE_ENGINE_RESTARTING\x10\x04\x32\xf2\x03\n\x12WorkerAdminService\x12W\n\x08GetModel\x12$.tandem.inference.v1.GetModelRequest\x1a%.tandem.inference.v1.GetModelResponse\x12Z\n\tGetServer\x12%.tandem.inference.v1.GetServerRequest\x1a&.tandem.inference.v1.GetServerResponse\x12T\n\x07GetLoad\x12#.tandem.inference.v1.GetLoadRequest\x1a$.tandem.inference.v1.GetLoadResponse\x12o\n\x10\x43learPrefixCache\x12,.tandem.inference.v1.ClearPrefixCacheRequest\x1a-.tandem.inference.v1.ClearPrefixCacheResponse\x12`\n\x0bSetDraining\x12\'.tandem.inference.v1.SetDrainingRequest\x1a(.tandem.inference.v1.SetDrainingResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftandem/inference/v1/admin.proto\x12\x13tandem.inference.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dtandem/limits/v1/limits.proto\")\n\x0fGetModelRequest\x12\x16\n\x05model\x18\x01 \x01(\tB\x07\x8a\xb5\x18\x03\x38\x80\x08\"\xed\x02\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x19\n\x11\x63heckpoint_format\x18\x03 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x0f\n\x07\x65os_ids\x18\x06 \x03(\r\x12\x13\n\x06\x62os_id\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nparameters\x18\x08 \x01(\x04\x12\r\n\x05\x64type\x18\t \x01(\t\x12\x0e\n\x06layers\x18\n \x01(\r\x12\x13\n\x0bhidden_size\x18\x0b \x01(\r\x12\x17\n\x0f\x61ttention_heads\x18\x0c \x01(\r\x12\x10\n\x08kv_heads\x18\r \x01(\r\x12\x10\n\x08head_dim\x18\x0e \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x0f \x01(\t\x12\x14\n\x0cquantization\x18\x10 \x01(\tB\t\n\x07_bos_id\"\x12\n\x10GetServerRequest\"\xa1\x04\n\x11GetServerResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12/\n\x05state\x18\x02 \x01(\x0e\x32 .tandem.inference.v1.ServerState\x12.\n\nstart_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x05 \x01(\t\x12\x15\n\rtorch_version\x18\x06 \x01(\t\x12\x0f\n\x07threads\x18\x07 \x01(\r\x12\x14\n\x0cweight_bytes\x18\x08 \x01(\x04\x12\x16\n\x0ekv_cache_bytes\x18\t \x01(\x04\x12\x17\n\x0fkv_cache_tokens\x18\n \x01(\x04\x12\x1a\n\x12kv_bytes_per_token\x18\x0b \x01(\x04\x12\x11\n\tpage_size\x18\x0c \x01(\r\x12\x18\n\x10max_batch_tokens\x18\r \x01(\r\x12\x1c\n\x14max_running_requests\x18\x0e \x01(\r\x12\x1c\n\x14max_waiting_requests\x18\x0f \x01(\r\x12\x1a\n\x12max_waiting_tokens\x18\x10 \x01(\x04\x12\x17\n\x0f\x65ngine_restarts\x18\x11 \x01(\r\x12\x15\n\rrow_invariant\x18\x12 \x01(\x08\x12\x1d\n\x15tensor_parallel_ranks\x18\x13 \x01(\r\x12\x16\n\x0ekv_cache_dtype\x18\x14 \x01(\t\")\n\x0eGetLoadRequest\x12\x17\n\x0f\x63heck_integrity\x18\x01 \x01(\x08\"\xe7\x03\n\x0fGetLoadResponse\x12\x18\n\x10running_requests\x18\x01 \x01(\r\x12\x18\n\x10waiting_requests\x18\x02 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x03 \x01(\x04\x12\x13\n\x0bpages_total\x18\x04 \x01(\r\x12\x12\n\npages_free\x18\x05 \x01(\r\x12\x14\n\x0cpages_cached\x18\x06 \x01(\r\x12\x18\n\x10pages_referenced\x18\x07 \x01(\r\x12\r\n\x05steps\x18\x08 \x01(\x04\x12\x15\n\rprompt_tokens\x18\t \x01(\x04\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\n \x01(\x04\x12\x15\n\routput_tokens\x18\x0b \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0c \x01(\x04\x12\x11\n\tevictions\x18\r \x01(\x04\x12\x19\n\x0cintegrity_ok\x18\x0e \x01(\x08H\x00\x88\x01\x01\x12\x17\n\x0fintegrity_error\x18\x0f \x01(\t\x12\x14\n\x0cmerged_pages\x18\x10 \x01(\x04\x12\x13\n\x0bmoved_pages\x18\x11 \x01(\x04\x12\x1d\n\x15\x64raft_tokens_proposed\x18\x12 \x01(\x04\x12\x1d\n\x15\x64raft_tokens_accepted\x18\x13 \x01(\x04\x42\x0f\n\r_integrity_ok\"\x19\n\x17\x43learPrefixCacheRequest\"1\n\x18\x43learPrefixCacheResponse\x12\x15\n\rpages_cleared\x18\x01 \x01(\r\"&\n\x12SetDrainingRequest\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\"F\n\x13SetDrainingResponse\x12/\n\x05state\x18\x01 \x01(\x0e\x32 .tandem.inference.v1.ServerState*\x9f\x01\n\x0bServerState\x12\x1c\n\x18SERVER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SERVER_STATE_STARTING\x10\x01\x12\x18\n\x14SERVER_STATE_SERVING\x10\x02\x12\x19\n\x15SERVER_STATE_DRAINING\x10\x03\x12\"\n\x1eSERVER_STATE_ENGINE_RESTARTING\x10\x04\x32\xf2\x03\n\x12WorkerAdminService\x12W\n\x08GetModel\x12$.tandem.inference.v1.GetModelRequest\x1a%.tandem.inference.v1.GetModelResponse\x12Z\n\tGetServer\x12%.tandem.inference.v1.GetServerRequest\x1a&.tandem.inference.v1.GetServerResponse\x12T\n\x07GetLoad\x12#.tandem.inference.v1.GetLoadRequest\x1a$.tandem.inference.v1.GetLoadResponse\x12o\n\x10\x43learPrefixCache\x12,.tandem.inference.v1.ClearPrefixCacheRequest\x1a-.tandem.inference.v1.ClearPrefixCacheResponse\x12`\n\x0bSetDraining\x12\'.tandem.inference.v1.SetDrainingRequest\x1a(.tandem.inference.v1.SetDrainingResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.inference.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SERVERSTATE']._serialized_start=1783
-  _globals['_SERVERSTATE']._serialized_end=1942
-  _globals['_GETMODELREQUEST']._serialized_start=89
-  _globals['_GETMODELREQUEST']._serialized_end=121
-  _globals['_GETMODELRESPONSE']._serialized_start=124
-  _globals['_GETMODELRESPONSE']._serialized_end=489
-  _globals['_GETSERVERREQUEST']._serialized_start=491
-  _globals['_GETSERVERREQUEST']._serialized_end=509
-  _globals['_GETSERVERRESPONSE']._serialized_start=512
-  _globals['_GETSERVERRESPONSE']._serialized_end=1057
-  _globals['_GETLOADREQUEST']._serialized_start=1059
-  _globals['_GETLOADREQUEST']._serialized_end=1100
-  _globals['_GETLOADRESPONSE']._serialized_start=1103
-  _globals['_GETLOADRESPONSE']._serialized_end=1590
-  _globals['_CLEARPREFIXCACHEREQUEST']._serialized_start=1592
-  _globals['_CLEARPREFIXCACHEREQUEST']._serialized_end=1617
-  _globals['_CLEARPREFIXCACHERESPONSE']._serialized_start=1619
-  _globals['_CLEARPREFIXCACHERESPONSE']._serialized_end=1668
-  _globals['_SETDRAININGREQUEST']._serialized_start=1670
-  _globals['_SETDRAININGREQUEST']._serialized_end=1708
-  _globals['_SETDRAININGRESPONSE']._serialized_start=1710
-  _globals['_SETDRAININGRESPONSE']._serialized_end=1780
-  _globals['_WORKERADMINSERVICE']._serialized_start=1945
-  _globals['_WORKERADMINSERVICE']._serialized_end=2443
+  _globals['_GETMODELREQUEST'].fields_by_name['model']._loaded_options = None
+  _globals['_GETMODELREQUEST'].fields_by_name['model']._serialized_options = b'\212\265\030\0038\200\010'
+  _globals['_SERVERSTATE']._serialized_start=1823
+  _globals['_SERVERSTATE']._serialized_end=1982
+  _globals['_GETMODELREQUEST']._serialized_start=120
+  _globals['_GETMODELREQUEST']._serialized_end=161
+  _globals['_GETMODELRESPONSE']._serialized_start=164
+  _globals['_GETMODELRESPONSE']._serialized_end=529
+  _globals['_GETSERVERREQUEST']._serialized_start=531
+  _globals['_GETSERVERREQUEST']._serialized_end=549
+  _globals['_GETSERVERRESPONSE']._serialized_start=552
+  _globals['_GETSERVERRESPONSE']._serialized_end=1097
+  _globals['_GETLOADREQUEST']._serialized_start=1099
+  _globals['_GETLOADREQUEST']._serialized_end=1140
+  _globals['_GETLOADRESPONSE']._serialized_start=1143
+  _globals['_GETLOADRESPONSE']._serialized_end=1630
+  _globals['_CLEARPREFIXCACHEREQUEST']._serialized_start=1632
+  _globals['_CLEARPREFIXCACHEREQUEST']._serialized_end=1657
+  _globals['_CLEARPREFIXCACHERESPONSE']._serialized_start=1659
+  _globals['_CLEARPREFIXCACHERESPONSE']._serialized_end=1708
+  _globals['_SETDRAININGREQUEST']._serialized_start=1710
+  _globals['_SETDRAININGREQUEST']._serialized_end=1748
+  _globals['_SETDRAININGRESPONSE']._serialized_start=1750
+  _globals['_SETDRAININGRESPONSE']._serialized_end=1820
+  _globals['_WORKERADMINSERVICE']._serialized_start=1985
+  _globals['_WORKERADMINSERVICE']._serialized_end=2483
 # @@protoc_insertion_point(module_scope)

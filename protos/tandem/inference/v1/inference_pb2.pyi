@@ -548,7 +548,7 @@ class StoppingParams(_message.Message):
     into the context; Accepted.max_tokens says how many.
     """
     min_tokens: _builtins.int
-    """Stop ids, EOS and what would complete a stop sequence are masked before this many; default 0. For stop strings the
+    """Stop ids, EOS and what would complete a stop sequence are masked before this many. For stop strings the
     tokenizer has DecodeStreamOpen.min_ids.
     """
     ignore_eos: _builtins.bool
@@ -556,12 +556,10 @@ class StoppingParams(_message.Message):
     include_stop: _builtins.bool
     """the id that stopped is part of the output; default false"""
     @_builtins.property
-    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """at most 256"""
-
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def stop_sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSequence]:
-        """At most 64 of at most 64 ids each. Tokens that may still become one are held back, so nothing sent is retracted. Of
+        """Tokens that may still become one are held back, so nothing sent is retracted. Of
         several that end at the same token the longest counts.
         """
 
@@ -607,7 +605,7 @@ class OutputOptions(_message.Message):
     logprobs: _builtins.bool
     """of each sampled token, with its rank"""
     top_logprobs: _builtins.int
-    """of the n most probable tokens at each position; 0 to 64; implies logprobs"""
+    """Of the n most probable tokens at each position; implies logprobs."""
     logprobs_mode: Global___LogprobsMode.ValueType
     prompt_logprobs: _builtins.bool
     """Of each prompt token but the first, raw, with top_logprobs and logprob_ids where these are asked for; once, before the
@@ -616,12 +614,12 @@ class OutputOptions(_message.Message):
     echo: _builtins.bool
     """the prompt ids are sent, once, before the first delta"""
     stream_interval_tokens: _builtins.int
-    """At least this many tokens in a delta, except the last one; default 1. Slow readers get larger deltas in any case."""
+    """At least this many tokens in a delta, except the last one. Slow readers get larger deltas in any case."""
     stream_max_delay_ms: _builtins.int
     """send a smaller delta after this time"""
     @_builtins.property
     def logprob_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """of these ids at each position; at most 128; implies logprobs"""
+        """of these ids at each position; implies logprobs"""
 
     def __init__(
         self,
@@ -663,9 +661,7 @@ class CacheParams(_message.Message):
     SALT_FIELD_NUMBER: _builtins.int
     BYPASS_FIELD_NUMBER: _builtins.int
     salt: _builtins.str
-    """Prompts share cached pages only under the same salt: tenants that must not learn of each other use different ones.
-    at most 256 bytes
-    """
+    """Prompts share cached pages only under the same salt: tenants that must not learn of each other use different ones."""
     bypass: _builtins.bool
     """neither read nor fill the prefix cache"""
     def __init__(
@@ -684,8 +680,8 @@ Global___CacheParams: _TypeAlias = CacheParams  # noqa: Y015
 
 @_typing.final
 class GuidedDecoding(_message.Message):
-    """The output must match. Exactly one is set, of at most 65,536 bytes. The worker must know the vocabulary
-    (tokenizer_address), or the status is FAILED_PRECONDITION.
+    """The output must match. Exactly one is set. The worker must know the vocabulary (tokenizer_address), or the status is
+    FAILED_PRECONDITION.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -725,7 +721,7 @@ class ChoiceList(_message.Message):
     CHOICES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def choices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """1 to 1,024"""
+        """None is empty; all together as JSON are no longer than a grammar may be."""
 
     def __init__(
         self,
@@ -749,9 +745,9 @@ class SpeculationParams(_message.Message):
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     PROMPT_LOOKUP_NGRAM_FIELD_NUMBER: _builtins.int
     max_draft_tokens: _builtins.int
-    """0 to 32; 0 is off; default the worker's"""
+    """0 is off; absent: the worker's"""
     prompt_lookup_ngram: _builtins.int
-    """Guess what followed so many last tokens where they stood before; 1 to 8; default 3, or the worker's draft model."""
+    """Guess what followed so many last tokens where they stood before; absent: 3, or the worker's draft model."""
     def __init__(
         self,
         *,
@@ -793,25 +789,25 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     EXPECTED_TOKENIZER_FINGERPRINT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """at most 128 bytes; empty: made by the worker; must be unique among running requests"""
+    """Empty: made by the worker; must be unique among running requests."""
     model: _builtins.str
     """name; empty: the one that is served"""
     n: _builtins.int
-    """outputs that are returned; 1 to 64; default 1"""
+    """outputs that are returned"""
     best_of: _builtins.int
-    """Outputs that are produced; n to 64; default n. Output i is drawn with a seed that is a function of (seed, i), the
+    """Outputs that are produced, at least n; absent: n. Output i is drawn with a seed that is a function of (seed, i), the
     seed itself for i = 0. If more are produced than returned, nothing is sent before all have ended; then the best n,
     the best one as index 0.
     """
     length_penalty: _builtins.float
-    """Ranking: total logprob of an output / its length^length_penalty; -10 to 10; default 1. An empty output ranks last."""
+    """Ranking: total logprob of an output / its length^length_penalty. An empty output ranks last."""
     priority: _builtins.int
-    """higher runs first; -100 to 100; default 0"""
+    """higher runs first"""
     expected_tokenizer_fingerprint: _builtins.str
     """The prompt was encoded by the tokenizer of this fingerprint; empty: not checked."""
     @_builtins.property
     def prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """at least 1; each below the vocabulary size; shorter than the context"""
+        """Each below the vocabulary size; shorter than the context."""
 
     @_builtins.property
     def resumed_output_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -1203,9 +1199,7 @@ class AbortRequest(_message.Message):
 
     REQUEST_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """at least 1, at most 4,096"""
-
+    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,

@@ -45,11 +45,11 @@ class Limits(_message.Message):
     stateful: _builtins.bool
     """where it is not at its default, a draw depends on earlier draws and not on their tokens alone"""
     least: _builtins.int
-    """elements of a repeated field; default 0"""
+    """elements of a repeated field; bytes of a string, where it is set; default 0"""
     most: _builtins.int
     """elements of a repeated field; bytes of a string"""
     most_each: _builtins.int
-    """ids of each TokenSequence of a repeated field, which has at least one"""
+    """ids of each TokenSequence, which has at least one; bytes of each string"""
     def __init__(
         self,
         *,

@@ -380,7 +380,9 @@ class TextSegment(_message.Message):
     """default: TEXT"""
     @_builtins.property
     def parse_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """only with PARSE_LISTED, required there: control token ids that are parsed"""
+        """Only with PARSE_LISTED, required there: control token ids that are parsed.
+        of all segments together
+        """
 
     def __init__(
         self,
@@ -436,7 +438,9 @@ class EncodeInput(_message.Message):
     add_special: _builtins.bool
     """add BOS and EOS as the model expects; default true"""
     @_builtins.property
-    def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextSegment]: ...
+    def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextSegment]:
+        """of all inputs of a batch together"""
+
     @_builtins.property
     def truncation(self) -> Global___Truncation:
         """absent: none"""
@@ -578,9 +582,7 @@ class BatchEncodeRequest(_message.Message):
     include_offsets: _builtins.bool
     include_pieces: _builtins.bool
     @_builtins.property
-    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EncodeInput]:
-        """1 to 4,096"""
-
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EncodeInput]: ...
     def __init__(
         self,
         *,
@@ -631,9 +633,7 @@ class CountTokensRequest(_message.Message):
     tokenizer: _builtins.str
     """name; empty: the default"""
     @_builtins.property
-    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EncodeInput]:
-        """1 to 4,096"""
-
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EncodeInput]: ...
     def __init__(
         self,
         *,
@@ -814,9 +814,7 @@ class BatchDecodeRequest(_message.Message):
     tokenizer: _builtins.str
     """name; empty: the default"""
     @_builtins.property
-    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___DecodeInput]:
-        """1 to 4,096"""
-
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___DecodeInput]: ...
     @_builtins.property
     def options(self) -> Global___DecodeOptions: ...
     def __init__(
@@ -892,9 +890,7 @@ class DecodeStreamOpen(_message.Message):
         """
 
     @_builtins.property
-    def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """at most 64, each 1 to 1,024 bytes of UTF-8"""
-
+    def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -924,7 +920,7 @@ class DecodeStreamRequest(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     stream_key: _builtins.str
-    """chosen by the caller, at most 256 bytes; may be empty when one stream is enough"""
+    """chosen by the caller; may be empty when one stream is enough"""
     end: _builtins.bool
     """no more ids follow: send what is held back"""
     @_builtins.property
@@ -935,7 +931,7 @@ class DecodeStreamRequest(_message.Message):
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def batch(self) -> _containers.RepeatedCompositeFieldContainer[Global___DecodeStreamRequest]:
-        """At most 4,096 requests, handled in this order as if each had come alone, and answered together. Beside it no other
+        """Requests that are handled in this order as if each had come alone, and answered together. Beside it no other
         field is set, and none of them has a batch itself. Where one of them is refused, its response says why in `error`
         and the others are served. A server that drains opens no further stream of a batch (UNAVAILABLE).
         """
@@ -1067,7 +1063,9 @@ class ChatMessage(_message.Message):
     name: _builtins.str
     tool_call_id: _builtins.str
     @_builtins.property
-    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatToolCall]: ...
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatToolCall]:
+        """of all messages together"""
+
     def __init__(
         self,
         *,
@@ -1162,9 +1160,7 @@ class EncodeChatRequest(_message.Message):
     system, user, assistant, tool, function, ipython, model, observation; any other is untrusted as well.
     """
     @_builtins.property
-    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
-        """at least one"""
-
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
     def tools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """each a JSON object as text: the schema of one tool"""
