@@ -332,6 +332,12 @@ SERVING: dict[str, tuple[Panel, ...]] = {
             one(rate("tandem_guide_compilations_total", MODEL, "outcome"), "{{outcome}}"),
         ),
         Panel(
+            "Memory of guides",
+            "bytes",
+            "Processes of guides, in use or kept. Near guide_total_memory_mb new guides are refused.",
+            one(f"tandem_guide_memory_bytes{{{MODEL}}}", "{{instance}}"),
+        ),
+        Panel(
             "Engines started again",
             "none",
             "In an hour. Each death ended the streams that ran. Engines that hang are killed.",

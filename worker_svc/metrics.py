@@ -59,6 +59,8 @@ class WorkerMetrics:
         self._waiting_tokens = gauge("num_tokens_waiting", "Prompt tokens that wait")
         self._cache_usage = gauge("kv_cache_usage_perc", "Share of KV cache pages that running requests use, 0 to 1")
         self._cache_cached = gauge("kv_cache_cached_perc", "Share of KV cache pages that only hold prefixes, 0 to 1")
+        self._guide_processes = gauge("guide_processes", "Guides that have a process, in use or kept")
+        self._guide_memory = gauge("guide_memory_bytes", "Memory of guides' processes beside what they share")
         self.engine_up = gauge("engine_up", "1 while the engine is ready")
         self.engine_restarts = counter("engine_restarts", "Engines that were started after one died")
         self.engine_stalls = counter("engine_stalls", "Engines that were killed because they said nothing any more")
@@ -174,6 +176,8 @@ class WorkerMetrics:
         total = max(1, load.pages_total)
         self._cache_usage.set(load.pages_referenced / total)
         self._cache_cached.set(load.pages_cached / total)
+        self._guide_processes.set(load.guide_processes)
+        self._guide_memory.set(load.guide_memory_bytes)
 
     def guide_compiled(self, outcome: CompileOutcome, seconds: float) -> None:
         """A guide was compiled, or was not."""

@@ -27,6 +27,7 @@ from svc_common.errors import (
     internal,
     invalid_argument,
     not_found,
+    resource_exhausted,
     unavailable,
 )
 from svc_common.lifecycle import Lifecycle
@@ -368,7 +369,8 @@ class WorkerService:
         return key, count
 
     async def _compile(self, submit: Submit, request_id: str, caller: str) -> None:
-        """Raises INVALID_ARGUMENT for a guide that is wrong, FAILED_PRECONDITION where none can be served."""
+        """Raises INVALID_ARGUMENT for a guide that is wrong, FAILED_PRECONDITION where none can be served, and
+        RESOURCE_EXHAUSTED where there is no memory for another one."""
         assert submit.guide is not None
         kind, _ = submit.guide
         began = time.monotonic()
@@ -385,6 +387,9 @@ class WorkerService:
                 f"guided decoding is not available: {error} (start the worker with tokenizer_address)",
                 reason="VOCABULARY_UNKNOWN",
             )
+        if outcome is CompileOutcome.EXHAUSTED:
+            after = self.admission.retry_after(time.monotonic())
+            raise resource_exhausted(error, reason="GUIDES_MEMORY", retry_after=after)
         if error:
             raise invalid_argument([FieldViolation(f"guided.{kind}", error)])
 

@@ -10,7 +10,12 @@ from pydantic import Field, model_validator
 from svc_common.peers import PeerFiles
 from svc_common.settings import ServiceSettings
 from worker_svc.engine.config import EngineConfig
-from worker_svc.engine.guides.limits import DEFAULT_COMPILE_SECONDS, DEFAULT_MASK_SECONDS, DEFAULT_MEMORY_MB
+from worker_svc.engine.guides.limits import (
+    DEFAULT_COMPILE_SECONDS,
+    DEFAULT_MASK_SECONDS,
+    DEFAULT_MEMORY_MB,
+    DEFAULT_TOTAL_MEMORY_MB,
+)
 
 
 class WorkerSettings(ServiceSettings):
@@ -117,6 +122,12 @@ class WorkerSettings(ServiceSettings):
     guide_memory_mb: int = Field(
         default=DEFAULT_MEMORY_MB, ge=64, le=65_536, description="memory that the process of one guide may take, MiB"
     )
+    guide_total_memory_mb: int = Field(
+        default=DEFAULT_TOTAL_MEMORY_MB,
+        ge=64,
+        le=1_048_576,
+        description="memory that the processes of all guides may take together, MiB; new guides are refused near it",
+    )
     admin_token_file: Path | None = Field(
         default=None,
         description="file of operators' bearer tokens; with it, only who has one of them may drain the worker or clear "
@@ -192,4 +203,5 @@ class WorkerSettings(ServiceSettings):
             guide_compile_seconds=self.guide_compile_seconds,
             guide_mask_seconds=self.guide_mask_seconds,
             guide_memory_mb=self.guide_memory_mb,
+            guide_total_memory_mb=self.guide_total_memory_mb,
         )

@@ -19,6 +19,7 @@ import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
+from random import Random
 
 import psutil
 
@@ -26,7 +27,8 @@ from tandem.client import AsyncClient
 from tests.integration.worker_process import service_process
 from tests.soak.drawing import drawing
 from tests.soak.judging import Sample, complaints, growth
-from tests.soak.traffic import Traffic
+from tests.soak.traffic import Traffic, guided
+from worker_svc.engine.guides.limits import KEPT_GUIDES
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 LANES = 12
@@ -60,11 +62,11 @@ class Watch:
         sample.pages = sum(load.pages_referenced for load in loads.values())
         for process in (each for root in self._roots for each in (root, *root.children(recursive=True))):
             try:
-                name, numbers = name_of(process), process.as_dict(["memory_info", "num_fds", "num_threads"])
+                name, numbers = name_of(process), process.as_dict(["memory_full_info", "num_fds", "num_threads"])
             except psutil.NoSuchProcess:
                 continue
             for to, number in (
-                (sample.megabytes, numbers["memory_info"].rss / 2**20),
+                (sample.megabytes, numbers["memory_full_info"].pss / 2**20),
                 (sample.descriptors, numbers["num_fds"]),
                 (sample.threads, numbers["num_threads"]),
             ):
@@ -100,6 +102,8 @@ async def soak(minutes: float, seed: int, folder: Path) -> list[str]:
             ):
                 traffic = Traffic(client, seed, LANES)
                 watch = Watch([first.pid, second.pid], client, traffic)
+                for number in range(KEPT_GUIDES):  # as many processes of guides as will stay
+                    await guided(client, Random(number))
                 quiet = []  # the services at rest: after a first bit of everything, and at the end
                 for share in (WARM_UP, 1 - WARM_UP):
                     until = time.monotonic() + minutes * 60 * share

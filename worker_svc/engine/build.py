@@ -178,7 +178,12 @@ def build_engine(
 
 
 def _grammars(config: EngineConfig, vocabulary_size: int, eos_ids: Sequence[int], ranks: Ranks) -> Grammars:
-    limits = GuideLimits(config.guide_compile_seconds, config.guide_mask_seconds, config.guide_memory_mb << 20)
+    limits = GuideLimits(
+        config.guide_compile_seconds,
+        config.guide_mask_seconds,
+        config.guide_memory_mb << 20,
+        config.guide_total_memory_mb << 20,
+    )
     share = None
     if ranks.size > 1:
         from worker_svc.engine.guides.frames import shared

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from worker_svc.engine.guides.limits import DEFAULT_COMPILE_SECONDS, DEFAULT_MASK_SECONDS, DEFAULT_MEMORY_MB
+from worker_svc.engine.guides.limits import (
+    DEFAULT_COMPILE_SECONDS,
+    DEFAULT_MASK_SECONDS,
+    DEFAULT_MEMORY_MB,
+    DEFAULT_TOTAL_MEMORY_MB,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +41,4 @@ class EngineConfig:
     guide_compile_seconds: float = DEFAULT_COMPILE_SECONDS  # of processor time, a guide
     guide_mask_seconds: float = DEFAULT_MASK_SECONDS  # of processor time, a mask
     guide_memory_mb: int = DEFAULT_MEMORY_MB  # a guide, beside the vocabulary
+    guide_total_memory_mb: int = DEFAULT_TOTAL_MEMORY_MB  # all guides

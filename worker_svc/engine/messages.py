@@ -234,6 +234,8 @@ class Load(msgspec.Struct, array_like=True):
     masks_over_budget: int = 0
     mask_left_out: int = 0  # rows of steps that went without them
     guide_process_deaths: int = 0
+    guide_processes: int = 0
+    guide_memory_bytes: int = 0
 
 
 class Ended(msgspec.Struct, array_like=True):

@@ -215,6 +215,8 @@ def load_of(engine: Engine) -> Load:
         masks_over_budget=engine.grammars.masks_over_budget,
         mask_left_out=engine.grammars.left_out,
         guide_process_deaths=engine.grammars.process_deaths,
+        guide_processes=engine.grammars.processes,
+        guide_memory_bytes=engine.grammars.memory,
     )
 
 

@@ -117,6 +117,16 @@ class Grammars:
         """Of guides' processes that were needed, since the engine started."""
         return self._host.deaths if self._host is not None else 0
 
+    @property
+    def processes(self) -> int:
+        """Guides that have one."""
+        return self._host.processes if self._host is not None else 0
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the processes of guides take beside what they share."""
+        return self._host.memory if self._host is not None else 0
+
     # ------------------------------------------------------------------------------------------------ matchers
 
     def matcher(self, guide: Guide) -> Matcher:

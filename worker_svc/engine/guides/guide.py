@@ -18,7 +18,7 @@ _ELSEWHERE = ("$defs", "definitions", "enum", "const")
 # Strings and regexes that are not closed end with their line: each sign is looked at once.
 _LARK = re.compile(
     r'(?P<skip>"(?:[^"\\\n]|\\.)*"?|//[^\n]*|/(?:[^/\\\n]|\\.)+/?|\#[^\n]*)'
-    r"|(?P<rule>^[ \t]*[?!]?[A-Za-z_]\w*(?=[^:\n\"/]*:))"
+    r"|(?P<rule>^[ \t]*[?!]?[A-Za-z_]\w*+(?=[^:\n\"/]*:))"
     r"|(?P<name>[A-Za-z_]\w*)",
     re.MULTILINE,
 )

@@ -37,7 +37,14 @@ from worker_svc.engine.guides.frames import (
     Words,
 )
 from worker_svc.engine.guides.guide import NO_VOCABULARY, Guide
-from worker_svc.engine.guides.limits import COMPILERS, KEPT_GUIDES, MAX_DEATHS, GuideLimits
+from worker_svc.engine.guides.limits import (
+    ADMITTED_SHARE,
+    COMPILERS,
+    KEPT_GUIDES,
+    KEPT_SECONDS,
+    MAX_DEATHS,
+    GuideLimits,
+)
 from worker_svc.engine.guides.outcome import CompileOutcome, CompileResult
 from worker_svc.engine.guides.process import GuideProcess, Owed
 from worker_svc.engine.pages import Tokens
@@ -174,6 +181,8 @@ class GuideHost:
         process.sessions.discard(session)
         if process.compiled:
             process.ask(Close(session))
+        if self._processes.get(process.guide) is process:
+            self._processes.move_to_end(process.guide)
 
     def stop(self) -> None:
         """Ends all processes."""
@@ -191,6 +200,16 @@ class GuideHost:
         return bool(self._compiling or self._queues or self._results or self._answers) or any(
             process.owed or not process.born for process in self._processes.values()
         )
+
+    @property
+    def processes(self) -> int:
+        """Guides that have one, or will have one soon."""
+        return len(self._processes)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that all guides' processes take beside what they share."""
+        return sum(process.memory for process in self._processes.values())
 
     def results(self) -> list[CompileResult]:
         """Compilations that are done."""
@@ -214,6 +233,7 @@ class GuideHost:
             if process.idle or self._processes.get(process.guide) is not process:
                 continue
             process.channel.flush()
+            process.look()
             if process.owed and process.waited > GRACE_SECONDS and not self._needed(process):
                 self._drop(process)
             elif process.over_budget:
@@ -223,8 +243,7 @@ class GuideHost:
             elif not process.born and process.waited > NURSERY_SECONDS:
                 self._nursery_ended()
                 break
-        if len(self._processes) > KEPT_GUIDES:
-            self._evict()
+        self._collect()
         self._start_compilations()
 
     # ------------------------------------------------------------------------------------------------ processes
@@ -234,7 +253,7 @@ class GuideHost:
         try:
             ours, theirs = socket.socketpair()
             with theirs:
-                arguments = (theirs.fileno(), words, self._limits.memory_bytes)
+                arguments = (theirs.fileno(), words, self._limits.memory_bytes, os.getpid())
                 self._nursery = subprocess.Popen(  # noqa: S603
                     [sys.executable, "-m", "worker_svc.engine.guides.nursery", *map(str, arguments)],
                     pass_fds=(theirs.fileno(), words),
@@ -299,7 +318,6 @@ class GuideHost:
             self._selector.register(process.channel.socket, selectors.EVENT_READ, process)
             self._unsent.append(process)
             self._order()
-            self._evict()
         self._processes.move_to_end(guide)
         return process
 
@@ -312,12 +330,41 @@ class GuideHost:
                     socket.send_fds(self._control, [b"f"], [self._unsent[0].theirs.fileno()])
                 self._unsent.popleft().theirs.close()
 
-    def _evict(self) -> None:
+    def _collect(self) -> None:
+        """Ends the processes that nobody needs and that are too many, too large together or unused for long; then the
+        largest of the others, where they take more than all may have."""
         idle = [process for process in self._processes.values() if process.compiled and not self._needed(process)]
-        memory = sum(process.memory for process in self._processes.values())
-        while idle and (len(idle) > KEPT_GUIDES or memory > 4 * self._limits.memory_bytes):
-            memory -= idle[0].memory
-            self._drop(idle.pop(0))
+        kept = sum(process.memory for process in idle)
+        total = self.memory
+        for number, process in enumerate(idle):  # the one that was used longest ago first
+            if not (
+                len(idle) - number > KEPT_GUIDES
+                or kept > self._limits.memory_bytes
+                or total > self._limits.total_memory_bytes
+                or process.waited > KEPT_SECONDS
+            ):
+                break
+            kept, total = kept - process.memory, total - process.memory
+            self._drop(process)
+        while total > self._limits.total_memory_bytes and self._processes:
+            largest = max(self._processes.values(), key=lambda process: process.memory)
+            total -= largest.memory
+            self.deaths += 1
+            logger.warning("a guide's process takes %d MiB, the most of all, and is ended", largest.memory >> 20)
+            why = f"{self._together()}, and this one takes the most: ask for a smaller one, or again later"
+            self._refuse(largest, CompileOutcome.EXHAUSTED, why)
+
+    @property
+    def _full(self) -> bool:
+        """Whether those in use leave no room for another guide."""
+        used = sum(process.memory for process in self._processes.values() if self._needed(process))
+        return used > ADMITTED_SHARE * self._limits.total_memory_bytes
+
+    def _together(self) -> str:
+        return (
+            f"the guides in use take {self.memory >> 20} MiB of memory together; the limit here is "
+            f"{self._limits.total_memory_bytes >> 20} MiB"
+        )
 
     def _needed(self, process: GuideProcess) -> bool:
         return bool(process.sessions) or any(wanted.guide == process.guide for wanted in self._compiling.values())
@@ -348,6 +395,9 @@ class GuideHost:
             self._begin(wanted)
 
     def _begin(self, wanted: _Wanted) -> None:
+        if wanted.guide not in self._processes and self._full:
+            self._finish(wanted, CompileOutcome.EXHAUSTED, f"{self._together()}; ask again later")
+            return
         process = self._process(wanted.guide)
         if process is None:
             self._finish(wanted, CompileOutcome.UNAVAILABLE, _NO_PROCESS)
@@ -453,25 +503,34 @@ class GuideHost:
                 self._answers.append(message)
 
     def _compiled(self, process: GuideProcess, compiled: Compiled) -> None:
-        waiting = [wanted for wanted in self._compiling.values() if wanted.guide == process.guide]
-        sessions = [(session, self._sessions[session]) for session in sorted(process.sessions)]
+        if compiled.unavailable:
+            self._refuse(process, CompileOutcome.UNAVAILABLE, f"{NO_VOCABULARY}: {compiled.error}", ours=True)
+            return
         if compiled.error:
-            outcome = CompileOutcome.UNAVAILABLE if compiled.unavailable else CompileOutcome.REFUSED
-            error = f"{NO_VOCABULARY}: {compiled.error}" if compiled.unavailable else compiled.error
-            self._drop(process)
-            for wanted in waiting:
-                self._finish(wanted, outcome, error)
-            for session, known in sessions:
-                self._fail(session, known, error, ours=compiled.unavailable)
+            self._refuse(process, CompileOutcome.REFUSED, compiled.error)
             return
         process.compiled = True
+        waiting, sessions = self._users(process)
         for wanted in waiting:
             self._check(process, wanted)
         for session, known in sessions:
             if not known.answered:
                 self._send(session, known)
 
+    def _users(self, process: GuideProcess) -> tuple[list[_Wanted], list[tuple[int, _Session]]]:
+        waiting = [wanted for wanted in self._compiling.values() if wanted.guide == process.guide]
+        return waiting, [(session, self._sessions[session]) for session in sorted(process.sessions)]
+
     # ------------------------------------------------------------------------------------------------ ends
+
+    def _refuse(self, process: GuideProcess, outcome: CompileOutcome, why: str, *, ours: bool = False) -> None:
+        """Ends a process and all who use it."""
+        waiting, sessions = self._users(process)
+        self._drop(process)
+        for wanted in waiting:
+            self._finish(wanted, outcome, why)
+        for session, known in sessions:
+            self._fail(session, known, why, ours=ours)
 
     def _over_budget(self, process: GuideProcess) -> None:
         """Whoever it works for has had his share; the others get another process."""
@@ -498,8 +557,7 @@ class GuideHost:
         """Ends a process. What it worked on fails, unless it was spared less than `spared` times; everything else that
         it was asked is asked again."""
         self._drop(process)
-        waiting = [wanted for wanted in self._compiling.values() if wanted.guide == process.guide]
-        sessions = [(session, self._sessions[session]) for session in sorted(process.sessions)]
+        waiting, sessions = self._users(process)
         if waiting or sessions:
             self.deaths += 1
             doing = f"at a {owed.what} answer" if owed is not None else "at rest"

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import array
 import contextlib
-import ctypes
 import os
 import resource
-import signal
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,16 +30,18 @@ from worker_svc.engine.guides.frames import (
     Walk,
 )
 from worker_svc.engine.guides.guide import Guide
+from worker_svc.engine.guides.kinship import end_with_parent
 
 if TYPE_CHECKING:
     import llguidance
 
-_PR_SET_PDEATHSIG = 1
 _OOM_SCORE = "900"  # when memory runs out, the kernel ends guides before engines
 
 
-def keep(connection: socket.socket, tokenizer: llguidance.LLTokenizer | str, memory_bytes: int) -> None:
-    """Serves one guide until the engine leaves; `tokenizer` may be the reason why there is none."""
+def keep(connection: socket.socket, tokenizer: llguidance.LLTokenizer | str, memory_bytes: int, nursery: int) -> None:
+    """Serves one guide until the engine leaves; `tokenizer` may be the reason why there is none, `nursery` is the
+    process that has forked this one."""
+    end_with_parent(nursery)
     _bound(memory_bytes)
     channel: Channel[Asked] = Channel(connection, Asked)
     channel.send(Born(os.getpid()))
@@ -55,7 +55,6 @@ def keep(connection: socket.socket, tokenizer: llguidance.LLTokenizer | str, mem
 
 
 def _bound(memory_bytes: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
     limit = pages * resource.getpagesize() + memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

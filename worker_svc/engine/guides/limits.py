@@ -15,7 +15,14 @@ MAX_LEXER_STATES = 50_000
 MAX_GRAMMAR_SIZE = 200_000
 
 COMPILERS = 3  # guides that are compiled at once, for callers; one caller has all but one of them at most
-KEPT_GUIDES = 64  # processes that stay beside those in use
+# Processes that nobody uses stay, for callers who ask again with the same guide: each is a process, two descriptors of
+# the engine and some 4 MB, for what a plain schema's compilation takes, a few ms. Together they stay within the memory
+# that one guide may take.
+KEPT_GUIDES = 16
+KEPT_SECONDS = 60.0
+# New guides are refused where those in use take this share of their memory together, so that these have room to grow;
+# where they take all of it, the largest is ended.
+ADMITTED_SHARE = 0.75
 MAX_DEATHS = 1  # of its process that a request survives: it may have been killed for no fault of its guide
 # A process that gets no processor time is not over its budget; it is given this many times as long, then made again.
 STARVED = 8
@@ -23,12 +30,14 @@ STARVED = 8
 DEFAULT_COMPILE_SECONDS = 5.0
 DEFAULT_MASK_SECONDS = 2.0
 DEFAULT_MEMORY_MB = 512
+DEFAULT_TOTAL_MEMORY_MB = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class GuideLimits:
-    """What an operator may choose, for one guide."""
+    """What an operator may choose."""
 
     compile_seconds: float = DEFAULT_COMPILE_SECONDS  # of processor time
     mask_seconds: float = DEFAULT_MASK_SECONDS  # of processor time, each mask
-    memory_bytes: int = DEFAULT_MEMORY_MB << 20  # beside the vocabulary
+    memory_bytes: int = DEFAULT_MEMORY_MB << 20  # of one guide, beside the vocabulary
+    total_memory_bytes: int = DEFAULT_TOTAL_MEMORY_MB << 20  # of all guides

@@ -1,8 +1,9 @@
-"""`python -m worker_svc.engine.guides.nursery CONTROL WORDS MEMORY`: two file descriptors, and bytes for each guide.
+"""`python -m worker_svc.engine.guides.nursery CONTROL WORDS MEMORY ENGINE`: two file descriptors, bytes for each guide,
+and the engine's process id.
 
 Engines start it. It builds what llguidance wants to know of a vocabulary, once, and then forks a process for each
 socket that comes over CONTROL. It imports little and has one thread, so that a fork is safe, quick and small. It leaves
-when CONTROL ends, and those it has forked end with it.
+when CONTROL ends or ENGINE does, and those it has forked end with it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import msgspec
 
 from worker_svc.engine.guides.frames import Words
 from worker_svc.engine.guides.keeper import keep
+from worker_svc.engine.guides.kinship import end_with_parent
 from worker_svc.engine.guides.limits import STACK_BYTES
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ def build_tokenizer(words: Words) -> llguidance.LLTokenizer:
 
 def main() -> None:
     """Serves until CONTROL ends."""
+    end_with_parent(int(sys.argv[4]))
     control = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the engine tells us when to leave
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the engine sees the ends of processes by their sockets
@@ -82,6 +85,7 @@ def main() -> None:
     # What is shared with those that are forked is not touched, and so not copied, by the collector.
     gc.collect()
     gc.freeze()
+    nursery = os.getpid()
     while True:
         found, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not found:
@@ -91,7 +95,7 @@ def main() -> None:
             code = 1
             try:
                 control.close()
-                keep(connection, tokenizer, memory)
+                keep(connection, tokenizer, memory, nursery)
                 code = 0
             finally:
                 os._exit(code)

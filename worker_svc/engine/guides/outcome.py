@@ -15,6 +15,7 @@ class CompileOutcome(enum.IntEnum):
     CRASHED = 3
     ABANDONED = 4  # its caller has left, or the engine has
     UNAVAILABLE = 5  # no guide can be served
+    EXHAUSTED = 6  # the guides in use take too much memory
 
 
 class CompileResult(NamedTuple):

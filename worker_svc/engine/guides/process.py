@@ -16,6 +16,8 @@ from worker_svc.engine.guides.guide import Guide
 from worker_svc.engine.guides.limits import STARVED
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE_KIB = os.sysconf("SC_PAGE_SIZE") >> 10
+_LOOK_SECONDS = 0.1  # between two looks at the memory of a process that works
 
 
 class Owed(NamedTuple):
@@ -42,6 +44,8 @@ class GuideProcess:
         self._since = time.monotonic()  # when it was made, or began to work on the first of `owed`
         self._seconds = 0.0  # of processor time when it did
         self._shared_memory = 0  # KiB
+        self._seen_memory = 0  # KiB, while it works
+        self._looked = 0.0
 
     @property
     def born(self) -> bool:
@@ -75,7 +79,17 @@ class GuideProcess:
     @property
     def memory(self) -> int:
         """Bytes beside what all guides share, at its largest."""
-        return max(0, self.channel.memory - self._shared_memory) << 10
+        return max(0, max(self.channel.memory, self._seen_memory) - self._shared_memory) << 10
+
+    def look(self) -> None:
+        """Brings `memory` up to date, where it has worked on one thing for a while."""
+        now = time.monotonic()
+        if not self.owed or now - max(self._since, self._looked) < _LOOK_SECONDS:
+            return
+        self._looked = now
+        with contextlib.suppress(OSError):  # its socket will tell
+            pages = int(Path(f"/proc/{self._pid}/statm").read_text("ascii").split()[1])
+            self._seen_memory = max(self._seen_memory, pages * _PAGE_KIB)
 
     @property
     def waited(self) -> float:

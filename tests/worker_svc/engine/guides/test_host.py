@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 
@@ -68,6 +69,23 @@ def tell(host: GuideHost, session: int, guide: Guide, output: np.ndarray, *, for
     host.fill(session)
 
 
+def large(number: int) -> Guide:
+    """A guide whose process takes some 30 MB, whatever the number."""
+    properties = {f"{number}p{i}": {"type": "integer"} for i in range(2000)}
+    return Guide("json_schema", json.dumps({"type": "object", "properties": properties, "additionalProperties": False}))
+
+
+@pytest.fixture
+def large_bytes(host: GuideHost) -> int:
+    """What one of these takes."""
+    heard = Heard(host)
+    tell(host, 1, large(1), ids(""))
+    heard.mask(1)
+    size = host.memory
+    host.stop()
+    return size
+
+
 def processes() -> list[psutil.Process]:
     """Of guides, which are children of a nursery."""
     nurseries = [p for p in psutil.Process().children() if "worker_svc.engine.guides.nursery" in p.cmdline()]
@@ -111,7 +129,7 @@ def test_a_guide_is_compiled_once_for_all_who_want_it_and_output_is_checked(host
     assert heard.results[3].error == "the guide does not allow resumed_output_ids[2]"
     assert heard.results[9].outcome is CompileOutcome.REFUSED
     assert "unclosed group" in heard.results[9].error
-    assert len(processes()) == 1
+    heard.until(lambda: len(processes()) == 1)
 
 
 def test_one_caller_does_not_hold_all_compilers():
@@ -204,12 +222,80 @@ def test_processes_of_guides_that_nobody_uses_are_bounded_and_none_stays_behind(
         host.compile(serial, Guide("regex", f"a{{{serial + 1}}}"), b"", f"{serial}")
     heard.until(lambda: len(heard.results) == KEPT_GUIDES + 8)
     heard.until(lambda: len(processes()) <= KEPT_GUIDES + 1)
+    assert host.processes <= KEPT_GUIDES + 1
     heard.mask(1)
     below = processes()
     host.close(1)
     host.stop()
     psutil.wait_procs(below, SECONDS)
     assert not any(process.is_running() for process in below)
+
+
+def test_what_was_used_last_is_kept_and_what_nobody_uses_for_long_is_ended(
+    host: GuideHost, monkeypatch: pytest.MonkeyPatch
+):
+    heard = Heard(host)
+    tell(host, 1, LETTERS, ids(""))
+    heard.mask(1)
+    for serial in range(KEPT_GUIDES + 4):
+        host.compile(serial, Guide("regex", f"a{{{serial + 1}}}"), b"", f"{serial}")
+    heard.until(lambda: len(heard.results) == KEPT_GUIDES + 4)
+    (used,) = {process.pid for process in processes()} & {host._processes[LETTERS]._pid}
+    host.close(1)
+    host.compile(100, Guide("regex", "b"), b"", "")
+    heard.until(lambda: 100 in heard.results and len(processes()) == KEPT_GUIDES)
+    assert used in {process.pid for process in processes()}
+    monkeypatch.setattr("worker_svc.engine.guides.host.KEPT_SECONDS", 0.0)
+    heard.until(lambda: not processes())
+    assert not host.busy
+
+
+def test_kept_guides_are_bounded_in_memory(large_bytes: int):
+    limit = int(1.8 * large_bytes)
+    host = make_host(memory_bytes=limit)
+    try:
+        heard = Heard(host)
+        for session in (0, 1):
+            tell(host, session, large(session), ids(""))
+            heard.mask(session)
+        assert host.memory > limit
+        assert host.processes == 2  # in use
+        host.close(0)
+        host.close(1)
+        heard.until(lambda: host.memory <= limit)
+        assert host.processes == 1
+    finally:
+        host.stop()
+
+
+def test_guides_in_use_are_bounded_in_memory_together(large_bytes: int):
+    """New ones are refused, and the largest is ended; the others go on."""
+    host = make_host(total_memory_bytes=large_bytes + (12 << 20))
+    try:
+        heard = Heard(host)
+        tell(host, 1, LETTERS, ids(""))
+        tell(host, 2, large(2), ids(""))
+        heard.mask(2)
+        host.compile(3, Guide("regex", "a"), b"", "")
+        host.compile(4, LETTERS, b"", "")  # takes no more
+        heard.until(lambda: {3, 4} <= set(heard.results))
+        assert heard.results[3].outcome is CompileOutcome.EXHAUSTED
+        assert "MiB; ask again later" in heard.results[3].error
+        assert heard.results[4].outcome is CompileOutcome.COMPILED
+        tell(host, 5, large(5), ids(""))
+        heard.until(lambda: any(answer.what == "failed" for answer in heard.answers))
+        (failed,) = [answer for answer in heard.answers if answer.what == "failed"]
+        assert failed.session in (2, 5) and "this one takes the most" in failed.error
+        tell(host, 1, LETTERS, ids("abc"))
+        heard.answers.clear()
+        assert heard.mask(1) == ids("\x000123456789").tolist()  # or the end
+        host.close(failed.session)
+        host.close(7 - failed.session)
+        host.compile(6, Guide("regex", "a"), b"", "")
+        heard.until(lambda: 6 in heard.results)
+        assert heard.results[6].outcome is CompileOutcome.COMPILED
+    finally:
+        host.stop()
 
 
 def test_a_vocabulary_that_cannot_be_used_is_told():
