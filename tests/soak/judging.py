@@ -17,7 +17,7 @@ class Sample:
 
     seconds: float
     requests: int  # that have ended until then
-    megabytes: dict[str, float] = field(default_factory=dict)  # resident; what processes share is counted once
+    megabytes: dict[str, float] = field(default_factory=dict)  # resident, without pages of files
     descriptors: dict[str, int] = field(default_factory=dict)
     threads: dict[str, int] = field(default_factory=dict)
     pages: int = 0  # that running requests refer to
