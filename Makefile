@@ -6,6 +6,7 @@
 #   make protos   generate the stubs after a change of protos/
 #   make chaos    break both services in every way while streams run, ROUNDS times; nothing may be lost
 #   make soak     both services under mixed traffic for MINUTES: fails where memory grows or something is not returned
+#   make hostile  what others wait behind requests that were made to hold them up; on a machine that does nothing else
 #   make compose-test   build the images, bring the stack up in a container engine of its own, ask it, take it down
 
 VENV ?= .venv
@@ -21,7 +22,7 @@ export MODEL PROMPT
 STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 
-.PHONY: run test check lint types protos fresh buf chaos soak compose-test clean
+.PHONY: run test check lint types protos fresh buf chaos soak hostile compose-test clean
 
 # The stamp is written last: an interrupted installation is begun again.
 $(STAMP): pyproject.toml constraints.txt
@@ -69,6 +70,9 @@ compose-test: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/python -m tests.soak --minutes $(MINUTES)
+
+hostile: $(STAMP)
+	$(BIN)/python benchmarks/hostile.py --check --no-save
 
 clean:
 	rm -rf $(VENV) .buf

@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from benchmarks.machine import add_output_flags, save
 from benchmarks.serving import service
 from tandem.inference.v1 import inference_pb2, inference_pb2_grpc
 from tandem.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
@@ -38,6 +39,7 @@ TOKENIZER = "/tandem.tokenizer.v1.TokenizerService/"
 WORKER = "/tandem.inference.v1.InferenceService/"
 PROBE_SECONDS = 0.1
 STREAM_SECONDS, STREAM_FACTOR = 0.5, 5.0
+LETTER = 100  # the id of `a` in models/demo
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
@@ -69,6 +71,9 @@ def filled(number: int, content: bytes = b"", size: int = LARGEST) -> bytes:
     return one * (size // len(one))
 
 
+PLAIN_TEMPLATE = field(5, b"{% for message in messages %}{{ message.content }}{% endfor %}")
+
+
 def tokenizer_requests() -> Iterator[Hostile]:
     letter = field(1, field(1, b"a"))
     yield Hostile("Encode, 1.3 million segments", TOKENIZER + "Encode", field(2, letter * 1_300_000))
@@ -79,7 +84,7 @@ def tokenizer_requests() -> Iterator[Hostile]:
         field(2, field(1, field(1, b"a") + field(4, b"\x01" * 4_000_000))),
     )
     yield Hostile("Encode, unpacked parse_ids", TOKENIZER + "Encode", field(2, field(1, b"\x20\x01" * (LARGEST // 2))))
-    yield Hostile("Encode, 16,384 segments", TOKENIZER + "Encode", field(2, letter * 16_384))
+    yield Hostile("Encode, 65,536 segments", TOKENIZER + "Encode", field(2, letter * 65_536))
     yield Hostile("Encode, 4 MiB of text", TOKENIZER + "Encode", field(2, field(1, field(1, b"lorem " * 699_000))))
     yield Hostile(
         "Encode with offsets and pieces, 4 MiB",
@@ -87,7 +92,7 @@ def tokenizer_requests() -> Iterator[Hostile]:
         field(2, field(1, field(1, b"a b c d " * 524_000))) + b"\x18\x01\x20\x01",
     )
     yield Hostile("CountTokens, 4,096 x 300 segments", TOKENIZER + "CountTokens", field(2, letter * 300) * 4096)
-    yield Hostile("CountTokens, 4,096 x 4 segments", TOKENIZER + "CountTokens", field(2, letter * 4) * 4096)
+    yield Hostile("CountTokens, 4,096 x 16 segments", TOKENIZER + "CountTokens", field(2, letter * 16) * 4096)
     yield Hostile(
         "BatchEncode, 4,096 x 4 KB", TOKENIZER + "BatchEncode", field(2, field(1, field(1, b"lorem " * 680))) * 4096
     )
@@ -103,6 +108,12 @@ def tokenizer_requests() -> Iterator[Hostile]:
     stops = b"".join(field(4, b"a" * 1000 + str(place).encode()) for place in range(64))
     many = b"".join(field(5, field(1, str(key).encode()) + field(2, stops)) for key in range(250))
     yield Hostile("DecodeStream, 250 opens of 64 stop strings", TOKENIZER + "DecodeStream", many)
+    held = field(2, b"".join(field(4, b"a" * (1000 - place) + b"b") for place in range(64)))
+    yield Hostile(
+        "DecodeStream, 65,536 ids that may all begin a stop string",
+        TOKENIZER + "DecodeStream",
+        held + field(3, varint(LETTER) * 65_536),
+    )
     context = field(2, field(3, b"\x85\x03" * (LARGEST // 2)))
     yield Hostile("DecodeStream, 8 million context ids", TOKENIZER + "DecodeStream", context)
     user = field(2, field(1, b"user") + field(2, b"hello"))
@@ -118,7 +129,10 @@ def tokenizer_requests() -> Iterator[Hostile]:
     yield Hostile(
         "EncodeChat, 4 MB of content with pieces",
         TOKENIZER + "EncodeChat",
-        field(2, field(1, b"user") + field(2, b"a b c d " * 500_000)) + b"\x38\x01\x40\x01\x48\x01",
+        field(2, field(1, b"user") + field(2, b"a b c d " * 500_000)) + PLAIN_TEMPLATE + b"\x38\x01\x40\x01\x48\x01",
+    )
+    yield Hostile(
+        "EncodeChat, 4,096 messages", TOKENIZER + "EncodeChat", user * 4096 + PLAIN_TEMPLATE + b"\x38\x01\x40\x01"
     )
     loop = field(5, b"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
     yield Hostile("EncodeChat, 16 looping templates", TOKENIZER + "EncodeChat", user + loop, at_once=16)
@@ -144,7 +158,18 @@ def worker_requests() -> Iterator[Hostile]:
     yield Hostile(
         "Generate, 65,536 allowed and banned ids",
         WORKER + "Generate",
-        prompt + field(5, field(19, b"\x05" * 65_535 + b"\x06") + field(20, b"\x05" * 65_536)),
+        prompt + field(5, field(19, b"\x05" * 65_535 + b"\x06") + field(20, b"\x05" * 65_536)) + field(6, b"\x08\x10"),
+    )
+    yield Hostile(
+        "Generate, 64 samples of 65,536 allowed ids",
+        WORKER + "Generate",
+        prompt + field(5, field(19, b"\x05" * 65_535 + b"\x06")) + field(6, b"\x08\x04") + b"\x58\x40",
+    )
+    breakers = field(5, field(1, b"\x05" * 16)) * 8192
+    yield Hostile(
+        "Generate, 8,192 DRY breakers",
+        WORKER + "Generate",
+        prompt + field(5, field(17, breakers)) + field(6, b"\x08\x10"),
     )
     yield Hostile("Generate, a request_id of 16 MB", WORKER + "Generate", field(1, b"a" * (LARGEST - 64)))
     yield Hostile(
@@ -243,11 +268,15 @@ async def _send(channel: grpc.aio.Channel, hostile: Hostile) -> str:
     return "OK"
 
 
-def _print(name: str, wait: float, gap: float, words: str) -> None:
+def _row(name: str, wait: float, gap: float, words: str) -> dict[str, object]:
     print(f"| {name} | {wait * 1e3:.0f} | {gap * 1e3:.0f} | {words} |", flush=True)
+    return {"request": name, "probe_ms": round(wait * 1e3, 1), "stream_ms": round(gap * 1e3, 1), "answer": words}
 
 
-async def measure(kind: str, address: str, hostiles: list[Hostile], options: argparse.Namespace) -> list[str]:
+async def measure(
+    kind: str, address: str, hostiles: list[Hostile], options: argparse.Namespace, rows: list[dict[str, object]]
+) -> list[str]:
+    """The names of those behind which others waited for too long."""
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
     ordinary = context.Process(target=_ordinary_process, args=(address, kind, options.streams, theirs), daemon=True)
@@ -267,7 +296,7 @@ async def measure(kind: str, address: str, hostiles: list[Hostile], options: arg
         await asyncio.sleep(2)
         quiet_waits, quiet_gaps = read()
         median = statistics.median(quiet_gaps)
-        _print(f"{kind}, nothing hostile", max(quiet_waits), max(quiet_gaps), f"median {median * 1e3:.0f}")
+        rows.append(_row(f"{kind}, nothing hostile", max(quiet_waits), max(quiet_gaps), f"median {median * 1e3:.0f}"))
         for hostile in hostiles:
             if options.only not in hostile.name:
                 continue
@@ -279,7 +308,7 @@ async def measure(kind: str, address: str, hostiles: list[Hostile], options: arg
                 await asyncio.sleep(0.3)
                 waits, gaps = read()
                 worst_wait, worst_gap = max(worst_wait, max(waits)), max(worst_gap, max(gaps))
-            _print(hostile.name, worst_wait, worst_gap, f"{seconds:.2f} s, {answers[-1][:110]}")
+            rows.append(_row(hostile.name, worst_wait, worst_gap, f"{seconds:.2f} s, {answers[-1][:110]}"))
             if worst_wait > PROBE_SECONDS or worst_gap > min(STREAM_SECONDS, STREAM_FACTOR * median):
                 failed.append(hostile.name)
     ours.close()
@@ -296,8 +325,10 @@ async def main() -> int:
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--check", action="store_true")
+    add_output_flags(parser)
     options = parser.parse_args()
     failed: list[str] = []
+    rows: list[dict[str, object]] = []
     chosen: dict[str, tuple[Callable[[], Iterator[Hostile]], tuple[str, ...]]] = {
         "tokenizer": (tokenizer_requests, ("--tokenizer", f"demo={options.model}")),
         "worker": (worker_requests, ("--model", options.model, "--threads=1")),
@@ -306,7 +337,8 @@ async def main() -> int:
         requests, flags = chosen[kind]
         print("| request | longest wait of a probe, ms | of a stream, ms | answer |\n|---|---|---|---|", flush=True)
         async with service(f"{kind}_svc", *flags) as address:
-            failed += await measure(kind, address, list(requests()), options)
+            failed += await measure(kind, address, list(requests()), options, rows)
+    save("hostile", options, rows)
     if failed:
         print("others waited for too long behind:", *failed, sep="\n  ", file=sys.stderr)
     return int(bool(failed) and options.check)

@@ -15,7 +15,7 @@ Ids: TypeAlias = NDArray[np.uint32]  # [ids]; positions in bytes or code points 
 Places: TypeAlias = NDArray[np.int64]  # in such an array, where it may be that of many texts
 
 NONE: Ids = np.empty(0, np.uint32)
-_AT_ONCE = 16_384  # ids that become objects of Python in one go
+_AT_ONCE = 16_384  # ids that become objects of Python, or arrays that become one, in one go
 
 
 def ids_of(values: Sequence[int]) -> Ids:
@@ -27,6 +27,8 @@ def joined(parts: Sequence[Ids]) -> Ids:
     """The parts one after the other; a single one as it is."""
     if len(parts) == 1:
         return parts[0]
+    if len(parts) > _AT_ONCE:  # other threads get their turn between them
+        return joined([joined(parts[at : at + _AT_ONCE]) for at in range(0, len(parts), _AT_ONCE)])
     return np.concatenate(parts) if parts else NONE
 
 

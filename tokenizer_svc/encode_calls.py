@@ -6,25 +6,27 @@ repeated fields follow one another. So the parts of an answer are never gathered
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import TypeVar
 
 from svc_common.errors import FieldViolation, invalid_argument, resource_exhausted
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
-from tokenizer_svc.arrays import NONE, joined
+from tokenizer_svc.arrays import NONE, Ids, joined
 from tokenizer_svc.encoding import Encoding, Policy, Segment, SpecialTokenInText
 from tokenizer_svc.loaded import Loaded
 from tokenizer_svc.pool import PoolFullError, WorkPool
 from tokenizer_svc.settings import TokenizerSettings
-from tokenizer_svc.validation import EncodeJob, PlainTexts, too_much_output
-from tokenizer_svc.wire import encoding_field, plain_encodings
+from tokenizer_svc.validation import EncodeJob, PlainTexts, have_little, too_much_output
+from tokenizer_svc.wire import PIECES, encoding_field, plain_encodings
 
 T = TypeVar("T")
 Input = TypeVar("Input")
 
 _SHARED_BYTES = 128 * 1024  # text that several threads share
+_AT_ONCE_CHARACTERS = 256 * 1024  # of a batch, that one thread encodes in one go
+_PART_BYTES = 16  # of text, which take as long as what a segment costs beside its text
 
 
 class EncodeCalls:
@@ -66,12 +68,17 @@ class EncodeCalls:
         added = len(front) + len(back)
 
         def work(texts: Sequence[str]) -> tuple[bytes, int]:
-            found = loaded.tokenizer.encode_many(texts, add_special=False)
-            counts = [len(ids) + added for ids in found]
-            loaded.metrics.input_tokens.observe(*counts)
-            return b"".join(plain_encodings(found, front, back)), sum(counts)
+            parts: list[bytes] = []
+            total = 0
+            for few in _few_at_once(texts):
+                found = loaded.tokenizer.encode_many(few, add_special=False)
+                counts = [len(ids) + added for ids in found]
+                loaded.metrics.input_tokens.observe(*counts)
+                parts += plain_encodings(found, front, back)
+                total += sum(counts)
+            return b"".join(parts), total
 
-        made = await self._spread(loaded, plain.texts, plain.sizes, work)
+        made = await self._spread(loaded, plain.texts, plain.sizes, len(plain.texts), work)
         loaded.metrics.encoded_tokens.inc(sum(total for _, total in made))
         rest = pb.BatchEncodeResponse(fingerprint=loaded.tokenizer.fingerprint)
         return b"".join([*(part for part, _ in made), rest.SerializeToString()])
@@ -81,9 +88,13 @@ class EncodeCalls:
         added = loaded.tokenizer.count_added() if plain.add_special else 0
 
         def work(texts: Sequence[str]) -> list[int]:
-            return [len(ids) + added for ids in loaded.tokenizer.encode_many(texts, add_special=False)]
+            return [
+                len(ids) + added
+                for few in _few_at_once(texts)
+                for ids in loaded.tokenizer.encode_many(few, add_special=False)
+            ]
 
-        counts = list(chain.from_iterable(await self._spread(loaded, plain.texts, plain.sizes, work)))
+        counts = list(chain.from_iterable(await self._spread(loaded, plain.texts, plain.sizes, len(plain.texts), work)))
         loaded.metrics.input_tokens.observe(*counts)
         loaded.metrics.encoded_tokens.inc(sum(counts))
         return counts
@@ -106,12 +117,20 @@ class EncodeCalls:
         except PoolFullError as error:
             raise resource_exhausted(str(error), reason="QUEUE_FULL", retry_after=error.retry_after) from None
 
-    def pieces(self, loaded: Loaded, ids: Sequence[int]) -> list[bytes]:
-        """The pieces of an answer. Raises RESOURCE_EXHAUSTED where they are too long for one."""
-        pieces = loaded.tokenizer.pieces(ids)
-        if (size := sum(map(len, pieces))) > self._settings.max_output_bytes:
+    def is_little(self, size: int, segments: int) -> bool:
+        """Whether so much text in so many segments is encoded without a thread."""
+        return size <= self._settings.inline_bytes and (segments - 1) * _PART_BYTES <= self._settings.inline_bytes
+
+    async def read(self, inputs: Sequence[pb.EncodeInput], read: Callable[[], T]) -> T:
+        """What `read` makes of the inputs of a request, whose number is checked: at once where they have little, else
+        in a thread. Raises ServiceError."""
+        return read() if have_little(inputs) else (await self.in_pool([read]))[0]
+
+    def pieces(self, loaded: Loaded, ids: Ids, tag: int) -> bytes:
+        """The pieces of an answer as fields of this tag. Raises RESOURCE_EXHAUSTED where they are too long for one."""
+        if (size := loaded.tokenizer.pieces_size(ids)) > self._settings.max_output_bytes:
             raise too_much_output("pieces", size, self._settings)
-        return pieces
+        return loaded.tokenizer.piece_fields(ids, tag)
 
     async def _answer(
         self,
@@ -127,15 +146,22 @@ class EncodeCalls:
     async def _spread_jobs(
         self, loaded: Loaded, jobs: Sequence[EncodeJob], work: Callable[[Sequence[EncodeJob]], T]
     ) -> list[T]:
-        return await self._spread(loaded, jobs, [job.size for job in jobs], work)
+        segments = sum(len(job.segments) for job in jobs)
+        return await self._spread(loaded, jobs, [job.size for job in jobs], segments, work)
 
     async def _spread(
-        self, loaded: Loaded, inputs: Sequence[Input], sizes: Sequence[int], work: Callable[[Sequence[Input]], T]
+        self,
+        loaded: Loaded,
+        inputs: Sequence[Input],
+        sizes: Sequence[int],
+        segments: int,
+        work: Callable[[Sequence[Input]], T],
     ) -> list[T]:
-        """Does the work at once where it is small, else in as many threads as it can fill. `sizes` are in bytes."""
+        """Does the work at once where it is small, else in as many threads as it can fill. `sizes` are in bytes,
+        `segments` those of all inputs."""
         total = sum(sizes)
         loaded.metrics.encoded_bytes.inc(total)
-        if total <= self._settings.inline_bytes:
+        if self.is_little(total, segments):
             return [work(inputs)]
         groups = _groups(inputs, sizes, min(self._pool.threads, 1 + total // max(1, self._settings.inline_bytes)))
         return await self.in_pool([partial(work, group) for group in groups])
@@ -177,7 +203,7 @@ class EncodeCalls:
             encoding.total_tokens,
             encoding.byte_offset_array,
             encoding.code_point_offset_array,
-            self.pieces(loaded, encoding.ids) if with_pieces else (),
+            self.pieces(loaded, encoding.id_array, PIECES) if with_pieces else b"",
             encoding.truncated,
         )
 
@@ -193,6 +219,18 @@ def _encode(loaded: Loaded, job: EncodeJob, with_offsets: bool) -> Encoding:
         encoding.truncate(job.max_tokens, job.cut_left)
     loaded.metrics.input_tokens.observe(encoding.total_tokens)
     return encoding
+
+
+def _few_at_once(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The texts in order, together so many as numpy is done with before other threads wait for their turn."""
+    start, size = 0, 0
+    for index, text in enumerate(texts):
+        size += len(text)
+        if size >= _AT_ONCE_CHARACTERS:
+            yield texts[start : index + 1]
+            start, size = index + 1, 0
+    if start < len(texts):
+        yield texts[start:]
 
 
 def _groups(inputs: Sequence[Input], sizes: Sequence[int], count: int) -> list[Sequence[Input]]:

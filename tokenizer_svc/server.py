@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -32,7 +33,7 @@ from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.pool import WorkPool
 from tokenizer_svc.settings import TokenizerSettings
 from tokenizer_svc.stream_calls import DecodeStreamCall
-from tokenizer_svc.wire import chat_response
+from tokenizer_svc.wire import CHAT_PIECES, chat_response
 
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -136,49 +137,37 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     async def Encode(self, request: pb.EncodeRequest, context: Context) -> Any:  # noqa: N802
         loaded = await self._loaded.get(request.tokenizer)
-        job = validation.encode_job(request, loaded.tokenizer, self._settings)
+        read = partial(validation.encode_job, request, loaded.tokenizer, self._settings)
+        job = await self._encoding.read([request.input], read)
         return await self._encoding.encode(loaded, job, request.include_offsets, request.include_pieces)
 
     async def BatchEncode(self, request: pb.BatchEncodeRequest, context: Context) -> Any:  # noqa: N802
         loaded = await self._loaded.get(request.tokenizer)
-        if not request.include_offsets and not request.include_pieces:
-            plain = await self._plain_texts(request.inputs, loaded)
-            if plain is not None:
-                return await self._encoding.encode_texts(loaded, plain)
-        jobs = await self._jobs(request.inputs, loaded)
-        return await self._encoding.encode_batch(loaded, jobs, request.include_offsets, request.include_pieces)
+        ids_alone = not request.include_offsets and not request.include_pieces
+        batch = await self._batch(request.inputs, loaded, as_texts=ids_alone)
+        if isinstance(batch, validation.PlainTexts):
+            return await self._encoding.encode_texts(loaded, batch)
+        return await self._encoding.encode_batch(loaded, batch, request.include_offsets, request.include_pieces)
 
     async def CountTokens(  # noqa: N802
         self, request: pb.CountTokensRequest, context: Context
     ) -> pb.CountTokensResponse:
         loaded = await self._loaded.get(request.tokenizer)
-        plain = await self._plain_texts(request.inputs, loaded)
-        if plain is not None:
-            counts = await self._encoding.count_texts(loaded, plain)
+        batch = await self._batch(request.inputs, loaded, as_texts=True)
+        if isinstance(batch, validation.PlainTexts):
+            counts = await self._encoding.count_texts(loaded, batch)
         else:
-            counts = await self._encoding.count(loaded, await self._jobs(request.inputs, loaded))
+            counts = await self._encoding.count(loaded, batch)
         return pb.CountTokensResponse(counts=counts, fingerprint=loaded.tokenizer.fingerprint)
 
-    async def _plain_texts(self, inputs: Sequence[pb.EncodeInput], loaded: Loaded) -> validation.PlainTexts | None:
-        """The inputs, where all of them are plain texts and the tokenizer looks for no special tokens in those."""
+    async def _batch(
+        self, inputs: Sequence[pb.EncodeInput], loaded: Loaded, as_texts: bool
+    ) -> validation.PlainTexts | list[validation.EncodeJob]:
+        """The inputs; as texts, where all of them are plain and the tokenizer looks for no special tokens in those."""
         validation.check_batch(len(inputs), self._settings)
-        if not loaded.tokenizer.takes_text_whole:
-            return None
-        plain = validation.PlainTexts(self._settings.max_input_bytes)
-        for start, part in validation.in_parts(inputs):
-            if start:
-                await asyncio.sleep(0)
-            if not plain.take(part):
-                return None
-        return plain
-
-    async def _jobs(self, inputs: Sequence[pb.EncodeInput], loaded: Loaded) -> list[validation.EncodeJob]:
-        jobs: list[validation.EncodeJob] = []
-        for part in validation.encode_job_parts(inputs, loaded.tokenizer, self._settings):
-            if jobs:
-                await asyncio.sleep(0)
-            jobs += part
-        return jobs
+        as_texts = as_texts and loaded.tokenizer.takes_text_whole
+        read = partial(validation.read_batch, inputs, loaded.tokenizer, self._settings, as_texts)
+        return await self._encoding.read(inputs, read)
 
     async def Decode(self, request: pb.DecodeRequest, context: Context) -> Any:  # noqa: N802
         return await self._decoding.decode(await self._loaded.get(request.tokenizer), request)
@@ -232,10 +221,10 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 text if request.include_rendered_text else "",
                 encoding.borders,
                 loaded.tokenizer.fingerprint,
-                self._encoding.pieces(loaded, encoding.ids) if request.include_pieces else (),
+                self._encoding.pieces(loaded, encoding.id_array, CHAT_PIECES) if request.include_pieces else b"",
             )
 
-        return work() if length <= self._settings.inline_bytes else (await self._in_pool([work]))[0]
+        return work() if self._encoding.is_little(length, len(runs)) else (await self._in_pool([work]))[0]
 
     # -- whole vocabularies
 

@@ -17,6 +17,12 @@ from tokenizer_svc.streaming import StreamDecoder
 from tokenizer_svc.validation import MAX_STREAM_KEY_BYTES, Violations, check_ids, check_open, check_stream_batch
 
 _DONE_KEYS_KEPT = 65_536  # how long ago a key may have been done and still be answered
+# What is handled in one turn of the event loop, some milliseconds. An id is looked at more closely where something may
+# be held back behind it; an open may have 64 KB of stop strings.
+_IDS_A_TURN = 16_384
+_HELD_IDS_A_TURN = 128
+_OPENS_A_TURN = 8
+_REQUESTS_A_TURN = 512
 
 
 @dataclass(slots=True)
@@ -51,6 +57,7 @@ class DecodeStreamCall:
         self._refusal = refusal
         self._open: dict[str, _Stream] = {}
         self._done: dict[str, None] = {}  # in the order in which they ended
+        self._spent = 0.0  # of a turn of the event loop
 
     async def handle(self, request: pb.DecodeStreamRequest) -> pb.DecodeStreamResponse:
         """The one response to a request. Raises ServiceError, which ends the call; what is wrong with a request of a
@@ -60,29 +67,24 @@ class DecodeStreamCall:
             self._metrics.stream_requests.inc()
             if request.HasField("open"):
                 await self._start(request.stream_key, request.open)
-            return self._push(request, pb.DecodeStreamResponse)
+            return await self._push(request, pb.DecodeStreamResponse)
         check_stream_batch(request)
         self._metrics.stream_requests.inc(len(request.batch))
         response = pb.DecodeStreamResponse()
-        ids = 0
         for each in request.batch:
-            ids += len(each.ids)
-            if ids > self._max_ids:  # enough for one turn of the event loop
-                ids = len(each.ids)
-                await asyncio.sleep(0)
             try:
                 if each.HasField("open"):
                     if (refusal := self._refusal()) is not None:
                         raise refusal
                     await self._start(each.stream_key, each.open)
-                self._push(each, response.batch.add)
+                await self._push(each, response.batch.add)
             except ServiceError as error:
                 self._fail(each.stream_key, error, response.batch.add)
             except Exception as error:
                 self._fail(each.stream_key, unexpected(error, "DecodeStream"), response.batch.add)
         return response
 
-    def _push(
+    async def _push(
         self, request: pb.DecodeStreamRequest, respond: Callable[..., pb.DecodeStreamResponse]
     ) -> pb.DecodeStreamResponse:
         """What `respond` makes of the answer."""
@@ -92,11 +94,19 @@ class DecodeStreamCall:
             if key in self._done:
                 return respond(stream_key=key, done=True)
             raise _violation("open", f"is required in the first request of stream_key {key!r}")
+        if len(request.ids) > self._max_ids:
+            raise resource_exhausted(
+                f"ids: {len(request.ids)} in one request; at most {self._max_ids} are taken",
+                reason="INPUT_TOO_LARGE",
+                retry_after=None,
+            )
         ids = list(request.ids)
-        if len(ids) > self._max_ids or (ids and max(ids) >= stream.size):
-            self._refuse(ids, stream)
+        if ids and max(ids) >= stream.size:
+            violations = Violations()
+            check_ids(ids, "ids", stream.loaded.tokenizer, violations)
+            violations.raise_any()
         decoder = stream.decoder
-        text = decoder.push(ids, request.end)
+        text = await self._decode(decoder, ids, request.end)
         stream.tokens += len(ids)
         stream.bytes += len(text) if text.isascii() else len(text.encode())
         if not decoder.done:
@@ -112,6 +122,21 @@ class DecodeStreamCall:
             matched_stop=decoder.matched_stop,
             trim_ids=decoder.trim_ids,
         )
+
+    async def _decode(self, decoder: StreamDecoder, ids: list[int], end: bool) -> str:
+        """The text of more ids. However they are cut, it is the same."""
+        at_once = _HELD_IDS_A_TURN if decoder.holds_back else _IDS_A_TURN
+        texts: list[str] = []
+        for begin in range(0, max(1, len(ids)), at_once):
+            if self._spent >= 1:
+                self._spent = 0.0
+                await asyncio.sleep(0)
+            part = ids[begin : begin + at_once]
+            self._spent += 1 / _REQUESTS_A_TURN + len(part) / at_once
+            texts.append(decoder.push(part, end and begin + at_once >= len(ids)))
+            if decoder.done:
+                break
+        return "".join(texts)
 
     def _fail(self, key: str, error: ServiceError, respond: Callable[..., pb.DecodeStreamResponse]) -> None:
         """Ends the stream of this key, if there is one, and says why."""
@@ -139,6 +164,7 @@ class DecodeStreamCall:
                 reason="TOO_MANY_STREAMS",
                 retry_after=None,
             )
+        self._spent += 1 / _OPENS_A_TURN
         loaded = await self._find(message.tokenizer)
         check_open(message, loaded.tokenizer, "open")
         options = message.options
@@ -155,17 +181,6 @@ class DecodeStreamCall:
         self._done.pop(key, None)
         self._metrics.open_streams.inc()
         loaded.metrics.streams.inc()
-
-    def _refuse(self, ids: list[int], stream: _Stream) -> None:
-        if len(ids) > self._max_ids:
-            raise resource_exhausted(
-                f"ids: {len(ids)} in one request; at most {self._max_ids} are taken",
-                reason="INPUT_TOO_LARGE",
-                retry_after=None,
-            )
-        violations = Violations()
-        check_ids(ids, "ids", stream.loaded.tokenizer, violations)
-        violations.raise_any()
 
     def _finish(self, key: str) -> None:
         """Forgets the stream, if there is one. The key is remembered for who still sends to it."""

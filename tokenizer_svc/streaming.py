@@ -141,6 +141,11 @@ class StreamDecoder:
         self.trim_ids = 0
 
     @property
+    def holds_back(self) -> bool:
+        """Whether text may be kept back that is whole: for stop strings, or for a character of several code points."""
+        return self._stops is not None or self._graphemes is not None
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of UTF-8 that are kept back."""
         return len(self._raw) + (len(self._graphemes.held.encode()) if self._graphemes is not None else 0)

@@ -45,7 +45,7 @@ from tokenizer_svc.vocabulary import (
     Vocabulary,
     VocabularyType,
 )
-from tokenizer_svc.wire import decoded_field
+from tokenizer_svc.wire import decoded_field, piece_fields
 
 _SPLITTERS_KEPT = 64
 _GUARDED = frozenset({Policy.PLAIN, Policy.REJECT})  # policies under which text becomes no special token
@@ -98,6 +98,7 @@ class Tokenizer:
         self._spared = (" ",) if byte_level else (" ", SPACE)
         self._single = {token.id: ids_of([token.id]) for token in table.specials}
         self._listed = lru_cache(_SPLITTERS_KEPT)(self._make_listed_splitter)
+        self._piece_fields = lru_cache(2)(self._make_piece_fields)
         self.fingerprint = fingerprint_of(vocabulary, table, config)
 
     def with_cache(self, cache: EncodeCache) -> Tokenizer:
@@ -305,6 +306,17 @@ class Tokenizer:
         """The bytes of each id, control tokens as their text."""
         return list(map(self.table.pieces.__getitem__, ids))
 
+    def pieces_size(self, ids: Ids) -> int:
+        """How many bytes those have."""
+        return int(self._shown_lengths[ids].sum(dtype=np.int64))
+
+    def piece_fields(self, ids: Ids, tag: int) -> bytes:
+        """The same as the field of a message that has this tag, without an object of Python for each."""
+        return self._piece_fields(tag).join(ids)
+
+    def _make_piece_fields(self, tag: int) -> PieceJoiner:
+        return PieceJoiner(piece_fields(self.table.pieces, tag))
+
     def decode_bytes(
         self,
         ids: Sequence[int] | Ids,
@@ -430,10 +442,13 @@ class Tokenizer:
 
     @cached_property
     def _piece_lengths(self) -> Ids:
-        lengths = list(map(len, self.table.pieces))
-        if (forms := self.table.forms) is not None:
-            lengths = [max(len(piece), len(forms.first.get(index, b""))) for index, piece in enumerate(forms.rest)]
-        return ids_of(lengths)
+        if (forms := self.table.forms) is None:
+            return self._shown_lengths
+        return ids_of([max(len(piece), len(forms.first.get(index, b""))) for index, piece in enumerate(forms.rest)])
+
+    @cached_property
+    def _shown_lengths(self) -> Ids:
+        return ids_of(list(map(len, self.table.pieces)))
 
     def check_ids(self, ids: Sequence[int] | Ids) -> None:
         """Raises TokenIdError for the first id that is outside of the vocabulary."""

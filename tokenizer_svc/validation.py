@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ _STREAM_LIMITS = limits_of(pb.DecodeStreamRequest.DESCRIPTOR)
 MAX_STREAM_BATCH = _STREAM_LIMITS["batch"].bound
 MAX_STREAM_KEY_BYTES = _STREAM_LIMITS["stream_key"].bound
 _MAX_VIOLATIONS = 32
-_INPUTS_AT_ONCE = 512  # of a batch: a millisecond or two
+_LITTLE = 1024  # inputs, segments and ids together: what looking at them takes, two or three milliseconds
 _TEXT_POLICIES = (int(pb.SPECIAL_TOKEN_POLICY_UNSPECIFIED), int(pb.SPECIAL_TOKEN_POLICY_TEXT))
 
 
@@ -74,7 +74,7 @@ class PlainTexts:
         self.add_special = True
 
     def take(self, inputs: Sequence[pb.EncodeInput]) -> bool:
-        """Adds more inputs. False where one of them is another kind, or wrong: then nothing here counts."""
+        """Adds inputs. False where one of them is another kind, or wrong: then nothing here counts."""
         for message in inputs:
             segments = message.segments
             if len(segments) != 1 or message.HasField("truncation"):
@@ -94,27 +94,31 @@ class PlainTexts:
         return True
 
 
-def in_parts(inputs: Sequence[pb.EncodeInput]) -> Iterator[tuple[int, Sequence[pb.EncodeInput]]]:
-    """A batch in parts, each with its place, so that who looks at thousands can let others have a turn in between."""
-    for start in range(0, len(inputs), _INPUTS_AT_ONCE):
-        yield start, inputs[start : start + _INPUTS_AT_ONCE]
+def have_little(inputs: Sequence[pb.EncodeInput]) -> bool:
+    """Whether these have so few segments and ids that looking at all of them holds nobody up."""
+    count = len(inputs)
+    for message in inputs:
+        count += len(message.segments)
+        if count > _LITTLE:
+            return False
+        count += sum(len(segment.parse_ids) for segment in message.segments)
+    return count <= _LITTLE
 
 
 def encode_jobs(inputs: Sequence[pb.EncodeInput], tokenizer: Tokenizer, settings: TokenizerSettings) -> list[EncodeJob]:
     """The inputs of a batch. Raises ServiceError."""
-    return list(chain.from_iterable(encode_job_parts(inputs, tokenizer, settings)))
-
-
-def encode_job_parts(
-    inputs: Sequence[pb.EncodeInput], tokenizer: Tokenizer, settings: TokenizerSettings
-) -> Iterator[list[EncodeJob]]:
-    """The same in parts. Raises ServiceError."""
     violations = Violations()
-    for start, part in in_parts(inputs):
-        yield [
-            _encode_job(message, index, tokenizer, settings, violations) for index, message in enumerate(part, start)
-        ]
+    jobs = [_encode_job(message, index, tokenizer, settings, violations) for index, message in enumerate(inputs)]
     violations.raise_any()
+    return jobs
+
+
+def read_batch(
+    inputs: Sequence[pb.EncodeInput], tokenizer: Tokenizer, settings: TokenizerSettings, as_texts: bool
+) -> PlainTexts | list[EncodeJob]:
+    """The same; with `as_texts` as PlainTexts, where all of them are such. Raises ServiceError."""
+    plain = PlainTexts(settings.max_input_bytes)
+    return plain if as_texts and plain.take(inputs) else encode_jobs(inputs, tokenizer, settings)
 
 
 def encode_job(request: pb.EncodeRequest, tokenizer: Tokenizer, settings: TokenizerSettings) -> EncodeJob:
@@ -287,7 +291,8 @@ def check_open(message: pb.DecodeStreamOpen, tokenizer: Tokenizer, path: str) ->
     violations = Violations()
     if message.options.clean_spaces:
         violations.add(f"{path}.options.clean_spaces", "must be false: a stream never takes text back")
-    check_ids(list(message.context_ids), f"{path}.context_ids", tokenizer, violations)
+    if len(message.context_ids) <= _OPEN_LIMITS["context_ids"].bound:
+        check_ids(list(message.context_ids), f"{path}.context_ids", tokenizer, violations)
     for each in limit_violations(message, _OPEN_LIMITS):
         violations.add(f"{path}.{each.field}", each.description)
     violations.raise_any()

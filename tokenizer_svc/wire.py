@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from tokenizer_svc.arrays import NONE, Ids
 
 # Tags of `tandem.tokenizer.v1.Encoding`, and of the field that holds it in either response.
-_IDS, _BYTE_OFFSETS, _CODE_POINT_OFFSETS, _PIECES, _TRUNCATED, _TOTAL_TOKENS = b"\x0a\x12\x1a\x22\x28\x30"
+_IDS, _BYTE_OFFSETS, _CODE_POINT_OFFSETS, PIECES, _TRUNCATED, _TOTAL_TOKENS = b"\x0a\x12\x1a\x22\x28\x30"
 _ENCODING = b"\x0a"
+CHAT_PIECES = 0x2A  # of an EncodeChatResponse
 
 
 def varint(value: int) -> bytes:
@@ -61,6 +62,12 @@ def _varints(values: Ids) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     return data[: ends[-1]], counts
 
 
+def piece_fields(pieces: Sequence[bytes], tag: int) -> list[bytes]:
+    """Each piece as an element of the field that has this tag."""
+    first = bytes([tag])
+    return [b"".join((first, _varint(len(piece)), piece)) for piece in pieces]
+
+
 def decoded_field(text: bytes) -> bytes:
     """The field `decoded` of a DecodeResponse, or one of a BatchDecodeResponse."""
     try:
@@ -77,18 +84,18 @@ def encoding_field(
     total_tokens: int,
     byte_offsets: Ids | None = None,
     code_point_offsets: Ids | None = None,
-    pieces: Sequence[bytes] = (),
+    pieces: bytes = b"",
     truncated: bool = False,
 ) -> list[bytes]:
-    """The field `encoding` of an EncodeResponse, or one of the `encodings` of a BatchEncodeResponse, in parts."""
+    """The field `encoding` of an EncodeResponse, or one of the `encodings` of a BatchEncodeResponse, in parts. `pieces`
+    are fields already."""
     body: list[bytes] = []
     for tag, values in ((_IDS, ids), (_BYTE_OFFSETS, byte_offsets), (_CODE_POINT_OFFSETS, code_point_offsets)):
         if values is not None and len(values):
             data = packed(values)
             body += (bytes([tag]), _varint(len(data)), data)
-    tag_of_piece = bytes([_PIECES])
-    for piece in pieces:
-        body += (tag_of_piece, _varint(len(piece)), piece)
+    if pieces:
+        body.append(pieces)
     if truncated:
         body.append(bytes([_TRUNCATED, 1]))
     if total_tokens:
@@ -96,10 +103,8 @@ def encoding_field(
     return [_ENCODING, _varint(sum(map(len, body))), *body]
 
 
-def chat_response(
-    ids: Ids, rendered_text: str, content_ranges: Ids, fingerprint: str, pieces: Sequence[bytes]
-) -> bytes:
-    """An EncodeChatResponse."""
+def chat_response(ids: Ids, rendered_text: str, content_ranges: Ids, fingerprint: str, pieces: bytes) -> bytes:
+    """An EncodeChatResponse. `pieces` are fields already."""
     parts: list[bytes] = []
     for tag, value in (
         (b"\x0a", packed(ids)),
@@ -109,9 +114,7 @@ def chat_response(
     ):
         if value:
             parts += (tag, _varint(len(value)), value)
-    for piece in pieces:
-        parts += (b"\x2a", _varint(len(piece)), piece)
-    return b"".join(parts)
+    return b"".join([*parts, pieces])
 
 
 def plain_encodings(lists: Sequence[Ids], front: Ids = NONE, back: Ids = NONE) -> list[bytes]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from svc_common.errors import FieldViolation
 from tandem.inference.v1 import inference_pb2 as pb
 from tandem.limits.fields import FLOAT32_SMALLEST, Kind, Limit, given, limits_of, stateful
@@ -40,11 +42,11 @@ def sampling_violations(request: pb.GenerateRequest, eos_ids: Sequence[int]) -> 
                 f"cannot be combined with sampling.{path}: its state after these ids is not known here",
             )
     if sampling.allowed_ids:
-        left = set(sampling.allowed_ids) - set(sampling.banned_ids)
+        gone = [np.asarray(sampling.banned_ids, np.uint32)]
         if request.stopping.min_tokens:
-            left -= set(request.stopping.stop_token_ids)
-            left -= set() if request.stopping.ignore_eos else set(eos_ids)
-        if not left:
+            gone.append(np.asarray(request.stopping.stop_token_ids, np.uint32))
+            gone.append(np.asarray([] if request.stopping.ignore_eos else eos_ids, np.uint32))
+        if np.isin(np.asarray(sampling.allowed_ids, np.uint32), np.concatenate(gone)).all():
             yield FieldViolation(
                 "sampling.allowed_ids", "must leave at least one id that is not banned (nor stops before min_tokens)"
             )

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 import numpy as np
@@ -33,6 +34,7 @@ from svc_common.errors import (
 from svc_common.lifecycle import Lifecycle
 from svc_common.metrics import ServiceMetrics
 from svc_common.tokens import BearerTokens
+from svc_common.turns import Turns
 from tandem.inference.v1 import admin_pb2_grpc, inference_pb2_grpc
 from tandem.inference.v1 import inference_pb2 as pb
 from tandem.limits.fields import limits_of
@@ -57,6 +59,8 @@ from worker_svc.watchdog import Silence
 logger = logging.getLogger("worker_svc")
 
 PROMPT_PART_TOKENS = 1024  # of a message
+_PROMPT_PART_OTHERS = 8192  # other tokens in it, at most
+_LARGE = 32 << 10  # bytes of a request that is checked when its turn has come
 _ABORT_LIMITS = limits_of(pb.AbortRequest.DESCRIPTOR)
 _STALL_SECONDS = {"cpu": 30.0, "cuda": 60.0}
 # A step of a large model on a busy processor takes minutes; on a card a step is short, and a host that waits for a card
@@ -125,6 +129,7 @@ class WorkerService:
         self.worker_metrics.callers.set_function(lambda: self.admission.callers)
         self._running: dict[str, _Running] = {}
         self._by_stream: dict[OutputStream, _Running] = {}
+        self._turns = Turns()
         self._suspected: dict[int, _Running] = {}  # without a token so far; by their first handle
         self.vocabulary: Vocabulary | None = None
 
@@ -311,7 +316,8 @@ class WorkerService:
         caller = caller_var.get()
         self.serves(request.model)
         info = self.supervisor.require_info()
-        submit, delivery = validate(
+        check = partial(
+            validate,
             request,
             info,
             handle=self.supervisor.take_handles(samples_of(request)),
@@ -320,6 +326,7 @@ class WorkerService:
             caller=caller,
             cache_per_caller=self.settings.cache_per_caller,
         )
+        submit, delivery = await self._turns.run(check) if request.ByteSize() > _LARGE else check()
         request_id = request.request_id or uuid.uuid4().hex
         if request_id in self._running:
             raise already_exists(f"a request with request_id {request_id!r} is running", reason="REQUEST_EXISTS")
@@ -442,7 +449,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             async for index, stream in _in_turn(running, request):
                 if not prompt_told:
                     prompt_told = True
-                    for part in _prompt_parts(request, running.streams[0]):
+                    for part in prompt_parts(request, running.streams[0]):
                         yield pb.GenerateResponse(prompt_logprobs=part)
                 tokens = stream.take()
                 if tokens.ids:
@@ -507,19 +514,22 @@ def _top_logprobs(tokens: TopTokens) -> pb.TopLogprobs:
     return pb.TopLogprobs(ids=ids, logprobs=logprobs, ranks=ranks)
 
 
-def _prompt_parts(request: pb.GenerateRequest, stream: OutputStream) -> Iterator[pb.PromptLogprobs]:
+def prompt_parts(request: pb.GenerateRequest, stream: OutputStream) -> Iterator[pb.PromptLogprobs]:
     """The prompt, with the logprobs of its tokens where they were asked for."""
     ids = request.prompt_ids
     wanted = request.output.prompt_logprobs
-    logprobs, ranks = [math.nan, *stream.prompt.logprobs], [0, *stream.prompt.ranks]
-    others = [pb.TopLogprobs(), *map(_top_logprobs, stream.prompt.others)] if stream.prompt.others else []
-    for start in range(0, len(ids), PROMPT_PART_TOKENS):
-        part = slice(start, start + PROMPT_PART_TOKENS)
+    scored = stream.prompt
+    most = max((len(each) for each, _, _ in scored.others), default=0)
+    nothing = [pb.TopLogprobs()] if scored.others else []
+    size = min(PROMPT_PART_TOKENS, max(1, _PROMPT_PART_OTHERS // max(1, most)))
+    for start in range(0, len(ids), size):
+        # Nothing is known of the first token; the others' lists begin behind it.
+        first, part = not start, slice(max(0, start - 1), start + size - 1)
         yield pb.PromptLogprobs(
-            ids=ids[part],
-            logprobs=logprobs[part] if wanted else None,
-            ranks=ranks[part] if wanted else None,
-            top_logprobs=others[part],
+            ids=ids[start : start + size],
+            logprobs=[*[math.nan] * first, *scored.logprobs[part]] if wanted else None,
+            ranks=[*[0] * first, *scored.ranks[part]] if wanted else None,
+            top_logprobs=[*nothing[: int(first)], *map(_top_logprobs, scored.others[part])],
         )
 
 

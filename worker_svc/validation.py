@@ -9,7 +9,7 @@ Pure: no engine, no clock, no randomness but the seed that is handed in. Three r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -205,5 +205,5 @@ def _check_fingerprint(expected: str, served: str) -> None:
     )
 
 
-def _ids(ids: Iterable[int]) -> bytes:
-    return np.fromiter(ids, dtype=np.int32).tobytes()
+def _ids(ids: Sequence[int]) -> bytes:
+    return np.asarray(ids, np.int32).tobytes()

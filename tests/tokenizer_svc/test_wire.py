@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tokenizer_svc.arrays import Ids, ids_of
-from tokenizer_svc.wire import decoded_field, encoding_field, plain_encodings
+from tokenizer_svc.wire import PIECES, decoded_field, encoding_field, piece_fields, plain_encodings
 
 NUMBERS = st.integers(0, 31).flatmap(lambda bits: st.lists(st.integers(0, 2 << bits).map(lambda n: n % 2**32)))
 ARRAYS = NUMBERS.map(ids_of)
@@ -28,7 +28,8 @@ def decoded(text: bytes) -> tuple[str, bytes]:
 def test_an_encoding_is_written_as_protobuf_reads_it(
     ids: Ids, byte_offsets: Ids | None, code_points: Ids | None, pieces: list[bytes], truncated: bool
 ) -> None:
-    data = b"".join(encoding_field(ids, len(ids) + truncated, byte_offsets, code_points, pieces, truncated))
+    fields = b"".join(piece_fields(pieces, PIECES))
+    data = b"".join(encoding_field(ids, len(ids) + truncated, byte_offsets, code_points, fields, truncated))
     assert pb.EncodeResponse.FromString(data).encoding == pb.Encoding(
         ids=ids.tolist(),
         byte_offsets=() if byte_offsets is None else byte_offsets.tolist(),

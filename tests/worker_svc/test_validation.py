@@ -63,6 +63,10 @@ def nothing_allowed(request: pb.GenerateRequest) -> None:
     request.sampling.banned_ids.append(7)
 
 
+def an_unknown_id_in_a_sequence(request: pb.GenerateRequest) -> None:
+    request.sampling.banned_sequences.extend([pb.TokenSequence(ids=[1]), pb.TokenSequence(ids=[2, 100])])
+
+
 def fewer_made_than_returned(request: pb.GenerateRequest) -> None:
     request.n, request.best_of = 3, 2
 
@@ -84,6 +88,7 @@ FAULTS: dict[Callable[[pb.GenerateRequest], None], str] = {
     more_resumed_than_asked_for: "resumed_output_ids",
     filters_with_mirostat: "sampling.top_k",
     nothing_allowed: "sampling.allowed_ids",
+    an_unknown_id_in_a_sequence: "sampling.banned_sequences[1].ids[1]",
     fewer_made_than_returned: "best_of",
     a_cold_temperature: "sampling.temperature",
     an_unknown_id: "prompt_ids[3]",

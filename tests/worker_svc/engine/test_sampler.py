@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -241,3 +243,14 @@ def test_uniform_numbers_are_uniform_independent_and_pure():
         correlation = np.corrcoef(base.ravel()[: other.size], other.ravel())[0, 1]
         assert abs(correlation) < 0.02
     assert uniform(np.array([2**64 - 1], dtype=np.uint64), np.array([2**40], dtype=np.uint64))[0] < 1
+
+
+def test_the_samples_of_a_prompt_share_their_lists():
+    listed = Sampling(allowed_ids=tuple(range(20)), banned_ids=(3, 4), logit_bias=((5, 1.0),))
+    samples = [request(replace(listed, seed=seed), handle=seed) for seed in range(3)]
+    table = SamplingTable(4)
+    rows = table.gather([*samples, request(Sampling(allowed_ids=(7,)), handle=3)])
+    *lists, other = (table.lists(slot) for slot in rows["slot"].tolist())
+    assert all(each.allowed_ids is lists[0].allowed_ids and each.banned_ids is lists[0].banned_ids for each in lists)
+    assert (lists[0].allowed_ids.tolist(), lists[0].banned_ids.tolist()) == (list(range(20)), [3, 4])
+    assert (other.allowed_ids.tolist(), other.banned_ids.tolist()) == ([7], [])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +61,8 @@ class SamplingTable:
         self._lists: list[Lists | None] = [None] * slots
         self._free = list(range(slots - 1, -1, -1))
         self._slot: dict[int, int] = {}
+        self._newest: Lists | None = None
+        self._newest_given: tuple[object, ...] = ((),) * 4
 
     def gather(self, requests: Sequence[Request]) -> Rules:
         """The parameters of each request, one row of the structured array a request."""
@@ -93,8 +95,16 @@ class SamplingTable:
                 self._lists.extend([None] * len(self._lists))
             slot = self._slot[request.handle] = self._free.pop()
             self._rows[slot] = _row(request, slot)
-            self._lists[slot] = _lists(request)
+            self._lists[slot] = self._lists_of(request)
         return slot
+
+    def _lists_of(self, request: Request) -> Lists:
+        """The samples of a prompt come one behind the other and share what is long."""
+        s = request.sampling
+        given = (s.logit_bias, s.allowed_ids, s.banned_ids, s.dry_sequence_breakers)
+        if self._newest is None or any(a is not b for a, b in zip(given, self._newest_given, strict=True)):
+            self._newest, self._newest_given = _lists(request), given
+        return replace(self._newest, stop_ids=np.array(request.stopping.masked_ids, dtype=np.int64))
 
 
 def _row(request: Request, slot: int) -> tuple[float | int, ...]:
