@@ -10,14 +10,16 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
 
+from svc_common.contract import limit_violations
 from tandem.client import SamplingParams
 from tandem.client.errors import InvalidArgumentError
 from tandem.client.plan import make_plan
 from tandem.client.sampling import from_message, to_message
 from tandem.inference.v1 import inference_pb2 as pb
 from tandem.limits.fields import FLOAT32_MAX, FLOAT32_SMALLEST, Kind, limits_of
-from worker_svc.generation_rules import sample_violations
-from worker_svc.sampling_rules import effective_sampling, sampling_violations, to_sampling
+from worker_svc.sampling_rules import effective_sampling, to_sampling
+
+REQUEST_LIMITS = limits_of(pb.GenerateRequest.DESCRIPTOR)
 
 NUMBERS = {limit.path: limit for limit in limits_of(pb.SamplingParams.DESCRIPTOR).values() if limit.kind is Kind.NUMBER}
 
@@ -62,7 +64,7 @@ def test_a_models_own_defaults_are_told_as_its_file_has_them():
 def test_a_violation_says_what_was_written(path: str, value: float):
     limit, request = NUMBERS[path], pb.GenerateRequest()
     setattr(limit.owner(request.sampling), limit.field, value)
-    told = {each.field: each.description for each in sampling_violations(request, 10, [])}
+    told = {each.field: each.description for each in limit_violations(request, REQUEST_LIMITS)}
     assert told[f"sampling.{path}"].endswith(f"not {value!r}")
     with pytest.raises(InvalidArgumentError) as caught:
         make_plan("x", {limit.name: value}, None)  # type: ignore[misc]
@@ -73,12 +75,13 @@ def test_a_violation_says_what_was_written(path: str, value: float):
 def test_a_number_that_is_nothing_to_the_sampler_is_zero_and_no_divisor():
     message = pb.SamplingParams(temperature=1e-60)
     assert to_sampling(message, {}, 100, seed=1).temperature == 0
-    refused = sampling_violations(pb.GenerateRequest(sampling=pb.SamplingParams(repetition_penalty=1e-60)), 10, [])
+    request = pb.GenerateRequest(prompt_ids=[1], sampling=pb.SamplingParams(repetition_penalty=1e-60))
+    refused = limit_violations(request, REQUEST_LIMITS)
     assert [each.field for each in refused] == ["sampling.repetition_penalty"]
     with pytest.raises(InvalidArgumentError):
         make_plan("x", {"repetition_penalty": 1e-60}, None)
 
 
 def test_a_length_penalty_out_of_range_is_told_as_written():
-    (violation,) = sample_violations(pb.GenerateRequest(length_penalty=10.1))
+    (violation,) = limit_violations(pb.GenerateRequest(prompt_ids=[1], length_penalty=10.1), REQUEST_LIMITS)
     assert violation.description.endswith("not 10.1")
