@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -58,3 +59,12 @@ def guides_processes(worker: Worker) -> list[psutil.Process]:
     below = psutil.Process(worker.process.pid).children(recursive=True)
     nurseries = {process.pid for process in below if "worker_svc.engine.guides.nursery" in process.cmdline()}
     return [process for process in below if process.pid in nurseries and process.ppid() in nurseries]
+
+
+def some_work(worker: Worker, percent: float = 5) -> bool:
+    """Whether a guide's process takes so much of a processor."""
+    for process in guides_processes(worker):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+            if process.cpu_percent(0.05) > percent:
+                return True
+    return False

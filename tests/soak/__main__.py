@@ -52,8 +52,9 @@ def own_megabytes(pid: int) -> float:
 
     Pages of files are left out: what they count as depends on whoever else has the same libraries open.
     """
-    lines = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines())
-    return sum(int(words[1]) for words in lines if words[0] in ("Pss_Anon:", "Pss_Shmem:")) / 1024
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines()[1:]
+    kib = {name: int(number) for name, number, _ in map(str.split, lines)}
+    return (kib["Pss_Anon:"] + kib["Pss_Shmem:"]) / 1024
 
 
 class Watch:
