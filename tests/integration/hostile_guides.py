@@ -57,8 +57,13 @@ def guides_processes(worker: Worker) -> list[psutil.Process]:
     """Those of one guide each."""
     assert worker.process is not None
     below = psutil.Process(worker.process.pid).children(recursive=True)
-    nurseries = {process.pid for process in below if "worker_svc.engine.guides.nursery" in process.cmdline()}
-    return [process for process in below if process.pid in nurseries and process.ppid() in nurseries]
+    nurseries, parents = set(), {}
+    for process in below:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+            parents[process] = process.ppid()
+            if "worker_svc.engine.guides.nursery" in process.cmdline():
+                nurseries.add(process.pid)
+    return [process for process, parent in parents.items() if process.pid in nurseries and parent in nurseries]
 
 
 def some_work(worker: Worker, percent: float = 5) -> bool:
