@@ -77,19 +77,14 @@ def _plain(limit: Limit, values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(tuple(each.ids) for each in values) if limit.kind is Kind.SEQUENCES else tuple(values)
 
 
-def effective_sampling(sampling: Sampling) -> pb.SamplingParams:
-    """What Accepted reports: every scalar and every list, the seed included."""
+def effective_sampling(sampling: Sampling, asked: pb.SamplingParams) -> pb.SamplingParams:
+    """What Accepted reports where a request `asked` for this: every scalar, the seed included, and its lists, which
+    protobuf copies."""
     message = pb.SamplingParams()
+    message.CopyFrom(asked)
     for limit in LIMITS.values():
-        value, owner = getattr(sampling, limit.name), limit.owner(message)
         if limit.scalar:
-            setattr(owner, limit.field, value)
-        elif limit.kind is Kind.BIASES:
-            message.logit_bias.extend(pb.LogitBias(id=id_, bias=bias) for id_, bias in value)
-        elif limit.kind is Kind.SEQUENCES:
-            getattr(owner, limit.field).extend(pb.TokenSequence(ids=ids) for ids in value)
-        else:
-            getattr(owner, limit.field).extend(value)
+            setattr(limit.owner(message), limit.field, getattr(sampling, limit.name))
     return message
 
 

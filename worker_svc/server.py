@@ -442,7 +442,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     model=worker.model_name,
                     prompt_tokens=running.prompt_tokens,
                     max_tokens=submit.max_tokens,
-                    sampling=effective_sampling(submit.sampling),
+                    sampling=effective_sampling(submit.sampling, request.sampling),
                 )
             )
             prompt_told = not (request.output.echo or request.output.prompt_logprobs)

@@ -55,11 +55,17 @@ def test_every_field_survives_the_way_to_the_engine_and_back() -> None:
     message = pb.SamplingParams.FromString(to_message(params).SerializeToString())
     assert from_message(message) == params
     engine = to_sampling(message, {}, 4096, 0)
-    assert from_message(effective_sampling(engine)) == params
+    assert from_message(effective_sampling(engine, message)) == params
+    assert dict(engine.logit_bias) == FULL["logit_bias"]
+    for name in ("allowed_ids", "banned_ids"):
+        assert getattr(engine, name) == tuple(FULL[name])
+    for name in ("dry_sequence_breakers", "banned_sequences"):
+        assert getattr(engine, name) == tuple(map(tuple, FULL[name]))
 
 
 def test_an_empty_request_reports_every_default() -> None:
-    effective = from_message(effective_sampling(to_sampling(pb.SamplingParams(), {"top_k": 7}, 512, seed=3)))
+    asked = pb.SamplingParams()
+    effective = from_message(effective_sampling(to_sampling(asked, {"top_k": 7}, 512, seed=3), asked))
     lists = {"dry_sequence_breakers", "logit_bias", "allowed_ids", "banned_ids", "banned_sequences"}
     for name in set(LIMITS) - lists:
         assert getattr(effective, name) is not None, name

@@ -47,7 +47,8 @@ def test_every_number_comes_back_as_it_was_written(data: st.DataObject):
         written[limit.name] = data.draw(st.sampled_from([0.1, 0.8, 0.3, 0.7]).filter(limit.allows) | numbers)
     bias = data.draw(st.floats(-100, 100))
     params = SamplingParams(**written, logit_bias={5: bias})
-    accepted = effective_sampling(to_sampling(to_message(params), {}, 100, seed=1))
+    asked = to_message(params)
+    accepted = effective_sampling(to_sampling(asked, {}, 100, seed=1), asked)
     told = from_message(pb.SamplingParams.FromString(accepted.SerializeToString()))
     for name, value in written.items():
         assert getattr(told, name) == (value if abs(value) >= FLOAT32_SMALLEST else 0.0)
@@ -55,7 +56,8 @@ def test_every_number_comes_back_as_it_was_written(data: st.DataObject):
 
 
 def test_a_models_own_defaults_are_told_as_its_file_has_them():
-    accepted = effective_sampling(to_sampling(pb.SamplingParams(), {"temperature": 0.6, "top_p": 0.9}, 100, seed=1))
+    asked = pb.SamplingParams()
+    accepted = effective_sampling(to_sampling(asked, {"temperature": 0.6, "top_p": 0.9}, 100, seed=1), asked)
     assert (accepted.temperature, accepted.top_p, accepted.xtc.threshold) == (0.6, 0.9, 0.1)
 
 
