@@ -7,6 +7,7 @@
 #   make chaos    break both services in every way while streams run, ROUNDS times; nothing may be lost
 #   make soak     both services under mixed traffic for MINUTES: fails where memory grows or something is not returned
 #   make hostile  what others wait behind requests that were made to hold them up; on a machine that does nothing else
+#   make fuzz     requests, files and templates drawn by chance for MINUTES; SEED=7 draws the same ones again
 #   make compose-test   build the images, bring the stack up in a container engine of its own, ask it, take it down
 
 VENV ?= .venv
@@ -22,7 +23,7 @@ export MODEL PROMPT
 STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 
-.PHONY: run test check lint types protos fresh buf chaos soak hostile compose-test clean
+.PHONY: run test check lint types protos fresh buf chaos soak hostile fuzz compose-test clean
 
 # The stamp is written last: an interrupted installation is begun again.
 $(STAMP): pyproject.toml constraints.txt
@@ -73,6 +74,9 @@ soak: $(STAMP)
 
 hostile: $(STAMP)
 	$(BIN)/python benchmarks/hostile.py --check --no-save
+
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(FUZZ_FLAGS)
 
 clean:
 	rm -rf $(VENV) .buf

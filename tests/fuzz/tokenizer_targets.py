@@ -21,6 +21,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 from svc_common.errors import ServiceError
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
+from tests.fuzz.loading import exercise
 from tests.tokenizer_svc.gguf_writer import gguf_bytes
 from tests.tokenizer_svc.test_fuzz import valid_messages
 from tests.tokenizer_svc.test_gguf import BYTE, CONTROL, NORMAL, UNKNOWN, byte_pairs, scored
@@ -403,12 +404,7 @@ class Formats:
         except FormatError as error:
             assert str(error)
             return
-        text = "a ab Hello, <s> 12 龘\n"
-        encoding = tokenizer.encode_segments([Segment(text, Policy.PARSE), Segment(text)], with_offsets=True)
-        tokenizer.decode(encoding.ids, True, True)
-        tokenizer.decode_bytes(list(range(tokenizer.vocabulary_size))[:100])
-        tokenizer.stream(stop_strings=["x"]).push(encoding.ids, end=True)
-        assert tokenizer.encode_segments([Segment(text)]).ids == tokenizer.encode_segments([Segment(text)]).ids
+        exercise(tokenizer)
 
 
 class Messages:
