@@ -338,6 +338,23 @@ SERVING: dict[str, tuple[Panel, ...]] = {
             one(f"tandem_guide_memory_bytes{{{MODEL}}}", "{{instance}}"),
         ),
         Panel(
+            "Processes of guides",
+            "none",
+            "Guides that have a process now, in use or kept.",
+            one(f"tandem_guide_processes{{{MODEL}}}", "{{instance}}"),
+        ),
+        Panel(
+            "Guides that take too long",
+            "none",
+            "A second. Rows that missed a step because their mask was late, requests that ended because of that, "
+            "processes that ended while they were needed.",
+            (
+                Series(rate("tandem_guide_left_out_rows_total", MODEL), "rows left out"),
+                Series(rate("tandem_guide_masks_over_budget_total", MODEL), "over their budget"),
+                Series(rate("tandem_guide_process_deaths_total", MODEL), "processes lost"),
+            ),
+        ),
+        Panel(
             "Engines started again",
             "none",
             "In an hour. Each death ended the streams that ran. Engines that hang are killed.",
@@ -466,7 +483,15 @@ TOKENIZER_SERVICE: dict[str, tuple[Panel, ...]] = {
             "Jobs refused a second",
             "none",
             "Too many waited.",
-            one(rate("tandem_tokenizer_pool_refused_total", 'instance=~"$instance"', "instance"), "{{instance}}"),
+            (
+                Series(
+                    rate("tandem_tokenizer_pool_refused_total", 'instance=~"$instance"', "instance"), "{{instance}}"
+                ),
+                Series(
+                    rate("tandem_tokenizer_chat_refused_total", 'instance=~"$instance"', "instance"),
+                    "{{instance}}, conversations",
+                ),
+            ),
         ),
     ),
 }
@@ -502,6 +527,12 @@ BOTH_SERVICES: dict[str, tuple[Panel, ...]] = {
             "none",
             "By method.",
             one(f"sum by (grpc_method) (tandem_grpc_server_in_flight{{{SERVICE}}})", "{{grpc_method}}"),
+        ),
+        Panel(
+            "Calls refused because too many were open",
+            "none",
+            "A second. Above max_concurrent_calls; the refused are told when to come back.",
+            one(rate("tandem_grpc_server_too_many_calls_total", SERVICE, "instance"), "{{instance}}"),
         ),
     ),
     "Processes": (

@@ -106,6 +106,11 @@ def leading(options: ProcessOptions, config: EngineConfig) -> Iterator[tuple[Ran
     try:
         yield _joined(store, config, 0, size, 0, local)
         leaving.set()
+    except Exception:
+        if any(map(_was_killed, followers)):  # then all that has failed here is the connection to it
+            logger.exception("a rank was killed: the engine ends")
+            raise SystemExit(RANK_KILLED) from None
+        raise
     finally:
         # They have heard of the end as we have, or have failed as we have.
         deadline = time.monotonic() + (_LEAVE_SECONDS if leaving.is_set() else 0)
@@ -128,6 +133,13 @@ def _watch(rank: int, follower: subprocess.Popen[bytes], leaving: threading.Even
     logger.error("rank %d has ended (%s): the engine ends", rank, describe_end(code))
     # Whatever the main thread does: it may wait for that rank.
     os._exit(1 if crashed(code) else RANK_KILLED)
+
+
+def _was_killed(follower: subprocess.Popen[bytes]) -> bool:
+    """Whether a rank has ended, or is about to, because somebody else wanted it."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return not crashed(follower.wait(_GRACE_SECONDS / 2)) and follower.returncode != 0
+    return False
 
 
 def _joined(

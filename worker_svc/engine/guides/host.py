@@ -310,7 +310,7 @@ class GuideHost:
             if not self._available():
                 return None
             try:
-                process = GuideProcess(guide)
+                process = GuideProcess(guide, self._limits.starved_seconds)
             except OSError as error:  # of descriptors, there are only so many
                 logger.error("a guide's process cannot be started: %s", error)
                 return None

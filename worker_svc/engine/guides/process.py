@@ -31,8 +31,9 @@ class Owed(NamedTuple):
 class GuideProcess:
     """From the moment its socket is made; it is asked nothing before it is born."""
 
-    def __init__(self, guide: Guide) -> None:
+    def __init__(self, guide: Guide, starved_seconds: float) -> None:
         self.guide = guide
+        self._starved_seconds = starved_seconds
         ours, self.theirs = socket.socketpair()
         ours.setblocking(False)
         self.channel: Channel[Said] = Channel(ours, Said)
@@ -106,7 +107,7 @@ class GuideProcess:
     @property
     def starved(self) -> bool:
         """Whether it was given time enough and did not use it: it is stopped, or the machine does too much."""
-        return bool(self.owed) and self.waited >= STARVED * self.owed[0].budget
+        return bool(self.owed) and self.waited >= max(self._starved_seconds, STARVED * self.owed[0].budget)
 
     def kill(self) -> None:
         """Ends it, whatever it does."""
