@@ -335,7 +335,7 @@ class StreamDecoder:
         raw, self._raw = self._raw, b""
         self.done = True
         text = raw.decode("utf-8", "replace")
-        match = stops.find(text, self._passed)
+        match = None if self.ids_consumed < self._min_ids else stops.find(text, self._passed)
         if match is None:
             return text
         return self._stopped(text, match, self._pending, _byte_position(raw, match.start))

@@ -39,7 +39,7 @@ tokenizer, worker = sys.argv[1:]
 with Client(tokenizer, [worker, "127.0.0.1:1"], timeout=30) as client:
     client.generate("Hi", seed=0)
     assert forks.grpc_runs()
-assert not forks.grpc_runs(), threading.enumerate()
+assert not forks.grpc_runs(30), threading.enumerate()
 
 
 async def main():
@@ -49,7 +49,7 @@ async def main():
 
 
 asyncio.run(main())
-assert not forks.grpc_runs(), threading.enumerate()
+assert not forks.grpc_runs(30), threading.enumerate()
 """
 
 

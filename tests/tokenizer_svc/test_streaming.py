@@ -267,3 +267,11 @@ def test_a_stop_string_that_begins_within_the_first_ids_and_ends_behind_them_sto
     assert (text, decoder.matched_stop, decoder.ids_consumed, decoder.trim_ids) == ("ab", "ab", 4, 2)
     text, decoder = run([a, b, a], [], stops=["ab"], min_ids=3)
     assert (text, decoder.matched_stop) == ("aba", None)
+
+
+def test_what_the_end_of_a_stream_makes_of_its_first_ids_is_text_too() -> None:
+    broken = next(id_ for id_, piece in enumerate(PIECES) if piece == b"\xf0")
+    text, decoder = run([broken], [], stops=["\ufffd"], min_ids=2)
+    assert (text, decoder.matched_stop) == ("\ufffd", None)
+    text, decoder = run([broken], [], stops=["\ufffd"], min_ids=1)
+    assert (text, decoder.matched_stop) == ("", "\ufffd")

@@ -17,6 +17,7 @@ from weakref import WeakSet
 from .errors import ConfigurationError
 
 _GRPC_THREAD = "_poll_wrapper"  # in its name, after the function that it runs
+_ENDING_SECONDS = 0.5  # for it to end; a fork waits so long where somebody else's channel is open
 
 _open: WeakSet[object] = WeakSet()  # clients with channels
 _in_use = _broken = False
@@ -46,16 +47,19 @@ def check() -> None:
         )
 
 
-def grpc_runs() -> bool:
-    """Whether gRPC's thread is there."""
-    return any(_GRPC_THREAD in thread.name for thread in threading.enumerate())
+def grpc_runs(seconds: float = 0.0) -> bool:
+    """Whether gRPC's thread is there, and still is after so many seconds: the last channel is gone a little earlier."""
+    threads = [thread for thread in threading.enumerate() if _GRPC_THREAD in thread.name]
+    for thread in threads:
+        thread.join(seconds)
+    return any(thread.is_alive() for thread in threads)
 
 
 def _before() -> None:
     global _in_use
     if not _open and grpc_runs():
         gc.collect()
-    _in_use = bool(_open) or grpc_runs()
+    _in_use = bool(_open) or grpc_runs(_ENDING_SECONDS)
 
 
 def _after_in_child() -> None:
