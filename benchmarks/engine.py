@@ -192,7 +192,7 @@ def bits(options: argparse.Namespace) -> dict[str, object]:
         "dtype": options.dtype,
         "layers": options.layers,
         "row_invariant": model.row_invariant,
-        "rows_multiple_of": model.runner._row_multiple,
+        "rows_multiple_of": model.runner.row_multiple,
     }
     for batch in batches:
         ids = np.random.default_rng(0).integers(3, config.vocab_size, batch).astype(np.int32)

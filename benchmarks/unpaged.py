@@ -17,6 +17,7 @@ from worker_svc.model.kv_cache import CacheShape, KVCache
 from worker_svc.model.kv_formats import Parts, kv_format
 from worker_svc.model.operations import TorchOperations
 from worker_svc.model.rope import rotate
+from worker_svc.model.row_invariance import choose_padding
 from worker_svc.model.runner import ModelRunner, Work
 from worker_svc.model.transformer import Transformer
 from worker_svc.model.weights import WeightFiller
@@ -122,7 +123,7 @@ class RandomModel:
         stored = kv_format("auto", dtype)
         shape = CacheShape(config.num_layers, pages, page_size, config.num_kv_heads, config.head_dim, stored)
         self.runner = ModelRunner(self.model, KVCache(shape, "cpu"))
-        self.row_invariant = self.runner.choose_padding()
+        self.row_invariant = choose_padding(self.runner)
         self.operations.make_room(config, dtype, batch, length)
 
     def reproducible_step(self, ids: np.ndarray, position: int) -> np.ndarray:

@@ -33,6 +33,7 @@ from worker_svc.model.native_operations import cpu_operations
 from worker_svc.model.operations import Operations
 from worker_svc.model.parallel import ALONE, Ranks
 from worker_svc.model.quantization import QuantizedWeight
+from worker_svc.model.row_invariance import choose_padding
 from worker_svc.model.runner import ModelRunner, Work
 from worker_svc.model.transformer import Transformer, load_transformer
 from worker_svc.model.weights import MadeOf
@@ -246,7 +247,7 @@ def _runner(model: Transformer, cache: KVCache, config: EngineConfig, ranks: Ran
 
 def _choose_padding(runner: ModelRunner) -> bool:
     with _fitting("a step beside the weights and the KV cache", "lower kv_cache_tokens or kv_cache_fraction"):
-        return runner.choose_padding()
+        return choose_padding(runner)
 
 
 @contextmanager

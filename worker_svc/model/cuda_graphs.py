@@ -177,7 +177,7 @@ class GraphedRunner(ModelRunner):
 
         Comes after `choose_padding`. `progress(recordings done, in all)`. Raises torch.OutOfMemoryError.
         """
-        self._rows = recorded_rows(self._most, self._row_multiple)
+        self._rows = recorded_rows(self._most, self.row_multiple)
         inputs = self._inputs = DecodeInputs(self.model, self.cache, self._rows[-1])
         if self.cache.device.type != "cuda":
             return

@@ -1,14 +1,11 @@
 """Turns a step's chunks into one forward pass of the model.
 
-Rows are padded to a multiple for which a row's bits do not depend on how many others there are: to what the model's
-matrix products need (on a CPU `product_rows.py` finds out), or to the most that may help where the whole model does not
-show that this is enough, which `choose_padding` tries. Padding rows write to the cache's padding page and are attended
-to by nobody.
+Rows are padded to a multiple for which a row's bits do not depend on how many others there are, which
+`row_invariance.py` finds. Padding rows write to the cache's padding page and are attended to by nobody.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,10 +19,6 @@ from worker_svc.model.kv_cache import KVCache
 
 if TYPE_CHECKING:
     from worker_svc.model.transformer import Transformer
-
-logger = logging.getLogger("worker_svc.engine")
-
-_CROWD = 2048  # rows of other sequences, at most, that a card's row is tried in company with
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +40,8 @@ class ModelRunner:
     def __init__(self, model: Transformer, cache: KVCache) -> None:
         self.model = model
         self.cache = cache
-        self._device = cache.device
-        self._row_multiple = model.operations.row_multiple
+        self.device = cache.device
+        self.row_multiple = model.operations.row_multiple
 
     @torch.inference_mode()
     def forward(self, work: Sequence[Work], sampled: torch.Tensor | None = None) -> torch.Tensor:
@@ -114,9 +107,9 @@ class ModelRunner:
 
     def _to_device(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
         there = torch.from_numpy(array)
-        if self._device.type == "cuda":  # what is not pinned may be waited for, and with it all that was launched
+        if self.device.type == "cuda":  # what is not pinned may be waited for, and with it all that was launched
             there = there.pin_memory()
-        return there.to(self._device, non_blocking=True)
+        return there.to(self.device, non_blocking=True)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies whole pages; reads all sources before it writes any target."""
@@ -127,62 +120,4 @@ class ModelRunner:
         self.cache.zero(pages)
 
     def _padded(self, rows: int) -> int:
-        return -(-rows // self._row_multiple) * self._row_multiple
-
-    def choose_padding(self) -> bool:
-        """Finds out how little padding makes a row's bits independent of the others, and by which products, where the
-        usual ones do not; False if none does.
-
-        Uses the cache's first pages, which must not hold anything yet, and leaves them zero.
-        """
-        most, products = self.model.operations.row_multiple, self.model.operations.products
-        for product in products:
-            self.model.multiply_by(product)
-            for multiple in sorted({min(self.model.row_multiple, most), most}):
-                self._row_multiple = multiple
-                if self._is_row_invariant():
-                    if product is not products[0]:
-                        logger.warning(
-                            "the library's matrix products let a row's bits depend on the other rows: matrices of "
-                            "floats are multiplied by our own kernel, which is slower for many rows"
-                        )
-                    return True
-        self.model.multiply_by(products[0])  # the quickest, if none helps
-        return False
-
-    def _is_row_invariant(self) -> bool:
-        """Whether a sequence's logits are the same bits in one piece, in chunks, token by token, as drafts and in
-        company, and whether all of a chunk's logits are wanted or the last one's only."""
-        size, operations = self.cache.shape.page_size, self.model.operations
-        length = max(2 * size + 3, operations.tried_context)
-        length = min(length, self.model.config.context_length, self.cache.shape.pages // 2 * size)
-        if length < 2:
-            return True
-        pages = -(-length // size)
-        most, companies = length, [1, 2, 4]  # odd numbers of rows, and of logits
-        if self._device.type == "cuda":  # whose libraries have many kernels, for few rows and for thousands
-            most = min(_CROWD, self.model.config.context_length, (self.cache.shape.pages - pages) * size)
-            companies += [16, 40, 100, 200]
-        generator = np.random.default_rng(0)
-        tokens = generator.integers(0, self.model.config.vocab_size, length).astype(np.int32)
-        others = generator.integers(0, self.model.config.vocab_size, most).astype(np.int32)
-        own, foreign = np.arange(pages, dtype=np.int64), np.arange(pages, pages - (-most // size), dtype=np.int64)
-
-        whole = self.forward([Work(tokens, 0, own, 1)])[0].clone()
-        cut = length // 3 + 1
-        self.forward([Work(tokens[:cut], 0, own, 0)])
-        chunked = self.forward([Work(tokens[cut:], cut, own, 1)])[0].clone()
-        crowd = [Work(others[: most - 1], 0, foreign, 1), Work(tokens[-1:], length - 1, own, 1)]
-        in_company = self.forward(crowd)[1].clone()
-        alone = self.forward([Work(tokens[-1:], length - 1, own, 1)])[0].clone()
-        each = self.forward([Work(tokens[cut:], cut, own, length - cut)])[length - cut - 1].clone()
-        answers = [chunked, in_company, alone, each]
-        for run in operations.tried_runs:
-            drafts = Work(tokens[-run:], max(length - run, 0), own, 1)
-            answers.append(self.forward([drafts])[0].clone())
-        for company in companies:
-            crowd = [Work(tokens[-1:], length - 1, own, 1)]
-            crowd += [Work(others[i : i + 1], i, foreign, 1) for i in range(min(company, most))]
-            answers.append(self.forward(crowd)[0].clone())
-        self.zero([*own.tolist(), *foreign.tolist(), self.cache.padding_page])
-        return all(torch.equal(whole, answer) for answer in answers)
+        return -(-rows // self.row_multiple) * self.row_multiple

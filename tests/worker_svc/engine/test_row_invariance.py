@@ -16,6 +16,7 @@ from worker_svc.engine.scheduler import SchedulerLimits
 from worker_svc.model.kv_cache import CacheShape, KVCache
 from worker_svc.model.kv_formats import Plain
 from worker_svc.model.operations import TorchOperations
+from worker_svc.model.row_invariance import choose_padding
 from worker_svc.model.runner import ModelRunner
 from worker_svc.model.transformer import load_transformer
 
@@ -34,7 +35,7 @@ def test_rows_that_depend_on_each_other_are_noticed_and_served(head_dim: int):
     model = load_transformer(checkpoint, "cpu", torch.float32, operations=Dependent())
     shape = CacheShape(config.num_layers, 16, 16, config.num_kv_heads, head_dim, Plain(torch.float32))
     runner = ModelRunner(model, KVCache(shape, "cpu"))
-    assert not runner.choose_padding()
+    assert not choose_padding(runner)
     engine = Engine(runner, PageTable(16, 16), SchedulerLimits(max_batch_tokens=64, max_running=4))
     for handle in range(4):
         engine.submit(Request.make(handle, [1 + handle, 2, 3], Sampling(seed=1), Stopping(max_tokens=5)))

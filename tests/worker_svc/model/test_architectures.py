@@ -18,6 +18,7 @@ from tests.worker_svc.model.llama_folders import (
     some_ids,
 )
 from worker_svc.checkpoints import open_checkpoint
+from worker_svc.model.row_invariance import choose_padding
 from worker_svc.model.runner import ModelRunner
 from worker_svc.model.transformer import Transformer, load_transformer
 
@@ -181,7 +182,7 @@ def test_rows_do_not_depend_on_company(name: str, dtype: torch.dtype, tmp_path: 
     kind, changes = MODELS[name]
     saved(kind, tmp_path, **changes)
     model = loaded(tmp_path, dtype)
-    assert ModelRunner(model, new_cache(model, 8 * PAGE_SIZE, dtype)).choose_padding()
+    assert choose_padding(ModelRunner(model, new_cache(model, 8 * PAGE_SIZE, dtype)))
 
 
 def test_rows_that_choose_every_expert_are_those_of_rows_alone(tmp_path: Path) -> None:

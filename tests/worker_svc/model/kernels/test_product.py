@@ -26,6 +26,7 @@ from worker_svc.model.kv_cache import CacheShape, KVCache
 from worker_svc.model.kv_formats import Plain
 from worker_svc.model.linear import PlainWeight
 from worker_svc.model.operations import Product, Products
+from worker_svc.model.row_invariance import choose_padding
 from worker_svc.model.runner import Work
 from worker_svc.model.transformer import load_transformer
 
@@ -147,11 +148,11 @@ def test_where_the_library_lets_rows_depend_on_others_our_kernel_takes_over(
     monkeypatch.setattr(F, "linear", dependent)  # with which 8-bit floats are multiplied where no card is
     without = runner()
     without.model.operations.products = without.model.operations.products[:1]
-    assert not without.choose_padding()
+    assert not choose_padding(without)
 
     ours = runner()
     with caplog.at_level(logging.WARNING, "worker_svc.engine"):
-        assert ours.choose_padding()
+        assert choose_padding(ours)
     assert "our own kernel" in caplog.text
     weights = [module for module in ours.model.modules() if isinstance(module, PlainWeight | Float8Weight)]
     assert len(weights) >= 5 and all(weight.product is same_bits for weight in weights)

@@ -91,7 +91,7 @@ def test_a_model_computes_with_them(tmp_path: Path) -> None:
         )
         shape = CacheShape(1, 2, 16, 2, model.config.head_dim, Plain(torch.float32))
         runner = ModelRunner(model, KVCache(shape, DEVICE))
-        runner._row_multiple = 1
+        runner.row_multiple = 1
         logits.append(runner.forward([Work(np.arange(9, dtype=np.int32), 0, np.arange(2), 1)])[0].clone())
         made = [module for module in model.modules() if isinstance(module, QuantizedWeight)]
         assert len(made) >= 5

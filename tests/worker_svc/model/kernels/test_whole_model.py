@@ -21,6 +21,7 @@ from worker_svc.model.cuda_operations import TritonOperations
 from worker_svc.model.kv_cache import CacheShape, KVCache
 from worker_svc.model.kv_formats import Plain
 from worker_svc.model.operations import Operations
+from worker_svc.model.row_invariance import choose_padding
 from worker_svc.model.runner import ModelRunner, Work
 from worker_svc.model.transformer import Transformer, load_transformer
 
@@ -136,7 +137,7 @@ def test_nothing_is_compiled_after_the_start(
     model = loaded(tmp_path, operations)
     runner = GraphedRunner(model, cache_for(model, 32), max_running=16)
     compilations = Compilations(monkeypatch)
-    runner.choose_padding()
+    choose_padding(runner)
     runner.prepare()
     assert runner._inputs is not None
     with torch.inference_mode():
