@@ -4,7 +4,9 @@ every 5 ms, both from a process of their own; reported are the longest wait of a
     python benchmarks/hostile.py [--service tokenizer worker] [--only PART_OF_A_NAME] [--streams 16] [--times 3]
 
 `--check` ends with 1 where a probe waited for longer than 100 ms, or a stream for longer than 500 ms or 5 times its
-median; that means something on a machine that does nothing else.
+median; that means something on a machine that does nothing else. What gRPC needs to send and receive 16 MB is not ours
+to save: a message of that size to Health.Check, which is refused by its length alone, is measured beside the others,
+and a stream that waits behind a request no longer than twice as long as behind that has not waited for what is in it.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ ROOT = Path(__file__).resolve().parent.parent
 LARGEST = (16 << 20) - 1024  # a little below the default of max_message_bytes
 TOKENIZER = "/tandem.tokenizer.v1.TokenizerService/"
 WORKER = "/tandem.inference.v1.InferenceService/"
+HEALTH = "/grpc.health.v1.Health/"
 PROBE_SECONDS = 0.1
-STREAM_SECONDS, STREAM_FACTOR = 0.5, 5.0
+STREAM_SECONDS, STREAM_FACTOR, TRANSPORT_FACTOR = 0.5, 5.0, 2.0
 LETTER = 100  # the id of `a` in models/demo
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
@@ -71,6 +74,7 @@ def filled(number: int, content: bytes = b"", size: int = LARGEST) -> bytes:
     return one * (size // len(one))
 
 
+TRANSPORT = Hostile("16 MB that nobody looks at", HEALTH + "Check", b"a" * LARGEST)
 PLAIN_TEMPLATE = field(5, b"{% for message in messages %}{{ message.content }}{% endfor %}")
 
 
@@ -297,8 +301,9 @@ async def measure(
         quiet_waits, quiet_gaps = read()
         median = statistics.median(quiet_gaps)
         rows.append(_row(f"{kind}, nothing hostile", max(quiet_waits), max(quiet_gaps), f"median {median * 1e3:.0f}"))
-        for hostile in hostiles:
-            if options.only not in hostile.name:
+        transport = 0.0
+        for hostile in [TRANSPORT, *hostiles]:
+            if options.only not in hostile.name and hostile is not TRANSPORT:
                 continue
             worst_wait = worst_gap = seconds = 0.0
             for _ in range(options.times):
@@ -309,7 +314,10 @@ async def measure(
                 waits, gaps = read()
                 worst_wait, worst_gap = max(worst_wait, max(waits)), max(worst_gap, max(gaps))
             rows.append(_row(hostile.name, worst_wait, worst_gap, f"{seconds:.2f} s, {answers[-1][:110]}"))
-            if worst_wait > PROBE_SECONDS or worst_gap > min(STREAM_SECONDS, STREAM_FACTOR * median):
+            if hostile is TRANSPORT:
+                transport = worst_gap
+            longest = min(STREAM_SECONDS, max(STREAM_FACTOR * median, TRANSPORT_FACTOR * transport))
+            if worst_wait > PROBE_SECONDS or worst_gap > longest:
                 failed.append(hostile.name)
     ours.close()
     ordinary.join(10)

@@ -77,6 +77,15 @@ def test_levels_of_a_message_within_itself_are_counted_together(way: str) -> Non
     assert set(told(limits, outer)) == {"ids", "batch"}
 
 
+@given(st.lists(st.sampled_from([0, 127, 128, 300, 70_000, 2**32 - 1]), min_size=1, max_size=3), st.integers(2, 9000))
+def test_however_many_numbers_are_packed_and_of_whatever_widths_all_are_counted(widths: list[int], count: int) -> None:
+    limits = MessageLimits(inference_pb2.GenerateRequest.DESCRIPTOR, _Everything())
+    ids = (widths * count)[:count]
+    assert told(limits, inference_pb2.GenerateRequest(prompt_ids=ids)) == {
+        "prompt_ids": f"has {len(ids)} entries in all; at most 1 are allowed"
+    }
+
+
 def test_unpacked_numbers_count_as_packed_ones_do(way: str) -> None:
     limits = MessageLimits(inference_pb2.GenerateRequest.DESCRIPTOR, _Everything())
     [violation] = limits.violations(b"\x18\x05" * 3)
