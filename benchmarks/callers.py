@@ -121,7 +121,7 @@ async def measure(options: argparse.Namespace) -> list[dict[str, object]]:
         tokens.write_text("".join(f"{name}: {token_of(name)}\n" for name in ("flood", *ORDINARY)))
         flags = (f"--model={options.model}", f"--threads={options.threads}", f"--dtype={options.dtype}")
         limits = (f"--max-running-requests={options.running}", f"--auth-token-file={tokens}")
-        async with service("worker_svc", *flags, *limits) as address, grpc.aio.insecure_channel(address) as channel:
+        async with service("tandem.worker", *flags, *limits) as address, grpc.aio.insecure_channel(address) as channel:
             admin = admin_pb2_grpc.WorkerAdminServiceStub(channel)
             metadata = (("authorization", f"Bearer {token_of('flood')}"),)
             model = await admin.GetModel(admin_pb2.GetModelRequest(), metadata=metadata)

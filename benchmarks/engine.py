@@ -33,13 +33,13 @@ import torch
 
 from benchmarks.machine import add_output_flags, save
 from benchmarks.unpaged import RandomModel, llama_1b
-from worker_svc.engine.build import DTYPES, BuiltEngine, build_engine
-from worker_svc.engine.config import EngineConfig
-from worker_svc.engine.pages import PageTable
-from worker_svc.engine.request import Request, Stopping
-from worker_svc.engine.sampling import Sampling
-from worker_svc.engine.scheduler import Scheduler, SchedulerLimits
-from worker_svc.model.runner import ModelRunner, Work
+from tandem.worker.engine.build import DTYPES, BuiltEngine, build_engine
+from tandem.worker.engine.config import EngineConfig
+from tandem.worker.engine.pages import PageTable
+from tandem.worker.engine.request import Request, Stopping
+from tandem.worker.engine.sampling import Sampling
+from tandem.worker.engine.scheduler import Scheduler, SchedulerLimits
+from tandem.worker.model.runner import ModelRunner, Work
 
 GREEDY = Sampling(temperature=0.0)
 

@@ -15,18 +15,18 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.random_llama import RandomCheckpoint, llama
-from worker_svc.engine.build import BuiltEngine, build_engine
-from worker_svc.engine.config import EngineConfig
-from worker_svc.engine.request import Request, Stopping
-from worker_svc.engine.sampling import Sampling
-from worker_svc.model import cuda_operations, cuda_products
-from worker_svc.model.attention import Segment
-from worker_svc.model.cuda_operations import Sizes, TritonOperations
-from worker_svc.model.kernels.product import Tile, product
-from worker_svc.model.kv_cache import CacheShape, KVCache
-from worker_svc.model.kv_formats import Plain
-from worker_svc.model.operations import Product
-from worker_svc.model.runner import Work
+from tandem.worker.engine.build import BuiltEngine, build_engine
+from tandem.worker.engine.config import EngineConfig
+from tandem.worker.engine.request import Request, Stopping
+from tandem.worker.engine.sampling import Sampling
+from tandem.worker.model import cuda_operations, cuda_products
+from tandem.worker.model.attention import Segment
+from tandem.worker.model.cuda_operations import Sizes, TritonOperations
+from tandem.worker.model.kernels.product import Tile, product
+from tandem.worker.model.kv_cache import CacheShape, KVCache
+from tandem.worker.model.kv_formats import Plain
+from tandem.worker.model.operations import Product
+from tandem.worker.model.runner import Work
 
 GREEDY = Sampling(temperature=0.0)
 

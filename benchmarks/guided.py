@@ -25,14 +25,14 @@ from sentencepiece import SentencePieceProcessor
 
 from benchmarks.machine import add_output_flags, save
 from benchmarks.unpaged import RandomModel, llama_1b
-from worker_svc.engine.build import DTYPES
-from worker_svc.engine.guides.grammars import Grammars
-from worker_svc.engine.guides.guide import Guide
-from worker_svc.engine.loop import Engine
-from worker_svc.engine.pages import PageTable
-from worker_svc.engine.request import Request, Stopping
-from worker_svc.engine.sampling import Sampling
-from worker_svc.engine.scheduler import SchedulerLimits
+from tandem.worker.engine.build import DTYPES
+from tandem.worker.engine.guides.grammars import Grammars
+from tandem.worker.engine.guides.guide import Guide
+from tandem.worker.engine.loop import Engine
+from tandem.worker.engine.pages import PageTable
+from tandem.worker.engine.request import Request, Stopping
+from tandem.worker.engine.sampling import Sampling
+from tandem.worker.engine.scheduler import SchedulerLimits
 
 PERSON = {
     "type": "object",

@@ -78,9 +78,9 @@ async def measure(options: argparse.Namespace) -> tuple[list[dict[str, object]],
     rows: list[dict[str, object]] = []
     well = True
     async with (
-        service("tokenizer_svc", f"--tokenizer=demo={model}") as tokenizer,
+        service("tandem.tokenizer", f"--tokenizer=demo={model}") as tokenizer,
         service(
-            "worker_svc", f"--model={model}", f"--tokenizer-address={tokenizer}", f"--threads={options.threads}"
+            "tandem.worker", f"--model={model}", f"--tokenizer-address={tokenizer}", f"--threads={options.threads}"
         ) as address,
         grpc.aio.insecure_channel(address) as channel,
     ):

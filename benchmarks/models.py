@@ -100,10 +100,10 @@ def write_file(path: Path, kind: str, layers: int) -> None:
 def measure_ours(path: str, fields: dict[str, object], options: argparse.Namespace) -> dict[str, float]:
     import numpy as np
 
-    from worker_svc.engine.build import build_engine
-    from worker_svc.engine.config import EngineConfig
-    from worker_svc.engine.request import Request, Stopping
-    from worker_svc.engine.sampling import Sampling
+    from tandem.worker.engine.build import build_engine
+    from tandem.worker.engine.config import EngineConfig
+    from tandem.worker.engine.request import Request, Stopping
+    from tandem.worker.engine.sampling import Sampling
 
     built = build_engine(
         EngineConfig(

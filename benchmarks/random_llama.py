@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from worker_svc.model.config import ModelConfig
+from tandem.worker.model.config import ModelConfig
 
 
 def llama(size: Literal["tiny", "1b", "8b"], context_length: int = 8192) -> ModelConfig:

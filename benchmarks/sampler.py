@@ -25,9 +25,9 @@ import numpy as np
 import torch
 
 from benchmarks.machine import add_output_flags, describe_machine, save
-from worker_svc.engine.request import LogprobOptions, Request, Stopping
-from worker_svc.engine.sampler import Rows, SamplingTable, sample
-from worker_svc.engine.sampling import Sampling
+from tandem.worker.engine.request import LogprobOptions, Request, Stopping
+from tandem.worker.engine.sampler import Rows, SamplingTable, sample
+from tandem.worker.engine.sampling import Sampling
 
 FULL = Sampling(
     temperature=0.8,

@@ -41,13 +41,13 @@ import numpy as np
 from benchmarks.machine import add_output_flags, save
 from tandem.client import AsyncClient
 from tandem.inference.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
-from worker_svc.engine.build import build_engine
-from worker_svc.engine.config import EngineConfig
-from worker_svc.engine.handle import ProcessEngine
-from worker_svc.engine.messages import Step
-from worker_svc.engine.request import Request, Stopping
-from worker_svc.engine.sampling import Sampling
-from worker_svc.validation import validate
+from tandem.worker.engine.build import build_engine
+from tandem.worker.engine.config import EngineConfig
+from tandem.worker.engine.handle import ProcessEngine
+from tandem.worker.engine.messages import Step
+from tandem.worker.engine.request import Request, Stopping
+from tandem.worker.engine.sampling import Sampling
+from tandem.worker.validation import validate
 
 PROMPT_TOKENS = 64
 
@@ -89,9 +89,9 @@ async def measure(options: argparse.Namespace) -> list[dict[str, object]]:
             engine.engine.step()
 
     async with AsyncExitStack() as stack:
-        tokenizer = await stack.enter_async_context(service("tokenizer_svc", f"--tokenizer={options.model}"))
+        tokenizer = await stack.enter_async_context(service("tandem.tokenizer", f"--tokenizer={options.model}"))
         flags = (f"--model={options.model}", f"--threads={options.threads}", f"--dtype={options.dtype}")
-        worker = await stack.enter_async_context(service("worker_svc", *flags))
+        worker = await stack.enter_async_context(service("tandem.worker", *flags))
         client = await stack.enter_async_context(AsyncClient(tokenizer=tokenizer, worker=worker))
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(worker))
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
@@ -199,7 +199,7 @@ async def step_periods(options: argparse.Namespace, threads: int) -> dict[str, o
         return (time.perf_counter() - began) / len(steps)
 
     flags = (f"--model={options.model}", f"--threads={threads}", f"--dtype={options.dtype}")
-    async with service("worker_svc", *flags) as address, grpc.aio.insecure_channel(address) as channel:
+    async with service("tandem.worker", *flags) as address, grpc.aio.insecure_channel(address) as channel:
         _yield_the_cores()
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         admin = admin_pb2_grpc.WorkerAdminServiceStub(channel)

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 
 from benchmarks.machine import add_output_flags, save
-from worker_svc.engine.build import BuiltEngine, build_engine
-from worker_svc.engine.config import EngineConfig
-from worker_svc.engine.drafting import Drafting
-from worker_svc.engine.request import Request, Stopping
-from worker_svc.engine.sampling import Sampling
+from tandem.worker.engine.build import BuiltEngine, build_engine
+from tandem.worker.engine.config import EngineConfig
+from tandem.worker.engine.drafting import Drafting
+from tandem.worker.engine.request import Request, Stopping
+from tandem.worker.engine.sampling import Sampling
 
 NEW_TOKENS = 200
 Measured = tuple[float, int, int, int, list[list[int]]]

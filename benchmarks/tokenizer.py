@@ -47,23 +47,23 @@ from sentencepiece import SentencePieceProcessor
 from tiktoken.load import load_tiktoken_bpe
 
 from benchmarks.machine import add_output_flags, save
-from svc_common.gguf import read_metadata
 from tandem.client.deadline import Deadline
 from tandem.client.decode_calls import DecodeCalls
 from tandem.client.decoding import TextDecoder
 from tandem.client.metrics import ClientMetrics
 from tandem.client.rpc import CallContext
 from tandem.client.settings import FailoverSettings
+from tandem.common.gguf import read_metadata
+from tandem.tokenizer.encode_cache import EncodeCache
+from tandem.tokenizer.encoding import Policy, Segment
+from tandem.tokenizer.formats import load_tokenizer
+from tandem.tokenizer.formats.byte_alphabet import ALPHABET
+from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
+from tandem.tokenizer.vocabularies.patterns import LLAMA3
+from tandem.tokenizer.vocabulary import Vocabulary
 from tests.tokenizer_svc.hostile import KINDS
-from tokenizer_svc.encode_cache import EncodeCache
-from tokenizer_svc.encoding import Policy, Segment
-from tokenizer_svc.formats import load_tokenizer
-from tokenizer_svc.formats.byte_alphabet import ALPHABET
-from tokenizer_svc.tokenizer import Tokenizer
-from tokenizer_svc.vocabularies.patterns import LLAMA3
-from tokenizer_svc.vocabulary import Vocabulary
 
 Measured = dict[str, float]
 Running = tuple["tokenizer_pb2_grpc.TokenizerServiceAsyncStub", psutil.Process, str]
@@ -77,7 +77,7 @@ async def service(
     with tempfile.TemporaryDirectory() as folder:
         address_file = Path(folder, "address.json")
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tokenizer_svc", "--address-file", str(address_file)),
+            *(sys.executable, "-m", "tandem.tokenizer", "--address-file", str(address_file)),
             *("--log-level=warning", "--encode-cache-bytes=0", *flags),
         )
         try:

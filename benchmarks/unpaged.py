@@ -12,15 +12,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from worker_svc.model.config import ModelConfig
-from worker_svc.model.kv_cache import CacheShape, KVCache
-from worker_svc.model.kv_formats import Parts, kv_format
-from worker_svc.model.operations import TorchOperations
-from worker_svc.model.rope import rotate
-from worker_svc.model.row_invariance import choose_padding
-from worker_svc.model.runner import ModelRunner, Work
-from worker_svc.model.transformer import Transformer
-from worker_svc.model.weights import WeightFiller
+from tandem.worker.model.config import ModelConfig
+from tandem.worker.model.kv_cache import CacheShape, KVCache
+from tandem.worker.model.kv_formats import Parts, kv_format
+from tandem.worker.model.operations import TorchOperations
+from tandem.worker.model.rope import rotate
+from tandem.worker.model.row_invariance import choose_padding
+from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.transformer import Transformer
+from tandem.worker.model.weights import WeightFiller
 
 
 def llama_1b(layers: int = 22) -> ModelConfig:

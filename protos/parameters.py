@@ -1,6 +1,6 @@
 """Python that is made from the limits of the contract: what would otherwise be typed by hand in several places.
 
-worker_svc/engine/sampling.py               the sampling parameters of a request, every value effective
+worker_svc/tandem/worker/engine/sampling.py               the sampling parameters of a request, every value effective
 client/tandem/client/sampling_params.py     the same as a caller gives them, as an object and as keywords, with help
 docs/sampling.md                            the columns range and default of its table
 """
@@ -48,7 +48,7 @@ def files(descriptors: FileDescriptorSet, docs: str) -> dict[str, str]:
     contract, `docs` is docs/sampling.md as it stands."""
     words = _comments(descriptors)
     return {
-        "worker_svc/engine/sampling.py": _engine(words),
+        "worker_svc/tandem/worker/engine/sampling.py": _engine(words),
         "client/tandem/client/sampling_params.py": _sdk(words),
         "docs/sampling.md": _table(docs),
     }

@@ -35,10 +35,10 @@ def test_every_link_of_a_page_leads_somewhere(page: Path):
 
 def test_the_map_names_every_package_and_the_core_is_short():
     page = (ROOT / "docs" / "architecture.md").read_text()
-    packages = {path.parent for path in ROOT.glob("*_svc/**/*.py")} | {ROOT / "svc_common"}
+    packages = {path.parent for path in ROOT.glob("*_svc/**/*.py")} | {ROOT / "tandem.common"}
     for package in packages:
         name = package.relative_to(ROOT).as_posix()
         assert f"../{name}" in page, name
-    core = re.findall(r"^\d+\. \[\w+\.py\]\(\.\./(worker_svc/engine/\w+\.py)\)", page, flags=re.MULTILINE)
+    core = re.findall(r"^\d+\. \[\w+\.py\]\(\.\./(worker_svc/tandem/worker/engine/\w+\.py)\)", page, flags=re.MULTILINE)
     assert len(core) == 10
     assert sum(len((ROOT / path).read_text().splitlines()) for path in core) <= CORE_LINES

@@ -20,10 +20,10 @@ RUN python3 requirements.py pyproject.toml tokenizer > requirements.txt \
 COPY . .
 # -P: what is installed, and not the sources that lie here, is tried and gets its compiled code.
 RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
- && /opt/tandem/bin/python -P -c "import tokenizer_svc.server, svc_common.healthcheck" \
- && (test -z "$BUILD_PACKAGES" || (/opt/tandem/bin/python -P -m tokenizer_svc.native \
-      && /opt/tandem/bin/python -P -m svc_common.gguf_strings \
-      && /opt/tandem/bin/python -P -m svc_common.message_limits)) \
+ && /opt/tandem/bin/python -P -c "import tandem.tokenizer.server, tandem.common.healthcheck" \
+ && (test -z "$BUILD_PACKAGES" || (/opt/tandem/bin/python -P -m tandem.tokenizer.native \
+      && /opt/tandem/bin/python -P -m tandem.common.gguf_strings \
+      && /opt/tandem/bin/python -P -m tandem.common.message_limits)) \
  && ! /opt/tandem/bin/python -P -c "import torch" 2>/dev/null
 
 FROM ${BASE}
@@ -44,5 +44,5 @@ USER 10001:10001
 WORKDIR /tmp
 EXPOSE 50051 9401
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-m", "svc_common.healthcheck", "127.0.0.1:50051", "tandem.tokenizer.v1.TokenizerService"]
-ENTRYPOINT ["python", "-m", "tokenizer_svc"]
+    CMD ["python", "-m", "tandem.common.healthcheck", "127.0.0.1:50051", "tandem.tokenizer.v1.TokenizerService"]
+ENTRYPOINT ["python", "-m", "tandem.tokenizer"]

@@ -25,10 +25,10 @@ RUN python3 requirements.py pyproject.toml worker > requirements.txt \
 COPY . .
 # -P: what is installed, and not the sources that lie here, is tried and gets its compiled code.
 RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
- && /opt/tandem/bin/python -P -c "import worker_svc.server, svc_common.healthcheck" \
- && (test -z "$BUILD_PACKAGES" || (/opt/tandem/bin/python -P -m worker_svc.model.native \
-      && /opt/tandem/bin/python -P -m svc_common.gguf_strings \
-      && /opt/tandem/bin/python -P -m svc_common.message_limits))
+ && /opt/tandem/bin/python -P -c "import tandem.worker.server, tandem.common.healthcheck" \
+ && (test -z "$BUILD_PACKAGES" || (/opt/tandem/bin/python -P -m tandem.worker.model.native \
+      && /opt/tandem/bin/python -P -m tandem.common.gguf_strings \
+      && /opt/tandem/bin/python -P -m tandem.common.message_limits))
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="tandem-worker" \
@@ -54,5 +54,5 @@ WORKDIR /tmp
 EXPOSE 50052 9402
 # Loading a large checkpoint takes minutes: the start period is long, and readiness is what is asked for.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=600s --retries=3 \
-    CMD ["python", "-m", "svc_common.healthcheck", "127.0.0.1:50052", "tandem.inference.v1.InferenceService"]
-ENTRYPOINT ["python", "-m", "worker_svc"]
+    CMD ["python", "-m", "tandem.common.healthcheck", "127.0.0.1:50052", "tandem.inference.v1.InferenceService"]
+ENTRYPOINT ["python", "-m", "tandem.worker"]

@@ -22,8 +22,8 @@ Undo = Callable[[], None]
 Fault = Callable[[Fleet, int], Awaitable[Undo]]
 HELD_SECONDS = 3.0  # for which a fault that ends by itself lasts
 
-ENGINE = "worker_svc.engine.process"
-RENDERER = "tokenizer_svc.chat.worker"
+ENGINE = "tandem.worker.engine.process"
+RENDERER = "tandem.tokenizer.chat.worker"
 
 
 def _nothing() -> None:

@@ -29,7 +29,10 @@ from tests.conftest import REPOSITORY
 START_SECONDS = 120.0  # on a machine under load
 _PROBE_SECONDS, _PROBE_PAUSE, _PROBE_FAILURES = 3.0, 0.5, 3
 _SMALL_DISK = "4m"
-READY = {"worker_svc": "tandem.inference.v1.InferenceService", "tokenizer_svc": "tandem.tokenizer.v1.TokenizerService"}
+READY = {
+    "tandem.worker": "tandem.inference.v1.InferenceService",
+    "tandem.tokenizer": "tandem.tokenizer.v1.TokenizerService",
+}
 
 
 @dataclass
@@ -98,7 +101,7 @@ class Member:
         if not await self.health(READY[self.module]):
             return False
         try:
-            if self.module == "worker_svc":
+            if self.module == "tandem.worker":
                 stopping = inference_pb2.StoppingParams(max_tokens=1, ignore_eos=True)
                 request = inference_pb2.GenerateRequest(prompt_ids=[1, 5, 9], stopping=stopping)
                 async for _ in inference_pb2_grpc.InferenceServiceStub(self.channel()).Generate(request, timeout=10):
@@ -190,8 +193,8 @@ async def running_fleet(folder: Path, workers: int = 2, stall_seconds: float = 4
         fleet = Fleet()
         tokenizer = ("--tokenizer", f"demo={_tokenizer_folder(folder, model)}")
         worker = ("--model", str(model), "--threads=1", f"--engine-stall-seconds={stall_seconds}")
-        roles = [("tokenizer", "tokenizer_svc", tokenizer)]
-        roles += [(f"worker-{number}", "worker_svc", worker) for number in range(workers)]
+        roles = [("tokenizer", "tandem.tokenizer", tokenizer)]
+        roles += [(f"worker-{number}", "tandem.worker", worker) for number in range(workers)]
         for (name, module, flags), port in zip(roles, ports, strict=True):
             place = folder / name
             place.mkdir()

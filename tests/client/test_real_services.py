@@ -102,14 +102,14 @@ def repository_root() -> Path:
 
 @pytest.fixture(scope="module")
 def tokenizer(folder: Path, demo: Path) -> Iterator[str]:
-    process = Process(folder, "tokenizer_svc", f"--tokenizer=demo={demo}")
+    process = Process(folder, "tandem.tokenizer", f"--tokenizer=demo={demo}")
     yield process.address()
     process.stop()
 
 
 @pytest.fixture(scope="module")
 def worker(folder: Path, demo: Path, tokenizer: str) -> Iterator[str]:
-    process = Process(folder, "worker_svc", f"--model={demo}", f"--tokenizer-address={tokenizer}", "--threads=1")
+    process = Process(folder, "tandem.worker", f"--model={demo}", f"--tokenizer-address={tokenizer}", "--threads=1")
     yield process.address()
     process.stop()
 
@@ -314,7 +314,7 @@ def test_leaving_early_frees_the_workers_pages(tokenizer: str, worker: str) -> N
 async def test_an_answer_outlives_its_worker_to_the_last_token(
     folder: Path, demo: Path, tokenizer: str, worker: str
 ) -> None:
-    victim = Process(folder, "worker_svc", f"--model={demo}", f"--tokenizer-address={tokenizer}", "--threads=1")
+    victim = Process(folder, "tandem.worker", f"--model={demo}", f"--tokenizer-address={tokenizer}", "--threads=1")
     patient = FailoverSettings(attempts=3, initial_backoff_seconds=0.5)
     options = {"seed": 11, "max_tokens": 150, "ignore_eos": True, "logprobs": True}
     try:
@@ -341,9 +341,9 @@ async def test_an_answer_outlives_its_worker_to_the_last_token(
 async def test_greedy_ids_of_a_real_model_equal_the_reference(folder: Path, shared_data: Path, form: str) -> None:
     model = shared_data / "models" / "stories260K"
     expected = json.loads((model / "expected_greedy.json").read_text())
-    tokenizer = Process(folder, "tokenizer_svc", f"--tokenizer={model / form}")
+    tokenizer = Process(folder, "tandem.tokenizer", f"--tokenizer={model / form}")
     flags = (f"--tokenizer-address={tokenizer.address()}", "--threads=1")
-    worker = Process(folder, "worker_svc", f"--model={model / form}", *flags)
+    worker = Process(folder, "tandem.worker", f"--model={model / form}", *flags)
     greedy = {"temperature": 0, "ignore_eos": True, "logprobs": True}
     try:
         async with AsyncClient(tokenizer.address(), worker.address(), timeout=60) as client:

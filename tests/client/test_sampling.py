@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from svc_common.contract import limit_violations
 from tandem.client import InvalidArgumentError, SamplingParams
 from tandem.client.plan import make_plan
 from tandem.client.sampling import LIMITS, PRESETS, from_message, to_message, with_preset
 from tandem.client.validation import RULES
+from tandem.common.contract import limit_violations
 from tandem.inference.v1 import inference_pb2 as pb
 from tandem.limits.fields import Kind, limits_of
-from worker_svc.sampling_rules import effective_sampling, to_sampling
+from tandem.worker.sampling_rules import effective_sampling, to_sampling
 
 NUMBERS = {limit.path: name for name, limit in LIMITS.items() if limit.kind in (Kind.NUMBER, Kind.INTEGER)}
 

@@ -11,12 +11,14 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2
 from prometheus_client import CollectorRegistry
 
-from svc_common.lifecycle import serving
 from tandem.client import AsyncClient, FailoverSettings, GenerationResult, InvalidArgumentError, decode_calls
 from tandem.client.deadline import Deadline
 from tandem.client.decoding import TextDecoder
 from tandem.client.metrics import ClientMetrics
 from tandem.client.rpc import CallContext
+from tandem.common.lifecycle import serving
+from tandem.tokenizer.server import TokenizerService
+from tandem.tokenizer.settings import TokenizerSettings
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tests.client.fakes import (
     TEXT,
@@ -25,8 +27,6 @@ from tests.client.fakes import (
     serving_workers,
     start_tokenizer,
 )
-from tokenizer_svc.server import TokenizerService
-from tokenizer_svc.settings import TokenizerSettings
 
 STREAMS = 64
 QUICK = FailoverSettings(attempts=3, initial_backoff_seconds=0.01, max_backoff_seconds=0.02)

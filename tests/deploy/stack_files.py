@@ -13,9 +13,9 @@ from typing import Any
 import yaml
 from prometheus_client import CollectorRegistry
 
-from svc_common.metrics import ServiceMetrics
-from tokenizer_svc.metrics import TokenizerMetrics
-from worker_svc.metrics import WorkerMetrics
+from tandem.common.metrics import ServiceMetrics
+from tandem.tokenizer.metrics import TokenizerMetrics
+from tandem.worker.metrics import WorkerMetrics
 
 OWN_SERVICES = ("tokenizer", "worker")
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from svc_common.settings import ServiceSettings, load_settings
+from tandem.common.settings import ServiceSettings, load_settings
 from tandem.inference.v1 import inference_pb2
+from tandem.tokenizer.settings import TokenizerSettings
 from tandem.tokenizer.v1 import tokenizer_pb2
+from tandem.worker.settings import WorkerSettings
 from tests.deploy.stack_files import OWN_SERVICES, Dockerfile, compose, exported_names, seconds
-from tokenizer_svc.settings import TokenizerSettings
-from worker_svc.settings import WorkerSettings
 
 SETTINGS: dict[str, tuple[type[ServiceSettings], str]] = {
     "tokenizer": (TokenizerSettings, "TANDEM_TOKENIZER_"),
@@ -74,7 +74,13 @@ def test_containers_listen_on_all_interfaces_on_the_ports_that_everybody_means(
     assert dockerfile.last_stage.all("EXPOSE") == [f"{settings.port} {settings.metrics_port}"]
     health = stack["services"][own]["healthcheck"]["test"]
     assert health == ["CMD", *dockerfile.health_command]
-    assert health[1:] == ["python", "-m", "svc_common.healthcheck", f"127.0.0.1:{settings.port}", PROTO_SERVICES[own]]
+    assert health[1:] == [
+        "python",
+        "-m",
+        "tandem.common.healthcheck",
+        f"127.0.0.1:{settings.port}",
+        PROTO_SERVICES[own],
+    ]
     assert stack["services"][own]["ports"] == [f"127.0.0.1:{settings.port}:{settings.port}"]
 
 

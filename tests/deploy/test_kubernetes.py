@@ -13,7 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from svc_common.settings import ServiceSettings, load_settings
+from tandem.common.settings import ServiceSettings, load_settings
 from tests.deploy.stack_files import OWN_SERVICES, Dockerfile
 from tests.deploy.test_compose import PROTO_SERVICES, SETTINGS
 

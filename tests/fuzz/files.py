@@ -15,12 +15,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from tandem.worker.convert.run import convert
 from tests.fuzz import loading
 from tests.fuzz.templates import template
 from tests.tokenizer_svc.gguf_writer import gguf_bytes
 from tests.tokenizer_svc.test_gguf import byte_pairs, scored
 from tests.tokenizer_svc.test_walked_files import FILES, GONE, changed, places
-from worker_svc.convert.run import convert
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 LOAD_SECONDS = 60.0  # of a file of a few megabytes; beyond that it counts as hung

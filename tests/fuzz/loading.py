@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from tokenizer_svc.encoding import Policy, Segment
-from tokenizer_svc.formats import FormatError, load_tokenizer
-from tokenizer_svc.tokenizer import Tokenizer
-from worker_svc.checkpoints import CheckpointError, open_checkpoint
-from worker_svc.model.transformer import load_transformer
+from tandem.tokenizer.encoding import Policy, Segment
+from tandem.tokenizer.formats import FormatError, load_tokenizer
+from tandem.tokenizer.tokenizer import Tokenizer
+from tandem.worker.checkpoints import CheckpointError, open_checkpoint
+from tandem.worker.model.transformer import load_transformer
 
 ADDRESS_SPACE = 16 << 30  # beyond it a file has asked for memory that a small model never needs
 

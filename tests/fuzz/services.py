@@ -39,7 +39,7 @@ QUIET_SECONDS = 60.0  # until nothing may run any more
 GROWN_MEGABYTES = 150.0  # of a process between the second and the last quarter of the time
 WRONG = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS, grpc.StatusCode.UNAVAILABLE}
 WRONG_NAMES = {code.name for code in WRONG}
-MODULES = {TOKENIZER: "tokenizer_svc", WORKER: "worker_svc"}
+MODULES = {TOKENIZER: "tandem.tokenizer", WORKER: "tandem.worker"}
 
 
 class Drawn:

@@ -54,7 +54,7 @@ def fuzz(name: str, options: argparse.Namespace) -> None:
     import atheris
 
     sys.path.insert(0, str(HERE.parents[2]))
-    with atheris.instrument_imports(include=["tokenizer_svc"], enable_loader_override=False):
+    with atheris.instrument_imports(include=["tandem.tokenizer"], enable_loader_override=False):
         from tests.fuzz import tokenizer_targets
 
     with tempfile.TemporaryDirectory() as folder:

@@ -19,31 +19,31 @@ from google.protobuf.message import DecodeError
 from sentencepiece import SentencePieceProcessor
 from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
-from svc_common.errors import ServiceError
+from tandem.common.errors import ServiceError
+from tandem.tokenizer.arrays import ids_of
+from tandem.tokenizer.chat.encoding import encode_runs
+from tandem.tokenizer.chat.formats import LLAMA2, LLAMA3
+from tandem.tokenizer.chat.origin import Origin
+from tandem.tokenizer.chat.template import RenderError, render
+from tandem.tokenizer.chat_validation import chat_question
+from tandem.tokenizer.encode_cache import EncodeCache
+from tandem.tokenizer.encoding import Policy, Segment, SpecialTokenInText
+from tandem.tokenizer.formats import FormatError, load_tokenizer
+from tandem.tokenizer.formats.byte_alphabet import ALPHABET
+from tandem.tokenizer.metrics import TokenizerMetrics
+from tandem.tokenizer.native import longest, merger
+from tandem.tokenizer.settings import TokenizerSettings
+from tandem.tokenizer.stream_calls import DecodeStreamCall
+from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
+from tandem.tokenizer.validation import PlainTexts, decode_inputs, encode_jobs
+from tandem.tokenizer.vocabulary import TokenType, VocabularyType
 from tests.fuzz.loading import exercise
 from tests.tokenizer_svc.gguf_writer import gguf_bytes
 from tests.tokenizer_svc.test_fuzz import valid_messages
 from tests.tokenizer_svc.test_gguf import BYTE, CONTROL, NORMAL, UNKNOWN, byte_pairs, scored
-from tokenizer_svc.arrays import ids_of
-from tokenizer_svc.chat.encoding import encode_runs
-from tokenizer_svc.chat.formats import LLAMA2, LLAMA3
-from tokenizer_svc.chat.origin import Origin
-from tokenizer_svc.chat.template import RenderError, render
-from tokenizer_svc.chat_validation import chat_question
-from tokenizer_svc.encode_cache import EncodeCache
-from tokenizer_svc.encoding import Policy, Segment, SpecialTokenInText
-from tokenizer_svc.formats import FormatError, load_tokenizer
-from tokenizer_svc.formats.byte_alphabet import ALPHABET
-from tokenizer_svc.metrics import TokenizerMetrics
-from tokenizer_svc.native import longest, merger
-from tokenizer_svc.settings import TokenizerSettings
-from tokenizer_svc.stream_calls import DecodeStreamCall
-from tokenizer_svc.tokenizer import Tokenizer
-from tokenizer_svc.validation import PlainTexts, decode_inputs, encode_jobs
-from tokenizer_svc.vocabulary import TokenType, VocabularyType
 
-logging.getLogger("tokenizer_svc").setLevel(logging.ERROR)
+logging.getLogger("tandem.tokenizer").setLevel(logging.ERROR)
 REPOSITORY = Path(__file__).resolve().parents[2]
 REAL = (
     *("formats/llama3", "formats/llama2", "formats/t5-small"),

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from worker_svc.model.cuda_device import REPRODUCIBLE_ENVIRONMENT
+from tandem.worker.model.cuda_device import REPRODUCIBLE_ENVIRONMENT
 
 # cuBLAS reads it at a process's first product, which here may come before the first engine that wants it.
 os.environ.update(REPRODUCIBLE_ENVIRONMENT)

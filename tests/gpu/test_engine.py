@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from benchmarks.random_llama import RandomCheckpoint, llama
+from tandem.worker.engine.build import BuiltEngine, build_engine
+from tandem.worker.engine.config import EngineConfig
+from tandem.worker.engine.request import Request, Stopping
+from tandem.worker.engine.sampling import Sampling
+from tandem.worker.model import cuda_products
+from tandem.worker.model.cuda_graphs import GraphedRunner
+from tandem.worker.model.operations import Products
+from tandem.worker.model.runner import Work
 from tests.worker_svc.model.llama_folders import random_llama, some_ids
-from worker_svc.engine.build import BuiltEngine, build_engine
-from worker_svc.engine.config import EngineConfig
-from worker_svc.engine.request import Request, Stopping
-from worker_svc.engine.sampling import Sampling
-from worker_svc.model import cuda_products
-from worker_svc.model.cuda_graphs import GraphedRunner
-from worker_svc.model.operations import Products
-from worker_svc.model.runner import Work
 
 GREEDY = Sampling(temperature=0.0)
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from worker_svc.checkpoints.grouped import Quantization
-from worker_svc.engine.request import LogprobOptions, Request, Stopping
-from worker_svc.engine.sampler import Rows, SamplingTable, launch, sample
-from worker_svc.engine.sampling import Sampling
-from worker_svc.model.cuda_products import few_rows, same_bits
-from worker_svc.model.cuda_quantized import KernelWeight
-from worker_svc.model.float8 import Float8Weight, to_float8
-from worker_svc.model.kernels.float8 import rows_to_float8
-from worker_svc.model.quantization import quantize
+from tandem.worker.checkpoints.grouped import Quantization
+from tandem.worker.engine.request import LogprobOptions, Request, Stopping
+from tandem.worker.engine.sampler import Rows, SamplingTable, launch, sample
+from tandem.worker.engine.sampling import Sampling
+from tandem.worker.model.cuda_products import few_rows, same_bits
+from tandem.worker.model.cuda_quantized import KernelWeight
+from tandem.worker.model.float8 import Float8Weight, to_float8
+from tandem.worker.model.kernels.float8 import rows_to_float8
+from tandem.worker.model.quantization import quantize
 
 BF16 = torch.bfloat16
 CUDA = torch.device("cuda")

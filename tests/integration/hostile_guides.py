@@ -61,7 +61,7 @@ def guides_processes(worker: Worker) -> list[psutil.Process]:
     for process in below:
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
             parents[process] = process.ppid()
-            if "worker_svc.engine.guides.nursery" in process.cmdline():
+            if "tandem.worker.engine.guides.nursery" in process.cmdline():
                 nurseries.add(process.pid)
     return [process for process, parent in parents.items() if process.pid in nurseries and parent in nurseries]
 

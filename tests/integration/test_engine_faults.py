@@ -21,8 +21,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.client import AsyncClient, FailoverSettings, QuarantinedError
 from tandem.inference.v1 import admin_pb2
+from tandem.worker.quarantine import SUSPICIONS_KEY
 from tests.integration.worker_process import ENVIRONMENT, Worker, greedy, rest, running_worker
-from worker_svc.quarantine import SUSPICIONS_KEY
 
 pytestmark = pytest.mark.slow
 
@@ -34,8 +34,8 @@ SECONDS = 120  # a bound for a machine under load, not an expectation
 # Read by Python at the start of every process: the engine dies when it computes a prompt with POISON in it.
 DEADLY = f"""
 import os, sys
-if "worker_svc.engine.process" in sys.orig_argv:
-    from worker_svc.model import runner
+if "tandem.worker.engine.process" in sys.orig_argv:
+    from tandem.worker.model import runner
     inner = runner.ModelRunner.forward
     def forward(self, work, *rest):
         for item in work:
@@ -62,14 +62,14 @@ def deadly(tmp_path: Path) -> dict[str, str]:
 def engine_of(worker: Worker) -> psutil.Process:
     assert worker.process is not None
     children = psutil.Process(worker.process.pid).children()
-    (engine,) = [process for process in children if "worker_svc.engine.process" in process.cmdline()]
+    (engine,) = [process for process in children if "tandem.worker.engine.process" in process.cmdline()]
     return engine
 
 
 def ranks_of(worker: Worker) -> list[psutil.Process]:
     assert worker.process is not None
     below = psutil.Process(worker.process.pid).children(recursive=True)
-    return [process for process in below if "worker_svc.engine.ranks" in process.cmdline()]
+    return [process for process in below if "tandem.worker.engine.ranks" in process.cmdline()]
 
 
 @asynccontextmanager
@@ -103,7 +103,7 @@ def info_of(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo:
 
 
 async def metric(worker: Worker, folder: Path, name: str) -> float:
-    text = (folder / "worker_svc.json").read_text()
+    text = (folder / "tandem.worker.json").read_text()
     port = re.search(r'"metrics": "([^"]+)"', text)
     assert port is not None
     page = await asyncio.to_thread(

@@ -49,7 +49,7 @@ async def test_the_tokenizer_answers_alike(repository: Path, tmp_path: Path) -> 
         (folder := tmp_path / str(number)).mkdir()
         flags = (f"--tokenizer={repository}/models/demo", "--no-metrics-enabled")
         async with (
-            service_process("tokenizer_svc", folder, *flags) as (address, _),
+            service_process("tandem.tokenizer", folder, *flags) as (address, _),
             grpc.aio.insecure_channel(address) as channel,
         ):
             stub: Any = tokenizer_pb2_grpc.TokenizerServiceStub(channel)

@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from tandem.inference.v1 import inference_pb2 as pb
+from tandem.worker.engine.guides.limits import KEPT_GUIDES
 from tests.integration.hostile_guides import SLOW, guides_processes, some_work
 from tests.integration.worker_process import Worker, greedy, running_worker, service_process
-from worker_svc.engine.guides.limits import KEPT_GUIDES
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 SECONDS = 60  # a bound for a machine under load, not an expectation
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.asyncio
 @asynccontextmanager
 async def demo_worker(folder: Path, *flags: str) -> AsyncIterator[Worker]:
     async with (
-        service_process("tokenizer_svc", folder, f"--tokenizer=demo={DEMO}") as (address, _),
+        service_process("tandem.tokenizer", folder, f"--tokenizer=demo={DEMO}") as (address, _),
         running_worker(folder, f"--model={DEMO}", f"--tokenizer-address={address}", *flags) as worker,
     ):
         yield worker
@@ -63,7 +63,7 @@ def below(worker: Worker) -> list[psutil.Process]:
 
 
 def engine_of(worker: Worker) -> psutil.Process:
-    (engine,) = [each for each in below(worker) if "worker_svc.engine.process" in each.cmdline()]
+    (engine,) = [each for each in below(worker) if "tandem.worker.engine.process" in each.cmdline()]
     return engine
 
 

@@ -69,7 +69,7 @@ def guided_request(seed: int, max_tokens: int, **guide: Any) -> pb.GenerateReque
 async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Services]:
     folder = tmp_path_factory.mktemp("guided")
     async with (
-        service_process("tokenizer_svc", folder, f"--tokenizer=demo={DEMO}") as (address, _),
+        service_process("tandem.tokenizer", folder, f"--tokenizer=demo={DEMO}") as (address, _),
         running_worker(
             folder, f"--model={DEMO}", f"--tokenizer-address={address}", "--kv-cache-tokens=16384"
         ) as worker,

@@ -29,7 +29,7 @@ async def worker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Work
     folder = tmp_path_factory.mktemp("hostile")
     flags = ("--kv-cache-tokens=16384", "--guide-mask-seconds=0.3", "--guide-compile-seconds=1")
     async with (
-        service_process("tokenizer_svc", folder, f"--tokenizer=demo={DEMO}") as (address, _),
+        service_process("tandem.tokenizer", folder, f"--tokenizer=demo={DEMO}") as (address, _),
         running_worker(folder, f"--model={DEMO}", f"--tokenizer-address={address}", *flags) as worker,
     ):
         yield worker

@@ -30,7 +30,7 @@ async def samples(address: str) -> dict[str, float]:
 
 async def test_metrics_tell_what_was_served(random_llama: Path, tmp_path: Path):
     async with running_worker(tmp_path, "--model", str(random_llama), "--engine=thread") as worker:
-        address = json.loads((tmp_path / "worker_svc.json").read_text())["metrics"]
+        address = json.loads((tmp_path / "tandem.worker.json").read_text())["metrics"]
         before = await samples(address)
         assert before["tandem_engine_up"] == 1
         assert before["tandem_generation_tokens_total"] == 0

@@ -13,14 +13,14 @@ import pytest
 import pytest_asyncio
 from pydantic import ValidationError
 
-from svc_common.errors import StartError
-from svc_common.lifecycle import Lifecycle
+from tandem.common.errors import StartError
+from tandem.common.lifecycle import Lifecycle
+from tandem.worker.engine.messages import EngineInfo
+from tandem.worker.server import WorkerService
+from tandem.worker.settings import WorkerSettings
+from tandem.worker.tokenizer_check import check_tokenizer
 from tests.integration.worker_process import service_process
 from tests.svc_common.certificates import Authority
-from worker_svc.engine.messages import EngineInfo
-from worker_svc.server import WorkerService
-from worker_svc.settings import WorkerSettings
-from worker_svc.tokenizer_check import check_tokenizer
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 TOKEN = "a token of many characters"
@@ -50,7 +50,7 @@ async def address(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Asyn
     flags = [f"--tls-certificate={files / 'server.pem'}", f"--tls-key={files / 'server.key'}"]
     flags += [f"--tls-client-ca={files / 'ca.pem'}", f"--auth-token-file={files / 'token'}"]
     folder = tmp_path_factory.mktemp("tokenizer")
-    async with service_process("tokenizer_svc", folder, f"--tokenizer=demo={DEMO}", *flags) as (address, _):
+    async with service_process("tandem.tokenizer", folder, f"--tokenizer=demo={DEMO}", *flags) as (address, _):
         yield address
 
 
@@ -161,9 +161,9 @@ async def test_a_service_that_starts_later_is_waited_for(tmp_path: Path, caplog:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     plain = WorkerSettings(model=str(DEMO), tokenizer_address=f"127.0.0.1:{port}")
-    caplog.set_level("INFO", "worker_svc")
+    caplog.set_level("INFO", "tandem.worker")
     asked = asyncio.create_task(check_tokenizer(plain, MODEL))
-    async with service_process("tokenizer_svc", tmp_path, f"--tokenizer=demo={DEMO}", f"--port={port}"):
+    async with service_process("tandem.tokenizer", tmp_path, f"--tokenizer=demo={DEMO}", f"--port={port}"):
         fingerprint, _ = await asked
     assert len(fingerprint) == 64
     assert f"waiting for the tokenizer at 127.0.0.1:{port}" in caplog.text

@@ -34,7 +34,7 @@ def ranks_of(worker: Worker) -> list[psutil.Process]:
     """The processes that follow rank 0."""
     assert worker.process is not None
     below = psutil.Process(worker.process.pid).children(recursive=True)
-    return [process for process in below if "worker_svc.engine.ranks" in process.cmdline()]
+    return [process for process in below if "tandem.worker.engine.ranks" in process.cmdline()]
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def another_machine(ranks: list[int], of: int, environment: pytest.MonkeyPatch) 
     for name, value in {**shared, "LOCAL_WORLD_SIZE": str(of - len(ranks))}.items():
         environment.setitem(ENVIRONMENT, name, value)
     places = {"WORLD_SIZE": str(of), "LOCAL_WORLD_SIZE": str(len(ranks))}
-    command = [sys.executable, "-m", "worker_svc.engine.ranks"]
+    command = [sys.executable, "-m", "tandem.worker.engine.ranks"]
     processes = [
         subprocess.Popen(command, env=ENVIRONMENT | shared | places | {"RANK": str(rank), "LOCAL_RANK": str(place)})
         for place, rank in enumerate(ranks)
@@ -137,7 +137,7 @@ async def test_ranks_agree_on_guided_rows_whose_masks_are_late_and_whose_process
     speculating.speculation.max_draft_tokens = 6
     slow = greedy([1, 5], 12, guided=pb.GuidedDecoding(**SLOW["counted"]))
     async with (
-        service_process("tokenizer_svc", tmp_path, f"--tokenizer=demo={DEMO}") as (address, _),
+        service_process("tandem.tokenizer", tmp_path, f"--tokenizer=demo={DEMO}") as (address, _),
         running_worker(tmp_path, f"--model={DEMO}", f"--tokenizer-address={address}", "--tensor-parallel=2") as worker,
     ):
         alone = (await worker.generate(request)).ids

@@ -17,15 +17,15 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.inference.v1 import admin_pb2
+from tandem.worker.engine.handle import socket_folder
 from tests.integration.worker_process import failed_start, greedy, rest, running_worker, service_process
-from worker_svc.engine.handle import socket_folder
 
 SERVICE = "tandem.inference.v1.InferenceService"
 
 
 def engine_of(pid: int) -> psutil.Process:
     """The engine process of a worker."""
-    (engine,) = [p for p in psutil.Process(pid).children() if "worker_svc.engine.process" in p.cmdline()]
+    (engine,) = [p for p in psutil.Process(pid).children() if "tandem.worker.engine.process" in p.cmdline()]
     return engine
 
 
@@ -256,7 +256,7 @@ async def test_a_tokenizer_with_more_ids_than_the_model_ends_the_start(
     random_llama: Path, shared_data: Path, tmp_path: Path
 ):
     tokenizer = shared_data / "formats/llama2/tokenizer.model"
-    async with service_process("tokenizer_svc", tmp_path, "--tokenizer", str(tokenizer)) as (address, _):
+    async with service_process("tandem.tokenizer", tmp_path, "--tokenizer", str(tokenizer)) as (address, _):
         code, stderr = await asyncio.to_thread(
             failed_start,
             tmp_path,
@@ -276,7 +276,7 @@ async def test_a_tokenizer_with_more_ids_than_the_model_ends_the_start(
 
 async def test_a_worker_learns_its_tokenizers_fingerprint(shared_data: Path, tmp_path: Path):
     model = shared_data / "models/stories260K/meta"
-    async with service_process("tokenizer_svc", tmp_path, "--tokenizer", str(model)) as (address, _):
+    async with service_process("tandem.tokenizer", tmp_path, "--tokenizer", str(model)) as (address, _):
         flags = ("--model", str(model), "--tokenizer-address", address, "--engine=thread")
         async with running_worker(tmp_path, *flags) as worker:
             fingerprint = (await worker.admin.GetModel(admin_pb2.GetModelRequest())).tokenizer_fingerprint

@@ -16,7 +16,7 @@ import grpc
 
 from tandem.inference.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from tandem.inference.v1 import inference_pb2 as pb
-from worker_svc.__main__ import main
+from tandem.worker.__main__ import main
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 START_SECONDS = 120  # a bound for a machine under load, not an expectation
@@ -143,7 +143,7 @@ async def running_worker(
 ) -> AsyncIterator[Worker]:
     """A worker with these flags and variables, and its end afterwards."""
     async with (
-        service_process("worker_svc", folder, "--threads=1", *flags, environment=environment) as (address, process),
+        service_process("tandem.worker", folder, "--threads=1", *flags, environment=environment) as (address, process),
         grpc.aio.insecure_channel(address) as channel,
     ):
         yield Worker(address, channel, process)
@@ -151,7 +151,7 @@ async def running_worker(
 
 # Starts that fail are many, and most of what one costs is to import torch: they are forked from a process that has it.
 _prepared = multiprocessing.get_context("forkserver")
-_prepared.set_forkserver_preload(["worker_svc.__main__", "worker_svc.engine.build"])
+_prepared.set_forkserver_preload(["tandem.worker.__main__", "tandem.worker.engine.build"])
 
 
 def _start(flags: Sequence[str], stderr: Path) -> None:

@@ -24,11 +24,11 @@ from random import Random
 import psutil
 
 from tandem.client import AsyncClient
+from tandem.worker.engine.guides.limits import KEPT_GUIDES
 from tests.integration.worker_process import service_process
 from tests.soak.drawing import drawing
 from tests.soak.judging import Sample, complaints, growth
 from tests.soak.traffic import Traffic, guided
-from worker_svc.engine.guides.limits import KEPT_GUIDES
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 LANES = 12
@@ -42,9 +42,11 @@ def name_of(process: psutil.Process) -> str:
     """What it is to the services: their own process, the engine, or another helper such as a template renderer."""
     words = process.cmdline()
     module = words[words.index("-m") + 1] if "-m" in words[:-1] else " ".join(words[1:3])
-    return {"tokenizer_svc": "tokenizer", "worker_svc": "worker front", "worker_svc.engine.process": "engine"}.get(
-        module, module.rpartition("/")[2].removesuffix(".py")[-40:]
-    )
+    return {
+        "tandem.tokenizer": "tokenizer",
+        "tandem.worker": "worker front",
+        "tandem.worker.engine.process": "engine",
+    }.get(module, module.rpartition("/")[2].removesuffix(".py")[-40:])
 
 
 def own_megabytes(pid: int) -> float:
@@ -104,11 +106,11 @@ async def soak(minutes: float, seed: int, folder: Path) -> list[str]:
         own = Path(name)
         flags = (f"--tokenizer=demo={DEMO}", "--log-level=error", "--chat-render-seconds=1")
         flags += (f"--encode-cache-bytes={ENCODE_CACHE_BYTES}",)
-        async with service_process("tokenizer_svc", own, *flags) as (tokenizer, first):
+        async with service_process("tandem.tokenizer", own, *flags) as (tokenizer, first):
             flags = (f"--model={DEMO}", f"--tokenizer-address={tokenizer}", "--model-name=demo", "--threads=1")
             flags += (f"--kv-cache-tokens={KV_CACHE_TOKENS}", "--log-level=error")
             async with (
-                service_process("worker_svc", own, *flags) as (worker, second),
+                service_process("tandem.worker", own, *flags) as (worker, second),
                 AsyncClient(tokenizer, worker, timeout=120) as client,
             ):
                 traffic = Traffic(client, seed, LANES)

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import grpc.aio
 import pytest
 
-from svc_common.lifecycle import serving
-from svc_common.settings import ServiceSettings
+from tandem.common.lifecycle import serving
+from tandem.common.settings import ServiceSettings
 from tests.svc_common.probe_service import ProbeService
 
 

@@ -14,12 +14,19 @@ import grpc
 import grpc.aio
 from google.protobuf.wrappers_pb2 import StringValue
 
-from svc_common.errors import FieldViolation, ServiceError, StartError, internal, invalid_argument, resource_exhausted
-from svc_common.lifecycle import Lifecycle, run_service
-from svc_common.logs import request_id_var
-from svc_common.message_limits import Limit, MessageLimits
-from svc_common.metrics import ServiceMetrics
-from svc_common.settings import ServiceSettings, load_settings
+from tandem.common.errors import (
+    FieldViolation,
+    ServiceError,
+    StartError,
+    internal,
+    invalid_argument,
+    resource_exhausted,
+)
+from tandem.common.lifecycle import Lifecycle, run_service
+from tandem.common.logs import request_id_var
+from tandem.common.message_limits import Limit, MessageLimits
+from tandem.common.metrics import ServiceMetrics
+from tandem.common.settings import ServiceSettings, load_settings
 
 NAME = "probe.v1.ProbeService"
 ADMIN = "probe.v1.ProbeAdminService"

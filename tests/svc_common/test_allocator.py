@@ -12,7 +12,7 @@ import pytest
 PROGRAM = """
 import ctypes, sys
 import psutil
-from svc_common.allocator import return_large_blocks
+from tandem.common.allocator import return_large_blocks
 if sys.argv[1] == "return" and not return_large_blocks():
     sys.exit("no mallopt")
 libc = ctypes.CDLL(None)

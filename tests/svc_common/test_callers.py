@@ -10,11 +10,11 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 from google.rpc import error_details_pb2
 
-from svc_common.callers import caller_var
-from svc_common.errors import StartError
-from svc_common.lifecycle import serving
-from svc_common.settings import ServiceSettings
-from svc_common.tokens import BearerTokens
+from tandem.common.callers import caller_var
+from tandem.common.errors import StartError
+from tandem.common.lifecycle import serving
+from tandem.common.settings import ServiceSettings
+from tandem.common.tokens import BearerTokens
 from tests.svc_common.probe_client import ask, health_of
 from tests.svc_common.probe_service import ADMIN, NAME, ProbeService
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from svc_common import compiled
+from tandem.common import compiled
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, compiled._COMPILERS)), reason="no C compiler")
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not any(map(shutil.which, compiled._COMPILERS)),
 PROGRAM = """
 import logging, sys
 from pathlib import Path
-from svc_common import compiled
+from tandem.common import compiled
 logging.basicConfig(format="%(message)s", stream=sys.stderr)
 compiled._COMPILE_SECONDS = float(sys.argv[2])
 sources = compiled.CSources(Path(sys.argv[1]), "answer", ("answer.c",), (), {"answer": ([], compiled.ctypes.c_int)})

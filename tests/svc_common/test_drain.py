@@ -10,8 +10,8 @@ import grpc.aio
 import pytest
 from google.rpc import error_details_pb2
 
-from svc_common.lifecycle import RunningService
-from svc_common.settings import ServiceSettings
+from tandem.common.lifecycle import RunningService
+from tandem.common.settings import ServiceSettings
 from tests.svc_common.probe_client import ask, health_of, open_call, outcome
 from tests.svc_common.probe_service import ADMIN, NAME, ProbeService
 
@@ -131,7 +131,7 @@ async def test_slow_protobuf_is_reported_loudly(
     running, _ = await running_probe()
     await running.stop()
     assert "instead of upb" not in caplog.text
-    monkeypatch.setattr("svc_common.server.api_implementation.Type", lambda: "python")
+    monkeypatch.setattr("tandem.common.server.api_implementation.Type", lambda: "python")
     running, _ = await running_probe()
     await running.stop()
     assert "instead of upb" in caplog.text

@@ -5,8 +5,8 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from svc_common import errors
-from svc_common.errors import FieldViolation, ServiceError
+from tandem.common import errors
+from tandem.common.errors import FieldViolation, ServiceError
 
 
 def test_an_invalid_argument_names_every_field_in_words() -> None:

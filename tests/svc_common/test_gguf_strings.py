@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from svc_common import gguf_strings
-from svc_common.gguf_strings import cut_strings
+from tandem.common import gguf_strings
+from tandem.common.gguf_strings import cut_strings
 
 
 @pytest.fixture(autouse=True)

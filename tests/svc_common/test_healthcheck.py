@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from svc_common.healthcheck import main
-from svc_common.lifecycle import serving
-from svc_common.settings import ServiceSettings
+from tandem.common.healthcheck import main
+from tandem.common.lifecycle import serving
+from tandem.common.settings import ServiceSettings
 from tests.svc_common.probe_service import NAME, ProbeService
 
 

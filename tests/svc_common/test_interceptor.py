@@ -14,8 +14,8 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from svc_common.lifecycle import RunningService, serving
-from svc_common.settings import ServiceSettings
+from tandem.common.lifecycle import RunningService, serving
+from tandem.common.settings import ServiceSettings
 from tests.svc_common.probe_client import ask, handled, open_call, outcome, sample
 from tests.svc_common.probe_service import ADMIN, KINDS, NAME, ProbeService
 
@@ -178,7 +178,7 @@ async def test_a_handlers_own_request_id_and_trailers_come_back(channel: grpc.ai
 
 
 async def test_log_lines_of_an_rpc_carry_its_ids(channel: grpc.aio.Channel, caplog: pytest.LogCaptureFixture) -> None:
-    from svc_common.logs import JsonFormatter
+    from tandem.common.logs import JsonFormatter
 
     lines: list[str] = []
 
@@ -186,7 +186,7 @@ async def test_log_lines_of_an_rpc_carry_its_ids(channel: grpc.aio.Channel, capl
         def emit(self, record: logging.LogRecord) -> None:
             lines.append(JsonFormatter("tandem-probe").format(record))
 
-    logger, handler = logging.getLogger("svc_common.rpc"), Capture()
+    logger, handler = logging.getLogger("tandem.common.rpc"), Capture()
     logger.addHandler(handler)
     try:
         trace = "0af7651916cd43dd8448eb211c80319c"

@@ -10,7 +10,7 @@ from datetime import datetime
 
 import pytest
 
-from svc_common.logs import HumanFormatter, JsonFormatter, configure_logging, request_id_var, trace_id_var
+from tandem.common.logs import HumanFormatter, JsonFormatter, configure_logging, request_id_var, trace_id_var
 
 
 def record(message: str, *args: object, error: BaseException | None = None, **extra: object) -> logging.LogRecord:
@@ -109,6 +109,6 @@ def test_at_debug_only_our_own_lines_are_fine_grained(
     logging.getLogger("grpc._cython.cygrpc").debug("loaded running loop")
     logging.getLogger("asyncio").debug("using selector")
     logging.getLogger("grpc._cython.cygrpc").error("a fault")
-    logging.getLogger("worker_svc").debug("ours")
+    logging.getLogger("tandem.worker").debug("ours")
     told = capsys.readouterr().err.splitlines()
     assert [line.rpartition(": ")[2] for line in told] == ["a fault", "ours"]

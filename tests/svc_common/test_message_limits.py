@@ -17,10 +17,10 @@ from google.rpc import error_details_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from svc_common import message_limits
-from svc_common.lifecycle import serving
-from svc_common.message_limits import Limit, MalformedMessageError, MessageLimits
-from svc_common.settings import ServiceSettings
+from tandem.common import message_limits
+from tandem.common.lifecycle import serving
+from tandem.common.message_limits import Limit, MalformedMessageError, MessageLimits
+from tandem.common.settings import ServiceSettings
 from tandem.inference.v1 import inference_pb2
 from tandem.tokenizer.v1 import tokenizer_pb2
 from tests.svc_common.probe_client import ask, health_of, open_call, outcome, sample

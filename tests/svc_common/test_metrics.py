@@ -12,10 +12,10 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
 
-from svc_common.errors import StartError
-from svc_common.loop_lag import watch_event_loop
-from svc_common.metrics import ServiceMetrics
-from svc_common.metrics_endpoint import MetricsEndpoint
+from tandem.common.errors import StartError
+from tandem.common.loop_lag import watch_event_loop
+from tandem.common.metrics import ServiceMetrics
+from tandem.common.metrics_endpoint import MetricsEndpoint
 
 
 @pytest.fixture

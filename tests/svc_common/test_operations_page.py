@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from svc_common.metrics import ServiceMetrics
-from svc_common.settings import ServiceSettings
+from tandem.common.metrics import ServiceMetrics
+from tandem.common.settings import ServiceSettings
 
 
 @pytest.fixture

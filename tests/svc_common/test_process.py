@@ -178,7 +178,7 @@ async def test_in_json_every_line_is_an_object(tmp_path: Path) -> None:
         _, lines = await probe.end()
     objects = [json.loads(line) for line in lines]
     crash = next(each for each in objects if each["level"] == "error")
-    assert (crash["request_id"], crash["service"], crash["logger"]) == ("abc", "tandem-probe", "svc_common.rpc")
+    assert (crash["request_id"], crash["service"], crash["logger"]) == ("abc", "tandem-probe", "tandem.common.rpc")
     assert "RuntimeError" in crash["exception"]
 
 

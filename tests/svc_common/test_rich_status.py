@@ -10,8 +10,8 @@ from google.rpc import error_details_pb2, status_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from svc_common.errors import FieldViolation, ServiceError
-from svc_common.rich_status import clip, to_wire
+from tandem.common.errors import FieldViolation, ServiceError
+from tandem.common.rich_status import clip, to_wire
 
 _SOFT_LIMIT = 8 * 1024  # bytes of trailers that gRPC clients accept for sure
 

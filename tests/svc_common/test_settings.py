@@ -8,7 +8,7 @@ from typing import Annotated
 import pytest
 from pydantic import Field
 
-from svc_common.settings import ServiceSettings, load_settings
+from tandem.common.settings import ServiceSettings, load_settings
 
 
 class Settings(ServiceSettings):

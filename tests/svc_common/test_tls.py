@@ -11,9 +11,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from svc_common.errors import StartError
-from svc_common.lifecycle import serving
-from svc_common.settings import ServiceSettings
+from tandem.common.errors import StartError
+from tandem.common.lifecycle import serving
+from tandem.common.settings import ServiceSettings
 from tests.svc_common.probe_client import ask
 from tests.svc_common.probe_service import ProbeService
 

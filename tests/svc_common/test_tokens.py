@@ -12,11 +12,11 @@ import grpc.aio
 import pytest
 from google.rpc import error_details_pb2
 
-from svc_common import tokens
-from svc_common.errors import StartError
-from svc_common.lifecycle import serving
-from svc_common.settings import ServiceSettings
-from svc_common.tokens import BearerTokens
+from tandem.common import tokens
+from tandem.common.errors import StartError
+from tandem.common.lifecycle import serving
+from tandem.common.settings import ServiceSettings
+from tandem.common.tokens import BearerTokens
 from tests.svc_common.probe_client import ask, handled, health_of
 from tests.svc_common.probe_service import ADMIN, KINDS, NAME, ProbeService
 

@@ -13,10 +13,10 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from svc_common.lifecycle import serving
+from tandem.common.lifecycle import serving
+from tandem.tokenizer.server import TokenizerService
+from tandem.tokenizer.settings import TokenizerSettings
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
-from tokenizer_svc.server import TokenizerService
-from tokenizer_svc.settings import TokenizerSettings
 
 StartService = Callable[..., Awaitable[Any]]
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.tokenizer.chat.encoding import encode_runs
+from tandem.tokenizer.chat.formats import LLAMA2, LLAMA3
+from tandem.tokenizer.chat.origin import Alphabet, Foreign, Origin
+from tandem.tokenizer.chat.template import RenderError, render
+from tandem.tokenizer.formats import load_tokenizer
+from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
-from tokenizer_svc.chat.encoding import encode_runs
-from tokenizer_svc.chat.formats import LLAMA2, LLAMA3
-from tokenizer_svc.chat.origin import Alphabet, Foreign, Origin
-from tokenizer_svc.chat.template import RenderError, render
-from tokenizer_svc.formats import load_tokenizer
-from tokenizer_svc.tokenizer import Tokenizer
 
 Runs = list[tuple[Origin, str]]
 

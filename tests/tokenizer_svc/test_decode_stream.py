@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.tokenizer.formats import load_tokenizer
+from tandem.tokenizer.streaming import StreamDecoder
+from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
-from tokenizer_svc.formats import load_tokenizer
-from tokenizer_svc.streaming import StreamDecoder
-from tokenizer_svc.tokenizer import Tokenizer
 
 Request, Open = pb.DecodeStreamRequest, pb.DecodeStreamOpen
 

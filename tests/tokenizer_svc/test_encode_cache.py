@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenizer_svc.arrays import ids_of
-from tokenizer_svc.encode_cache import EncodeCache
-from tokenizer_svc.encoding import Policy, Segment, SpecialTokenInText
-from tokenizer_svc.formats import load_tokenizer
-from tokenizer_svc.tokenizer import Tokenizer
+from tandem.tokenizer.arrays import ids_of
+from tandem.tokenizer.encode_cache import EncodeCache
+from tandem.tokenizer.encoding import Policy, Segment, SpecialTokenInText
+from tandem.tokenizer.formats import load_tokenizer
+from tandem.tokenizer.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

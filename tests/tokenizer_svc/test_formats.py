@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
-from tokenizer_svc.formats import FormatError, load_tokenizer
-from tokenizer_svc.formats.tiktoken_ranks import _version_of, llama3_special_texts
-from tokenizer_svc.vocabulary import TokenType, VocabularyType
+from tandem.tokenizer.formats import FormatError, load_tokenizer
+from tandem.tokenizer.formats.tiktoken_ranks import _version_of, llama3_special_texts
+from tandem.tokenizer.vocabulary import TokenType, VocabularyType
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenizer_svc.fragments import WHITE_SPACE, Fragment, FragmentSplitter
-from tokenizer_svc.vocabulary import SpecialToken, TokenType
+from tandem.tokenizer.fragments import WHITE_SPACE, Fragment, FragmentSplitter
+from tandem.tokenizer.vocabulary import SpecialToken, TokenType
 
 
 def token(number: int, text: str, lstrip: bool = False, rstrip: bool = False) -> SpecialToken:

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.tokenizer.formats import FormatError, load_tokenizer
+from tandem.tokenizer.formats.byte_alphabet import ALPHABET, from_alphabet
+from tandem.tokenizer.formats.rwkv_text import unescape
+from tandem.tokenizer.tokenizer import Tokenizer
+from tandem.tokenizer.vocabularies.patterns import PRE_TOKENIZERS
+from tandem.tokenizer.vocabulary import TokenType, VocabularyType
 from tests.tokenizer_svc.gguf_writer import gguf_bytes, write_gguf
 from tests.tokenizer_svc.pieces import pieces_of
-from tokenizer_svc.formats import FormatError, load_tokenizer
-from tokenizer_svc.formats.byte_alphabet import ALPHABET, from_alphabet
-from tokenizer_svc.formats.rwkv_text import unescape
-from tokenizer_svc.tokenizer import Tokenizer
-from tokenizer_svc.vocabularies.patterns import PRE_TOKENIZERS
-from tokenizer_svc.vocabulary import TokenType, VocabularyType
 
 NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6
 

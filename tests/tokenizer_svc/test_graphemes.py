@@ -6,8 +6,8 @@ import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenizer_svc.graphemes import MAX_HELD, GraphemeHold
-from tokenizer_svc.streaming import StreamDecoder
+from tandem.tokenizer.graphemes import MAX_HELD, GraphemeHold
+from tandem.tokenizer.streaming import StreamDecoder
 
 PIECES = st.lists(
     st.one_of(

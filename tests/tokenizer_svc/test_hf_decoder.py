@@ -12,9 +12,9 @@ import pytest
 import tokenizers
 from tokenizers import decoders
 
+from tandem.tokenizer.formats import FormatError, load_tokenizer
+from tandem.tokenizer.tokenizer import Tokenizer
 from tests.tokenizer_svc.test_hf_json import KINDS
-from tokenizer_svc.formats import FormatError, load_tokenizer
-from tokenizer_svc.tokenizer import Tokenizer
 
 LLAMA2 = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
 DECODERS: dict[str, tuple[str, Any]] = {

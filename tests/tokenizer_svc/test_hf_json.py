@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from tokenizer_svc.encoding import Policy, Segment
-from tokenizer_svc.formats import FormatError, load_tokenizer
-from tokenizer_svc.tokenizer import Tokenizer
-from tokenizer_svc.vocabulary import TokenType, VocabularyType
+from tandem.tokenizer.encoding import Policy, Segment
+from tandem.tokenizer.formats import FormatError, load_tokenizer
+from tandem.tokenizer.tokenizer import Tokenizer
+from tandem.tokenizer.vocabulary import TokenType, VocabularyType
 
 TEXT = st.one_of(
     st.text(alphabet=st.characters(exclude_categories=["Cs", "Cn"], exclude_characters="ſ"), max_size=40),

@@ -13,11 +13,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from tokenizer_svc.encoding import Policy, Segment
-from tokenizer_svc.formats import FormatError, load_tokenizer
-from tokenizer_svc.formats.byte_alphabet import ALPHABET
-from tokenizer_svc.normalizing import FORMS, STEPS, Form, Normalizer, normalized
-from tokenizer_svc.vocabularies.wpm import WpmVocabulary
+from tandem.tokenizer.encoding import Policy, Segment
+from tandem.tokenizer.formats import FormatError, load_tokenizer
+from tandem.tokenizer.formats.byte_alphabet import ALPHABET
+from tandem.tokenizer.normalizing import FORMS, STEPS, Form, Normalizer, normalized
+from tandem.tokenizer.vocabularies.wpm import WpmVocabulary
 
 MARKS = "\u0301\u0323\u0334\u0345\u05b0\u3099\uff9e"
 CHARACTERS = "aAeEéÉǅİıΣςﬁ½Å\u212b한\u1112\u1161\u11abかがｶ\u0958\U0001d160▁ \u00a0\u3000\n.,!$12" + MARKS * 2

@@ -27,7 +27,7 @@ FITTING = {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode
 def address(repository: Path, shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A service in a process of its own, without a cache that would make the second call an easy one."""
     file = tmp_path_factory.mktemp("service") / "address.json"
-    command = [sys.executable, "-m", "tokenizer_svc", f"--tokenizer={shared_data}/formats/llama3"]
+    command = [sys.executable, "-m", "tandem.tokenizer", f"--tokenizer={shared_data}/formats/llama3"]
     command += [f"--address-file={file}", "--encode-cache-bytes=0", "--log-level=warning", "--no-metrics-enabled"]
     command += ["--chat-render-seconds=0.5", "--exit-when-stdin-closes"]
     with subprocess.Popen(command, cwd=repository, stdin=subprocess.PIPE) as process:

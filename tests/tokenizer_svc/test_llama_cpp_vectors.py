@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tokenizer_svc.formats import load_tokenizer
-from tokenizer_svc.tokenizer import Tokenizer
+from tandem.tokenizer.formats import load_tokenizer
+from tandem.tokenizer.tokenizer import Tokenizer
 
 SOURCES = {
     "llama-spm": "formats/llama2",

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from svc_common.errors import StartError
+from tandem.common.errors import StartError
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 
 

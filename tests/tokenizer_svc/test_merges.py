@@ -16,13 +16,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
+from tandem.tokenizer.encoding import Segment
+from tandem.tokenizer.formats import FormatError, load_tokenizer
+from tandem.tokenizer.formats.byte_alphabet import ALPHABET
+from tandem.tokenizer.native import merger
+from tandem.tokenizer.tokenizer import Tokenizer
 from tests.tokenizer_svc.gguf_writer import write_gguf
 from tests.tokenizer_svc.test_gguf import BYTE, CONTROL, NORMAL, UNKNOWN
-from tokenizer_svc.encoding import Segment
-from tokenizer_svc.formats import FormatError, load_tokenizer
-from tokenizer_svc.formats.byte_alphabet import ALPHABET
-from tokenizer_svc.native import merger
-from tokenizer_svc.tokenizer import Tokenizer
 
 Pair = tuple[str, str]
 WORDS = ["".join(word) for size in (2, 3, 4) for word in product("ab", repeat=size)]

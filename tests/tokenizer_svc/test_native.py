@@ -16,23 +16,23 @@ import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.tokenizer.arrays import ids_of, joined_pieces
+from tandem.tokenizer.encoding import Segment
+from tandem.tokenizer.formats import load_tokenizer
+from tandem.tokenizer.native import joining, merger, program
+from tandem.tokenizer.native.joining import IdRuns, PieceJoiner
+from tandem.tokenizer.native.library import library
+from tandem.tokenizer.native.longest import CompiledLongest
+from tandem.tokenizer.native.merger import compiled_merger, expansions_of
+from tandem.tokenizer.native.pattern import NotUnderstood, parse
+from tandem.tokenizer.native.program import Engine, regexs, tiktokens
+from tandem.tokenizer.native.texts import NotServed
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
+from tandem.tokenizer.vocabularies.cutting import cutter_of
+from tandem.tokenizer.vocabularies.patterns import PRE_TOKENIZERS
+from tandem.tokenizer.vocabularies.plain_bpe import PlainBpe, by_tiktokens_engine
+from tandem.tokenizer.vocabularies.rwkv import PlainLongest
 from tests.tokenizer_svc.pieces import BYTES, all_stretches
-from tokenizer_svc.arrays import ids_of, joined_pieces
-from tokenizer_svc.encoding import Segment
-from tokenizer_svc.formats import load_tokenizer
-from tokenizer_svc.native import joining, merger, program
-from tokenizer_svc.native.joining import IdRuns, PieceJoiner
-from tokenizer_svc.native.library import library
-from tokenizer_svc.native.longest import CompiledLongest
-from tokenizer_svc.native.merger import compiled_merger, expansions_of
-from tokenizer_svc.native.pattern import NotUnderstood, parse
-from tokenizer_svc.native.program import Engine, regexs, tiktokens
-from tokenizer_svc.native.texts import NotServed
-from tokenizer_svc.vocabularies.cutting import cutter_of
-from tokenizer_svc.vocabularies.patterns import PRE_TOKENIZERS
-from tokenizer_svc.vocabularies.plain_bpe import PlainBpe, by_tiktokens_engine
-from tokenizer_svc.vocabularies.rwkv import PlainLongest
 
 PATTERNS = sorted({cut.patterns for cut in PRE_TOKENIZERS.values()})
 WORDS = [
@@ -439,7 +439,7 @@ def test_threads_learn_characters_and_encode_at_once(shared_data: Path) -> None:
 
 
 def test_without_a_compiler_tokenizers_load_and_say_why(tmp_path: Path, shared_data: Path) -> None:
-    code = "import sys\nfrom pathlib import Path\nfrom tokenizer_svc.formats import load_tokenizer\n"
+    code = "import sys\nfrom pathlib import Path\nfrom tandem.tokenizer.formats import load_tokenizer\n"
     code += "print(load_tokenizer(Path(sys.argv[1])).vocabulary.encoder)"
     environment = {"CC": "false", "XDG_CACHE_HOME": str(tmp_path), "PATH": "/nowhere"}
     file = shared_data / "models/stories260K/meta"

@@ -12,20 +12,20 @@ import grpc
 import pytest
 from pydantic import ValidationError
 
+from tandem.tokenizer.settings import TokenizerSettings
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
-from tokenizer_svc.settings import TokenizerSettings
 
 
 def run(repository: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tokenizer_svc", *flags]
+    command = [sys.executable, "-m", "tandem.tokenizer", *flags]
     return subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_it_serves_and_stops_on_sigterm(repository: Path, shared_data: Path, tmp_path: Path) -> None:
     address_file = tmp_path / "address.json"
     model = shared_data / "models/stories260K/hf/tokenizer.model"
-    command = [sys.executable, "-m", "tokenizer_svc", f"--tokenizer={model}", f"--address-file={address_file}"]
+    command = [sys.executable, "-m", "tandem.tokenizer", f"--tokenizer={model}", f"--address-file={address_file}"]
     with subprocess.Popen(command, cwd=repository, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:

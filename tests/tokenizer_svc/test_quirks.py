@@ -17,16 +17,16 @@ import tokenizers
 from sentencepiece import SentencePieceProcessor
 from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
+from tandem.tokenizer.encoding import Policy, Segment
+from tandem.tokenizer.formats import FormatError, load_tokenizer
+from tandem.tokenizer.formats.byte_alphabet import ALPHABET
+from tandem.tokenizer.tokenizer import Tokenizer
+from tandem.tokenizer.vocabularies.bpe import BpeVocabulary
+from tandem.tokenizer.vocabulary import TokenType
 from tests.tokenizer_svc.gguf_writer import write_gguf
 from tests.tokenizer_svc.pieces import pieces_of
 from tests.tokenizer_svc.test_gguf import BYTE, CONTROL, NORMAL, USER, byte_pairs, scored
 from tests.tokenizer_svc.test_gguf import UNKNOWN as UNKNOWN_PIECE
-from tokenizer_svc.encoding import Policy, Segment
-from tokenizer_svc.formats import FormatError, load_tokenizer
-from tokenizer_svc.formats.byte_alphabet import ALPHABET
-from tokenizer_svc.tokenizer import Tokenizer
-from tokenizer_svc.vocabularies.bpe import BpeVocabulary
-from tokenizer_svc.vocabulary import TokenType
 
 WORDS = [
     "[PAD]",

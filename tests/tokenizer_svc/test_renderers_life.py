@@ -29,13 +29,13 @@ async def test_a_conversation_is_rendered_whatever_was_done_to_idle_renderers(
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     request = tokenizer_pb2.EncodeChatRequest(messages=[tokenizer_pb2.ChatMessage(role="user", content="Hi")])
     async with (
-        service_process("tokenizer_svc", tmp_path, "--tokenizer", str(folder)) as (address, process),
+        service_process("tandem.tokenizer", tmp_path, "--tokenizer", str(folder)) as (address, process),
         grpc.aio.insecure_channel(address) as channel,
     ):
         stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
         expected = await stub.EncodeChat(request, timeout=120)
         below = psutil.Process(process.pid).children(recursive=True)
-        renderers = [each for each in below if "tokenizer_svc.chat.worker" in each.cmdline()]
+        renderers = [each for each in below if "tandem.tokenizer.chat.worker" in each.cmdline()]
         assert renderers
         for renderer in renderers:
             renderer.send_signal(signal.Signals[name])

@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
+from tandem.tokenizer.formats import load_tokenizer
+from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
-from tokenizer_svc.formats import load_tokenizer
-from tokenizer_svc.tokenizer import Tokenizer
 
 TEXT = pb.SPECIAL_TOKEN_POLICY_TEXT
 PARSE = pb.SPECIAL_TOKEN_POLICY_PARSE

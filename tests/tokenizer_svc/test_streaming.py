@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenizer_svc import stop_strings
-from tokenizer_svc.stop_strings import StopMatcher, StopStates
-from tokenizer_svc.streaming import StreamDecoder, StreamPieces
+from tandem.tokenizer import stop_strings
+from tandem.tokenizer.stop_strings import StopMatcher, StopStates
+from tandem.tokenizer.streaming import StreamDecoder, StreamPieces
 
 PIECES = [
     *(bytes([byte]) for byte in range(256)),

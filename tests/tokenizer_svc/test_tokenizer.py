@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.tokenizer.arrays import ids_of
+from tandem.tokenizer.config import TokenizerConfig
+from tandem.tokenizer.encoding import Encoding, Policy, Segment, SpecialTokenInText, TokenIdError, TruncationError
+from tandem.tokenizer.formats import load_tokenizer
+from tandem.tokenizer.offsets import to_code_points
+from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
-from tokenizer_svc.arrays import ids_of
-from tokenizer_svc.config import TokenizerConfig
-from tokenizer_svc.encoding import Encoding, Policy, Segment, SpecialTokenInText, TokenIdError, TruncationError
-from tokenizer_svc.formats import load_tokenizer
-from tokenizer_svc.offsets import to_code_points
-from tokenizer_svc.tokenizer import Tokenizer
-from tokenizer_svc.vocabularies.bpe import BpeVocabulary
-from tokenizer_svc.vocabulary import LoneSurrogateError, SpecialToken, TokenTable, TokenType
+from tandem.tokenizer.vocabularies.bpe import BpeVocabulary
+from tandem.tokenizer.vocabulary import LoneSurrogateError, SpecialToken, TokenTable, TokenType
 
 TEXT = st.text(
     alphabet=st.one_of(st.sampled_from(" \n\tabcé▁<s>/👩‍🚀龘"), st.characters(exclude_categories=["Cs"])), max_size=40

@@ -12,12 +12,12 @@ from typing import Any
 import grpc
 import pytest
 
+from tandem.tokenizer import validation
+from tandem.tokenizer.formats import load_tokenizer
+from tandem.tokenizer.streaming import StreamDecoder
+from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tests.tokenizer_svc.test_decode_stream import Open, Request, exchange
-from tokenizer_svc import validation
-from tokenizer_svc.formats import load_tokenizer
-from tokenizer_svc.streaming import StreamDecoder
-from tokenizer_svc.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
+from tandem.tokenizer.chat.encoding import encode_runs
+from tandem.tokenizer.chat.template import ROLES, render
+from tandem.tokenizer.encode_cache import EncodeCache
+from tandem.tokenizer.encoding import Policy, Segment, SpecialTokenInText
+from tandem.tokenizer.formats import load_tokenizer
+from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
+from tandem.tokenizer.vocabulary import TokenType, VocabularyType
 from tests.conftest import REPOSITORY
-from tokenizer_svc.chat.encoding import encode_runs
-from tokenizer_svc.chat.template import ROLES, render
-from tokenizer_svc.encode_cache import EncodeCache
-from tokenizer_svc.encoding import Policy, Segment, SpecialTokenInText
-from tokenizer_svc.formats import load_tokenizer
-from tokenizer_svc.tokenizer import Tokenizer
-from tokenizer_svc.vocabulary import TokenType, VocabularyType
 
 DATA = REPOSITORY.parent / "shared" / "data"
 FOLDERS = ("llama2", "llama3", "phi-2", "t5-small", "sentencepiece/test_model.model")

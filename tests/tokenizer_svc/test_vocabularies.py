@@ -17,18 +17,18 @@ from sentencepiece import SentencePieceProcessor
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 from tiktoken.load import load_tiktoken_bpe
 
-from tokenizer_svc.encode_cache import EncodeCache
-from tokenizer_svc.encoding import Segment
-from tokenizer_svc.formats import load_tokenizer
-from tokenizer_svc.tokenizer import Tokenizer
-from tokenizer_svc.vocabularies import merging
-from tokenizer_svc.vocabularies.bpe import BpeVocabulary
-from tokenizer_svc.vocabularies.cutting import by_engine, cutter_of
-from tokenizer_svc.vocabularies.patterns import BEFORE_THREES_OF_DIGITS, DIGITS_IN_THREES, LLAMA3, PRE_TOKENIZERS
-from tokenizer_svc.vocabularies.plain_bpe import PlainBpe
-from tokenizer_svc.vocabularies.spm import SpmVocabulary
-from tokenizer_svc.vocabularies.words import WordCache
-from tokenizer_svc.vocabulary import TokenType
+from tandem.tokenizer.encode_cache import EncodeCache
+from tandem.tokenizer.encoding import Segment
+from tandem.tokenizer.formats import load_tokenizer
+from tandem.tokenizer.tokenizer import Tokenizer
+from tandem.tokenizer.vocabularies import merging
+from tandem.tokenizer.vocabularies.bpe import BpeVocabulary
+from tandem.tokenizer.vocabularies.cutting import by_engine, cutter_of
+from tandem.tokenizer.vocabularies.patterns import BEFORE_THREES_OF_DIGITS, DIGITS_IN_THREES, LLAMA3, PRE_TOKENIZERS
+from tandem.tokenizer.vocabularies.plain_bpe import PlainBpe
+from tandem.tokenizer.vocabularies.spm import SpmVocabulary
+from tandem.tokenizer.vocabularies.words import WordCache
+from tandem.tokenizer.vocabulary import TokenType
 
 META_PATTERN = (  # as Meta publishes it
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -154,7 +154,7 @@ def test_a_long_number_is_cut_in_time_that_grows_with_it(name: str) -> None:
 
 
 def test_the_word_memory_answers_as_without_it_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenizer_svc.vocabularies.words._MAX_WORDS", 8)
+    monkeypatch.setattr("tandem.tokenizer.vocabularies.words._MAX_WORDS", 8)
     calls: list[str] = []
 
     def encode_many(words: list[str]) -> list[list[int]]:

@@ -13,9 +13,9 @@ import pytest
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 from tokenizers import decoders, processors
 
+from tandem.tokenizer.formats import FormatError, load_tokenizer
 from tests.tokenizer_svc.gguf_writer import write_gguf
 from tests.tokenizer_svc.test_hf_json import KINDS
-from tokenizer_svc.formats import FormatError, load_tokenizer
 
 VALUES: list[Any] = [None, True, 5, -1, 1.5, "x", [], [5], {}, {"a": 1}, [None], 1 << 40, ["a", "b"], [["a", "b"]]]
 GONE = object()

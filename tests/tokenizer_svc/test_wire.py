@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.tokenizer.arrays import Ids, ids_of
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
-from tokenizer_svc.arrays import Ids, ids_of
-from tokenizer_svc.wire import PIECES, decoded_field, encoding_field, piece_fields, plain_encodings
+from tandem.tokenizer.wire import PIECES, decoded_field, encoding_field, piece_fields, plain_encodings
 
 NUMBERS = st.integers(0, 31).flatmap(lambda bits: st.lists(st.integers(0, 2 << bits).map(lambda n: n % 2**32)))
 ARRAYS = NUMBERS.map(ids_of)

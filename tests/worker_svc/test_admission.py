@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from svc_common.errors import ServiceError
-from worker_svc.admission import Admission
+from tandem.common.errors import ServiceError
+from tandem.worker.admission import Admission
 
 
 def refusal(admission: Admission, tokens: int) -> ServiceError:

@@ -20,15 +20,15 @@ import sentencepiece
 import torch
 import transformers
 
+from tandem.worker.checkpoints import open_checkpoint
+from tandem.worker.checkpoints.ggml_blocks import QuantizedTensor
+from tandem.worker.convert import run
+from tandem.worker.convert.pieces import ConvertError
+from tandem.worker.convert.run import convert
+from tandem.worker.model.transformer import load_transformer
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.model.llama_folders import PAGE_SIZE, logits_in_chunks, new_cache, random_llama, some_ids, step
 from tests.worker_svc.model.test_architectures import MODELS, SCALINGS, WINDOW, saved
-from worker_svc.checkpoints import open_checkpoint
-from worker_svc.checkpoints.ggml_blocks import QuantizedTensor
-from worker_svc.convert import run
-from worker_svc.convert.pieces import ConvertError
-from worker_svc.convert.run import convert
-from worker_svc.model.transformer import load_transformer
 
 FAMILIES = ("meta", "hugging-face", "gguf")
 
@@ -197,7 +197,7 @@ def test_quantized_weights_are_written_as_their_numbers(tmp_path: Path) -> None:
 
 
 def test_large_models_are_cut_into_files_with_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker_svc.convert.hugging_face._SHARD_BYTES", 60_000)
+    monkeypatch.setattr("tandem.worker.convert.hugging_face._SHARD_BYTES", 60_000)
     random_llama().save_pretrained(tmp_path / "source")
     convert(tmp_path / "source", tmp_path / "target", "hugging-face", "auto", silent)
     assert len(list((tmp_path / "target").glob("model-*-of-*.safetensors"))) > 3
@@ -279,7 +279,7 @@ def started(tmp_path: Path, repository: Path) -> Iterator[Callable[[str], subpro
 
     def start(family: str) -> subprocess.Popen[str]:
         name = "target.gguf" if family == "gguf" else "target"
-        command = [sys.executable, "-m", "worker_svc.convert.run", str(tmp_path / "source"), str(tmp_path / name)]
+        command = [sys.executable, "-m", "tandem.worker.convert.run", str(tmp_path / "source"), str(tmp_path / name)]
         process = subprocess.Popen(
             [*command, "--to", family], cwd=repository, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

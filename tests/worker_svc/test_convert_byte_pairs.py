@@ -14,11 +14,11 @@ import tiktoken
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from tandem.tokenizer.formats import load_tokenizer
+from tandem.tokenizer.formats.byte_alphabet import ALPHABET
+from tandem.worker.convert.byte_pairs import _CUTS, merges_of_ranks
+from tandem.worker.convert.run import convert
 from tests.worker_svc.model.llama_folders import random_llama
-from tokenizer_svc.formats import load_tokenizer
-from tokenizer_svc.formats.byte_alphabet import ALPHABET
-from worker_svc.convert.byte_pairs import _CUTS, merges_of_ranks
-from worker_svc.convert.run import convert
 
 PYTHON = os.environ.get("TANDEM_LLAMA_CPP_PYTHON", sys.executable)
 TEXTS = [

@@ -10,14 +10,14 @@ import pytest
 import sentencepiece
 import torch
 
-from worker_svc.engine.build import BuiltEngine, build_engine
-from worker_svc.engine.config import EngineConfig
-from worker_svc.engine.request import Request, Stopping
-from worker_svc.engine.sampling import Sampling
-from worker_svc.engine.serving import describe
-from worker_svc.model.attention import Segment
-from worker_svc.model.kv_cache import CacheShape, KVCache
-from worker_svc.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
+from tandem.worker.engine.build import BuiltEngine, build_engine
+from tandem.worker.engine.config import EngineConfig
+from tandem.worker.engine.request import Request, Stopping
+from tandem.worker.engine.sampling import Sampling
+from tandem.worker.engine.serving import describe
+from tandem.worker.model.attention import Segment
+from tandem.worker.model.kv_cache import CacheShape, KVCache
+from tandem.worker.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
 
 FORMATS: list[KVFormat] = [Plain(torch.float32), Plain(torch.bfloat16), Float8(), Int8(), Int4()]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from worker_svc.convert.run import convert
+from tandem.worker.convert.run import convert
 
 PYTHON = os.environ.get("TANDEM_LLAMA_CPP_PYTHON", sys.executable)
 PROGRAM = """

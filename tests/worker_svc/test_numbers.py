@@ -10,14 +10,14 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from svc_common.contract import limit_violations
 from tandem.client import SamplingParams
 from tandem.client.errors import InvalidArgumentError
 from tandem.client.plan import make_plan
 from tandem.client.sampling import from_message, to_message
+from tandem.common.contract import limit_violations
 from tandem.inference.v1 import inference_pb2 as pb
 from tandem.limits.fields import FLOAT32_MAX, FLOAT32_SMALLEST, Kind, limits_of
-from worker_svc.sampling_rules import effective_sampling, to_sampling
+from tandem.worker.sampling_rules import effective_sampling, to_sampling
 
 REQUEST_LIMITS = limits_of(pb.GenerateRequest.DESCRIPTOR)
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from worker_svc.engine.suspects import MAX_SUSPECTS, SuspectNote
-from worker_svc.quarantine import (
+from tandem.worker.engine.suspects import MAX_SUSPECTS, SuspectNote
+from tandem.worker.quarantine import (
     MAX_SUSPICIONS,
     REMEMBERED_REQUESTS,
     REMEMBERED_SECONDS,

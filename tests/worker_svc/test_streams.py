@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from svc_common.errors import ServiceError, unavailable
+from tandem.common.errors import ServiceError, unavailable
+from tandem.worker.engine.loop import Finish
+from tandem.worker.engine.messages import Ended
+from tandem.worker.engine.outcome import End
+from tandem.worker.engine.request import FinishReason
+from tandem.worker.streams import OutputStream, ranked
+from tandem.worker.validation import Delivery
 from tests.worker_svc.engine.counting import counting_request
-from worker_svc.engine.loop import Finish
-from worker_svc.engine.messages import Ended
-from worker_svc.engine.outcome import End
-from worker_svc.engine.request import FinishReason
-from worker_svc.streams import OutputStream, ranked
-from worker_svc.validation import Delivery
 
 
 def ended(trim: int = 0) -> Ended:

@@ -10,14 +10,14 @@ import grpc
 import pytest
 import zmq
 
-import worker_svc.supervisor as supervisor_module
-from svc_common.errors import ServiceError
-from worker_svc.engine.handle import EngineDeath, EngineStartError, Progress, Receiver
-from worker_svc.engine.messages import Command, Ended, EngineInfo, Inbound, Load, Reply, Step
-from worker_svc.streams import OutputStream
-from worker_svc.supervisor import MAX_FAILED_STARTS, EngineSupervisor
-from worker_svc.validation import Delivery
-from worker_svc.watchdog import Silence
+import tandem.worker.supervisor as supervisor_module
+from tandem.common.errors import ServiceError
+from tandem.worker.engine.handle import EngineDeath, EngineStartError, Progress, Receiver
+from tandem.worker.engine.messages import Command, Ended, EngineInfo, Inbound, Load, Reply, Step
+from tandem.worker.streams import OutputStream
+from tandem.worker.supervisor import MAX_FAILED_STARTS, EngineSupervisor
+from tandem.worker.validation import Delivery
+from tandem.worker.watchdog import Silence
 
 INFO = EngineInfo(
     *("llama", "hf", 300, 512, [2], 1, {}, 1, "float32", "none", 2, 48, 4, 2, 12, "cpu", "cpu", "2", 1),

@@ -8,10 +8,10 @@ from itertools import combinations
 import grpc
 import pytest
 
-from svc_common.errors import ServiceError
+from tandem.common.errors import ServiceError
 from tandem.inference.v1 import inference_pb2 as pb
-from worker_svc.engine.messages import EngineInfo
-from worker_svc.validation import validate
+from tandem.worker.engine.messages import EngineInfo
+from tandem.worker.validation import validate
 
 INFO = EngineInfo(
     architecture="llama",

@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 
-from svc_common.cpu_time import cpu_seconds
-from worker_svc.engine.processes import NO_MEMORY, RANK_KILLED, crashed, kill_group
-from worker_svc.watchdog import Silence, until_stalled
+from tandem.common.cpu_time import cpu_seconds
+from tandem.worker.engine.processes import NO_MEMORY, RANK_KILLED, crashed, kill_group
+from tandem.worker.watchdog import Silence, until_stalled
 
 
 def ticks_until_stalled(silence: Silence, *, used_by_tick: float, at_most: int = 10_000) -> int:

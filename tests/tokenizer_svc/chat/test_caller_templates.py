@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
+from tandem.tokenizer.settings import TokenizerSettings
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
-from tokenizer_svc.settings import TokenizerSettings
 
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 USER = [pb.ChatMessage(role="user", content="hello")]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.tokenizer.chat.json_text import MAX_DEPTH, JsonTextError, parse_object, read_question
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
-from tokenizer_svc.chat.json_text import MAX_DEPTH, JsonTextError, parse_object, read_question
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

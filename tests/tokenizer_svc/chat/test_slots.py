@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tokenizer_svc.chat.slots import CallerSlots, NoSlotError
+from tandem.tokenizer.chat.slots import CallerSlots, NoSlotError
 
 
 class Jobs:

@@ -13,14 +13,14 @@ from transformers import PreTrainedTokenizerFast
 
 from tandem.client import ChatMessage, Conversation
 from tandem.client.conversations import chat_request
+from tandem.tokenizer.chat.formats import LLAMA2, LLAMA3
+from tandem.tokenizer.chat.json_text import read_question
+from tandem.tokenizer.chat.template import RenderError, render
+from tandem.tokenizer.chat_validation import chat_question
+from tandem.tokenizer.formats import load_tokenizer
+from tandem.tokenizer.settings import TokenizerSettings
+from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
-from tokenizer_svc.chat.formats import LLAMA2, LLAMA3
-from tokenizer_svc.chat.json_text import read_question
-from tokenizer_svc.chat.template import RenderError, render
-from tokenizer_svc.chat_validation import chat_question
-from tokenizer_svc.formats import load_tokenizer
-from tokenizer_svc.settings import TokenizerSettings
-from tokenizer_svc.tokenizer import Tokenizer
 
 # Nothing here is sorted, ASCII or small: order, escapes and numbers all show.
 ARGUMENTS = {

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from worker_svc.model.kernels.tiles import INT4, INT8
-from worker_svc.model.kv_formats import Int4, Int8, KVFormat, Plain
-from worker_svc.model.rope import rotate
+from tandem.worker.model.kernels.tiles import INT4, INT8
+from tandem.worker.model.kv_formats import Int4, Int8, KVFormat, Plain
+from tandem.worker.model.rope import rotate
 
 Grid = tuple[int, ...]
 NOTHING = float("-inf")

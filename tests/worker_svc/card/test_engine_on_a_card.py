@@ -16,19 +16,19 @@ pytest.importorskip("triton")
 import torch
 
 from benchmarks.random_llama import RandomCheckpoint, llama
+from tandem.worker.engine import build, calibration
+from tandem.worker.engine.build import BuildError, BuiltEngine, build_engine
+from tandem.worker.engine.config import EngineConfig
+from tandem.worker.engine.drafting import Drafting
+from tandem.worker.engine.guides.guide import Guide
+from tandem.worker.engine.request import LogprobOptions, Request, Stopping
+from tandem.worker.engine.sampling import Sampling
+from tandem.worker.engine.stops import StopSequences
+from tandem.worker.model.config import Experts
+from tandem.worker.model.cuda_graphs import GraphedRunner
+from tandem.worker.model.cuda_operations import TritonOperations
+from tandem.worker.model.runner import Work
 from tests.worker_svc.card.virtual_card import VirtualCard, Wait, absent, present
-from worker_svc.engine import build, calibration
-from worker_svc.engine.build import BuildError, BuiltEngine, build_engine
-from worker_svc.engine.config import EngineConfig
-from worker_svc.engine.drafting import Drafting
-from worker_svc.engine.guides.guide import Guide
-from worker_svc.engine.request import LogprobOptions, Request, Stopping
-from worker_svc.engine.sampling import Sampling
-from worker_svc.engine.stops import StopSequences
-from worker_svc.model.config import Experts
-from worker_svc.model.cuda_graphs import GraphedRunner
-from worker_svc.model.cuda_operations import TritonOperations
-from worker_svc.model.runner import Work
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real card")
 
@@ -243,8 +243,8 @@ def test_copies_and_clearings_of_pages_wait_for_nothing(card: VirtualCard) -> No
 
 
 def test_the_prompt_cache_is_laid_out_anew_without_a_wait(card: VirtualCard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker_svc.engine.defragmentation.WORTHWHILE_BREAKS", 1)
-    monkeypatch.setattr("worker_svc.engine.defragmentation.WORTHWHILE_SHARE", 0.0)
+    monkeypatch.setattr("tandem.worker.engine.defragmentation.WORTHWHILE_BREAKS", 1)
+    monkeypatch.setattr("tandem.worker.engine.defragmentation.WORTHWHILE_SHARE", 0.0)
     engine = built(kv_cache_tokens=512)
     first = answers(engine, some_requests(8, GREEDY))
     card.waits.clear()

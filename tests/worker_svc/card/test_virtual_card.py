@@ -10,8 +10,8 @@ pytest.importorskip("triton")
 
 import torch
 
+from tandem.worker.model.kernels.swiglu import swiglu
 from tests.worker_svc.card.virtual_card import DEVICE, CardTensor, VirtualCard, present
-from worker_svc.model.kernels.swiglu import swiglu
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real card")
 

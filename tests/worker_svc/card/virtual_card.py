@@ -121,7 +121,7 @@ class VirtualCard:
         upto = self._issued if upto is None else upto
         assert self.recording is None, f"{why}, in a recording"
         if upto > self._done:
-            frames = [f.name for f in reversed(traceback.extract_stack()) if "/worker_svc/" in f.filename]
+            frames = [f.name for f in reversed(traceback.extract_stack()) if "/worker_svc/tandem/worker/" in f.filename]
             self.waits.append(Wait(why, " < ".join(frames[:6]), self._issued - upto))
         self._complete(upto)
 

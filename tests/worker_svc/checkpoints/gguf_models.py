@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tandem.worker.checkpoints.ggml_blocks import BLOCK_KINDS
 from tests.worker_svc.checkpoints.random_blocks import random_blocks
-from worker_svc.checkpoints.ggml_blocks import BLOCK_KINDS
 
 ARCHITECTURES = {
     "llama": "llama",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from worker_svc.checkpoints.ggml_blocks import BLOCK_KINDS
+from tandem.worker.checkpoints.ggml_blocks import BLOCK_KINDS
 
 # Where a block's float16 numbers stand.
 _HALVES = {

@@ -14,20 +14,20 @@ import pytest
 import torch
 import transformers
 
+from tandem.worker.checkpoints import CheckpointError, open_checkpoint
+from tandem.worker.checkpoints.fields import Fields
+from tandem.worker.checkpoints.gguf_fields import known_keys
+from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config
+from tandem.worker.checkpoints.hugging_face_fields import CONFIG, GENERATION, QUANTIZATION, ROPE
+from tandem.worker.checkpoints.known_fields import NEUTRAL, USED, Only, Rule
+from tandem.worker.checkpoints.meta import FIELDS as META_FIELDS
+from tandem.worker.checkpoints.packed import packing_of
+from tandem.worker.model.transformer import load_transformer
 from tests.worker_svc.checkpoints.gguf_models import ARCHITECTURES as GGUF_ARCHITECTURES
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.checkpoints.test_packed import FORMATS, save_packed
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, save_meta, some_ids
 from tests.worker_svc.model.test_architectures import MODELS, saved
-from worker_svc.checkpoints import CheckpointError, open_checkpoint
-from worker_svc.checkpoints.fields import Fields
-from worker_svc.checkpoints.gguf_fields import known_keys
-from worker_svc.checkpoints.hugging_face_config import architecture_of, read_config
-from worker_svc.checkpoints.hugging_face_fields import CONFIG, GENERATION, QUANTIZATION, ROPE
-from worker_svc.checkpoints.known_fields import NEUTRAL, USED, Only, Rule
-from worker_svc.checkpoints.meta import FIELDS as META_FIELDS
-from worker_svc.checkpoints.packed import packing_of
-from worker_svc.model.transformer import load_transformer
 
 LENGTH = 40
 IDS = some_ids(97, LENGTH)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from tandem.worker.checkpoints.ggml_blocks import BLOCK_KINDS, QuantizedTensor
 from tests.worker_svc.checkpoints.random_blocks import random_blocks
-from worker_svc.checkpoints.ggml_blocks import BLOCK_KINDS, QuantizedTensor
 
 
 @pytest.mark.parametrize("kind", BLOCK_KINDS)

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
+from tandem.worker.checkpoints import CheckpointError, open_checkpoint
+from tandem.worker.checkpoints.ggml_blocks import BLOCK_KINDS, QuantizedTensor
+from tandem.worker.checkpoints.gguf_file import rope_divisors
+from tandem.worker.checkpoints.grouped import Quantization
+from tandem.worker.model import native
+from tandem.worker.model.config import RopeScaling
+from tandem.worker.model.quantization import QuantizedWeight
+from tandem.worker.model.rope import RotaryTable
+from tandem.worker.model.transformer import load_transformer
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, some_ids
 from tests.worker_svc.model.test_architectures import MODELS, SCALINGS, saved
-from worker_svc.checkpoints import CheckpointError, open_checkpoint
-from worker_svc.checkpoints.ggml_blocks import BLOCK_KINDS, QuantizedTensor
-from worker_svc.checkpoints.gguf_file import rope_divisors
-from worker_svc.checkpoints.grouped import Quantization
-from worker_svc.model import native
-from worker_svc.model.config import RopeScaling
-from worker_svc.model.quantization import QuantizedWeight
-from worker_svc.model.rope import RotaryTable
-from worker_svc.model.transformer import load_transformer
 
 LENGTH = 30
 

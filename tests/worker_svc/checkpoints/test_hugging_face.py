@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tandem.worker.checkpoints import CheckpointError, open_checkpoint
+from tandem.worker.model.config import RopeScaling
 from tests.worker_svc.model.llama_folders import random_llama
-from worker_svc.checkpoints import CheckpointError, open_checkpoint
-from worker_svc.model.config import RopeScaling
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

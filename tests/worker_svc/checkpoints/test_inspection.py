@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tandem.worker.checkpoints.inspection import DEFAULT_INT4_GROUP, inspect
+from tandem.worker.engine import build
+from tandem.worker.engine.config import EngineConfig
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.model.llama_folders import random_llama
-from worker_svc.checkpoints.inspection import DEFAULT_INT4_GROUP, inspect
-from worker_svc.engine import build
-from worker_svc.engine.config import EngineConfig
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4}
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.worker.checkpoints import CheckpointError, open_checkpoint
+from tandem.worker.model.config import RopeScaling
+from tandem.worker.model.transformer import load_transformer
 from tests.worker_svc.model.llama_folders import random_llama, save_meta
 from tests.worker_svc.model.test_architectures import assert_logits_agree, saved
-from worker_svc.checkpoints import CheckpointError, open_checkpoint
-from worker_svc.model.config import RopeScaling
-from worker_svc.model.transformer import load_transformer
 
 WEIGHTS = "consolidated.00.pth"
 WQ = "layers.1.attention.wq.weight"

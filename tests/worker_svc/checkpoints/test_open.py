@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tandem.worker.checkpoints import CheckpointError, open_checkpoint
+from tandem.worker.checkpoints.ggml_blocks import QuantizedTensor
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.model.llama_folders import random_llama, save_meta
-from worker_svc.checkpoints import CheckpointError, open_checkpoint
-from worker_svc.checkpoints.ggml_blocks import QuantizedTensor
 
 
 def test_the_format_is_recognised_by_what_is_in_the_folder(tmp_path: Path) -> None:

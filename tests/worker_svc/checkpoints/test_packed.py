@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
+from tandem.worker.checkpoints import CheckpointError, open_checkpoint
+from tandem.worker.model import native
+from tandem.worker.model.quantization import QuantizedWeight
+from tandem.worker.model.transformer import load_transformer
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, some_ids
-from worker_svc.checkpoints import CheckpointError, open_checkpoint
-from worker_svc.model import native
-from worker_svc.model.quantization import QuantizedWeight
-from worker_svc.model.transformer import load_transformer
 
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from worker_svc.engine.request import Request, Stopping
-from worker_svc.engine.sampling import Sampling
-from worker_svc.model.runner import Work
+from tandem.worker.engine.request import Request, Stopping
+from tandem.worker.engine.sampling import Sampling
+from tandem.worker.model.runner import Work
 
 VOCABULARY = 64
 

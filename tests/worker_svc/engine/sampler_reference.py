@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from worker_svc.engine.sampling import Sampling
+from tandem.worker.engine.sampling import Sampling
 
 Array = npt.NDArray[np.float64]
 EPSILON = 1e-9  # cuts closer than rounding are not compared

@@ -13,11 +13,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from worker_svc.engine.build import BuildError, BuiltEngine, build_engine
-from worker_svc.engine.config import EngineConfig
-from worker_svc.engine.drafting import Drafting
-from worker_svc.engine.request import LogprobOptions, Request, Stopping
-from worker_svc.engine.sampling import Sampling
+from tandem.worker.engine.build import BuildError, BuiltEngine, build_engine
+from tandem.worker.engine.config import EngineConfig
+from tandem.worker.engine.drafting import Drafting
+from tandem.worker.engine.request import LogprobOptions, Request, Stopping
+from tandem.worker.engine.sampling import Sampling
 
 REQUESTS = int(os.environ.get("TANDEM_SPECULATIONS", "24"))
 

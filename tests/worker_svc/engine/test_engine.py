@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.worker.engine.loop import Engine, Finish
+from tandem.worker.engine.messages import Ended
+from tandem.worker.engine.pages import PageTable
+from tandem.worker.engine.request import FinishReason, Request, Stopping
+from tandem.worker.engine.sampling import Sampling
+from tandem.worker.engine.scheduler import MAX_OVERTAKES, SchedulerLimits
+from tandem.worker.engine.speculation_costs import Costs, Free
+from tandem.worker.engine.stops import StopSequences
 from tests.worker_svc.engine.counting import VOCABULARY, CountingRunner, counting_request
-from worker_svc.engine.loop import Engine, Finish
-from worker_svc.engine.messages import Ended
-from worker_svc.engine.pages import PageTable
-from worker_svc.engine.request import FinishReason, Request, Stopping
-from worker_svc.engine.sampling import Sampling
-from worker_svc.engine.scheduler import MAX_OVERTAKES, SchedulerLimits
-from worker_svc.engine.speculation_costs import Costs, Free
-from worker_svc.engine.stops import StopSequences
 
 
 class Driver:

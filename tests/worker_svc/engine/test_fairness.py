@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.worker.engine.fairness import MAX_REMEMBERED, Fairness
+from tandem.worker.engine.loop import Engine
+from tandem.worker.engine.pages import PageTable
+from tandem.worker.engine.request import Request
+from tandem.worker.engine.scheduler import SCORED_TOKENS, Chunk, Scheduler, SchedulerLimits
+from tandem.worker.engine.speculation_costs import Free
 from tests.worker_svc.engine.counting import VOCABULARY, CountingRunner, counting_request
-from worker_svc.engine.fairness import MAX_REMEMBERED, Fairness
-from worker_svc.engine.loop import Engine
-from worker_svc.engine.pages import PageTable
-from worker_svc.engine.request import Request
-from worker_svc.engine.scheduler import SCORED_TOKENS, Chunk, Scheduler, SchedulerLimits
-from worker_svc.engine.speculation_costs import Free
 
 
 class Watched:

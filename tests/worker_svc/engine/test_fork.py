@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.worker.engine.fork import sample_seed
+from tandem.worker.engine.messages import Submit
+from tandem.worker.engine.request import FinishReason, LogprobOptions, Request
+from tandem.worker.engine.sampling import Sampling
 from tests.worker_svc.engine.counting import counting_request
 from tests.worker_svc.engine.test_engine import Driver, counted
-from worker_svc.engine.fork import sample_seed
-from worker_svc.engine.messages import Submit
-from worker_svc.engine.request import FinishReason, LogprobOptions, Request
-from worker_svc.engine.sampling import Sampling
 
 
 def samples(count: int, prompt: int, output: int, first: int = 0, **options: object) -> list[Request]:

@@ -20,19 +20,19 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from worker_svc.engine.build import build_engine
-from worker_svc.engine.config import EngineConfig
-from worker_svc.engine.drafting import Drafting
-from worker_svc.engine.loop import Engine
-from worker_svc.engine.pages import PageTable
-from worker_svc.engine.request import FinishReason, LogprobOptions, Request, Stopping
-from worker_svc.engine.sampling import Sampling
-from worker_svc.engine.scheduler import SchedulerLimits
-from worker_svc.engine.speculation_costs import Free
-from worker_svc.engine.stops import StopSequences
-from worker_svc.model.kv_cache import CacheShape, KVCache
-from worker_svc.model.kv_formats import kv_format
-from worker_svc.model.runner import ModelRunner
+from tandem.worker.engine.build import build_engine
+from tandem.worker.engine.config import EngineConfig
+from tandem.worker.engine.drafting import Drafting
+from tandem.worker.engine.loop import Engine
+from tandem.worker.engine.pages import PageTable
+from tandem.worker.engine.request import FinishReason, LogprobOptions, Request, Stopping
+from tandem.worker.engine.sampling import Sampling
+from tandem.worker.engine.scheduler import SchedulerLimits
+from tandem.worker.engine.speculation_costs import Free
+from tandem.worker.engine.stops import StopSequences
+from tandem.worker.model.kv_cache import CacheShape, KVCache
+from tandem.worker.model.kv_formats import kv_format
+from tandem.worker.model.runner import ModelRunner
 
 HISTORIES = int(os.environ.get("TANDEM_HISTORIES", "12"))
 STEPS = int(os.environ.get("TANDEM_HISTORY_STEPS", "20"))

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from tandem.worker.engine.drafting import Drafting
+from tandem.worker.engine.request import FinishReason, LogprobOptions, Request, Stopping
+from tandem.worker.engine.sampling import Sampling
+from tandem.worker.engine.stops import StopSequences
 from tests.worker_svc.engine.counting import counting_request
 from tests.worker_svc.engine.test_engine import Driver, counted
-from worker_svc.engine.drafting import Drafting
-from worker_svc.engine.request import FinishReason, LogprobOptions, Request, Stopping
-from worker_svc.engine.sampling import Sampling
-from worker_svc.engine.stops import StopSequences
 
 GREEDY = Sampling(temperature=0.0)
 

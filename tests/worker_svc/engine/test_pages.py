@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from worker_svc.engine.defragmentation import defragment, is_fragmented
-from worker_svc.engine.pages import PageTable, SequencePages
+from tandem.worker.engine.defragmentation import defragment, is_fragmented
+from tandem.worker.engine.pages import PageTable, SequencePages
 
 
 def tokens(*ids: int) -> np.ndarray:

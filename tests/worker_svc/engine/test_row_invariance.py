@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from benchmarks.random_llama import RandomCheckpoint, llama
-from worker_svc.engine.loop import Engine
-from worker_svc.engine.pages import PageTable
-from worker_svc.engine.request import FinishReason, Request, Stopping
-from worker_svc.engine.sampling import Sampling
-from worker_svc.engine.scheduler import SchedulerLimits
-from worker_svc.model.kv_cache import CacheShape, KVCache
-from worker_svc.model.kv_formats import Plain
-from worker_svc.model.operations import TorchOperations
-from worker_svc.model.row_invariance import choose_padding
-from worker_svc.model.runner import ModelRunner
-from worker_svc.model.transformer import load_transformer
+from tandem.worker.engine.loop import Engine
+from tandem.worker.engine.pages import PageTable
+from tandem.worker.engine.request import FinishReason, Request, Stopping
+from tandem.worker.engine.sampling import Sampling
+from tandem.worker.engine.scheduler import SchedulerLimits
+from tandem.worker.model.kv_cache import CacheShape, KVCache
+from tandem.worker.model.kv_formats import Plain
+from tandem.worker.model.operations import TorchOperations
+from tandem.worker.model.row_invariance import choose_padding
+from tandem.worker.model.runner import ModelRunner
+from tandem.worker.model.transformer import load_transformer
 
 
 class Dependent(TorchOperations):

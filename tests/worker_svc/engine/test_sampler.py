@@ -16,11 +16,11 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from worker_svc.engine.randomness import uniform
-from worker_svc.engine.request import LogprobOptions, Request, Stopping
-from worker_svc.engine.sampler import Rows, Sampled, SamplingTable
-from worker_svc.engine.sampler import sample as sample_rows
-from worker_svc.engine.sampling import Sampling
+from tandem.worker.engine.randomness import uniform
+from tandem.worker.engine.request import LogprobOptions, Request, Stopping
+from tandem.worker.engine.sampler import Rows, Sampled, SamplingTable
+from tandem.worker.engine.sampler import sample as sample_rows
+from tandem.worker.engine.sampling import Sampling
 
 VOCABULARY = 1000
 

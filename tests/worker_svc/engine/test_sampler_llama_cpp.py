@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from tandem.worker.engine.sampling import Sampling
 from tests.worker_svc.engine.test_sampler_stages import TOKENS, distributions
-from worker_svc.engine.sampling import Sampling
 
 VECTORS = json.loads(Path(__file__).with_name("llama_cpp_samplers.json").read_text())
 CASES = VECTORS["cases"]

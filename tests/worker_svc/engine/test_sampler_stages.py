@@ -11,11 +11,11 @@ import pytest
 import torch
 from scipy import stats
 
+from tandem.worker.engine.randomness import Stage, uniform
+from tandem.worker.engine.request import LogprobOptions, Request, Stopping
+from tandem.worker.engine.sampler import Rows, Sampled, SamplingTable, sample
+from tandem.worker.engine.sampling import Sampling
 from tests.worker_svc.engine import sampler_reference as reference
-from worker_svc.engine.randomness import Stage, uniform
-from worker_svc.engine.request import LogprobOptions, Request, Stopping
-from worker_svc.engine.sampler import Rows, Sampled, SamplingTable, sample
-from worker_svc.engine.sampling import Sampling
 
 DRAWS = int(os.environ.get("TANDEM_DRAWS", "100000"))  # the acceptance run takes 1000000
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tandem.worker.engine.build import BuildError, served_config
+from tandem.worker.engine.config import EngineConfig
 from tests.worker_svc.model.test_config import GOOD
-from worker_svc.engine.build import BuildError, served_config
-from worker_svc.engine.config import EngineConfig
 
 
 def test_without_wishes_the_model_is_served_as_it_is() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from worker_svc.engine.processes import NO_MEMORY
-from worker_svc.engine.serving import leaving_without_memory
+from tandem.worker.engine.processes import NO_MEMORY
+from tandem.worker.engine.serving import leaving_without_memory
 
 
 def too_large_for_torch() -> None:

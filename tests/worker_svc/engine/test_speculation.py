@@ -6,16 +6,16 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.worker.engine.drafting import Drafting, NGramIndex
+from tandem.worker.engine.loop import Engine
+from tandem.worker.engine.pages import PageTable
+from tandem.worker.engine.request import FinishReason, Request, Stopping
+from tandem.worker.engine.sampling import Sampling
+from tandem.worker.engine.scheduler import SchedulerLimits
+from tandem.worker.engine.speculation_costs import Free, StepCost
+from tandem.worker.engine.stops import StopSequences
 from tests.worker_svc.engine.counting import VOCABULARY, CountingRunner, counting_request
 from tests.worker_svc.engine.test_engine import Driver, counted
-from worker_svc.engine.drafting import Drafting, NGramIndex
-from worker_svc.engine.loop import Engine
-from worker_svc.engine.pages import PageTable
-from worker_svc.engine.request import FinishReason, Request, Stopping
-from worker_svc.engine.sampling import Sampling
-from worker_svc.engine.scheduler import SchedulerLimits
-from worker_svc.engine.speculation_costs import Free, StepCost
-from worker_svc.engine.stops import StopSequences
 
 
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 4), st.integers(1, 8), st.data())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker_svc.engine.stops import Match, StopSequences
+from tandem.worker.engine.stops import Match, StopSequences
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), min_size=1, max_size=6)
 

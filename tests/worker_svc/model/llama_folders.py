@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from worker_svc.model.attention import Segment
-from worker_svc.model.kv_cache import CacheShape, KVCache
-from worker_svc.model.kv_formats import Plain
-from worker_svc.model.transformer import Transformer
+from tandem.worker.model.attention import Segment
+from tandem.worker.model.kv_cache import CacheShape, KVCache
+from tandem.worker.model.kv_formats import Plain
+from tandem.worker.model.transformer import Transformer
 
 PAGE_SIZE = 16  # small, so that short sequences cross pages
 

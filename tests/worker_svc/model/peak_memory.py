@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from worker_svc.checkpoints import open_checkpoint
-from worker_svc.model.transformer import load_transformer
+from tandem.worker.checkpoints import open_checkpoint
+from tandem.worker.model.transformer import load_transformer
 
 
 def resident(field: str) -> int:

@@ -10,6 +10,10 @@ import pytest
 import torch
 import transformers
 
+from tandem.worker.checkpoints import open_checkpoint
+from tandem.worker.model.row_invariance import choose_padding
+from tandem.worker.model.runner import ModelRunner
+from tandem.worker.model.transformer import Transformer, load_transformer
 from tests.worker_svc.model.llama_folders import (
     PAGE_SIZE,
     logits_in_chunks,
@@ -17,10 +21,6 @@ from tests.worker_svc.model.llama_folders import (
     randomized,
     some_ids,
 )
-from worker_svc.checkpoints import open_checkpoint
-from worker_svc.model.row_invariance import choose_padding
-from worker_svc.model.runner import ModelRunner
-from worker_svc.model.transformer import Transformer, load_transformer
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97,

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tandem.worker.checkpoints import open_checkpoint
+from tandem.worker.engine.build import quantization_name
+from tandem.worker.model.float8 import Float8Rows, Float8Weight, scaled_product, to_float8
+from tandem.worker.model.kernels.float8 import rows_to_float8
+from tandem.worker.model.linear import PlainWeight
+from tandem.worker.model.transformer import load_transformer
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, some_ids
-from worker_svc.checkpoints import open_checkpoint
-from worker_svc.engine.build import quantization_name
-from worker_svc.model.float8 import Float8Rows, Float8Weight, scaled_product, to_float8
-from worker_svc.model.kernels.float8 import rows_to_float8
-from worker_svc.model.linear import PlainWeight
-from worker_svc.model.transformer import load_transformer
 
 
 def random_rows(rows: int, columns: int) -> torch.Tensor:

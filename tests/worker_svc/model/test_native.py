@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from worker_svc.checkpoints.grouped import Grouped, Quantization
-from worker_svc.model import native
-from worker_svc.model.linear import HalfPanels
-from worker_svc.model.quantization import QuantizedWeight
+from tandem.worker.checkpoints.grouped import Grouped, Quantization
+from tandem.worker.model import native
+from tandem.worker.model.linear import HalfPanels
+from tandem.worker.model.quantization import QuantizedWeight
 
 KINDS = [Quantization(8, 0), *(Quantization(bits, group) for bits in (8, 4) for group in (32, 64, 128))]
 CPU = torch.device("cpu")
@@ -167,7 +167,7 @@ def test_without_a_compiler_torch_computes_with_the_same_weights(monkeypatch: py
 
 
 def test_a_compiler_that_fails_is_reported_and_missed_by_nobody_else(tmp_path: Path) -> None:
-    code = "import torch\nfrom worker_svc.model import native\nprint(native.available())"
+    code = "import torch\nfrom tandem.worker.model import native\nprint(native.available())"
     environment = {"CC": "false", "XDG_CACHE_HOME": str(tmp_path), "PATH": "/nowhere"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from benchmarks.random_llama import RandomCheckpoint, llama
-from worker_svc.checkpoints.grouped import Quantization
-from worker_svc.model import native, native_layer
-from worker_svc.model.kv_cache import CacheShape, KVCache
-from worker_svc.model.kv_formats import Plain, kv_format
-from worker_svc.model.linear import onednn_serves
-from worker_svc.model.native_operations import NativeOperations
-from worker_svc.model.operations import TorchOperations
-from worker_svc.model.runner import ModelRunner, Work
-from worker_svc.model.transformer import load_transformer
+from tandem.worker.checkpoints.grouped import Quantization
+from tandem.worker.model import native, native_layer
+from tandem.worker.model.kv_cache import CacheShape, KVCache
+from tandem.worker.model.kv_formats import Plain, kv_format
+from tandem.worker.model.linear import onednn_serves
+from tandem.worker.model.native_operations import NativeOperations
+from tandem.worker.model.operations import TorchOperations
+from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.transformer import load_transformer
 
 OURS, TORCH = NativeOperations(), TorchOperations()
 

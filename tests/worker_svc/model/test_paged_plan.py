@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from worker_svc.model.attention import Segment
-from worker_svc.model.paged_plan import cut, divide
+from tandem.worker.model.attention import Segment
+from tandem.worker.model.paged_plan import cut, divide
 
 SPLIT, LANES = 256, 33
 

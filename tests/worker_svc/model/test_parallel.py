@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from worker_svc.engine.build import BuildError, build_engine
-from worker_svc.engine.config import EngineConfig
-from worker_svc.model.config import ConfigError, Experts, ModelConfig
-from worker_svc.model.parallel import Ranks
-from worker_svc.model.transformer import Transformer
+from tandem.worker.engine.build import BuildError, build_engine
+from tandem.worker.engine.config import EngineConfig
+from tandem.worker.model.config import ConfigError, Experts, ModelConfig
+from tandem.worker.model.parallel import Ranks
+from tandem.worker.model.transformer import Transformer
 
 CONFIG = ModelConfig(
     architecture="llama",

@@ -10,16 +10,16 @@ import pytest
 import sentencepiece
 import torch
 
+from tandem.worker.checkpoints import open_checkpoint
+from tandem.worker.checkpoints.grouped import GROUPS, Quantization
+from tandem.worker.engine.build import BuildError, BuiltEngine, build_engine
+from tandem.worker.engine.config import EngineConfig
+from tandem.worker.engine.request import Request, Stopping
+from tandem.worker.engine.sampling import Sampling
+from tandem.worker.model.quantization import INT8, quantize
+from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.transformer import load_transformer
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, some_ids
-from worker_svc.checkpoints import open_checkpoint
-from worker_svc.checkpoints.grouped import GROUPS, Quantization
-from worker_svc.engine.build import BuildError, BuiltEngine, build_engine
-from worker_svc.engine.config import EngineConfig
-from worker_svc.engine.request import Request, Stopping
-from worker_svc.engine.sampling import Sampling
-from worker_svc.model.quantization import INT8, quantize
-from worker_svc.model.runner import ModelRunner, Work
-from worker_svc.model.transformer import load_transformer
 
 DEMO = "models/demo"
 

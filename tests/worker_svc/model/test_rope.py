@@ -12,8 +12,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from worker_svc.model.config import ModelConfig, RopeScaling, yarn_attention_factor
-from worker_svc.model.rope import RotaryTable, frequencies, rotate
+from tandem.worker.model.config import ModelConfig, RopeScaling, yarn_attention_factor
+from tandem.worker.model.rope import RotaryTable, frequencies, rotate
 
 YARN = RopeScaling("yarn", 4.0, original_context_length=32768, attention_factor=yarn_attention_factor(4.0))
 LLAMA_3_1 = RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)

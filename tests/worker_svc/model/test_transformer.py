@@ -10,6 +10,11 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from tandem.worker.checkpoints import open_checkpoint
+from tandem.worker.model import linear
+from tandem.worker.model.native_operations import cpu_operations
+from tandem.worker.model.operations import TorchOperations
+from tandem.worker.model.transformer import Transformer, load_transformer
 from tests.worker_svc.model.llama_folders import (
     PAGE_SIZE,
     logits_in_chunks,
@@ -19,11 +24,6 @@ from tests.worker_svc.model.llama_folders import (
     some_ids,
     step,
 )
-from worker_svc.checkpoints import open_checkpoint
-from worker_svc.model import linear
-from worker_svc.model.native_operations import cpu_operations
-from worker_svc.model.operations import TorchOperations
-from worker_svc.model.transformer import Transformer, load_transformer
 
 LENGTH = 43
 

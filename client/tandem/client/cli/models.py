@@ -56,7 +56,7 @@ def inspect(
 ) -> None:
     """Show what a checkpoint is: sizes, memory at each precision, KV bytes a token, what fits on this machine."""
     with reporting_errors():
-        (report,) = _reports("worker_svc.checkpoints.inspection", [str(model), f"--quantize-group={group}"])
+        (report,) = _reports("tandem.worker.checkpoints.inspection", [str(model), f"--quantize-group={group}"])
         if as_json:
             output().print_json(json.dumps(report), highlight=False, indent=None if not output().is_terminal else 2)
         else:
@@ -75,7 +75,7 @@ def convert(
         columns = (BarColumn(), TaskProgressColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
         with Progress(*columns, console=errors, disable=not errors.is_terminal, transient=True) as bar:
             task = bar.add_task("", total=None)
-            for report in _reports("worker_svc.convert.run", arguments):
+            for report in _reports("tandem.worker.convert.run", arguments):
                 if "done" in report:
                     bar.update(task, completed=report["done"], total=report["total"])
         out = output()
@@ -86,7 +86,9 @@ def convert(
 
 def _reports(module: str, arguments: Sequence[str]) -> Iterator[Report]:
     """What one of the worker's programs says, a line at a time; raises CommandError with its own words."""
-    if missing := [name for name in ("worker_svc", "torch", "safetensors") if importlib.util.find_spec(name) is None]:
+    if missing := [
+        name for name in ("tandem.worker", "torch", "safetensors") if importlib.util.find_spec(name) is None
+    ]:
         raise CommandError(
             f"this needs the worker's code ({', '.join(missing)} not installed): pip install 'tandem-llm[worker]'"
         )

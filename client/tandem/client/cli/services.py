@@ -162,7 +162,7 @@ class Services:
         progress("starting the tokenizer")
         tokenizer = self._launch(
             "tokenizer",
-            "tokenizer_svc",
+            "tandem.tokenizer",
             [
                 f"--tokenizer={tokenizer_name(plan.model)}={plan.tokenizer}",
                 *plan.common(plan.tokenizer_port, plan.tokenizer_metrics_port),
@@ -176,7 +176,7 @@ class Services:
         progress(f"starting the worker and loading {plan.model}")
         worker = self._launch(
             "worker",
-            "worker_svc",
+            "tandem.worker",
             [
                 f"--model={plan.model}",
                 f"--tokenizer-address={self.tokenizer_address}",

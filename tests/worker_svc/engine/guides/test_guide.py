@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from tandem.worker.engine.guides.guide import Guide, depth_violation, reference_depth, rule_depth
+from tandem.worker.engine.guides.limits import MAX_REFERENCE_DEPTH, MAX_RULE_DEPTH
 from tests.integration.hostile_guides import chained_references, chained_rules, chained_terminals
-from worker_svc.engine.guides.guide import Guide, depth_violation, reference_depth, rule_depth
-from worker_svc.engine.guides.limits import MAX_REFERENCE_DEPTH, MAX_RULE_DEPTH
 
 
 @pytest.mark.parametrize("depth", [1, 7, 900])

@@ -10,12 +10,12 @@ import numpy as np
 import psutil
 import pytest
 
+from tandem.worker.engine.guides.frames import Answer, Words
+from tandem.worker.engine.guides.guide import NO_VOCABULARY, Guide
+from tandem.worker.engine.guides.host import GuideHost
+from tandem.worker.engine.guides.limits import KEPT_GUIDES, GuideLimits
+from tandem.worker.engine.guides.outcome import CompileOutcome, CompileResult
 from tests.integration.hostile_guides import SLOW
-from worker_svc.engine.guides.frames import Answer, Words
-from worker_svc.engine.guides.guide import NO_VOCABULARY, Guide
-from worker_svc.engine.guides.host import GuideHost
-from worker_svc.engine.guides.limits import KEPT_GUIDES, GuideLimits
-from worker_svc.engine.guides.outcome import CompileOutcome, CompileResult
 
 pytest.importorskip("llguidance")
 
@@ -88,7 +88,7 @@ def large_bytes(host: GuideHost) -> int:
 
 def processes() -> list[psutil.Process]:
     """Of guides, which are children of a nursery."""
-    nurseries = [p for p in psutil.Process().children() if "worker_svc.engine.guides.nursery" in p.cmdline()]
+    nurseries = [p for p in psutil.Process().children() if "tandem.worker.engine.guides.nursery" in p.cmdline()]
     return [child for nursery in nurseries for child in nursery.children()]
 
 
@@ -245,7 +245,7 @@ def test_what_was_used_last_is_kept_and_what_nobody_uses_for_long_is_ended(
     host.compile(100, Guide("regex", "b"), b"", "")
     heard.until(lambda: 100 in heard.results and len(processes()) == KEPT_GUIDES)
     assert used in {process.pid for process in processes()}
-    monkeypatch.setattr("worker_svc.engine.guides.host.KEPT_SECONDS", 0.0)
+    monkeypatch.setattr("tandem.worker.engine.guides.host.KEPT_SECONDS", 0.0)
     heard.until(lambda: not processes())
     assert not host.busy
 

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
+from tandem.worker.engine.drafting import Drafting
+from tandem.worker.engine.guides.grammars import Grammars
+from tandem.worker.engine.guides.guide import Guide
+from tandem.worker.engine.loop import Engine
+from tandem.worker.engine.pages import PageTable
+from tandem.worker.engine.request import FinishReason, Request
+from tandem.worker.engine.scheduler import SchedulerLimits
+from tandem.worker.engine.speculation_costs import Free
 from tests.worker_svc.engine.counting import VOCABULARY, CountingRunner, counting_request
 from tests.worker_svc.engine.test_engine import Driver, counted
-from worker_svc.engine.drafting import Drafting
-from worker_svc.engine.guides.grammars import Grammars
-from worker_svc.engine.guides.guide import Guide
-from worker_svc.engine.loop import Engine
-from worker_svc.engine.pages import PageTable
-from worker_svc.engine.request import FinishReason, Request
-from worker_svc.engine.scheduler import SchedulerLimits
-from worker_svc.engine.speculation_costs import Free
 
 pytest.importorskip("llguidance")
 
@@ -58,7 +58,9 @@ def driver() -> Iterator[GuidedDriver]:
 
 
 def guides_processes() -> list[psutil.Process]:
-    nurseries = [p for p in psutil.Process(os.getpid()).children() if "worker_svc.engine.guides.nursery" in p.cmdline()]
+    nurseries = [
+        p for p in psutil.Process(os.getpid()).children() if "tandem.worker.engine.guides.nursery" in p.cmdline()
+    ]
     return [child for nursery in nurseries for child in nursery.children()]
 
 

@@ -30,16 +30,16 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from worker_svc.checkpoints.grouped import Quantization
-from worker_svc.model.attention import Segment
-from worker_svc.model.cuda_operations import FLOAT32_ROWS, TritonOperations
-from worker_svc.model.cuda_products import few_rows, same_bits
-from worker_svc.model.cuda_quantized import KernelWeight
-from worker_svc.model.kernels.choose import choose
-from worker_svc.model.kernels.float8 import rows_to_float8
-from worker_svc.model.kv_cache import CacheShape, KeyChannels, KVCache
-from worker_svc.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
-from worker_svc.model.quantization import quantize
+from tandem.worker.checkpoints.grouped import Quantization
+from tandem.worker.model.attention import Segment
+from tandem.worker.model.cuda_operations import FLOAT32_ROWS, TritonOperations
+from tandem.worker.model.cuda_products import few_rows, same_bits
+from tandem.worker.model.cuda_quantized import KernelWeight
+from tandem.worker.model.kernels.choose import choose
+from tandem.worker.model.kernels.float8 import rows_to_float8
+from tandem.worker.model.kv_cache import CacheShape, KeyChannels, KVCache
+from tandem.worker.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
+from tandem.worker.model.quantization import quantize
 
 HOPPER = GPUTarget("cuda", 90, 32)
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tandem.worker.model.attention import Segment
+from tandem.worker.model.cuda_operations import TritonOperations
+from tandem.worker.model.kernels.reference import attention
+from tandem.worker.model.kv_cache import CacheShape, KeyChannels, KVCache
+from tandem.worker.model.kv_formats import KVFormat
+from tandem.worker.model.operations import TorchOperations
 from tests.worker_svc.model.kernels.conftest import DEVICE
-from worker_svc.model.attention import Segment
-from worker_svc.model.cuda_operations import TritonOperations
-from worker_svc.model.kernels.reference import attention
-from worker_svc.model.kv_cache import CacheShape, KeyChannels, KVCache
-from worker_svc.model.kv_formats import KVFormat
-from worker_svc.model.operations import TorchOperations
 
 
 @dataclass

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from tandem.worker.model.cuda_operations import FLOAT32_ROWS, KernelPlan, PagedLaunch, TritonOperations
+from tandem.worker.model.kernels.paged_attention import matrix_rows
+from tandem.worker.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
 from tests.worker_svc.model.kernels.conftest import DTYPES
 from tests.worker_svc.model.kernels.scenes import Scene
-from worker_svc.model.cuda_operations import FLOAT32_ROWS, KernelPlan, PagedLaunch, TritonOperations
-from worker_svc.model.kernels.paged_attention import matrix_rows
-from worker_svc.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
 
 ERRORS = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 MODES = [pytest.param(True, id="reproducible"), pytest.param(False, id="fast")]

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from tandem.worker.engine.request import LogprobOptions, Request, Stopping
+from tandem.worker.engine.sampler import Rows, SamplingTable, draw, pipeline, sample
+from tandem.worker.engine.sampler.launch import is_plain, launch_plain
+from tandem.worker.engine.sampling import Sampling
+from tandem.worker.model.kernels import choose as kernel
+from tandem.worker.model.kernels.choose import choose
 from tests.worker_svc.model.kernels.conftest import DEVICE
-from worker_svc.engine.request import LogprobOptions, Request, Stopping
-from worker_svc.engine.sampler import Rows, SamplingTable, draw, pipeline, sample
-from worker_svc.engine.sampler.launch import is_plain, launch_plain
-from worker_svc.engine.sampling import Sampling
-from worker_svc.model.kernels import choose as kernel
-from worker_svc.model.kernels.choose import choose
 
 VOCABULARY = 1500
 

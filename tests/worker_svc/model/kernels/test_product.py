@@ -13,22 +13,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tandem.worker.checkpoints import open_checkpoint
+from tandem.worker.model import cuda_products
+from tandem.worker.model.cuda_graphs import GraphedRunner
+from tandem.worker.model.cuda_operations import TritonOperations
+from tandem.worker.model.cuda_products import few_rows, same_bits
+from tandem.worker.model.float8 import Float8Weight, to_float8
+from tandem.worker.model.kernels import product as kernel
+from tandem.worker.model.kv_cache import CacheShape, KVCache
+from tandem.worker.model.kv_formats import Plain
+from tandem.worker.model.linear import PlainWeight
+from tandem.worker.model.operations import Product, Products
+from tandem.worker.model.row_invariance import choose_padding
+from tandem.worker.model.runner import Work
+from tandem.worker.model.transformer import load_transformer
 from tests.worker_svc.model.kernels.conftest import DEVICE, DTYPES
 from tests.worker_svc.model.llama_folders import random_llama
-from worker_svc.checkpoints import open_checkpoint
-from worker_svc.model import cuda_products
-from worker_svc.model.cuda_graphs import GraphedRunner
-from worker_svc.model.cuda_operations import TritonOperations
-from worker_svc.model.cuda_products import few_rows, same_bits
-from worker_svc.model.float8 import Float8Weight, to_float8
-from worker_svc.model.kernels import product as kernel
-from worker_svc.model.kv_cache import CacheShape, KVCache
-from worker_svc.model.kv_formats import Plain
-from worker_svc.model.linear import PlainWeight
-from worker_svc.model.operations import Product, Products
-from worker_svc.model.row_invariance import choose_padding
-from worker_svc.model.runner import Work
-from worker_svc.model.transformer import load_transformer
 
 ERRORS = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 PRODUCTS = [pytest.param(same_bits, id="same bits"), pytest.param(few_rows, id="few rows")]
@@ -151,7 +151,7 @@ def test_where_the_library_lets_rows_depend_on_others_our_kernel_takes_over(
     assert not choose_padding(without)
 
     ours = runner()
-    with caplog.at_level(logging.WARNING, "worker_svc.engine"):
+    with caplog.at_level(logging.WARNING, "tandem.worker.engine"):
         assert choose_padding(ours)
     assert "our own kernel" in caplog.text
     weights = [module for module in ours.model.modules() if isinstance(module, PlainWeight | Float8Weight)]

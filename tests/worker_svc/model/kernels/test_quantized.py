@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 import torch
 
+from tandem.worker.checkpoints import open_checkpoint
+from tandem.worker.checkpoints.grouped import Quantization
+from tandem.worker.model import cuda_quantized
+from tandem.worker.model.cuda_operations import TritonOperations
+from tandem.worker.model.cuda_quantized import KernelWeight
+from tandem.worker.model.kernels import quantized
+from tandem.worker.model.kv_cache import CacheShape, KVCache
+from tandem.worker.model.kv_formats import Plain
+from tandem.worker.model.operations import TorchOperations
+from tandem.worker.model.quantization import QuantizedWeight, quantize
+from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.transformer import load_transformer
 from tests.worker_svc.model.kernels.conftest import DEVICE, DTYPES
 from tests.worker_svc.model.llama_folders import random_llama
-from worker_svc.checkpoints import open_checkpoint
-from worker_svc.checkpoints.grouped import Quantization
-from worker_svc.model import cuda_quantized
-from worker_svc.model.cuda_operations import TritonOperations
-from worker_svc.model.cuda_quantized import KernelWeight
-from worker_svc.model.kernels import quantized
-from worker_svc.model.kv_cache import CacheShape, KVCache
-from worker_svc.model.kv_formats import Plain
-from worker_svc.model.operations import TorchOperations
-from worker_svc.model.quantization import QuantizedWeight, quantize
-from worker_svc.model.runner import ModelRunner, Work
-from worker_svc.model.transformer import load_transformer
 
 KINDS = [Quantization(8, 0), Quantization(8, 64), Quantization(4, 32), Quantization(4, 128)]
 ERRORS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}

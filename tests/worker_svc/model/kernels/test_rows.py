@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tandem.worker.model.float8 import Float8Rows, to_float8
+from tandem.worker.model.kernels.add_norm import add_norm, add_norm_reference
+from tandem.worker.model.kernels.float8 import rows_to_float8
+from tandem.worker.model.kernels.swiglu import swiglu, swiglu_reference
 from tests.worker_svc.model.kernels.conftest import DEVICE, DTYPES
-from worker_svc.model.float8 import Float8Rows, to_float8
-from worker_svc.model.kernels.add_norm import add_norm, add_norm_reference
-from worker_svc.model.kernels.float8 import rows_to_float8
-from worker_svc.model.kernels.swiglu import swiglu, swiglu_reference
 
 ERRORS = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # relative, of one rounding
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tandem.worker.model.cuda_operations import TritonOperations
+from tandem.worker.model.kv_cache import KVCache
+from tandem.worker.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
+from tandem.worker.model.operations import TorchOperations
 from tests.worker_svc.model.kernels.conftest import DEVICE
 from tests.worker_svc.model.kernels.scenes import Scene, poison
-from worker_svc.model.cuda_operations import TritonOperations
-from worker_svc.model.kv_cache import KVCache
-from worker_svc.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
-from worker_svc.model.operations import TorchOperations
 
 FORMATS: list[KVFormat] = [Plain(torch.float32), Plain(torch.float16), Int8(), Int4()]
 

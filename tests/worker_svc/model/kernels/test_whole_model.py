@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 import torch
 
+from tandem.worker.checkpoints import open_checkpoint
+from tandem.worker.model.cuda_graphs import GraphedRunner, recorded_rows
+from tandem.worker.model.cuda_operations import TritonOperations
+from tandem.worker.model.kv_cache import CacheShape, KVCache
+from tandem.worker.model.kv_formats import Plain
+from tandem.worker.model.operations import Operations
+from tandem.worker.model.row_invariance import choose_padding
+from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.transformer import Transformer, load_transformer
 from tests.worker_svc.model.kernels.conftest import DEVICE
 from tests.worker_svc.model.llama_folders import random_llama
-from worker_svc.checkpoints import open_checkpoint
-from worker_svc.model.cuda_graphs import GraphedRunner, recorded_rows
-from worker_svc.model.cuda_operations import TritonOperations
-from worker_svc.model.kv_cache import CacheShape, KVCache
-from worker_svc.model.kv_formats import Plain
-from worker_svc.model.operations import Operations
-from worker_svc.model.row_invariance import choose_padding
-from worker_svc.model.runner import ModelRunner, Work
-from worker_svc.model.transformer import Transformer, load_transformer
 
 PAGE_SIZE = 16
 MODES = [pytest.param(True, id="reproducible"), pytest.param(False, id="fast")]

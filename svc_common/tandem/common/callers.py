@@ -1,0 +1,95 @@
+"""Who may call what, by bearer token, and who a caller is.
+
+| method        | without token files | with `auth_token_file` | with `admin_token_file`                        |
+|---------------|---------------------|------------------------|------------------------------------------------|
+| health        | everybody           | everybody              | everybody                                      |
+| for operators | everybody           | who has a token        | operators; others with a token are told so     |
+| all others    | everybody           | who has a token        | as without it; an operator's token counts too  |
+
+A caller is known by the first of these that there is:
+
+    token:NAME           its bearer token's name in the file, or else the beginning of the token's SHA-256
+    certificate:NAMES    what its certificate says, under mutual TLS: alternative names, or else the common name
+    address:HOST         where it calls from, without the port: all callers behind one proxy are one
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from tandem.common.errors import ServiceError
+from tandem.common.health import SERVICE_NAME as HEALTH
+from tandem.common.tokens import BearerTokens
+
+Metadata = Sequence[tuple[str, str | bytes]]
+
+_OPEN = f"/{HEALTH}/"  # probes come from the platform, which has no token
+_LONGEST = 256  # characters of a caller
+
+caller_var: ContextVar[str] = ContextVar("caller", default="")  # of the RPC that is being handled
+
+
+class Callers:
+    """The callers of one server."""
+
+    def __init__(
+        self, tokens: BearerTokens | None, operators: BearerTokens | None, operator_methods: Collection[str]
+    ) -> None:
+        """`operator_methods`: full names, `/package.Service/Method`."""
+        self._tokens, self._operators = tokens, operators
+        self._operator_methods = frozenset(operator_methods)
+
+    @property
+    def have_tokens(self) -> bool:
+        """Whether anybody needs a token."""
+        return self._tokens is not None or self._operators is not None
+
+    def load(self) -> None:
+        """Reads the files for the first time. Raises StartError."""
+        for tokens in (self._tokens, self._operators):
+            if tokens is not None:
+                tokens.load()
+
+    def refusal(self, method: str, metadata: Metadata) -> ServiceError | None:
+        """None for a caller who may, else what to tell it."""
+        if method.startswith(_OPEN):
+            return None
+        as_caller = None if self._tokens is None else self._tokens.refusal(metadata)
+        if self._operators is None:
+            return as_caller
+        as_operator = self._operators.refusal(metadata)
+        if as_operator is None:
+            return None
+        if method not in self._operator_methods:
+            return as_caller
+        if self._tokens is not None and as_caller is None:
+            return ServiceError(
+                grpc.StatusCode.PERMISSION_DENIED, "this method is for operators", reason="OPERATORS_ONLY"
+            )
+        return as_operator
+
+    def identify(self, context: grpc.aio.ServicerContext[Any, Any]) -> str:
+        """Who calls; at most 256 characters."""
+        caller = self._identity(context)
+        # Certificates may have many names.
+        return caller if len(caller) <= _LONGEST else f"digest:{hashlib.sha256(caller.encode()).hexdigest()}"
+
+    def _identity(self, context: grpc.aio.ServicerContext[Any, Any]) -> str:
+        metadata = tuple(context.invocation_metadata() or ())
+        for tokens in (self._tokens, self._operators):
+            if tokens is not None and (name := tokens.name(metadata)) is not None:
+                return f"token:{name}"
+        if names := context.peer_identities():
+            return f"certificate:{','.join(name.decode(errors='replace') for name in names)}"
+        return f"address:{_host(context.peer())}"
+
+
+def _host(peer: str) -> str:
+    """Of `ipv4:HOST:PORT` or `ipv6:[HOST]:PORT`; others, as `unix:PATH`, are what they are."""
+    return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer

@@ -1,0 +1,106 @@
+"""Logs on standard error, for people or for machines, with the request id of the RPC in which a line was written.
+
+Prompts and answers never belong into a log record. Text of exceptions may quote its input, so it is cut short.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sys
+import time
+import traceback
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any
+
+# Set by the interceptor: from the metadata `x-request-id`, or made anew.
+request_id_var: ContextVar[str] = ContextVar("request_id", default="")
+# The trace id of the W3C `traceparent` metadata, if there was one.
+trace_id_var: ContextVar[str] = ContextVar("trace_id", default="")
+
+_EXCEPTION_TEXT = 300  # characters of an exception's own words
+_TALKATIVE = ("asyncio", "grpc")  # libraries that would drown our own lines
+_OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+def configure_logging(format: str, level: str, service: str) -> None:
+    """Sends the log of the whole process to standard error.
+
+    `format` is "human" or "json"; `level` a name of `logging`, in any case; `service` stands in each JSON line.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(service) if format == "json" else HumanFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    logging.captureWarnings(True)
+    if root.level < logging.WARNING:
+        for library in _TALKATIVE:
+            logging.getLogger(library).setLevel(logging.WARNING)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: ts, level, service, logger, message, request_id, trace_id, exception, extra fields."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "service": self._service,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name, variable in (("request_id", request_id_var), ("trace_id", trace_id_var)):
+            if value := variable.get():
+                line[name] = value
+        for name, value in vars(record).items():
+            if name not in _OF_EVERY_RECORD and not name.startswith("_"):
+                line[name if name not in line else f"extra_{name}"] = _plain(value)
+        if exception := _exception_text(record):
+            line["exception"] = exception
+        return json.dumps(line, ensure_ascii=True, allow_nan=False, default=str)
+
+
+class HumanFormatter(logging.Formatter):
+    """`12:31:07.123 info  tandem.common.server: text (request 3f2a)`, then the traceback if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        text = record.getMessage().replace("\n", "\n    ")  # a continuation cannot pass for a line of its own
+        line = f"{clock}.{int(record.msecs):03d} {record.levelname.lower():<7} {record.name}: {text}"
+        extra = [
+            f"{name}={value}"
+            for name, value in vars(record).items()
+            if name not in _OF_EVERY_RECORD and not name.startswith("_")
+        ]
+        if request_id := request_id_var.get():
+            extra.append(f"request_id={request_id}")
+        if extra:
+            line += f" ({', '.join(extra)})"
+        if exception := _exception_text(record):
+            line += "\n    " + exception.replace("\n", "\n    ")
+        return line
+
+
+def _plain(value: object) -> object:
+    """What JSON can say as it is; everything else in words. NaN and infinity are not JSON."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _exception_text(record: logging.LogRecord) -> str:
+    if not record.exc_info or record.exc_info[0] is None:
+        return ""
+    kind, error, trace = record.exc_info
+    words = str(error)
+    if len(words) > _EXCEPTION_TEXT:
+        words = f"{words[:_EXCEPTION_TEXT]}… ({len(words)} characters)"
+    frames = "".join(traceback.format_tb(trace))
+    return f"Traceback (most recent call last):\n{frames}{kind.__module__}.{kind.__qualname__}: {words}"

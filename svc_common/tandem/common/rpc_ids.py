@@ -1,0 +1,35 @@
+"""Who asked: the request id and the trace id of an RPC, from its metadata into the log and back to the client."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Any
+
+import grpc.aio
+
+from tandem.common.logs import request_id_var, trace_id_var
+
+REQUEST_ID = "x-request-id"
+TRACEPARENT = "traceparent"  # W3C trace context
+
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+
+
+def adopt_ids(context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """The ids that the log shows: the client's own where they are well formed."""
+    request_id = trace_id = ""
+    for key, value in context.invocation_metadata() or ():
+        if key == REQUEST_ID and isinstance(value, str) and _REQUEST_ID.fullmatch(value):
+            request_id = value
+        elif key == TRACEPARENT and isinstance(value, str) and (match := _TRACEPARENT.fullmatch(value)):
+            trace_id = match[1]
+    request_id_var.set(request_id or secrets.token_hex(8))
+    trace_id_var.set(trace_id)
+
+
+def echo_request_id(context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Adds the request id to the trailing metadata; a handler may have changed either."""
+    others = tuple(pair for pair in context.trailing_metadata() or () if pair[0] != REQUEST_ID)
+    context.set_trailing_metadata((*others, (REQUEST_ID, request_id_var.get())))

@@ -1,0 +1,195 @@
+"""One running service: its gRPC server, health, metrics port and event-loop watch, from bind to the last breath.
+
+Stopping, in this order, so that no balancer and no request is surprised:
+
+1. health says NOT_SERVING;
+2. for the propagation delay new RPCs are still served, while balancers hear of it;
+3. new RPCs are refused with UNAVAILABLE; health and admin answer on;
+4. running RPCs may finish within the grace; what is left ends with UNAVAILABLE, so that clients resume elsewhere;
+5. watchers hear the end, the port closes, the service lets go of its resources, the metrics port closes last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+
+import grpc
+import grpc.aio
+from google.protobuf.internal import api_implementation
+from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
+
+from tandem.common.addresses import check_bindable, is_loopback, join
+from tandem.common.callers import Callers
+from tandem.common.errors import StartError
+from tandem.common.health import SERVICE_NAME as HEALTH
+from tandem.common.health import Health, add_health
+from tandem.common.interceptor import Border
+from tandem.common.loop_lag import watch_event_loop
+from tandem.common.metrics_endpoint import MetricsEndpoint
+from tandem.common.running import RunningRpcs
+from tandem.common.settings import ServiceSettings
+from tandem.common.state import Lifecycle, Service
+from tandem.common.tls import TlsFiles, server_credentials
+from tandem.common.tokens import BearerTokens
+
+logger = logging.getLogger("tandem.common.server")
+
+_PENDING_CALLS = 32_768
+_OBEY_SECONDS = 5.0  # for handlers that were told to end
+_FLUSH_SECONDS = 2.0  # for statuses on their way out
+_RELEASE_SECONDS = 20.0  # for the service's own stop
+
+
+def server_options(settings: ServiceSettings) -> list[tuple[str, int]]:
+    """Channel arguments of every server."""
+    return [
+        ("grpc.so_reuseport", 0),  # two servers on one port by accident would share it in silence
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        # Clients ping during long silent phases (a prefill); by default the third ping within 5 minutes gets GOAWAY.
+        # (The name is right: it limits received pings. The one with "recv" in it is unknown to gRPC and ignored.)
+        ("grpc.http2.min_ping_interval_without_data_ms", 100),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # A client whose machine vanished never closes its streams: find out, and stop working for it.
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        # Calls that have arrived and that our loop has not seen yet. Beyond its default of 1,000 gRPC cancels them,
+        # with no advice and in no metric; the queue that refuses is to be ours (max_concurrent_calls), which sees
+        # thousands in a second. One that waits takes some 10 KB.
+        ("grpc.server.max_pending_requests", _PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", _PENDING_CALLS),
+    ]
+
+
+class RunningService:
+    """Start with `bind`, then `start`; end with `drain` and `stop`."""
+
+    def __init__(self, service: Service, settings: ServiceSettings) -> None:
+        self._service = service
+        self._settings = settings
+        self.lifecycle = Lifecycle()
+        self.running = RunningRpcs()
+        self._callers = Callers(
+            BearerTokens(settings.auth_token_file) if settings.auth_token_file else None,
+            getattr(service, "operators", None),
+            getattr(service, "operator_methods", ()),
+        )
+        names = (service.name, *_names(service))
+        self._health = Health(names)
+        self._server = grpc.aio.server(
+            interceptors=[
+                Border(
+                    service.metrics,
+                    self.lifecycle,
+                    self.running,
+                    work=names,
+                    reachable=getattr(service, "reachable_while_draining", ()),
+                    callers=self._callers,
+                    max_calls=settings.max_concurrent_calls,
+                    limits=getattr(service, "limits", {}),
+                )
+            ],
+            options=server_options(settings),
+        )
+        self._endpoint = (
+            MetricsEndpoint(
+                service.metrics.registry,
+                settings.metrics_host,
+                settings.metrics_port,
+                lambda: (self.lifecycle.serving, self.lifecycle.state),
+            )
+            if settings.metrics_enabled
+            else None
+        )
+        self._watch: asyncio.Task[None] | None = None
+        self._stopped = False
+        self.address = ""
+        self.metrics_address: str | None = None
+        self.lifecycle.on_change(self._show_state)
+
+    async def bind(self) -> None:
+        """Opens both ports; from here on probes are answered, and work is refused. Raises StartError."""
+        if api_implementation.Type() != "upb":
+            logger.warning(
+                "protobuf runs on its slow %r implementation instead of upb: expect half the throughput",
+                api_implementation.Type(),
+            )
+        self._callers.load()
+        self._watch = asyncio.create_task(watch_event_loop(self._service.metrics.event_loop_lag))
+        if self._endpoint is not None:
+            self.metrics_address = self._endpoint.start()
+        host, port = self._settings.host, self._settings.port
+        check_bindable(host, port, "gRPC")
+        add_health(self._health, self._server)
+        self._service.register(self._server)
+        if self._settings.reflection:
+            names = (self._service.name, *_names(self._service), HEALTH, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self._server)
+        try:
+            port = self._open(join(host, port))
+        except RuntimeError:
+            raise StartError(f"cannot serve gRPC on {join(host, port)}: the port is not to be had") from None
+        self.address = join(host, port)
+        await self._server.start()
+
+    async def start(self) -> None:
+        """Starts the service itself. Raises what its start raises."""
+        await self._service.start(self.lifecycle)
+        self.lifecycle.mark_started()
+
+    async def drain(self, *, propagation: float, grace: float) -> None:
+        """Steps 1 to 4 above; seconds."""
+        lifecycle = self.lifecycle
+        lifecycle.mark_stopping()
+        if lifecycle.started:
+            await asyncio.sleep(propagation)
+        lifecycle.mark_refusing()
+        if self.running.work:
+            logger.info("waiting up to %g s for running requests", grace, extra={"running": self.running.by_method()})
+        if not await self.running.wait_for_work(grace):
+            logger.warning("the grace is over: cutting what runs", extra={"running": self.running.by_method()})
+
+    async def stop(self) -> None:
+        """Step 5. Also after a start that failed half-way; a second call does nothing."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self.lifecycle.mark_stopping()
+        self.lifecycle.mark_refusing()
+        self._health.close()
+        if not await self.running.cut(_OBEY_SECONDS, spare=f"/{HEALTH}/"):
+            logger.error("handlers do not end when told to", extra={"running": self.running.by_method()})
+        await self._server.stop(_FLUSH_SECONDS)
+        try:
+            await asyncio.wait_for(self._service.stop(), _RELEASE_SECONDS)
+        except TimeoutError:
+            logger.error("the service did not stop within %g s", _RELEASE_SECONDS)
+        except Exception:
+            logger.exception("the service failed to stop cleanly")
+        self.lifecycle.mark_stopped()
+        if self._watch is not None:
+            self._watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watch
+        if self._endpoint is not None:
+            await asyncio.to_thread(self._endpoint.stop)
+
+    def _open(self, address: str) -> int:
+        settings = self._settings
+        if settings.tls_certificate is None or settings.tls_key is None:
+            if self._callers.have_tokens and not is_loopback(settings.host):
+                logger.warning("bearer tokens travel in clear text on %s: set tls_certificate and tls_key", address)
+            return self._server.add_insecure_port(address)
+        files = TlsFiles(settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
+        return self._server.add_secure_port(address, server_credentials(files))
+
+    def _show_state(self) -> None:
+        self._health.set_ready(self.lifecycle.serving)
+        self._service.metrics.ready.set(self.lifecycle.serving)
+
+
+def _names(service: Service) -> Sequence[str]:
+    return tuple(name for name in getattr(service, "names", ()) if name != service.name)

@@ -1,0 +1,78 @@
+"""What asks a process to end: SIGTERM, SIGINT, the end of standard input."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from tandem.common.state import Lifecycle
+
+
+@contextlib.contextmanager
+def stop_on_signals(lifecycle: Lifecycle, *, supervised: bool) -> Iterator[None]:
+    """SIGTERM or SIGINT asks for a drain; the second one ends the process at once, with code 128 + its number.
+
+    These are plain signal handlers, not the event loop's: the second signal must work when the loop is stuck.
+    `supervised`: SIGINT is ignored, because Ctrl-C reaches our parent as well, and that one tells us what to do.
+    """
+    loop = asyncio.get_running_loop()
+    asked = False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        name = signal.Signals(number).name
+        if asked:
+            os.write(2, f"second signal ({name}): leaving now\n".encode())
+            os._exit(128 + number)
+        asked = True
+        loop.call_soon_threadsafe(lifecycle.request_stop, 0, name)
+
+    previous = {
+        signal.SIGTERM: signal.signal(signal.SIGTERM, handle),
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN if supervised else handle),
+    }
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def stop_on_end_of_stdin(lifecycle: Lifecycle) -> threading.Event:
+    """Asks for a drain when standard input ends, which is how we learn of the death of a parent, SIGKILL included.
+
+    The event that is answered is set then.
+    """
+    loop = asyncio.get_running_loop()
+    ended = threading.Event()
+
+    def ask() -> None:
+        ended.set()
+        with contextlib.suppress(RuntimeError):  # the loop may have ended before
+            loop.call_soon_threadsafe(lifecycle.request_stop, 0, "standard input has ended")
+
+    _when_stdin_ends(ask)
+    return ended
+
+
+def leave_with_parent() -> None:
+    """Ends this process, whatever it does, as soon as the parent closes our standard input."""
+    _when_stdin_ends(lambda: os._exit(0))
+
+
+def _when_stdin_ends(act: Callable[[], None]) -> None:
+    """In a thread of its own."""
+
+    def watch() -> None:
+        # Not through sys.stdin: the interpreter could not close it at its end while this thread reads.
+        with contextlib.suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        act()
+
+    threading.Thread(target=watch, name="stdin", daemon=True).start()

@@ -1,0 +1,25 @@
+"""`python -m tandem.tokenizer --tokenizer NAME=PATH`: the tokenizer service."""
+
+from __future__ import annotations
+
+import sys
+
+from tandem.common.allocator import return_large_blocks
+from tandem.common.lifecycle import run_service
+from tandem.common.settings import load_settings
+from tandem.tokenizer.server import TokenizerService
+from tandem.tokenizer.settings import TokenizerSettings
+
+_SWITCH_SECONDS = 0.001  # how long a thread may keep the interpreter when another wants it; Python's own is 0.005
+
+
+def main() -> int:
+    """Runs the service until it is told to stop; returns the exit code."""
+    sys.setswitchinterval(_SWITCH_SECONDS)  # each step of a health probe waits for it behind large inputs
+    return_large_blocks()
+    settings = load_settings(TokenizerSettings, sys.argv[1:], prog="tandem-tokenizer", env_prefix="TANDEM_TOKENIZER_")
+    return run_service(TokenizerService(settings), settings)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

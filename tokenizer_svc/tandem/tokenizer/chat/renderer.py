@@ -1,0 +1,156 @@
+"""Keeps renderer processes, asks them, and kills the one whose template takes too long."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from tandem.common.advice import spread
+from tandem.common.cpu_time import cpu_seconds
+from tandem.common.errors import unavailable
+from tandem.tokenizer.chat.json_text import JsonTextError
+from tandem.tokenizer.chat.origin import Origin
+from tandem.tokenizer.chat.slots import CallerSlots
+from tandem.tokenizer.chat.template import RenderError
+
+_MEMORY = 512 << 20  # address space of a renderer, interpreter included
+_LINE_LIMIT = 256 << 20
+_START_SECONDS = 60.0
+_LOOK_SECONDS = 5.0  # in which a process that lives uses its processor for at least
+_LEAST_CPU_SECONDS = 0.05
+_KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}  # by somebody else: no template does that
+
+
+class _DisturbedError(Exception):
+    """The process was stopped or killed by somebody, which says nothing about the template."""
+
+
+class ChatRenderer:
+    """At most `processes` of them, started when first needed. Use it from one event loop."""
+
+    def __init__(self, slots: CallerSlots, seconds: float, max_characters: int, niceness: int = 0) -> None:
+        """There is a process for each of the `slots`; `niceness` is what the processes add to ours."""
+        self._idle: list[asyncio.subprocess.Process] = []
+        self._slots = slots
+        self._seconds = seconds
+        self._niceness = niceness
+        self._max_characters = max_characters
+        self._all: set[asyncio.subprocess.Process] = set()
+
+    async def render(self, request: Mapping[str, Any], caller: str) -> list[tuple[Origin, str]]:
+        """The rendered text by origin. Raises JsonTextError, RenderError, NoSlotError."""
+        async with self._slots.slot(caller):
+            return await self._ask(json.dumps(request, ensure_ascii=False).encode() + b"\n")
+
+    async def close(self) -> None:
+        """Ends all processes."""
+        for process in list(self._all):
+            await self._kill(process)
+        self._idle.clear()
+
+    async def _ask(self, line: bytes) -> list[tuple[Origin, str]]:
+        try:
+            return await self._ask_once(line, self._idle.pop() if self._idle else None)
+        except _DisturbedError:
+            pass
+        try:
+            return await self._ask_once(line, None)
+        except _DisturbedError:
+            raise unavailable(
+                "processes that render templates are stopped or killed", reason="RENDERER_LOST", retry_after=spread(1.0)
+            ) from None
+
+    async def _ask_once(self, line: bytes, process: asyncio.subprocess.Process | None) -> list[tuple[Origin, str]]:
+        """By an idle process, or by a new one. Raises _DisturbedError."""
+        process = process or await self._start()
+        try:
+            answer = await self._within(self._seconds, process, line)
+        except TimeoutError:
+            await self._kill(process)
+            raise RenderError(f"the template takes longer than {self._seconds:g} seconds") from None
+        except BaseException:  # also a caller that is gone: what the process does now is of no use
+            await self._kill(process)
+            raise
+        if answer is None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), 1.0)
+            killed = process.returncode in _KILLED
+            await self._kill(process)
+            if killed:
+                raise _DisturbedError
+            raise RenderError("the template brought its renderer down, most likely by using too much memory")
+        self._idle.append(process)
+        if "violations" in answer:
+            raise JsonTextError([(field, description) for field, description in answer["violations"]])
+        if "error" in answer:
+            raise RenderError(answer["error"])
+        return [(Origin(origin), text) for origin, text in answer["runs"]]
+
+    async def _within(self, seconds: float, process: asyncio.subprocess.Process, line: bytes) -> dict[str, Any] | None:
+        """What a process answers, None when it has ended. Raises TimeoutError after so many seconds, _DisturbedError
+        when it does not even compute."""
+        exchange = asyncio.create_task(self._exchange(process, line))
+        try:
+            left = seconds
+            while True:
+                look, used = min(left, _LOOK_SECONDS), cpu_seconds(process.pid)
+                if (await asyncio.wait([exchange], timeout=look))[0]:
+                    return exchange.result()
+                if cpu_seconds(process.pid) - used < _LEAST_CPU_SECONDS * look / _LOOK_SECONDS:
+                    raise _DisturbedError
+                left -= look
+                if left <= 0:
+                    raise TimeoutError
+        finally:
+            exchange.cancel()
+
+    async def _exchange(self, process: asyncio.subprocess.Process, line: bytes) -> dict[str, Any] | None:
+        assert process.stdin is not None and process.stdout is not None
+        with suppress(ConnectionError):
+            process.stdin.write(line)
+            await process.stdin.drain()
+        found = await process.stdout.readline()
+        if not found.endswith(b"\n"):
+            return None
+        answer: dict[str, Any] = json.loads(found)
+        return answer
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "tandem.tokenizer.chat.worker", str(_MEMORY), str(self._max_characters), str(self._niceness)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            limit=_LINE_LIMIT,
+            env={
+                key: value for key, value in os.environ.items() if key in ("PATH", "PYTHONPATH", "LANG", "TZ", "HOME")
+            },
+            start_new_session=True,  # a Ctrl-C in the terminal is for its parent
+        )
+        self._all.add(process)
+        try:
+            ready = await self._within(_START_SECONDS, process, b"")
+        except TimeoutError:
+            await self._kill(process)
+            raise RuntimeError("a template renderer does not start") from None
+        except BaseException:
+            await self._kill(process)
+            raise
+        if ready is None:
+            killed = process.returncode in _KILLED
+            await self._kill(process)
+            raise _DisturbedError if killed else RuntimeError("a template renderer does not start")
+        return process
+
+    async def _kill(self, process: asyncio.subprocess.Process) -> None:
+        self._all.discard(process)
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

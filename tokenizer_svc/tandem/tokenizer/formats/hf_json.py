@@ -1,0 +1,379 @@
+"""Hugging Face `tokenizer.json`: a pipeline of normalizer, pre-tokenizer, model and post-processor as JSON.
+
+The pipelines that language models use are recognised and rebuilt with the same kinds of vocabulary that other formats
+give. A step that is not among them is refused by name: to leave it out would be to tokenize wrongly in silence.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from base64 import b64decode
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
+
+from tandem.tokenizer.arrays import ids_of
+from tandem.tokenizer.config import TokenizerConfig
+from tandem.tokenizer.formats.byte_alphabet import from_alphabet
+from tandem.tokenizer.formats.errors import FormatError
+from tandem.tokenizer.formats.hf_decoder import read_decoder
+from tandem.tokenizer.formats.hf_pipeline import Pipeline, read_pipeline, template_ends
+from tandem.tokenizer.formats.hf_shape import check_shape, model_kind
+from tandem.tokenizer.formats.ids import check_reach
+from tandem.tokenizer.formats.roles import CONTROL_TEXTS, end_of_generation_ids
+from tandem.tokenizer.formats.sentencepiece_model import BYTE_PIECE, piece_bytes
+from tandem.tokenizer.formats.sidecar import AddedToken, Sidecar, read_added_token
+from tandem.tokenizer.fragments import can_overlap
+from tandem.tokenizer.native.merger import are_ranked_by_what_they_make
+from tandem.tokenizer.normalizing import Normalizer
+from tandem.tokenizer.tokenizer import Tokenizer
+from tandem.tokenizer.vocabularies.bpe import BpeVocabulary
+from tandem.tokenizer.vocabularies.merge_list import MergeList
+from tandem.tokenizer.vocabularies.spm import SpmVocabulary
+from tandem.tokenizer.vocabularies.spm_merging import SPACE
+from tandem.tokenizer.vocabularies.ugm import UgmVocabulary
+from tandem.tokenizer.vocabularies.wpm import WpmVocabulary
+from tandem.tokenizer.vocabulary import CONTROL_TYPES, SpecialToken, TokenTable, TokenType, Vocabulary
+
+# A byte that ByteLevel writes as one of the numbers ² ³ ¹ ¼ ½ ¾ beside another.
+_NUMBER_BYTE_AND_OTHER = re.compile(
+    rb"[\xb2\xb3\xb9\xbc-\xbe][^\xb2\xb3\xb9\xbc-\xbe]|[^\xb2\xb3\xb9\xbc-\xbe][\xb2\xb3\xb9\xbc-\xbe]"
+)
+
+
+def load(path: Path, content: Mapping[str, Any], sidecar: Sidecar) -> Tokenizer:
+    """Raises FormatError."""
+    try:
+        return _Loader(path, content, sidecar).load()
+    except (ValueError, RuntimeError) as error:  # sentencepiece reports a bad model as RuntimeError
+        raise FormatError(path, str(error)) from None
+
+
+class _Loader:
+    def __init__(self, path: Path, content: Mapping[str, Any], sidecar: Sidecar) -> None:
+        check_shape(content)
+        self._path = path
+        self._sidecar = sidecar
+        self._content = content
+        self._model: Mapping[str, Any] = content["model"]
+        self._pipeline: Pipeline = read_pipeline(content)
+        self._kind = model_kind(self._model)
+        self._check_options()
+        self._texts, self._known = self._read_texts()
+        own = self._model["vocab"]
+        self._own = set(own.values()) if isinstance(own, dict) else set(range(len(own)))
+        self._specials, self._types = self._read_specials()
+        self._check_added()
+        self._ids = {text: index for index, text in enumerate(self._texts) if index in self._known}
+
+    def _check_options(self) -> None:
+        """Raises ValueError for an option of the model that would change its answers and is not served."""
+        for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+            if self._kind == "BPE" and self._model.get(option):
+                raise ValueError(f"the model BPE with {option} {self._model[option]!r} is not served")
+        if self._pipeline.metaspace and self._model.get("ignore_merges"):
+            raise ValueError("the model BPE with ignore_merges and without the pre-tokenizer ByteLevel is not served")
+        if self._kind == "BPE" and self._pipeline.merges_white_space:
+            raise ValueError("the model BPE with steps that merge white space is not served")
+
+    def _check_added(self) -> None:
+        """Raises ValueError for an added token that the library would find in text of another form."""
+        pipeline = self._pipeline
+        for token in self._specials:
+            text = token.text
+            plain = text.isascii() and " " not in text
+            if pipeline.forms:  # the next character may be a part of the last one
+                lowered = "Lowercase" in pipeline.forms and any(map(str.isalpha, text))
+                composed = {"NFC", "Lowercase"}.issuperset(pipeline.forms)
+                safe = text.isascii() and not text[-1:].isalpha() and not lowered and composed
+            elif pipeline.bert is not None:
+                safe = plain and not (pipeline.bert and any(map(str.isalpha, text)))
+            elif pipeline.metaspace and (pipeline.replaces_spaces or pipeline.charsmap is not None):
+                safe = plain and not token.lstrip and not token.rstrip
+            else:
+                safe = True
+            if token.normalized and not safe:
+                raise ValueError(f"the added token {text!r} with normalized and this normalizer is not served")
+            if pipeline.byte_level and len(text) == 1 and not text.isascii() and token.id in self._own:
+                raise ValueError(f"the added token {text!r}, which stands for a byte, is not served")
+            if token.single_word and token.type in CONTROL_TYPES and token.id in self._own:
+                raise ValueError(f"the special token {text!r} with single_word, which text may become, is not served")
+
+    def load(self) -> Tokenizer:
+        scores: array[float] | None = None
+        vocabulary: Vocabulary
+        if self._kind == "BPE" and self._pipeline.byte_level:
+            pieces = [self._byte_level_piece(index) for index in range(len(self._texts))]
+            self._check_bytes(pieces)
+            vocabulary = self._byte_pairs(pieces)
+        elif self._kind == "BPE" and self._pipeline.metaspace:
+            pieces, scores = self._spaced_pieces(), self._scores_of_merges()
+            vocabulary = SpmVocabulary(self._sentencepiece(scores))
+        elif self._kind == "Unigram" and self._pipeline.metaspace:
+            pieces, scores = self._spaced_pieces(), self._scores_of_unigrams()
+            vocabulary = UgmVocabulary(self._sentencepiece(scores))
+        elif self._kind == "WordPiece" and self._pipeline.bert is not None:
+            pieces = self._word_pieces()
+            vocabulary = self._words(self._pipeline.bert)
+        else:
+            raise ValueError(f"the model {self._kind} with this normalizer and pre-tokenizer is not served")
+        forms = read_decoder(self._content.get("decoder"), self._texts)
+        if forms is not None and self._pipeline.byte_level and not forms.first and list(forms.rest) == pieces:
+            forms = None  # as most have it
+        table = TokenTable(pieces, bytes(self._types), self._specials, scores, forms)
+        return Tokenizer(vocabulary, table, self._config())
+
+    # -- tokens
+
+    def _entries(self) -> Iterator[tuple[int, str]]:
+        vocabulary = self._model["vocab"]
+        if isinstance(vocabulary, dict):
+            yield from ((index, text) for text, index in vocabulary.items())
+        else:
+            yield from ((index, text) for index, (text, _) in enumerate(vocabulary))
+        yield from ((token.id, token.text) for token in map(self._added, self._content.get("added_tokens") or ()))
+
+    @staticmethod
+    def _added(entry: Mapping[str, Any]) -> AddedToken:
+        return read_added_token(int(entry["id"]), entry)
+
+    def _read_texts(self) -> tuple[list[str], set[int]]:
+        found: dict[int, str] = {}
+        for index, text in self._entries():
+            if type(index) is not int or index < 0:
+                raise ValueError(f"model.vocab or added_tokens has the entry {text!r}: {index!r}, expected an id")
+            if "\0" in text and not self._pipeline.byte_level:
+                raise ValueError(f"model.vocab or added_tokens has the token {text!r}: a null character is not served")
+            if found.setdefault(index, text) != text:
+                raise ValueError(
+                    f"the id {index} is {found[index]!r} and {text!r} at once, in model.vocab or added_tokens"
+                )
+        if not found:
+            raise ValueError("the vocabulary is empty: model.vocab and added_tokens")
+        check_reach(max(found), len(found), "model.vocab or added_tokens")
+        return [found.get(index, "") for index in range(max(found) + 1)], set(found)
+
+    def _read_specials(self) -> tuple[tuple[SpecialToken, ...], bytearray]:
+        types = bytearray(
+            TokenType.NORMAL if index in self._known else TokenType.UNUSED for index in range(len(self._texts))
+        )
+        specials: dict[int, SpecialToken] = {}
+        for added in map(self._added, self._content.get("added_tokens") or ()):
+            control = added.special or added.text in CONTROL_TEXTS
+            kind = TokenType.CONTROL if control else TokenType.USER_DEFINED
+            specials[added.id] = SpecialToken(
+                added.id, added.text, kind, added.lstrip, added.rstrip, added.single_word, added.normalized
+            )
+        unk_id = self._unk_id()
+        if unk_id is not None:
+            known = specials.get(unk_id) or SpecialToken(unk_id, self._texts[unk_id], TokenType.UNKNOWN)
+            specials[unk_id] = replace(known, type=TokenType.UNKNOWN)
+        for index, token in specials.items():
+            types[index] = token.type
+        if self._pipeline.metaspace and self._model.get("byte_fallback"):
+            for index, text in enumerate(self._texts):
+                if types[index] == TokenType.NORMAL and BYTE_PIECE.fullmatch(text):
+                    types[index] = TokenType.BYTE
+        return tuple(specials[index] for index in sorted(specials)), types
+
+    def _unk_id(self) -> int | None:
+        if self._kind == "Unigram":
+            index = self._model.get("unk_id")
+            return int(index) if index is not None else None
+        text = self._model.get("unk_token")
+        return self._texts.index(text) if text is not None and text in self._texts else None
+
+    def _byte_level_piece(self, index: int) -> bytes:
+        text = self._texts[index]
+        return from_alphabet(text) if self._types[index] == TokenType.NORMAL else text.encode()
+
+    def _check_bytes(self, pieces: Sequence[bytes]) -> None:
+        """Raises ValueError where the library would answer with other tokens than those of the text's bytes."""
+        lacking = 256 - len({piece for piece in pieces if len(piece) == 1})
+        if lacking and (self._unk_id() is not None or self._model.get("byte_fallback")):
+            raise ValueError(
+                f"the vocabulary lacks {lacking} bytes; with unk_token or byte_fallback that is not served"
+            )
+        if self._pipeline.cuts_at_number_bytes and any(map(_NUMBER_BYTE_AND_OTHER.search, pieces)):
+            raise ValueError("the pre-tokenizer Digits behind ByteLevel cuts within tokens, which is not served")
+
+    def _spaced_pieces(self) -> list[bytes]:
+        return [piece_bytes(text, kind) for text, kind in zip(self._texts, self._types, strict=True)]
+
+    def _is_text(self, index: int) -> bool:
+        """Whether the model may make this token of text: also one that was added once more, to be found as a whole."""
+        if self._types[index] == TokenType.USER_DEFINED and index in self._own:
+            text = self._texts[index]
+            return not self._pipeline.byte_level or from_alphabet(text) == text.encode()
+        return self._types[index] == TokenType.NORMAL
+
+    def _word_pieces(self) -> list[bytes]:
+        """As llama.cpp shows them: a space in front of what begins a word."""
+        prefix = self._model.get("continuing_subword_prefix", "##")
+        pieces: list[bytes] = []
+        for text, kind in zip(self._texts, self._types, strict=True):
+            if kind != TokenType.NORMAL or (text.startswith("[") and text.endswith("]") and len(text) > 2):
+                pieces.append(text.encode())
+            else:
+                pieces.append(text.removeprefix(prefix).encode() if text.startswith(prefix) else b" " + text.encode())
+        return pieces
+
+    # -- vocabularies
+
+    def _merges(self) -> dict[tuple[str, str], str]:
+        """The pairs in the order of their ranks, and what they make. Of equal ones the last counts in the library."""
+        products: dict[tuple[str, str], str] = {}
+        if self._model.get("merges") is None:
+            raise ValueError("there is no model.merges, expected a list")
+        for number, merge in enumerate(self._model["merges"]):
+            pair = merge.split(" ") if isinstance(merge, str) else merge
+            if len(pair) != 2 or not all(pair):
+                raise ValueError(f"model.merges[{number}] is not two tokens")
+            product = pair[0] + pair[1]
+            if product not in self._ids:
+                raise ValueError(f"model.merges[{number}] makes {product!r}, which is no token")
+            products.pop((pair[0], pair[1]), None)
+            products[pair[0], pair[1]] = product
+        return products
+
+    def _byte_pairs(self, pieces: Sequence[bytes]) -> BpeVocabulary:
+        ranked: dict[bytes, int] = {}
+        for index, piece in enumerate(pieces):
+            if len(piece) == 1 and self._is_text(index):
+                ranked.setdefault(piece, index)
+        places = {piece: place for place, piece in enumerate(ranked)}
+        made: list[int] = []
+        cuts: list[int] = []
+        for (left, _), product in self._merges().items():
+            index = self._ids[product]
+            if self._is_text(index) and len(pieces[index]) == len(product):  # others are for no text of the alphabet
+                ranked.setdefault(pieces[index], index)
+                made.append(places.setdefault(pieces[index], len(places)))
+                cuts.append(len(left))
+        ignores_merges = bool(self._model.get("ignore_merges"))
+        whole = (
+            {piece: index for index, piece in enumerate(pieces) if piece and self._is_text(index)}
+            if ignores_merges
+            else {}
+        )
+        others = {piece: index for piece, index in whole.items() if piece not in ranked}
+        merges = MergeList(ids_of(made), ids_of(cuts))
+        normalizer = Normalizer(self._pipeline.forms) if self._pipeline.forms else None
+        return BpeVocabulary(list(ranked.items()), self._pipeline.cuts, others, normalizer, merges, ignores_merges)
+
+    def _scores_of_merges(self) -> array[float]:
+        scores = array("f", bytes(4 * len(self._texts)))
+        for rank, product in enumerate(dict.fromkeys(self._merges().values())):
+            scores[self._ids[product]] = -rank
+        return scores
+
+    def _scores_of_unigrams(self) -> array[float]:
+        scores = array("f", bytes(4 * len(self._texts)))
+        for index, (_, score) in enumerate(self._model["vocab"]):
+            scores[index] = score
+        return scores
+
+    def _sentencepiece(self, scores: Sequence[float]) -> ModelProto:
+        model = ModelProto()
+        trainer, normalizer = model.trainer_spec, model.normalizer_spec
+        trainer.model_type = trainer.UNIGRAM if self._kind == "Unigram" else trainer.BPE
+        byte_tokens = bytes(self._types).count(TokenType.BYTE)
+        if self._model.get("byte_fallback") and byte_tokens != 256:
+            raise ValueError(f"byte_fallback with {byte_tokens} tokens of bytes, not 256, is not served")
+        trainer.byte_fallback = byte_tokens == 256
+        unk_id = self._unk_id()
+        if unk_id is None:
+            raise ValueError("there is no unknown token: model.unk_token or model.unk_id")
+        if self._kind == "BPE" and not trainer.byte_fallback and not self._model.get("fuse_unk"):
+            raise ValueError("the model BPE with neither byte_fallback nor fuse_unk is not served")
+        trainer.unk_id = unk_id
+        normalizer.name = "tokenizer.json"
+        normalizer.add_dummy_prefix = False
+        normalizer.remove_extra_whitespaces = self._pipeline.merges_white_space
+        if self._pipeline.charsmap is not None:
+            normalizer.precompiled_charsmap = b64decode(self._pipeline.charsmap)
+        merges = self._merges() if self._kind == "BPE" else {}
+        if not are_ranked_by_what_they_make(merges):
+            raise ValueError("merges that make the same at clashing ranks are not served without ByteLevel")
+        made = set(merges.values()) if self._kind == "BPE" else None
+        for index, (text, kind) in enumerate(zip(self._texts, self._types, strict=True)):
+            if not text or kind == TokenType.UNUSED:
+                text, kind = f"<no text {index}>", TokenType.CONTROL
+            elif (kind == TokenType.USER_DEFINED and not self._is_text(index)) or (
+                kind in (TokenType.NORMAL, TokenType.USER_DEFINED)
+                and (
+                    (made is not None and len(text) > 1 and text not in made)
+                    or (self._pipeline.cuts_at_spaces and SPACE in text[1:])
+                )
+            ):
+                kind = TokenType.CONTROL  # never made from text
+            elif kind == TokenType.USER_DEFINED:
+                kind = TokenType.NORMAL
+            if self._ids.get(text, index) != index:
+                raise ValueError(f"model.vocab or added_tokens has {text!r} as the ids {index} and {self._ids[text]}")
+            model.pieces.add(piece=text, score=scores[index], type=kind)
+        return model
+
+    def _words(self, lowercase: bool) -> WpmVocabulary:
+        prefix = self._model.get("continuing_subword_prefix", "##")
+        begin: dict[str, int] = {}
+        inside: dict[str, int] = {}
+        for index, text in enumerate(self._texts):
+            if self._is_text(index):
+                place = inside if text.startswith(prefix) else begin
+                place[text.removeprefix(prefix)] = index
+        unk_id = self._unk_id()
+        if unk_id is None:
+            raise ValueError("there is no unknown token: model.unk_token or model.unk_id")
+        longest = self._model.get("max_input_chars_per_word", 100)
+        return WpmVocabulary(
+            begin, inside, unk_id, lowercase=lowercase, max_word_characters=longest, drops_all_controls=True
+        )
+
+    # -- what is added
+
+    def _role(self, *names: str) -> int | None:
+        for name in names:
+            text = self._sidecar.special_texts.get(name)
+            if text is not None and text in self._ids:
+                return self._ids[text]
+        return None
+
+    def _config(self) -> TokenizerConfig:
+        front, back = template_ends(self._content.get("post_processor"))
+        bos_id, eos_id = self._role("bos_token", "cls_token"), self._role("eos_token")
+        sep_id = self._role("sep_token")
+        if len(front) > 1 or len(back) > 1:
+            raise ValueError(f"the post-processor adds {front} and {back}; at most one token at either end is served")
+        if front:
+            bos_id = front[0]
+        adds_sep = bool(back) and back[0] == sep_id and sep_id != eos_id
+        if back and not adds_sep:
+            eos_id = back[0]
+        given = self._sidecar
+        adds_bos = bool(front) if given.add_bos is None else given.add_bos
+        adds_eos = bool(back) if given.add_eos is None else given.add_eos
+        return TokenizerConfig(
+            source="hugging_face",
+            bos_id=bos_id,
+            eos_id=eos_id,
+            unk_id=self._unk_id(),
+            pad_id=self._role("pad_token"),
+            sep_id=sep_id,
+            end_of_generation_ids=end_of_generation_ids(((t.id, t.text) for t in self._specials), eos_id),
+            adds_bos=adds_bos and bos_id is not None,
+            adds_eos=adds_eos and eos_id is not None and not adds_sep,
+            adds_sep=adds_sep,
+            adds_space_prefix=self._pipeline.space_prefix != "never",
+            prefix_spares_spaces=self._pipeline.space_prefix in ("always", "first")
+            and not self._pipeline.merges_white_space,
+            prefix_is_first=self._pipeline.space_prefix == "first",
+            leftmost_specials=any(token.lstrip or token.rstrip or token.single_word for token in self._specials)
+            or can_overlap(self._specials),
+            clean_spaces=bool(given.clean_spaces),
+            chat_template=given.chat_template,
+        )

@@ -1,0 +1,277 @@
+"""What the normalizer, pre-tokenizer and post-processor of a `tokenizer.json` amount to.
+
+| family     | normalizer                                    | pre-tokenizer                                           |
+|------------|-----------------------------------------------|---------------------------------------------------------|
+| byte level | NFC, NFD, NFKC, NFKD, Lowercase, StripAccents | Split, Digits, Punctuation, then ByteLevel; behind that |
+|            |                                               | only what cuts at digits                                |
+| metaspace  | Prepend and Replace of spaces by U+2581; or   | WhitespaceSplit, then Metaspace; Split at spaces, of    |
+|            | Precompiled, Strip, Replace of several spaces | which the normalizer has left none                      |
+| BERT       | BertNormalizer                                | BertPreTokenizer                                        |
+
+TemplateProcessing, BertProcessing and RobertaProcessing say what add_special adds. Anything else, and any other order,
+is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from tandem.tokenizer.native.pattern import NotUnderstood, parse
+from tandem.tokenizer.normalizing import STEPS
+from tandem.tokenizer.vocabularies.patterns import GPT2, PUBLISHED_WORDS, WORDS
+
+Step: TypeAlias = Mapping[str, Any]
+# When a space is put in front of a text: never; always; unless one is there; at the beginning of all text, unless ...
+SpacePrefix: TypeAlias = Literal["never", "prepend", "always", "first"]
+
+_SPACE = "▁"
+# Each match of P as a piece; all that follow one another; with what is in front of it, or behind, that does not match.
+_PIECES = {
+    "Isolated": "P",
+    "Contiguous": "(?:P)+",
+    "MergedWithPrevious": r"(?:(?!P)[\s\S])+(?:P)?|P",
+    "MergedWithNext": r"P(?:(?!P)[\s\S])*",
+}
+_MAKE_NO_SPACE = frozenset({"NFC", "NFD", "Lowercase"})
+_PUNCTUATION = r"[\p{P}$+<=>^`|~]"
+# Spelt out as llama.cpp does, so that the same vocabulary is the same in every format.
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPELT_OUT = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_OF_DIGITS = re.compile(r"(?:\[0-9\]|\{\d+(?:,\d*)?\}|\+)+")  # patterns of ASCII digits and nothing else
+# Of a regular expression: a property, another escape, a counted quantifier, the beginning of a set, any character.
+_PARTS = re.compile(r"\\[pP]\{[^}]*\}|\\.|\{\d*,?\d*\}|\[\^?\]?|.", re.DOTALL)
+# What the library's engine (Oniguruma, in Ruby's syntax) reads otherwise than those here do, or they do not know.
+_STRANGE_ESCAPES = frozenset("\\" + letter for letter in "WbBhHRXZGKkgyYO")
+_WORD = r"\p{L}\p{M}\p{N}\p{Pc}"  # its \w; theirs have other numbers
+
+
+@dataclass(slots=True)
+class Pipeline:
+    """The steps in front of the model."""
+
+    byte_level: bool = False
+    cuts: list[str] = field(default_factory=list)
+    cuts_at_number_bytes: bool = False  # digits are searched behind ByteLevel, where parts of other characters look so
+    metaspace: bool = False
+    replaces_spaces: bool = False  # in the normalizer, where added tokens see it
+    cuts_at_spaces: bool = False  # no token goes on behind a space
+    space_prefix: SpacePrefix = "never"
+    merges_white_space: bool = False
+    charsmap: str | None = None
+    forms: tuple[str, ...] = ()  # what the normalizers of a byte-level pipeline do
+    bert: bool | None = None  # BERT's words; whether they are lower-cased
+
+
+def read_pipeline(content: Mapping[str, Any]) -> Pipeline:
+    """Raises ValueError for a step that is not served."""
+    normalizers = list(_steps(content.get("normalizer"), "normalizers"))
+    pre_tokenizers = list(_steps(content.get("pre_tokenizer"), "pretokenizers"))
+    if any(step["type"] == "ByteLevel" for step in pre_tokenizers):
+        return _byte_level(normalizers, pre_tokenizers)
+    if any(step["type"] == "BertNormalizer" for step in normalizers):
+        return _bert(normalizers, pre_tokenizers)
+    return _metaspace(normalizers, pre_tokenizers)
+
+
+def template_ends(post_processor: Step | None) -> tuple[list[int], list[int]]:
+    """The ids that the post-processor puts in front of a single text and behind it. Raises ValueError."""
+    front: list[int] = []
+    back: list[int] = []
+    for step in _steps(post_processor, "processors"):
+        match step["type"]:
+            case "ByteLevel":
+                continue
+            case "BertProcessing" | "RobertaProcessing":
+                front.append(step["cls"][1])
+                back.append(step["sep"][1])
+            case "TemplateProcessing":
+                texts = [number for number, part in enumerate(step["single"]) if "Sequence" in part]
+                if len(texts) != 1:
+                    raise ValueError(
+                        f"the post-processor TemplateProcessing has {len(texts)} texts in single, expected one"
+                    )
+                for number, part in enumerate(step["single"]):
+                    if "Sequence" not in part:
+                        side = front if number < texts[0] else back
+                        side += step["special_tokens"][part["SpecialToken"]["id"]]["ids"]
+            case other:
+                raise ValueError(f"the post-processor {other} is not served")
+    return front, back
+
+
+def _steps(step: Step | None, inner: str) -> Iterator[Step]:
+    if step is None:
+        return
+    if step["type"] == "Sequence":
+        for each in step[inner]:
+            yield from _steps(each, inner)
+    else:
+        yield step
+
+
+def _refusal(role: str, step: Step) -> ValueError:
+    return ValueError(f"the {role} {step['type']} is not served in this form, at this place or with this normalizer")
+
+
+# -- byte level
+
+
+def _byte_level(normalizers: Sequence[Step], pre_tokenizers: Sequence[Step]) -> Pipeline:
+    for step in normalizers:
+        if step["type"] not in STEPS:
+            raise _refusal("normalizer", step)
+    pipeline = Pipeline(forms=tuple(step["type"] for step in normalizers))
+    for step in pre_tokenizers:
+        if pipeline.byte_level:  # what comes now sees bytes, each as one character
+            pipeline.cuts.append(_cut_of_digits(step, pipeline))
+        elif step["type"] == "ByteLevel":
+            if step.get("add_prefix_space"):
+                if pipeline.cuts or not _MAKE_NO_SPACE.issuperset(pipeline.forms):
+                    raise ValueError("the pre-tokenizer ByteLevel with add_prefix_space is not served behind others")
+                pipeline.space_prefix = "always"
+            pipeline.byte_level = True
+            if step.get("use_regex", True):
+                pipeline.cuts.append(GPT2)
+        else:
+            pipeline.cuts.append(_cut(step))
+    return pipeline
+
+
+def _cut(step: Step) -> str:
+    match step["type"]:
+        case "Split":
+            return _split(step)
+        case "Digits":
+            return r"\p{N}" if step.get("individual_digits") else r"\p{N}+"
+        case "Punctuation" if step.get("behavior", "Isolated") in _PIECES:
+            behaviour: str = step.get("behavior", "Isolated")
+            return _PIECES[behaviour].replace("P", _PUNCTUATION)
+    raise _refusal("pre-tokenizer", step)
+
+
+def _cut_of_digits(step: Step, pipeline: Pipeline) -> str:
+    match step["type"]:
+        case "Digits":
+            pipeline.cuts_at_number_bytes = True
+            return "[0-9]" if step.get("individual_digits") else "[0-9]+"
+        case "Split" if _OF_DIGITS.fullmatch(step["pattern"].get("Regex", "")):
+            return _split(step)
+    raise _refusal("pre-tokenizer", step)
+
+
+def _split(step: Step) -> str:
+    """A split whose matches are pieces. One that removes what is between them must have a pattern without gaps."""
+    pattern: Any = step["pattern"].get("Regex")
+    if pattern is None and step["pattern"].get("String"):
+        pattern = re.escape(step["pattern"]["String"])
+    behaviour, invert = step["behavior"], bool(step.get("invert"))
+    if not isinstance(pattern, str):
+        raise ValueError(f"the pre-tokenizer Split by {step['pattern']} is not served")
+    complete = pattern.endswith((r"|\s+", r"|\s")) and r"[^\s" in pattern
+    translated = _translated(pattern.replace(_CONTRACTIONS, _SPELT_OUT).replace(PUBLISHED_WORDS, WORDS))
+    if behaviour == "Isolated" or (behaviour == "Removed" and invert and complete):
+        return translated
+    if invert or behaviour not in _PIECES:
+        raise ValueError(f"the pre-tokenizer Split with the behaviour {behaviour}, invert {invert}, is not served")
+    try:
+        parse(translated)  # which refuses those that match the empty text
+    except NotUnderstood as error:
+        raise ValueError(f"the pre-tokenizer Split with the behaviour {behaviour} by a pattern: {error}") from None
+    return _PIECES[behaviour].replace("P", f"(?:{translated})")
+
+
+def _translated(pattern: str) -> str:
+    """The pattern as the engines here read it. Raises ValueError where they cannot."""
+    parts: list[str] = []
+    sets = 0  # that are open
+    before = ""
+    for part in _PARTS.findall(pattern):
+        opens = part.startswith("[")
+        if sets:
+            # A hyphen at the border of a set within another could come to mean a range.
+            bordering = before + part in ("-[", "]-") or (sets > 1 and before + part in ("[-", "-]"))
+            strange = (opens and part != "[") or before + part in ("&&", "[:") or bordering
+        else:  # `{2}+` quantifies twice here; others read a quantifier that gives nothing back
+            strange = before[:1] == "{" and part == "+"
+        if strange or part in _STRANGE_ESCAPES:
+            raise ValueError(f"the pre-tokenizer Split by a pattern with {before + part!r} is not served")
+        before = part
+        if part == r"\w":
+            part = _WORD if sets else f"[{_WORD}]"
+        elif part in ("^", "$") and not sets:  # of a line
+            part = f"(?m:{part})"
+        elif opens:
+            part = "" if sets else part  # a set within one adds what it has
+            sets += 1
+        elif part == "]" and sets:
+            sets -= 1
+            part = "" if sets else part
+        parts.append(part)
+    return "".join(parts)
+
+
+# -- metaspace
+
+
+def _metaspace(normalizers: Sequence[Step], pre_tokenizers: Sequence[Step]) -> Pipeline:
+    pipeline = Pipeline()
+    strips = merges = words = False
+    for step in normalizers:
+        match step["type"]:
+            case "Prepend" if step["prepend"] == _SPACE and pipeline.space_prefix == "never":
+                pipeline.space_prefix = "prepend"
+            case "Replace" if step["pattern"] == {"String": " "} and step["content"] == _SPACE:
+                pipeline.replaces_spaces = True
+            case "Precompiled" if pipeline.charsmap is None and not pipeline.replaces_spaces:
+                pipeline.charsmap = step["precompiled_charsmap"]
+            case "Replace" if step["pattern"] == {"Regex": " {2,}"} and step["content"] in (" ", _SPACE):
+                merges = True
+            case "Strip" if step.get("strip_right") and not step.get("strip_left"):
+                strips = True
+            case _:
+                raise _refusal("normalizer", step)
+    scheme: Any = "never"
+    for step in pre_tokenizers:
+        match step["type"]:
+            case "Split" if step["pattern"] == {"String": " "} and (pipeline.replaces_spaces or pipeline.metaspace):
+                continue
+            case "WhitespaceSplit" if not pipeline.metaspace:
+                words = True
+            case "Metaspace" if step.get("replacement", _SPACE) == _SPACE and not pipeline.metaspace:
+                pipeline.metaspace = True
+                pipeline.cuts_at_spaces = bool(step.get("split", True))
+                scheme = step.get("prepend_scheme") or ("always" if step.get("add_prefix_space") else "never")
+            case _:
+                raise _refusal("pre-tokenizer", step)
+    if scheme not in ("never", "always", "first"):
+        raise ValueError(f"the pre-tokenizer Metaspace with prepend_scheme {scheme!r} is not served")
+    if pipeline.space_prefix == "never":
+        pipeline.space_prefix = scheme
+    pipeline.metaspace = pipeline.metaspace or pipeline.replaces_spaces
+    # White space merges where both the ends are stripped and what is within, of the spaces that a map makes of it all.
+    pipeline.merges_white_space = words or (merges and strips)
+    mapped = pipeline.charsmap is not None and not pipeline.replaces_spaces
+    fits = pipeline.merges_white_space and mapped and (scheme == "always" or not words)
+    if (merges or strips or words) and not fits:
+        raise ValueError("the normalizers and pre-tokenizers that strip or split at white space are not served so")
+    if pipeline.charsmap is not None and pipeline.space_prefix == "prepend":
+        raise ValueError("the normalizers Precompiled and Prepend are not served together")
+    return pipeline
+
+
+# -- BERT
+
+
+def _bert(normalizers: Sequence[Step], pre_tokenizers: Sequence[Step]) -> Pipeline:
+    step = normalizers[0]
+    if len(normalizers) != 1 or not (step.get("clean_text", True) and step.get("handle_chinese_chars", True)):
+        raise _refusal("normalizer", step)
+    if [each["type"] for each in pre_tokenizers] != ["BertPreTokenizer"]:
+        raise ValueError("a BertNormalizer without the one pre-tokenizer BertPreTokenizer is not served")
+    lowercase = bool(step.get("lowercase", True))
+    if step.get("strip_accents") not in (None, lowercase):
+        raise ValueError("a BertNormalizer that lower-cases without stripping accents is not served")
+    return Pipeline(bert=lowercase)

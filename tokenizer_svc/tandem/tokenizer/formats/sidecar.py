@@ -1,0 +1,149 @@
+"""What Hugging Face folders say about a tokenizer beside its vocabulary: `tokenizer_config.json`, chat templates and,
+where the former is silent, `special_tokens_map.json`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tandem.tokenizer.formats.errors import FormatError
+
+_MAX_BYTES = 64 * 1024 * 1024
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+
+
+@dataclass(frozen=True, slots=True)
+class AddedToken:
+    """A token that the folder adds to a vocabulary, or changes in it."""
+
+    id: int
+    text: str
+    special: bool
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+    normalized: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sidecar:
+    """The parts of `tokenizer_config.json` that change behaviour. None: the file does not say."""
+
+    added_tokens: Mapping[int, AddedToken] = field(default_factory=dict)
+    special_texts: Mapping[str, str] = field(default_factory=dict)  # "bos_token" -> "<s>"
+    add_bos: bool | None = None
+    add_eos: bool | None = None
+    clean_spaces: bool | None = None
+    chat_template: str | None = None
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """A JSON file that holds one object. Raises FormatError."""
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise FormatError(path, f"larger than {_MAX_BYTES} bytes, which no such file is")
+        text = path.read_bytes().decode("utf-8-sig")
+        value = json.loads(text)
+    except OSError as error:
+        raise FormatError(path, f"cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise FormatError(path, f"is not valid JSON: {error}") from None
+    if _SURROGATE.search(text) is not None:  # most of them are pairs, and fine
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise FormatError(path, "holds a lone surrogate, which is no text") from None
+    if not isinstance(value, dict):
+        raise FormatError(path, "holds no JSON object")
+    return value
+
+
+def read_sidecar(folder: Path) -> Sidecar:
+    """Reads what is there; an empty Sidecar where nothing is. Raises FormatError."""
+    path = folder / "tokenizer_config.json"
+    config = read_json_object(path) if path.is_file() else {}
+    named = folder / "special_tokens_map.json"
+    if named.is_file():
+        config = {key: value for key, value in read_json_object(named).items() if key in _NAMED_TOKENS} | config
+    template = _chat_template(path, config)
+    template_file = folder / "chat_template.jinja"
+    if template_file.is_file():
+        try:
+            template = template_file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise FormatError(template_file, f"cannot be read: {error}") from None
+    texts = {name: text for name in _NAMED_TOKENS if (text := _token_text(path, name, config.get(name))) is not None}
+    return Sidecar(
+        added_tokens=_added_tokens(path, config.get("added_tokens_decoder")),
+        special_texts=texts,
+        add_bos=_flag(path, config, "add_bos_token"),
+        add_eos=_flag(path, config, "add_eos_token"),
+        clean_spaces=_flag(path, config, "clean_up_tokenization_spaces"),
+        chat_template=template,
+    )
+
+
+def _flag(path: Path, config: Mapping[str, Any], name: str) -> bool | None:
+    value = config.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise FormatError(path, f"{name} is {value!r}, expected true or false")
+    return value
+
+
+def _token_text(path: Path, name: str, value: object) -> str | None:
+    if isinstance(value, dict):
+        value = value.get("content")
+    if value is not None and not isinstance(value, str):
+        raise FormatError(path, f"{name} is not a text")
+    return value
+
+
+def _chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
+    """One template, or the one named "default" of a list."""
+    value = config.get("chat_template")
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        named = [entry for entry in value if isinstance(entry, dict) and entry.get("name") == "default"]
+        default = named[-1].get("template") if named else None
+        if default is None or isinstance(default, str):
+            return default
+    raise FormatError(path, "chat_template is neither a text nor a list of named templates")
+
+
+def _added_tokens(path: Path, value: object) -> dict[int, AddedToken]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise FormatError(path, "added_tokens_decoder is no object")
+    added: dict[int, AddedToken] = {}
+    for key, entry in value.items():
+        if not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10):
+            raise FormatError(path, f"added_tokens_decoder has the key {key!r}, which is no id")
+        if not (isinstance(entry, dict) and isinstance(entry.get("content"), str)):
+            raise FormatError(path, f"added_tokens_decoder[{key}] has no text")
+        for name in ("special", "lstrip", "rstrip", "single_word", "normalized"):
+            if not isinstance(entry.get(name, False), bool):
+                raise FormatError(
+                    path, f"added_tokens_decoder[{key}].{name} is {entry[name]!r}, expected true or false"
+                )
+        added[int(key)] = read_added_token(int(key), entry)
+    return added
+
+
+def read_added_token(index: int, entry: Mapping[str, Any]) -> AddedToken:
+    """One entry of `added_tokens_decoder`, or of `added_tokens` in a `tokenizer.json`."""
+    return AddedToken(
+        index,
+        entry["content"],
+        special=bool(entry.get("special", False)),
+        lstrip=bool(entry.get("lstrip", False)),
+        rstrip=bool(entry.get("rstrip", False)),
+        single_word=bool(entry.get("single_word", False)),
+        normalized=bool(entry.get("normalized", not entry.get("special", False))),
+    )

@@ -1,0 +1,158 @@
+"""What the tokenizer service counts, beside what every service counts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from tandem.common.metrics import ServiceMetrics
+from tandem.tokenizer.encode_cache import EncodeCache
+
+_TOKEN_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
+_WAIT_BUCKETS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+class InputTokens:
+    """How many tokens inputs had, by bucket; many at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = np.zeros(len(_TOKEN_BUCKETS) + 1, np.int64)
+        self._sum = 0
+
+    def observe(self, *tokens: int) -> None:
+        counts = np.bincount(np.searchsorted(_TOKEN_BUCKETS, tokens), minlength=len(_TOKEN_BUCKETS) + 1)
+        with self._lock:
+            self._counts += counts
+            self._sum += sum(tokens)
+
+    def read(self) -> tuple[list[tuple[str, float]], float]:
+        """Cumulative counts by upper bound, and the sum."""
+        with self._lock:
+            counts, total = self._counts.cumsum().tolist(), self._sum
+        bounds = [*map(floatToGoString, _TOKEN_BUCKETS), "+Inf"]
+        return list(zip(bounds, counts, strict=True)), total
+
+
+class _InputTokensCollector(Collector):
+    def __init__(self, histograms: Mapping[str, InputTokens]) -> None:
+        self._histograms = histograms
+
+    def collect(self) -> Iterable[Metric]:
+        family = HistogramMetricFamily("tandem_tokenizer_input_tokens", "Tokens of one input.", labels=("tokenizer",))
+        for name, histogram in list(self._histograms.items()):
+            buckets, total = histogram.read()
+            family.add_metric((name,), buckets, total)
+        return [family]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedMetrics:
+    """The children of one tokenizer; looking labels up costs more than counting."""
+
+    encoded_tokens: Counter
+    encoded_bytes: Counter
+    input_tokens: InputTokens
+    decoded_tokens: Counter
+    decoded_bytes: Counter
+    streams: Counter
+    stop_matches: Counter
+
+
+class _CacheCollector(Collector):
+    """Reads the caches when somebody asks, so that counting costs an encode nothing."""
+
+    def __init__(self, caches: Mapping[str, EncodeCache]) -> None:
+        self._caches = caches
+
+    def collect(self) -> Iterable[Metric]:
+        lookups = CounterMetricFamily(
+            "tandem_tokenizer_cache_lookups", "Texts looked up in the encode cache.", labels=("tokenizer", "result")
+        )
+        size = GaugeMetricFamily(
+            "tandem_tokenizer_cache_bytes", "Memory that the encode cache takes.", labels=("tokenizer",)
+        )
+        for name, cache in list(self._caches.items()):
+            lookups.add_metric((name, "hit"), cache.hits)
+            lookups.add_metric((name, "miss"), cache.misses)
+            size.add_metric((name,), cache.bytes)
+        return lookups, size
+
+
+class TokenizerMetrics(ServiceMetrics):
+    """| metric                                   | type      | meaning                                        |
+    |------------------------------------------|-----------|------------------------------------------------|
+    | tandem_tokenizer_encoded_tokens_total    | counter   | tokens made from text, by tokenizer            |
+    | tandem_tokenizer_encoded_bytes_total     | counter   | text they were made from, in bytes             |
+    | tandem_tokenizer_input_tokens            | histogram | tokens of one input                            |
+    | tandem_tokenizer_decoded_tokens_total    | counter   | ids turned into text, streams included         |
+    | tandem_tokenizer_decoded_bytes_total     | counter   | text they gave, in bytes                       |
+    | tandem_tokenizer_streams_total           | counter   | streams that were opened                       |
+    | tandem_tokenizer_stop_matches_total      | counter   | streams that a stop string ended               |
+    | tandem_tokenizer_stream_messages_total   | counter   | messages of DecodeStream                       |
+    | tandem_tokenizer_stream_requests_total   | counter   | requests in them: a batch has many             |
+    | tandem_tokenizer_stream_errors_total     | counter   | requests of a batch that were refused, by code |
+    | tandem_tokenizer_cache_lookups_total     | counter   | texts looked up in the encode cache, by result |
+    | tandem_tokenizer_cache_bytes             | gauge     | memory that it takes, by tokenizer             |
+    | tandem_tokenizer_open_streams            | gauge     | streams that are open now                      |
+    | tandem_tokenizer_pool_queued             | gauge     | jobs that wait for a thread                    |
+    | tandem_tokenizer_pool_running            | gauge     | jobs that run in a thread                      |
+    | tandem_tokenizer_pool_wait_seconds       | histogram | how long a job waited                          |
+    | tandem_tokenizer_pool_refused_total      | counter   | jobs refused because too many waited           |
+    | tandem_tokenizer_chat_refused_total      | counter   | conversations refused for the same reason      |
+    """
+
+    def __init__(self) -> None:
+        super().__init__("tandem-tokenizer")
+
+        def counter(name: str, words: str, *labels: str) -> Counter:
+            return Counter(f"tandem_tokenizer_{name}", words, labels, registry=self.registry)
+
+        def gauge(name: str, words: str) -> Gauge:
+            return Gauge(f"tandem_tokenizer_{name}", words, registry=self.registry)
+
+        self._encoded_tokens = counter("encoded_tokens_total", "Tokens made from text.", "tokenizer")
+        self._encoded_bytes = counter("encoded_bytes_total", "Text that was encoded, in bytes.", "tokenizer")
+        self._decoded_tokens = counter("decoded_tokens_total", "Ids turned into text.", "tokenizer")
+        self._decoded_bytes = counter("decoded_bytes_total", "Text that ids gave, in bytes.", "tokenizer")
+        self._streams = counter("streams_total", "Decode streams that were opened.", "tokenizer")
+        self._stop_matches = counter("stop_matches_total", "Decode streams that a stop string ended.", "tokenizer")
+        self.stream_messages = counter("stream_messages_total", "Messages of DecodeStream.")
+        self.stream_requests = counter("stream_requests_total", "Requests in them; a batch has many.")
+        self.stream_errors = counter("stream_errors_total", "Requests of a batch that were refused.", "grpc_code")
+        self._input_tokens: dict[str, InputTokens] = {}
+        self.registry.register(_InputTokensCollector(self._input_tokens))
+        self._caches: dict[str, EncodeCache] = {}
+        self.registry.register(_CacheCollector(self._caches))
+        self.chat_refused = counter("chat_refused_total", "Conversations refused because too many waited.")
+        self.open_streams = gauge("open_streams", "Decode streams that are open now.")
+        self.pool_queued = gauge("pool_queued", "Jobs that wait for a thread.")
+        self.pool_running = gauge("pool_running", "Jobs that run in a thread.")
+        self.pool_refused = counter("pool_refused_total", "Jobs refused because too many waited.")
+        self.pool_wait = Histogram(
+            "tandem_tokenizer_pool_wait_seconds",
+            "How long a job waited for a thread.",
+            buckets=_WAIT_BUCKETS,
+            registry=self.registry,
+        )
+
+    def named(self, tokenizer: str, cache: EncodeCache) -> NamedMetrics:
+        """The children for one tokenizer; ask once and keep them. From now on `cache` is the one that is shown."""
+        self._caches[tokenizer] = cache
+        return NamedMetrics(
+            self._encoded_tokens.labels(tokenizer),
+            self._encoded_bytes.labels(tokenizer),
+            self._input_tokens.setdefault(tokenizer, InputTokens()),
+            self._decoded_tokens.labels(tokenizer),
+            self._decoded_bytes.labels(tokenizer),
+            self._streams.labels(tokenizer),
+            self._stop_matches.labels(tokenizer),
+        )

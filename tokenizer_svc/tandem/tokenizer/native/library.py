@@ -1,0 +1,33 @@
+"""The C functions beside this file: what they are called, and what they take."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from pathlib import Path
+
+from tandem.common.compiled import CSources, Signature
+
+_POINTER, _SIZE, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+_FUNCTIONS: dict[str, Signature] = {
+    "encode": ([_POINTER, ctypes.c_char_p, _POINTER, _SIZE, *[_POINTER] * 3], _SIZE),
+    "fill": ([*[_POINTER] * 3], _NUMBER),
+    "pair": ([*[_POINTER] * 3, _SIZE], None),
+    "splits": ([*[_POINTER] * 2], _NUMBER),
+    "longest": ([_POINTER, ctypes.c_char_p, _POINTER, _SIZE, *[_POINTER] * 3], _SIZE),
+    "plant": ([_POINTER, ctypes.c_char_p, *[_POINTER] * 2, _SIZE], None),
+    "size": ([*[_POINTER] * 2, _SIZE], _SIZE),
+    "join": ([ctypes.c_char_p, *[_POINTER] * 2, _SIZE, _POINTER], None),
+    "texts": ([ctypes.c_char_p, *[_POINTER] * 5, _SIZE, *[_POINTER] * 2], _SIZE),
+}
+
+SOURCES = CSources(
+    Path(__file__).parent, "text", ("cutting.c", "merging.c", "longest.c", "joining.c"), ("text.h",), _FUNCTIONS
+)
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The functions `tandem_...` of the sources; None where they cannot be had, which is logged."""
+    return SOURCES.load(logging.getLogger("tandem.tokenizer"), "encoding will be slower")

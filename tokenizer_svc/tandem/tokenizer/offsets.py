@@ -1,0 +1,17 @@
+"""Positions of tokens in text: bytes of UTF-8 to code points."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tandem.tokenizer.arrays import Ids
+
+
+def to_code_points(data: bytes, byte_offsets: Ids) -> Ids:
+    """The code point in which each byte offset of `data` lies; offsets ascend, and may be the end."""
+    if data.isascii():
+        return byte_offsets
+    begun = np.empty(len(data) + 1, np.uint32)  # characters that begin before each byte, or with it
+    np.cumsum(np.frombuffer(data, np.int8) >= -64, out=begun[:-1])  # as signed numbers, -128 to -65 go on
+    begun[-1] = begun[-2] + 1
+    return begun[byte_offsets] - np.uint32(1)

@@ -1,0 +1,498 @@
+"""The tokenizer: what every vocabulary type shares.
+
+Encoding goes in two steps, as in llama.cpp: text is split at special tokens (`fragments`), then the vocabulary encodes
+what lies between them. Decoding is table work: every id stands for bytes (`streaming` does it bit by bit).
+
+The rules that are not obvious, written once:
+
+- Segments are encoded apart from each other. A space prefix, where the vocabulary has one, goes in front of the first
+  text and of text that follows a special token; a segment's border alone brings none.
+- USER_DEFINED tokens are cut out of the text under TEXT, PARSE and PARSE_LISTED, as llama.cpp does; CONTROL and UNKNOWN
+  tokens only where a policy says so. Under PLAIN and REJECT text becomes none of them. A token of white space alone is
+  one under every policy: it means what it shows, and code is written with it.
+- Decoding strips one space prefix, from the first id only, and not where `remove_special` took away a BOS. That of a
+  byte-level vocabulary stays.
+- `remove_special` drops the BOS and EOS that `add_special` would have put there, no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from copy import copy
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from tandem.tokenizer.arrays import NONE, Ids, Places, ids_of, joined
+from tandem.tokenizer.config import TokenizerConfig, fingerprint_of
+from tandem.tokenizer.encode_cache import EncodeCache
+from tandem.tokenizer.encoding import Encoding, Policy, Segment, SpecialTokenInText, TokenIdError
+from tandem.tokenizer.fragments import FragmentSplitter
+from tandem.tokenizer.guarding import GuardedEncoder
+from tandem.tokenizer.native.joining import IdRuns, PieceJoiner
+from tandem.tokenizer.offsets import to_code_points
+from tandem.tokenizer.spacing import clean_spaces as without_spaces
+from tandem.tokenizer.streaming import StreamDecoder, StreamPieces
+from tandem.tokenizer.vocabularies.spm_merging import SPACE
+from tandem.tokenizer.vocabulary import (
+    CONTROL_TYPES,
+    DecodedForms,
+    LoneSurrogateError,
+    SpecialToken,
+    TextEncoder,
+    TokenTable,
+    TokenType,
+    Vocabulary,
+    VocabularyType,
+)
+from tandem.tokenizer.wire import decoded_field, piece_fields
+
+_SPLITTERS_KEPT = 64
+_GUARDED = frozenset({Policy.PLAIN, Policy.REJECT})  # policies under which text becomes no special token
+_FRAGMENTS_KEPT_TOGETHER = 8  # a segment of more is remembered in parts only: its next turn has more of them
+
+
+class Tokenizer:
+    """Encodes and decodes. Immutable, and safe to use from many threads at once."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        table: TokenTable,
+        config: TokenizerConfig,
+        unguarded: Vocabulary | None = None,
+    ) -> None:
+        """`unguarded` is for types whose llama.cpp finds control tokens in text that it was told not to parse; only
+        `encode` follows it there."""
+        self.vocabulary: Vocabulary = vocabulary
+        self._unguarded = unguarded or vocabulary
+        self._cache: EncodeCache | None = None
+        self.table = table
+        self.config = config
+        for name in ("bos_id", "eos_id", "unk_id", "pad_id", "sep_id"):
+            index = getattr(config, name)
+            if index is not None and not 0 <= index < len(table):
+                raise ValueError(f"{name} {index} lies outside of the vocabulary of {len(table)} tokens")
+        if (config.adds_bos and config.bos_id is None) or (config.adds_eos and config.eos_id is None):
+            raise ValueError("the tokenizer is to add a BOS or EOS token, but has none")
+        self._controls = {token.id: token for token in table.specials if token.type in CONTROL_TYPES}
+        self._user_defined = [token for token in table.specials if token.type == TokenType.USER_DEFINED]
+        blank = [token for token in self._user_defined if _is_white_space(token)]
+        leftmost = config.leftmost_specials
+        self._text_splitter = FragmentSplitter(self._user_defined, leftmost)
+        self._plain_splitter = FragmentSplitter(blank, leftmost)
+        self.takes_text_whole = not self._user_defined  # under the policy TEXT
+        self._parsing = FragmentSplitter(table.specials, leftmost)
+        self.control_splitter = (
+            FragmentSplitter(list(self._controls.values()), leftmost) if self._user_defined else self._parsing
+        )
+        meaning = [token for token in table.specials if not _is_white_space(token)]
+        self.meaning_splitter = FragmentSplitter(meaning, leftmost) if blank else self._parsing
+        kept_out = [token.id for token in meaning if token.id != config.unk_id]
+        self._guarded = GuardedEncoder(vocabulary, table, kept_out, config.unk_id) if kept_out else vocabulary
+        # Safe borders lie between a line break and a letter: no special token may reach across one.
+        self._cuttable = not any("\n" in token.text or token.lstrip for token in table.specials)
+        # Byte-level vocabularies spell spaces as themselves, and as in the library the one in front stays in the text.
+        byte_level = vocabulary.type is VocabularyType.BPE
+        self._strips_prefix = config.adds_space_prefix and not byte_level
+        self._spared = (" ",) if byte_level else (" ", SPACE)
+        self._single = {token.id: ids_of([token.id]) for token in table.specials}
+        self._listed = lru_cache(_SPLITTERS_KEPT)(self._make_listed_splitter)
+        self._piece_fields = lru_cache(2)(self._make_piece_fields)
+        self.fingerprint = fingerprint_of(vocabulary, table, config)
+
+    def with_cache(self, cache: EncodeCache) -> Tokenizer:
+        """The same tokenizer, which remembers texts."""
+        cached = copy(self)
+        cached._cache = cache
+        return cached
+
+    @property
+    def type(self) -> VocabularyType:
+        return self.vocabulary.type
+
+    @property
+    def vocabulary_size(self) -> int:
+        return len(self.table)
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether the id can only come from parsing: a CONTROL or UNKNOWN token."""
+        return token_id in self._controls
+
+    # -- text to ids
+
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Ids of one text, in llama.cpp's terms and as it answers."""
+        segment = Segment(text, Policy.PARSE if parse_special else Policy.TEXT)
+        return self._encode_segments((segment,), add_special, False, self._unguarded).ids
+
+    def encode_segments(
+        self, segments: Sequence[Segment], add_special: bool = True, with_offsets: bool = False
+    ) -> Encoding:
+        """Ids of segments that follow one another.
+
+        Raises LoneSurrogateError where text is not valid Unicode, SpecialTokenInText where a segment must not hold one.
+        """
+        return self._encode_segments(segments, add_special, with_offsets, self.vocabulary)
+
+    def _encode_segments(
+        self, segments: Sequence[Segment], add_special: bool, with_offsets: bool, vocabulary: Vocabulary
+    ) -> Encoding:
+        front, back = self._added_arrays if add_special else (NONE, NONE)
+        prefixed = self.config.adds_space_prefix
+        uncached = self._cache is None or vocabulary is not self.vocabulary
+        if len(segments) == 1 and self.takes_text_whole and uncached and not with_offsets:
+            text = segments[0].text
+            if text and segments[0].policy is Policy.TEXT:  # what most inputs are; all below would do the same
+                ids = vocabulary.encode(self._spaced(_checked(text)) if prefixed else _checked(text))
+                whole = np.concatenate((front, ids, back)) if len(front) or len(back) else ids
+                return Encoding(whole, len(front), len(back))
+        parts: list[Ids] = [front] if len(front) else []
+        offsets: list[Ids] = [np.zeros(len(front), np.uint32)] if with_offsets else []
+        base = 0  # bytes in front of the segment
+        wants_prefix = prefixed
+        prefix = prefixed and not self.config.prefix_is_first  # behind a special token
+        cache = None if with_offsets or uncached else self._cache
+        for number, segment in enumerate(segments):
+            text = segment.text
+            guarded = segment.policy in _GUARDED
+            encoder = self._guarded if guarded else vocabulary
+            key: Hashable = None
+            if cache is not None and text:
+                key = segment if wants_prefix else (segment, False)
+                known = cache.get(key)
+                if known is not None:
+                    parts.append(known.ids)
+                    wants_prefix = prefix and known.ends_special
+                    continue
+            before = len(parts)
+            fragments = 0
+            token: int | None = None
+            data = _utf8(text)
+            if self.takes_text_whole and segment.policy is Policy.TEXT and not with_offsets and text:
+                # What most text is: no special token to look for, and nobody asks where its tokens lie.
+                ids = vocabulary.encode(self._spaced(text) if wants_prefix else text)
+                parts.append(ids)
+                wants_prefix = False
+                if cache is not None:
+                    cache.put(key, text, ids)
+                continue
+            counted = base  # bytes in front of the fragment
+            done = 0  # code points of the segment that are counted
+            for start, end, token in self._splitter(number, segment).split(text):
+                fragments += 1
+                if with_offsets:
+                    counted += len(text[done:start].encode())
+                    done = start
+                if token is not None:
+                    parts.append(self._single[token])
+                    if with_offsets:
+                        offsets.append(np.array([counted], np.uint32))
+                    wants_prefix = prefix
+                    continue
+                piece = text if end - start == len(text) else text[start:end]
+                spaced = self._spaced(piece) if wants_prefix else piece
+                if with_offsets:
+                    ids, starts = encoder.encode_with_offsets(spaced)
+                    parts.append(ids)
+                    # The prefix is no part of the text: what begins with it begins with the text.
+                    starts = np.maximum(starts, 1) - np.uint32(1) if len(spaced) > len(piece) else starts
+                    offsets.append(starts + np.uint32(counted))
+                else:
+                    known_text = cache if fragments > 1 or end < len(text) else None
+                    parts.append(_encode_text(spaced, encoder, known_text, guarded))
+                wants_prefix = False
+            base += len(data)
+            if cache is not None and text and fragments <= _FRAGMENTS_KEPT_TOGETHER:
+                cache.put(key, text, joined(parts[before:]), token is not None)
+        if len(back):
+            parts.append(back)
+        encoding = Encoding(joined(parts), len(front), len(back))
+        if with_offsets:
+            offsets.append(np.full(len(back), base, np.uint32))
+            encoding.byte_offset_array = joined(offsets)
+            encoding.code_point_offset_array = to_code_points(
+                b"".join(_utf8(each.text) for each in segments), encoding.byte_offset_array
+            )
+        return encoding
+
+    def encode_many(self, texts: Sequence[str], add_special: bool = True) -> list[Ids]:
+        """Ids of many texts of the policy TEXT, of a tokenizer that `takes_text_whole`."""
+        assert self.takes_text_whole
+        checked = list(map(_checked, texts))
+        if self._cache is None:
+            found = self._encode_spaced(checked)
+        else:
+            cache, prefix = self._cache, self.config.adds_space_prefix
+            keys: list[Hashable] = [Segment(text) if prefix else (Segment(text), False) for text in checked]
+            known = list(map(cache.get, keys))
+            missing = [text for text, entry in zip(checked, known, strict=True) if entry is None]
+            fresh = iter(self._encode_spaced(missing) if missing else ())
+            found = [next(fresh) if entry is None else entry.ids for entry in known]
+            for key, text, ids, entry in zip(keys, checked, found, known, strict=True):
+                if entry is None and text:
+                    cache.put(key, text, ids)
+        front, back = self._added_arrays if add_special else (NONE, NONE)
+        return [np.concatenate((front, ids, back)) for ids in found] if len(front) or len(back) else found
+
+    def _encode_spaced(self, texts: Sequence[str]) -> list[Ids]:
+        if self.config.adds_space_prefix:
+            texts = [self._spaced(text) if text else text for text in texts]
+        return self.vocabulary.encode_many(texts)
+
+    def _spaced(self, text: str) -> str:
+        """A text with the space prefix, where it gets one."""
+        return text if self.config.prefix_spares_spaces and text[0] in self._spared else " " + text
+
+    def cut(self, text: str, count: int) -> list[str]:
+        """`text` in at most `count` parts of about equal length, which have together the ids that it has as a whole.
+
+        One part where no such place is known to be safe.
+        """
+        border = self.vocabulary.safe_border
+        if border is None or self.config.adds_space_prefix or not self._cuttable:
+            return [text]
+        parts: list[str] = []
+        at = 0
+        for number in range(1, count):
+            found = border.search(text, max(at, len(text) * number // count))
+            if found is not None and found.start() > at:
+                parts.append(text[at : found.start()])
+                at = found.start()
+        return [*parts, text[at:]]
+
+    def added_ids(self) -> tuple[Ids, Ids]:
+        """What add_special puts in front and behind."""
+        return self._added_arrays
+
+    def count_added(self) -> int:
+        """How many tokens add_special adds."""
+        return sum(map(len, self._added_arrays))
+
+    @cached_property
+    def _added_arrays(self) -> tuple[Ids, Ids]:
+        config = self.config
+        front = ids_of([config.bos_id] if config.adds_bos and config.bos_id is not None else [])
+        if config.adds_sep and config.sep_id is not None:
+            return front, ids_of([config.sep_id])
+        return front, ids_of([config.eos_id] if config.adds_eos and config.eos_id is not None else [])
+
+    def _splitter(self, number: int, segment: Segment) -> FragmentSplitter:
+        match segment.policy:
+            case Policy.TEXT:
+                return self._text_splitter
+            case Policy.PLAIN:
+                return self._plain_splitter
+            case Policy.PARSE:
+                return self._parsing
+            case Policy.PARSE_LISTED:
+                return self._listed(segment.parse_ids)
+            case Policy.REJECT:
+                found = self.control_splitter.first_match(segment.text)
+                if found is not None:
+                    raise SpecialTokenInText(number, *found)
+                return self._plain_splitter
+
+    def _make_listed_splitter(self, parse_ids: frozenset[int]) -> FragmentSplitter:
+        unknown = sorted(parse_ids - self._controls.keys())
+        if unknown:
+            raise ValueError(f"id {unknown[0]} is not a control token")
+        listed = [*self._user_defined, *(self._controls[index] for index in parse_ids)]
+        return FragmentSplitter(listed, self.config.leftmost_specials)
+
+    # -- ids to text
+
+    def pieces(self, ids: Sequence[int]) -> list[bytes]:
+        """The bytes of each id, control tokens as their text."""
+        return list(map(self.table.pieces.__getitem__, ids))
+
+    def pieces_size(self, ids: Ids) -> int:
+        """How many bytes those have."""
+        return int(self._shown_lengths[ids].sum(dtype=np.int64))
+
+    def piece_fields(self, ids: Ids, tag: int) -> bytes:
+        """The same as the field of a message that has this tag, without an object of Python for each."""
+        return self._piece_fields(tag).join(ids)
+
+    def _make_piece_fields(self, tag: int) -> PieceJoiner:
+        return PieceJoiner(piece_fields(self.table.pieces, tag))
+
+    def decode_bytes(
+        self,
+        ids: Sequence[int] | Ids,
+        remove_special: bool = False,
+        unparse_special: bool = False,
+        clean_spaces: bool = False,
+    ) -> bytes:
+        """The bytes of a whole id list. Raises TokenIdError."""
+        self.check_ids(ids)
+        array = ids if isinstance(ids, np.ndarray) else ids_of(ids)
+        strip = self._strips_prefix
+        if remove_special and len(array):
+            drop_first, drop_last = self._dropped()
+            if array[0] == drop_first:
+                array, strip = array[1:], False
+            if len(array) and array[-1] == drop_last:
+                array = array[:-1]
+        text = (self._shown_joiner if unparse_special else self._hidden_joiner).join(array)
+        forms = self._shown_forms if unparse_special else self._hidden_forms
+        if forms is not None:
+            index = next((index for index in map(int, array) if forms.rest[index]), None)
+            if index is not None and index in forms.first:
+                text = forms.first[index] + text[len(forms.rest[index]) :]
+            return without_spaces(text) if clean_spaces else text
+        pieces = self.table.pieces if unparse_special else self.table.hidden_pieces
+        if strip and len(array) and pieces[array[0]][:1] == b" ":
+            text = text[1:]
+        return without_spaces(text) if clean_spaces else text
+
+    def decode_fields(
+        self,
+        ids: Ids,
+        edges: Places,
+        remove_special: bool = False,
+        unparse_special: bool = False,
+        clean_spaces: bool = False,
+    ) -> list[bytes | memoryview]:
+        """The same of many lists: the field `decoded` of a response, in parts. All `ids` are valid; list n goes from
+        `edges[n]` to `edges[n + 1]`."""
+        begins, ends = edges[:-1].copy(), edges[1:].copy()
+        if clean_spaces or self.table.forms is not None:
+            lists = [ids[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+            wanted = remove_special, unparse_special, clean_spaces
+            return [decoded_field(self.decode_bytes(each, *wanted)) for each in lists]
+        spaces = np.full(len(begins), self._strips_prefix)
+        drop_first, drop_last = self._dropped() if remove_special else (None, None)
+        if drop_first is not None:
+            full = np.flatnonzero(begins < ends)
+            full = full[ids[begins[full]] == drop_first]
+            begins[full] += 1
+            spaces[full] = False
+        if drop_last is not None:
+            full = np.flatnonzero(begins < ends)
+            ends[full[ids[ends[full] - 1] == drop_last]] -= 1
+        joiner = self._shown_joiner if unparse_special else self._hidden_joiner
+        return joiner.join_fields(IdRuns(ids, begins, ends, spaces))
+
+    def decode(self, ids: Sequence[int], remove_special: bool = False, unparse_special: bool = False) -> str:
+        """The text of a whole id list; bytes that are not UTF-8 become U+FFFD. Raises TokenIdError."""
+        return self.decode_bytes(ids, remove_special, unparse_special).decode("utf-8", "replace")
+
+    def stream(
+        self,
+        *,
+        context_ids: Sequence[int] = (),
+        remove_special: bool = False,
+        unparse_special: bool = False,
+        stop_strings: Sequence[str] = (),
+        include_stop: bool = False,
+        graphemes: bool = False,
+        min_ids: int = 0,
+    ) -> StreamDecoder:
+        """A stream that follows `context_ids`. Without stop strings it gives what `decode` gives.
+
+        After a context that ends in text, a leading space is text; after one that ends in a control token it is the
+        prefix that encoding would have put there. With a file's own decoder, what follows shown context is not first.
+        """
+        self.check_ids(context_ids)
+        forms = self._shown_forms if unparse_special else self._hidden_forms
+        first = None if forms is None or any(forms.rest[index] for index in context_ids) else forms.first
+        drop_first, drop_last = self._dropped() if remove_special else (None, None)
+        return StreamDecoder(
+            self._shown_pieces if unparse_special else self._hidden_pieces,
+            first_pieces=first,
+            strip_space=forms is None
+            and self._strips_prefix
+            and (not context_ids or (self.is_control(context_ids[-1]) and not self.config.prefix_is_first)),
+            drop_first=None if context_ids else drop_first,
+            drop_last=drop_last,
+            stops=stop_strings,
+            include_stop=include_stop,
+            graphemes=graphemes,
+            min_ids=min_ids,
+        )
+
+    @cached_property
+    def _shown_joiner(self) -> PieceJoiner:
+        return PieceJoiner(self.table.pieces if self._shown_forms is None else self._shown_forms.rest)
+
+    @cached_property
+    def _hidden_joiner(self) -> PieceJoiner:
+        return PieceJoiner(self.table.hidden_pieces if self._hidden_forms is None else self._hidden_forms.rest)
+
+    @cached_property
+    def _shown_pieces(self) -> StreamPieces:
+        return StreamPieces(self.table.pieces if self._shown_forms is None else self._shown_forms.rest)
+
+    @cached_property
+    def _hidden_pieces(self) -> StreamPieces:
+        return StreamPieces(self.table.hidden_pieces if self._hidden_forms is None else self._hidden_forms.rest)
+
+    @property
+    def _shown_forms(self) -> DecodedForms | None:
+        return self.table.forms
+
+    @cached_property
+    def _hidden_forms(self) -> DecodedForms | None:
+        return None if self.table.forms is None else self.table.forms.without(self.table.control_ids())
+
+    def decoded_size(self, ids: Ids) -> int:
+        """An upper bound of the bytes that valid ids decode to."""
+        return int(self._piece_lengths[ids].sum(dtype=np.int64))
+
+    @cached_property
+    def _piece_lengths(self) -> Ids:
+        if (forms := self.table.forms) is None:
+            return self._shown_lengths
+        return ids_of([max(len(piece), len(forms.first.get(index, b""))) for index, piece in enumerate(forms.rest)])
+
+    @cached_property
+    def _shown_lengths(self) -> Ids:
+        return ids_of(list(map(len, self.table.pieces)))
+
+    def check_ids(self, ids: Sequence[int] | Ids) -> None:
+        """Raises TokenIdError for the first id that is outside of the vocabulary."""
+        size = len(self.table)
+        if isinstance(ids, np.ndarray):
+            if len(ids) and ids.max() >= size:
+                index = int((ids >= size).argmax())
+                raise TokenIdError(index, int(ids[index]), size)
+        elif ids and (max(ids) >= size or min(ids) < 0):
+            for index, token_id in enumerate(ids):
+                if not 0 <= token_id < size:
+                    raise TokenIdError(index, token_id, size)
+
+    def _dropped(self) -> tuple[int | None, int | None]:
+        """The ids that remove_special takes away at the front and at the back."""
+        config = self.config
+        return (config.bos_id if config.adds_bos else None, config.eos_id if config.adds_eos else None)
+
+
+def _is_white_space(token: SpecialToken) -> bool:
+    return token.text.replace(SPACE, " ").isspace()
+
+
+def _encode_text(text: str, encoder: TextEncoder, cache: EncodeCache | None, guarded: bool) -> Ids:
+    """Ids of a text without special tokens, from memory where a cache is given."""
+    if cache is None:
+        return encoder.encode(text)
+    key = (text, Policy.PLAIN) if guarded else text
+    known = cache.get(key)
+    if known is None:
+        found = encoder.encode(text)
+        cache.put(key, text, found)
+        return found
+    return known.ids
+
+
+def _checked(text: str) -> str:
+    if not text.isascii():
+        _utf8(text)
+    return text
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise LoneSurrogateError(f"the text has a lone surrogate at code point {error.start}") from None

@@ -1,0 +1,315 @@
+"""Requests to plain arguments. Every violated field is named, with what is allowed; limits on size are checked here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from tandem.common.contract import limit_violations
+from tandem.common.errors import FieldViolation, ServiceError, invalid_argument, resource_exhausted
+from tandem.limits.fields import limits_of
+from tandem.tokenizer.arrays import Ids, Places
+from tandem.tokenizer.encoding import Policy, Segment, TokenIdError
+from tandem.tokenizer.settings import TokenizerSettings
+from tandem.tokenizer.tokenizer import Tokenizer
+from tandem.tokenizer.v1 import tokenizer_pb2 as pb
+
+_OPEN_LIMITS = limits_of(pb.DecodeStreamOpen.DESCRIPTOR)
+_STREAM_LIMITS = limits_of(pb.DecodeStreamRequest.DESCRIPTOR)
+MAX_STREAM_BATCH = _STREAM_LIMITS["batch"].bound
+MAX_STREAM_KEY_BYTES = _STREAM_LIMITS["stream_key"].bound
+_MAX_VIOLATIONS = 32
+_LITTLE = 1024  # inputs, segments and ids together: what looking at them takes, two or three milliseconds
+_TEXT_POLICIES = (int(pb.SPECIAL_TOKEN_POLICY_UNSPECIFIED), int(pb.SPECIAL_TOKEN_POLICY_TEXT))
+
+
+class EncodeJob(NamedTuple):
+    """One input, ready to be encoded."""
+
+    number: int  # its place in a batch; -1 for a single request
+    segments: tuple[Segment, ...]
+    add_special: bool
+    max_tokens: int | None
+    cut_left: bool
+    size: int  # bytes of text
+
+    @property
+    def field(self) -> str:
+        """Its path in the request, for errors that only encoding finds."""
+        return _path(self.number)
+
+
+def _path(index: int) -> str:
+    return "input" if index < 0 else f"inputs[{index}]"
+
+
+class Violations:
+    """Collects what is wrong, so that a caller hears of all of it at once."""
+
+    def __init__(self) -> None:
+        self._found: list[FieldViolation] = []
+
+    def add(self, field: str, description: str) -> None:
+        if len(self._found) < _MAX_VIOLATIONS:
+            self._found.append(FieldViolation(field, description))
+
+    def raise_any(self) -> None:
+        """Raises INVALID_ARGUMENT where something was added."""
+        if self._found:
+            raise invalid_argument(self._found)
+
+
+class PlainTexts:
+    """The inputs of a batch where each is one text that is not empty, of the policy TEXT, without truncation, and
+    `add_special` is the same for all: what nearly all batches are. There may be thousands, so little is done for one.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        self.texts: list[str] = []
+        self.sizes: list[int] = []  # bytes of each
+        self.add_special = True
+
+    def take(self, inputs: Sequence[pb.EncodeInput]) -> bool:
+        """Adds inputs. False where one of them is another kind, or wrong: then nothing here counts."""
+        for message in inputs:
+            segments = message.segments
+            if len(segments) != 1 or message.HasField("truncation"):
+                return False
+            segment = segments[0]
+            text = segment.text
+            size = len(text) if text.isascii() else len(text.encode())
+            if not 0 < size <= self._longest or segment.special_tokens not in _TEXT_POLICIES or segment.parse_ids:
+                return False
+            add_special = message.add_special or not message.HasField("add_special")
+            if add_special != self.add_special:
+                if self.texts:
+                    return False
+                self.add_special = add_special
+            self.texts.append(text)
+            self.sizes.append(size)
+        return True
+
+
+def have_little(inputs: Sequence[pb.EncodeInput]) -> bool:
+    """Whether these have so few segments and ids that looking at all of them holds nobody up."""
+    count = len(inputs)
+    for message in inputs:
+        count += len(message.segments)
+        if count > _LITTLE:
+            return False
+        count += sum(len(segment.parse_ids) for segment in message.segments)
+    return count <= _LITTLE
+
+
+def encode_jobs(inputs: Sequence[pb.EncodeInput], tokenizer: Tokenizer, settings: TokenizerSettings) -> list[EncodeJob]:
+    """The inputs of a batch. Raises ServiceError."""
+    violations = Violations()
+    jobs = [_encode_job(message, index, tokenizer, settings, violations) for index, message in enumerate(inputs)]
+    violations.raise_any()
+    return jobs
+
+
+def read_batch(
+    inputs: Sequence[pb.EncodeInput], tokenizer: Tokenizer, settings: TokenizerSettings, as_texts: bool
+) -> PlainTexts | list[EncodeJob]:
+    """The same; with `as_texts` as PlainTexts, where all of them are such. Raises ServiceError."""
+    plain = PlainTexts(settings.max_input_bytes)
+    return plain if as_texts and plain.take(inputs) else encode_jobs(inputs, tokenizer, settings)
+
+
+def encode_job(request: pb.EncodeRequest, tokenizer: Tokenizer, settings: TokenizerSettings) -> EncodeJob:
+    """The input of a single request. Raises ServiceError."""
+    if not request.HasField("input"):
+        raise invalid_argument([FieldViolation("input", "is required")])
+    violations = Violations()
+    job = _encode_job(request.input, -1, tokenizer, settings, violations)
+    violations.raise_any()
+    return job
+
+
+def _encode_job(
+    message: pb.EncodeInput, number: int, tokenizer: Tokenizer, settings: TokenizerSettings, violations: Violations
+) -> EncodeJob:
+    if not message.segments:
+        violations.add(f"{_path(number)}.segments", "must have at least one segment")
+    segments: list[Segment] = []
+    size = 0
+    for index, segment in enumerate(message.segments):
+        text = segment.text
+        if text and segment.special_tokens in _TEXT_POLICIES and not segment.parse_ids:  # what most segments are
+            size += len(text) if text.isascii() else len(text.encode())
+            segments.append(Segment(text))
+            continue
+        place = f"{_path(number)}.segments[{index}]"
+        text, length = _text(segment, place, violations)
+        size += length
+        policy = _policy(segment, place, violations)
+        segments.append(Segment(text, policy, _parse_ids(segment, place, tokenizer, violations)))
+    if size > settings.max_input_bytes:
+        raise resource_exhausted(
+            f"{_path(number)}: {size} bytes of text; at most {settings.max_input_bytes} are taken in one input",
+            reason="INPUT_TOO_LARGE",
+            retry_after=None,
+        )
+    add_special = message.add_special if message.HasField("add_special") else True
+    max_tokens: int | None = None
+    cut_left = False
+    if message.HasField("truncation"):
+        truncation = message.truncation
+        max_tokens = truncation.max_tokens
+        added = tokenizer.count_added() if add_special else 0
+        if max_tokens < max(1, added):
+            violations.add(
+                f"{_path(number)}.truncation.max_tokens",
+                f"is {max_tokens}; at least {max(1, added)} is needed"
+                + (", because add_special adds that many and they are never cut" if added > 1 else ""),
+            )
+        if truncation.side not in pb.TruncationSide.values():
+            violations.add(f"{_path(number)}.truncation.side", f"has the unknown value {truncation.side}")
+        cut_left = truncation.side == pb.TRUNCATION_SIDE_LEFT
+    return EncodeJob(number, tuple(segments), add_special, max_tokens, cut_left, size)
+
+
+def _text(segment: pb.TextSegment, place: str, violations: Violations) -> tuple[str, int]:
+    match segment.WhichOneof("content"):
+        case "text":
+            return segment.text, len(segment.text.encode())
+        case "text_bytes":
+            raw = segment.text_bytes
+            try:
+                return raw.decode("utf-8"), len(raw)
+            except UnicodeDecodeError as error:
+                violations.add(f"{place}.text_bytes", f"is not valid UTF-8: {error.reason} at byte {error.start}")
+                return "", len(raw)
+        case _:
+            violations.add(place, "must have text or text_bytes")
+            return "", 0
+
+
+def _policy(segment: pb.TextSegment, place: str, violations: Violations) -> Policy:
+    value = segment.special_tokens or pb.SPECIAL_TOKEN_POLICY_TEXT
+    try:
+        return Policy(value)
+    except ValueError:
+        violations.add(f"{place}.special_tokens", f"has the unknown value {value}")
+        return Policy.TEXT
+
+
+def _parse_ids(segment: pb.TextSegment, place: str, tokenizer: Tokenizer, violations: Violations) -> frozenset[int]:
+    listed = segment.special_tokens == pb.SPECIAL_TOKEN_POLICY_PARSE_LISTED
+    if listed and not segment.parse_ids:
+        violations.add(f"{place}.parse_ids", "is required with the policy PARSE_LISTED")
+    if not listed and segment.parse_ids:
+        violations.add(f"{place}.parse_ids", "is allowed only with the policy PARSE_LISTED")
+        return frozenset()
+    known: set[int] = set()
+    for index, token_id in enumerate(segment.parse_ids):
+        if token_id in known:
+            continue
+        if tokenizer.is_control(token_id):
+            known.add(token_id)
+        else:
+            violations.add(f"{place}.parse_ids[{index}]", f"id {token_id} is not a control token")
+    return frozenset(known)
+
+
+class IdLists(NamedTuple):
+    """The lists of a request one behind the other. List n goes from `edges[n]` to `edges[n + 1]`."""
+
+    ids: Ids
+    edges: Places
+
+
+def decode_inputs(inputs: Sequence[pb.DecodeInput], tokenizer: Tokenizer, settings: TokenizerSettings) -> IdLists:
+    """The id lists of a batch. Raises ServiceError."""
+    check_batch(len(inputs), settings)
+    return _id_lists(inputs, "inputs[{}].ids", tokenizer, settings)
+
+
+def decode_input(request: pb.DecodeRequest, tokenizer: Tokenizer, settings: TokenizerSettings) -> IdLists:
+    """The ids of a single request, one list. Raises ServiceError."""
+    if not request.HasField("input"):
+        raise invalid_argument([FieldViolation("input", "is required")])
+    return _id_lists([request.input], "input.ids", tokenizer, settings)
+
+
+def _id_lists(
+    messages: Sequence[pb.DecodeInput], path: str, tokenizer: Tokenizer, settings: TokenizerSettings
+) -> IdLists:
+    lists = [message.ids for message in messages]
+    edges = np.zeros(len(lists) + 1, np.int64)
+    np.cumsum(list(map(len, lists)), out=edges[1:])
+    if edges[-1] > settings.max_decode_ids:
+        raise resource_exhausted(
+            f"{edges[-1]} ids to decode; at most {settings.max_decode_ids} are taken in one call",
+            reason="INPUT_TOO_LARGE",
+            retry_after=None,
+        )
+    together = pb.DecodeInput().ids  # protobuf copies from list to list; Python would make an object of each id
+    for each in lists:
+        together.extend(each)
+    ids = np.array(together, np.uint32)
+    if len(ids) and ids.max() >= tokenizer.vocabulary_size:
+        violations = Violations()
+        for number, (begin, end) in enumerate(pairwise(edges.tolist())):
+            check_ids(ids[begin:end], path.format(number), tokenizer, violations)
+        violations.raise_any()
+    return IdLists(ids, edges)
+
+
+def check_ids(ids: Sequence[int] | Ids, field: str, tokenizer: Tokenizer, violations: Violations) -> None:
+    """Adds a violation for the first id that the vocabulary does not have."""
+    try:
+        tokenizer.check_ids(ids)
+    except TokenIdError as error:
+        violations.add(
+            f"{field}[{error.index}]",
+            f"id {error.token_id} is out of the vocabulary, whose ids are 0 to {tokenizer.vocabulary_size - 1}",
+        )
+
+
+def check_stream_batch(request: pb.DecodeStreamRequest) -> None:
+    """Raises ServiceError where the requests of a batch must not come together so."""
+    violations = Violations()
+    if len(request.batch) > MAX_STREAM_BATCH:
+        violations.add("batch", f"has {len(request.batch)} entries; at most {MAX_STREAM_BATCH} are allowed")
+    for field, _ in request.ListFields():
+        if field.name != "batch":
+            violations.add(field.name, "is not allowed beside `batch`")
+    for index, each in enumerate(request.batch):
+        if each.batch:
+            violations.add(f"batch[{index}].batch", "is not allowed within a batch")
+    violations.raise_any()
+
+
+def check_open(message: pb.DecodeStreamOpen, tokenizer: Tokenizer, path: str) -> None:
+    """Raises ServiceError where a stream must not be opened so; `path` leads to the message."""
+    violations = Violations()
+    if message.options.clean_spaces:
+        violations.add(f"{path}.options.clean_spaces", "must be false: a stream never takes text back")
+    if len(message.context_ids) <= _OPEN_LIMITS["context_ids"].bound:
+        check_ids(list(message.context_ids), f"{path}.context_ids", tokenizer, violations)
+    for each in limit_violations(message, _OPEN_LIMITS):
+        violations.add(f"{path}.{each.field}", each.description)
+    violations.raise_any()
+
+
+def check_batch(count: int, settings: TokenizerSettings) -> None:
+    """Raises ServiceError where a batch has no inputs, or too many."""
+    if not 1 <= count <= settings.max_batch_inputs:
+        raise invalid_argument(
+            [FieldViolation("inputs", f"has {count} entries; 1 to {settings.max_batch_inputs} are allowed")]
+        )
+
+
+def too_much_output(what: str, size: int, settings: TokenizerSettings) -> ServiceError:
+    """The answer would be longer than a response may be."""
+    return resource_exhausted(
+        f"{what} of {size} bytes; at most {settings.max_output_bytes} are sent in one response",
+        reason="OUTPUT_TOO_LARGE",
+        retry_after=None,
+    )

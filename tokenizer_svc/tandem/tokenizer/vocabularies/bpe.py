@@ -1,0 +1,151 @@
+"""Byte-level byte-pair encoding (GPT-2, Llama 3): a pattern cuts text into pieces, then byte pairs merge by rank.
+
+`tandem.tokenizer.native` does the work, or else tiktoken (`plain_bpe`). Ranks are merge order, and a table leads from rank
+to id; the two differ in some vocabularies.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, count
+from operator import itemgetter
+
+import numpy as np
+
+from tandem.tokenizer.arrays import NONE, Ids, ids_of
+from tandem.tokenizer.native.merger import CompiledMerger, compiled_merger
+from tandem.tokenizer.native.program import regexs, tiktokens
+from tandem.tokenizer.native.texts import NotServed
+from tandem.tokenizer.normalizing import Normalizer
+from tandem.tokenizer.offsets import to_code_points
+from tandem.tokenizer.vocabularies.merge_list import MergeList
+from tandem.tokenizer.vocabularies.patterns import PRE_TOKENIZERS
+from tandem.tokenizer.vocabularies.plain_bpe import PlainBpe, by_tiktokens_engine
+from tandem.tokenizer.vocabulary import VocabularyType
+
+_BEFORE_A_LINE = re.compile(r"(?<=\n)(?=[A-Za-z])")
+_CUT_AT_LINES = tuple(PRE_TOKENIZERS[name].patterns for name in ("llama-bpe", "qwen2"))
+_NO_ID = 0xFFFFFFFF  # of bytes that the vocabulary lacks
+
+
+class BpeVocabulary:
+    """`ranked` lists (bytes, id) in merge order, single bytes among them; bytes that are missing are dropped from text.
+
+    `merges` says of which pairs they are made, where a file says it: their numbers are places in `ranked`, and `whole`
+    tells whether a piece that is a token is taken as it is. `patterns` are applied one after the other. `whole_pieces`
+    are tokens that no merge makes, but which a whole piece may be. A `normalizer` changes text first. Raises ValueError
+    when the ranks hold a token twice or are empty, or a pattern is none.
+    """
+
+    type = VocabularyType.BPE
+
+    def __init__(
+        self,
+        ranked: Sequence[tuple[bytes, int]],
+        patterns: Sequence[str],
+        whole_pieces: Mapping[bytes, int] | None = None,
+        normalizer: Normalizer | None = None,
+        merges: MergeList | None = None,
+        whole: bool = True,
+    ) -> None:
+        if not ranked:
+            raise ValueError("there are no ranks")
+        tokens, merged_ids = (list(map(itemgetter(part), ranked)) for part in (0, 1))
+        self._merged_ids: Sequence[int] = merged_ids
+        self._patterns = tuple(patterns)
+        self._normalizer = normalizer
+        single = {token for token in tokens if len(token) == 1}
+        lacking = [byte for byte in map(bytes, zip(range(256), strict=True)) if byte not in single]
+        merging = [*tokens, *lacking]
+        known = set(merging) if whole_pieces else set()
+        others = {piece: index for piece, index in (whole_pieces or {}).items() if piece not in known}
+        self._whole_ids = list(others.values())
+        self._ids = np.array([*merged_ids, *[_NO_ID] * len(lacking), *self._whole_ids], np.uint32)
+        self._lacks_bytes = bool(lacking)
+        self._ranks_are_ids = bool((self._ids == np.arange(len(self._ids), dtype=np.uint32)).all())
+        self._compiled: CompiledMerger | None = None
+        self._plain: PlainBpe | None = None
+        try:
+            # By the engine that tells letters and digits in `PlainBpe`: each has a Unicode version of its own.
+            engine = tiktokens if by_tiktokens_engine(self._patterns) and not others else regexs
+            self._compiled = compiled_merger(
+                self._patterns, engine, [*merging, *others], len(merging), self._expansions(), merges, whole
+            )
+            by_pair = self._compiled.by_pair
+            self.encoder = "compiled"
+        except NotServed as reason:
+            rank = count()
+            if len(set(merging)) != len(merging):
+                raise ValueError("a token has two ranks") from None
+            ranks, whole_ranks = ({token: next(rank) for token in part} for part in (merging, others))
+            self._plain = PlainBpe(self._patterns, ranks, whole_ranks, merges, whole)
+            by_pair = self._plain.by_pair
+            self.encoder = f"tiktoken ({reason})"
+        self._pairs = merges if by_pair else None
+        self._takes_whole = whole
+        # In these patterns a piece that ends in line breaks takes all of them, and none begins with one and goes on.
+        self.safe_border = _BEFORE_A_LINE if self._patterns in _CUT_AT_LINES and normalizer is None else None
+
+    def encode(self, text: str) -> Ids:
+        if self._normalizer is not None:
+            text = self._normalizer.apply(text)
+        if self._compiled is not None:
+            return self._compiled.encode(text)
+        assert self._plain is not None
+        return self._ids_of_ranks(self._plain.encode(text))
+
+    def encode_many(self, texts: Sequence[str]) -> list[Ids]:
+        """Ids of each text, by one call where that is possible."""
+        if self._normalizer is not None:
+            texts = list(map(self._normalizer.apply, texts))
+        if self._compiled is not None:
+            return self._compiled.encode_many(texts)
+        assert self._plain is not None
+        found = self._plain.encode_many(texts)
+        return found if self._ranks_are_ids else list(map(self._ids_of_ranks, found))
+
+    def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
+        if self._normalizer is not None and self._normalizer.apply(text) != text:
+            normal, origins = self._normalizer.locate(text)
+            ids, offsets = self._encode_with_offsets(normal)
+            sizes = [len(character.encode()) for character in text]
+            starts = ids_of(list(accumulate(sizes, initial=0)))
+            return ids, starts[ids_of([*origins, len(text)])[to_code_points(normal.encode(), offsets)]]
+        return self._encode_with_offsets(text)
+
+    def _encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
+        if self._compiled is not None:
+            return self._compiled.encode_with_offsets(text)
+        assert self._plain is not None
+        ranks, offsets = self._plain.encode_with_offsets(text)
+        ids = self._ids[ranks]
+        if not self._lacks_bytes:
+            return ids, offsets
+        known = ids != _NO_ID
+        return ids[known], offsets[known]
+
+    def _ids_of_ranks(self, ranks: Ids) -> Ids:
+        if self._ranks_are_ids:
+            return ranks
+        ids = self._ids[ranks]
+        return ids[ids != _NO_ID] if self._lacks_bytes else ids
+
+    def _expansions(self) -> tuple[Ids, Ids] | None:
+        """Of each rank the place of its id among all; a byte that is lacking has none."""
+        if self._ranks_are_ids:
+            return None
+        known = self._ids != _NO_ID
+        return np.concatenate((NONE, [0], np.cumsum(known))).astype(np.uint32), self._ids[known]
+
+    def behaviour(self) -> Iterator[bytes]:
+        if self._normalizer is not None:
+            yield ", ".join(self._normalizer.steps).encode()
+        for pattern in self._patterns:
+            yield b"pattern " + pattern.encode()
+        yield b"ids in merge order " + ",".join(map(str, self._merged_ids)).encode()
+        if self._pairs is not None:
+            numbers = [self._takes_whole, *self._pairs.products.tolist(), *self._pairs.cuts.tolist()]
+            yield b"pairs " + ",".join(map(str, numbers)).encode()
+        if self._whole_ids:
+            yield b"whole pieces " + ",".join(map(str, self._whole_ids)).encode()

@@ -1,0 +1,85 @@
+"""RWKV: the longest token that matches the text's bytes, from left to right.
+
+`tandem.tokenizer.native` does the work, or else Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tandem.tokenizer.arrays import NONE, Ids, ids_of
+from tandem.tokenizer.native.longest import CompiledLongest
+from tandem.tokenizer.native.texts import NotServed
+from tandem.tokenizer.vocabulary import VocabularyType
+
+
+class RwkvVocabulary:
+    """`tokens` lists (bytes, id). Bytes that begin no token become `unk_id`, or are dropped where it is None.
+
+    Text never becomes a control token here: they are left out of `tokens`.
+    """
+
+    type = VocabularyType.RWKV
+    safe_border = None
+
+    def __init__(self, tokens: Sequence[tuple[bytes, int]], unk_id: int | None) -> None:
+        ids = {token: index for token, index in tokens if token}
+        self._unk_id = unk_id
+        self._encoder: CompiledLongest | PlainLongest
+        try:
+            self._encoder = CompiledLongest(ids, unk_id)
+            self.encoder = "compiled"
+        except NotServed as reason:
+            self._encoder = PlainLongest(ids, unk_id)
+            self.encoder = f"Python ({reason})"
+
+    def encode(self, text: str) -> Ids:
+        return self._encoder.encode(text)
+
+    def encode_many(self, texts: Sequence[str]) -> list[Ids]:
+        return self._encoder.encode_many(texts)
+
+    def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
+        return self._encoder.encode_with_offsets(text)
+
+    def behaviour(self) -> Iterator[bytes]:
+        yield b"unknown " + str(self._unk_id).encode()
+
+
+class PlainLongest:
+    """The same as CompiledLongest, in Python."""
+
+    def __init__(self, ids: dict[bytes, int], unk_id: int | None) -> None:
+        self._ids = ids
+        self._single = [ids.get(bytes([byte]), unk_id) for byte in range(256)]
+        lengths: dict[bytes, set[int]] = {}
+        for token in ids:
+            if len(token) > 1:
+                lengths.setdefault(token[:2], set()).add(len(token))
+        # Of the tokens that begin with the same two bytes, the longest first.
+        self._lengths = {start: tuple(sorted(found, reverse=True)) for start, found in lengths.items()}
+
+    def encode(self, text: str) -> Ids:
+        return self.encode_with_offsets(text)[0]
+
+    def encode_many(self, texts: Sequence[str]) -> list[Ids]:
+        return [self.encode(text) if text else NONE for text in texts]
+
+    def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
+        data = text.encode()
+        ids: list[int] = []
+        offsets: list[int] = []
+        find, lengths_of, single = self._ids.get, self._lengths.get, self._single
+        at, end = 0, len(data)
+        while at < end:
+            found, size = single[data[at]], 1
+            for length in lengths_of(data[at : at + 2], ()):
+                token = find(data[at : at + length])
+                if token is not None and at + length <= end:  # a slice at the end may be shorter
+                    found, size = token, length
+                    break
+            if found is not None:
+                ids.append(found)
+                offsets.append(at)
+            at += size
+        return ids_of(ids), ids_of(offsets)

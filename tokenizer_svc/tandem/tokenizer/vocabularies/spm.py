@@ -1,0 +1,94 @@
+"""SentencePiece byte-pair encoding with byte fallback (Llama 2).
+
+Most vocabularies are encoded by `spm_merging`, the others by the sentencepiece library.
+
+The model is built without its own space prefix: llama.cpp puts one in front of the text and again after each special
+token, which the caller knows and the library does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from sentencepiece import SentencePieceProcessor
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
+
+from tandem.tokenizer.arrays import NONE, Ids, ids_of, starts_of
+from tandem.tokenizer.vocabularies.spm_merging import SPACE, SpmMerger
+from tandem.tokenizer.vocabulary import TokenType, VocabularyType
+
+_OF_TEXT = (TokenType.NORMAL, TokenType.USER_DEFINED)
+
+
+class SpmVocabulary:
+    """`model` is a SentencePiece model of type BPE. It is changed: its own space prefix is switched off."""
+
+    type = VocabularyType.SPM
+    safe_border = None
+
+    def __init__(self, model: ModelProto) -> None:
+        if model.trainer_spec.model_type != model.trainer_spec.BPE:
+            raise ValueError("the SentencePiece model is not of type BPE")
+        model.normalizer_spec.add_dummy_prefix = False
+        self._normalizer = normalizer_behaviour(model)
+        self._byte_fallback = model.trainer_spec.byte_fallback
+        self._processor = SentencePieceProcessor(model_proto=model.SerializeToString())
+        self._unk_id = self._processor.unk_id()
+        # Byte lengths of what each piece stands for; they add up to the text unless text is normalized.
+        self._lengths = ids_of(
+            [
+                1 if piece.type == TokenType.BYTE else len(piece.piece.replace(SPACE, " ").encode())
+                for piece in model.pieces
+            ]
+        )
+        spec = model.normalizer_spec
+        # Without a piece for it, a space is spelt by the three bytes of U+2581.
+        has_space = any(piece.piece == SPACE and piece.type in _OF_TEXT for piece in model.pieces)
+        self._keeps_text = has_space and not (
+            spec.precompiled_charsmap or spec.remove_extra_whitespaces or not spec.escape_whitespaces
+        )
+        self._merger = SpmMerger.of(model, self._processor.EncodeAsIds) if self._keeps_text else None
+        self.encoder = "sentencepiece" if self._merger is None else self._merger.encoder
+
+    def encode(self, text: str) -> Ids:
+        found = None if self._merger is None else self._merger.encode(text)
+        return ids_of(self._processor.EncodeAsIds(text)) if found is None else found
+
+    def encode_many(self, texts: Sequence[str]) -> list[Ids]:
+        """Ids of each text, by one call where that is possible."""
+        found = None if self._merger is None else self._merger.encode_many(texts)
+        return [self.encode(text) if text else NONE for text in texts] if found is None else found
+
+    def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
+        ids = self.encode(text)
+        if not self._keeps_text or (ids == self._unk_id).any():
+            return mapped_offsets(self._processor, text)
+        offsets = starts_of(self._lengths[ids])
+        return ids, offsets if SPACE not in text else _count_literal_spaces(text, offsets)
+
+    def behaviour(self) -> Iterator[bytes]:
+        yield b"normalizer " + self._normalizer
+        yield b"byte fallback " + str(self._byte_fallback).encode()
+
+
+def normalizer_behaviour(model: ModelProto) -> bytes:
+    """What a model does to text before it looks at it; its name for that says nothing."""
+    spec = model.normalizer_spec
+    flags = repr((spec.remove_extra_whitespaces, spec.escape_whitespaces)).encode()
+    return flags + bytes(spec.precompiled_charsmap)
+
+
+def mapped_offsets(processor: SentencePieceProcessor, text: str) -> tuple[Ids, Ids]:
+    """Ids of text that is normalized before it is encoded, and where each one begins in the text as it was."""
+    mapping = processor.EncodeAsOffsetMapping(text)
+    sizes = np.fromiter((len(character.encode()) for character in text), np.uint32, len(text))
+    bytes_before = np.concatenate((NONE, [0], np.cumsum(sizes))).astype(np.uint32)
+    return ids_of(mapping["ids"]), bytes_before[[start for start, _ in mapping["offsets"]]]
+
+
+def _count_literal_spaces(text: str, offsets: Ids) -> Ids:
+    """Offsets that counted each U+2581 of `text` as the one byte of the space it is read as, with its three bytes."""
+    lengths = np.array([len(run.encode()) for run in text.split(SPACE)[:-1]])
+    places = np.cumsum(lengths + 1) - 1
+    return offsets + np.uint32(2) * np.searchsorted(places, offsets).astype(np.uint32)

@@ -1,0 +1,140 @@
+"""What every vocabulary has: typed ids with bytes behind them, and a way from text to ids."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+
+from tandem.tokenizer.arrays import Ids
+
+
+class VocabularyType(IntEnum):
+    """How a vocabulary splits text; names as in llama.cpp, numbers as on the wire."""
+
+    SPM = 1
+    BPE = 2
+    WPM = 3
+    UGM = 4
+    RWKV = 5
+
+
+class TokenType(IntEnum):
+    """What one id is; numbers as in SentencePiece, GGUF and on the wire."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+# Token types that decoding drops unless it is told to unparse them, and that encoding finds only where it may parse.
+CONTROL_TYPES = frozenset({TokenType.CONTROL, TokenType.UNKNOWN})
+
+
+class LoneSurrogateError(ValueError):
+    """A text holds a code point that UTF-8 cannot express."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialToken:
+    """A token that is cut out of the text before the vocabulary sees the rest."""
+
+    id: int
+    text: str
+    type: TokenType
+    lstrip: bool = False  # white space to its left is swallowed
+    rstrip: bool = False  # white space to its right is swallowed
+    single_word: bool = False  # found only where neither neighbour is a letter, a digit or the like
+    normalized: bool = False  # `tokenizers` looks for it after all that are not
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedForms:
+    """What a file's own decoder makes of each id: the first of a text that shows anything is shown as in `first`, if it
+    stands there, and all others as in `rest`. Without it llama.cpp's rule of one stripped space holds."""
+
+    first: Mapping[int, bytes]
+    rest: Sequence[bytes]
+
+    def without(self, hidden: Sequence[int]) -> DecodedForms:
+        """The same where some ids are shown as nothing."""
+        rest = list(self.rest)
+        for index in hidden:
+            rest[index] = b""
+        return DecodedForms({index: data for index, data in self.first.items() if rest[index]}, rest)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTable:
+    """What each id is. The index into each sequence is the id.
+
+    `pieces` are the bytes that an id decodes to, control tokens as their text and unused ids as nothing.
+    """
+
+    pieces: Sequence[bytes]
+    types: bytes
+    specials: tuple[SpecialToken, ...]  # ascending by id
+    scores: array[float] | None = None
+    forms: DecodedForms | None = None  # how ids are decoded, where `pieces` do not say it
+    hidden_pieces: Sequence[bytes] = field(init=False)  # the same with control and unknown tokens as nothing
+
+    def __post_init__(self) -> None:
+        if len(self.types) != len(self.pieces) or (self.scores is not None and len(self.scores) != len(self.pieces)):
+            raise ValueError("pieces, types and scores must have one entry an id")
+        hidden = list(self.pieces)
+        for index in self.control_ids():
+            hidden[index] = b""
+        object.__setattr__(self, "hidden_pieces", hidden)
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def control_ids(self) -> list[int]:
+        """The ids that are dropped where control tokens are not shown."""
+        found: list[int] = np.flatnonzero(np.isin(np.frombuffer(self.types, np.uint8), list(CONTROL_TYPES))).tolist()
+        return found
+
+
+class TextEncoder(Protocol):
+    """Text without special tokens to ids. Implementations are safe to call from many threads."""
+
+    def encode(self, text: str) -> Ids:
+        """Ids of `text`, which is valid Unicode and not empty."""
+        ...
+
+    def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
+        """Ids, and for each of them where it starts in the UTF-8 of `text`, in bytes."""
+        ...
+
+
+class Vocabulary(TextEncoder, Protocol):
+    """One of the five types."""
+
+    type: VocabularyType
+
+    @property
+    def encoder(self) -> str:
+        """What does the work: `compiled`, or the library that does it, and why."""
+        ...
+
+    @property
+    def safe_border(self) -> re.Pattern[str] | None:
+        """Matches the empty text between a line break and an ASCII letter, where text may be cut without changing its
+        ids. None: no such place is known."""
+        ...
+
+    def encode_many(self, texts: Sequence[str]) -> list[Ids]:
+        """Ids of each of the texts, which may be empty."""
+        ...
+
+    def behaviour(self) -> Iterator[bytes]:
+        """Everything beyond the token table that decides what `encode` answers, in a canonical form."""
+        ...

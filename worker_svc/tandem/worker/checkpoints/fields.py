@@ -1,0 +1,137 @@
+"""Typed reading of the JSON files beside the weights: every complaint names the file and the field."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+from tandem.worker.checkpoints.checkpoint import CheckpointError
+from tandem.worker.model.config import ConfigError
+
+MAX_JSON_BYTES = 64 << 20  # the index of a model with a thousand shards has a few
+
+_Default = TypeVar("_Default")
+_Built = TypeVar("_Built")
+_REQUIRED: Any = object()
+
+
+class Fields:
+    """One JSON object of a file."""
+
+    def __init__(self, path: Path, values: dict[str, Any], prefix: str = "") -> None:
+        self.path = path
+        self.values = values
+        self._prefix = prefix
+
+    @classmethod
+    def read(cls, path: Path) -> Fields:
+        """The object in a file; raises CheckpointError when there is none."""
+        try:
+            if path.stat().st_size > MAX_JSON_BYTES:
+                raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES >> 20} MiB, which no such file is")
+            values = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            raise CheckpointError(f"{path}: no such file") from None
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+        except (ValueError, RecursionError) as error:  # broken JSON, broken UTF-8, absurd numbers or nesting
+            raise CheckpointError(f"{path}: not valid JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise CheckpointError(f"{path}: holds a JSON {type(values).__name__} where an object is expected")
+        return cls(path, values)
+
+    def error(self, key: str, problem: str) -> CheckpointError:
+        """A complaint about one field."""
+        return CheckpointError(f"{self.path}: {self._prefix}{key} {problem}")
+
+    def has(self, key: str) -> bool:
+        """Whether the field is there and not null."""
+        return self.values.get(key) is not None
+
+    @overload
+    def integer(self, key: str) -> int: ...
+    @overload
+    def integer(self, key: str, default: _Default) -> int | _Default: ...
+    def integer(self, key: str, default: Any = _REQUIRED) -> Any:
+        """A whole number."""
+        value = self._value(key, default, "a whole number")
+        if value is not default and type(value) is not int:
+            raise self.error(key, f"must be a whole number, but is {shown(value)}")
+        return value
+
+    @overload
+    def number(self, key: str) -> float: ...
+    @overload
+    def number(self, key: str, default: _Default) -> float | _Default: ...
+    def number(self, key: str, default: Any = _REQUIRED) -> Any:
+        """A finite number."""
+        value = self._value(key, default, "a number")
+        if value is default:
+            return value
+        if type(value) not in (int, float) or not _is_finite(value):
+            raise self.error(key, f"must be a finite number, but is {shown(value)}")
+        return float(value)
+
+    def boolean(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self._value(key, default, "true or false")
+        if not isinstance(value, bool):
+            raise self.error(key, f"must be true or false, but is {shown(value)}")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str | None:
+        """A string, or the default."""
+        value = self._value(key, default, "a string")
+        if value is not None and not isinstance(value, str):
+            raise self.error(key, f"must be a string, but is {shown(value)}")
+        return value
+
+    def object(self, key: str) -> Fields:
+        """A nested object; empty when absent."""
+        value = self.values.get(key)
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            raise self.error(key, f"must be an object, but is {shown(value)}")
+        return Fields(self.path, value, f"{self._prefix}{key}.")
+
+    def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
+        """One id or a list of ids, each below `vocab_size`; empty when absent."""
+        value = self.values.get(key)
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        for token_id in ids:
+            if type(token_id) is not int or not 0 <= token_id < vocab_size:
+                raise self.error(key, f"must hold token ids from 0 to {vocab_size - 1}, but has {shown(token_id)}")
+        return tuple(dict.fromkeys(ids))
+
+    def _value(self, key: str, default: Any, what: str) -> Any:
+        value = self.values.get(key)
+        if value is not None:
+            return value
+        if default is _REQUIRED:
+            raise self.error(key, f"is missing; {what} is expected")
+        return default
+
+
+def build(kind: Callable[..., _Built], fields: Fields, keys: Mapping[str, str], /, **values: Any) -> _Built:
+    """A config object whose complaints name the file and, through `keys` (our name -> the file's), the file's field."""
+    try:
+        return kind(**values)
+    except ConfigError as error:
+        raise fields.error(keys.get(error.field, error.field), error.problem) from error
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
+
+
+def shown(value: object) -> str:
+    """A value of a file, as it stands in a message."""
+    text = json.dumps(value, default=repr)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,221 @@
+"""ggml's block formats: how GGUF files store rows of numbers, and what numbers those are.
+
+A row is cut into blocks of 32 or 256 numbers, each stored with scales of its own. In all of them `d` (and `dmin`) are
+float16, and nibbles lie in halves: byte i of a run of n holds number i below and number i + n above.
+
+| kind | numbers | bytes | number |
+|---|---|---|---|
+| Q8_0 | 32 | 34 | d q, q signed 8 bit |
+| Q4_0, Q5_0 | 32 | 18, 22 | d (q - 8), d (q - 16) |
+| Q4_1, Q5_1 | 32 | 20, 24 | d q + m |
+| Q2_K | 256 | 84 | d s q - dmin m, for runs of 16; s and m 4 bit |
+| Q3_K | 256 | 110 | d (s - 32) (q - 4), for runs of 16; s 6 bit |
+| Q4_K, Q5_K | 256 | 144, 176 | d s q - dmin m, for runs of 32; s and m 6 bit |
+| Q6_K | 256 | 210 | d s (q - 32), for runs of 16; s signed 8 bit |
+
+The arithmetic is llama.cpp's, in float32 and in its order, so that the numbers are the same to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from tandem.worker.checkpoints.grouped import Grouped, Quantization
+
+
+@dataclass(frozen=True, slots=True)
+class BlockKind:
+    """One block format."""
+
+    name: str  # as llama.cpp spells it: "Q4_K"
+    number: int  # its `ggml_type` in a file
+    block_numbers: int
+    block_bytes: int
+    decode: Callable[[torch.Tensor], torch.Tensor] = field(repr=False)  # [N, block_bytes] -> fp32, N blocks of numbers
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedTensor:
+    """A matrix `[rows, columns]` in blocks, as a view of its file; the numbers are made when they are asked for.
+
+    blocks: `[rows, blocks in a row, block_bytes]` uint8, contiguous.
+    """
+
+    kind: BlockKind
+    blocks: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.blocks.shape[0], self.blocks.shape[1] * self.kind.block_numbers
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes."""
+        return self.blocks.numel()
+
+    def __len__(self) -> int:
+        return self.blocks.shape[0]
+
+    def __getitem__(self, rows: slice | torch.Tensor) -> QuantizedTensor:
+        """Some rows: a view for a slice, a copy for indices."""
+        return QuantizedTensor(self.kind, self.blocks[rows])
+
+    def dequantize(self) -> torch.Tensor:
+        """The numbers, float32."""
+        rows, columns = self.shape
+        return self.kind.decode(self.blocks.reshape(-1, self.kind.block_bytes)).view(rows, columns)
+
+    @property
+    def mapped(self) -> tuple[torch.Tensor, ...]:
+        """The view of its file."""
+        return (self.blocks,)
+
+    def columns(self, part: slice) -> QuantizedTensor:
+        """Some columns, from the beginning of a block to the end of one; raises ValueError for others."""
+        size = self.kind.block_numbers
+        if part.start % size or part.stop % size:
+            raise ValueError(f"columns {part.start} to {part.stop} cut a block of {size} numbers")
+        return QuantizedTensor(self.kind, self.blocks[:, part.start // size : part.stop // size].contiguous())
+
+    def grouped(self) -> Grouped | None:
+        """The same numbers in groups of 32, for the kinds that are made of such groups; None for the others."""
+        blocks = self.blocks.reshape(-1, self.kind.block_bytes)
+        kind, least = Quantization(4, 32), None
+        match self.kind.name:
+            case "Q8_0":
+                kind, q, scale = Quantization(8, 32), blocks[:, 2:].view(torch.int8), _stored_half(blocks, 0)
+            case "Q4_0":
+                q, scale = _nibbles(blocks[:, 2:], 16), _stored_half(blocks, 0)
+                if not (scale * 8).isfinite().all():
+                    scale = scale.float()
+                least = scale * -8
+            case "Q4_1":
+                q, scale, least = _nibbles(blocks[:, 4:], 16), _stored_half(blocks, 0), _stored_half(blocks, 2)
+            case "Q4_K":
+                scales, minima = _six_bit_pairs(blocks[:, 4:16])
+                q, scale, least = _nibbles(blocks[:, 16:], 32), _half(blocks, 0) * scales, -_half(blocks, 2) * minima
+            case _:
+                return None
+        rows, columns = self.shape
+        return Grouped(
+            kind, q.reshape(rows, columns), scale.view(rows, -1), None if least is None else least.view(rows, -1)
+        )
+
+
+def _stored_half(blocks: torch.Tensor, at: int) -> torch.Tensor:
+    """The float16 that each block has at a byte: `[N, 1]`."""
+    return blocks[:, at : at + 2].contiguous().view(torch.float16)
+
+
+def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
+    """The same as float32."""
+    return _stored_half(blocks, at).float()
+
+
+def _fields(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """`[..., n]` bytes as `[..., 8 / bits, n]` numbers of so many bits each, the lowest first."""
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8).unsqueeze(-1)
+    return packed.unsqueeze(-2) >> shifts & (1 << bits) - 1
+
+
+def _nibbles(packed: torch.Tensor, run: int) -> torch.Tensor:
+    """`[N, bytes]` as `[N, 2 * bytes]` numbers of 4 bits, in runs of `run` bytes."""
+    return _fields(packed.reshape(len(packed), -1, run), 4).flatten(1)
+
+
+def _single_bits(packed: torch.Tensor) -> torch.Tensor:
+    """`[N, bytes]` as `[N, 8 * bytes]`, bit by bit."""
+    shifts = torch.arange(8, dtype=torch.uint8)
+    return (packed.unsqueeze(-1) >> shifts & 1).flatten(1)
+
+
+def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
+    return blocks[:, 2:].view(torch.int8).float().mul_(_half(blocks, 0))
+
+
+def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
+    return _nibbles(blocks[:, 2:], 16).float().sub_(8).mul_(_half(blocks, 0))
+
+
+def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
+    return _nibbles(blocks[:, 4:], 16).float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+
+
+def _q5_0(blocks: torch.Tensor) -> torch.Tensor:
+    q = _nibbles(blocks[:, 6:], 16) | _single_bits(blocks[:, 2:6]) << 4
+    return q.float().sub_(16).mul_(_half(blocks, 0))
+
+
+def _q5_1(blocks: torch.Tensor) -> torch.Tensor:
+    q = _nibbles(blocks[:, 8:], 16) | _single_bits(blocks[:, 4:8]) << 4
+    return q.float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+
+
+def _in_runs(q: torch.Tensor, scale: torch.Tensor, low: torch.Tensor | None = None) -> torch.Tensor:
+    """`scale q - low`, where `scale` and `low` `[N, runs]` belong to equal runs of the numbers `q` `[N, ...]`."""
+    runs = q.reshape(*scale.shape, -1).float().mul_(scale.unsqueeze(-1))
+    if low is not None:
+        runs.sub_(low.unsqueeze(-1))
+    return runs.flatten(1)
+
+
+def _q2_k(blocks: torch.Tensor) -> torch.Tensor:
+    scales = blocks[:, :16]
+    q = _fields(blocks[:, 16:80].reshape(-1, 2, 32), 2)
+    return _in_runs(q, _half(blocks, 80) * (scales & 15), _half(blocks, 82) * (scales >> 4))
+
+
+def _q3_k(blocks: torch.Tensor) -> torch.Tensor:
+    high = _fields(blocks[:, :32], 1).flatten(1)  # set where nothing is subtracted
+    q = _fields(blocks[:, 32:96].reshape(-1, 2, 32), 2).flatten(1)
+    scales = _fields(blocks[:, 96:104], 4).flatten(1) | _fields(blocks[:, 104:108], 2).flatten(1) << 4
+    numbers = (q | high << 2).to(torch.int8) - 4
+    return _in_runs(numbers, _half(blocks, 108) * (scales.to(torch.int8) - 32))
+
+
+def _six_bit_pairs(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The 8 scales and 8 minima of `[N, 12]` bytes: 4 of each in the low 6 bits of bytes 0 to 7, the rest in the
+    nibbles of bytes 8 to 11 with their upper bits on top of bytes 0 to 7."""
+    first, second, nibbles = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scales = torch.cat((first & 63, nibbles & 15 | first >> 6 << 4), -1)
+    minima = torch.cat((second & 63, nibbles >> 4 | second >> 6 << 4), -1)
+    return scales, minima
+
+
+def _q4_k(blocks: torch.Tensor) -> torch.Tensor:
+    scales, minima = _six_bit_pairs(blocks[:, 4:16])
+    return _in_runs(_nibbles(blocks[:, 16:], 32), _half(blocks, 0) * scales, _half(blocks, 2) * minima)
+
+
+def _q5_k(blocks: torch.Tensor) -> torch.Tensor:
+    scales, minima = _six_bit_pairs(blocks[:, 4:16])
+    q = _nibbles(blocks[:, 48:], 32) | _fields(blocks[:, 16:48], 1).flatten(1) << 4
+    return _in_runs(q, _half(blocks, 0) * scales, _half(blocks, 2) * minima)
+
+
+def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
+    high = _fields(blocks[:, 128:192].reshape(-1, 2, 32), 2).flatten(1)
+    q = (_nibbles(blocks[:, :128], 64) | high << 4).to(torch.int8) - 32
+    scales = blocks[:, 192:208].view(torch.int8)
+    return _in_runs(q, _half(blocks, 208) * scales)
+
+
+BLOCK_KINDS = {
+    kind.name: kind
+    for kind in (
+        BlockKind("Q4_0", 2, 32, 18, _q4_0),
+        BlockKind("Q4_1", 3, 32, 20, _q4_1),
+        BlockKind("Q5_0", 6, 32, 22, _q5_0),
+        BlockKind("Q5_1", 7, 32, 24, _q5_1),
+        BlockKind("Q8_0", 8, 32, 34, _q8_0),
+        BlockKind("Q2_K", 10, 256, 84, _q2_k),
+        BlockKind("Q3_K", 11, 256, 110, _q3_k),
+        BlockKind("Q4_K", 12, 256, 144, _q4_k),
+        BlockKind("Q5_K", 13, 256, 176, _q5_k),
+        BlockKind("Q6_K", 14, 256, 210, _q6_k),
+    )
+}

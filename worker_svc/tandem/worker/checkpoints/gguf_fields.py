@@ -1,0 +1,60 @@
+"""The keys that are known of a GGUF file's metadata; the rules are those of `known_fields`.
+
+Keys of the vocabulary are the tokenizer's, but for those that end an answer; `general.*` says where a file comes from.
+"""
+
+from __future__ import annotations
+
+from tandem.worker.checkpoints.known_fields import NEUTRAL, USED, Only, Table, rules
+
+# `quantize.` and `mradermacher.`: how the file was made, and by whom.
+NEUTRAL_FAMILIES = ("general.", "tokenizer.", "split.", "quantize.", "mradermacher.")
+
+# What llama.cpp samples with by default. `sequence`, `mirostat` and the others have no place among our defaults.
+SAMPLING = {
+    "temperature": "general.sampling.temp",
+    "top_k": "general.sampling.top_k",
+    "top_p": "general.sampling.top_p",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+_GENERAL: Table = (
+    rules(USED, "general.architecture general.alignment", *SAMPLING.values())
+    | rules(NEUTRAL, "general.sampling.xtc_threshold general.sampling.mirostat_tau general.sampling.mirostat_eta")
+    | rules(Only((0,)), "general.sampling.xtc_probability general.sampling.mirostat")
+    | rules(Only(), "general.sampling.sequence general.sampling.penalty_last_n")
+    | {"general.type": Only(("model",)), "general.quantization_version": Only((2,))}
+)
+
+# Of every architecture, without its prefix.
+_MODEL: Table = (
+    rules(
+        USED,
+        "vocab_size context_length embedding_length block_count feed_forward_length",
+        "attention.head_count attention.head_count_kv attention.key_length attention.value_length",
+        "attention.layer_norm_rms_epsilon attention.sliding_window",
+        "rope.dimension_count rope.freq_base rope.scale_linear rope.scaling.type rope.scaling.factor",
+        "rope.scaling.original_context_length rope.scaling.attn_factor",
+        "rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow",
+        "expert_count expert_used_count expert_feed_forward_length",
+    )
+    # the second one belongs to a norm that none of these architectures has
+    | rules(NEUTRAL, "rope.scaling.finetuned attention.layer_norm_epsilon")
+    | rules(Only((0,)), "expert_shared_count expert_shared_feed_forward_length leading_dense_block_count")
+    | rules(
+        Only((0,)), "nextn_predict_layers attention.max_alibi_bias attention.clamp_kqv attention.scale pooling_type"
+    )
+    | rules(Only((0,)), "rope.scaling.yarn_log_multiplier attn_logit_softcapping final_logit_softcapping")
+    | rules(Only((0, 1)), "expert_group_count expert_group_used_count interleave_moe_layer_step moe_every_n_layers")
+    | rules(Only((0, 1)), "expert_weights_scale")
+    | rules(Only((1,)), "rope.scaling.yarn_ext_factor rope.scaling.yarn_attn_factor logit_scale embedding_scale")
+    | rules(Only((1,)), "residual_scale expert_gating_func")
+    | rules(Only((False,)), "use_parallel_residual")
+    | rules(Only((True,)), "attention.causal expert_weights_norm")
+    | {"tensor_data_layout": Only(("Meta AI original pth",))}  # what llama.cpp's converter writes, whatever it permutes
+)
+
+
+def known_keys(architecture: str) -> Table:
+    """Of a file of this `general.architecture`."""
+    return _GENERAL | {f"{architecture}.{key}": rule for key, rule in _MODEL.items()}

@@ -1,0 +1,390 @@
+"""GGUF files of the Llama family: metadata to a `ModelConfig`, tensors as views of the mapped file.
+
+What differs from other formats:
+
+- llama.cpp's `llama` architecture is Llama, Mistral and Mixtral alike. Its rows of q and k are permuted, RoPE pairs
+  being neighbours; those of the Qwens are not.
+- The experts of a layer lie in one tensor `[experts, out, in]`.
+- The scaling of Llama 3.1 is a tensor of divisors, `rope_freqs.weight`. Published ones are recognised. Scaling by
+  keys comes on top of it.
+- Which keys are known: `gguf_fields.py`.
+- Quantized matrices come as `QuantizedTensor`.
+- Without `output.weight` the output is the embedding.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from tandem.worker.checkpoints.checkpoint import (
+    CheckpointError,
+    StoredMatrix,
+    StoredTensor,
+    bytes_by_dtype,
+    main_dtype,
+    match_tensors,
+    release_mapped,
+    rows_in_order,
+)
+from tandem.worker.checkpoints.fields import Fields, build
+from tandem.worker.checkpoints.ggml_blocks import BLOCK_KINDS, BlockKind, QuantizedTensor
+from tandem.worker.checkpoints.gguf_fields import NEUTRAL_FAMILIES, SAMPLING, known_keys
+from tandem.worker.checkpoints.gguf_parts import GgufFiles, Located, open_files
+from tandem.worker.checkpoints.known_fields import check_fields
+from tandem.worker.checkpoints.row_order import halves_order
+from tandem.worker.checkpoints.sampling_defaults import sampling_defaults
+from tandem.worker.model.config import Experts, ModelConfig, RopeScaling, yarn_attention_factor
+
+_KINDS: Mapping[int, torch.dtype | BlockKind] = {
+    0: torch.float32,
+    1: torch.float16,
+    30: torch.bfloat16,
+    **{kind.number: kind for kind in BLOCK_KINDS.values()},
+}
+# What a file says in `general.architecture`: our name, whether q and k are permuted, normalized, q, k and v biased.
+_ARCHITECTURES = {
+    "llama": ("llama", True, False, False),
+    "qwen2": ("qwen2", False, False, True),
+    "qwen3": ("qwen3", False, True, False),
+    "qwen3moe": ("qwen3_moe", False, True, False),
+}
+LAYER_NAMES = {
+    "attention.norm": "attn_norm.weight",
+    "attention.q": "attn_q.weight",
+    "attention.k": "attn_k.weight",
+    "attention.v": "attn_v.weight",
+    "attention.output": "attn_output.weight",
+    "attention.q_bias": "attn_q.bias",
+    "attention.k_bias": "attn_k.bias",
+    "attention.v_bias": "attn_v.bias",
+    "attention.output_bias": "attn_output.bias",
+    "attention.q_norm": "attn_q_norm.weight",
+    "attention.k_norm": "attn_k_norm.weight",
+    "mlp.norm": "ffn_norm.weight",
+    "mlp.gate": "ffn_gate.weight",
+    "mlp.up": "ffn_up.weight",
+    "mlp.down": "ffn_down.weight",
+    "router": "ffn_gate_inp.weight",
+    "experts.gate": "ffn_gate_exps.weight",
+    "experts.up": "ffn_up_exps.weight",
+    "experts.down": "ffn_down_exps.weight",
+}
+TOP_NAMES = {"embedding": "token_embd.weight", "output": "output.weight", "norm": "output_norm.weight"}
+ROPE_DIVISORS = "rope_freqs.weight"
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# Texts of tokens that end an answer, whatever the file says: llama.cpp's rule, for the families that are served.
+_END_TEXTS = frozenset((b"<|eot_id|>", b"<|eom_id|>", b"<|end_of_text|>", b"<|im_end|>", b"<|endoftext|>", b"</s>"))
+_KEYS = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_layers": "block_count",
+    "num_heads": "attention.head_count",
+    "num_kv_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+    "rope_scaling.factor": "rope.scaling.factor",
+    "rope_scaling.factors": ROPE_DIVISORS,
+    "rope_scaling.original_context_length": "rope.scaling.original_context_length",
+    "rope_scaling.attention_factor": "rope.scaling.attn_factor",
+    "rope_scaling.beta_fast": "rope.scaling.yarn_beta_fast",
+    "rope_scaling.beta_slow": "rope.scaling.yarn_beta_slow",
+    "experts.count": "expert_count",
+    "experts.per_token": "expert_used_count",
+    "experts.intermediate_size": "expert_feed_forward_length",
+}
+
+
+class GgufCheckpoint:
+    """An open GGUF file, or all parts of one; see `Checkpoint`."""
+
+    format: Literal["gguf"] = "gguf"
+
+    def __init__(self, path: Path) -> None:
+        """Reads everything but the weights themselves. Raises CheckpointError."""
+        files = open_files(path, _wanted)
+        self.path = path = files.path
+        self._tensors = files.tensors
+        self._mapped = {tensor.file.data_ptr() for tensor in files.tensors.values()}
+        stored = {name: _stored(name, tensor) for name, tensor in files.tensors.items()}
+        _check_apart(files.tensors, stored)
+        self.config, self._permuted = _read_config(path, files, self._divisors())
+        stored.pop(ROPE_DIVISORS, None)
+        match_tensors(path, self._expected(), stored)
+        self.dtype = main_dtype(stored.values())
+        self.stored_as = bytes_by_dtype(stored.values())
+        self.total_bytes = sum(tensor.bytes for tensor in stored.values())
+        ids = _special_ids(path, files.metadata, self.config.vocab_size)
+        self.bos_id, self.eos_ids = ids
+        advice = {key: _plain(files.metadata[key]) for key in SAMPLING.values() if key in files.metadata}
+        self.sampling_defaults: Mapping[str, float | int] = sampling_defaults(Fields(path, advice), SAMPLING)
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor | StoredMatrix]]:
+        """See `Checkpoint.tensors`."""
+        for name in self.config.tensor_shapes():
+            place = place_of(name)
+            tensor = self._view(place.stored, place.expert)
+            if self._permuted and name.endswith((".q", ".k", ".q_bias", ".k_bias")):
+                heads = self.config.num_heads if ".q" in name else self.config.num_kv_heads
+                order = halves_order(heads, self.config.head_dim)
+                if isinstance(tensor, QuantizedTensor):
+                    yield name, QuantizedTensor(tensor.kind, rows_in_order(tensor.blocks, order))
+                else:
+                    yield name, rows_in_order(tensor, order)
+                release_mapped(tensor)
+            else:
+                yield name, tensor
+
+    def release(self, piece: torch.Tensor | StoredMatrix) -> None:
+        """See `Checkpoint.release`."""
+        assert isinstance(piece, torch.Tensor | QuantizedTensor)
+        memory = piece.blocks if isinstance(piece, QuantizedTensor) else piece
+        if memory.untyped_storage().data_ptr() in self._mapped:  # not a permuted copy of q or k
+            release_mapped(memory)
+
+    def _expected(self) -> dict[str, tuple[int, ...]]:
+        expected: dict[str, tuple[int, ...]] = {}
+        for name, shape in self.config.tensor_shapes().items():
+            place = place_of(name)
+            if place.expert is None:
+                expected[place.stored] = shape
+            else:
+                assert self.config.experts is not None
+                expected[place.stored] = (self.config.experts.count, *shape)
+        return expected
+
+    def _view(self, name: str, expert: int | None = None) -> torch.Tensor | QuantizedTensor:
+        """A tensor, or one expert's part of it, as it lies in the file."""
+        located = self._tensors[name]
+        tensor, kind = located.tensor, _KINDS[located.tensor.kind]
+        size = StoredTensor(tensor.shape, kind).bytes
+        raw, shape = located.file[tensor.offset : tensor.offset + size], tensor.shape
+        if expert is not None:
+            size //= shape[0]
+            raw, shape = raw[expert * size : (expert + 1) * size], shape[1:]
+        if isinstance(kind, BlockKind):
+            return QuantizedTensor(kind, raw.view(*shape[:-1], -1, kind.block_bytes))
+        return raw.view(kind).view(shape)
+
+    def _divisors(self) -> tuple[float, ...]:
+        located = self._tensors.get(ROPE_DIVISORS)
+        if located is None:
+            return ()
+        tensor = located.tensor
+        if tensor.kind != 0 or len(tensor.shape) != 1 or tensor.shape[0] > 1 << 10:
+            raise CheckpointError(f"{self.path}: tensor {ROPE_DIVISORS} must be one row of float32")
+        view = self._view(ROPE_DIVISORS)
+        assert isinstance(view, torch.Tensor)
+        return tuple(view.tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    stored: str
+    expert: int | None
+
+
+def place_of(name: str) -> Place:
+    """Where a canonical tensor is found."""
+    if not name.startswith("layers."):
+        return Place(TOP_NAMES[name], None)
+    _, layer, part = name.split(".", 2)
+    if not part.startswith("experts."):
+        return Place(f"blk.{layer}.{LAYER_NAMES[part]}", None)
+    _, expert, matrix = part.split(".")
+    return Place(f"blk.{layer}.{LAYER_NAMES[f'experts.{matrix}']}", int(expert))
+
+
+def _wanted(key: str) -> bool:
+    """Of the vocabulary only the texts, which may end an answer."""
+    return not key.startswith("tokenizer.") or key == "tokenizer.ggml.tokens" or key.endswith("_token_id")
+
+
+def _stored(name: str, located: Located) -> StoredTensor:
+    """Checks that a tensor lies within its file."""
+    tensor, path, size = located.tensor, located.path, len(located.file)
+    kind = _KINDS.get(tensor.kind)
+    if kind is None:
+        served = ", ".join(kind.name if isinstance(kind, BlockKind) else str(kind)[6:] for kind in _KINDS.values())
+        raise CheckpointError(f"{path}: tensor {name} has the ggml type {tensor.kind}; served are {served}")
+    if isinstance(kind, BlockKind) and tensor.shape[-1] % kind.block_numbers:
+        raise CheckpointError(
+            f"{path}: tensor {name} has rows of {tensor.shape[-1]} numbers, "
+            f"but {kind.name} stores {kind.block_numbers} at once"
+        )
+    stored = StoredTensor(tensor.shape, kind)
+    if tensor.offset + stored.bytes > size:
+        raise CheckpointError(f"{path}: is truncated: tensor {name} ends behind the file's {size} bytes")
+    return stored
+
+
+def _check_apart(tensors: Mapping[str, Located], stored: Mapping[str, StoredTensor]) -> None:
+    """No two tensors of a file share bytes, as those of a damaged header may."""
+    ends: dict[Path, tuple[int, str]] = {}
+    for name, located in sorted(tensors.items(), key=lambda item: item[1].tensor.offset):
+        end, before = ends.get(located.path, (0, ""))
+        if located.tensor.offset < end:
+            raise CheckpointError(f"{located.path}: tensors {before} and {name} overlap; the file is damaged")
+        ends[located.path] = (located.tensor.offset + stored[name].bytes, name)
+
+
+def _read_config(path: Path, files: GgufFiles, divisors: tuple[float, ...]) -> tuple[ModelConfig, bool]:
+    metadata = files.metadata
+    kind = metadata.get("general.architecture")
+    if not isinstance(kind, str) or kind not in _ARCHITECTURES:
+        raise CheckpointError(
+            f"{path}: general.architecture {kind!r} is not served; served are {', '.join(_ARCHITECTURES)}"
+        )
+    name, permuted, qk_norm, qkv_bias = _ARCHITECTURES[kind]
+    prefix = f"{kind}."
+    plain = {key: _plain(value) for key, value in metadata.items() if not key.startswith("tokenizer.")}
+    check_fields(Fields(path, plain), known_keys(kind), NEUTRAL_FAMILIES)
+    own = {key.removeprefix(prefix): value for key, value in plain.items() if key.startswith(prefix)}
+    fields = Fields(path, own, prefix)
+    if divisors and kind != "llama":
+        raise CheckpointError(f"{path}: tensor {ROPE_DIVISORS} is there, which llama.cpp does not know of {kind}")
+    embedding = files.tensors.get(TOP_NAMES["embedding"])
+    if embedding is None or len(embedding.tensor.shape) != 2:
+        raise CheckpointError(f"{path}: tensor {TOP_NAMES['embedding']} is missing or not a matrix")
+    vocab_size = embedding.tensor.shape[0]
+    if fields.integer("vocab_size", vocab_size) != vocab_size:
+        raise fields.error("vocab_size", f"is {fields.integer('vocab_size')}, but the embedding has {vocab_size} rows")
+    hidden_size, heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
+    if hidden_size < 1 or heads < 1 or ("attention.key_length" not in own and hidden_size % heads):
+        raise fields.error("embedding_length", f"{hidden_size} cannot be split over attention.head_count {heads}")
+    head_dim = fields.integer("attention.key_length", hidden_size // heads)
+    context_length = fields.integer("context_length")
+    for key, only in (("attention.value_length", head_dim), ("rope.dimension_count", head_dim)):
+        if fields.integer(key, only) != only:
+            raise fields.error(key, f"is {fields.integer(key)}, but a head has {only}; others are not served")
+    if 0 < fields.integer("attention.sliding_window", 0) < context_length:
+        raise fields.error("attention.sliding_window", "is set, which llama.cpp does not know of this architecture")
+    layers = fields.integer("block_count")
+    experts = _experts(fields, kind)
+    if experts is not None and kind == "llama":
+        name = "mixtral"
+    config = build(
+        ModelConfig,
+        fields,
+        _KEYS,
+        architecture=name,
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=fields.integer("feed_forward_length", experts.intermediate_size if experts else 0),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=fields.integer("attention.head_count_kv", heads),
+        head_dim=head_dim,
+        context_length=context_length,
+        norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
+        rope_theta=fields.number("rope.freq_base", 10000.0),
+        rope_scaling=_rope_scaling(fields, divisors, context_length),
+        tie_embeddings=TOP_NAMES["output"] not in files.tensors,
+        qkv_bias=qkv_bias or "blk.0.attn_q.bias" in files.tensors,
+        output_bias="blk.0.attn_output.bias" in files.tensors,
+        qk_norm=qk_norm,
+        experts=experts,
+    )
+    return config, permuted
+
+
+def _plain(value: Any) -> Any:
+    """A float32 as the shortest number that it stands for; an array of equal numbers as that number."""
+    if isinstance(value, float):
+        return float(str(np.float32(value))) if math.isfinite(value) else value
+    if isinstance(value, array) and value:
+        return value[0] if len(set(value)) == 1 else value.tolist()
+    return value
+
+
+def _experts(fields: Fields, kind: str) -> Experts | None:
+    count = fields.integer("expert_count", 0)
+    if not count:
+        for key in ("expert_used_count", "expert_feed_forward_length"):
+            if fields.integer(key, 0):
+                raise fields.error(key, f"is {fields.integer(key)}, but there is no expert_count")
+        return None
+    return build(
+        Experts,
+        fields,
+        _KEYS,
+        count=count,
+        per_token=fields.integer("expert_used_count"),
+        intermediate_size=fields.integer("expert_feed_forward_length", fields.integer("feed_forward_length", 0)),
+        normalized=True,  # as llama.cpp computes both
+    )
+
+
+def _rope_scaling(fields: Fields, divisors: tuple[float, ...], context_length: int) -> RopeScaling | None:
+    """What the keys say, on top of the divisors: llama.cpp applies both."""
+    factor, older = fields.number("rope.scaling.factor", None), fields.number("rope.scale_linear", None)
+    if factor is not None and older not in (None, factor):
+        raise fields.error("rope.scaling.factor", f"is {factor:g}, but rope.scale_linear is {older:g}")
+    factor = next((one for one in (factor, older) if one is not None), 1.0)
+    kind = fields.text("rope.scaling.type", "linear")
+    size = fields.number("rope.scaling.attn_factor", 1.0)  # whatever the type
+    match kind:
+        case "none" | "linear":
+            factor = factor if kind == "linear" else 1.0
+            if factor == size == 1:
+                if not divisors:
+                    return None
+                if published := known_divisors(divisors, fields.number("rope.freq_base", 10000.0)):
+                    return published
+            values: dict[str, Any] = {"attention_factor": size}
+        case "yarn":
+            # llama.cpp itself takes 32 and 1 for all of these architectures, whatever a file says of the two.
+            values = {
+                "original_context_length": fields.integer("rope.scaling.original_context_length", context_length),
+                "attention_factor": yarn_attention_factor(factor) * size,
+                "beta_fast": fields.number("rope.scaling.yarn_beta_fast", 32.0),
+                "beta_slow": fields.number("rope.scaling.yarn_beta_slow", 1.0),
+            }
+        case _:
+            raise fields.error("rope.scaling.type", f"{kind!r} is not served; served are none, linear and yarn")
+    kind = "yarn" if kind == "yarn" else "linear"
+    return build(RopeScaling, fields, _KEYS, kind=kind, factor=factor, factors=divisors, **values)
+
+
+def rope_divisors(head_dim: int, theta: float, scaling: RopeScaling) -> list[float]:
+    """What the llama3 scaling divides each frequency by."""
+    base = theta ** -(np.arange(0, head_dim, 2) / head_dim)
+    turns = scaling.original_context_length * base / (2 * np.pi)
+    kept = np.clip((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor), 0, 1)
+    divisors: list[float] = (1 / (kept + (1 - kept) / scaling.factor)).tolist()
+    return divisors
+
+
+def known_divisors(divisors: tuple[float, ...], theta: float) -> RopeScaling | None:
+    """The llama3 scaling of a published model whose divisors these are."""
+    for factor in (8.0, 16.0, 32.0):
+        scaling = RopeScaling("llama3", factor)
+        if np.allclose(divisors, rope_divisors(2 * len(divisors), theta, scaling), rtol=1e-5, atol=0):
+            return scaling
+    return None
+
+
+def _special_ids(path: Path, metadata: Mapping[str, Any], vocab_size: int) -> tuple[int | None, tuple[int, ...]]:
+    """The beginning-of-sequence id and the ids that end an answer. Converters write 2^32 - 1 for none."""
+
+    def known(key: str) -> int | None:
+        value = metadata.get(f"tokenizer.ggml.{key}")
+        return value if type(value) is int and 0 <= value < vocab_size else None
+
+    texts = metadata.get("tokenizer.ggml.tokens")
+    if isinstance(texts, list) and len(texts) > vocab_size:
+        raise CheckpointError(
+            f"{path}: tokenizer.ggml.tokens has {len(texts)} entries for {vocab_size} rows of weights"
+        )
+    ends = [known(key) for key in _END_KEYS]
+    if isinstance(texts, list):
+        ends += [index for index, text in enumerate(texts) if text in _END_TEXTS]
+    return known("bos_token_id"), tuple(dict.fromkeys(one for one in ends if one is not None))

@@ -1,0 +1,337 @@
+"""From `config.json` to a `ModelConfig`: which architectures are served, and what each leaves unsaid.
+
+RoPE is described by `rope_parameters` (transformers 5) or by `rope_theta` and `rope_scaling` (older). The fields that
+are known are listed in `hugging_face_fields.py`; every other one is refused by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from tandem.worker.checkpoints.fields import Fields, build
+from tandem.worker.checkpoints.hugging_face_fields import CONFIG, ROPE
+from tandem.worker.checkpoints.known_fields import check_fields
+from tandem.worker.model.config import Experts, ModelConfig, RopeScaling, yarn_attention_factor
+
+KEYS = {
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "context_length": "max_position_embeddings",
+    "norm_eps": "rms_norm_eps",
+    "tie_embeddings": "tie_word_embeddings",
+    "windows": "sliding_window",
+    "experts.count": "num_experts",
+    "experts.per_token": "num_experts_per_tok",
+    "experts.intermediate_size": "moe_intermediate_size",
+}
+ROPE_KEYS = {
+    "rope_scaling.factor": "factor",
+    "rope_scaling.low_freq_factor": "low_freq_factor",
+    "rope_scaling.high_freq_factor": "high_freq_factor",
+    "rope_scaling.original_context_length": "original_max_position_embeddings",
+    "rope_scaling.beta_fast": "beta_fast",
+    "rope_scaling.beta_slow": "beta_slow",
+    "rope_scaling.attention_factor": "attention_factor",
+}
+
+_Number = TypeVar("_Number", int, float)
+
+_LAYER_NAMES = {
+    "attention.norm": "input_layernorm.weight",
+    "attention.q": "self_attn.q_proj.weight",
+    "attention.k": "self_attn.k_proj.weight",
+    "attention.v": "self_attn.v_proj.weight",
+    "attention.output": "self_attn.o_proj.weight",
+    "attention.q_bias": "self_attn.q_proj.bias",
+    "attention.k_bias": "self_attn.k_proj.bias",
+    "attention.v_bias": "self_attn.v_proj.bias",
+    "attention.output_bias": "self_attn.o_proj.bias",
+    "attention.q_norm": "self_attn.q_norm.weight",
+    "attention.k_norm": "self_attn.k_norm.weight",
+    "mlp.norm": "post_attention_layernorm.weight",
+    "mlp.gate": "mlp.gate_proj.weight",
+    "mlp.up": "mlp.up_proj.weight",
+    "mlp.down": "mlp.down_proj.weight",
+    "router": "mlp.gate.weight",
+    "experts.gate": "mlp.experts.{}.gate_proj.weight",
+    "experts.up": "mlp.experts.{}.up_proj.weight",
+    "experts.down": "mlp.experts.{}.down_proj.weight",
+}
+_MIXTRAL_NAMES = _LAYER_NAMES | {
+    "router": "block_sparse_moe.gate.weight",
+    "experts.gate": "block_sparse_moe.experts.{}.w1.weight",
+    "experts.up": "block_sparse_moe.experts.{}.w3.weight",
+    "experts.down": "block_sparse_moe.experts.{}.w2.weight",
+}
+EMBEDDING, OUTPUT, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One of transformers' model classes, and the defaults of its configuration."""
+
+    name: str  # transformers' model_type, and what we call it
+    class_name: str
+    layer_names: Mapping[str, str] = field(default_factory=lambda: _LAYER_NAMES, repr=False)
+    special_ids: Mapping[str, int] = field(default_factory=lambda: {"bos_token_id": 1, "eos_token_id": 2})
+    rope_theta: float = 10000.0
+    head_dim: int | None = None  # None: the hidden size over the heads
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    attention_bias: bool = False  # whether it knows this field, which gives biases to q, k, v and the output
+    sliding_window: int | None = None  # where the file does not say it
+    use_sliding_window: bool = False  # whether it knows this field, without which it has no window
+    window_by_layer: bool = False  # whether the window can be that of some layers only
+
+    def stored_name(self, name: str) -> str:
+        """A canonical tensor's name in the files."""
+        if not name.startswith("layers."):
+            return {"embedding": EMBEDDING, "output": OUTPUT, "norm": NORM}[name]
+        _, layer, part = name.split(".", 2)
+        if part.startswith("experts."):
+            _, expert, matrix = part.split(".")
+            stored = self.layer_names[f"experts.{matrix}"].format(expert)
+        else:
+            stored = self.layer_names[part]
+        return f"model.layers.{layer}.{stored}"
+
+
+_QWEN_WINDOW: Mapping[str, Any] = {"sliding_window": 4096, "use_sliding_window": True}
+ARCHITECTURES = {
+    each.name: each
+    for each in (
+        Architecture("llama", "LlamaForCausalLM", attention_bias=True),
+        Architecture("mistral", "MistralForCausalLM", sliding_window=4096),
+        Architecture("ministral", "MinistralForCausalLM", sliding_window=4096, window_by_layer=True),
+        Architecture("qwen2", "Qwen2ForCausalLM", special_ids={}, qkv_bias=True, **_QWEN_WINDOW, window_by_layer=True),
+        Architecture(
+            "qwen3",
+            "Qwen3ForCausalLM",
+            special_ids={},
+            head_dim=128,
+            qk_norm=True,
+            attention_bias=True,
+            **_QWEN_WINDOW,
+            window_by_layer=True,
+        ),
+        Architecture("mixtral", "MixtralForCausalLM", _MIXTRAL_NAMES, rope_theta=1e6),
+        Architecture(
+            "qwen3_moe", "Qwen3MoeForCausalLM", special_ids={}, qk_norm=True, attention_bias=True, **_QWEN_WINDOW
+        ),
+    )
+}
+
+
+def architecture_of(config: Fields) -> Architecture:
+    """Which of ours a folder holds; refuses what is not served, and every field that is not known of it, by name."""
+    found = _named(config)
+    if found.name == "mistral" and config.has("layer_types"):
+        found = ARCHITECTURES["ministral"]  # as transformers' AutoModel has it: Mistral itself has one window in all
+    check_fields(config, CONFIG[found.name])
+    return found
+
+
+def _named(config: Fields) -> Architecture:
+    classes, kind = config.values.get("architectures"), config.values.get("model_type")
+    served = list(ARCHITECTURES.values())
+    if not classes:
+        found = next((each for each in served if each.name == kind), None)
+        if found is None:
+            raise config.error("model_type", f"{str(kind)[:60]!r} is not served; served are {', '.join(ARCHITECTURES)}")
+        return found
+    found = next((each for each in served if classes == [each.class_name]), None)
+    if found is None:
+        names = ", ".join(each.class_name for each in served)
+        raise config.error("architectures", f"{str(classes)[:200]} is not served; served are {names}")
+    if kind not in (None, found.name):
+        raise config.error(
+            "architectures", f"{found.class_name} and model_type {str(kind)[:60]!r} contradict each other"
+        )
+    return found
+
+
+def read_config(config: Fields, architecture: Architecture, tied: bool) -> ModelConfig:
+    """Raises CheckpointError for impossible or contradicting values, by the field's name."""
+    hidden_size, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    head_dim = config.integer("head_dim", architecture.head_dim)
+    if head_dim is None:
+        if hidden_size < 1 or heads < 1 or hidden_size % heads:
+            raise config.error("hidden_size", f"{hidden_size} cannot be split over num_attention_heads {heads}")
+        head_dim = hidden_size // heads
+    layers = config.integer("num_hidden_layers")
+    rope = _rope_fields(config)
+    scaling = _rope_scaling(config, rope)
+    theta = _stated_once(rope, "rope_theta", config.number("rope_theta", None), rope.number("rope_theta", None))
+    context_length = config.integer("max_position_embeddings")
+    if scaling is not None and scaling.kind == "dynamic":
+        context_length = int(context_length * scaling.factor)
+    bias = architecture.attention_bias and config.boolean("attention_bias", False)
+    return build(
+        ModelConfig,
+        config,
+        KEYS,
+        architecture=architecture.name,
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=config.integer("intermediate_size"),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=config.integer("num_key_value_heads", heads),
+        head_dim=head_dim,
+        context_length=context_length,
+        norm_eps=config.number("rms_norm_eps"),
+        rope_theta=architecture.rope_theta if theta is None else theta,
+        rope_scaling=scaling,
+        tie_embeddings=tied,
+        qkv_bias=architecture.qkv_bias or bias,
+        output_bias=bias,
+        qk_norm=architecture.qk_norm,
+        windows=_windows(config, architecture, layers),
+        experts=_experts(config, architecture, layers),
+    )
+
+
+def _rope_fields(config: Fields) -> Fields:
+    """The RoPE parameters, in whichever of the two spellings."""
+    new, old = config.object("rope_parameters"), config.object("rope_scaling")
+    if new.values and old.values and new.values != old.values:
+        raise config.error("rope_parameters", "and rope_scaling contradict each other; one of them is expected")
+    return new if new.values else old
+
+
+def _stated_once(rope: Fields, key: str, beside: _Number | None, among: _Number | None) -> _Number | None:
+    """A RoPE parameter that older files have beside the others, not among them; refuses two that differ."""
+    if beside is not None and among is not None and beside != among:
+        raise rope.error(key, f"is {among:g}, but {key} beside it is {beside:g}")
+    return beside if among is None else among
+
+
+def _rope_scaling(config: Fields, rope: Fields) -> RopeScaling | None:
+    for key, value in rope.values.items():
+        if isinstance(value, dict):
+            raise rope.error(key, "is an object; rope parameters that differ by layer are not served")
+    old = rope.text("type")
+    kind = rope.text("rope_type", old) or "default"
+    if old not in (None, kind):
+        raise rope.error("rope_type", f"{kind!r} and type {old!r} contradict each other")
+    if kind not in ROPE:
+        raise rope.error("rope_type", f"{kind!r} is not served; served are {', '.join(ROPE)}")
+    check_fields(rope, ROPE[kind])
+    trained = config.integer("max_position_embeddings")
+    key = "original_max_position_embeddings"
+    original = _stated_once(rope, key, config.integer(key, None), rope.integer(key, None))
+    if kind == "default":
+        return None
+    if kind not in ("llama3", "yarn") and original not in (None, trained):
+        raise config.error(key, f"is {original}, which {kind} scaling does not know")
+    values: dict[str, Any] = {"kind": kind}
+    match kind:
+        case "linear":
+            values["factor"] = rope.number("factor")
+        case "dynamic":
+            values |= {"factor": rope.number("factor"), "original_context_length": trained}
+        case "llama3":
+            values |= {
+                "factor": rope.number("factor"),
+                "low_freq_factor": rope.number("low_freq_factor"),
+                "high_freq_factor": rope.number("high_freq_factor"),
+                "original_context_length": trained if original is None else original,
+            }
+        case "yarn":
+            original = trained if original is None else original
+            factor = rope.number("factor", trained / max(original, 1))
+            values |= {
+                "factor": factor,
+                "original_context_length": original,
+                "beta_fast": rope.number("beta_fast", 32.0),
+                "beta_slow": rope.number("beta_slow", 1.0),
+                "attention_factor": rope.number("attention_factor", _attention_factor(rope, factor)),
+                "truncate": rope.boolean("truncate", "truncate" not in rope.values),  # null: transformers does not
+            }
+    return build(RopeScaling, rope, ROPE_KEYS, **values)
+
+
+def _attention_factor(rope: Fields, factor: float) -> float:
+    """YaRN's, where the file leaves it out: from the factor, or from two scales of DeepSeek's."""
+    above, below = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
+    if not above or not below or factor <= 1:
+        return yarn_attention_factor(factor)
+    grown = yarn_attention_factor(factor) - 1
+    return (above * grown + 1) / (below * grown + 1)
+
+
+def _windows(config: Fields, architecture: Architecture, layers: int) -> tuple[int, ...]:
+    """Each layer's sliding window; empty where there is none."""
+    window = _window(config, architecture)
+    if not 0 < layers <= 1 << 12:  # the number of layers is checked later
+        return ()
+    everywhere = ["full_attention" if window is None else "sliding_attention"] * layers
+    full = 0
+    if architecture.use_sliding_window and window is not None:
+        full = config.integer("max_window_layers", 28 if architecture.window_by_layer else 0)
+        if full > 0 and not architecture.window_by_layer:
+            raise config.error("max_window_layers", f"is {full}, but {architecture.class_name} has one in every layer")
+    usual = [*["full_attention"] * min(max(full, 0), layers), *everywhere][:layers]
+    kinds = config.values.get("layer_types")
+    if kinds is None:
+        kinds = usual
+    served = ("sliding_attention", "full_attention")
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in served for kind in kinds):
+        raise config.error("layer_types", f"must name one of {', '.join(served)} for each of the {layers} layers")
+    if kinds != usual and not architecture.window_by_layer:
+        which = "no layer" if window is None else "every layer"
+        raise config.error("layer_types", f"are mixed, but {architecture.class_name} has a window in {which} here")
+    if window is None:
+        if "sliding_attention" in kinds:
+            raise config.error("layer_types", "name sliding_attention, but no window is set")
+        return ()
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def _window(config: Fields, architecture: Architecture) -> int | None:
+    """The window of those layers that have one."""
+    if architecture.use_sliding_window and not config.boolean("use_sliding_window", False):
+        return None
+    # null says that there is none, unlike a field that is absent
+    default = None if "sliding_window" in config.values else architecture.sliding_window
+    window = config.integer("sliding_window", default)
+    if window is not None and window < 1:
+        raise config.error("sliding_window", f"must be at least 1, but is {window}")
+    return window
+
+
+def _experts(config: Fields, architecture: Architecture, layers: int) -> Experts | None:
+    if architecture.name == "mixtral":
+        return build(
+            Experts,
+            config,
+            KEYS | {"experts.count": "num_local_experts", "experts.intermediate_size": "intermediate_size"},
+            count=config.integer("num_local_experts", 8),
+            per_token=config.integer("num_experts_per_tok", 2),
+            intermediate_size=config.integer("intermediate_size"),
+            normalized=True,
+        )
+    if architecture.name != "qwen3_moe":
+        return None
+    step = config.integer("decoder_sparse_step", 1)
+    dense = config.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or any(type(layer) is not int for layer in dense):
+        raise config.error("mlp_only_layers", "must be a list of layers' numbers")
+    if step < 1:
+        raise config.error("decoder_sparse_step", f"must be at least 1, but is {step}")
+    count, other = config.integer("num_experts", None), config.integer("num_local_experts", None)
+    if count is not None and other not in (None, count):
+        raise config.error("num_experts", f"is {count}, but num_local_experts is {other}")
+    return build(
+        Experts,
+        config,
+        KEYS,
+        count=next((one for one in (count, other) if one is not None), 128),
+        per_token=config.integer("num_experts_per_tok", 8),
+        intermediate_size=config.integer("moe_intermediate_size"),
+        normalized=config.boolean("norm_topk_prob", False),
+        dense_layers=tuple(layer for layer in range(min(layers, 1 << 12)) if layer in dense or (layer + 1) % step),
+    )

@@ -1,0 +1,132 @@
+"""The fields that are known of `config.json`, its RoPE parameters and `quantization_config`, and of
+`generation_config.json`; the rules are those of `known_fields`.
+
+What is neutral is what transformers 5 computes nothing with: a test changes every field and compares both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tandem.worker.checkpoints.known_fields import NEUTRAL, USED, Only, Table, rules
+
+# What generation starts from. Of these, a server's requests state the lengths; beams and assistants are other ways of
+# decoding, which a request does not have.
+GENERATION: Table = (
+    rules(USED, "bos_token_id eos_token_id do_sample temperature top_p min_p top_k repetition_penalty")
+    | rules(
+        NEUTRAL,
+        "_from_model_config transformers_version _commit_hash trust_remote_code",
+        "max_length max_new_tokens max_time pad_token_id decoder_start_token_id early_stopping length_penalty",
+        "use_cache cache_implementation cache_config max_cache_len low_memory prefill_chunk_size",
+        "return_dict_in_generate output_attentions output_hidden_states output_scores output_logits",
+        "renormalize_logits remove_invalid_values",
+        "is_assistant num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold",
+        "assistant_early_exit assistant_lookbehind assistant_ensemble_weight target_lookbehind",
+        "prompt_lookup_num_tokens max_matching_ngram_size speculation_type use_mtp",
+        "compile_config disable_compile continuous_batching_config",
+    )
+    | rules(Only((1,)), "num_beams num_beam_groups num_return_sequences")
+    | rules(Only((0,)), "min_length min_new_tokens no_repeat_ngram_size encoder_no_repeat_ngram_size")
+    | rules(Only((0,)), "epsilon_cutoff eta_cutoff penalty_alpha diversity_penalty")
+    | rules(Only((1,)), "typical_p encoder_repetition_penalty guidance_scale")
+    | rules(Only(([],)), "suppress_tokens begin_suppress_tokens bad_words_ids stop_strings")
+    | rules(Only((False,)), "token_healing")
+    | rules(
+        Only(),
+        "top_h forced_bos_token_id forced_eos_token_id exponential_decay_length_penalty sequence_bias",
+        "watermarking_config dola_layers constraints force_words_ids",
+    )
+)
+
+_CONFIG: Table = (
+    # transformers 5 takes none of them from here
+    dict.fromkeys(GENERATION, NEUTRAL)
+    | rules(
+        USED,
+        "architectures model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads",
+        "num_key_value_heads head_dim max_position_embeddings rms_norm_eps tie_word_embeddings layer_types",
+        "rope_theta rope_scaling rope_parameters original_max_position_embeddings",
+        "bos_token_id eos_token_id quantization_config",
+    )
+    | rules(
+        NEUTRAL,
+        "_name_or_path name_or_path auto_map tokenizer_class task_specific_params finetuning_task prefix",
+        "unsloth_version unsloth_fixed is_llama_config transformers.js_config _pre_quantization_dtype",
+        "initializer_range attention_dropout hidden_dropout classifier_dropout gradient_checkpointing loss_type",
+        "attn_pdrop embd_pdrop resid_pdrop hidden_dropout_prob attention_probs_dropout_prob",
+        "output_router_logits router_aux_loss_coef router_jitter_noise problem_type id2label label2id num_labels",
+        "torch_dtype dtype use_bfloat16 torchscript tf_legacy_loss chunk_size_feed_forward pretraining_tp",
+        "attn_implementation _attn_implementation _attn_implementation_internal _attn_implementation_autoset",
+        "experts_implementation _experts_implementation_internal _flash_attn_2_enabled use_flash_attn",
+        "return_dict use_return_dict tie_last_hidden_states is_decoder max_sequence_length",
+        "unk_token_id sep_token_id cls_token_id mask_token_id",
+    )
+    | rules(Only(("silu", "swish")), "hidden_act")
+    | rules(
+        Only((False,)),
+        "mlp_bias use_bias attention_bias rope_interleaved use_mrope is_encoder_decoder add_cross_attention",
+        "tie_encoder_decoder qk_layernorm use_qk_norm qk_norm",
+    )
+    | rules(Only((1,)), "partial_rotary_factor embedding_multiplier residual_multiplier logits_scaling")
+    | rules(Only((1,)), "logit_scale scale_emb routed_scaling_factor")
+    | rules(Only((0,)), "shared_expert_intermediate_size n_shared_experts")
+    | rules(Only(([],)), "no_rope_layers")
+    | rules(Only(({},)), "pruned_heads")
+    | rules(Only(("softmax",)), "scoring_func")
+    | rules(
+        Only(),
+        "dual_chunk_attention_config attention_chunk_size clip_qkv query_pre_attn_scalar attn_logit_softcapping",
+        "final_logit_softcapping attention_multiplier per_layer_config cross_attention_hidden_size",
+    )
+)
+
+_QWEN_WINDOWS = rules(USED, "use_sliding_window sliding_window max_window_layers")
+_EXPERTS = rules(USED, "num_local_experts num_experts_per_tok")
+
+# By our name of the architecture.
+CONFIG: Mapping[str, Table] = {
+    "llama": _CONFIG | rules(USED, "attention_bias") | {"sliding_window": Only(), "use_sliding_window": Only((False,))},
+    "mistral": _CONFIG | rules(USED, "sliding_window"),
+    "ministral": _CONFIG | rules(USED, "sliding_window"),
+    "mixtral": _CONFIG | rules(USED, "sliding_window") | _EXPERTS,
+    "qwen2": _CONFIG | _QWEN_WINDOWS,
+    "qwen3": _CONFIG | rules(USED, "attention_bias") | _QWEN_WINDOWS,
+    "qwen3_moe": _CONFIG
+    | rules(USED, "attention_bias decoder_sparse_step mlp_only_layers moe_intermediate_size norm_topk_prob num_experts")
+    | _QWEN_WINDOWS
+    | _EXPERTS,
+}
+
+_PLAIN_ROPE: Table = rules(USED, "rope_type type rope_theta") | {"partial_rotary_factor": Only((1,))}
+_LLAMA3 = "factor low_freq_factor high_freq_factor original_max_position_embeddings"
+_YARN = "factor original_max_position_embeddings beta_fast beta_slow attention_factor mscale mscale_all_dim truncate"
+
+# By `rope_type`: a parameter of another one is refused.
+ROPE: Mapping[str, Table] = {
+    "default": _PLAIN_ROPE,
+    "linear": _PLAIN_ROPE | rules(USED, "factor"),
+    "dynamic": _PLAIN_ROPE | rules(USED, "factor"),
+    "llama3": _PLAIN_ROPE | rules(USED, _LLAMA3),
+    "yarn": _PLAIN_ROPE | rules(USED, _YARN),
+}
+
+# By `quant_method`. Neutral is how the numbers were found and which kernel another program multiplies them with; which
+# matrices are packed is seen from the tensors.
+QUANTIZATION: Mapping[str, Table] = {
+    "gptq": rules(USED, "quant_method bits group_size checkpoint_format desc_act")
+    | rules(
+        NEUTRAL,
+        "sym damp_percent damp_auto_increment true_sequential static_groups mse dataset tokenizer batch_size",
+        "model_seqlen block_name_to_quantize module_name_preceding_first_block modules_in_block_to_quantize",
+        "pad_token_id cache_block_outputs use_cuda_fp16 use_exllama disable_exllama exllama_config max_input_length",
+        "backend model_name_or_path model_file_base_name quantizer meta lm_head",
+    )
+    | {"is_marlin_format": Only((False,)), "pack_dtype": Only(("int32",)), "dynamic": Only(({},))}
+    | rules(Only(("gptq",)), "format method"),
+    "awq": rules(USED, "quant_method bits group_size version zero_point")
+    | rules(
+        NEUTRAL,
+        "backend do_fuse fuse_max_seq_len modules_to_fuse modules_to_not_convert exllama_config",
+    ),
+}

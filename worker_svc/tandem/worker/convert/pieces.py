@@ -1,0 +1,90 @@
+"""What every writer needs: where tensors come from and how their bytes reach a file, a piece at a time."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+
+from tandem.worker.checkpoints.checkpoint import Checkpoint, CheckpointError, StoredMatrix
+
+PIECE_BYTES = 16 << 20  # of float32 numbers that are in memory at once
+
+Progress = Callable[[int, int], None]  # bytes read so far, bytes in all
+
+
+class ConvertError(Exception):
+    """A checkpoint cannot be written as that family; one line."""
+
+
+@dataclass(slots=True)
+class Source:
+    """An open checkpoint, and the dtype that its matrices are to have."""
+
+    checkpoint: Checkpoint
+    dtype: torch.dtype
+    progress: Progress
+    notes: list[str] = field(default_factory=list)  # what the reader of the result should know
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor | StoredMatrix]]:
+        """Every canonical tensor; progress is told after each."""
+        done = 0
+        for name, tensor in self.checkpoint.tensors():
+            yield name, tensor
+            done += tensor.nbytes
+            self.progress(done, self.checkpoint.total_bytes)
+
+    def pieces(
+        self,
+        name: str,
+        tensor: torch.Tensor | StoredMatrix,
+        dtype: torch.dtype,
+        order: torch.Tensor | None = None,
+    ) -> Iterator[torch.Tensor]:
+        """Rows of a tensor, in their order or another one, as contiguous uint8; raises CheckpointError for numbers
+        beyond `dtype`."""
+        rows = max(1, PIECE_BYTES // (4 * math.prod(tensor.shape[1:])))
+        for start in range(0, len(tensor), rows):
+            stored = tensor[start : start + rows] if order is None else tensor[order[start : start + rows]]
+            plain = stored if isinstance(stored, torch.Tensor) else stored.dequantize()
+            piece = plain.to(dtype).contiguous()
+            if dtype == torch.float16 and plain.dtype != dtype and not piece.isfinite().all():
+                raise CheckpointError(f"{self.checkpoint.path}: {name} has numbers that do not fit into float16")
+            yield piece.reshape(-1).view(torch.uint8)
+            if order is None:
+                self.checkpoint.release(stored)
+        if order is not None:
+            self.checkpoint.release(tensor)
+
+
+def reserve(file: BinaryIO, size: int) -> None:
+    """Takes the room on the disk at once, so that a full one is known before the work; raises OSError."""
+    if hasattr(os, "posix_fallocate") and size:
+        os.posix_fallocate(file.fileno(), 0, size)
+    else:
+        file.truncate(size)
+
+
+def write_at(file: BinaryIO, offset: int, pieces: Iterator[torch.Tensor]) -> None:
+    """Writes pieces one after the other from an offset on."""
+    file.seek(offset)
+    for piece in pieces:
+        file.write(piece.numpy().data)
+
+
+def flush(file: BinaryIO) -> None:
+    """Everything written is on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def write_text(path: Path, text: str) -> None:
+    """A small file, on the disk."""
+    with path.open("wb") as file:
+        file.write(text.encode())
+        flush(file)

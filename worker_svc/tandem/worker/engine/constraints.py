@@ -1,0 +1,149 @@
+"""Which ids each row of a step may choose, beyond what the sampler masks by itself.
+
+    guided decoding        what the grammar allows after the row's output; made by its process beside the forward pass
+    stop sequences         before min_tokens, no id that would complete one
+    ignore_eos             the grammar's end may not be an EOS id, if it allows anything else
+
+A row for which grammar and min_tokens or ignore_eos leave nothing is *exhausted*: its request ends instead. A row whose
+mask has not come MASK_WAIT_SECONDS after the forward pass is *dropped*, so that the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tandem.worker.engine.guides.grammars import Grammars
+from tandem.worker.engine.request import Request
+from tandem.worker.engine.scheduler import Chunk
+
+MASK_WAIT_SECONDS = 0.02  # a row that is computed in vain costs a step; nearly all masks take a hundredth of this
+
+Masks = npt.NDArray[np.int32]
+RowNumbers = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Constrained:
+    """A chunk with rows to mask: the first of them, and the drafts behind which the others are."""
+
+    chunk: Chunk
+    row: int
+    drafts: list[int]
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.row, self.row + len(self.drafts) + 1)
+
+
+@dataclass(slots=True)
+class StepConstraints:
+    """The masks of one step, which are being made."""
+
+    _constrained: list[_Constrained]
+    _count: int  # rows of the step
+    _grammars: Grammars
+
+    @classmethod
+    def begin(cls, chunks: Sequence[Chunk], grammars: Grammars) -> StepConstraints:
+        """Starts the work that needs no logits."""
+        constrained: list[_Constrained] = []
+        row = 0
+        for chunk in chunks:
+            request = chunk.request
+            if chunk.samples and _is_constrained(request):
+                drafts = request.tokens[request.num_tokens : request.num_tokens + chunk.samples - 1].tolist()
+                constrained.append(_Constrained(chunk, row, drafts))
+            row += chunk.samples
+        guided = [each for each in constrained if each.chunk.request.matcher is not None]
+        grammars.want([each.chunk.request for each in guided])
+        for each in guided:
+            if each.drafts:
+                grammars.walk(each.chunk.request, each.drafts)
+        return cls(constrained, row, grammars)
+
+    def finish(self, vocabulary_size: int) -> tuple[Masks | None, npt.NDArray[np.bool_], RowNumbers | None]:
+        """Of the rows that are kept: masks `[rows, ceil(vocabulary / 32)]`, None where nothing is constrained, and
+        which are exhausted; and the numbers of these rows, None if it is all of them. The others' chunks are marked as
+        dropped."""
+        if not self._constrained:
+            return None, np.zeros(self._count, dtype=np.bool_), None
+        self._await()
+        masks = np.full((self._count, -(-vocabulary_size // 32)), -1, dtype=np.int32)
+        exhausted = np.zeros(self._count, dtype=np.bool_)
+        dropped = np.zeros(self._count, dtype=np.bool_)
+        for each in self._constrained:
+            request, matcher = each.chunk.request, each.chunk.request.matcher
+            if matcher is not None:
+                if matcher.mask is None or matcher.over or not matcher.ready:
+                    self._drop(each, dropped)
+                    continue
+                for row, mask in zip(
+                    range(each.row, each.rows.stop), [matcher.mask, *matcher.draft_masks], strict=False
+                ):
+                    masks[row] = mask
+            self._refine(request, masks[each.rows], each.drafts)
+            if matcher is not None:
+                exhausted[each.rows] = ~masks[each.rows].any(axis=1)
+        # An exhausted row's token is not used, but it must be drawn from something.
+        masks[exhausted] = -1
+        if not dropped.any():
+            return masks, exhausted, None
+        kept = np.flatnonzero(~dropped)
+        return masks[kept], exhausted[kept], kept
+
+    def _await(self) -> None:
+        """Until all matchers have answered, or MASK_WAIT_SECONDS."""
+        guided = [each.chunk.request for each in self._constrained]
+        waiting = [request for request in guided if request.matcher is not None and not _settled(request)]
+        if waiting:
+            self._grammars.hear(MASK_WAIT_SECONDS, lambda: all(map(_settled, waiting)))
+
+    def _drop(self, each: _Constrained, dropped: npt.NDArray[np.bool_]) -> None:
+        each.chunk.dropped = True
+        dropped[each.rows] = True
+        matcher = each.chunk.request.matcher
+        assert matcher is not None
+        if not matcher.over:
+            matcher.leave_out()
+            self._grammars.left_out += 1
+
+    def _refine(self, request: Request, masks: Masks, drafts: list[int]) -> None:
+        """Takes away, in place, from the request's masks `[drafts + 1, words]`."""
+        stopping = request.stopping
+        early = stopping.min_tokens - request.output_tokens  # rows that stand before min_tokens
+        if request.matcher is not None:
+            if not stopping.eos_ids:
+                _forbid(masks, self._grammars.eos_ids)
+            if early > 0:
+                _forbid(masks[:early], stopping.masked_ids)
+        if stopping.sequences is not None and early > 0:
+            state = request.stop_state
+            for row in range(min(early, len(masks))):
+                _forbid(masks[row : row + 1], stopping.sequences.completing(state))
+                if row < len(drafts):
+                    state = stopping.sequences.after(state, drafts[row])
+
+
+def _is_constrained(request: Request) -> bool:
+    stopping = request.stopping
+    if not stopping.max_tokens:  # the prompt is only scored
+        return False
+    early = request.output_tokens < stopping.min_tokens
+    return request.matcher is not None or (stopping.sequences is not None and early)
+
+
+def _settled(request: Request) -> bool:
+    """Whether the request's matcher has said all that this step can need."""
+    matcher = request.matcher
+    assert matcher is not None
+    return matcher.ready or (matcher.known and request.output_tokens >= request.stopping.max_tokens)
+
+
+def _forbid(masks: Masks, ids: Iterable[int]) -> None:
+    bits = masks.view(np.uint32)
+    for token in ids:
+        bits[:, token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token % 32))

@@ -1,0 +1,99 @@
+"""Who is next among callers: a virtual token counter for each, after Sheng et al., "Fairness in Serving Large Language
+Models" (OSDI 2024).
+
+    charge    a token that is computed for a caller for the first time, prompt or output, counts one: neither what the
+              prefix cache had, nor what is computed again after pages were lost, nor a rejected draft
+    choice    of equal priority, the request of the caller with the lowest count goes first; of equals the earliest
+    lift      a caller that begins to wait has at least the lowest count of those who wait already; where nobody does,
+              that of the last who did. So who was idle has saved nothing up, and who comes back is not forgiven
+
+Callers that always have something waiting differ by what is in flight at most, and a caller that is alone gets
+everything. Pure integers, the same on every rank.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tandem.worker.engine.request import Request
+
+MAX_REMEMBERED = 1024  # callers that are gone and had more than others
+
+
+@dataclass(slots=True, eq=False)
+class Fairness:
+    """The callers of the requests in one scheduler."""
+
+    _served: dict[str, int] = field(default_factory=dict)  # tokens, of those who are here or remembered
+    _here: Counter[str] = field(default_factory=Counter)  # requests of each that wait or run
+    _waiting: Counter[str] = field(default_factory=Counter)
+    _gone: dict[str, None] = field(default_factory=dict)  # those who are remembered, the latest last
+    _last: str = ""  # who waited last
+
+    @property
+    def several(self) -> bool:
+        """Whether there is anything to choose."""
+        return len(self._here) > 1
+
+    def served(self, caller: str) -> int:
+        """The count of a caller."""
+        return self._served[caller]
+
+    def enter(self, caller: str) -> None:
+        """One more request of a caller is here."""
+        self._here[caller] += 1
+        self._served.setdefault(caller, 0)
+        self._gone.pop(caller, None)
+
+    def leave(self, caller: str) -> None:
+        """A request of a caller, which did not wait any more, is over."""
+        self._here[caller] -= 1
+        if self._here[caller]:
+            return
+        del self._here[caller]
+        if not self._here:  # nobody has waited for what the others had
+            self._served.clear()
+            self._gone.clear()
+            return
+        self._gone[caller] = None
+        if len(self._gone) > MAX_REMEMBERED:
+            oldest = next(iter(self._gone))
+            del self._gone[oldest], self._served[oldest]
+
+    def wait(self, caller: str) -> None:
+        """A request of a caller that is here begins to wait."""
+        if caller not in self._waiting:
+            least = min((self._served[other] for other in self._waiting), default=self._served.get(self._last, 0))
+            self._served[caller] = max(self._served[caller], least)
+        self._waiting[caller] += 1
+
+    def start(self, caller: str) -> None:
+        """A request does not wait any more."""
+        self._waiting[caller] -= 1
+        if not self._waiting[caller]:
+            del self._waiting[caller]
+            self._last = caller
+
+    def charge(self, request: Request, end: int) -> None:
+        """The request is computed up to token `end`."""
+        if end > request.charged:
+            self._served[request.caller] += end - request.charged
+            request.charged = end
+
+    def precedes(self, newcomer: Request, other: Request) -> bool:
+        """Whether a waiting request gets its chunk before a running one that owes some."""
+        return (
+            newcomer.caller != other.caller
+            and newcomer.priority >= other.priority
+            and self._served[newcomer.caller] <= self._served[other.caller]
+        )
+
+    def check(self, waiting: Iterable[Request], running: Iterable[Request]) -> None:
+        """Raises AssertionError where the counts are not those of these requests."""
+        waits = Counter(request.caller for request in waiting)
+        assert waits == self._waiting, "waiting requests of callers miscounted"
+        assert waits + Counter(request.caller for request in running) == self._here, "requests of callers miscounted"
+        assert self._served.keys() == {*self._here, *self._gone}, "a caller without a count"
+        assert not self._gone.keys() & self._here.keys(), "a caller is here and gone"

@@ -1,0 +1,101 @@
+"""A step between its launch and the reading of its results.
+
+Overlap: while the device computes step n, step n + 1 is scheduled and launched behind it, with the ids that n samples
+left on the device; only then is n read, and told. So the host's work is hidden behind the device's.
+
+    launch n      requests of n get a *pending* token: one that counts, and is not known
+    sample n      its ids lie on the device
+    launch n + 1  of the requests whose token is pending, the input is taken from those ids
+    land n        its ids become known; what ended computes one row too many in n + 1, which is dropped and counted
+
+What a request gets is fixed by its own tokens, so overlap changes no bit of an answer, only who shares a step.
+
+It needs requests whose next step can be launched without their last token (`foreseeable`), and pages for all of them:
+who must give pages back is decided when everything is known. While one request of another kind runs, or pages are
+short, steps are launched when the one before has landed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from tandem.worker.engine.constraints import Masks, StepConstraints
+from tandem.worker.engine.request import Request
+from tandem.worker.engine.sampler import Launched, Rows, SamplingTable, launch
+from tandem.worker.engine.scheduler import Chunk
+from tandem.worker.engine.scoring import PromptScores, score_prompts
+from tandem.worker.model.runner import Work
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step that has been launched."""
+
+    chunks: list[Chunk]
+    constraints: StepConstraints
+    logits: torch.Tensor | None  # until it is sampled
+    schedule_seconds: float
+    forward_seconds: float
+    prompts: list[PromptScores] = field(default_factory=list)
+    exhausted: list[bool] = field(default_factory=list)
+    tokens: Launched | None = None
+
+    @property
+    def seconds(self) -> float:
+        """That its launch took."""
+        return self.schedule_seconds + self.forward_seconds
+
+    @property
+    def sampling(self) -> list[Chunk]:
+        """The chunks behind which a token is sampled; the ids are in their order."""
+        return [chunk for chunk in self.chunks if chunk.samples and not chunk.dropped]
+
+    def sample(self, table: SamplingTable) -> None:
+        """Chooses the tokens; on a card nobody waits for them where that can be."""
+        logits, self.logits = self.logits, None
+        assert logits is not None, "a step is sampled once"
+        masks, exhausted, kept = self.constraints.finish(logits.shape[1])
+        self.exhausted = exhausted.tolist()
+        with torch.inference_mode():
+            self.prompts, logits = score_prompts(self.chunks, logits)
+            if kept is not None:
+                logits = logits[torch.from_numpy(kept).to(logits.device)]
+            if sampling := self.sampling:
+                self.tokens = launch(logits, _rows(sampling, masks), table)
+
+
+def foreseeable(request: Request) -> bool:
+    """Whether a step can be launched without the request's last token being known: neither its drafts, nor what it may
+    sample next, nor the state of its sampler depend on which tokens came before."""
+    s = request.sampling
+    return (
+        request.matcher is None
+        and request.drafting is None
+        and not s.stateful
+        and s.repetition_penalty == 1.0
+        and s.presence_penalty == 0
+        and s.frequency_penalty == 0
+        and s.dry_multiplier == 0
+        and not s.banned_sequences
+        and (request.stopping.sequences is None or request.stopping.min_tokens == 0)
+    )
+
+
+def work(chunk: Chunk) -> Work:
+    """What the model is to compute of a chunk."""
+    request = chunk.request
+    assert request.pages is not None
+    tokens = request.tokens[chunk.start : chunk.start + chunk.length]
+    return Work(tokens, chunk.start, request.pages.held, chunk.logits, request.pending_row if request.pending else None)
+
+
+def _rows(chunks: list[Chunk], masks: Masks | None) -> Rows:
+    """One row for the next token of each chunk's request, and one behind each of its drafts."""
+    samples = np.array([chunk.samples for chunk in chunks], dtype=np.int64)
+    first = np.cumsum(samples) - samples
+    ends = np.array([chunk.start + chunk.length for chunk in chunks], dtype=np.int64)
+    positions = np.arange(samples.sum()) + np.repeat(ends + 1 - samples - first, samples)
+    return Rows([chunk.request for chunk in chunks for _ in range(chunk.samples)], positions, masks)

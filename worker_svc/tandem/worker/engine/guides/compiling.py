@@ -1,0 +1,115 @@
+"""Compiles a guide; only ever in the guide's own process."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from llguidance import LLMatcher, LLParserLimits
+
+from tandem.worker.engine.guides.guide import Guide, depth_violation
+from tandem.worker.engine.guides.limits import MAX_GRAMMAR_SIZE, MAX_LEXER_STATES
+
+if TYPE_CHECKING:
+    import llguidance
+    from llguidance._lib import JsonCompileOptions
+
+# A model that is unsure likes to write white space for ever: between two tokens of JSON nothing, one space, or a line
+# break with its indentation. A schema that has "x-guidance" chooses for itself.
+JSON_DEFAULTS: JsonCompileOptions = {"whitespace_pattern": r"[ ]|\n[ ]{0,16}"}
+MAX_PLACE_CHECKS = 500  # sub-schemas tried to find the place of an error
+MAX_MESSAGE = 500  # characters
+
+
+class GuideError(ValueError):
+    """The guide cannot be served; says what is wrong and where."""
+
+
+def grammar_of(guide: Guide) -> str:
+    """llguidance's form of a guide; raises GuideError."""
+    try:
+        match guide.kind:
+            case "json_schema":
+                own = '"x-guidance"' in guide.text
+                return LLMatcher.grammar_from_json_schema(guide.text, defaults=None if own else JSON_DEFAULTS)
+            case "regex":
+                return LLMatcher.grammar_from_regex(guide.text)
+            case "choices":
+                alternatives = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(guide.text))
+                return LLMatcher.grammar_from_lark(f"start: {' | '.join(alternatives)}")
+            case "grammar":
+                return LLMatcher.grammar_from_lark(guide.text)
+    except ValueError as error:
+        raise GuideError(str(error)) from error
+    raise AssertionError(guide.kind)
+
+
+def compile_guide(guide: Guide, tokenizer: llguidance.LLTokenizer) -> LLMatcher:
+    """A matcher at the beginning; raises GuideError."""
+    if violation := depth_violation(guide):
+        raise GuideError(violation)
+    matcher = LLMatcher(tokenizer, grammar_of(guide), log_level=0, limits=_limits())
+    if matcher.is_error():
+        reason = one_line(matcher.get_error())
+        place = _place(guide.text) if guide.kind == "json_schema" else ""
+        raise GuideError(f"{place}: {reason}" if place else reason)
+    return matcher
+
+
+def _limits() -> llguidance.LLParserLimits:
+    return LLParserLimits(max_lexer_states=MAX_LEXER_STATES, max_grammar_size=MAX_GRAMMAR_SIZE, verbose_errors=False)
+
+
+def one_line(message: str) -> str:
+    """A message of llguidance, for a status."""
+    return " ".join(message.split())[:MAX_MESSAGE]
+
+
+def _place(schema_text: str) -> str:
+    """The JSON pointer of the smallest sub-schema that cannot be compiled by itself; empty if it is the whole."""
+    root = json.loads(schema_text)
+    shared = {key: root[key] for key in ("$defs", "definitions") if isinstance(root, dict) and key in root}
+    checks = 0
+
+    def fails(schema: object) -> bool:
+        nonlocal checks
+        checks += 1
+        if checks > MAX_PLACE_CHECKS:
+            return False
+        whole = {**shared, **schema} if isinstance(schema, dict) else schema
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(json.dumps(whole), defaults=JSON_DEFAULTS)
+        except ValueError:
+            return True
+        return bool(LLMatcher.validate_grammar(grammar, limits=_limits()))
+
+    pointer = ""
+    schema = root
+    while True:
+        for path, child in _children(schema):
+            if fails(child):
+                pointer, schema = f"{pointer}/{path}", child
+                break
+        else:
+            return pointer
+
+
+def _children(schema: object) -> list[tuple[str, object]]:
+    """The sub-schemas of a schema with their JSON pointers."""
+    if not isinstance(schema, dict):
+        return []
+    found: list[tuple[str, object]] = []
+    for key in ("properties", "patternProperties", "$defs", "definitions"):
+        inner = schema.get(key)
+        if isinstance(inner, dict):
+            found += [(f"{key}/{_escaped(name)}", child) for name, child in inner.items()]
+    for key in ("anyOf", "allOf", "oneOf", "prefixItems"):
+        inner = schema.get(key)
+        if isinstance(inner, list):
+            found += [(f"{key}/{index}", child) for index, child in enumerate(inner)]
+    found += [(key, schema[key]) for key in ("items", "additionalProperties", "additionalItems") if key in schema]
+    return [(path, child) for path, child in found if isinstance(child, dict | bool)]
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")

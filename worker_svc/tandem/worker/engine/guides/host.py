@@ -1,0 +1,582 @@
+"""Owns the guides' processes: starts them, asks them, ends those that nobody needs or that take too much.
+
+It belongs to the engine's thread and never blocks but in `poll`. Compilation is shared between callers in turn; a
+request that runs has its process made again at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import time
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from tandem.worker.engine.guides.frames import (
+    Advance,
+    Answer,
+    Born,
+    ChannelClosedError,
+    Check,
+    Checked,
+    Close,
+    Compile,
+    Compiled,
+    Fill,
+    Said,
+    Walk,
+    Words,
+)
+from tandem.worker.engine.guides.guide import NO_VOCABULARY, Guide
+from tandem.worker.engine.guides.limits import (
+    ADMITTED_SHARE,
+    COMPILERS,
+    KEPT_GUIDES,
+    KEPT_SECONDS,
+    MAX_DEATHS,
+    GuideLimits,
+)
+from tandem.worker.engine.guides.outcome import CompileOutcome, CompileResult
+from tandem.worker.engine.guides.process import GuideProcess, Owed
+from tandem.worker.engine.pages import Tokens
+
+logger = logging.getLogger("tandem.worker.engine")
+
+NURSERY_SECONDS = 120.0  # to read the vocabulary and fork
+MAX_NURSERIES = 3  # in a row of which none bore a process
+REPLAY_SECONDS = 0.005  # a token of output that is told again, beside the budget of its mask
+GRACE_SECONDS = 0.25  # for what nobody waits for any more to come to its end by itself
+REST_SECONDS = 30.0  # before nurseries are tried again
+_LEAVE_SECONDS = 5.0
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME")
+_NO_PROCESS = "the processes that guided decoding needs cannot be started"
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """A guide that a caller waits for."""
+
+    serial: int
+    guide: Guide
+    output: bytes  # that it must allow
+    caller: str
+    leads: bool = False  # it takes a compiler; others may wait for the same guide
+    deaths: int = 0
+
+
+@dataclass(slots=True)
+class _Session:
+    """What the matcher of a request has been asked last, so that another process can be asked again."""
+
+    guide: Guide
+    output: Tokens = field(default_factory=lambda: np.empty(0, np.int32))  # a view of the request's
+    told: int = 0  # of it, to the process
+    mask: bool = False
+    forced: bool = False
+    walk: tuple[int, list[int]] | None = None  # number and drafts
+    answered: bool = True
+    process: GuideProcess | None = None
+    deaths: int = 0
+
+
+class GuideHost:
+    """See above. Serials and sessions are the caller's numbers."""
+
+    def __init__(self, words: Words, limits: GuideLimits) -> None:
+        self._limits = limits
+        self._selector = selectors.DefaultSelector()
+        self._processes: OrderedDict[Guide, GuideProcess] = OrderedDict()  # the latest used last
+        self._sessions: dict[int, _Session] = {}
+        self._queues: OrderedDict[str, deque[_Wanted]] = OrderedDict()  # of callers, the next one first
+        self._compiling: dict[int, _Wanted] = {}  # begun, by serial
+        self._results: list[CompileResult] = []
+        self._answers: list[Answer] = []
+        self.over_budget = 0  # masks
+        self.deaths = 0  # of processes that were needed
+        self._words = os.fdopen(os.memfd_create("tandem-vocabulary"), "wb")
+        self._words.write(msgspec.msgpack.encode(words))
+        self._words.flush()
+        self._nursery: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._barren = 0  # nurseries in a row
+        self._rest_until = 0.0
+        self._unsent: deque[GuideProcess] = deque()  # that the nursery has not been told of
+        self._start_nursery()
+
+    # ------------------------------------------------------------------------------------------------ what is asked
+
+    def compile(self, serial: int, guide: Guide, output: bytes, caller: str) -> None:
+        """Begins to compile a guide, in the caller's turn, and to check that it allows `output` (int32). What somebody
+        else has had compiled, or has being compiled, takes no turn."""
+        wanted = _Wanted(serial, guide, output, caller)
+        if guide in self._processes:
+            self._begin(wanted)
+        else:
+            self._queues.setdefault(caller, deque()).append(wanted)
+            self._start_compilations()
+
+    def forget(self, serial: int) -> None:
+        """Nobody waits for a compilation any more."""
+        self._results = [result for result in self._results if result.serial != serial]
+        for caller, queue in list(self._queues.items()):
+            for wanted in [wanted for wanted in queue if wanted.serial == serial]:
+                queue.remove(wanted)
+            if not queue:
+                del self._queues[caller]
+        begun = self._compiling.pop(serial, None)
+        if begun is None:
+            return
+        process = self._processes.get(begun.guide)
+        if process is not None and not process.compiled:
+            others = [wanted for wanted in self._compiling.values() if wanted.guide == begun.guide]
+            if others:
+                others[0].leads |= begun.leads
+            elif not process.sessions:
+                self._drop(process)
+        self._start_compilations()
+
+    def advance(self, session: int, guide: Guide, output: Tokens, *, forced: bool = False) -> None:
+        """Tells a matcher the whole output so far; a "state" will be answered."""
+        known = self._sessions.get(session)
+        if known is None:
+            known = self._sessions[session] = _Session(guide)
+        known.output, known.mask, known.forced, known.walk = output, False, forced, None
+        known.answered = False
+        self._send(session, known)
+
+    def fill(self, session: int) -> None:
+        """Asks for the mask of what may come next; a "mask" will be answered."""
+        known = self._sessions[session]
+        known.mask, known.answered = True, False
+        if known.process is None:
+            self._send(session, known)
+        elif known.process.compiled:
+            self._send_fill(session, known)
+
+    def walk(self, session: int, number: int, drafts: Sequence[int]) -> None:
+        """Asks for the masks behind drafts; a "walk" will be answered."""
+        known = self._sessions[session]
+        known.walk = (number, list(drafts))
+        known.answered = False
+        if known.process is None:
+            self._send(session, known)
+        elif known.process.compiled:
+            self._send_walk(session, known)
+
+    def close(self, session: int) -> None:
+        """The request is over."""
+        known = self._sessions.pop(session, None)
+        if known is None or known.process is None:
+            return
+        process = known.process
+        process.sessions.discard(session)
+        if process.compiled:
+            process.ask(Close(session))
+        if self._processes.get(process.guide) is process:
+            self._processes.move_to_end(process.guide)
+
+    def stop(self) -> None:
+        """Ends all processes."""
+        for process in list(self._processes.values()):
+            self._drop(process)
+        self._end_nursery()
+        self._words.close()
+        self._selector.close()
+
+    # ------------------------------------------------------------------------------------------------ what is answered
+
+    @property
+    def busy(self) -> bool:
+        """Whether answers are on their way."""
+        return bool(self._compiling or self._queues or self._results or self._answers) or any(
+            process.owed or not process.born for process in self._processes.values()
+        )
+
+    @property
+    def processes(self) -> int:
+        """Guides that have one, or will have one soon."""
+        return len(self._processes)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that all guides' processes take beside what they share."""
+        return sum(process.memory for process in self._processes.values())
+
+    def results(self) -> list[CompileResult]:
+        """Compilations that are done."""
+        results, self._results = self._results, []
+        return results
+
+    def answers(self) -> list[Answer]:
+        """What matchers have said."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    def poll(self, seconds: float) -> None:
+        """Hears what has come, after waiting for something so long at most."""
+        for key, _ in self._selector.select(max(0.0, seconds)):
+            if key.data is None:
+                self._nursery_ended()
+            elif key.data.channel.socket.fileno() >= 0:  # else it was dropped in this very turn
+                self._hear(key.data)
+        self._order()
+        for process in list(self._processes.values()):
+            if process.idle or self._processes.get(process.guide) is not process:
+                continue
+            process.channel.flush()
+            process.look()
+            if process.owed and process.waited > GRACE_SECONDS and not self._needed(process):
+                self._drop(process)
+            elif process.over_budget:
+                self._over_budget(process)
+            elif process.starved:
+                self._died(process, "does not answer")
+            elif not process.born and process.waited > NURSERY_SECONDS:
+                self._nursery_ended()
+                break
+        self._collect()
+        self._start_compilations()
+
+    # ------------------------------------------------------------------------------------------------ processes
+
+    def _start_nursery(self) -> None:
+        words = self._words.fileno()
+        try:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                arguments = (theirs.fileno(), words, self._limits.memory_bytes, os.getpid())
+                self._nursery = subprocess.Popen(  # noqa: S603
+                    [sys.executable, "-m", "tandem.worker.engine.guides.nursery", *map(str, arguments)],
+                    pass_fds=(theirs.fileno(), words),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,  # a panic of llguidance may say what is in a guide
+                    # In the engine's session: the kernel may share processors among sessions first, whatever is nice.
+                    env={name: value for name, value in os.environ.items() if name in _ENVIRONMENT},
+                )
+        except OSError as error:
+            logger.error("guides' processes cannot be started: %s", error)
+            self._rest_until = time.monotonic() + REST_SECONDS
+            return
+        ours.setblocking(False)
+        self._control = ours
+        self._selector.register(ours, selectors.EVENT_READ, None)
+
+    def _end_nursery(self) -> None:
+        if self._control is not None:
+            self._selector.unregister(self._control)
+            self._control.close()
+            self._control = None
+        if self._nursery is not None:
+            self._nursery.kill()  # it has nothing to finish, and what it forked ends with it
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._nursery.wait(_LEAVE_SECONDS)
+            self._nursery = None
+
+    def _nursery_ended(self) -> None:
+        """It says nothing over its socket but its end."""
+        self._end_nursery()
+        self._barren += 1
+        logger.error("the process that starts guides' processes has ended (%d in a row)", self._barren)
+        self._unsent.clear()
+        if self._barren < MAX_NURSERIES:
+            self._start_nursery()
+        else:
+            self._rest_until = time.monotonic() + REST_SECONDS
+        for process in list(self._processes.values()):
+            if self._processes.get(process.guide) is process:
+                self._died(process, "ended with what started it")
+
+    def _available(self) -> bool:
+        """Whether processes can be started; tries again after a while."""
+        if self._nursery is None and time.monotonic() >= self._rest_until:
+            self._barren = 0
+            self._start_nursery()
+        return self._nursery is not None
+
+    def _process(self, guide: Guide) -> GuideProcess | None:
+        """The guide's process, a new one if need be; None if none can be made."""
+        process = self._processes.get(guide)
+        if process is None:
+            if not self._available():
+                return None
+            try:
+                process = GuideProcess(guide, self._limits.starved_seconds)
+            except OSError as error:  # of descriptors, there are only so many
+                logger.error("a guide's process cannot be started: %s", error)
+                return None
+            self._processes[guide] = process
+            self._selector.register(process.channel.socket, selectors.EVENT_READ, process)
+            self._unsent.append(process)
+            self._order()
+        self._processes.move_to_end(guide)
+        return process
+
+    def _order(self) -> None:
+        """Has processes forked, as many as the nursery has been ready to hear of."""
+        # Its end is heard soon.
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            while self._unsent and self._control is not None:
+                if self._unsent[0].theirs.fileno() >= 0:  # else it was dropped
+                    socket.send_fds(self._control, [b"f"], [self._unsent[0].theirs.fileno()])
+                self._unsent.popleft().theirs.close()
+
+    def _collect(self) -> None:
+        """Ends the processes that nobody needs and that are too many, too large together or unused for long; then the
+        largest of the others, where they take more than all may have."""
+        idle = [process for process in self._processes.values() if process.compiled and not self._needed(process)]
+        kept = sum(process.memory for process in idle)
+        total = self.memory
+        for number, process in enumerate(idle):  # the one that was used longest ago first
+            if not (
+                len(idle) - number > KEPT_GUIDES
+                or kept > self._limits.memory_bytes
+                or total > self._limits.total_memory_bytes
+                or process.waited > KEPT_SECONDS
+            ):
+                break
+            kept, total = kept - process.memory, total - process.memory
+            self._drop(process)
+        while total > self._limits.total_memory_bytes and self._processes:
+            largest = max(self._processes.values(), key=lambda process: process.memory)
+            total -= largest.memory
+            self.deaths += 1
+            logger.warning("a guide's process takes %d MiB, the most of all, and is ended", largest.memory >> 20)
+            why = f"{self._together()}, and this one takes the most: ask for a smaller one, or again later"
+            self._refuse(largest, CompileOutcome.EXHAUSTED, why)
+
+    @property
+    def _full(self) -> bool:
+        """Whether those in use leave no room for another guide."""
+        used = sum(process.memory for process in self._processes.values() if self._needed(process))
+        return used > ADMITTED_SHARE * self._limits.total_memory_bytes
+
+    def _together(self) -> str:
+        return (
+            f"the guides in use take {self.memory >> 20} MiB of memory together; the limit here is "
+            f"{self._limits.total_memory_bytes >> 20} MiB"
+        )
+
+    def _needed(self, process: GuideProcess) -> bool:
+        return bool(process.sessions) or any(wanted.guide == process.guide for wanted in self._compiling.values())
+
+    def _drop(self, process: GuideProcess) -> None:
+        self._processes.pop(process.guide, None)
+        self._selector.unregister(process.channel.socket)
+        process.kill()
+
+    # ------------------------------------------------------------------------------------------------ compilation
+
+    def _start_compilations(self) -> None:
+        """Begins with what callers wait for, one after the other, none of them with all compilers."""
+        by_caller: dict[str, int] = {}
+        for wanted in self._compiling.values():
+            by_caller[wanted.caller] = by_caller.get(wanted.caller, 0) + wanted.leads
+        for caller in list(self._queues):
+            if sum(by_caller.values()) >= COMPILERS:
+                return
+            if by_caller.get(caller, 0) >= max(1, COMPILERS - 1):
+                continue
+            queue = self._queues.pop(caller)
+            wanted = queue.popleft()
+            if queue:
+                self._queues[caller] = queue  # behind the others
+            wanted.leads = True
+            by_caller[caller] = by_caller.get(caller, 0) + 1
+            self._begin(wanted)
+
+    def _begin(self, wanted: _Wanted) -> None:
+        if wanted.guide not in self._processes and self._full:
+            self._finish(wanted, CompileOutcome.EXHAUSTED, f"{self._together()}; ask again later")
+            return
+        process = self._process(wanted.guide)
+        if process is None:
+            self._finish(wanted, CompileOutcome.UNAVAILABLE, _NO_PROCESS)
+            return
+        self._compiling[wanted.serial] = wanted
+        if process.compiled:
+            self._check(process, wanted)
+
+    def _check(self, process: GuideProcess, wanted: _Wanted) -> None:
+        if wanted.output:
+            owed = Owed("checked", wanted.serial, self._limits.compile_seconds)
+            process.ask(Check(wanted.serial, wanted.output), owed)
+        else:
+            self._finish(wanted, CompileOutcome.COMPILED)
+
+    def _finish(self, wanted: _Wanted, outcome: CompileOutcome, error: str = "") -> None:
+        self._compiling.pop(wanted.serial, None)
+        self._results.append(CompileResult(wanted.serial, outcome, error))
+
+    # ------------------------------------------------------------------------------------------------ sessions
+
+    def _send(self, session: int, known: _Session) -> None:
+        process = known.process
+        if process is None:
+            process = self._process(known.guide)
+            if process is None:
+                self._fail(session, known, _NO_PROCESS, ours=True)
+                return
+            known.process, known.told = process, 0
+            process.sessions.add(session)
+        if not process.compiled:
+            return
+        position = len(known.output)
+        tokens = known.output[known.told :].astype(np.int32).tobytes()
+        budget = self._limits.mask_seconds + REPLAY_SECONDS * (position - known.told)
+        known.told = position
+        process.ask(Advance(session, position, tokens, known.forced), Owed("state", session, budget))
+        if known.mask:
+            self._send_fill(session, known)
+        if known.walk is not None:
+            self._send_walk(session, known)
+
+    def _send_fill(self, session: int, known: _Session) -> None:
+        assert known.process is not None
+        owed = Owed("mask", session, self._limits.mask_seconds)
+        known.process.ask(Fill(session, len(known.output)), owed)
+
+    def _send_walk(self, session: int, known: _Session) -> None:
+        assert known.walk is not None and known.process is not None
+        number, drafts = known.walk
+        budget = self._limits.mask_seconds * len(drafts)
+        known.process.ask(Walk(session, number, drafts), Owed("walk", session, budget))
+
+    def _fail(self, session: int, known: _Session, why: str, *, ours: bool = False) -> None:
+        known.answered = True
+        if known.process is not None:
+            known.process.sessions.discard(session)
+            known.process = None
+        self._answers.append(Answer(session, len(known.output), "failed", error=why, ours=ours))
+
+    # ------------------------------------------------------------------------------------------------ hearing
+
+    def _hear(self, process: GuideProcess) -> None:
+        try:
+            messages = process.channel.receive()
+        except ChannelClosedError:
+            self._died(process, "ended")
+            return
+        except msgspec.DecodeError:  # what a stranger wrote may have broken more than itself
+            self._died(process, "said what cannot be read")
+            return
+        for message in messages:
+            self._take(process, message)
+            if self._processes.get(process.guide) is not process:
+                return
+
+    def _take(self, process: GuideProcess, message: Said) -> None:
+        match message:
+            case Born():
+                self._barren = 0
+                process.bear(message)
+                process.ask(Compile(*process.guide), Owed("compiled", 0, self._limits.compile_seconds))
+            case Compiled():
+                process.answered()
+                self._compiled(process, message)
+            case Checked(serial, allowed):
+                process.answered()
+                wanted = self._compiling.get(serial)
+                if wanted is not None:
+                    whole = allowed >= len(wanted.output) // 4
+                    error = "" if whole else f"the guide does not allow resumed_output_ids[{allowed}]"
+                    self._finish(wanted, CompileOutcome.COMPILED if whole else CompileOutcome.REFUSED, error)
+            case Answer():
+                process.answered()
+                known = self._sessions.get(message.session)
+                if known is None:
+                    return
+                known.answered = not any(
+                    owed.whose == message.session and owed.what != "checked" for owed in process.owed
+                )
+                if known.answered:
+                    known.deaths = 0
+                self._answers.append(message)
+
+    def _compiled(self, process: GuideProcess, compiled: Compiled) -> None:
+        if compiled.unavailable:
+            self._refuse(process, CompileOutcome.UNAVAILABLE, f"{NO_VOCABULARY}: {compiled.error}", ours=True)
+            return
+        if compiled.error:
+            self._refuse(process, CompileOutcome.REFUSED, compiled.error)
+            return
+        process.compiled = True
+        waiting, sessions = self._users(process)
+        for wanted in waiting:
+            self._check(process, wanted)
+        for session, known in sessions:
+            if not known.answered:
+                self._send(session, known)
+
+    def _users(self, process: GuideProcess) -> tuple[list[_Wanted], list[tuple[int, _Session]]]:
+        waiting = [wanted for wanted in self._compiling.values() if wanted.guide == process.guide]
+        return waiting, [(session, self._sessions[session]) for session in sorted(process.sessions)]
+
+    # ------------------------------------------------------------------------------------------------ ends
+
+    def _refuse(self, process: GuideProcess, outcome: CompileOutcome, why: str, *, ours: bool = False) -> None:
+        """Ends a process and all who use it."""
+        waiting, sessions = self._users(process)
+        self._drop(process)
+        for wanted in waiting:
+            self._finish(wanted, outcome, why)
+        for session, known in sessions:
+            self._fail(session, known, why, ours=ours)
+
+    def _over_budget(self, process: GuideProcess) -> None:
+        """Whoever it works for has had his share; the others get another process."""
+        owed = process.owed[0]
+        if owed.what in ("compiled", "checked"):
+            why = f"it takes more than {self._limits.compile_seconds:g} s to compile, which is the limit here"
+        else:
+            self.over_budget += 1
+            why = f"one mask takes more than {self._limits.mask_seconds:g} s, which is the limit here"
+        self._end(process, owed, why, "takes too long", CompileOutcome.OVER_BUDGET, spared=0)
+
+    def _died(self, process: GuideProcess, how: str) -> None:
+        """It has ended, or is to end, without our having ended it for its time."""
+        owed = process.owed[0] if process.owed else None
+        why = (
+            f"its process has ended twice, most likely because it nests too deeply or needs more than "
+            f"{self._limits.memory_bytes >> 20} MiB"
+        )
+        self._end(process, owed, why, how, CompileOutcome.CRASHED, spared=MAX_DEATHS)
+
+    def _end(
+        self, process: GuideProcess, owed: Owed | None, why: str, how: str, outcome: CompileOutcome, spared: int
+    ) -> None:
+        """Ends a process. What it worked on fails, unless it was spared less than `spared` times; everything else that
+        it was asked is asked again."""
+        self._drop(process)
+        waiting, sessions = self._users(process)
+        if waiting or sessions:
+            self.deaths += 1
+            doing = f"at a {owed.what} answer" if owed is not None else "at rest"
+            logger.warning("a guide's process %s (%s, %d requests)", how, doing, len(waiting) + len(sessions))
+        compiling = owed is not None and owed.what == "compiled"
+        for wanted in waiting:
+            if compiling or (owed is not None and owed.what == "checked" and owed.whose == wanted.serial):
+                wanted.deaths += 1
+                if wanted.deaths > spared:
+                    self._finish(wanted, outcome, why)
+                    continue
+            self._begin(wanted)
+        for session, known in sessions:
+            known.process, known.told = None, 0
+            blamed = owed is not None and owed.what in ("state", "mask", "walk") and owed.whose == session
+            if blamed or compiling:
+                known.deaths += 1
+                if known.deaths > spared:
+                    self._fail(session, known, why)
+                    continue
+            if not known.answered:
+                self._send(session, known)

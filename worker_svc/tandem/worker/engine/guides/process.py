@@ -1,0 +1,130 @@
+"""The engine's end of one guide's process: what it was asked, and since when it owes an answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections import deque
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from tandem.worker.engine.guides.frames import Asked, Born, Channel, Said
+from tandem.worker.engine.guides.guide import Guide
+from tandem.worker.engine.guides.limits import STARVED
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE_KIB = os.sysconf("SC_PAGE_SIZE") >> 10
+_LOOK_SECONDS = 0.1  # between two looks at the memory of a process that works
+
+
+class Owed(NamedTuple):
+    """An answer that has not come."""
+
+    what: Literal["compiled", "checked", "state", "mask", "walk"]
+    whose: int  # session, or serial of a check; 0 of a compilation
+    budget: float  # seconds of processor time
+
+
+class GuideProcess:
+    """From the moment its socket is made; it is asked nothing before it is born."""
+
+    def __init__(self, guide: Guide, starved_seconds: float) -> None:
+        self.guide = guide
+        self._starved_seconds = starved_seconds
+        ours, self.theirs = socket.socketpair()
+        ours.setblocking(False)
+        self.channel: Channel[Said] = Channel(ours, Said)
+        self.owed: deque[Owed] = deque()
+        self.compiled = False
+        self.sessions: set[int] = set()  # of requests that use it
+        self._pidfd: int | None = None
+        self._pid = 0
+        self._since = time.monotonic()  # when it was made, or began to work on the first of `owed`
+        self._seconds = 0.0  # of processor time when it did
+        self._shared_memory = 0  # KiB
+        self._seen_memory = 0  # KiB, while it works
+        self._looked = 0.0
+
+    @property
+    def born(self) -> bool:
+        """Whether it has been forked."""
+        return self._pid > 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether it owes nothing and has all that it was sent."""
+        return self._pid > 0 and not self.owed and self.channel.flushed
+
+    def bear(self, born: Born) -> None:
+        """It has been forked."""
+        self._pid = born.pid
+        self._shared_memory = self.channel.memory
+        with contextlib.suppress(OSError):  # it has ended already
+            self._pidfd = os.pidfd_open(born.pid)
+
+    def ask(self, message: Asked, *owed: Owed) -> None:
+        """Sends a message, which will be answered by what is `owed`."""
+        if not self.owed:
+            self._begin()
+        self.owed.extend(owed)
+        self.channel.send(message)
+
+    def answered(self) -> Owed:
+        """The first of what is owed has come."""
+        self._begin()
+        return self.owed.popleft()
+
+    @property
+    def memory(self) -> int:
+        """Bytes beside what all guides share, at its largest."""
+        return max(0, max(self.channel.memory, self._seen_memory) - self._shared_memory) << 10
+
+    def look(self) -> None:
+        """Brings `memory` up to date, where it has worked on one thing for a while."""
+        now = time.monotonic()
+        if not self.owed or now - max(self._since, self._looked) < _LOOK_SECONDS:
+            return
+        self._looked = now
+        with contextlib.suppress(OSError):  # its socket will tell
+            pages = int(Path(f"/proc/{self._pid}/statm").read_text("ascii").split()[1])
+            self._seen_memory = max(self._seen_memory, pages * _PAGE_KIB)
+
+    @property
+    def waited(self) -> float:
+        """Seconds since it was made, or began with what it works on."""
+        return time.monotonic() - self._since
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether what it works on has taken its processor time."""
+        if not self.owed or self.waited < self.owed[0].budget:
+            return False
+        return self._processor_seconds() - self._seconds >= 0.9 * self.owed[0].budget
+
+    @property
+    def starved(self) -> bool:
+        """Whether it was given time enough and did not use it: it is stopped, or the machine does too much."""
+        return bool(self.owed) and self.waited >= max(self._starved_seconds, STARVED * self.owed[0].budget)
+
+    def kill(self) -> None:
+        """Ends it, whatever it does."""
+        self.theirs.close()
+        self.channel.socket.close()
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    def _begin(self) -> None:
+        self._since, self._seconds = time.monotonic(), self.channel.seconds
+
+    def _processor_seconds(self) -> float:
+        try:
+            fields = Path(f"/proc/{self._pid}/stat").read_text("ascii").rpartition(")")[2].split()
+        except OSError:  # its socket will tell
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / _TICKS

@@ -1,0 +1,133 @@
+"""What sampled tokens do to their request: they are appended, drafts are accepted by them, and they may end it.
+
+    not finite                    the model's numbers are broken: ERROR
+    not possible                  its constraints leave no id: IMPOSSIBLE
+    exhausted                     grammar, min_tokens and ignore_eos together leave no id: GRAMMAR_END
+    a stop id, an EOS id          STOP_TOKEN, EOS; the id is output only with include_stop
+    completes a stop sequence     STOP_SEQUENCE; its ids are output only with include_stop
+    the matcher cannot go on      a limit was reached: GUIDE, or ERROR where that is our fault
+    ends the grammar              GRAMMAR_END
+    the last of max_tokens        MAX_TOKENS
+
+in this order, token by token, so that speculation ends a request where single steps would. What the matcher makes of
+the last token is told later: then `decide` has the last three. Pure: no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.worker.engine.request import FinishReason, Request
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Why a request is over; `trim` of its last output tokens are not part of the answer."""
+
+    reason: FinishReason
+    matched_token: int | None = None
+    matched_sequence: int | None = None
+    trim: int = 0
+    detail: str = ""  # of an ERROR, in words for the caller
+    broken: bool = False  # the request's keys and values are not to be shown to anybody
+
+
+_BROKEN = End(FinishReason.ERROR, detail="the model's logits are not finite", broken=True)
+_IMPOSSIBLE = End(
+    FinishReason.IMPOSSIBLE, detail="allowed and banned ids and sequences leave no token that could come next"
+)
+
+
+def take_tokens(
+    request: Request,
+    sampled: Sequence[int],
+    finite: Sequence[bool],
+    possible: Sequence[bool],
+    exhausted: Sequence[bool],
+) -> tuple[int, End | None]:
+    """Appends `sampled[0]`, and `sampled[i + 1]` while `sampled[i]` is what draft i said; all `[drafts + 1]`.
+
+    Returns how many of them are output, and the end if one of them is the last.
+    """
+    drafts = request.tokens[request.num_tokens : request.num_tokens + len(sampled) - 1].tolist()
+    request.drafts = 0
+    taken = 0
+    for place, token in enumerate(sampled):
+        if not finite[place]:
+            return taken, _BROKEN
+        if exhausted[place]:
+            return taken, End(FinishReason.GRAMMAR_END)
+        if not possible[place]:
+            return taken, _IMPOSSIBLE
+        if not request.stopping.max_tokens:  # the prompt was only scored
+            return taken, End(FinishReason.MAX_TOKENS)
+        request.append(token)
+        drafted = place < len(drafts) and token == drafts[place]
+        end = _end_after(request, token, place if drafted else None)
+        if end is not None:
+            left_out = end.matched_token is not None and not request.stopping.include_stop
+            return taken + (not left_out), end
+        taken += 1
+        if not drafted:
+            break
+    if request.matcher is not None:
+        request.matcher.move()
+    return taken, None
+
+
+def decide(request: Request) -> End | None:
+    """The end that the last token is, once the request's matcher has told of it."""
+    matcher = request.matcher
+    assert matcher is not None
+    if matcher.error:
+        if matcher.ours:
+            return End(FinishReason.ERROR, detail=f"guided decoding cannot go on: {matcher.error}")
+        return End(FinishReason.GUIDE, detail=matcher.error)
+    if matcher.decided or not matcher.known:
+        return None
+    matcher.decided = True
+    if matcher.over:
+        return End(FinishReason.GRAMMAR_END)
+    return _full(request)
+
+
+def resume(request: Request) -> End | None:
+    """Puts a request where the output that another worker produced leaves it; the end if that was all."""
+    output = request.known[request.prompt_tokens :].tolist()
+    if request.stopping.sequences is not None:
+        request.stop_state = request.stopping.sequences.after_all(output)
+        match = request.stopping.sequences.match(request.stop_state)
+        early = request.output_tokens <= request.stopping.min_tokens
+        if match is not None and request.stopping.include_stop and not early:
+            return End(FinishReason.STOP_SEQUENCE, matched_sequence=match.place)
+    if request.matcher is not None and output:
+        request.matcher.decided = False
+        return None
+    # Another worker produced everything and was lost before it could say so.
+    return None if request.scoring else _full(request)
+
+
+def _full(request: Request) -> End | None:
+    return End(FinishReason.MAX_TOKENS) if request.output_tokens >= request.stopping.max_tokens else None
+
+
+def _end_after(request: Request, token: int, draft: int | None) -> End | None:
+    """`draft`: which draft the token is, if it is one."""
+    stopping = request.stopping
+    if token in stopping.stop_ids:
+        return End(FinishReason.STOP_TOKEN, matched_token=token)
+    if token in stopping.eos_ids:
+        return End(FinishReason.EOS, matched_token=token)
+    if stopping.sequences is not None:
+        request.stop_state = stopping.sequences.after(request.stop_state, token)
+        match = stopping.sequences.match(request.stop_state)
+        if match is not None:
+            trim = 0 if stopping.include_stop else match.length
+            return End(FinishReason.STOP_SEQUENCE, matched_sequence=match.place, trim=trim)
+    if request.matcher is not None:
+        if draft is None:
+            return None  # `decide` will tell
+        if request.matcher.ends_after(draft):
+            return End(FinishReason.GRAMMAR_END)
+    return _full(request)

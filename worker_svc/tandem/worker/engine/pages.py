@@ -1,0 +1,408 @@
+"""Which page of the KV cache holds what.
+
+A page holds `page_size` consecutive tokens of a sequence. It is in one of three states:
+
+    blank        holds nothing that anybody may use
+    referenced   belongs to one or more running sequences; `published` once all of its keys and values are there
+    cached       published, referenced by nobody: kept as prompt cache until its place is needed
+
+Published pages form chains. A page's name is (its parent, its tokens); the parent of a sequence's first page is the
+sequence's salt. Names are compared in full, so that no collision of hashes can hand out a wrong page. Three rules:
+
+  1. Whoever references a page references all its ancestors. So a cached page has only cached descendants, and every
+     cached page can be evicted.
+  2. Eviction takes leaves only, the least recently used first. Plain LRU would evict roots as gladly as leaves, and a
+     chain without its root can never be matched again. A parent is used whenever its child is, so the oldest leaf
+     lies on the chain that was not used for the longest time.
+  3. A name is published once. When two sequences complete the same page, the second one takes over the first one's page
+     and gives its own back: their contents are the same bits.
+
+A page that begins like what a new sequence needs, but ends otherwise, can be copied: its first keys and values are
+right. For this, the last page of a sequence that ends is published too, with the tokens that it has.
+
+No torch here: numbers only. Which blank page comes next is `blank_pages.py`'s business. `check()` (`page_check.py`)
+derives everything anew and is meant to be called after every operation in tests.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tandem.worker.engine.blank_pages import BlankPages
+from tandem.worker.engine.page_check import check_pages
+
+SIMILAR_PAGES = 16  # of a page's children, the latest so many are compared with what a new sequence needs
+
+Tokens = npt.NDArray[np.int32]
+Name = tuple[int | str, bytes]  # (serial of the parent page, or the salt; the tokens)
+
+
+class PageCopy(NamedTuple):
+    """A page whose content goes into another one. Of several copies, all are read before any is written."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class SimilarPage:
+    """A published page that begins with the tokens that a sequence needs next: a copy of it saves computing them."""
+
+    page: int
+    tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class SequencePages:
+    """The pages of one sequence, in order. Only the table changes it."""
+
+    salt: str
+    bypass: bool
+    pages: npt.NDArray[np.int64]  # room for more than `count`
+    count: int = 0
+    published: int = 0  # of `count`, from the front
+    cached_tokens: int = 0  # tokens in whole pages that were there already when it was opened
+    similar: SimilarPage | None = None  # how the page after those begins
+    tail: int | str = ""  # name by which the next page to be published knows its parent
+    closed: bool = False
+
+    @property
+    def held(self) -> npt.NDArray[np.int64]:
+        """Page numbers in order, `[count]`; a view that the next operation may invalidate."""
+        return self.pages[: self.count]
+
+
+@dataclass(slots=True)
+class PageStatistics:
+    """Counters since the table was made."""
+
+    evicted_pages: int = 0
+    merged_pages: int = 0  # given back because another sequence had published the same content
+    moved_pages: int = 0  # by defragmentation
+
+
+@dataclass(slots=True)
+class _Published:
+    """What a published page is called and how it hangs in its chain."""
+
+    name: Name
+    serial: int  # never used again, so that a stale child cannot find a new parent
+    parent: int | None  # page number
+
+
+@dataclass(slots=True, eq=False)
+class PageTable:
+    """Hands out, shares, keeps and evicts the `total` pages of a cache."""
+
+    total: int
+    page_size: int
+    statistics: PageStatistics = field(default_factory=PageStatistics)
+    _references: list[int] = field(init=False)
+    _published: dict[int, _Published] = field(init=False, default_factory=dict)
+    _by_name: dict[Name, int] = field(init=False, default_factory=dict)
+    _children: dict[int | str, list[int]] = field(init=False, default_factory=dict)  # by the parent's serial, or salt
+    _blank: BlankPages = field(init=False)
+    _cached_count: int = field(init=False, default=0)
+    _used_at: list[int] = field(init=False)
+    _leaves: list[tuple[int, int]] = field(init=False, default_factory=list)  # heap of (used_at, page); may be stale
+    _clock: int = field(init=False, default=0)
+    _next_serial: int = field(init=False, default=1)
+    _open: set[SequencePages] = field(init=False, default_factory=set)
+
+    def __post_init__(self) -> None:
+        if self.total < 1 or self.page_size < 1:
+            raise ValueError(f"a page table needs at least one page of one token, not {self.total} of {self.page_size}")
+        self._references = [0] * self.total
+        self._used_at = [0] * self.total
+        self._blank = BlankPages(self.total)
+
+    # ------------------------------------------------------------------------------------------------ what there is
+
+    @property
+    def blank(self) -> int:
+        """Pages that hold nothing."""
+        return self._blank.count
+
+    @property
+    def cached(self) -> int:
+        """Pages that hold a prefix and are referenced by nobody."""
+        return self._cached_count
+
+    @property
+    def referenced(self) -> int:
+        """Pages that running sequences use."""
+        return self.total - self._blank.count - self._cached_count
+
+    @property
+    def available(self) -> int:
+        """Pages that a sequence could get now."""
+        return self._blank.count + self._cached_count
+
+    @property
+    def published_ever(self) -> int:
+        """Grows with every page that is published: a sign of change."""
+        return self._next_serial - 1
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that hold so many tokens."""
+        return -(-tokens // self.page_size)
+
+    # ------------------------------------------------------------------------------------------------ sequences
+
+    def cached_prefix(self, tokens: Tokens, salt: str) -> list[int]:
+        """The longest chain of published pages that `tokens` begins with; at least one token is left to compute."""
+        found: list[int] = []
+        parent: int | str = salt
+        size = self.page_size
+        data = tokens.tobytes()
+        step = size * tokens.itemsize
+        for index in range((len(tokens) - 1) // size):
+            page = self._by_name.get((parent, data[index * step : (index + 1) * step]))
+            if page is None:
+                break
+            found.append(page)
+            parent = self._published[page].serial
+        return found
+
+    def _similar_page(self, tokens: Tokens, prefix: int, parent: int | str) -> SimilarPage | None:
+        """The child of `parent` that begins most like `tokens[prefix:]`; at least one token is left to compute."""
+        wanted = tokens[prefix : min(prefix + self.page_size, len(tokens) - 1)]
+        best: SimilarPage | None = None
+        for page in self._children.get(parent, ())[-SIMILAR_PAGES:]:
+            content = np.frombuffer(self._published[page].name[1], dtype=tokens.dtype)[: len(wanted)]
+            differs = np.flatnonzero(content != wanted[: len(content)])
+            same = int(differs[0]) if differs.size else len(content)
+            if same > (best.tokens if best else 0):
+                best = SimilarPage(page, same)
+        return best
+
+    def open(
+        self,
+        tokens: Tokens,
+        *,
+        salt: str = "",
+        bypass: bool = False,
+        sibling: SequencePages | None = None,
+        shared: int = 0,
+    ) -> SequencePages:
+        """Begins a sequence with what is cached of `tokens` `[n >= 1]`; takes no other page yet.
+
+        `similar` names a page that the caller may copy into the next one, before anything else is written. It may be
+        one that an open `sibling` still fills, which has computed the same first `shared` tokens.
+        """
+        prefix = [] if bypass else self.cached_prefix(tokens, salt)
+        pages = np.empty(max(4, self.pages_for(len(tokens)) + 1), dtype=np.int64)
+        pages[: len(prefix)] = prefix
+        tail = self._published[prefix[-1]].serial if prefix else salt
+        cached_tokens = len(prefix) * self.page_size
+        sequence = SequencePages(
+            salt=salt,
+            bypass=bypass,
+            pages=pages,
+            count=len(prefix),
+            published=len(prefix),
+            cached_tokens=cached_tokens,
+            similar=None if bypass else self._similar_page(tokens, cached_tokens, tail),
+            tail=tail,
+        )
+        if sibling is not None:
+            common = min(shared, len(tokens) - 1) - cached_tokens
+            if common > (sequence.similar.tokens if sequence.similar else 0):
+                sequence.similar = SimilarPage(int(sibling.held[len(prefix)]), min(common, self.page_size))
+        self._clock += 1
+        for page in prefix:
+            self._reference(page)
+        self._open.add(sequence)
+        return sequence
+
+    def reserve(self, sequence: SequencePages, tokens: int) -> bool:
+        """Gives `sequence` room for `tokens` tokens in all; False, and nothing changed, if there is not enough."""
+        missing = self.pages_for(tokens) - sequence.count
+        if missing <= 0:
+            return True
+        if missing > self.available:
+            return False
+        if sequence.count + missing > len(sequence.pages):
+            grown = np.empty(max(sequence.count + missing, 2 * len(sequence.pages)), dtype=np.int64)
+            grown[: sequence.count] = sequence.held
+            sequence.pages = grown
+        last = int(sequence.pages[sequence.count - 1]) if sequence.count else -2
+        for _ in range(missing):
+            last = self._take(last + 1)
+            self._references[last] = 1
+            sequence.pages[sequence.count] = last
+            sequence.count += 1
+        return True
+
+    def publish(self, sequence: SequencePages, tokens: Tokens, computed: int) -> None:
+        """Names the pages that are full now: the keys and values of `tokens[:computed]` are in the cache."""
+        if sequence.bypass:
+            return
+        for _ in range(sequence.published, computed // self.page_size):
+            self._publish_next(sequence, tokens, computed)
+
+    def publish_tail(self, sequence: SequencePages, tokens: Tokens, computed: int) -> None:
+        """Names all pages, the last one too if it is not full; nothing may be computed for the sequence afterwards."""
+        self.publish(sequence, tokens, computed)
+        if not sequence.bypass and computed > sequence.published * self.page_size:
+            self._publish_next(sequence, tokens, computed)
+
+    def _publish_next(self, sequence: SequencePages, tokens: Tokens, computed: int) -> None:
+        index = sequence.published
+        page = int(sequence.pages[index])
+        start = index * self.page_size
+        name = (sequence.tail, tokens[start : min(start + self.page_size, computed)].tobytes())
+        twin = self._by_name.get(name)
+        if twin is not None:
+            self._reference(twin)
+            self._give_back(page)
+            sequence.pages[index] = page = twin
+            self.statistics.merged_pages += 1
+        else:
+            parent = int(sequence.pages[index - 1]) if index else None
+            self._published[page] = _Published(name, self._next_serial, parent)
+            self._by_name[name] = page
+            self._children.setdefault(sequence.tail, []).append(page)
+            self._next_serial += 1
+        sequence.tail = self._published[page].serial
+        sequence.published = index + 1
+
+    def close(self, sequence: SequencePages, *, discard: bool = False) -> list[int]:
+        """Ends a sequence. Its published pages stay cached, the others become blank. With `discard`, published pages
+        become blank too, unless somebody else uses them or pages that hang on them. Returns what became blank."""
+        assert not sequence.closed, "a sequence is closed once"
+        sequence.closed = True
+        self._open.remove(sequence)
+        self._clock += 1
+        dropped: list[int] = sequence.held[sequence.published :].tolist()
+        for page in dropped:
+            self._give_back(page)
+        # From the end, so that each page is a leaf when its turn comes.
+        for page in sequence.held[: sequence.published][::-1].tolist():
+            self._release(page)
+            if discard and not self._references[page] and not self._has_children(page):
+                self._unpublish(page)
+                self._blank.add(page)
+                dropped.append(page)
+        sequence.count = 0
+        return dropped
+
+    def clear(self) -> int:
+        """Forgets every cached page; returns how many there were."""
+        forgotten = self._cached_count
+        for _ in range(forgotten):
+            self._blank.add(self._evict())
+        return forgotten
+
+    # ------------------------------------------------------------------------------------------------ layout
+
+    def chains(self) -> list[int]:
+        """Every published page, each chain in order from its root: a parent is followed by its latest child's chain,
+        then by those of the other children."""
+        order: list[int] = []
+        roots = [pages for parent, pages in self._children.items() if isinstance(parent, str)]
+        stack = [page for pages in roots for page in pages]
+        while stack:
+            page = stack.pop()
+            order.append(page)
+            stack.extend(self._children.get(self._published[page].serial, ()))
+        return order
+
+    def breaks(self) -> int:
+        """How many pages do not lie right behind their parent, though the parent has no other child there."""
+        total = 0
+        for siblings in self._children.values():
+            parent = self._published[siblings[0]].parent
+            total += parent is not None and parent + 1 not in siblings
+        return total
+
+    def relabel(self, new: dict[int, int]) -> None:
+        """Renumbers pages, when no sequence is open: what page p held is in page `new[p]` now (a permutation)."""
+        assert not self._open, "pages are renumbered only when nobody holds one"
+        assert set(new) == set(new.values()), "a permutation"
+        for entry in self._published.values():
+            entry.parent = None if entry.parent is None else new.get(entry.parent, entry.parent)
+        self._published = {new.get(page, page): entry for page, entry in self._published.items()}
+        self._by_name = {entry.name: page for page, entry in self._published.items()}
+        self._children = {parent: [new.get(page, page) for page in pages] for parent, pages in self._children.items()}
+        used_at = list(self._used_at)
+        for old, page in new.items():
+            self._used_at[page] = used_at[old]
+        self._blank.relabel(new)
+        self._rebuild_leaves()
+
+    # ------------------------------------------------------------------------------------------------ pages
+
+    def _reference(self, page: int) -> None:
+        """One more sequence uses a published page."""
+        if self._references[page] == 0:
+            self._cached_count -= 1
+        self._references[page] += 1
+        self._used_at[page] = self._clock
+
+    def _release(self, page: int) -> None:
+        """One sequence less uses a published page."""
+        self._references[page] -= 1
+        self._used_at[page] = self._clock
+        if self._references[page] == 0:
+            self._cached_count += 1
+            if not self._has_children(page):
+                self._add_leaf(page)
+
+    def _give_back(self, page: int) -> None:
+        """A page that was never published, from its only sequence."""
+        assert self._references[page] == 1 and page not in self._published
+        self._references[page] = 0
+        self._blank.add(page)
+
+    def _take(self, preferred: int) -> int:
+        """A page for a sequence: a blank one, best of all `preferred`, or the oldest leaf."""
+        return self._blank.take(preferred) if self._blank.count else self._evict()
+
+    def _evict(self) -> int:
+        """Un-publishes the least recently used leaf that nobody references and returns it."""
+        while True:
+            used_at, page = heapq.heappop(self._leaves)
+            cached = page in self._published and not self._references[page]
+            if cached and not self._has_children(page) and self._used_at[page] == used_at:
+                break
+        self._unpublish(page)
+        self.statistics.evicted_pages += 1
+        return page
+
+    def _unpublish(self, page: int) -> None:
+        """Forgets a leaf that nobody references."""
+        entry = self._published.pop(page)
+        del self._by_name[entry.name]
+        self._cached_count -= 1
+        siblings = self._children[entry.name[0]]
+        siblings.remove(page)
+        if not siblings:
+            del self._children[entry.name[0]]
+            if entry.parent is not None and not self._references[entry.parent]:
+                self._add_leaf(entry.parent)
+
+    def _has_children(self, page: int) -> bool:
+        return self._published[page].serial in self._children
+
+    def _add_leaf(self, page: int) -> None:
+        heapq.heappush(self._leaves, (self._used_at[page], page))
+        if len(self._leaves) > 2 * self.total:  # mostly stale: pages that were used again
+            self._rebuild_leaves()
+
+    def _rebuild_leaves(self) -> None:
+        self._leaves = [
+            (self._used_at[page], page)
+            for page in self._published
+            if not self._references[page] and not self._has_children(page)
+        ]
+        heapq.heapify(self._leaves)
+
+    def check(self) -> None:
+        """Derives every number anew; raises AssertionError with what is wrong."""
+        check_pages(self)

@@ -1,0 +1,204 @@
+"""A request inside the engine: what was asked, how far it has come, and what it cost."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from tandem.worker.engine.drafting import Drafting
+from tandem.worker.engine.pages import SequencePages, Tokens
+from tandem.worker.engine.sampling import Sampling
+from tandem.worker.engine.stops import StopSequences
+
+if TYPE_CHECKING:
+    from tandem.worker.engine.guides.matcher import Matcher
+
+MAX_PRIORITY = 100
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobOptions:
+    """Which logprobs are reported."""
+
+    sampled: bool = False  # of each output token, with its rank
+    top: int = 0  # of the most probable tokens at each position
+    ids: tuple[int, ...] = ()  # of these at each position
+    processed: bool = False  # after all stages instead of the model's own
+    prompt: bool = False  # of each prompt token too
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything is reported of an output token."""
+        return self.sampled or self.width > 0
+
+    @property
+    def width(self) -> int:
+        """Tokens besides the sampled one that are reported at each position."""
+        return self.top + len(self.ids)
+
+
+NO_LOGPROBS = LogprobOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """When generation ends; `eos_ids` are the model's own, empty where they are ignored."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    eos_ids: frozenset[int] = frozenset()
+    stop_ids: frozenset[int] = frozenset()
+    include_stop: bool = False
+    sequences: StopSequences | None = None
+
+    @property
+    def masked_ids(self) -> list[int]:
+        """Ids that may not be sampled before `min_tokens`, ascending."""
+        return sorted(self.eos_ids | self.stop_ids)
+
+
+class FinishReason(enum.IntEnum):
+    """Why a request ended; those from ERROR on are no finish on the wire but end the stream with a status."""
+
+    MAX_TOKENS = 1
+    STOP_TOKEN = 2
+    EOS = 3
+    STOP_SEQUENCE = 4
+    CANCELLED = 5
+    GRAMMAR_END = 6
+    ERROR = 100
+    IMPOSSIBLE = 101  # its constraints leave no token
+    GUIDE = 102  # its guide has reached a limit
+
+
+@dataclass(slots=True)
+class RequestStatistics:
+    """Times are seconds of the engine's monotonic clock; 0 is not yet."""
+
+    arrived: float = 0.0
+    scheduled: float = 0.0
+    first_token: float = 0.0
+    finished: float = 0.0
+    cached_prompt_tokens: int = 0
+    forward_passes: int = 0
+    drafts_proposed: int = 0
+    drafts_accepted: int = 0
+    preemptions: int = 0
+    peak_pages: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """`tokens[:num_tokens]` is prompt, resumed output and output. The `drafts` tokens behind them are guesses for the
+    next step; `pending` ones were sampled and are not read yet (`flight.py`). `num_computed` tokens have keys and
+    values, or will have them before anything that is launched from now on."""
+
+    handle: int  # the front's number for it
+    tokens: Tokens  # with room for every token that may come
+    prompt_tokens: int
+    num_tokens: int
+    sampling: Sampling
+    stopping: Stopping
+    priority: int = 0
+    caller: str = ""  # who is charged for it
+    charged: int = 0  # tokens of it that were
+    salt: str = ""
+    bypass: bool = False
+    logprobs: LogprobOptions = NO_LOGPROBS
+    arrival: int = 0  # order of arrival, given by the scheduler
+    overtaken: int = 0  # later arrivals that were admitted first
+    num_computed: int = 0
+    pending: int = 0
+    pending_row: int = 0  # of the latest one, among the ids that its step samples
+    foreseeable: bool = False  # `flight.foreseeable`, kept when it is submitted
+    ended: bool = False  # and told; only its steps in flight are waited for
+    spoiled: bool = False  # its keys and values are not to be shown to anybody
+    scored: int = 1  # prompt tokens whose logprobs have been told; the first has none
+    drafts: int = 0
+    drafting: Drafting | None = None  # whether and how to speculate
+    stop_state: int = 0  # of `stopping.sequences`, after `num_tokens`
+    matcher: Matcher | None = None  # of guided decoding, after `num_tokens`
+    held: bool = False  # steps go without it until its matcher has answered
+    private: bool = False  # its pages are dropped at its end
+    leader: Request | None = None  # whose prompt is the same; a copy of its last prompt page saves computing it
+    pages: SequencePages | None = None
+    statistics: RequestStatistics = field(default_factory=RequestStatistics)
+
+    @classmethod
+    def make(
+        cls,
+        handle: int,
+        prompt: npt.ArrayLike,
+        sampling: Sampling,
+        stopping: Stopping,
+        *,
+        resumed: npt.ArrayLike = (),
+        priority: int = 0,
+        caller: str = "",
+        salt: str = "",
+        bypass: bool = False,
+        logprobs: LogprobOptions = NO_LOGPROBS,
+    ) -> Request:
+        """`prompt` and `resumed` (output that was produced elsewhere) are ids; `max_tokens` counts `resumed` too."""
+        head = np.asarray(prompt, dtype=np.int32)
+        tail = np.asarray(resumed, dtype=np.int32)
+        tokens = np.zeros(len(head) + stopping.max_tokens, dtype=np.int32)
+        tokens[: len(head)] = head
+        tokens[len(head) : len(head) + len(tail)] = tail
+        return cls(
+            handle=handle,
+            tokens=tokens,
+            prompt_tokens=len(head),
+            num_tokens=len(head) + len(tail),
+            sampling=sampling,
+            stopping=stopping,
+            priority=priority,
+            caller=caller,
+            salt=salt,
+            bypass=bypass,
+            logprobs=logprobs,
+        )
+
+    @property
+    def known(self) -> Tokens:
+        """Every token so far; a view."""
+        return self.tokens[: self.num_tokens]
+
+    @property
+    def scoring(self) -> bool:
+        """Whether logprobs of its prompt are still to be told."""
+        return self.logprobs.prompt and self.scored < self.prompt_tokens
+
+    @property
+    def owed(self) -> int:
+        """Tokens whose keys and values are not there yet."""
+        return self.num_tokens + self.pending - self.num_computed
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to launch: it has ended, or will do so by what is pending."""
+        return self.ended or (self.pending > 0 and self.output_tokens + self.pending >= self.stopping.max_tokens)
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens produced so far, those of another worker included."""
+        return self.num_tokens - self.prompt_tokens
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Smaller runs first: by priority, then by arrival."""
+        return (-self.priority, self.arrival)
+
+    def count_pages(self) -> None:
+        """Keeps the most pages that it has held."""
+        if self.pages is not None:
+            self.statistics.peak_pages = max(self.statistics.peak_pages, self.pages.count)
+
+    def append(self, token: int) -> None:
+        """Adds a sampled token."""
+        self.tokens[self.num_tokens] = token
+        self.num_tokens += 1

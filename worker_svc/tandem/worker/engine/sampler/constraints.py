@@ -1,0 +1,79 @@
+"""What may be chosen at all: grammar masks, stops before min_tokens, allowed and banned ids and sequences, and biases.
+
+What is forbidden gets a logit of -inf, in place. Each function takes all rows that need it at once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tandem.worker.engine.sampler.rows import Rows
+from tandem.worker.engine.sampler.table import Ids, Rules, SamplingTable
+
+_FORBIDDEN = float("-inf")
+
+
+def constrain(logits: torch.Tensor, rows: Rows, rules: Rules, table: SamplingTable) -> None:
+    """Applies in place, to `logits` `[rows, vocabulary]`, whatever `rules` has for a row."""
+    if rows.mask is not None:
+        _apply_mask(logits, rows.mask)
+    if (confined := np.flatnonzero(rules["confined"])).size:
+        places, ids = _spread(confined, [table.lists(slot).allowed_ids for slot in rules["slot"][confined].tolist()])
+        _confine(logits, confined, places, ids)
+    if (early := np.flatnonzero(rows.positions < rules["min_position"])).size:
+        _forbid(logits, *_spread(early, [table.lists(slot).stop_ids for slot in rules["slot"][early].tolist()]))
+    if (banned := np.flatnonzero(rules["banned"])).size:
+        _forbid(logits, *_spread(banned, [table.lists(slot).banned_ids for slot in rules["slot"][banned].tolist()]))
+    if (sequences := np.flatnonzero(rules["bans_sequences"])).size:
+        _forbid(logits, *_spread(sequences, [_banned_next(rows, row) for row in sequences.tolist()]))
+    if (biased := np.flatnonzero(rules["biased"])).size:
+        lists = [table.lists(slot) for slot in rules["slot"][biased].tolist()]
+        places, ids = _spread(biased, [each.bias_ids for each in lists])
+        device = logits.device
+        index = (torch.from_numpy(places).to(device), torch.from_numpy(ids).to(device))
+        logits[index] += torch.from_numpy(np.concatenate([each.biases for each in lists])).to(device)
+
+
+def _spread(rows: Ids, lists: list[Ids]) -> tuple[Ids, Ids]:
+    """The lists one after the other, and beside each element its row."""
+    return np.repeat(rows, [len(each) for each in lists]), np.concatenate(lists)
+
+
+def _apply_mask(logits: torch.Tensor, mask: npt.NDArray[np.int32]) -> None:
+    """Forbids the ids whose bits are not set; rows with every bit set cost nothing."""
+    constrained = np.flatnonzero((mask != -1).any(axis=1))
+    if not constrained.size:
+        return
+    bits = np.unpackbits(mask[constrained].view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+    rows = torch.from_numpy(constrained).to(logits.device)
+    forbidden = torch.from_numpy(bits == 0).to(logits.device)
+    logits[rows] = logits[rows].masked_fill_(forbidden, _FORBIDDEN)
+
+
+def _confine(logits: torch.Tensor, confined: Ids, places: Ids, ids: Ids) -> None:
+    index = (torch.from_numpy(places).to(logits.device), torch.from_numpy(ids).to(logits.device))
+    allowed = logits[index]
+    logits[torch.from_numpy(confined).to(logits.device)] = _FORBIDDEN
+    logits[index] = allowed
+
+
+def _forbid(logits: torch.Tensor, places: Ids, ids: Ids) -> None:
+    if ids.size:
+        logits[torch.from_numpy(places).to(logits.device), torch.from_numpy(ids).to(logits.device)] = _FORBIDDEN
+
+
+def _banned_next(rows: Rows, row: int) -> Ids:
+    """The last ids of the banned sequences whose beginnings stand at the end of the row's tokens."""
+    request, position = rows.requests[row], int(rows.positions[row])
+    longest = max(len(sequence) for sequence in request.sampling.banned_sequences) - 1
+    tail = tuple(request.tokens[max(0, position - longest) : position].tolist())
+    return np.array(
+        [
+            sequence[-1]
+            for sequence in request.sampling.banned_sequences
+            if len(sequence) == 1 or tail[-(len(sequence) - 1) :] == sequence[:-1]
+        ],
+        dtype=np.int64,
+    )

@@ -1,0 +1,252 @@
+"""Logits to the next token, for all rows of a step at once.
+
+The stages, in llama.cpp's default order; a stage runs only if some row uses it:
+
+    constraints   grammar mask, allowed ids, stops before min_tokens, banned ids and sequences, logit bias
+    penalties     repetition, presence, frequency
+    DRY
+    filters       top_n_sigma, top_k, tail_free_z, typical_p, top_p, min_p, top_a, XTC; or mirostat in their place
+    temperature   fixed or dynamic; before the filters with temperature_last = false, and for mirostat
+    draw          one uniform number; temperature 0 takes the largest; adaptive_p aims at a probability
+
+llama.cpp had tail_free_z there until it removed it; it never had top_a, which stands beside its like.
+
+Filters work on the few hundred largest logits of a row (`ordered.py`) and on its whole vocabulary only where these do
+not decide. Every operation is row-wise, and sums over the vocabulary are added in an order of their own (`sums.py`):
+a row's token does not depend on its company. A draw depends on (seed, position) alone, so that a request draws the
+same wherever it runs; mirostat and adaptive_p alone keep a state, in the table.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tandem.worker.engine.randomness import uniform
+from tandem.worker.engine.sampler import adaptive_p, mirostat
+from tandem.worker.engine.sampler.constraints import constrain
+from tandem.worker.engine.sampler.draw import Distribution, draw_aimed, draw_kept, draw_wide, has_kernel
+from tandem.worker.engine.sampler.dry import penalize_continuations
+from tandem.worker.engine.sampler.filters import CHAIN, Filter
+from tandem.worker.engine.sampler.logprobs import alternatives, chosen_logprobs
+from tandem.worker.engine.sampler.ordered import Ordered, candidates, in_order, least_of_mass
+from tandem.worker.engine.sampler.penalties import penalize
+from tandem.worker.engine.sampler.rows import Alternatives, Rows, Sampled
+from tandem.worker.engine.sampler.table import Rules, SamplingTable, column
+from tandem.worker.engine.sampler.temperature import COLDEST, effective
+
+_BLOCK = 1 << 20  # logits that are ordered as a whole at once
+
+
+def sample(logits: torch.Tensor, rows: Rows, table: SamplingTable, rules: Rules | None = None) -> Sampled:
+    """Draws the token of each row from `logits` `[>= len(rows), vocabulary]` (float32; overwritten). `rules` are what
+    the table has for the rows, where that was gathered already."""
+    count = len(rows)
+    logits = logits[:count]
+    rules = table.gather(rows.requests) if rules is None else rules
+    wanted = np.flatnonzero(rules["reports"])
+    raw = [row for row in wanted.tolist() if not rows.requests[row].logprobs.processed]
+    raw_logprobs = torch.log_softmax(logits[raw], dim=-1) if raw else None
+    largest = logits.amax(dim=-1)  # a NaN anywhere in a row comes out here
+    finite = torch.isfinite(largest).cpu().numpy()
+
+    if changes_logits(rows, rules).any():
+        constrain(logits, rows, rules, table)
+        penalize(logits, rows, rules)
+        penalize_continuations(logits, rows, rules, table)
+        largest = logits.amax(dim=-1)
+    possible = (largest > float("-inf")).cpu().numpy() | ~finite
+
+    sound = finite & possible
+    greedy = takes_the_largest(rules)
+    if (first := np.flatnonzero(sound & rules["temperature_first"] & ~greedy)).size:
+        _scale(logits, rules, first)
+    ids = torch.zeros(count, dtype=torch.int64, device=logits.device)
+    distribution = Distribution.of_largest(largest)
+    if (rest := np.flatnonzero(greedy | ~sound)).size:
+        places = torch.from_numpy(rest).to(logits.device)
+        ids[places] = _argmax(_rows_of(logits, rest))
+    if (drawn := np.flatnonzero(sound & ~greedy)).size:
+        places = torch.from_numpy(drawn).to(logits.device)
+        ids[places], of = _draw(_rows_of(logits, drawn), rules[drawn], rows.positions[drawn])
+        distribution.put(places, of)
+        _learn(logits, ids, distribution, rules, table, drawn)
+
+    result = Sampled(
+        ids.cpu().numpy().astype(np.int32),
+        np.full(count, np.nan, dtype=np.float32),
+        np.zeros(count, dtype=np.int32),
+        finite,
+        possible,
+        Alternatives.nothing(count),
+    )
+    if wanted.size:
+        processed = sorted(set(wanted.tolist()) - set(raw))
+        parts = [(raw, raw_logprobs)] if raw_logprobs is not None else []
+        if processed:
+            places = torch.tensor(processed, device=logits.device)
+            parts.append((processed, distribution.select(places).logprobs(logits[places])))
+        _report(result, rows, ids, parts)
+    return result
+
+
+def changes_logits(rows: Rows, rules: Rules) -> npt.NDArray[np.bool_]:
+    """Rows whose logits are changed before anything is chosen; most have none of this, and are not looked at twice."""
+    changes: npt.NDArray[np.bool_] = rules["changes"] | (rows.positions < rules["min_position"])
+    return changes | (rows.mask is not None)
+
+
+def takes_the_largest(rules: Rules) -> npt.NDArray[np.bool_]:
+    """Rows that draw nothing."""
+    greedy: npt.NDArray[np.bool_] = rules["greedy"]
+    return greedy
+
+
+def _rows_of(logits: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+    return logits if rows.size == len(logits) else logits[torch.from_numpy(rows).to(logits.device)]
+
+
+def _argmax(logits: torch.Tensor) -> torch.Tensor:
+    if has_kernel(logits):  # of several, torch takes any
+        nothing = torch.zeros(len(logits), dtype=torch.float32, device=logits.device)
+        from tandem.worker.model.kernels.choose import choose
+
+        return choose(logits.contiguous(), nothing, nothing.double()).ids
+    if logits.device.type == "cpu":  # a tenth of torch's time
+        return torch.from_numpy(logits.numpy().argmax(axis=-1))
+    return logits.argmax(dim=-1)
+
+
+def _draw(logits: torch.Tensor, rules: Rules, positions: npt.NDArray[np.int64]) -> tuple[torch.Tensor, Distribution]:
+    """Draws from `logits` `[rows, vocabulary]`, whose largest is finite."""
+    device = logits.device
+    uniforms = torch.from_numpy(uniform(rules["seed"], positions.astype(np.uint64))).to(device)
+    ids = torch.empty(len(logits), dtype=torch.int64, device=device)
+    high = logits.amax(dim=-1).double()
+    low = torch.full_like(high, float("-inf"))
+    fixed = np.where(rules["temperature_first"], 1.0, np.maximum(rules["temperature"], COLDEST))
+    temperature = torch.from_numpy(fixed).to(device)
+    distribution = Distribution.of_largest(high)
+    wide = np.ones(len(logits), dtype=np.bool_)
+    narrow = np.flatnonzero(narrows(rules))
+    if narrow.size:
+        places = torch.from_numpy(narrow).to(device)
+        chosen = _rows_of(logits, narrow)
+        values, value_ids = candidates(chosen)
+        ordered = Ordered.of(chosen, values)
+        temperature[places] = _filter(ordered, rules[narrow], positions[narrow])
+        high[places] = ordered.top  # XTC may have cut what is above, and left the rest open
+        settled = torch.nonzero(ordered.exact & ~ordered.open).squeeze(1)
+        if settled.numel():
+            at = places[settled]
+            place, of = draw_kept(ordered.select(settled), temperature[at], uniforms[at])
+            ids[at] = value_ids[settled].gather(1, place.unsqueeze(1)).squeeze(1)
+            distribution.put(at, of)
+            wide[narrow[settled.cpu().numpy()]] = False
+        undecided = np.flatnonzero(~ordered.exact.cpu().numpy())
+        if device.type == "cpu" and (flat := undecided[_only_top_p(rules[narrow[undecided]])]).size:
+            undecided = np.setdiff1d(undecided, flat)
+            size = max(1, _BLOCK // logits.shape[1])
+            for start in range(0, flat.size, size):
+                block = narrow[flat[start : start + size]]
+                at = torch.from_numpy(block).to(device)
+                low[at] = least_of_mass(logits[at], column(rules[block], "top_p", device))
+        size = max(1, _BLOCK // logits.shape[1])
+        for start in range(0, undecided.size, size):
+            block = narrow[undecided[start : start + size]]
+            at = torch.from_numpy(block).to(device)
+            whole = Ordered.of(logits[at], in_order(logits[at]))
+            temperature[at] = _filter(whole, rules[block], positions[block])
+            low[at], high[at] = whole.at(whole.end - 1), whole.top
+    if (broad := np.flatnonzero(wide)).size:
+        at = torch.from_numpy(broad).to(device)
+        ids[at], of = draw_wide(_rows_of(logits, broad), low[at], high[at], temperature[at], uniforms[at])
+        distribution.put(at, of)
+    if (aiming := np.flatnonzero(adaptive_p.used(rules))).size:
+        at = torch.from_numpy(aiming).to(device)
+        aim = torch.from_numpy(adaptive_p.aim(rules[aiming])).to(device)
+        ids[at], of = draw_aimed(_rows_of(logits, aiming), distribution.select(at), aim, uniforms[at])
+        distribution.put(at, of)
+    return ids, distribution
+
+
+def narrows(rules: Rules) -> npt.NDArray[np.bool_]:
+    """Rows that look at the order of their logits."""
+    return _look_at_order(rules, *CHAIN)
+
+
+def _look_at_order(rules: Rules, *chain: Filter) -> npt.NDArray[np.bool_]:
+    """Rows of which one of these filters, mirostat, or a temperature that follows the entropy looks at the order."""
+    look: npt.NDArray[np.bool_] = rules["mirostat"] > 0
+    look |= (rules["dynamic_temperature_range"] > 0) & ~rules["temperature_first"]
+    for each in chain:
+        look |= each.used(rules)
+    return look
+
+
+def _only_top_p(rules: Rules) -> npt.NDArray[np.bool_]:
+    """Rows whose order of logits nothing but top_p looks at."""
+    return ~_look_at_order(rules, *(each for each in CHAIN if each.parameter != "top_p"))
+
+
+def _filter(o: Ordered, rules: Rules, positions: npt.NDArray[np.int64]) -> torch.Tensor:
+    """Runs the filters over the rows of `o`; returns the temperatures that are still to be applied, `[rows]`."""
+    device = o.values.device
+    filtered = rules["mirostat"] == 0
+    stages = [(each.keep, filtered & each.runs(rules, positions), each.reads or each.parameter) for each in CHAIN]
+    stages += [
+        (mirostat.keep_by_zipf, rules["mirostat"] == 1, "state"),
+        (mirostat.keep_by_surprise, rules["mirostat"] == 2, "state"),
+    ]
+    for stage, use, name in stages:
+        if use.any():
+            stage(o, torch.from_numpy(use).to(device), column(rules, name, device))
+    last = torch.from_numpy(~rules["temperature_first"]).to(device)
+    return torch.where(last, effective(o, rules), 1.0) if bool(last.any()) else torch.ones_like(o.mass[:, 0])
+
+
+def _scale(logits: torch.Tensor, rules: Rules, rows: npt.NDArray[np.int64]) -> None:
+    """Applies the temperature of some rows before their filters, in place."""
+    places = torch.from_numpy(rows).to(logits.device)
+    chosen = logits[places]
+    largest = chosen.amax(dim=-1, keepdim=True)
+    if (rules["dynamic_temperature_range"][rows] > 0).any():
+        temperature = effective(Ordered.of(chosen, candidates(chosen)[0]), rules[rows])
+    else:
+        temperature = torch.from_numpy(np.maximum(rules["temperature"][rows], COLDEST)).to(logits.device)
+    # The largest becomes 0 before the division, so that no temperature, however small, overflows.
+    logits[places] = (chosen - largest).div_(temperature.float().unsqueeze(1))
+
+
+def _learn(
+    logits: torch.Tensor,
+    ids: torch.Tensor,
+    distribution: Distribution,
+    rules: Rules,
+    table: SamplingTable,
+    drawn: npt.NDArray[np.int64],
+) -> None:
+    """Moves the state of the drawn rows that have one."""
+    for used, moved in ((rules["mirostat"] > 0, mirostat.moved), (adaptive_p.used(rules), adaptive_p.moved)):
+        rows = drawn[used[drawn]]
+        if rows.size:
+            places = torch.from_numpy(rows).to(logits.device)
+            logprobs = distribution.select(places).before_aiming(logits[places], ids[places])
+            table.set_state(rules["slot"][rows], moved(rules[rows], logprobs.cpu().numpy()))
+
+
+def _report(result: Sampled, rows: Rows, ids: torch.Tensor, parts: list[tuple[list[int], torch.Tensor]]) -> None:
+    """Fills in the logprobs: `parts` are rows and the logprobs of their whole vocabulary."""
+    order: list[int] = []
+    others: list[Alternatives] = []
+    for places, logprobs in parts:
+        result.logprobs[places], result.ranks[places] = chosen_logprobs(logprobs, ids[places])
+        order.extend(places)
+        others.append(alternatives(logprobs, [rows.requests[row].logprobs for row in places]))
+    joined = Alternatives.joined([*others, Alternatives.nothing(1)])
+    if joined.ids.size:
+        # Rows that ask for nothing take the empty entry at the end.
+        place = np.full(len(rows), len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        result.alternatives = joined.take(place)

@@ -1,0 +1,101 @@
+"""What the sampler is asked, and what it answers: one row a token that is to be chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tandem.worker.engine.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Row i chooses the token at the absolute position `positions[i]` of `requests[i]`, given its tokens before that.
+
+    A request may have several rows, one for each draft that is verified; then the drafts stand in `request.tokens`
+    beyond `num_tokens`. A request whose draws depend on each other (`Sampling.stateful`) has one row at most.
+    """
+
+    requests: Sequence[Request]
+    positions: npt.NDArray[np.int64]  # [rows]
+    # [rows, ceil(vocabulary / 32)]: bit id % 32 of word id // 32 is set if the id is allowed, as llguidance writes it.
+    # A row without a grammar has every bit set.
+    mask: npt.NDArray[np.int32] | None = None
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @classmethod
+    def next_tokens(cls, requests: Sequence[Request]) -> Rows:
+        """One row a request, for its next token."""
+        positions = np.fromiter((request.num_tokens for request in requests), dtype=np.int64, count=len(requests))
+        return cls(requests, positions)
+
+
+@dataclass(slots=True)
+class Alternatives:
+    """Other tokens at each row's position: `counts[i]` of them for row i, one row after the other in the flat
+    arrays."""
+
+    counts: npt.NDArray[np.int32]
+    ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+    ranks: npt.NDArray[np.int32]
+
+    @classmethod
+    def nothing(cls, rows: int) -> Alternatives:
+        """None for any row."""
+        return cls(np.zeros(rows, np.int32), np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32))
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Alternatives:
+        """Those of some rows, in this order."""
+        if not self.ids.size:
+            return Alternatives.nothing(len(rows))
+        ends = np.cumsum(self.counts)
+        counts = self.counts[rows]
+        places = np.arange(counts.sum()) + np.repeat(ends[rows] - np.cumsum(counts), counts)
+        return Alternatives(counts, self.ids[places], self.logprobs[places], self.ranks[places])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Alternatives]) -> Alternatives:
+        """One after the other."""
+        return cls(
+            np.concatenate([part.counts for part in parts]),
+            np.concatenate([part.ids for part in parts]),
+            np.concatenate([part.logprobs for part in parts]),
+            np.concatenate([part.ranks for part in parts]),
+        )
+
+
+@dataclass(slots=True)
+class Sampled:
+    """One entry a row, in parallel arrays."""
+
+    ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]  # NaN where not asked for
+    ranks: npt.NDArray[np.int32]  # of the id; 1 is the most probable, 0 where not asked for
+    finite: npt.NDArray[np.bool_]  # false: the model's numbers are broken, the id means nothing
+    possible: npt.NDArray[np.bool_]  # false: the request's constraints allow no id at all, the id means nothing
+    alternatives: Alternatives
+
+    def take(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> Sampled:
+        """Some of the rows, in this order."""
+        rows = np.asarray(rows, dtype=np.int64)
+        return Sampled(
+            self.ids[rows],
+            self.logprobs[rows],
+            self.ranks[rows],
+            self.finite[rows],
+            self.possible[rows],
+            self.alternatives.take(rows),
+        )
+
+    @classmethod
+    def nothing(cls) -> Sampled:
+        """No row."""
+        none = np.empty(0, np.int32)
+        bools = np.empty(0, np.bool_)
+        return cls(none, np.empty(0, np.float32), none, bools, bools, Alternatives.nothing(0))

@@ -1,0 +1,149 @@
+"""The parameters of all requests as arrays by slot, so that a step gathers instead of looping over requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tandem.worker.engine.request import Request
+from tandem.worker.engine.sampler.breakers import Breakers
+from tandem.worker.engine.sampling import Sampling
+
+Ids = npt.NDArray[np.int64]
+Rules = npt.NDArray[np.void]  # one row of `_ROW` a row of the step
+
+_TYPES = {"float": np.float64, "int": np.int64}
+_NUMBERS = {each.name: _TYPES[str(each.type)] for each in fields(Sampling) if str(each.type) in _TYPES}
+# What is worked out once a request, so that most steps look at nothing else.
+_DERIVED = {
+    "temperature_first": np.bool_,
+    "state": np.float64,  # of mirostat or adaptive_p: the one number here that changes
+    "penalizes": np.bool_,
+    "min_position": np.int64,  # before it, what would stop is masked
+    "biased": np.bool_,
+    "confined": np.bool_,
+    "banned": np.bool_,
+    "bans_sequences": np.bool_,
+    "changes": np.bool_,  # its logits are changed before anything is chosen, by any of the above
+    "greedy": np.bool_,  # the largest logit is taken
+    "reports": np.bool_,  # logprobs are wanted
+    "slot": np.int64,
+}
+_ROW = np.dtype([*(_NUMBERS | {"seed": np.uint64}).items(), *_DERIVED.items()])
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """The parameters of a request that are no scalars."""
+
+    bias_ids: Ids
+    biases: npt.NDArray[np.float32]
+    allowed_ids: Ids
+    banned_ids: Ids
+    stop_ids: Ids
+    breakers: Breakers
+
+
+def column(rules: Rules, name: str, device: torch.device) -> torch.Tensor:
+    """One parameter of all rows, on the device."""
+    return torch.from_numpy(rules[name].copy()).to(device)
+
+
+class SamplingTable:
+    """One slot a request, from its first draw to its end; a preempted request keeps its slot, and with it its state."""
+
+    def __init__(self, slots: int) -> None:
+        self._rows = np.zeros(slots, dtype=_ROW)
+        self._lists: list[Lists | None] = [None] * slots
+        self._free = list(range(slots - 1, -1, -1))
+        self._slot: dict[int, int] = {}
+        self._newest: Lists | None = None
+        self._newest_given: tuple[object, ...] = ((),) * 4
+
+    def gather(self, requests: Sequence[Request]) -> Rules:
+        """The parameters of each request, one row of the structured array a request."""
+        slots = [self._slot_of(request) for request in requests]  # may replace the array
+        return self._rows[slots]
+
+    def lists(self, slot: int) -> Lists:
+        """The parameters that are no scalars."""
+        lists = self._lists[slot]
+        assert lists is not None, "a slot in use"
+        return lists
+
+    def set_state(self, slots: Ids, state: npt.NDArray[np.float64]) -> None:
+        """Keeps the state of mirostat or adaptive_p for the next draw."""
+        self._rows["state"][slots] = state
+
+    def free(self, request: Request) -> None:
+        """Forgets a request; nothing happens if it was never seen."""
+        slot = self._slot.pop(request.handle, None)
+        if slot is not None:
+            self._lists[slot] = None
+            self._free.append(slot)
+
+    def _slot_of(self, request: Request) -> int:
+        slot = self._slot.get(request.handle)
+        if slot is None:
+            if not self._free:  # preempted requests keep their slots
+                self._free = list(range(2 * len(self._rows) - 1, len(self._rows) - 1, -1))
+                self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
+                self._lists.extend([None] * len(self._lists))
+            slot = self._slot[request.handle] = self._free.pop()
+            self._rows[slot] = _row(request, slot)
+            self._lists[slot] = self._lists_of(request)
+        return slot
+
+    def _lists_of(self, request: Request) -> Lists:
+        """The samples of a prompt come one behind the other and share what is long."""
+        s = request.sampling
+        given = (s.logit_bias, s.allowed_ids, s.banned_ids, s.dry_sequence_breakers)
+        if self._newest is None or any(a is not b for a, b in zip(given, self._newest_given, strict=True)):
+            self._newest, self._newest_given = _lists(request), given
+        return replace(self._newest, stop_ids=np.array(request.stopping.masked_ids, dtype=np.int64))
+
+
+def _row(request: Request, slot: int) -> tuple[float | int, ...]:
+    s: Sampling = request.sampling
+    # A window of nothing penalizes nothing.
+    window = s.repetition_window + s.repetition_decay
+    penalizes = window > 0 and (s.repetition_penalty != 1.0 or s.presence_penalty != 0 or s.frequency_penalty != 0)
+    masked = bool(request.stopping.masked_ids)
+    dry_multiplier = s.dry_multiplier if s.dry_window else 0.0
+    lists = bool(s.logit_bias or s.allowed_ids or s.banned_ids or s.banned_sequences)
+    # The largest stays in every filter but typical_p and XTC.
+    cold = s.temperature == 0 and s.dynamic_temperature_range == 0
+    greedy = cold and s.typical_p == 1 and s.xtc_probability == 0
+    row: dict[str, float | int] = {name: getattr(s, name) for name in _NUMBERS}
+    row |= {
+        "temperature_first": not s.temperature_last or s.mirostat > 0,
+        "state": 2 * s.mirostat_tau if s.mirostat else s.adaptive_p_target,
+        "penalizes": penalizes,
+        "dry_multiplier": dry_multiplier,
+        "min_position": request.prompt_tokens + request.stopping.min_tokens if masked else 0,
+        "biased": bool(s.logit_bias),
+        "confined": bool(s.allowed_ids),
+        "banned": bool(s.banned_ids),
+        "bans_sequences": bool(s.banned_sequences),
+        "changes": penalizes or dry_multiplier > 0 or lists,
+        "greedy": greedy,
+        "reports": request.logprobs.wanted,
+        "slot": slot,
+    }
+    return tuple(row[name] for name in _ROW.names or ())
+
+
+def _lists(request: Request) -> Lists:
+    s = request.sampling
+    return Lists(
+        bias_ids=np.array([id_ for id_, _ in s.logit_bias], dtype=np.int64),
+        biases=np.array([bias for _, bias in s.logit_bias], dtype=np.float32),
+        allowed_ids=np.unique(np.array(s.allowed_ids, dtype=np.int64)),
+        banned_ids=np.unique(np.array(s.banned_ids, dtype=np.int64)),
+        stop_ids=np.array(request.stopping.masked_ids, dtype=np.int64),
+        breakers=Breakers.of(s.dry_sequence_breakers),
+    )

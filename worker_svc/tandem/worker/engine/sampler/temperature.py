@@ -1,0 +1,35 @@
+"""Temperature, fixed or dynamic.
+
+Logits are divided by T. With a range r and an exponent x the temperature follows the entropy H of what the filters
+kept, n tokens, as llama.cpp does it:
+
+    T = low + (high - low) (H / log n)^x        low = max(0, T - r), high = T + r
+
+Where one token is left, T stays as it is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from tandem.worker.engine.sampler.ordered import Ordered
+from tandem.worker.engine.sampler.table import Rules, column
+
+COLDEST = 1e-30  # zero takes the largest; dividing by this does the same
+
+
+def effective(o: Ordered, rules: Rules) -> torch.Tensor:
+    """The temperature of each row of `o`, whose parameters are `rules`, `[rows]`."""
+    device = o.values.device
+    fixed = column(rules, "temperature", device)
+    span = rules["dynamic_temperature_range"]
+    if not (span > 0).any():
+        return fixed.clamp_min(COLDEST)
+    low = torch.from_numpy(np.maximum(0, rules["temperature"] - span)).to(device)
+    high = torch.from_numpy(rules["temperature"] + span).to(device)
+    count = o.count()
+    evenness = (o.entropy() / count.clamp_min(2).log()).clamp(0.0, 1.0)
+    moving = low + (high - low) * evenness ** column(rules, "dynamic_temperature_exponent", device)
+    use = torch.from_numpy(span > 0).to(device) & (count > 1)
+    return torch.where(use, moving, fixed).clamp_min(COLDEST)

@@ -1,0 +1,232 @@
+"""Causal attention over pages, whose bits do not depend on the batch.
+
+The rule. A query attends to one page of keys (a *tile*) at a time, from position 0 on:
+
+    m = max s              s = scale * q . k  over the tiles, masked above the query's position
+    l = sum exp(s - m)     of each tile
+    o = exp(s - m) . v     of each tile
+
+A maximum is exact in any order. The tiles' l and o are added as a balanced tree over the tile numbers, (0,1) (2,3) ...,
+where a tile that is not there adds nothing; the answer is o / l. A query's result is therefore the same whether it
+comes as one decode row or in the middle of a prefill, in any chunking and any company, if a row of a batched matrix
+product does not depend on the other rows. That holds for row counts that are multiples of 4 (fp32 and bf16, MKL and
+oneDNN; other machines: the runner's self-check measures it).
+
+Queries come in blocks of consecutive tokens of one sequence: 1 token for decodes, PREFILL_BLOCK for prefills. A (block,
+tile) pair is a *job*; all jobs of a step are one batched product, in slabs of bounded memory. No loop over requests,
+but for the products themselves: jobs come in order of their pages, and pages that follow each other are read where they
+lie, each run by a product of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tandem.worker.model.kv_cache import KVCache, Run
+from tandem.worker.model.kv_formats import Parts
+
+PREFILL_BLOCK = 16  # query tokens; larger blocks read a page less often and waste more on short prompts
+SLAB_FLOATS = 1 << 20  # numbers in the largest operand of a slab: 4 MiB stay in a core's cache between two products
+ROW_MULTIPLE = 4  # rows of a matrix product come in multiples of this
+_TINY_PRODUCT = 400  # torch computes batched products of fewer multiplications than this in another order
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive tokens of one sequence that a step computes.
+
+    `row` is the first one's row in the step's batch, `position` its place in the sequence, and
+    `pages` the sequence's pages `[>= ceil((position + length) / page_size)]`.
+    """
+
+    row: int
+    length: int
+    position: int
+    pages: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Slab:
+    """Jobs that are computed at once; `B` blocks of `Q` query tokens, `J` jobs, `T` tiles a block at most."""
+
+    query_rows: torch.Tensor  # [B * Q] rows of the batch
+    job_block: torch.Tensor  # [J]
+    job_page: torch.Tensor  # [J]
+    runs: list[Run] | None  # the jobs' pages as runs, if they are long enough to be worth their products
+    job_place: torch.Tensor | None  # [J] block * T + tile; None: 0, 1, ...
+    masked_jobs: torch.Tensor  # [M] jobs with a key at which some query must not look
+    mask: torch.Tensor  # [M, 1, Q, 1, page_size] true where that is so
+    blocks: int  # B
+    tiles: int  # T
+    output_rows: torch.Tensor  # rows of the batch that this slab answers
+    output_places: torch.Tensor | None  # where they lie in the slab's [B * Q]; None: everywhere
+    block: int  # Q
+
+
+class AttentionPlan:
+    """What one step's attention does, worked out once and used by every layer."""
+
+    def __init__(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, window: int = 0) -> None:
+        """With `window`, a token sees itself and the `window - 1` tokens before it; 0: all of them."""
+        shape = cache.shape
+        self._kv_heads = shape.kv_heads
+        self._group = num_heads // shape.kv_heads
+        self._page_size = shape.page_size
+        self._device = cache.device
+        self._window = window
+        smallest = -(-_TINY_PRODUCT // (shape.page_size * shape.head_dim))
+        self._row_multiple = -(-max(smallest, 1) // ROW_MULTIPLE) * ROW_MULTIPLE
+        self._tiles = cache.reader
+        decodes = [segment for segment in segments if segment.length == 1]
+        prefills = [segment for segment in segments if segment.length > 1]
+        self._slabs = [
+            *self._plan(decodes, 1, num_heads, shape.head_dim),
+            *self._plan(prefills, PREFILL_BLOCK, num_heads, shape.head_dim),
+        ]
+
+    def _plan(self, segments: Sequence[Segment], block: int, num_heads: int, head_dim: int) -> list[_Slab]:
+        """Cuts segments into blocks of `block` tokens and packs the blocks into slabs."""
+        if not segments:
+            return []
+        size = self._page_size
+        # One entry a block: first row, tokens in it, first position, tiles it looks at, and its sequence's pages.
+        owner = np.concatenate([np.full(-(-s.length // block), i, dtype=np.int64) for i, s in enumerate(segments)])
+        start = np.concatenate([np.arange(0, s.length, block, dtype=np.int64) for s in segments])
+        lengths = np.array([s.length for s in segments], dtype=np.int64)
+        count = np.minimum(block, lengths[owner] - start)
+        row = np.array([s.row for s in segments], dtype=np.int64)[owner] + start
+        position = np.array([s.position for s in segments], dtype=np.int64)[owner] + start
+        tiles = (position + count - 1) // size + 1
+
+        multiple = self._row_multiple
+        rows_per_block = -(-block * (num_heads // self._kv_heads) // multiple) * multiple * self._kv_heads
+        floats = tiles * max(rows_per_block * max(size, head_dim), self._kv_heads * size * head_dim)
+        slabs: list[_Slab] = []
+        first = 0
+        total = np.cumsum(floats)
+        while first < len(owner):
+            before = total[first - 1] if first else 0
+            last = max(first + 1, int(np.searchsorted(total, before + SLAB_FLOATS, side="right")))
+            part = slice(first, last)
+            slabs.append(self._slab(segments, owner[part], row[part], count[part], position[part], tiles[part], block))
+            first = last
+        return slabs
+
+    def _slab(
+        self,
+        segments: Sequence[Segment],
+        owner: npt.NDArray[np.int64],
+        row: npt.NDArray[np.int64],
+        count: npt.NDArray[np.int64],
+        position: npt.NDArray[np.int64],
+        tiles: npt.NDArray[np.int64],
+        block: int,
+    ) -> _Slab:
+        size = self._page_size
+        blocks = len(owner)
+        width = int(tiles.max())
+        job_block = np.repeat(np.arange(blocks), tiles)
+        job_tile = np.arange(len(job_block)) - np.repeat(np.cumsum(tiles) - tiles, tiles)
+        pages = np.concatenate([segments[o].pages[:t] for o, t in zip(owner, tiles, strict=True)])
+        # Sequences that grow side by side share out the pages of one region: in order of pages they are one run again.
+        order = np.argsort(pages, kind="stable")
+        job_block, job_tile, pages = job_block[order], job_tile[order], pages[order]
+        job_place = job_block * width + job_tile
+        token = np.arange(block)
+        real = token < count[:, None]  # [B, Q]
+        # A place behind the block's end repeats its last token, so that it computes something harmless.
+        inner = np.minimum(token, count[:, None] - 1)
+        query_position = position[:, None] + inner
+
+        first_query, last_query = position[job_block], (position + count - 1)[job_block]
+        masked = (job_tile + 1) * size - 1 > first_query
+        if self._window:
+            masked |= job_tile * size <= last_query - self._window
+        masked_jobs = np.flatnonzero(masked)
+        queries = query_position[job_block[masked_jobs]][:, :, None]
+        keys = (job_tile[masked_jobs, None] * size + np.arange(size))[:, None, :]
+        mask = keys > queries  # [M, Q, page_size]
+        if self._window:
+            mask |= keys <= queries - self._window
+
+        tensor = self._tensor
+        return _Slab(
+            query_rows=tensor((row[:, None] + inner).reshape(-1)),
+            job_block=tensor(job_block),
+            job_page=tensor(pages),
+            runs=self._tiles.runs(pages),
+            job_place=None if np.array_equal(job_place, np.arange(blocks * width)) else tensor(job_place),
+            masked_jobs=tensor(masked_jobs),
+            mask=tensor(mask)[:, None, :, None, :],
+            blocks=blocks,
+            tiles=width,
+            output_rows=tensor((row[:, None] + token)[real]),
+            output_places=None if real.all() else tensor(np.flatnonzero(real)),
+            block=block,
+        )
+
+    def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
+
+    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scale: float) -> torch.Tensor:
+        """Attention of queries `q` `[N, heads, head_dim]` over one layer's pages; rows of no segment give zeros."""
+        out = torch.zeros_like(q)
+        for slab in self._slabs:
+            result = self._attend_slab(slab, keys, values, q, scale)  # [B * Q, heads, head_dim]
+            if slab.output_places is not None:
+                result = result.index_select(0, slab.output_places)
+            out.index_copy_(0, slab.output_rows, result)
+        return out
+
+    def _attend_slab(self, slab: _Slab, keys: Parts, values: Parts, q: torch.Tensor, scale: float) -> torch.Tensor:
+        kv_heads, group, block, size = self._kv_heads, self._group, slab.block, self._page_size
+        head_dim = q.shape[-1]
+        jobs, rows = slab.job_block.shape[0], block * group
+        padding = -rows % self._row_multiple
+        padded = rows + padding
+
+        # Queries as rows (token, group) of each block and kv head: [B, kv_heads, rows, head_dim].
+        blocks = q.index_select(0, slab.query_rows).to(self._tiles.dtype) * scale
+        blocks = blocks.view(-1, block, kv_heads, group, head_dim).transpose(1, 2).reshape(-1, kv_heads, rows, head_dim)
+        if padding:
+            blocks = torch.nn.functional.pad(blocks, (0, 0, 0, padding))
+        job_queries = blocks.index_select(0, slab.job_block).view(jobs * kv_heads, padded, head_dim)
+
+        scores = self._tiles.times_keys(job_queries, keys, slab.job_page, slab.runs)
+        scores = scores.view(jobs, kv_heads, padded, size)
+        if slab.masked_jobs.shape[0]:
+            some = scores.index_select(0, slab.masked_jobs)
+            some[:, :, :rows].view(-1, kv_heads, block, group, size).masked_fill_(slab.mask, float("-inf"))
+            scores.index_copy_(0, slab.masked_jobs, some)
+
+        # Every query sees its own key at least, so that its largest score is finite.
+        m = self._by_block(slab, scores.amax(-1), float("-inf")).amax(1)  # [B, kv_heads, rows]
+        scores.sub_(m.index_select(0, slab.job_block).unsqueeze(-1)).exp_()
+        l = _tree_sum(self._by_block(slab, scores.sum(-1), 0.0))
+        weights = scores.view(jobs * kv_heads, padded, size)
+        o = self._tiles.times_values(weights, values, slab.job_page, slab.runs)
+        o = _tree_sum(self._by_block(slab, o.view(jobs, kv_heads, padded, head_dim), 0.0))
+        result = (o / l.unsqueeze(-1))[:, :, :rows].view(slab.blocks, kv_heads, block, group, head_dim)
+        return result.transpose(1, 2).reshape(-1, kv_heads * group, head_dim).to(q.dtype)
+
+    @staticmethod
+    def _by_block(slab: _Slab, x: torch.Tensor, absent: float) -> torch.Tensor:
+        """`[J, ...]` as `[B, T, ...]`, with `absent` in the place of tiles that a block does not have."""
+        if slab.job_place is not None:
+            places = x.new_full((slab.blocks * slab.tiles, *x.shape[1:]), absent)
+            x = places.index_copy_(0, slab.job_place, x)
+        return x.view(slab.blocks, slab.tiles, *x.shape[1:])
+
+
+def _tree_sum(x: torch.Tensor) -> torch.Tensor:
+    """The sum over dimension 1, neighbours first, so that zeros at the end change nothing; overwrites `x`."""
+    while x.shape[1] > 1:
+        pairs = x.shape[1] // 2 * 2
+        x[:, 0:pairs:2] += x[:, 1:pairs:2]
+        x = x[:, ::2]
+    return x[:, 0]

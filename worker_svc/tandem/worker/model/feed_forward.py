@@ -1,0 +1,27 @@
+"""The gated feed-forward layer: `(silu(x Wgate) * x Wup) Wdown`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from tandem.worker.model.linear import Linear
+from tandem.worker.model.operations import Operations
+
+
+class FeedForward(torch.nn.Module):
+    """One product for gate and up, whose rows lie below each other, and one for down."""
+
+    __call__: Callable[..., torch.Tensor]
+
+    def __init__(self, hidden_size: int, intermediate_size: int, dtype: torch.dtype, operations: Operations) -> None:
+        super().__init__()
+        self.intermediate_size = intermediate_size
+        self._operations = operations
+        self.gate_up = Linear(hidden_size, 2 * intermediate_size, dtype)
+        self.down = Linear(intermediate_size, hidden_size, dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[N, hidden] -> [N, hidden]`."""
+        return self.down(self._operations.swiglu(self.gate_up(x), self.intermediate_size))

@@ -1,0 +1,153 @@
+"""What the attention kernels share: how a tile of keys is read, and how it adds to a softmax in progress.
+
+A softmax in progress of a query is (m, l, o): the largest score so far (scores are in units of log 2), the sum of
+2^(s - m), and the sum of 2^(s - m) v. Nothing yet is (-inf, 0, 0).
+
+    extend: one more tile          merge: two of them
+
+Both leave a query that sees nothing of the newcomer exactly as it was. Sums of two products are written as `fma`, so
+that no compiler decides about their rounding.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from tandem.worker.model.kv_formats import Int4, Int8, KVFormat, Parts, int4_group
+
+PLAIN, INT8, INT4 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+
+
+class Stored(NamedTuple):
+    """How vectors lie in pages, as the kernels are told."""
+
+    format: int  # PLAIN, INT8 or INT4
+    head_dim: int
+    padded: int  # head_dim as a power of two, of at least the 16 that a matrix unit wants
+    group: int  # numbers that share constants in INT4
+
+    @staticmethod
+    def of(stored: KVFormat, head_dim: int) -> Stored:
+        code = INT8.value if isinstance(stored, Int8) else INT4.value if isinstance(stored, Int4) else PLAIN.value
+        return Stored(code, head_dim, max(16, triton.next_power_of_2(head_dim)), int4_group(head_dim))
+
+
+def stages(stored: Stored, numbers: torch.Tensor, tile: int, budget: int) -> int:
+    """How deep loads are pipelined, so that tiles on their way take about `budget` bytes of shared memory.
+
+    A tile passes through three stages (its page, its numbers, its use), and each further one keeps one more on its way.
+    """
+    return 2 + min(max(budget // (2 * tile * stored.padded * numbers.element_size()), 1), 4)
+
+
+def converted(queries: torch.Tensor, numbers: torch.Tensor) -> bool:
+    """Whether a tile becomes float32 on its way to a product, and waits for it in registers: it takes 8 warps' of
+    them even with few keys."""
+    return queries.dtype == torch.float32 and numbers.dtype != torch.float32
+
+
+def numbers_and_constants(parts: Parts) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two parts of a layer's keys or values; the first again where there is no second."""
+    return parts[0], parts[-1]
+
+
+@triton.jit
+def load_vectors(
+    numbers, constants, vectors, live, dtype,
+    D: tl.constexpr, D_PAD: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """Vectors `[TILE]` of the pages as `[TILE, D_PAD]` in dtype; INT8 without its scales. Zero where not `live`; WHOLE:
+    all of them are."""
+    if FORMAT == INT4:
+        GROUP_PAD: tl.constexpr = triton.next_power_of_2(GROUP)
+        byte = tl.arange(0, D_PAD // 2)
+        at = vectors[:, None] * (D // 2) + byte[None, :]
+        packed = tl.load(numbers + at, mask=live[:, None] & (byte < D // 2)[None, :], other=0)
+        digits = tl.reshape(tl.join(packed & 15, packed >> 4), [vectors.shape[0], D_PAD // GROUP_PAD, GROUP_PAD])
+        group = tl.arange(0, D_PAD // GROUP_PAD)
+        group_at = vectors[:, None] * (2 * (D // GROUP)) + group[None, :]
+        group_mask = live[:, None] & (group < D // GROUP)[None, :]
+        step = tl.load(constants + group_at, mask=group_mask, other=0.0)
+        lowest = tl.load(constants + group_at + D // GROUP, mask=group_mask, other=0.0)
+        x = tl.fma(
+            digits.to(tl.float32),
+            tl.broadcast_to(step[:, :, None], digits.shape),
+            tl.broadcast_to(lowest[:, :, None], digits.shape),
+        )
+        return tl.reshape(x.to(dtype), [vectors.shape[0], D_PAD])
+    else:
+        coordinate = tl.arange(0, D_PAD)
+        at = vectors[:, None] * D + coordinate[None, :]
+        if WHOLE and D == D_PAD:
+            return tl.load(numbers + at).to(dtype)
+        mask = live[:, None]
+        if D != D_PAD:
+            mask = mask & (coordinate < D)[None, :]
+        return tl.load(numbers + at, mask=mask, other=0.0).to(dtype)
+
+
+@triton.jit
+def extend(
+    m, l, o, tile, end, lowest, queries, query_position, table, kv_head,
+    k_numbers, k_constants, v_numbers, v_constants, scale,
+    KV_HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
+    WINDOW: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """A softmax in progress of `queries` `[M, D_PAD]` and the keys `tile` to `tile + TILE` of their sequence.
+
+    end, lowest: the keys that any of the queries sees are those from `lowest` to before `end`; others are not read.
+    MASKED: not every query sees all of the tile.
+    scale: of the scores, log2(e) included.
+    """
+    token = tile + tl.arange(0, TILE)
+    live = token < end
+    if WINDOW:
+        live = live & (token >= lowest)
+    if PAGE % TILE == 0:
+        page = tl.load(table + tile // PAGE).to(tl.int64)
+    elif not MASKED:
+        page = tl.load(table + token // PAGE).to(tl.int64)
+    else:
+        page = tl.load(table + token // PAGE, mask=live, other=0).to(tl.int64)
+    vectors = (page * KV_HEADS + kv_head) * PAGE + token % PAGE
+    k = load_vectors(k_numbers, k_constants, vectors, live, queries.dtype, D, D_PAD, FORMAT, GROUP, not MASKED)
+    scores = tl.dot(queries, tl.trans(k), input_precision="ieee")
+    if FORMAT == INT8:
+        # Scales of keys and values at once, as many as threads: then the compiler lets each thread copy one of them. Of
+        # fewer numbers, each would copy all that it multiplies by. Where nothing is live there is page 0 to read.
+        side = tl.arange(0, 2)[None, :]
+        k_scale, v_scale = tl.split(tl.load(tl.where(side == 0, k_constants, v_constants) + vectors[:, None]))
+        scores *= k_scale[None, :]
+    if MASKED:
+        visible = token[None, :] <= query_position[:, None]
+        if WINDOW:
+            visible = visible & (token[None, :] > query_position[:, None] - WINDOW)
+        scores = tl.where(visible, scores, float("-inf"))
+    top = tl.maximum(m, tl.max(scores, 1) * scale)  # the scale is positive, and multiplied with one number a query
+    base = tl.where(top == float("-inf"), 0.0, top)
+    weights = tl.exp2(
+        tl.fma(scores, tl.full(scores.shape, scale, tl.float32), tl.broadcast_to(-base[:, None], scores.shape))
+    )
+    fade = tl.exp2(m - base)
+    l = tl.fma(l, fade, tl.sum(weights, 1))
+    if FORMAT == INT8:
+        weights *= tl.where(live, v_scale, 0.0)[None, :]
+    v = load_vectors(v_numbers, v_constants, vectors, live, queries.dtype, D, D_PAD, FORMAT, GROUP, not MASKED)
+    o = tl.dot(weights.to(queries.dtype), v, o * fade[:, None], input_precision="ieee")
+    return top, l, o
+
+
+@triton.jit
+def merge(m1, l1, o1, m2, l2, o2):
+    """Two softmaxes in progress as one."""
+    top = tl.maximum(m1, m2)
+    base = tl.where(top == float("-inf"), 0.0, top)
+    a = tl.exp2(m1 - base)
+    b = tl.exp2(m2 - base)
+    l = tl.fma(l1, a, l2 * b)
+    o = tl.fma(o1, tl.broadcast_to(a[:, None], o1.shape), o2 * b[:, None])
+    return top, l, o

@@ -1,0 +1,227 @@
+"""The paged key and value cache.
+
+For each layer, keys and values are tensors `[pages + 1, kv_heads, page_size, ...]`. A page holds `page_size`
+consecutive tokens of one sequence; within a page the tokens of one head lie together, so that a page is a ready operand
+for a matrix product. The last page belongs to nobody: padding rows write there.
+
+How one vector is stored is the business of `kv_formats.py`, which page holds what that of `engine/pages.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tandem.worker.model.kv_formats import KVFormat, Parts, Plain
+
+# Bytes of pages that take as long to gather as a call of torch takes.
+_WORTH_A_CALL = 96 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """The sizes that determine the cache's memory."""
+
+    layers: int
+    pages: int
+    page_size: int
+    kv_heads: int
+    head_dim: int
+    format: KVFormat
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of keys and values of one token over all layers."""
+        vector = sum(size * dtype.itemsize for size, dtype in self.format.parts(self.head_dim))
+        return 2 * self.layers * self.kv_heads * vector
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that `KVCache` allocates, the padding page included."""
+        return (self.pages + 1) * self.page_size * self.bytes_per_token
+
+
+class KeyChannels(NamedTuple):
+    """How keys of one layer are stored: as `(k - mean) / scale`; both `[kv_heads, head_dim]` fp32."""
+
+    mean: torch.Tensor
+    scale: torch.Tensor
+
+
+class KVCache:
+    """Keys and values of every layer, zero at first.
+
+    With `key_channels`, one entry a layer, keys are stored normalized.
+    """
+
+    def __init__(
+        self,
+        shape: CacheShape,
+        device: torch.device | str,
+        key_channels: Sequence[KeyChannels] | None = None,
+    ) -> None:
+        self.shape = shape
+        self.device = torch.device(device)
+        self.keys = [self._layer() for _ in range(shape.layers)]
+        self.values = [self._layer() for _ in range(shape.layers)]
+        self.reader = TileReader(shape, self.device)
+        self.key_channels = key_channels
+
+    def _layer(self) -> Parts:
+        shape = self.shape
+        lead = (shape.pages + 1, shape.kv_heads, shape.page_size)
+        return tuple(
+            torch.zeros((*lead, size), dtype=dtype, device=self.device)
+            for size, dtype in shape.format.parts(shape.head_dim)
+        )
+
+    @property
+    def padding_page(self) -> int:
+        """The page that belongs to no sequence."""
+        return self.shape.pages
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(part.nbytes for layer in (*self.keys, *self.values) for part in layer)
+
+    def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Stores the keys and values `[N, kv_heads, head_dim]` of N tokens at `slots` `[2, N]` (page, place in it)."""
+        if self.key_channels is not None:
+            mean, scale = self.key_channels[layer]
+            k = (k.float() - mean) / scale
+        page, place = slots[0], slots[1]
+        for stored, x in ((self.keys[layer], k), (self.values[layer], v)):
+            for part, numbers in zip(stored, self.shape.format.encode(x), strict=True):
+                part[page, :, place] = numbers
+
+    def scale_queries(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """Queries `[N, heads, head_dim]` that give the same attention over the stored keys as `q` over the true ones.
+
+        q . k = (q * scale) . stored + q . mean, and what is the same for every key is nothing to a softmax.
+        """
+        if self.key_channels is None:
+            return q
+        scale = self.key_channels[layer].scale
+        grouped = q.view(q.shape[0], scale.shape[0], -1, q.shape[-1])
+        return (grouped * scale.unsqueeze(1)).view(q.shape).to(q.dtype)
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies whole pages. All are read before any is written, so that a target may be another's source."""
+        source, target = self._index(sources), self._index(targets)
+        for layer in (*self.keys, *self.values):
+            for part in layer:
+                part[target] = part[source]
+
+    def zero(self, pages: Sequence[int]) -> None:
+        """Clears pages whose numbers are not finite: a masked NaN would still poison the next owner (0 * NaN)."""
+        index = self._index(pages)
+        for layer in (*self.keys, *self.values):
+            for part in layer:
+                part[index] = 0
+
+    def _index(self, pages: Sequence[int]) -> torch.Tensor:
+        index = torch.tensor(pages, dtype=torch.int64)
+        if self.device.type == "cuda":  # else the copy would be waited for, and with it all that was launched
+            index = index.pin_memory()
+        return index.to(self.device, non_blocking=True)
+
+
+class Run(NamedTuple):
+    """Pages that follow each other: those of the jobs `[job, job + length)` are `[page, page + length)`."""
+
+    job: int
+    page: int
+    length: int
+
+
+class TileReader:
+    """Multiplies with pages, each a tile, without a copy of them where that can be.
+
+    Its buffers are used again and again: fresh memory of this size would cost a page fault for every 4 KiB in every
+    layer, which took longer than the copy itself. What a product returns holds until the next product of its kind.
+    """
+
+    def __init__(self, shape: CacheShape, device: torch.device) -> None:
+        stored = shape.format
+        self._format = stored
+        self._head_dim = shape.head_dim
+        self._page_bytes = shape.bytes_per_token * shape.page_size // (2 * shape.layers)  # one layer's keys
+        # Batched bf16 products of this size are five times slower than fp32 ones on a CPU.
+        plain = stored.dtype if isinstance(stored, Plain) and stored.dtype.itemsize > 1 else torch.float32
+        self.dtype = torch.float32 if device.type == "cpu" else plain
+        self._as_it_is = isinstance(stored, Plain) and stored.dtype == self.dtype
+        self._device = device
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def runs(self, pages: npt.NDArray[np.int64]) -> list[Run] | None:
+        """`pages` `[jobs]` as runs; None if gathering them costs less than a call for each run."""
+        starts = np.concatenate([[0], np.flatnonzero(np.diff(pages) != 1) + 1])
+        if len(starts) > 1 and len(pages) * self._page_bytes < len(starts) * _WORTH_A_CALL:
+            return None
+        counts = np.diff(starts, append=len(pages))
+        return [Run(*run) for run in zip(starts.tolist(), pages[starts].tolist(), counts.tolist(), strict=True)]
+
+    def times_keys(self, rows: torch.Tensor, layer: Parts, pages: torch.Tensor, runs: list[Run] | None) -> torch.Tensor:
+        """`rows` `[jobs * kv_heads, n, head_dim]` times each job's keys: `[jobs * kv_heads, n, page_size]`, float32."""
+        return self._product("scores", rows, layer, pages, runs, transpose=True)
+
+    def times_values(
+        self, rows: torch.Tensor, layer: Parts, pages: torch.Tensor, runs: list[Run] | None
+    ) -> torch.Tensor:
+        """`rows` `[jobs * kv_heads, n, page_size]` times each job's values: `[jobs * kv_heads, n, head_dim]`,
+        float32."""
+        return self._product("outputs", rows, layer, pages, runs, transpose=False)
+
+    def _product(
+        self,
+        name: str,
+        rows: torch.Tensor,
+        layer: Parts,
+        pages: torch.Tensor,
+        runs: list[Run] | None,
+        *,
+        transpose: bool,
+    ) -> torch.Tensor:
+        kv_heads, page_size = layer[0].shape[1:3]
+        out = self._room(name, (*rows.shape[:2], page_size if transpose else self._head_dim), self.dtype)
+        rows = rows.to(self.dtype)
+        if self._as_it_is and runs is not None:
+            for job, page, length in runs:
+                tiles = layer[0][page : page + length].flatten(0, 1)
+                part = slice(job * kv_heads, (job + length) * kv_heads)
+                torch.bmm(rows[part], tiles.transpose(1, 2) if transpose else tiles, out=out[part])
+        else:
+            tiles = self._gather(layer, pages, runs).flatten(0, 1)
+            torch.bmm(rows, tiles.transpose(1, 2) if transpose else tiles, out=out)
+        return out.float()
+
+    def _gather(self, layer: Parts, pages: torch.Tensor, runs: list[Run] | None) -> torch.Tensor:
+        """Pages `[jobs, kv_heads, page_size, head_dim]` in the dtype of the products."""
+        size = (len(pages), *layer[0].shape[1:3], self._head_dim)
+        if self._as_it_is:
+            return torch.index_select(layer[0], 0, pages, out=self._room("pages", size, self.dtype))
+        decoded = self._room("decoded", size, self.dtype)
+        if runs is not None:
+            for job, page, length in runs:
+                self._format.decode(tuple(part[page : page + length] for part in layer), decoded[job : job + length])
+            return decoded
+        parts = tuple(
+            torch.index_select(part, 0, pages, out=self._room(f"part {i}", (len(pages), *part.shape[1:]), part.dtype))
+            for i, part in enumerate(layer)
+        )
+        return self._format.decode(parts, decoded)
+
+    def _room(self, name: str, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """The buffer of that name, as a tensor of that size."""
+        count = math.prod(size)
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.numel() < count or buffer.dtype != dtype:
+            buffer = self._buffers[name] = torch.empty(count, dtype=dtype, device=self._device)
+        return buffer[:count].view(size)

@@ -1,0 +1,209 @@
+"""The matrix product of the model, and how its weights are stored.
+
+Everything else sees `Linear(x)`. Behind it lie one or several *weights*, each some of the rows of `W [out, in]`, of one
+of these kinds; `weights.py` chooses when the first rows come:
+
+| weight | where |
+|---|---|
+| `PlainWeight` | in the model's dtype: on a GPU, and on a CPU that computes in it |
+| `HalfPanels` | bf16 or fp16 on a CPU without instructions for them: products in fp32, half the memory to read |
+| `QuantizedWeight` | int8 and int4 (`quantization.py`) |
+| `Float8Weight` | fp8 (`float8.py`) |
+
+On a CPU there are two libraries for `x W^T` in fp32. For a few rows and a large W, MKL rearranges all of W at each
+call; oneDNN can be given a W that was rearranged once. One Zen 3 core, W `[11264, 2048]`, milliseconds:
+
+| rows                 | 1   | 4   | 8   | 16  | 64  | 512 |
+|----------------------|-----|-----|-----|-----|-----|-----|
+| MKL                  | 5   | 22  | 25  | 31  | 56  | 540 |
+| oneDNN, W as it is   | 5   | 12  | 14  | 20  | 48  | 470 |
+| oneDNN, W rearranged | 5   | 10  | 13  | 16  | 44  | 470 |
+
+A small W is quicker with MKL: 0.02 against 0.04 ms for `[288, 288]` and 4 rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from tandem.worker.model import native
+from tandem.worker.model.float8 import Float8Weight
+from tandem.worker.model.operations import Product
+from tandem.worker.model.panels import empty_panels, fill_panels, first_panels, panel_rows
+from tandem.worker.model.product_rows import row_multiple
+from tandem.worker.model.quantization import QuantizedWeight
+
+REARRANGE_FROM = 1 << 18  # numbers in a matrix that oneDNN is given rearranged
+SHARED_FROM = 1 << 22  # numbers in a matrix that oneDNN is given as it is, because something else reads it too
+_ROWS = 16  # the number of rows for which oneDNN chooses the arrangement
+
+
+class Bias(torch.nn.Module):
+    """What a `Linear` adds to each row. A module of its own, so that it is filled as any weight is."""
+
+    weight: torch.nn.Parameter  # [out]
+
+    def __init__(self, size: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
+
+
+class PlainWeight(torch.nn.Module):
+    """A matrix `[out, in]` as torch has it."""
+
+    weight: torch.nn.Parameter
+    __call__: Callable[..., torch.Tensor]
+
+    def __init__(self, weight: torch.Tensor, *, shared: bool = False) -> None:
+        """`shared`: something else reads it too, so that it stays as it is."""
+        super().__init__()
+        self.weight = weight if isinstance(weight, torch.nn.Parameter) else torch.nn.Parameter(weight, False)
+        self.product: Product = F.linear  # but for oneDNN's
+        self._with_onednn = shared and weight.numel() >= SHARED_FROM and onednn_serves(weight.device, weight.dtype)
+
+    def __len__(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def row_multiple(self) -> int:
+        """See `Linear.row_multiple`."""
+        outputs, columns = self.weight.shape
+        if self.weight.device.type != "cpu":
+            return 4
+        multiply: Product = F.linear
+        if self._with_onednn:
+            multiply = _rearranged_product if self.weight.is_mkldnn else _onednn_product
+        return row_multiple(multiply, outputs, columns, self.weight.dtype)
+
+    def fill(self, row: int, rows: torch.Tensor) -> None:
+        """Stores rows from `row` on."""
+        self.weight.data[row : row + len(rows)].copy_(rows)
+
+    def truncate(self, rows: int) -> None:
+        """Keeps the first rows only."""
+        self.weight = torch.nn.Parameter(self.weight.data[:rows].clone(), False)
+
+    def settle(self) -> None:
+        """Rearranges the weight where that pays; afterwards only `forward` may look at it."""
+        if rearranges(self.weight.numel(), self.weight.device, self.weight.dtype):
+            self.weight = torch.nn.Parameter(_rearranged(self.weight.data), requires_grad=False)
+            self._with_onednn = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[N, in] -> [N, out]`."""
+        return _onednn_product(x, self.weight) if self._with_onednn else self.product(x, self.weight)
+
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        """Some rows `[N, in]`."""
+        return F.embedding(index, self.weight)
+
+
+def _rearranged(weight: torch.Tensor) -> torch.Tensor:
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
+    return packed
+
+
+def _onednn_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """By oneDNN, with a weight as it is or rearranged."""
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, None, "none", [], "")
+    return product
+
+
+def _rearranged_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The product with a weight that is rearranged first."""
+    return _onednn_product(x, _rearranged(weight))
+
+
+class HalfPanels(torch.nn.Module):
+    """A matrix of bf16 or fp16 in panels, for `native.half_product`."""
+
+    panels: torch.Tensor
+    row_multiple = 1
+    __call__: Callable[..., torch.Tensor]
+
+    def __init__(self, rows: int, columns: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._rows = rows
+        self.register_buffer("panels", empty_panels(rows, columns, dtype))
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def fill(self, row: int, rows: torch.Tensor) -> None:
+        """Stores rows from `row` on."""
+        fill_panels(self.panels, row, rows)
+
+    def truncate(self, rows: int) -> None:
+        """Keeps the first rows only."""
+        self.panels, self._rows = first_panels(self.panels, rows), rows
+
+    def settle(self) -> None:
+        """Nothing is left to do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[N, in] -> [N, out]` in x's dtype."""
+        product = native.half_product(x.float(), self.panels)
+        return product[:, : self._rows].to(x.dtype)
+
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        """Some rows `[N, in]`."""
+        return panel_rows(self.panels, index)
+
+
+Weight = PlainWeight | HalfPanels | QuantizedWeight | Float8Weight
+
+
+class Linear(torch.nn.Module):
+    """`x [N, in] -> x W^T [N, out]`, plus a bias where a model has one."""
+
+    __call__: Callable[..., torch.Tensor]
+
+    def __init__(self, in_features: int, out_features: int, dtype: torch.dtype, *, bias: bool = False) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weights = torch.nn.ModuleList()  # of `Weight`, one after the other; none before the first rows come
+        self.bias = Bias(out_features, dtype) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[N, in] -> [N, out]`."""
+        products = [weight(x) for weight in self.weights]
+        product: torch.Tensor = products[0] if len(products) == 1 else torch.cat(products, dim=1)
+        if self.bias is not None:
+            product = product + self.bias.weight
+        return product
+
+    @property
+    def row_multiple(self) -> int:
+        """A row's bits do not depend on the other rows if their number is a multiple of this."""
+        return max(weight.row_multiple for weight in self.weights)  # type: ignore[type-var, return-value]
+
+    def share(self, weight: Weight) -> None:
+        """Takes a weight that belongs to something else and stays as it is."""
+        self.weights = torch.nn.ModuleList([weight])
+
+
+def rearranges(numbers: int, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a plain weight of so many numbers is replaced by a rearranged copy once it is there."""
+    return numbers >= REARRANGE_FROM and onednn_serves(device, dtype)
+
+
+def panels_serve(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether weights of this dtype can be kept in panels, for products in float32."""
+    return dtype in (torch.bfloat16, torch.float16) and device.type == "cpu" and native.available()
+
+
+def onednn_serves(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the processor computes in this dtype, by oneDNN."""
+    if device.type != "cpu":
+        return False
+    operations = torch.ops.mkldnn
+    if not all(hasattr(operations, name) for name in ("_linear_pointwise", "_reorder_linear_weight")):
+        return False  # torch was built without oneDNN
+    if dtype == torch.bfloat16:
+        return bool(operations._is_mkldnn_bf16_supported())
+    if dtype == torch.float16:
+        return bool(operations._is_mkldnn_fp16_supported())
+    return dtype == torch.float32

@@ -1,0 +1,7 @@
+"""`python -m tandem.worker.model.native`: compiles the operations beside their sources, for images without a compiler."""
+
+from __future__ import annotations
+
+from tandem.worker.model.native.library import SOURCES
+
+SOURCES.main()

@@ -1,0 +1,70 @@
+"""The C functions beside this file: what they are called, and what they take."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import platform
+import sys
+from pathlib import Path
+
+import torch
+
+from tandem.common.compiled import CSources, Signature
+
+_POINTER, _SIZE, _NUMBER, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+_FUNCTIONS: dict[str, Signature] = {
+    "quantized_product": (
+        [_NUMBER, *[_POINTER] * 3, *[_NUMBER] * 2, _POINTER, _SIZE, *[_POINTER] * 2, *[_SIZE] * 4, _NUMBER],
+        None,
+    ),
+    "allow_wide": ([_NUMBER], _NUMBER),
+    "half_product": ([_NUMBER, *[_POINTER] * 3, *[_SIZE] * 3, _NUMBER], None),
+    "add_norm": ([*[_POINTER] * 4, *[_SIZE] * 2, _FLOAT, _NUMBER], None),
+    "swiglu": ([*[_POINTER] * 2, *[_SIZE] * 3, _NUMBER], None),
+    "rotate_and_store": ([_POINTER, _SIZE, *[_POINTER] * 4, _NUMBER, _POINTER, *[_SIZE] * 5, _NUMBER], None),
+    "attention": (
+        [
+            *[_POINTER] * 4,
+            _NUMBER,
+            _POINTER,
+            *[_SIZE] * 2,
+            *[_POINTER, _SIZE] * 2,
+            _POINTER,
+            *[_SIZE] * 5,
+            _FLOAT,
+            _NUMBER,
+        ],
+        ctypes.c_int,
+    ),
+    "layer": ([*[_POINTER] * 4, _NUMBER, *[_POINTER] * 2], ctypes.c_int),
+}
+
+SOURCES = CSources(
+    Path(__file__).parent,
+    "operations",
+    ("products.c", "quantized_wide.c", "rows.c", "attention.c", "layer.c"),
+    ("numbers.h", "operations.h", "quantized.h"),
+    _FUNCTIONS,
+    ("-O3", "-mavx2", "-mfma", "-mf16c", "-ffp-contract=off", "-shared", "-fPIC", "-fopenmp"),
+    # torch brings its own OpenMP: the same one has to serve both, or their threads would compete.
+    (f"-L{Path(torch.__file__).parent / 'lib'}",),
+)
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The functions `tandem_...` of the sources; None where they cannot be had, which is logged."""
+    if platform.machine() not in ("x86_64", "AMD64") or sys.platform != "linux":
+        return None
+    if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+        return None
+    return SOURCES.load(logging.getLogger("tandem.worker.engine"), "half-precision and quantized weights will be slow")
+
+
+def calls() -> ctypes.CDLL:
+    """The library, which must be there."""
+    loaded = library()
+    assert loaded is not None, "ask available() first"
+    return loaded

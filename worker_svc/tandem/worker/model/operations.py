@@ -1,0 +1,136 @@
+"""What the model computes beside its matrix products, behind one seam, so that a device may have its own kernels.
+
+`Operations` is chosen once, when a model is built, and then only called. `TorchOperations` are torch's own; their bits
+depend neither on the number of rows nor on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from tandem.worker.checkpoints.grouped import Grouped, Quantization
+from tandem.worker.model.attention import AttentionPlan, Segment
+from tandem.worker.model.kv_cache import KVCache
+from tandem.worker.model.kv_formats import Parts
+from tandem.worker.model.product_rows import MOST_ROWS
+from tandem.worker.model.quantization import QuantizedWeight
+from tandem.worker.model.rope import rotate
+
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # x [N, in] and W [out, in] to x W^T [N, out]
+ScaledProduct = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # the same with scales [out, 1] of W
+
+
+class Products(NamedTuple):
+    """How matrices of floats are multiplied."""
+
+    plain: Product  # of the model's dtype
+    float8: ScaledProduct | None = None  # None: as the weight does
+
+
+LIBRARY = Products(F.linear)
+
+
+class Plan(Protocol):
+    """One step's attention, worked out once for all layers."""
+
+    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scale: float) -> torch.Tensor:
+        """Attention of queries `q` `[N, heads, head_dim]` over one layer's pages."""
+        ...
+
+
+class Operations(Protocol):
+    """Operations on rows that may belong to any sequences."""
+
+    row_multiple: int  # the most padding of a step's rows that may help to make a row's bits independent of the others
+    products: tuple[Products, ...]  # each is for where the one before it lets rows depend on others
+
+    # What the check at start tries too: a sequence of so many tokens, and runs of its last ones, which have code of
+    # their own. Then it has run, and compiled, all that there is.
+    tried_context: int
+    tried_runs: tuple[int, ...]
+
+    def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, window: int = 0) -> Plan:
+        """How a step's queries will attend; with `window`, a token sees itself and the `window - 1` before it."""
+        ...
+
+    def add_norm(self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Adds `delta` to `x` `[N, size]` in place, then gives `x / sqrt(mean(x^2) + eps) * weight`."""
+        ...
+
+    def rotate_and_store(
+        self,
+        qkv: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        cache: KVCache,
+        layer: int,
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        """Rotates queries and keys and stores keys and values; gives the queries `[N, heads, head_dim]`.
+
+        qkv: `[N, heads + 2 kv_heads, head_dim]`; may be overwritten.
+        rotation: cosines and signed sines, each `[N, 1, head_dim]` (`RotaryTable.at`).
+        slots: `[2, N]` page and place in it of each row (`KVCache.write`).
+        """
+        ...
+
+    def swiglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
+        """`silu(gate) * up` of `[N, 2 size]`, computed in float32."""
+        ...
+
+    def quantized_weight(
+        self, kind: Quantization, rows: int, columns: int, like: Grouped, device: torch.device
+    ) -> QuantizedWeight:
+        """Room for a quantized matrix."""
+        ...
+
+
+class TorchOperations:
+    """For CPUs, and for devices without kernels of their own."""
+
+    row_multiple = MOST_ROWS
+    products: tuple[Products, ...] = (LIBRARY,)
+    tried_context = 0
+    tried_runs: tuple[int, ...] = ()
+
+    def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, window: int = 0) -> Plan:
+        return AttentionPlan(segments, cache, num_heads, window)
+
+    def add_norm(self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        if delta is not None:
+            x += delta
+        return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+    def rotate_and_store(
+        self,
+        qkv: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        cache: KVCache,
+        layer: int,
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        kv_heads = cache.shape.kv_heads
+        heads = qkv.shape[1] - 2 * kv_heads
+        qk = rotate(qkv[:, : heads + kv_heads], *rotation)
+        cache.write(layer, slots, qk[:, heads:], qkv[:, heads + kv_heads :])
+        return cache.scale_queries(layer, qk[:, :heads])
+
+    def swiglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
+        gate, up = gate_up[:, :size], gate_up[:, size:]
+        if gate_up.is_cuda:
+            return F.silu(gate) * up
+        # On a CPU, F.silu computes the last elements of each thread by other instructions than the rest, so that their
+        # bits depend on the batch and on the number of threads; exp does not. One temporary: at 512 rows, allocating
+        # more of them takes longer than the arithmetic.
+        gate = gate.float()
+        result = gate.neg().exp_().add_(1)
+        torch.div(gate, result, out=result)
+        return result.mul_(up).to(gate_up.dtype)
+
+    def quantized_weight(
+        self, kind: Quantization, rows: int, columns: int, like: Grouped, device: torch.device
+    ) -> QuantizedWeight:
+        return QuantizedWeight(kind, rows, columns, like, device)

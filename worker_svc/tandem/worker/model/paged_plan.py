@@ -1,0 +1,105 @@
+"""What a step's attention kernels are told, as arrays. Numpy alone.
+
+A *block* is up to `queries` consecutive query tokens of one sequence. A *job* is a block with all of its splits, or
+with one of them. Which it is changes the order of work and not a bit of the result, so it may depend on the batch: the
+longest blocks are divided, and so many that the busiest program has little more to do than the average one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tandem.worker.model.attention import Segment
+
+Ints = npt.NDArray[np.int32]
+
+_UNEVEN = 1.15  # times the average that a program may have to do; dividing a block costs a second pass over its results
+
+
+class PlanArrays(NamedTuple):
+    """See `kernels/paged_attention.py` for the columns."""
+
+    tables: Ints  # [sequences, width]
+    blocks: Ints  # [B, 6]
+    jobs: Ints  # [J, 4]
+    partials: int  # softmaxes in progress that the jobs leave behind
+
+
+def page_tables(segments: Sequence[Segment], page_size: int) -> Ints:
+    """The pages that each segment looks at, in rows `[segments, longest]`; what is not used is page 0."""
+    counts = np.array([(s.position + s.length - 1) // page_size + 1 for s in segments], dtype=np.int64)
+    tables = np.zeros((len(segments), int(counts.max(initial=1))), dtype=np.int32)
+    if segments:
+        held = np.concatenate([s.pages[:count] for s, count in zip(segments, counts.tolist(), strict=True)])
+        tables[np.arange(tables.shape[1]) < counts[:, None]] = held
+    return tables
+
+
+def cut(segments: Sequence[Segment], queries: int) -> Ints:
+    """Blocks of `queries` tokens `[B, 6]`, each of segment (and table row) i of `segments`; no partials yet."""
+    lengths = np.array([s.length for s in segments], dtype=np.int64)
+    per_segment = -(-lengths // queries)
+    owner = np.repeat(np.arange(len(segments)), per_segment)
+    start = (np.arange(len(owner)) - np.repeat(np.cumsum(per_segment) - per_segment, per_segment)) * queries
+    blocks = np.zeros((len(owner), 6), dtype=np.int32)
+    blocks[:, 0] = np.array([s.row for s in segments], dtype=np.int64)[owner] + start
+    blocks[:, 1] = np.minimum(queries, lengths[owner] - start)
+    blocks[:, 2] = np.array([s.position for s in segments], dtype=np.int64)[owner] + start
+    blocks[:, 3] = owner
+    return blocks
+
+
+def divide(blocks: Ints, split: int, window: int, lanes: int, room: int) -> tuple[Ints, Ints, int]:
+    """Blocks with their partials, the jobs, and the number of partials, at most `room`.
+
+    lanes: programs that each kv head has. The longest jobs come first.
+    """
+    first = np.maximum(blocks[:, 2] - window + 1, 0) // split if window else np.zeros(len(blocks), dtype=np.int32)
+    splits = (blocks[:, 2] + blocks[:, 1] - 1) // split + 1 - first
+    share = _share(splits, lanes)
+    while int(splits[splits > share].sum()) > room:
+        share *= 2
+    divided = splits > share
+    partials = int(splits[divided].sum())
+
+    blocks = blocks.copy()
+    blocks[divided, 4] = np.cumsum(splits[divided]) - splits[divided]
+    blocks[divided, 5] = splits[divided]
+    jobs = np.empty((partials + int((~divided).sum()), 4), dtype=np.int32)
+    ones, wholes = jobs[:partials], jobs[partials:]
+    ones[:, 0] = np.repeat(np.flatnonzero(divided), splits[divided])
+    ones[:, 1] = np.arange(partials) - np.repeat(blocks[divided, 4] - first[divided], splits[divided])
+    ones[:, 2] = 1
+    ones[:, 3] = np.arange(partials)
+    whole = np.flatnonzero(~divided)
+    whole = whole[np.argsort(-splits[whole], kind="stable")]
+    wholes[:, 0], wholes[:, 1], wholes[:, 2], wholes[:, 3] = whole, first[whole], splits[whole], -1
+    if share == 1:  # the whole ones are no longer than the parts of others
+        return blocks, jobs, partials
+    return blocks, np.concatenate([wholes, ones]), partials
+
+
+def _share(splits: Ints, lanes: int) -> int:
+    """The most splits of a block that stays whole: as many as leave no lane with much more than the average."""
+    average = max(1, int(splits.sum()) // lanes)
+    if average == 1:
+        return 1
+    busiest: dict[int, int] = {}
+    share = average
+    while share:
+        whole = -np.sort(-splits[splits <= share])
+        work = np.concatenate([whole, np.ones(int(splits[splits > share].sum()), whole.dtype)])
+        busiest[share] = int(np.bincount(np.arange(len(work)) % lanes, weights=work).max(initial=0))
+        if busiest[share] <= _UNEVEN * average:
+            break
+        share //= 2
+    return min(busiest, key=lambda share: (busiest[share], -share))
+
+
+def longest_first(blocks: Ints) -> Ints:
+    """Blocks in the order of the keys they look at, the most first, so that no program is left with a long one."""
+    return blocks[np.argsort(-(blocks[:, 2] + blocks[:, 1]), kind="stable")]

@@ -1,0 +1,170 @@
+"""One model on several ranks (Megatron-LM, Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053).
+
+    q, k, v, gate, up, embedding, output    by rows: a rank has some of the heads, inner numbers and tokens
+    attention output, down                  by columns: each rank's product is a part of a sum
+
+So a layer adds up twice: after the attention and after the feed-forward part. Norms, routers and what is added up are
+the same on all ranks, and so are the gathered logits: every rank schedules and samples for itself, and they agree.
+
+Sums are those of the ranks in their order, from all parts gathered: a library's own reduction cuts a tensor in pieces
+and begins each with another rank, so that a row's bits would depend on how many rows there are.
+
+Ranks that are more than the key and value heads share them with their neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from tandem.worker.model.config import ConfigError, ModelConfig
+
+_BY_COLUMNS = ("attention.output", "down")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process's place among those that share a model; alone, nothing is communicated."""
+
+    rank: int = 0
+    size: int = 1
+    group: dist.ProcessGroup | None = None
+    local: int = 1  # ranks on this machine
+
+    def add_up(self, part: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' parts, in the order of the ranks."""
+        if self.size == 1:
+            return part
+        first, *others = self._gather(part)
+        total = first.float()
+        for other in others:
+            total += other
+        return total.to(part.dtype)
+
+    def join(self, part: torch.Tensor, width: int) -> torch.Tensor:
+        """All ranks' `[N, ceil(width / ranks) or fewer]` beside each other: `[N, width]`."""
+        if self.size == 1:
+            return part
+        missing = -(-width // self.size) - part.shape[1]
+        return torch.cat(self._gather(F.pad(part, (0, missing))), dim=1)[:, :width]
+
+    def _gather(self, part: torch.Tensor) -> list[torch.Tensor]:
+        part = part.contiguous()
+        parts = [torch.empty_like(part) for _ in range(self.size)]
+        dist.all_gather(parts, part, group=self.group)
+        return parts
+
+    def wait(self) -> None:
+        """Returns when all ranks have come here; they may take as long as loading takes."""
+        if self.size > 1:
+            dist.barrier()
+
+    def meet(self) -> None:
+        """Returns when all ranks have come here, which are at work."""
+        self._numbers(0)
+
+    def smallest(self, number: int) -> int:
+        """The smallest of all ranks' numbers."""
+        return min(self._numbers(number))
+
+    def total(self, number: int) -> int:
+        """The sum of all ranks' numbers."""
+        return sum(self._numbers(number))
+
+    def _numbers(self, number: int) -> list[int]:
+        if self.size == 1:
+            return [number]
+        return [int(part) for part in self._gather(torch.tensor([number], device=self._device))]
+
+    def broadcast(self, frame: bytes) -> bytes:
+        """Rank 0's frame, on all ranks."""
+        if self.size == 1:
+            return frame
+        length = torch.tensor([len(frame)], device=self._device)
+        dist.broadcast(length, 0, group=self.group)
+        if self.rank == 0:
+            content = torch.frombuffer(bytearray(frame), dtype=torch.uint8).to(self._device)
+        else:
+            content = torch.empty(int(length), dtype=torch.uint8, device=self._device)
+        dist.broadcast(content, 0, group=self.group)
+        return content.cpu().numpy().tobytes()
+
+    @property
+    def _device(self) -> torch.device:
+        return torch.device("cuda" if dist.get_backend(self.group) == "nccl" else "cpu")
+
+    # ------------------------------------------------------------------------------------------------ what a rank has
+
+    def share(self, config: ModelConfig) -> ModelConfig:
+        """The sizes of this rank's part; raises ConfigError for what cannot be shared evenly."""
+        if self.size == 1:
+            return config
+        heads, kv_heads = config.num_heads, config.num_kv_heads
+        _divide("num_heads", heads, self.size)
+        if self.size % kv_heads:
+            _divide("num_kv_heads", kv_heads, self.size)
+        experts = config.experts
+        if experts is not None:
+            _divide("experts.intermediate_size", experts.intermediate_size, self.size)
+            experts = replace(experts, intermediate_size=experts.intermediate_size // self.size)
+        if experts is None or experts.dense_layers:
+            _divide("intermediate_size", config.intermediate_size, self.size)
+        return replace(
+            config,
+            vocab_size=len(range(config.vocab_size)[self.tokens(config)]),
+            num_heads=heads // self.size,
+            num_kv_heads=max(1, kv_heads // self.size),
+            intermediate_size=max(1, config.intermediate_size // self.size),
+            experts=experts,
+        )
+
+    def tokens(self, config: ModelConfig) -> slice:
+        """The tokens whose vectors and logits this rank has; the last ranks may have fewer."""
+        each = -(-config.vocab_size // self.size)
+        return slice(self.rank * each, min(config.vocab_size, (self.rank + 1) * each))
+
+    def part(self, name: str, config: ModelConfig) -> Part:
+        """What of a tensor of the whole model this rank has, by its canonical name."""
+        shape = config.tensor_shapes()[name]
+        if self.size == 1:
+            return Part()
+        last = name.removesuffix("_bias").rsplit(".", 1)[-1]
+        if name in ("embedding", "output"):
+            return Part(rows=self.tokens(config))
+        if name.endswith("attention.output_bias"):
+            return Part(vanishes=self.rank > 0)  # it is added once
+        if name.endswith(_BY_COLUMNS):
+            return Part(columns=self._even(shape[1], self.rank, self.size))
+        if last in ("k", "v"):
+            heads = config.num_kv_heads
+            if heads < self.size:
+                return Part(rows=self._even(shape[0], self.rank * heads // self.size, heads))
+            return Part(rows=self._even(shape[0], self.rank, self.size))
+        if last in ("q", "gate", "up"):
+            return Part(rows=self._even(shape[0], self.rank, self.size))
+        return Part()
+
+    @staticmethod
+    def _even(whole: int, place: int, parts: int) -> slice:
+        each = whole // parts
+        return slice(place * each, (place + 1) * each)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some rows or columns of a tensor; None: all of them."""
+
+    rows: slice | None = None
+    columns: slice | None = None
+    vanishes: bool = False  # this rank has zeros instead
+
+
+ALONE = Ranks()
+
+
+def _divide(field: str, size: int, ranks: int) -> None:
+    if size % ranks:
+        raise ConfigError(field, f"{size} cannot be shared by {ranks} ranks (tensor_parallel)")

@@ -1,0 +1,170 @@
+"""Weights as small integers in groups along the input dimension.
+
+    int8    w = scale q            q from -127 to 127 (a file may have -128); one scale a group or an output channel
+    int4    w = scale q + least    q from 0 to 15; one scale and one least number a group of 32, 64 or 128
+
+On a CPU with compiled products (`native`) a row of activations is quantized too: to int16, with one scale for each
+group, so that what is summed up within a group are exact integers and no row depends on another. Elsewhere the weights
+are dequantized in tiles and multiplied by torch.
+
+`quantize` makes them from any matrix: int8 rounds to the largest number's 127th part, int4 searches for the range whose
+squared error is least. Scales are float16 where that loses nothing (we choose them so; GGUF and GPTQ store them so),
+else float32.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from tandem.worker.checkpoints.grouped import GROUPS, Grouped, Quantization
+from tandem.worker.model import native
+from tandem.worker.model.panels import empty_panels, fill_panels, first_panels, panel_rows
+from tandem.worker.model.product_rows import MOST_ROWS
+
+INT8 = Quantization(8, 0)
+_ACTIVATION_GROUP = 128  # numbers of a row that share a scale where the weight has one scale for a whole channel
+_SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # of a group's range, tried for int4
+_TILE_ROWS = 1024  # that are dequantized at once where no compiled product is there
+
+
+def quantize(weight: torch.Tensor, kind: Quantization) -> Grouped:
+    """`[rows, columns]` of any floating dtype, on any device."""
+    rows, columns = weight.shape
+    group = kind.group or columns
+    numbers = F.pad(weight.float(), (0, -columns % group)).view(rows, -1, group)
+    if kind.bits == 8:
+        scale = (numbers.abs().amax(-1) / 127).clamp_min(1e-30)
+        q = (numbers / scale.unsqueeze(-1)).round_().clamp_(-127, 127)
+        return Grouped(kind, q.view(rows, -1)[:, :columns].to(torch.int8), scale, None)
+    real = torch.ones_like(numbers[:1])
+    if columns % group:  # what fills up a row neither widens its last group's range nor counts as an error
+        numbers[:, -1, columns % group :] = numbers[:, -1, :1]
+        real[:, -1, columns % group :] = 0
+    low, high = numbers.amin(-1), numbers.amax(-1)
+    best: tuple[torch.Tensor, ...] | None = None
+    for shrink in _SHRINKS:
+        middle, half = (low + high) / 2, (high - low) / 2 * shrink
+        scale = (2 * half / 15).clamp_min(1e-6).half().float()
+        least = (middle - half).half().float()
+        q = ((numbers - least.unsqueeze(-1)) / scale.unsqueeze(-1)).round_().clamp_(0, 15)
+        error = (q * scale.unsqueeze(-1) + least.unsqueeze(-1) - numbers).square_().mul_(real).sum(-1)
+        if best is None:
+            best = (error, scale, least, q)
+        else:
+            better = error < best[0]
+            best = (
+                torch.where(better, error, best[0]),
+                torch.where(better, scale, best[1]),
+                torch.where(better, least, best[2]),
+                torch.where(better.unsqueeze(-1), q, best[3]),
+            )
+    assert best is not None
+    _, scale, least, q = best
+    return Grouped(kind, q.view(rows, -1)[:, :columns].to(torch.uint8), scale.half(), least.half())
+
+
+class QuantizedWeight(torch.nn.Module):
+    """A quantized matrix `[out, in]`, filled row by row.
+
+    In memory, rows are filled up with zeros to whole groups and cut into words of 16 bits: two int8, or four int4 of
+    which the first two are the low halves of its bytes. For the compiled products, words, scales and least numbers lie
+    in panels.
+    """
+
+    q: torch.Tensor  # [out, words] int16, or panels of them, as the others
+    scale: torch.Tensor  # [out, groups]
+    least: torch.Tensor | None  # [out, groups]; int4 only
+
+    def __init__(self, kind: Quantization, rows: int, columns: int, like: Grouped, device: torch.device) -> None:
+        """`like` tells the dtype of the scales."""
+        super().__init__()
+        self.kind, self.columns, self._rows = kind, columns, rows
+        self.group = kind.group or min(_ACTIVATION_GROUP, 32 * -(-columns // 32))
+        if self.group not in GROUPS:  # a short row, in one channel
+            self.group = 32
+        self._width = -(-columns // self.group) * self.group
+        groups = self._width // self.group if kind.group else 1
+        self.compiled = device.type == "cpu" and native.available()
+
+        def empty(columns: int, dtype: torch.dtype) -> torch.Tensor:
+            if self.compiled:
+                return empty_panels(rows, columns, dtype)
+            return torch.zeros((rows, columns), dtype=dtype, device=device)
+
+        self.register_buffer("q", empty(self._width * kind.bits // 16, torch.int16))
+        self.register_buffer("scale", empty(groups, like.scale.dtype))
+        self.register_buffer("least", None if like.least is None else empty(groups, like.least.dtype))
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def name(self) -> str:
+        """What it is called outside: "int8" or "int4"."""
+        return f"int{self.kind.bits}"
+
+    @property
+    def groups(self) -> int:
+        """Groups of inputs whose products are added up as integers."""
+        return self._width // self.group
+
+    @property
+    def row_multiple(self) -> int:
+        """See `Linear.row_multiple`. Compiled, a row is computed alone."""
+        return 1 if self.compiled else MOST_ROWS
+
+    def truncate(self, rows: int) -> None:
+        """Keeps the first rows only."""
+        self._rows = rows
+
+        def first(buffer: torch.Tensor) -> torch.Tensor:
+            return first_panels(buffer, rows) if self.compiled else buffer[:rows].clone()
+
+        self.q, self.scale = first(self.q), first(self.scale)
+        self.least = None if self.least is None else first(self.least)
+
+    def takes(self, rows: Grouped) -> bool:
+        """Whether these rows can be stored here."""
+        return rows.kind == self.kind and rows.scale.dtype == self.scale.dtype
+
+    def fill(self, row: int, rows: Grouped) -> None:
+        """Stores rows from `row` on."""
+        q = F.pad(rows.q, (0, self._width - self.columns))
+        if self.kind.bits == 4:
+            pairs = q.view(len(q), -1, 2, 2)
+            q = (pairs[:, :, 0] | pairs[:, :, 1] << 4).view(len(q), -1)
+        self._put(self.q, row, q.view(torch.int16))
+        self._put(self.scale, row, rows.scale)
+        if self.least is not None:
+            assert rows.least is not None
+            self._put(self.least, row, rows.least)
+
+    def _put(self, buffer: torch.Tensor, row: int, rows: torch.Tensor) -> None:
+        if self.compiled:
+            fill_panels(buffer, row, rows)
+        else:
+            buffer[row : row + len(rows)] = rows
+
+    def rows(self, index: torch.Tensor | slice) -> torch.Tensor:
+        """Some rows `[N, in]` as float32 numbers."""
+        if isinstance(index, slice) and self.compiled:
+            index = torch.arange(self._rows)[index]
+
+        def some(buffer: torch.Tensor) -> torch.Tensor:
+            return buffer[index] if isinstance(index, slice) or not self.compiled else panel_rows(buffer, index)
+
+        q = some(self.q).view(torch.int8 if self.kind.bits == 8 else torch.uint8)
+        if self.kind.bits == 4:
+            pairs = q.view(len(q), -1, 2)
+            q = torch.stack((pairs & 15, pairs >> 4), dim=2).view(len(q), -1)
+        least = None if self.least is None else some(self.least)
+        return Grouped(self.kind, q, some(self.scale), least).dequantize()[:, : self.columns]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[N, in] -> [N, out]` in x's dtype."""
+        if self.compiled:
+            product = native.quantized_product(x.float(), self.q, self.scale, self.least, self.groups, self.group)
+            return product[:, : self._rows].to(x.dtype)
+        tiles = (slice(start, start + _TILE_ROWS) for start in range(0, self._rows, _TILE_ROWS))
+        return torch.cat([F.linear(x, self.rows(tile).to(x.dtype)) for tile in tiles], dim=1)

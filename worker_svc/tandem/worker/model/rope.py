@@ -1,0 +1,98 @@
+"""Rotary position embedding (Su et al. 2021, https://arxiv.org/abs/2104.09864) on halves.
+
+Coordinates i and i + head_dim / 2 of a head are a pair, which position p rotates by p * frequency[i]:
+
+    frequency[i] = theta ^ (-2 i / head_dim)          (stretched by RopeScaling and rope_scale)
+    x'[i]        = x[i] cos - x[i + d/2] sin
+    x'[i + d/2]  = x[i + d/2] cos + x[i] sin
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from tandem.worker.model.config import ModelConfig, RopeScaling
+
+_BLOCK = 8192  # positions whose angles are worked out at once
+
+
+def frequencies(config: ModelConfig) -> torch.Tensor:
+    """The rotation of each pair per position, radians `[head_dim / 2]`, float32."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+    return (_stretched(config, config.rope_theta**-exponents) / config.rope_scale).float()
+
+
+def _stretched(config: ModelConfig, base: torch.Tensor) -> torch.Tensor:
+    """What the model's own scaling makes of the plain frequencies."""
+    scaling = config.rope_scaling
+    if scaling is None:
+        return base
+    if scaling.factors:
+        base = base / torch.tensor(scaling.factors, dtype=torch.float64)
+    interpolated = base / scaling.factor
+    match scaling.kind:
+        case "linear":
+            return interpolated
+        case "dynamic":
+            ratio = max(1.0, config.context_length / scaling.original_context_length)
+            raised = scaling.factor * ratio - (scaling.factor - 1)  # theta ^ (1 - 2 / head_dim) times this
+            pairs = torch.arange(len(base), dtype=torch.float64)
+            return base * raised ** (-2 * pairs / (config.head_dim - 2))
+        case "llama3":
+            # How often a pair turns within the original context decides: rarely, stretched; often, kept.
+            turns = scaling.original_context_length * base / (2 * math.pi)
+            kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+        case "yarn":
+            first, last = (_pair_that_turns(config, scaling, beta) for beta in (scaling.beta_fast, scaling.beta_slow))
+            if scaling.truncate:
+                first, last = math.floor(first), math.ceil(last)
+            first, last = max(first, 0), min(last, config.head_dim - 1)
+            width = last - first if last != first else 0.001
+            kept = 1 - (torch.arange(len(base), dtype=torch.float64) - first) / width
+    kept = kept.clamp(0, 1)
+    return kept * base + (1 - kept) * interpolated
+
+
+def _pair_that_turns(config: ModelConfig, scaling: RopeScaling, turns: float) -> float:
+    """The number, not a whole one, of the pair that turns so often within the original context."""
+    ratio = scaling.original_context_length / (turns * 2 * math.pi)
+    return config.head_dim * math.log(ratio) / (2 * math.log(config.rope_theta))
+
+
+class RotaryTable(torch.nn.Module):
+    """Cosines and sines of every position up to the context length, float32.
+
+    Angles are float32 products, as in the reference implementations that the weights were trained with; their cosines
+    are taken in float64 and rounded, so that an entry's bits do not depend on its place in the table.
+    """
+
+    table: torch.Tensor  # [context_length, head_dim]: cosines, then sines
+
+    def __init__(self, config: ModelConfig, device: torch.device | str) -> None:
+        super().__init__()
+        half = config.head_dim // 2
+        turning = frequencies(config)
+        size = config.rope_scaling.attention_factor if config.rope_scaling is not None else 1.0
+        table = torch.empty((config.context_length, config.head_dim), dtype=torch.float32)
+        for start in range(0, config.context_length, _BLOCK):
+            block = table[start : start + _BLOCK]
+            positions = torch.arange(start, start + len(block), dtype=torch.float32)
+            angles = torch.outer(positions, turning).double()
+            block[:, :half] = angles.cos() * size
+            block[:, half:] = angles.sin() * size
+        self.register_buffer("table", table.to(device), persistent=False)
+
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `rotate` needs for rows at `positions` `[N]`: cosines and signed sines, each `[N, 1, head_dim]`."""
+        cos, sin = self.table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
+    """Rotates each head of `x` `[N, heads, head_dim]`; computed in float32, given back in x's dtype."""
+    wide = x.float()
+    rotated = wide * cos
+    rotated += wide.roll(x.shape[-1] // 2, -1).mul_(signed_sin)  # not a fused multiply-add: its rounding would vary
+    return rotated.to(x.dtype)

@@ -1,0 +1,123 @@
+"""Turns a step's chunks into one forward pass of the model.
+
+Rows are padded to a multiple for which a row's bits do not depend on how many others there are, which
+`row_invariance.py` finds. Padding rows write to the cache's padding page and are attended to by nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tandem.worker.model.attention import Segment
+from tandem.worker.model.kv_cache import KVCache
+
+if TYPE_CHECKING:
+    from tandem.worker.model.transformer import Transformer
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Tokens of one sequence to compute: `tokens` `[length]` from `position` on, into `pages`; logits of the last
+    `samples` (0 to length) of them are wanted. With `row`, the one token is that row of what was sampled last, and what
+    stands in `tokens` is not looked at."""
+
+    tokens: npt.NDArray[np.int32]
+    position: int
+    pages: npt.NDArray[np.int64]
+    samples: int
+    row: int | None = None
+
+
+class ModelRunner:
+    """A model with its cache."""
+
+    def __init__(self, model: Transformer, cache: KVCache) -> None:
+        self.model = model
+        self.cache = cache
+        self.device = cache.device
+        self.row_multiple = model.operations.row_multiple
+
+    @torch.inference_mode()
+    def forward(self, work: Sequence[Work], sampled: torch.Tensor | None = None) -> torch.Tensor:
+        """Computes the keys and values of all work, and the logits `[>= sum of samples, vocabulary]` (float32) of the
+        last tokens of each that samples, in order; further rows are padding. `sampled` `[rows]` (int64, on the device)
+        are the ids that works with a `row` take theirs from."""
+        size = self.cache.shape.page_size
+        lengths = np.array([len(item.tokens) for item in work], dtype=np.int64)
+        rows = np.cumsum(lengths) - lengths
+        total = int(lengths.sum())
+        padded = self._padded(total)
+
+        ids = np.zeros(padded, dtype=np.int64)
+        positions = np.zeros(padded, dtype=np.int64)
+        slots = np.empty((2, padded), dtype=np.int64)
+        slots[0, total:] = self.cache.padding_page
+        slots[1, total:] = np.arange(padded - total) % size
+        ids[:total] = np.concatenate([item.tokens for item in work])
+        starts = np.array([item.position for item in work], dtype=np.int64)
+        positions[:total] = np.arange(total) + np.repeat(starts - rows, lengths)
+        slots[1, :total] = positions[:total] % size
+        slots[0, :total] = np.concatenate(
+            [
+                item.pages[np.arange(item.position, item.position + length) // size]
+                if length > 1
+                else item.pages[item.position // size, None]
+                for item, length in zip(work, lengths.tolist(), strict=True)
+            ]
+        )
+        segments = [
+            Segment(row, length, item.position, item.pages)
+            for row, length, item in zip(rows.tolist(), lengths.tolist(), work, strict=True)
+        ]
+        samples = np.array([item.samples for item in work], dtype=np.int64)
+        first = np.cumsum(samples) - samples
+        wanted = np.arange(samples.sum()) + np.repeat(rows + lengths - samples - first, samples)
+        logit_rows = np.zeros(self._padded(len(wanted)), dtype=np.int64)
+        logit_rows[: len(wanted)] = wanted
+
+        config, operations = self.model.config, self.model.operations
+        plans = {
+            window: operations.plan(segments, self.cache, config.num_heads, window)
+            for window in set(config.layer_windows)
+        }
+        to_device = self._to_device
+        ids_there = to_device(ids)
+        self._take_sampled(ids_there, rows, work, sampled)
+        logits: torch.Tensor = self.model(
+            ids_there, to_device(positions), self.cache, to_device(slots), plans, to_device(logit_rows)
+        )
+        return logits
+
+    def _take_sampled(
+        self, ids: torch.Tensor, rows: npt.NDArray[np.int64], work: Sequence[Work], sampled: torch.Tensor | None
+    ) -> None:
+        """Puts the sampled ids that the work asks for in their places among `ids`; `rows[i]` is the first of work i."""
+        if sampled is None:
+            return
+        taken = [(row, item.row) for row, item in zip(rows.tolist(), work, strict=True) if item.row is not None]
+        if taken:
+            places = self._to_device(np.array(taken, dtype=np.int64).T.copy())
+            ids.index_copy_(0, places[0], sampled.index_select(0, places[1]))
+
+    def _to_device(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
+        there = torch.from_numpy(array)
+        if self.device.type == "cuda":  # what is not pinned may be waited for, and with it all that was launched
+            there = there.pin_memory()
+        return there.to(self.device, non_blocking=True)
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies whole pages; reads all sources before it writes any target."""
+        self.cache.copy(sources, targets)
+
+    def zero(self, pages: Sequence[int]) -> None:
+        """Clears pages that hold numbers that are not finite."""
+        self.cache.zero(pages)
+
+    def _padded(self, rows: int) -> int:
+        return -(-rows // self.row_multiple) * self.row_multiple

@@ -1,0 +1,334 @@
+"""The Llama forward pass over a paged cache, and how it gets its weights.
+
+A layer, on rows `x [N, hidden]` that may belong to any sequences:
+
+    q, k, v = rotate(norm(x) Wq), rotate(norm(x) Wk), norm(x) Wv        one product: Wq, Wk, Wv lie below each other
+    x       = x + attention(q, cache + k, cache + v) Wo
+    x       = x + feed_forward(norm(x))
+
+Everything but the attention works row by row, and only with operations whose bits do not depend on the other rows if
+their number is a multiple of `row_multiple`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from tandem.worker.checkpoints.checkpoint import STORED_DTYPES, Checkpoint, CheckpointError
+from tandem.worker.checkpoints.grouped import Quantization
+from tandem.worker.model.config import ModelConfig
+from tandem.worker.model.feed_forward import FeedForward
+from tandem.worker.model.float8 import Float8Weight
+from tandem.worker.model.kv_cache import KVCache
+from tandem.worker.model.linear import Bias, Linear, PlainWeight, onednn_serves, panels_serve
+from tandem.worker.model.moe import MixtureOfExperts
+from tandem.worker.model.native_layer import CompiledLayer, CompiledStep, compiled_steps
+from tandem.worker.model.native_operations import cpu_operations
+from tandem.worker.model.operations import Operations, Plan, Products
+from tandem.worker.model.parallel import ALONE, Ranks
+from tandem.worker.model.rope import RotaryTable
+from tandem.worker.model.weights import Embedding, MadeOf, WeightFiller
+
+
+class RMSNorm(torch.nn.Module):
+    """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, computed in float32."""
+
+    weight: torch.nn.Parameter  # [size]
+    __call__: Callable[..., torch.Tensor]
+
+    def __init__(self, size: int, eps: float, dtype: torch.dtype, operations: Operations) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
+        self._eps = eps
+        self._operations = operations
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[N, size] -> [N, size]`."""
+        return self.after_adding(x, None)
+
+    def after_adding(self, x: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
+        """Adds `delta` to `x` `[N, size]` in place, then gives the norm of it."""
+        return self._operations.add_norm(x, delta, self.weight, self._eps)
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a tensor of a checkpoint goes: a module's weight, from one of its rows on."""
+
+    module: RMSNorm | Embedding | Linear | Bias
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What all layers of a forward pass share."""
+
+    rotation: tuple[torch.Tensor, torch.Tensor]  # cosines and signed sines, each [N, 1, head_dim]
+    cache: KVCache
+    slots: torch.Tensor
+    plans: Mapping[int, Plan]  # by window
+    compiled: Mapping[int, CompiledStep]  # by window; where it is missing, layers are computed piece by piece
+
+
+class Layer(torch.nn.Module):
+    """Attention and feed-forward, each with its norm and residual."""
+
+    def __init__(
+        self, config: ModelConfig, index: int, dtype: torch.dtype, operations: Operations, ranks: Ranks
+    ) -> None:
+        super().__init__()
+        self._operations = operations
+        self._ranks = ranks
+        self._index = index
+        self._config = config
+        self._qkv_shape = (-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
+        self._q_size = config.q_size
+        self._normalized_heads = (config.num_heads, config.num_kv_heads)
+        self._window = config.layer_windows[index]
+        self._scale = config.head_dim**-0.5
+        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, operations)
+        self.qkv = Linear(config.hidden_size, config.q_size + 2 * config.kv_size, dtype, bias=config.qkv_bias)
+        self.q_norm = RMSNorm(config.head_dim, config.norm_eps, dtype, operations) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.norm_eps, dtype, operations) if config.qk_norm else None
+        self.attention_output = Linear(config.q_size, config.hidden_size, dtype, bias=config.output_bias)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, operations)
+        self.feed_forward: FeedForward | MixtureOfExperts
+        if config.experts is not None and config.has_experts(index):
+            self.feed_forward = MixtureOfExperts(config.hidden_size, config.experts, dtype, operations)
+        else:
+            self.feed_forward = FeedForward(config.hidden_size, config.intermediate_size, dtype, operations)
+
+    def forward(
+        self, x: torch.Tensor, delta: torch.Tensor | None, step: _Step, wanted: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`x [N, hidden]` and what is still to be added to it, before this layer and after it; x itself is overwritten.
+        With `wanted` `[M]`, only those rows come out."""
+        whole = step.compiled.get(self._window)
+        if whole is not None and self.compiled is not None and (wanted is None or len(wanted) == len(x)):
+            pages = (step.cache.keys[self._index][0], step.cache.values[self._index][0])
+            delta = self.compiled.run(whole, x, delta, pages)
+            return (x, delta) if wanted is None else (x.index_select(0, wanted), delta.index_select(0, wanted))
+        qkv = self.qkv(self.attention_norm.after_adding(x, delta)).view(self._qkv_shape)
+        self._normalize(qkv)
+        queries = self._operations.rotate_and_store(qkv, step.rotation, step.cache, self._index, step.slots)
+        keys, values = step.cache.keys[self._index], step.cache.values[self._index]
+        attended = step.plans[self._window].attend(keys, values, queries, self._scale).view(-1, self._q_size)
+        if wanted is not None:
+            x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
+        delta = self._ranks.add_up(self.attention_output(attended))
+        return x, self._ranks.add_up(self.feed_forward(self.mlp_norm.after_adding(x, delta)))
+
+    @cached_property
+    def compiled(self) -> CompiledLayer | None:
+        """This layer for a call of its own, once its weights are there; None where that is not to be had."""
+        mlp = self.feed_forward
+        if self.q_norm is not None or isinstance(mlp, MixtureOfExperts) or self._ranks.size > 1:
+            return None
+        matrices = (self.qkv, self.attention_output, mlp.gate_up, mlp.down)
+        return CompiledLayer.of(matrices, (self.attention_norm.weight, self.mlp_norm.weight), self._config)
+
+    def _normalize(self, qkv: torch.Tensor) -> None:
+        """Normalizes each head of the queries and keys in `qkv` `[N, heads + 2 kv_heads, head_dim]`, if at all."""
+        if self.q_norm is None or self.k_norm is None:
+            return
+        heads, kv_heads = self._normalized_heads
+        for part, norm in ((qkv[:, :heads], self.q_norm), (qkv[:, heads : heads + kv_heads], self.k_norm)):
+            # Of one head, reshape makes no copy, and a kernel wants its rows to follow each other.
+            part.copy_(norm(part.reshape(-1, part.shape[-1]).contiguous()).view(part.shape))
+
+    def destinations(self, config: ModelConfig) -> dict[str, Destination]:
+        """Where each tensor of this layer goes, by its canonical name within the layer."""
+        q_size, kv_size = config.q_size, config.kv_size
+        places = {
+            "attention.norm": Destination(self.attention_norm, 0),
+            "attention.q": Destination(self.qkv, 0),
+            "attention.k": Destination(self.qkv, q_size),
+            "attention.v": Destination(self.qkv, q_size + kv_size),
+            "attention.output": Destination(self.attention_output, 0),
+            "mlp.norm": Destination(self.mlp_norm, 0),
+        }
+        if self.qkv.bias is not None:
+            for name, row in (("q", 0), ("k", q_size), ("v", q_size + kv_size)):
+                places[f"attention.{name}_bias"] = Destination(self.qkv.bias, row)
+        if self.attention_output.bias is not None:
+            places["attention.output_bias"] = Destination(self.attention_output.bias, 0)
+        if self.q_norm is not None and self.k_norm is not None:
+            places |= {"attention.q_norm": Destination(self.q_norm, 0), "attention.k_norm": Destination(self.k_norm, 0)}
+        if isinstance(self.feed_forward, MixtureOfExperts):
+            places["router"] = Destination(self.feed_forward.router, 0)
+            for number, expert in enumerate(self.feed_forward.experts):
+                assert isinstance(expert, FeedForward)
+                places |= _three_matrices(f"experts.{number}", expert)
+        else:
+            places |= _three_matrices("mlp", self.feed_forward)
+        return places
+
+
+def _three_matrices(name: str, layer: FeedForward) -> dict[str, Destination]:
+    return {
+        f"{name}.gate": Destination(layer.gate_up, 0),
+        f"{name}.up": Destination(layer.gate_up, layer.intermediate_size),
+        f"{name}.down": Destination(layer.down, 0),
+    }
+
+
+class Transformer(torch.nn.Module):
+    """A decoder of the Llama family. Its weights are on the meta device until `load_transformer` fills them."""
+
+    __call__: Callable[..., torch.Tensor]
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        operations: Operations | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        """`config` is that of the whole model, `self.config` that of this rank's part."""
+        super().__init__()
+        self._ranks, self._vocab_size, first = ranks, config.vocab_size, ranks.tokens(config).start
+        self.config = config = ranks.share(config)
+        self.dtype = dtype
+        self.operations = operations = operations or cpu_operations()
+        self.rotary = RotaryTable(config, device)
+        with torch.device("meta"):
+            tied = config.tie_embeddings
+            self.embedding = Embedding(
+                config.vocab_size, config.hidden_size, dtype, tied=tied, ranks=ranks, first=first
+            )
+            self.layers = torch.nn.ModuleList(
+                Layer(config, index, dtype, operations, ranks) for index in range(config.num_layers)
+            )
+            self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, operations)
+            self.output = Linear(config.hidden_size, config.vocab_size, dtype)
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        cache: KVCache,
+        slots: torch.Tensor,
+        plans: Mapping[int, Plan],
+        logit_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """Stores keys and values of all rows and computes the logits of some.
+
+        ids: `[N]` int64, each below the vocabulary's size.
+        positions: `[N]` int64, each below the context length.
+        slots: `[2, N]` int64, where each row's key and value go (`KVCache.write`).
+        plans: which rows attend to what, for each window of `config.layer_windows`.
+        logit_rows: `[M]` int64, the rows whose logits are wanted.
+
+        Returns `[M, vocab]` float32.
+        """
+        rotation, first = self.rotary.at(positions), self.layers[0]
+        assert isinstance(first, Layer)
+        compiled = compiled_steps(self.operations, first.compiled, cache, rotation, slots, plans)
+        step = _Step(rotation, cache, slots, plans, compiled)
+        x, delta = self.embedding(ids), None
+        last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
+            x, delta = layer(x, delta, step, logit_rows if index == last else None)
+        return self._ranks.join(self.output(self.norm.after_adding(x, delta)).float(), self._vocab_size)
+
+    @property
+    def row_multiple(self) -> int:
+        """A row's logits do not depend on the other rows if their number is a multiple of this."""
+        return max(module.row_multiple for module in self.modules() if isinstance(module, Linear))
+
+    def multiply_by(self, products: Products) -> None:
+        """Multiplies with matrices of floats by these from now on."""
+        for module in self.modules():
+            if isinstance(module, PlainWeight):
+                module.product = products.plain
+            elif isinstance(module, Float8Weight):
+                module.product = products.float8
+
+    def destinations(self) -> dict[str, Destination]:
+        """Where each canonical tensor goes: a module's weight, from one of its rows on."""
+        places = {"embedding": Destination(self.embedding, 0), "norm": Destination(self.norm, 0)}
+        if not self.config.tie_embeddings:
+            places["output"] = Destination(self.output, 0)
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, Layer)
+            for name, place in layer.destinations(self.config).items():
+                places[f"layers.{index}.{name}"] = place
+        return places
+
+
+def load_transformer(
+    checkpoint: Checkpoint,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    config: ModelConfig | None = None,
+    operations: Operations | None = None,
+    quantization: MadeOf = "stored",
+    ranks: Ranks = ALONE,
+) -> Transformer:
+    """A model with the checkpoint's weights, in `dtype` on `device`.
+
+    `progress(bytes done, bytes in all)` is called after each tensor. `config` serves the weights with other constants,
+    for example another context length; `operations` computes by other kernels than torch's. `quantization` is what
+    matrices are turned into; "stored" keeps quantized ones as they are, None makes plain ones of them. Embedding and
+    output get int8 for int4 and stay plain for fp8; a router is never quantized. With several `ranks`, the model is
+    this one's part of it. Raises CheckpointError.
+    """
+    whole = config or checkpoint.config
+    # A processor that does not compute in the dtype keeps matrices and the cache in it, and all else in float32. Any
+    # does so if the matrices are quantized: their products, and whole layers, are compiled for float32.
+    device = torch.device(device)
+    in_panels = panels_serve(device, dtype) and (
+        not onednn_serves(device, dtype) or _mostly_quantized(checkpoint, quantization)
+    )
+    computed = torch.float32 if in_panels else dtype
+    model = Transformer(whole, device, computed, operations, ranks)
+    destinations = model.destinations()
+    filler = WeightFiller(device, dtype, quantization, model.operations.quantized_weight, half_panels=in_panels)
+    done = 0
+    for name, source in checkpoint.tensors():
+        target = destinations.pop(name)
+        try:
+            part = ranks.part(name, whole)
+            ours = source if part.rows is None else source[part.rows]
+            if part.vanishes:
+                assert isinstance(ours, torch.Tensor)
+                ours = torch.zeros_like(ours)
+            filler.fill(target.module, target.row, ours, checkpoint.release, part.columns, least_bits=_least_bits(name))
+        except OverflowError as error:
+            raise CheckpointError(f"{checkpoint.path}: {name} has {error}") from error
+        except ValueError as error:
+            hint = "use fewer ranks (tensor_parallel), or quantize none"
+            raise CheckpointError(f"{checkpoint.path}: {name}: {error}; {hint}") from error
+        done += source.nbytes
+        if progress is not None:
+            progress(done, checkpoint.total_bytes)
+    if destinations:
+        raise CheckpointError(f"{checkpoint.path}: {', '.join(destinations)} did not come")
+    if model.config.tie_embeddings:
+        model.output.share(model.embedding.stored)
+    model.multiply_by(model.operations.products[0])
+    return model
+
+
+def _mostly_quantized(checkpoint: Checkpoint, quantization: MadeOf) -> bool:
+    """Whether the layers' matrices will be small integers; the first of them tells."""
+    if quantization != "stored":
+        return isinstance(quantization, Quantization)
+    if checkpoint.stored_as.keys() <= {str(dtype).removeprefix("torch.") for dtype in STORED_DTYPES}:
+        return False  # nothing but plain numbers, and looking at a tensor may join it from several files
+    first = next(source for name, source in checkpoint.tensors() if name == "layers.0.attention.q")
+    return not isinstance(first, torch.Tensor) and first[:1].grouped() is not None
+
+
+def _least_bits(name: str) -> int:
+    """A router decides by small differences, and so does the output among all of a vocabulary."""
+    if name.endswith("router"):
+        return 32
+    return 8 if name in ("embedding", "output") else 4
