@@ -344,7 +344,7 @@ async def main() -> int:
     for kind in options.service:
         requests, flags = chosen[kind]
         print("| request | longest wait of a probe, ms | of a stream, ms | answer |\n|---|---|---|---|", flush=True)
-        async with service(f"{kind}_svc", *flags) as address:
+        async with service(f"tandem.{kind}", *flags) as address:
             failed += await measure(kind, address, list(requests()), options, rows)
     save("hostile", options, rows)
     if failed:

@@ -35,7 +35,7 @@ def test_every_link_of_a_page_leads_somewhere(page: Path):
 
 def test_the_map_names_every_package_and_the_core_is_short():
     page = (ROOT / "docs" / "architecture.md").read_text()
-    packages = {path.parent for path in ROOT.glob("*_svc/**/*.py")} | {ROOT / "tandem.common"}
+    packages = {path.parent for path in ROOT.glob("*_svc/tandem/**/*.py")} | {ROOT / "svc_common/tandem/common"}
     for package in packages:
         name = package.relative_to(ROOT).as_posix()
         assert f"../{name}" in page, name

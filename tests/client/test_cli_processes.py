@@ -228,7 +228,7 @@ def test_a_service_that_cannot_start_says_why_in_one_line(
 def test_a_service_that_dies_ends_the_run(command: Callable[..., Command], model: str, service: str) -> None:
     run = command("run", "Hello", "--model", model, "--verbose", FAKE_PAUSE="3")
     run.wait_for(TEXT[:3], "stdout")
-    victim = next(process for process in run.seen if f"{service}_svc" in process.cmdline())
+    victim = next(process for process in run.seen if f"tandem.{service}" in process.cmdline())
     victim.kill()
     assert run.end() == 1
     assert f"error: the {service} has ended: " in run.stderr
@@ -252,7 +252,7 @@ def test_serve_tells_its_addresses_and_serves_until_interrupted(command: Callabl
 def test_serve_stops_the_other_when_one_dies(command: Callable[..., Command], model: str, service: str) -> None:
     serve = command("serve", "--model", model, "--tokenizer-port", "0", "--worker-port", "0")
     serve.wait_for("ready\n", "stdout")
-    next(process for process in serve.seen if f"{service}_svc" in process.cmdline()).kill()
+    next(process for process in serve.seen if f"tandem.{service}" in process.cmdline()).kill()
     assert serve.end() == 1
     assert f"error: the {service} has ended" in serve.stderr
     assert not serve.survivors()

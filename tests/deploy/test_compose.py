@@ -176,7 +176,7 @@ def test_images_run_as_a_numbered_user_and_start_the_service(
 ) -> None:
     last = dockerfile.last_stage
     assert re.fullmatch(r"[1-9]\d+:[1-9]\d+", last.all("USER")[-1])
-    (module,) = re.findall(r'\["python", "-m", "(\w+)"\]', last.all("ENTRYPOINT")[-1])
+    (module,) = re.findall(r'\["python", "-m", "([\w.]+)"\]', last.all("ENTRYPOINT")[-1])
     assert importlib.util.find_spec(f"{module}.__main__") is not None
     assert dockerfile.all("ARG")[0] == "BASE=python:3.12-slim-bookworm"
     assert [stage.split()[0] for stage in dockerfile.all("FROM")] == ["${BASE}", "${BASE}"]

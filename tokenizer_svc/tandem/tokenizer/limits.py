@@ -1,4 +1,4 @@
-"""How many elements a large request to the tokenizer service may have in all (`tandem.common.message_limits`). What each
+"""How many elements a large request to the tokenizer may have in all (`tandem.common.message_limits`). What each
 of its parts may have, and all that is wrong at once, `validation.py` and `chat_validation.py` say.
 """
 

@@ -99,7 +99,7 @@ class _Running:
 
 
 class WorkerService:
-    """`Service` of svc_common: the engine, the data plane and the control plane."""
+    """`Service` of tandem.common: the engine, the data plane and the control plane."""
 
     name = "tandem.inference.v1.InferenceService"
     reachable_while_draining = (f"/{name}/Abort",)

@@ -49,7 +49,7 @@ class ServiceProcess:
         self._last_lines: deque[str] = deque(maxlen=20)
         command = [
             sys.executable,
-            "-P",  # a folder that happens to be called worker_svc where we stand is not ours
+            "-P",  # a folder that happens to be called tandem where we stand is not ours
             "-m",
             module,
             *arguments,

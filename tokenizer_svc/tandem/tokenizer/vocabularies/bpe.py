@@ -1,7 +1,7 @@
 """Byte-level byte-pair encoding (GPT-2, Llama 3): a pattern cuts text into pieces, then byte pairs merge by rank.
 
-`tandem.tokenizer.native` does the work, or else tiktoken (`plain_bpe`). Ranks are merge order, and a table leads from rank
-to id; the two differ in some vocabularies.
+`tandem.tokenizer.native` does the work, or else tiktoken (`plain_bpe`). Ranks are merge order, and a table leads from
+rank to id; the two differ in some vocabularies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m tandem.worker.checkpoints.inspection PATH`: what `tandem inspect` starts. Standard output is one JSON object.
+"""`python -m tandem.worker.checkpoints.inspection PATH`: what `tandem inspect` starts. Its output is one JSON object.
 
 Memory is that of the weights as the worker keeps them: matrices in the named precision, everything else in two bytes
 (four for float32). int8 has a float32 scale a row or a group (`--quantize-group`), int4 two float16 numbers for each

@@ -1,5 +1,5 @@
-"""`python -m tandem.worker.engine.guides.nursery CONTROL WORDS MEMORY ENGINE`: two file descriptors, bytes for each guide,
-and the engine's process id.
+"""`python -m tandem.worker.engine.guides.nursery CONTROL WORDS MEMORY ENGINE`: two file descriptors, bytes for each
+guide, and the engine's process id.
 
 Engines start it. It builds what llguidance wants to know of a vocabulary, once, and then forks a process for each
 socket that comes over CONTROL. It imports little and has one thread, so that a fork is safe, quick and small. It leaves

@@ -3,8 +3,8 @@ the rest of a layer (`layers.py`).
 
 The sources are compiled by the machine's C compiler (`CC`, else cc, gcc or clang) when they are first needed, which
 takes a few seconds, and kept in `$XDG_CACHE_HOME/tandem` (`~/.cache/tandem`), or beside them by
-`python -m tandem.worker.model.native`, for images without a compiler; `svc_common/tandem/common/compiled.py` says what is loaded. Where
-there is neither, torch's own operations serve, slower.
+`python -m tandem.worker.model.native`, for images without a compiler; `tandem.common.compiled` says what is loaded.
+Where there is neither, torch's own operations serve, slower.
 
 Measured on one Zen 3 core, W `[11264, 2048]`, milliseconds:
 

@@ -1,4 +1,4 @@
-"""`python -m tandem.worker.model.native`: compiles the operations beside their sources, for images without a compiler."""
+"""`python -m tandem.worker.model.native`: compiles the C beside its sources, for images without a compiler."""
 
 from __future__ import annotations
 
