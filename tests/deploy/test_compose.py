@@ -18,10 +18,7 @@ from tandem.tokenizer.v1 import tokenizer_pb2
 from tandem.worker.settings import WorkerSettings
 from tests.deploy.stack_files import OWN_SERVICES, Dockerfile, compose, exported_names, seconds
 
-SETTINGS: dict[str, tuple[type[ServiceSettings], str]] = {
-    "tokenizer": (TokenizerSettings, "TANDEM_TOKENIZER_"),
-    "worker": (WorkerSettings, "TANDEM_WORKER_"),
-}
+SETTINGS: dict[str, type[ServiceSettings]] = {"tokenizer": TokenizerSettings, "worker": WorkerSettings}
 PROTO_SERVICES = {
     "tokenizer": tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name,
     "worker": inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
@@ -48,17 +45,16 @@ def settings(
     stack: dict[str, Any], own: str, dockerfile: Dockerfile, monkeypatch: pytest.MonkeyPatch
 ) -> ServiceSettings:
     """What the service in the container reads from the image's and compose's environment and its command line."""
-    kind, prefix = SETTINGS[own]
     environment = dockerfile.environment | stack["services"][own].get("environment", {})
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    return load_settings(kind, stack["services"][own].get("command", []), prog=own, env_prefix=prefix)
+    return load_settings(SETTINGS[own], stack["services"][own].get("command", []))
 
 
 def test_every_variable_of_image_and_compose_is_a_setting(
     stack: dict[str, Any], own: str, dockerfile: Dockerfile
 ) -> None:
-    kind, prefix = SETTINGS[own]
+    kind, prefix = SETTINGS[own], SETTINGS[own].model_config.get("env_prefix", "")
     names = [*dockerfile.environment, *stack["services"][own].get("environment", {})]
     ours = [name for name in names if name.startswith("TANDEM_")]
     assert len(ours) >= 5
@@ -103,9 +99,7 @@ def test_the_worker_asks_the_tokenizer_for_the_model_that_both_serve(
     assert set(worker["networks"]) & set(tokenizer["networks"])
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    served = load_settings(
-        TokenizerSettings, tokenizer["command"], prog="", env_prefix="TANDEM_TOKENIZER_"
-    ).tokenizers()
+    served = load_settings(TokenizerSettings, tokenizer["command"]).tokenizers()
     assert {name: str(path) for name, path in served.items()} == {
         worker["environment"]["TANDEM_WORKER_MODEL_NAME"]: worker["environment"]["TANDEM_WORKER_MODEL"]
     }

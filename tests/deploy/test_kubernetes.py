@@ -91,11 +91,10 @@ def settings(
     own: str, container: Manifest, environment: dict[str, str], image: Dockerfile, monkeypatch: pytest.MonkeyPatch
 ) -> ServiceSettings:
     """What the service reads in its pod."""
-    kind, prefix = SETTINGS[own]
     for name, value in (image.environment | environment).items():
         monkeypatch.setenv(name, value)
     arguments = [part.replace("$(MODEL_NAME)", environment.get("MODEL_NAME", "")) for part in container.get("args", [])]
-    return load_settings(kind, arguments, prog=own, env_prefix=prefix)
+    return load_settings(SETTINGS[own], arguments)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -147,7 +146,7 @@ def test_kustomize_builds_it(folder: Path, part: str) -> None:
 def test_variables_are_settings_and_the_service_accepts_them(
     own: str, environment: dict[str, str], settings: ServiceSettings
 ) -> None:
-    kind, prefix = SETTINGS[own]
+    kind, prefix = SETTINGS[own], SETTINGS[own].model_config.get("env_prefix", "")
     ours = [name for name in environment if name.startswith("TANDEM_")]
     assert len(ours) >= 2
     assert all(name.removeprefix(prefix).lower() in kind.model_fields for name in ours)

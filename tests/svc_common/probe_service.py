@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 from google.protobuf.wrappers_pb2 import StringValue
+from pydantic_settings import SettingsConfigDict
 
 from tandem.common.errors import (
     FieldViolation,
@@ -161,6 +162,8 @@ def handled_in_all(metrics: ServiceMetrics) -> float:
 class FromFlags(ServiceSettings):
     """What the process is told."""
 
+    model_config = SettingsConfigDict(cli_prog_name="tandem-probe", env_prefix="TANDEM_PROBE_")
+
     fail_start: str = ""
     hang_start: bool = False
     stop_code: int = -1
@@ -196,5 +199,5 @@ async def _start(settings: FromFlags, lifecycle: Lifecycle) -> None:
 
 
 if __name__ == "__main__":
-    settings = load_settings(FromFlags, sys.argv[1:], prog="tandem-probe", env_prefix="TANDEM_PROBE_")
+    settings = load_settings(FromFlags, sys.argv[1:])
     sys.exit(run_service(ProbeService(lambda lifecycle: _start(settings, lifecycle)), settings))

@@ -1,29 +1,75 @@
 """Settings from flags, environment, a TOML file and defaults, in that order of precedence.
 
 One field gives one flag (`--log-level`), one environment variable (`TANDEM_WORKER_LOG_LEVEL`) and one key of the file
-(`log_level` or `log-level`). Values are checked once, together, and each that is wrong gets a line that says where it
-came from.
+(`log_level` or `log-level`). pydantic-settings makes the flags and reads the variables. What it lacks is here: it
+forgets which source a value came from, takes a file that is missing for an empty one, splits repeated flags at commas,
+and is silent about variables that mean nothing.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
+import re
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NoReturn, Self, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
-from tandem.common.settings_sources import Given, SettingsError, from_environment, from_file, from_flags
+from tandem.common.metrics import version
 
 S = TypeVar("S", bound="ServiceSettings")
 
+# Kubernetes tells containers about Services by variables such as TANDEM_WORKER_PORT=tcp://10.0.0.7:50051.
+_SERVICE_LINK_NAME = re.compile(r"SERVICE_(HOST|PORT).*|PORT_\d+_(TCP|UDP|SCTP).*")
+_SERVICE_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
 
-class ServiceSettings(BaseModel):
-    """What every service can be told."""
+_METAVARS = {"int": "N", "float": "X", "str": "TEXT", "Path": "PATH", "tuple[str,...]": "TEXT"}
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
 
+def _items(value: object) -> object:
+    """One variable holds a list as JSON, or as its items between commas."""
+    if not isinstance(value, str):
+        return value
+    if not value.lstrip().startswith("["):
+        return [item.strip() for item in value.split(",") if item.strip()]
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"looks like JSON and is not: {error}") from None
+
+
+Strings = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items)]
+
+
+class ServiceSettings(BaseSettings):
+    """What every service can be told. A service's own class says `cli_prog_name` and `env_prefix`."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+        protected_namespaces=(),
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_show_env_vars=True,
+        cli_hide_none_type=True,
+        cli_parse_none_str="\0",  # which nobody can type: "null" and "none" are names
+    )
+
+    config: Path | None = Field(default=None, description="TOML file with settings")
     host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0 or :: for all")
     port: int = Field(default=0, ge=0, le=65535, description="port of gRPC; 0: a free one")
     metrics_host: str = Field(default="127.0.0.1", min_length=1, description="address of the metrics port")
@@ -71,46 +117,122 @@ class ServiceSettings(BaseModel):
             raise ValueError("tls_client_ca needs tls_certificate and tls_key")
         return self
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        *_: PydanticBaseSettingsSource,
+        **others: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What is made in code reads neither flags nor variables; `load_settings` does."""
+        return (init_settings,)
 
-def load_settings(cls: type[S], argv: Sequence[str], *, prog: str, env_prefix: str) -> S:
+
+def load_settings(cls: type[S], argv: Sequence[str]) -> S:
     """Reads `argv` (without the program's name), the environment and the file of `--config`.
 
     Ends the process, as a command line does: `--help` and `--version` with exit code 0; wrong settings with one
     line each on standard error and exit code 2.
     """
+    flags, environment = _flags(cls, argv), _environment(cls)
+    config = flags.get("config", environment.get("config"))
+    file = _file(cls, str(config)) if config else {}
+    values = file | environment | flags
     try:
-        flags, config = from_flags(cls, argv, prog=prog, env_prefix=env_prefix)
-        environment, warnings = from_environment(cls, env_prefix)
-        config = config or environment.pop("config", None)
-        file = from_file(cls, Path(str(config.value))) if config else {}
-    except SettingsError as error:
-        _fail(prog, [str(error)])
-    for warning in warnings:
-        print(f"{prog}: warning: {warning}", file=sys.stderr)  # noqa: T201  (the log is not set up yet)
-    given = {**file, **environment, **flags}
-    try:
-        return cls.model_validate({name: each.value for name, each in given.items()})
+        return cls(**values)
     except ValidationError as error:
-        _fail(prog, _explain(error, given, env_prefix))
+        sources = dict.fromkeys(file, str(config)) | {name: _variable(cls, name) for name in environment}
+        _fail(cls, _explain(cls, error, sources | dict.fromkeys(flags, "the command line")))
 
 
-def _explain(error: ValidationError, given: dict[str, Given], env_prefix: str) -> list[str]:
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; --help lists the flags\n")
+
+
+def _flags(cls: type[ServiceSettings], argv: Sequence[str]) -> dict[str, Any]:
+    """The flags that were given. Prints help or version and exits when asked to."""
+
+    def add(parser: _Parser, *names: str, **told: Any) -> None:
+        told["help"] = re.sub(r" \(default: (\0|\(\)|)\)", "", told["help"])
+        kind = told.get("metavar", "")
+        parser.add_argument(*names, **told | {"metavar": _METAVARS.get(kind, kind)})
+
+    def parse(parser: _Parser, given: list[str]) -> dict[str, Any]:
+        found = vars(parser.parse_args(given))
+        return {name: json.dumps(value) if isinstance(value, list) else value for name, value in found.items()}
+
+    prog = _prog(cls)
+    parser = _Parser(prog=prog, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"{prog} {version()}", help="show the version and exit")
+    return CliSettingsSource[_Parser](
+        cls, cli_parse_args=list(argv), root_parser=parser, add_argument_method=add, parse_args_method=parse
+    )()
+
+
+def _environment(cls: type[ServiceSettings]) -> dict[str, Any]:
+    """The variables with our prefix. Those that mean nothing get a warning, for which the log is not set up yet."""
+    values = EnvSettingsSource(cls)()
+    for variable, text in sorted(os.environ.items()):
+        suffix = variable.removeprefix(_variable(cls, ""))
+        if suffix == variable or _SERVICE_LINK_NAME.fullmatch(suffix):
+            continue
+        if suffix == "PORT" and _SERVICE_LINK_VALUE.match(text):
+            values.pop("port", None)
+            problem = f"{variable}={text} is a Kubernetes service link and no port: ignored (enableServiceLinks: false)"
+        elif suffix.lower() not in cls.model_fields:
+            problem = f"{variable} is no setting of this service: ignored"
+        else:
+            continue
+        print(f"{_prog(cls)}: warning: {problem}", file=sys.stderr)  # noqa: T201
+    return values
+
+
+def _file(cls: type[ServiceSettings], path: str) -> dict[str, Any]:
+    """The keys of a TOML file; an unknown one is an error."""
+    try:
+        content = tomllib.loads(Path(path).read_text("utf-8"))
+    except OSError as error:
+        _fail(cls, [f"--config {path}: {error.strerror}"])
+    except ValueError as error:
+        _fail(cls, [f"--config {path}: not TOML: {error}"])
+    values: dict[str, Any] = {}
+    for key, value in content.items():
+        name = key.replace("-", "_")
+        if name not in cls.model_fields or name == "config":
+            _fail(cls, [f"--config {path}: unknown setting {key!r}"])
+        if name in values:
+            _fail(cls, [f"--config {path}: {name!r} is given twice, with dashes and with underscores"])
+        values[name] = value
+    return values
+
+
+def _explain(cls: type[ServiceSettings], error: ValidationError, sources: dict[str, str]) -> list[str]:
     lines = []
     for problem in error.errors(include_url=False):
         words = problem["msg"].removeprefix("Value error, ")
-        if not problem["loc"]:
-            lines.append(words)
-            continue
-        name = str(problem["loc"][0])
-        where = f"--{name.replace('_', '-')} ({env_prefix}{name.upper()})"
-        if name not in given:
-            lines.append(f"{where}: required" if problem["type"] == "missing" else f"{where}: {words}")
-        else:
-            lines.append(f"{where}: {words}, not {problem['input']!r} from {given[name].source}")
+        if problem["loc"]:
+            name = str(problem["loc"][0])
+            if name in sources:
+                words += f", not {problem['input']!r} from {sources[name]}"
+            elif problem["type"] == "missing":
+                words = "required"
+            words = f"--{name.replace('_', '-')} ({_variable(cls, name)}): {words}"
+        lines.append(words)
     return lines
 
 
-def _fail(prog: str, lines: Sequence[str]) -> NoReturn:
+def _prog(cls: type[ServiceSettings]) -> str:
+    return cls.model_config.get("cli_prog_name") or cls.__name__
+
+
+def _variable(cls: type[ServiceSettings], name: str) -> str:
+    """The environment variable of a setting."""
+    return f"{cls.model_config.get('env_prefix', '')}{name.upper()}"
+
+
+def _fail(cls: type[ServiceSettings], lines: Sequence[str]) -> NoReturn:
     for line in lines:
-        print(f"{prog}: {line}".replace("\n", " "), file=sys.stderr)  # noqa: T201
+        print(f"{_prog(cls)}: {line}".replace("\n", " "), file=sys.stderr)  # noqa: T201
     raise SystemExit(2)

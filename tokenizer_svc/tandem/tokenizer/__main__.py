@@ -17,7 +17,7 @@ def main() -> int:
     """Runs the service until it is told to stop; returns the exit code."""
     sys.setswitchinterval(_SWITCH_SECONDS)  # each step of a health probe waits for it behind large inputs
     return_large_blocks()
-    settings = load_settings(TokenizerSettings, sys.argv[1:], prog="tandem-tokenizer", env_prefix="TANDEM_TOKENIZER_")
+    settings = load_settings(TokenizerSettings, sys.argv[1:])
     return run_service(TokenizerService(settings), settings)
 
 

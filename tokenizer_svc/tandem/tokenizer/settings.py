@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
+from pydantic_settings import SettingsConfigDict
 
 from tandem.common.addresses import is_loopback
-from tandem.common.settings import ServiceSettings
+from tandem.common.settings import ServiceSettings, Strings
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)*")
 _TOKENIZER_FILES = {"tokenizer.model", "tokenizer.json"}
@@ -19,7 +20,9 @@ _TOKENIZER_FILES = {"tokenizer.model", "tokenizer.json"}
 class TokenizerSettings(ServiceSettings):
     """What an operator may choose; the defaults serve one tokenizer on all cores."""
 
-    tokenizer: tuple[str, ...] = Field(
+    model_config = SettingsConfigDict(cli_prog_name="tandem-tokenizer", env_prefix="TANDEM_TOKENIZER_")
+
+    tokenizer: Strings = Field(
         default=(),
         description="NAME=PATH or PATH of a tokenizer file or model folder; repeatable, the first is the default",
     )

@@ -12,7 +12,7 @@ from tandem.worker.settings import WorkerSettings
 
 def main() -> int:
     """Runs the worker until it is told to stop; returns the exit code."""
-    settings = load_settings(WorkerSettings, sys.argv[1:], prog="tandem-worker", env_prefix="TANDEM_WORKER_")
+    settings = load_settings(WorkerSettings, sys.argv[1:])
     return run_service(WorkerService(settings), settings)
 
 

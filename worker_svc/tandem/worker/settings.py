@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
+from pydantic_settings import SettingsConfigDict
 
 from tandem.common.peers import PeerFiles
 from tandem.common.settings import ServiceSettings
@@ -20,6 +21,8 @@ from tandem.worker.engine.guides.limits import (
 
 class WorkerSettings(ServiceSettings):
     """What an operator may choose; the defaults serve one model on what the machine has."""
+
+    model_config = SettingsConfigDict(cli_prog_name="tandem-worker", env_prefix="TANDEM_WORKER_")
 
     model: str = Field(description="checkpoint: a folder in Meta's or Hugging Face's layout, or a GGUF file")
     model_name: str = Field(default="", description="name that requests may ask for; empty: the folder's name")
