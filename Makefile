@@ -3,7 +3,7 @@
 #   make run      serve the embedded demo model and complete PROMPT
 #   make test     the whole suite
 #   make check    what continuous integration runs besides: stubs, ruff, mypy, buf
-#   make protos   generate the stubs after a change of protos/
+#   make protos   generate the stubs and the SDK's reference after a change of protos/ or of the SDK
 #   make chaos    break both services in every way while streams run, ROUNDS times; nothing may be lost
 #   make soak     both services under mixed traffic for MINUTES: fails where memory grows or something is not returned
 #   make hostile  what others wait behind requests that were made to hold them up; on a machine that does nothing else
@@ -43,6 +43,7 @@ check: fresh lint types buf
 fresh: $(STAMP)
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python deploy/dashboards.py --check
+	$(BIN)/python docs/reference.py --check
 
 lint: $(STAMP)
 	$(BIN)/ruff check
@@ -61,6 +62,7 @@ buf:
 
 protos: $(STAMP)
 	$(BIN)/python protos/generate.py
+	$(BIN)/python docs/reference.py
 
 # Kills, stops, starves and cuts off both services while streams run: CHAOS_FLAGS='--only network --json chaos.json'.
 chaos: $(STAMP)

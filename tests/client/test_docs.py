@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.client import errors, params
+from tandem.client import AsyncClient, Client, errors, params
 from tandem.client.plan import GenerationPlan
 from tests.client.fakes import ServersThread
 
@@ -44,3 +45,10 @@ def test_every_option_is_in_the_table() -> None:
     # Those of SamplingParams are in the table of sampling.md, which is made from the contract.
     for field in fields - set(params.SamplingParams.__dataclass_fields__):
         assert re.search(rf"\b{field}\b", table), field
+
+
+@pytest.mark.parametrize("client", [Client, AsyncClient])
+def test_help_names_every_keyword(client: type[Client] | type[AsyncClient]) -> None:
+    parameters = inspect.signature(client.generate).parameters
+    assert set(params.GenerateOptions.__annotations__) < set(parameters)
+    assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())

@@ -35,6 +35,7 @@ from .plan import GenerationPlan, make_plan
 from .prompts import checked_encode_input, ids_of
 from .rpc import CallContext
 from .settings import ConnectionSettings, Credentials, FailoverSettings, open_channel
+from .signatures import spell_out_keywords
 from .text_calls import (
     check_call,
     count_messages,
@@ -66,6 +67,7 @@ T = TypeVar("T")
 DEFAULT_TIMEOUT_SECONDS = 600.0
 
 
+@spell_out_keywords
 class AsyncClient:
     """Text in, text out, through a tokenizer service and one or several workers.
 

@@ -20,6 +20,7 @@ from .errors import ClientClosedError
 from .operators import WorkerLoad, WorkerState
 from .params import CallOptions, CountOptions, DecodeOptions, EncodeChatOptions, EncodeOptions, GenerateOptions
 from .settings import ConnectionSettings, Credentials, FailoverSettings
+from .signatures import spell_out_keywords
 from .types import (
     ChatEncoding,
     Chunk,
@@ -106,6 +107,7 @@ class Stream:
         return self._stream.result
 
 
+@spell_out_keywords
 class Client:
     """Text in, text out, through a tokenizer service and one or several workers.
 
