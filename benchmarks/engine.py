@@ -49,9 +49,9 @@ def schedule(options: argparse.Namespace) -> dict[str, float]:
     table = PageTable(requests * 40, 64)
     scheduler = Scheduler(table, SchedulerLimits(max_batch_tokens=8192, max_running=requests))
     generator = np.random.default_rng(0)
-    for handle in range(requests):
+    for number in range(requests):
         prompt = generator.integers(0, 30_000, context)
-        scheduler.add(Request.make(handle, prompt, GREEDY, Stopping(max_tokens=512)))
+        scheduler.add(Request.make(number, prompt, GREEDY, Stopping(max_tokens=512)))
     seconds, tokens = [], []
     for _ in range(360):
         began = time.perf_counter()
@@ -89,8 +89,8 @@ def random_prompts(built: BuiltEngine, count: int, length: int, seed: int) -> np
 
 def in_engine(built: BuiltEngine, prompts: np.ndarray, tokens: int) -> float:
     """Seconds for `tokens` greedy tokens of each prompt."""
-    for handle, prompt in enumerate(prompts):
-        built.engine.submit(Request.make(handle, prompt, GREEDY, Stopping(max_tokens=tokens), bypass=True))
+    for number, prompt in enumerate(prompts):
+        built.engine.submit(Request.make(number, prompt, GREEDY, Stopping(max_tokens=tokens), bypass=True))
     began = time.perf_counter()
     while built.engine.has_work:
         built.engine.step()
@@ -126,8 +126,8 @@ def loop(options: argparse.Namespace) -> dict[str, object]:
     requests, length, tokens = 64, 64, 64
     seconds: dict[str, list[float]] = {"engine": [], "bare": []}
     for round_number in range(options.rounds + 1):
-        for handle, prompt in enumerate(random_prompts(built, requests, length, round_number)):
-            engine.submit(Request.make(handle, prompt, GREEDY, Stopping(max_tokens=tokens), bypass=True))
+        for number, prompt in enumerate(random_prompts(built, requests, length, round_number)):
+            engine.submit(Request.make(number, prompt, GREEDY, Stopping(max_tokens=tokens), bypass=True))
         spent = dict.fromkeys(seconds, 0.0)
         while engine.has_work:
             for name, way in (("engine", engine.step), ("bare", recorder.again)):

@@ -223,9 +223,9 @@ def decodes(engine: BuiltEngine, batch: int, ceiling: dict[str, float], scale: S
 
     generator = np.random.default_rng(0)
     told = min(192, context - 32)
-    for handle in range(batch):
+    for number in range(batch):
         ids = prompt(generator, context - told // 3, engine)
-        engine.engine.submit(Request.make(handle, ids, GREEDY, Stopping(max_tokens=told)))
+        engine.engine.submit(Request.make(number, ids, GREEDY, Stopping(max_tokens=told)))
     while engine.engine.scheduler.waiting or any(r.output_tokens < 16 for r in engine.engine.scheduler.running):
         engine.engine.step()
     seconds = []
@@ -248,9 +248,9 @@ def decodes(engine: BuiltEngine, batch: int, ceiling: dict[str, float], scale: S
 def run_requests(engine: BuiltEngine, lengths: Sequence[tuple[int, int]]) -> dict[str, Any]:
     """Requests of (prompt, output) tokens, all at once."""
     generator = np.random.default_rng(0)
-    for handle, (before, after) in enumerate(lengths):
+    for number, (before, after) in enumerate(lengths):
         ids = prompt(generator, before, engine)
-        engine.engine.submit(Request.make(handle, ids, GREEDY, Stopping(max_tokens=after), bypass=True))
+        engine.engine.submit(Request.make(number, ids, GREEDY, Stopping(max_tokens=after), bypass=True))
     runner, forward = engine.engine._runner, engine.engine._runner.forward
     passes = Stopwatch(engine.device.type)
 
@@ -270,7 +270,7 @@ def run_requests(engine: BuiltEngine, lengths: Sequence[tuple[int, int]]) -> dic
     finally:
         runner.forward = forward  # type: ignore[method-assign]
     ids = np.concatenate([result.sampled.ids for result in told])
-    ids = ids[np.concatenate([result.handles for result in told]).argsort(kind="stable")]
+    ids = ids[np.concatenate([result.numbers for result in told]).argsort(kind="stable")]
     return {
         "seconds": seconds,
         "steps": len(forwards),

@@ -60,8 +60,8 @@ def pieces(path: str) -> tuple[list[bytes], list[int]]:
 
 def run(engine: Engine, batch: int, steps: int, guide: Guide | None) -> tuple[list[float], list[float]]:
     """Seconds of each decode step, whole and behind its forward pass."""
-    for handle in range(batch):
-        request = Request.make(handle, [1, 5 + handle], Sampling(seed=handle), Stopping(steps + 2))
+    for number in range(batch):
+        request = Request.make(number, [1, 5 + number], Sampling(seed=number), Stopping(steps + 2))
         request.matcher = engine.grammars.matcher(guide) if guide is not None else None
         engine.submit(request)
     engine.step()  # prompts
@@ -71,8 +71,8 @@ def run(engine: Engine, batch: int, steps: int, guide: Guide | None) -> tuple[li
         result = engine.step()
         seconds.append(time.perf_counter() - began)
         behind.append(result.sample_seconds)
-    for handle in range(batch):
-        engine.abort(handle)
+    for number in range(batch):
+        engine.abort(number)
     engine.step()
     return seconds, behind
 

@@ -114,14 +114,14 @@ def measure_ours(path: str, fields: dict[str, object], options: argparse.Namespa
             **fields,  # type: ignore[arg-type]
         )
     )
-    engine, generator, handle = built.engine, np.random.default_rng(0), 0
+    engine, generator, number = built.engine, np.random.default_rng(0), 0
     clock = getattr(time, CLOCKS[options.clock])
 
     def submit(length: int, tokens: int) -> None:
-        nonlocal handle
-        handle += 1
+        nonlocal number
+        number += 1
         prompt = generator.integers(3, VOCABULARY, length).astype(np.int32)
-        engine.submit(Request.make(handle, prompt, Sampling(temperature=0.0), Stopping(max_tokens=tokens), bypass=True))
+        engine.submit(Request.make(number, prompt, Sampling(temperature=0.0), Stopping(max_tokens=tokens), bypass=True))
 
     result: dict[str, float] = {"weight_bytes": built.weight_bytes}
     for length in options.prompts:

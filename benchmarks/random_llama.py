@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from tandem.worker.model.config import ModelConfig
+from tandem.worker.checkpoints.model_config import ModelConfig
 
 
 def llama(size: Literal["tiny", "1b", "8b"], context_length: int = 8192) -> ModelConfig:

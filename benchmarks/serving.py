@@ -82,9 +82,9 @@ async def measure(options: argparse.Namespace) -> list[dict[str, object]]:
     vocabulary = engine.config.vocab_size
 
     async def in_engine(batch: list[list[int]]) -> None:
-        for handle, prompt in enumerate(batch):
+        for number, prompt in enumerate(batch):
             stopping = Stopping(max_tokens=options.tokens)
-            engine.engine.submit(Request.make(handle, prompt, Sampling(temperature=0.0), stopping))
+            engine.engine.submit(Request.make(number, prompt, Sampling(temperature=0.0), stopping))
         while engine.engine.has_work:
             engine.engine.step()
 
@@ -192,8 +192,8 @@ async def step_periods(options: argparse.Namespace, threads: int) -> dict[str, o
         steps.clear()
         finished.clear()
         began = time.perf_counter()
-        for handle, prompt in enumerate(batch):
-            submit, _ = validate(request(prompt), info, handle=handle, seed=0, fingerprint="")
+        for number, prompt in enumerate(batch):
+            submit, _ = validate(request(prompt), info, handle=number, seed=0, fingerprint="")
             engine.send(submit)
         await finished.wait()
         return (time.perf_counter() - began) / len(steps)

@@ -45,9 +45,9 @@ def run(built: BuiltEngine, kind: str, batch: int, drafts: int) -> Measured:
     engine = built.engine
     engine.clear_cache()
     requests = []
-    for handle, prompt in enumerate(prompts(kind, batch, built.config.vocab_size)):
-        sampling = Sampling(temperature=0.0 if kind == "repeated" else 1.0, seed=handle)
-        request = Request.make(handle, prompt, sampling, Stopping(NEW_TOKENS))
+    for number, prompt in enumerate(prompts(kind, batch, built.config.vocab_size)):
+        sampling = Sampling(temperature=0.0 if kind == "repeated" else 1.0, seed=number)
+        request = Request.make(number, prompt, sampling, Stopping(NEW_TOKENS))
         if drafts:
             request.drafting = Drafting(drafts, ngram=3)
         requests.append(request)

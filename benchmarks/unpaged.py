@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from tandem.worker.model.config import ModelConfig
+from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import Parts, kv_format
 from tandem.worker.model.operations import TorchOperations

@@ -30,13 +30,13 @@ def built(model: Path, **fields: object) -> BuiltEngine:
 
 def answers(engine: BuiltEngine, requests: list[Request]) -> dict[int, list[int]]:
     """Every request's ids; checks the bookkeeping at each step and that nothing is held in the end."""
-    ids: dict[int, list[int]] = {request.handle: [] for request in requests}
+    ids: dict[int, list[int]] = {request.number: [] for request in requests}
     for request in requests:
         engine.engine.submit(request)
     while engine.engine.has_work:
         result = engine.engine.step()
-        for handle, token in zip(result.handles.tolist(), result.sampled.ids.tolist(), strict=True):
-            ids[handle].append(token)
+        for number, token in zip(result.numbers.tolist(), result.sampled.ids.tolist(), strict=True):
+            ids[number].append(token)
         engine.engine.check()
     assert engine.engine.table.referenced == 0
     return ids
@@ -46,12 +46,12 @@ def some_requests(vocabulary: int, count: int, sampling: Sampling) -> list[Reque
     draw = np.random.default_rng(count)
     return [
         Request.make(
-            handle,
+            number,
             draw.integers(3, vocabulary, draw.integers(1, 90)),
-            replace(sampling, seed=handle),
+            replace(sampling, seed=number),
             Stopping(max_tokens=int(draw.integers(2, 40))),
         )
-        for handle in range(count)
+        for number in range(count)
     ]
 
 
@@ -101,7 +101,7 @@ def test_overlap_on_and_off_give_the_same_answers(sampling: Sampling, reproducib
     vocabulary = engines[0].config.vocab_size
     requests = [some_requests(vocabulary, 24, sampling) for _ in range(2)]
     for request in (*requests[0], *requests[1]):  # most end before anybody could know
-        request.stopping = replace(request.stopping, stop_ids=frozenset(range(request.handle % 5, vocabulary, 5)))
+        request.stopping = replace(request.stopping, stop_ids=frozenset(range(request.number % 5, vocabulary, 5)))
     with_overlap, without = (answers(engine, each) for engine, each in zip(engines, requests, strict=True))
     if reproducible:  # else a step's company, which overlap may change, may decide about the last bit
         assert with_overlap == without
@@ -152,14 +152,14 @@ def test_storms_of_cancellations_and_preemptions_leak_nothing(repository: Path) 
     # So few pages that running requests are preempted all the time.
     engine = built(repository / "models/demo", dtype="bfloat16", kv_cache_tokens=512)
     draw = np.random.default_rng(0)
-    vocabulary, handle = engine.config.vocab_size, 0
+    vocabulary, number = engine.config.vocab_size, 0
     for _ in range(400):
-        if draw.random() < 0.5 and handle < 150:
+        if draw.random() < 0.5 and number < 150:
             prompt, output = draw.integers(3, vocabulary, draw.integers(1, 60)), int(draw.integers(1, 60))
-            engine.engine.submit(Request.make(handle, prompt, Sampling(seed=handle), Stopping(max_tokens=output)))
-            handle += 1
-        if handle and draw.random() < 0.1:
-            engine.engine.abort(int(draw.integers(0, handle)))
+            engine.engine.submit(Request.make(number, prompt, Sampling(seed=number), Stopping(max_tokens=output)))
+            number += 1
+        if number and draw.random() < 0.1:
+            engine.engine.abort(int(draw.integers(0, number)))
         if engine.engine.has_work:
             engine.engine.step()
         engine.engine.check()

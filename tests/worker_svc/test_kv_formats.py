@@ -36,8 +36,8 @@ def written_by(model: Path, sequences: int, tokens: int) -> list[list[int]]:
         engine.submit(Request.make(seed, [1], Sampling(seed=1000 + seed), Stopping(max_tokens=tokens)))
     while engine.has_work:
         result = engine.step()
-        for handle, token in zip(result.handles.tolist(), result.sampled.ids.tolist(), strict=True):
-            text[handle].append(token)
+        for number, token in zip(result.numbers.tolist(), result.sampled.ids.tolist(), strict=True):
+            text[number].append(token)
     return list(text.values())
 
 

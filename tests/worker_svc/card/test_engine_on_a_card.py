@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 import torch
 
 from benchmarks.random_llama import RandomCheckpoint, llama
+from tandem.worker.checkpoints.model_config import Experts
 from tandem.worker.engine import build, calibration
 from tandem.worker.engine.build import BuildError, BuiltEngine, build_engine
 from tandem.worker.engine.config import EngineConfig
@@ -24,7 +25,6 @@ from tandem.worker.engine.guides.guide import Guide
 from tandem.worker.engine.request import LogprobOptions, Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.stops import StopSequences
-from tandem.worker.model.config import Experts
 from tandem.worker.model.cuda_graphs import GraphedRunner
 from tandem.worker.model.cuda_operations import TritonOperations
 from tandem.worker.model.runner import Work
@@ -91,12 +91,12 @@ def some_requests(count: int, *samplings: Sampling, output: int = 8) -> list[Req
     draw = np.random.default_rng(count)
     return [
         Request.make(
-            handle,
+            number,
             draw.integers(3, MODEL.vocab_size, draw.integers(1, 25)),
-            replace(samplings[handle % len(samplings)], seed=handle),
+            replace(samplings[number % len(samplings)], seed=number),
             Stopping(max_tokens=int(draw.integers(2, output))),
         )
-        for handle in range(count)
+        for number in range(count)
     ]
 
 
@@ -113,9 +113,9 @@ def answers(built: BuiltEngine, requests: Sequence[Request]) -> Answers:
             engine.submit(request)
         del coming[:3]
         result = engine.step()
-        told = result.handles.tolist(), result.sampled.ids.tolist(), result.sampled.logprobs.tolist()
-        for handle, token, logprob in zip(*told, strict=True):
-            ids[handle].append((token, logprob))
+        told = result.numbers.tolist(), result.sampled.ids.tolist(), result.sampled.logprobs.tolist()
+        for number, token, logprob in zip(*told, strict=True):
+            ids[number].append((token, logprob))
         engine.check()
     assert engine.table.referenced == 0
     return ids
@@ -123,8 +123,8 @@ def answers(built: BuiltEngine, requests: Sequence[Request]) -> Answers:
 
 def assert_alike(one: Answers, other: Answers) -> None:
     assert one.keys() == other.keys()
-    for handle in one:
-        for (token, logprob), (other_token, other_logprob) in zip(one[handle], other[handle], strict=True):
+    for number in one:
+        for (token, logprob), (other_token, other_logprob) in zip(one[number], other[number], strict=True):
             assert token == other_token
             assert logprob == pytest.approx(other_logprob, abs=1e-4, nan_ok=True)
 
@@ -218,7 +218,7 @@ def test_a_start_leaves_every_page_blank(card: VirtualCard) -> None:
 def test_samples_of_one_prompt_share_its_pages(card: VirtualCard) -> None:
     def run(engine: BuiltEngine) -> Answers:
         samples = [
-            Request.make(handle, np.arange(3, 24), Sampling(seed=handle), Stopping(max_tokens=9)) for handle in range(4)
+            Request.make(number, np.arange(3, 24), Sampling(seed=number), Stopping(max_tokens=9)) for number in range(4)
         ]
         engine.engine.submit(*samples)
         found = answers(engine, [])

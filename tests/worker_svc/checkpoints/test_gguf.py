@@ -15,8 +15,8 @@ from tandem.worker.checkpoints import CheckpointError, open_checkpoint
 from tandem.worker.checkpoints.ggml_blocks import BLOCK_KINDS, QuantizedTensor
 from tandem.worker.checkpoints.gguf_file import rope_divisors
 from tandem.worker.checkpoints.grouped import Quantization
+from tandem.worker.checkpoints.model_config import RopeScaling
 from tandem.worker.model import native
-from tandem.worker.model.config import RopeScaling
 from tandem.worker.model.quantization import QuantizedWeight
 from tandem.worker.model.rope import RotaryTable
 from tandem.worker.model.transformer import load_transformer

@@ -57,8 +57,8 @@ class CountingRunner:
         self.memory[list(pages)] = -1
 
 
-def counting_request(handle: int, first: int, prompt: int, output: int, **options: object) -> Request:
+def counting_request(number: int, first: int, prompt: int, output: int, **options: object) -> Request:
     """A request whose prompt is `prompt` numbers from `first` on, and that wants `output` more."""
     ids = (first + np.arange(prompt)) % VOCABULARY
     sampling = Sampling(temperature=0.0)
-    return Request.make(handle, ids, sampling, Stopping(max_tokens=output), **options)  # type: ignore[arg-type]
+    return Request.make(number, ids, sampling, Stopping(max_tokens=output), **options)  # type: ignore[arg-type]

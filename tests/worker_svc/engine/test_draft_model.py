@@ -82,10 +82,10 @@ def answers(engine: BuiltEngine, *, drafts: int, ngram: int) -> dict[int, list[t
         engine.engine.submit(random_request(number, drafts=drafts, ngram=ngram))
     while engine.engine.has_work:
         result = engine.engine.step()
-        for handle, token, logprob in zip(
-            result.handles.tolist(), result.sampled.ids.tolist(), result.sampled.logprobs.tolist(), strict=True
+        for number, token, logprob in zip(
+            result.numbers.tolist(), result.sampled.ids.tolist(), result.sampled.logprobs.tolist(), strict=True
         ):
-            got[handle].append((token, logprob))
+            got[number].append((token, logprob))
         engine.engine.check()
     return got
 

@@ -42,12 +42,12 @@ class Driver:
 
     def step(self) -> None:
         result = self.engine.step()
-        for handle, token in zip(result.handles.tolist(), result.sampled.ids.tolist(), strict=True):
-            assert handle not in self.finished, "a finished request goes on"
-            self.output[handle].append(token)
+        for number, token in zip(result.numbers.tolist(), result.sampled.ids.tolist(), strict=True):
+            assert number not in self.finished, "a finished request goes on"
+            self.output[number].append(token)
         for finish in result.finished:
-            assert finish.handle not in self.finished, "a request finishes twice"
-            self.finished[finish.handle] = finish
+            assert finish.number not in self.finished, "a request finishes twice"
+            self.finished[finish.number] = finish
         self.engine.check()
         assert result.prefill_tokens + result.decode_tokens <= self.engine.scheduler.limits.max_batch_tokens
 
@@ -96,27 +96,27 @@ def test_one_request_counts_on():
 def test_any_history_counts_on_and_leaks_nothing(requests, pages, budget, running, overlap):
     driver = Driver(pages=pages, page_size=4, budget=budget, running=running, overlap=overlap)
     pending = sorted(enumerate(requests), key=lambda item: item[1][6])
-    aborts = {handle: r[6] + r[7] for handle, r in enumerate(requests) if r[7] is not None}
+    aborts = {number: r[6] + r[7] for number, r in enumerate(requests) if r[7] is not None}
     step = 0
     while pending or driver.engine.has_work:
         while pending and pending[0][1][6] <= step:
-            handle, (first, prompt, output, priority, salt, bypass, *_) = pending.pop(0)
+            number, (first, prompt, output, priority, salt, bypass, *_) = pending.pop(0)
             driver.engine.submit(
-                counting_request(handle, first, prompt, output, priority=priority, salt=salt, bypass=bypass)
+                counting_request(number, first, prompt, output, priority=priority, salt=salt, bypass=bypass)
             )
             driver.engine.check()
-        for handle in [handle for handle, when in aborts.items() if when == step]:
-            driver.engine.abort(handle)
+        for number in [number for number, when in aborts.items() if when == step]:
+            driver.engine.abort(number)
             driver.engine.check()
         driver.step()
         step += 1
         assert step < 20_000, "it never ends"
     assert driver.engine.table.referenced == 0
     assert set(driver.finished) == set(range(len(requests)))
-    for handle, (first, prompt, output, *_) in enumerate(requests):
+    for number, (first, prompt, output, *_) in enumerate(requests):
         expected = counted(first, prompt, output)
-        got = driver.output[handle]
-        if driver.finished[handle].reason is FinishReason.CANCELLED:
+        got = driver.output[number]
+        if driver.finished[number].reason is FinishReason.CANCELLED:
             assert got == expected[: len(got)]
         else:
             assert got == expected
@@ -125,8 +125,8 @@ def test_any_history_counts_on_and_leaks_nothing(requests, pages, budget, runnin
 def test_the_same_arrivals_give_the_same_steps():
     def history() -> list[list[int]]:
         driver = Driver(pages=14, budget=10, running=3)
-        for handle in range(9):
-            driver.engine.submit(counting_request(handle, handle, 3 + 5 * (handle % 3), 12, priority=handle % 2))
+        for number in range(9):
+            driver.engine.submit(counting_request(number, number, 3 + 5 * (number % 3), 12, priority=number % 2))
         steps = []
         while driver.engine.has_work:
             driver.step()
@@ -138,12 +138,12 @@ def test_the_same_arrivals_give_the_same_steps():
 
 def test_a_cache_smaller_than_the_work_preempts_and_still_finishes_everything():
     driver = Driver(pages=12, page_size=4, budget=32, running=8)
-    for handle in range(10):
-        driver.engine.submit(counting_request(handle, 3 * handle, 6, 30))
+    for number in range(10):
+        driver.engine.submit(counting_request(number, 3 * number, 6, 30))
     driver.run()
     assert driver.engine.scheduler.statistics.preemptions > 0
-    for handle in range(10):
-        assert driver.output[handle] == counted(3 * handle, 6, 30)
+    for number in range(10):
+        assert driver.output[number] == counted(3 * number, 6, 30)
 
 
 def test_a_shared_prefix_is_computed_once():
@@ -151,8 +151,8 @@ def test_a_shared_prefix_is_computed_once():
     driver.engine.submit(counting_request(0, 0, 40, 1))
     driver.run()
     before = driver.runner.computed_tokens
-    for handle in range(1, 11):
-        driver.engine.submit(counting_request(handle, 0, 40, 1))
+    for number in range(1, 11):
+        driver.engine.submit(counting_request(number, 0, 40, 1))
     driver.run()
     # All but the last token: 36 in whole pages, 3 in a copy of the page that the first request filled.
     assert driver.runner.computed_tokens - before == 10
@@ -163,19 +163,19 @@ def test_100_requests_share_a_long_prefix_in_a_cache_for_8_of_them_unshared():
     driver = Driver(pages=8 * 126, page_size=16, budget=256, running=100)
     prefix = np.arange(2000) % VOCABULARY
     computed = 0
-    for handle in range(100):
+    for number in range(100):
         # Each goes on counting, but from a place of its own after the prefix: 16 more tokens at most.
         driver.engine.submit(
-            Request.make(handle, prefix[: 2000 - handle % 7], Sampling(temperature=0.0), Stopping(max_tokens=12))
+            Request.make(number, prefix[: 2000 - number % 7], Sampling(temperature=0.0), Stopping(max_tokens=12))
         )
-        if handle == 0:
+        if number == 0:
             driver.step()
     driver.run()
     computed = driver.runner.computed_tokens
     assert len(driver.finished) == 100
-    for handle in range(100):
-        first = (2000 - handle % 7) % VOCABULARY
-        assert driver.output[handle] == [(first + i) % VOCABULARY for i in range(12)]
+    for number in range(100):
+        first = (2000 - number % 7) % VOCABULARY
+        assert driver.output[number] == [(first + i) % VOCABULARY for i in range(12)]
     # The prefix once, and beside it at most two pages of each request's own.
     assert computed < 2000 + 100 * (2 * 16 + 12)
     assert driver.engine.scheduler.statistics.preemptions == 0
@@ -197,9 +197,9 @@ def test_two_alternating_chats_compute_their_new_tokens_only():
     lengths = {0: 9, 30: 14}
     for turn in range(5):
         for first in lengths:
-            handle = 2 * turn + (first > 0)
+            number = 2 * turn + (first > 0)
             before = driver.runner.computed_tokens
-            driver.engine.submit(counting_request(handle, first, lengths[first], 6))
+            driver.engine.submit(counting_request(number, first, lengths[first], 6))
             driver.run()
             known = 0 if turn == 0 else lengths[first] - 6
             # What is new, and the 5 sampled tokens that were fed back.
@@ -243,8 +243,8 @@ def test_chunks_end_on_page_boundaries():
 
 def test_a_higher_priority_goes_first():
     driver = Driver(running=1)
-    for handle, priority in enumerate((0, 0, 5)):
-        driver.engine.submit(counting_request(handle, 0, 2, 2, priority=priority))
+    for number, priority in enumerate((0, 0, 5)):
+        driver.engine.submit(counting_request(number, 0, 2, 2, priority=priority))
     driver.run()
     assert list(driver.finished) == [2, 0, 1]
 
@@ -253,8 +253,8 @@ def test_nobody_is_overtaken_for_ever():
     driver = Driver(running=1)
     driver.engine.submit(counting_request(0, 0, 2, 2, priority=-5))
     overtakers = 0
-    for handle in range(1, 4 * MAX_OVERTAKES):
-        driver.engine.submit(counting_request(handle, 0, 2, 2, priority=5))
+    for number in range(1, 4 * MAX_OVERTAKES):
+        driver.engine.submit(counting_request(number, 0, 2, 2, priority=5))
         driver.step()
         driver.step()
         if 0 in driver.finished:
@@ -295,14 +295,14 @@ def test_broken_numbers_end_their_request_alone_and_leave_no_page_behind():
 @pytest.mark.parametrize("include_stop", [False, True])
 def test_stop_and_end_of_sequence_ids_end_a_request(include_stop: bool):
     driver = Driver()
-    for handle, (stop, eos) in enumerate([({9}, set()), (set(), {9}), ({9}, {9})]):
+    for number, (stop, eos) in enumerate([({9}, set()), (set(), {9}), ({9}, {9})]):
         stopping = Stopping(20, eos_ids=frozenset(eos), stop_ids=frozenset(stop), include_stop=include_stop)
-        driver.engine.submit(Request.make(handle, [5, 6], Sampling(temperature=0.0), stopping))
+        driver.engine.submit(Request.make(number, [5, 6], Sampling(temperature=0.0), stopping))
     driver.run()
     assert [driver.finished[h].reason.name for h in range(3)] == ["STOP_TOKEN", "EOS", "STOP_TOKEN"]
-    for handle in range(3):
-        assert driver.output[handle] == [7, 8, 9][: 3 if include_stop else 2]
-        assert driver.finished[handle].matched_token == 9
+    for number in range(3):
+        assert driver.output[number] == [7, 8, 9][: 3 if include_stop else 2]
+        assert driver.finished[number].matched_token == 9
 
 
 def test_resumed_output_counts_as_output():
@@ -325,8 +325,8 @@ def test_limits_that_cannot_work_are_refused():
 
 def test_the_budget_is_used_whole_when_there_is_work():
     driver = Driver(pages=64, page_size=4, budget=16, running=8)
-    for handle in range(8):
-        driver.engine.submit(counting_request(handle, handle, 16, 4, bypass=True))
+    for number in range(8):
+        driver.engine.submit(counting_request(number, number, 16, 4, bypass=True))
     driver.run()
     assert driver.runner.largest_batch == 16
     assert np.all([len(driver.output[h]) == 4 for h in range(8)])
@@ -334,8 +334,8 @@ def test_the_budget_is_used_whole_when_there_is_work():
 
 def test_no_interval_of_an_end_is_negative_and_they_make_up_the_total():
     driver = Driver(pages=12, page_size=4, budget=8, running=2)
-    for handle in range(6):
-        driver.engine.submit(counting_request(handle, handle, 6, 10))
+    for number in range(6):
+        driver.engine.submit(counting_request(number, number, 6, 10))
     driver.engine.submit(counting_request(6, 0, 6, 0))  # nothing is to be made
     for _ in range(3):
         driver.step()

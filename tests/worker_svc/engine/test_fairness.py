@@ -39,7 +39,7 @@ class Watched:
         self.callers: dict[int, str] = {}
         self.given: Counter[str] = Counter()  # tokens computed
         self.tokens: Counter[str] = Counter()  # output
-        self.first: dict[int, int] = {}  # handle -> step of its first token
+        self.first: dict[int, int] = {}  # number -> step of its first token
         self.output: Counter[int] = Counter()
         self.ended: set[int] = set()
         self.steps = 0
@@ -48,11 +48,11 @@ class Watched:
         self.engine.scheduler = TellingScheduler(self.engine.table, limits, self)
 
     def submit(self, caller: str, prompt: int, output: int, **options: object) -> int:
-        handle = next(self._handles)
-        request = counting_request(handle, 7 * handle % VOCABULARY, prompt, output, caller=caller, **options)
-        self.callers[handle] = caller
+        number = next(self._handles)
+        request = counting_request(number, 7 * number % VOCABULARY, prompt, output, caller=caller, **options)
+        self.callers[number] = caller
         self.engine.submit(request)
-        return handle
+        return number
 
     def see(self, chunks: Sequence[Chunk]) -> None:
         """Nothing is left undone that a step could have done."""
@@ -63,8 +63,8 @@ class Watched:
         assert used <= scheduler.limits.max_batch_tokens
         if used == scheduler.limits.max_batch_tokens or sum(c.length for c in chunks if c.scores) >= SCORED_TOKENS:
             return
-        planned = {chunk.request.handle for chunk in chunks}
-        assert all(each.handle in planned for each in scheduler.running if not each.complete), "a running one stands"
+        planned = {chunk.request.number for chunk in chunks}
+        assert all(each.number in planned for each in scheduler.running if not each.complete), "a running one stands"
         head = scheduler._head()
         if head is not None and len(scheduler.running) < scheduler.limits.max_running:
             wanted = scheduler.table.pages_for(head.num_tokens)
@@ -73,11 +73,11 @@ class Watched:
     def step(self) -> None:
         result = self.engine.step()
         self.steps += 1
-        for handle in result.handles.tolist():
-            self.first.setdefault(handle, self.steps)
-            self.tokens[self.callers[handle]] += 1
-            self.output[handle] += 1
-        self.ended |= {finish.handle for finish in result.finished}
+        for number in result.numbers.tolist():
+            self.first.setdefault(number, self.steps)
+            self.tokens[self.callers[number]] += 1
+            self.output[number] += 1
+        self.ended |= {finish.number for finish in result.finished}
         if self.steps % self.check_every == 0:
             self.engine.check()
 
@@ -188,11 +188,11 @@ def test_the_first_token_beside_a_flood_comes_within_twice_the_steps_that_it_tak
             hog.fill()
             watched.step()
         before = watched.steps
-        handle = watched.submit("other", prompt, 4)
-        while handle not in watched.first:
+        number = watched.submit("other", prompt, 4)
+        while number not in watched.first:
             hog.fill()
             watched.step()
-        return watched.first[handle] - before
+        return watched.first[number] - before
 
     alone, flooded = steps_to_first_token(flooded=False), steps_to_first_token(flooded=True)
     # A step that is in flight already, or in which the first request of the hog comes first, is lost.
@@ -206,9 +206,9 @@ def test_pages_that_a_flood_holds_are_shared_too():
         hog.fill()
         watched.step()
     assert watched.engine.table.available < 40
-    handle = watched.submit("other", 80, 4)
+    number = watched.submit("other", 80, 4)
     before = watched.steps
-    while handle not in watched.ended:
+    while number not in watched.ended:
         hog.fill()
         watched.step()
         assert watched.steps < before + 40
@@ -234,7 +234,7 @@ def test_without_pages_the_latest_request_of_the_most_served_caller_gives_up_its
     light = watched.submit("light", 8, 40)
     while light not in watched.ended:
         watched.step()
-    requests = {each.handle: each for each in watched.engine.scheduler._requests.values()}
+    requests = {each.number: each for each in watched.engine.scheduler._requests.values()}
     assert watched.engine.scheduler.statistics.preemptions > 0
     assert light in watched.ended and not watched.ended & set(hog)
     assert requests[hog[0]].statistics.preemptions == 0, "the first in rank always gets on"
@@ -244,10 +244,10 @@ def test_one_callers_long_prompt_does_not_hold_up_anothers():
     watched = Watched(pages=800, page_size=4, budget=16, running=8)
     watched.submit("a", 1600, 1)
     watched.step()
-    handles = [watched.submit("b", 16, 1), watched.submit("c", 16, 1)]
+    numbers = [watched.submit("b", 16, 1), watched.submit("c", 16, 1)]
     for _ in range(5):
         watched.step()
-    assert watched.ended == set(handles)
+    assert watched.ended == set(numbers)
 
 
 def test_a_lower_priority_is_no_way_past_a_prompt_that_is_being_computed():
@@ -265,7 +265,7 @@ def test_a_caller_alone_is_served_in_order_of_rank():
         watched = Watched(pages=24, budget=12, running=4)
         seen: list[list[tuple[int, int, int]]] = []
         see = watched.see
-        watched.see = lambda chunks: (seen.append([(c.request.handle, c.start, c.length) for c in chunks]), see(chunks))  # type: ignore[method-assign,func-returns-value,assignment]
+        watched.see = lambda chunks: (seen.append([(c.request.number, c.start, c.length) for c in chunks]), see(chunks))  # type: ignore[method-assign,func-returns-value,assignment]
         draw = np.random.default_rng(1)
         arrivals = deque((callers, int(draw.integers(1, 30)), int(draw.integers(1, 20))) for _ in range(20))
         while arrivals or watched.engine.has_work:

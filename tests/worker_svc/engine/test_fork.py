@@ -14,7 +14,7 @@ from tests.worker_svc.engine.test_engine import Driver, counted
 
 
 def samples(count: int, prompt: int, output: int, first: int = 0, **options: object) -> list[Request]:
-    return [counting_request(handle, first, prompt, output, **options) for handle in range(count)]
+    return [counting_request(number, first, prompt, output, **options) for number in range(count)]
 
 
 def test_the_pages_of_a_prompt_are_held_once():
@@ -28,7 +28,7 @@ def test_the_pages_of_a_prompt_are_held_once():
     assert driver.engine.table.referenced == 10 + 16
     assert driver.runner.computed_tokens == 41 + 1 + 15  # the others compute the last prompt token only
     driver.run()
-    assert all(driver.output[handle] == counted(0, 41, 8) for handle in range(16))
+    assert all(driver.output[number] == counted(0, 41, 8) for number in range(16))
 
 
 def test_a_group_that_bypasses_the_cache_shares_too_and_leaves_nothing():
@@ -61,19 +61,19 @@ def test_any_group_counts_on_and_leaks_nothing(count, prompt, output, running, p
     driver.engine.submit(*samples(count, prompt, output))
     step = 0
     while driver.engine.has_work:
-        for handle in [handle for handle, when in aborts.items() if when == step]:
-            driver.engine.abort(handle)
+        for number in [number for number, when in aborts.items() if when == step]:
+            driver.engine.abort(number)
         driver.step()
         step += 1
         assert step < 2000
     assert driver.engine.table.referenced == 0
     assert set(driver.finished) == set(range(count))
-    for handle in range(count):
+    for number in range(count):
         expected = counted(0, prompt, output)
-        if driver.finished[handle].reason is FinishReason.CANCELLED:
-            assert driver.output[handle] == expected[: len(driver.output[handle])]
+        if driver.finished[number].reason is FinishReason.CANCELLED:
+            assert driver.output[number] == expected[: len(driver.output[number])]
         else:
-            assert driver.output[handle] == expected
+            assert driver.output[number] == expected
 
 
 def test_numbers_that_break_in_the_prompt_end_every_sample():

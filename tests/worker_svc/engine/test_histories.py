@@ -68,7 +68,7 @@ class Answer:
     trim: int = 0  # of the last ids, which are not part of the answer
 
 
-def random_request(draw: np.random.Generator, handle: int, capacity: int, *, plain: bool) -> Request:
+def random_request(draw: np.random.Generator, number: int, capacity: int, *, plain: bool) -> Request:
     """Prompts share prefixes often; lengths, samplers, priorities and salts differ. Steps of plain ones may overlap."""
     prompt = np.concatenate([np.arange(draw.integers(0, 40)) % 7, draw.integers(0, VOCABULARY, draw.integers(1, 20))])[
         : capacity - 2
@@ -89,12 +89,12 @@ def random_request(draw: np.random.Generator, handle: int, capacity: int, *, pla
         sequences=StopSequences(sequences) if sequences else None,
     )
     request = Request.make(
-        handle,
+        number,
         prompt,
         sampling,
         stopping,
         priority=int(draw.integers(-2, 3)),
-        caller=("", "b", "c")[handle % 3],
+        caller=("", "b", "c")[number % 3],
         salt=str(draw.choice(["", "a"])),
         bypass=bool(draw.random() < 0.1),
         logprobs=LogprobOptions(sampled=True),
@@ -104,19 +104,19 @@ def random_request(draw: np.random.Generator, handle: int, capacity: int, *, pla
     return request
 
 
-def other_sample(request: Request, handle: int) -> Request:
+def other_sample(request: Request, number: int) -> Request:
     """One of the same prompt, as a group of samples has them."""
     other = again(request)
-    other.handle, other.bypass, other.salt, other.priority = handle, request.bypass, request.salt, request.priority
+    other.number, other.bypass, other.salt, other.priority = number, request.bypass, request.salt, request.priority
     other.caller = request.caller
-    other.sampling = dataclasses.replace(request.sampling, seed=handle)
+    other.sampling = dataclasses.replace(request.sampling, seed=number)
     return other
 
 
 def again(request: Request) -> Request:
     """The same request, fresh."""
     return Request.make(
-        request.handle,
+        request.number,
         request.tokens[: request.prompt_tokens],
         request.sampling,
         request.stopping,
@@ -140,13 +140,13 @@ class Expectation:
 
 def collect(engine: Engine, answers: dict[int, Answer]) -> None:
     result = engine.step()
-    rows = zip(result.handles.tolist(), result.sampled.ids.tolist(), result.sampled.logprobs.tolist(), strict=True)
-    for handle, token, logprob in rows:
-        answers[handle].ids.append(token)
-        answers[handle].logprobs.append(logprob)
+    rows = zip(result.numbers.tolist(), result.sampled.ids.tolist(), result.sampled.logprobs.tolist(), strict=True)
+    for number, token, logprob in rows:
+        answers[number].ids.append(token)
+        answers[number].logprobs.append(logprob)
     for finish in result.finished:
-        assert answers[finish.handle].reason is None
-        answers[finish.handle].reason, answers[finish.handle].trim = finish.reason, finish.trim
+        assert answers[finish.number].reason is None
+        answers[finish.number].reason, answers[finish.number].trim = finish.reason, finish.trim
 
 
 @pytest.mark.parametrize(("dtype", "kv_cache_dtype"), VARIANTS)
@@ -194,8 +194,8 @@ def test_any_history_gives_each_request_what_it_gets_alone(tiny_llama: Path, dty
                     request = random_request(draw, len(requests), pages * 8, plain=plain)
                     count = int(draw.integers(1, 5)) if draw.random() < 0.2 else 1
                     samples = [request, *(other_sample(request, len(requests) + i) for i in range(1, count))]
-                    requests |= {sample.handle: sample for sample in samples}
-                    answers |= {sample.handle: Answer() for sample in samples}
+                    requests |= {sample.number: sample for sample in samples}
+                    answers |= {sample.number: Answer() for sample in samples}
                     engine.submit(*samples)
             if requests and draw.random() < 0.05:
                 engine.abort(int(draw.integers(0, len(requests))))
@@ -213,19 +213,19 @@ def test_any_history_gives_each_request_what_it_gets_alone(tiny_llama: Path, dty
         engine.overlap = False
         engine._speculation.model = expectation = Expectation()
 
-        for handle, request in requests.items():
-            crowded = answers[handle]
+        for number, request in requests.items():
+            crowded = answers[number]
             assert crowded.reason is not None
-            alone = {handle: Answer()}
+            alone = {number: Answer()}
             lonely = again(request)
-            if handle % TOKEN_BY_TOKEN:
+            if number % TOKEN_BY_TOKEN:
                 expectation.ids = crowded.ids
                 lonely.drafting = Drafting(CONTEXT, ngram=0)
                 lonely.drafting.learn(10_000, 10_000, 0)  # as if all were accepted
             engine.submit(lonely)
             while engine.has_work:
                 collect(engine, alone)
-            expected = alone[handle]
+            expected = alone[number]
             if crowded.reason is FinishReason.CANCELLED:
                 expected.ids = expected.ids[: len(crowded.ids)]
                 expected.logprobs = expected.logprobs[: len(crowded.logprobs)]

@@ -58,7 +58,7 @@ def test_what_was_told_as_cancelled_gives_back_its_pages_when_its_step_has_lande
     assert driver.finished[0].reason is FinishReason.CANCELLED
     assert not driver.engine.has_work
     assert not driver.engine.table.referenced
-    driver.engine.submit(counting_request(0, 0, 6, 3))  # the handle is free again
+    driver.engine.submit(counting_request(0, 0, 6, 3))  # the number is free again
     assert driver.output.pop(0) == [6]
     del driver.finished[0]
     driver.run()
@@ -116,14 +116,14 @@ def test_drafts_and_stop_sequences_before_min_tokens_wait_for_the_last_token():
 def test_the_logprobs_of_a_prompt_are_told_once_and_not_behind_a_cancellation():
     driver = overlapping(budget=8)
     options = LogprobOptions(prompt=True)
-    for handle in range(2):
-        driver.engine.submit(counting_request(handle, 3 * handle, 30, 5, logprobs=options))
+    for number in range(2):
+        driver.engine.submit(counting_request(number, 3 * number, 30, 5, logprobs=options))
     told = {0: 0, 1: 0}
     steps = 0
     while driver.engine.has_work:
         for scores in driver.engine.step().prompts:
-            told[scores.handle] += len(scores.logprobs)
-            assert scores.handle == 0 or steps < 3
+            told[scores.number] += len(scores.logprobs)
+            assert scores.number == 0 or steps < 3
         steps += 1
         if steps == 3:
             driver.engine.abort(1)

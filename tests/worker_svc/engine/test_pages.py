@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from tandem.worker.engine.defragmentation import defragment, is_fragmented
+from tandem.worker.engine.page_check import check_pages
 from tandem.worker.engine.pages import PageTable, SequencePages
 
 
@@ -31,7 +32,7 @@ def test_a_finished_prompt_is_found_again_page_by_page():
     assert again.cached_tokens == 4
     assert table.open(tokens(1, 2, 9, 4, 5)).cached_tokens == 2
     assert table.open(tokens(9, 2, 3, 4, 5)).cached_tokens == 0
-    table.check()
+    check_pages(table)
 
 
 def test_at_least_one_token_is_left_to_compute():
@@ -73,7 +74,7 @@ def test_two_sequences_that_complete_the_same_page_share_it_afterwards():
     assert table.referenced == 4
     for sequence in (first, second):
         table.publish(sequence, ids, 4)
-        table.check()
+        check_pages(table)
     assert table.referenced == 2
     assert first.held.tolist() == second.held.tolist()
     assert table.statistics.merged_pages == 2
@@ -117,7 +118,7 @@ def test_a_reservation_that_does_not_fit_changes_nothing():
     assert not table.reserve(second, 4)
     assert second.count == 0
     assert table.blank == 1
-    table.check()
+    check_pages(table)
 
 
 def test_pages_of_one_sequence_are_contiguous_where_they_can_be():
@@ -140,7 +141,7 @@ def test_discarded_pages_are_not_offered_to_anybody():
     assert sorted(dropped) == [0, 1, 2]
     assert table.cached == 0
     assert table.open(tokens(1, 2, 3)).cached_tokens == 0
-    table.check()
+    check_pages(table)
 
 
 def test_discarding_spares_pages_that_others_use():
@@ -150,7 +151,7 @@ def test_discarding_spares_pages_that_others_use():
     assert len(table.close(broken, discard=True)) == 1
     assert table.open(tokens(1, 2, 3)).cached_tokens == 2
     table.close(shared)
-    table.check()
+    check_pages(table)
 
 
 def test_clearing_forgets_what_nobody_uses_and_keeps_the_rest():
@@ -160,7 +161,7 @@ def test_clearing_forgets_what_nobody_uses_and_keeps_the_rest():
     assert table.clear() == 2
     assert table.cached == 0
     assert table.referenced == 2
-    table.check()
+    check_pages(table)
     table.close(used)
 
 
@@ -169,7 +170,7 @@ def test_a_broken_table_is_noticed():
     run_through(table, tokens(1, 2))
     table._references[0] += 1
     with pytest.raises(AssertionError, match="references"):
-        table.check()
+        check_pages(table)
 
 
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_size=1, max_size=20), st.integers(1, 3))
@@ -187,9 +188,9 @@ def test_what_is_found_is_always_a_true_prefix(prompts: list[list[int]], page_si
             for index in range(sequence.published, len(ids) // page_size):
                 content[int(sequence.held[index])] = tuple(prompt[: (index + 1) * page_size])
             table.publish(sequence, ids, len(ids))
-        table.check()
+        check_pages(table)
         table.close(sequence)
-        table.check()
+        check_pages(table)
 
 
 class AnySequenceOfOperations(RuleBasedStateMachine):
@@ -235,7 +236,7 @@ class AnySequenceOfOperations(RuleBasedStateMachine):
     @invariant()
     def is_sound(self) -> None:
         if hasattr(self, "table"):
-            self.table.check()
+            check_pages(self.table)
 
 
 TestAnySequenceOfOperations = AnySequenceOfOperations.TestCase
@@ -260,7 +261,7 @@ def test_defragmentation_puts_interleaved_chains_side_by_side():
         copies = defragment(table, 3)
         assert 0 < len(copies) <= 6
         content |= {copy.target: content[copy.source] for copy in copies if copy.source in content}
-        table.check()
+        check_pages(table)
         moves += 1
         assert moves < 100
     for ids in chains:
@@ -290,7 +291,7 @@ def test_defragmentation_moves_contents_and_names_together(prompts: list[list[in
         table.close(sequence)
     for _ in range(50):
         copies = defragment(table, limit)
-        table.check()
+        check_pages(table)
         content |= {target: content[source] for source, target in copies if source in content}
     assert table.chains() == list(range(table.cached)), "everything is in its place in the end"
     for prompt in prompts:

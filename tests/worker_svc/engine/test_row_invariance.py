@@ -37,8 +37,8 @@ def test_rows_that_depend_on_each_other_are_noticed_and_served(head_dim: int):
     runner = ModelRunner(model, KVCache(shape, "cpu"))
     assert not choose_padding(runner)
     engine = Engine(runner, PageTable(16, 16), SchedulerLimits(max_batch_tokens=64, max_running=4))
-    for handle in range(4):
-        engine.submit(Request.make(handle, [1 + handle, 2, 3], Sampling(seed=1), Stopping(max_tokens=5)))
+    for number in range(4):
+        engine.submit(Request.make(number, [1 + number, 2, 3], Sampling(seed=1), Stopping(max_tokens=5)))
     finished = []
     while engine.has_work:
         finished += engine.step().finished

@@ -25,8 +25,8 @@ from tandem.worker.engine.sampling import Sampling
 VOCABULARY = 1000
 
 
-def request(sampling: Sampling, prompt=(1, 2, 3), handle: int = 0, **options) -> Request:
-    return Request.make(handle, prompt, sampling, options.pop("stopping", Stopping(max_tokens=8)), **options)
+def request(sampling: Sampling, prompt=(1, 2, 3), number: int = 0, **options) -> Request:
+    return Request.make(number, prompt, sampling, options.pop("stopping", Stopping(max_tokens=8)), **options)
 
 
 def sample(logits: torch.Tensor, requests: list[Request], table: SamplingTable) -> Sampled:
@@ -41,7 +41,7 @@ def logits_of(rows: int, seed: int = 0, vocabulary: int = VOCABULARY, spread: fl
 def draw_many(logits: torch.Tensor, sampling: Sampling, count: int) -> np.ndarray:
     """`count` draws from one row of logits, each with a seed of its own."""
     table = SamplingTable(count)
-    requests = [request(Sampling(**{**_fields(sampling), "seed": seed}), handle=seed) for seed in range(count)]
+    requests = [request(Sampling(**{**_fields(sampling), "seed": seed}), number=seed) for seed in range(count)]
     return sample(logits.expand(count, -1).clone(), requests, table).ids
 
 
@@ -91,7 +91,7 @@ def test_draws_follow_the_distribution_of_hugging_faces_processors(sampling: Sam
     count = 5_000
     expected = reference_probabilities(logits, prompt, sampling)
     table = SamplingTable(count)
-    requests = [request(Sampling(**{**_fields(sampling), "seed": seed}), prompt, handle=seed) for seed in range(count)]
+    requests = [request(Sampling(**{**_fields(sampling), "seed": seed}), prompt, number=seed) for seed in range(count)]
     drawn = np.bincount(sample(logits.expand(count, -1).clone(), requests, table).ids, minlength=60)
     assert not drawn[expected == 0].any(), "a filtered id was drawn"
     kept = expected > 0
@@ -116,7 +116,7 @@ def test_zero_temperature_takes_the_largest_after_the_penalty():
     assert sample(logits.clone(), [request(sampling, prompt=[1])], table).ids.tolist() == [2]
     # Outside of the window nothing is penalized.
     outside = Sampling(temperature=0.0, repetition_penalty=1.2, repetition_window=2)
-    assert sample(logits.clone(), [request(outside, prompt=[1, 0, 0], handle=2)], SamplingTable(1)).ids.tolist() == [1]
+    assert sample(logits.clone(), [request(outside, prompt=[1, 0, 0], number=2)], SamplingTable(1)).ids.tolist() == [1]
 
 
 def test_a_row_draws_the_same_token_alone_and_in_a_crowd():
@@ -125,7 +125,7 @@ def test_a_row_draws_the_same_token_alone_and_in_a_crowd():
     requests = [
         request(
             Sampling(**{**_fields(CASES[row % len(CASES)]), "seed": row}),
-            handle=row,
+            number=row,
             logprobs=LogprobOptions(sampled=row % 2 == 0),
         )
         for row in range(rows)
@@ -154,7 +154,7 @@ def test_several_positions_of_a_request_are_sampled_in_one_call_as_one_by_one():
 def test_a_mask_constrains_its_row_and_no_other():
     vocabulary = 70
     logits = logits_of(3, vocabulary=vocabulary)
-    requests = [request(Sampling(seed=h), handle=h) for h in range(3)]
+    requests = [request(Sampling(seed=h), number=h) for h in range(3)]
     free = sample(logits.clone(), requests, SamplingTable(3)).ids
     mask = np.full((3, 3), -1, dtype=np.int32)
     mask[1] = 0
@@ -181,7 +181,7 @@ def test_logprobs_are_of_the_raw_logits():
     sampling = Sampling(temperature=0.5, top_k=3, repetition_penalty=2.0)
     result = sample(
         logits.clone(),
-        [request(sampling, logprobs=LogprobOptions(sampled=True)), request(sampling, handle=1)],
+        [request(sampling, logprobs=LogprobOptions(sampled=True)), request(sampling, number=1)],
         SamplingTable(2),
     )
     assert result.logprobs[0] == pytest.approx(
@@ -196,16 +196,16 @@ def test_stop_ids_cannot_be_drawn_before_min_tokens():
     stopping = Stopping(max_tokens=8, min_tokens=1, eos_ids=frozenset({3}), stop_ids=frozenset({4}))
     early = request(Sampling(temperature=0.0), stopping=stopping)
     assert sample(logits.clone(), [early], SamplingTable(1)).ids[0] not in (3, 4)
-    later = request(Sampling(temperature=0.0), stopping=stopping, resumed=[0], handle=1)
+    later = request(Sampling(temperature=0.0), stopping=stopping, resumed=[0], number=1)
     assert sample(logits.clone(), [later], SamplingTable(1)).ids[0] == 3
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_rows_with_broken_numbers_are_named_and_the_others_unharmed(bad: float):
     logits = logits_of(4)
-    clean = sample(logits.clone(), [request(Sampling(seed=h), handle=h) for h in range(4)], SamplingTable(4))
+    clean = sample(logits.clone(), [request(Sampling(seed=h), number=h) for h in range(4)], SamplingTable(4))
     logits[2, 17] = bad
-    result = sample(logits.clone(), [request(Sampling(seed=h), handle=h) for h in range(4)], SamplingTable(4))
+    result = sample(logits.clone(), [request(Sampling(seed=h), number=h) for h in range(4)], SamplingTable(4))
     assert result.finite.tolist() == [True, True, False, True]
     assert result.ids[[0, 1, 3]].tolist() == clean.ids[[0, 1, 3]].tolist()
 
@@ -222,10 +222,10 @@ def test_extreme_temperatures_do_not_overflow(temperature: float):
 def test_a_slot_is_used_again_and_holds_the_new_parameters():
     table = SamplingTable(1)
     logits = torch.tensor([[0.0, 1.0, 0.9]])
-    first = request(Sampling(temperature=0.0), handle=1)
+    first = request(Sampling(temperature=0.0), number=1)
     assert sample(logits.clone(), [first], table).ids[0] == 1
     table.free(first)
-    second = request(Sampling(temperature=0.0, repetition_penalty=5.0), prompt=[1], handle=2)
+    second = request(Sampling(temperature=0.0, repetition_penalty=5.0), prompt=[1], number=2)
     assert sample(logits.clone(), [second], table).ids[0] == 2
 
 
@@ -247,9 +247,9 @@ def test_uniform_numbers_are_uniform_independent_and_pure():
 
 def test_the_samples_of_a_prompt_share_their_lists():
     listed = Sampling(allowed_ids=tuple(range(20)), banned_ids=(3, 4), logit_bias=((5, 1.0),))
-    samples = [request(replace(listed, seed=seed), handle=seed) for seed in range(3)]
+    samples = [request(replace(listed, seed=seed), number=seed) for seed in range(3)]
     table = SamplingTable(4)
-    rows = table.gather([*samples, request(Sampling(allowed_ids=(7,)), handle=3)])
+    rows = table.gather([*samples, request(Sampling(allowed_ids=(7,)), number=3)])
     *lists, other = (table.lists(slot) for slot in rows["slot"].tolist())
     assert all(each.allowed_ids is lists[0].allowed_ids and each.banned_ids is lists[0].banned_ids for each in lists)
     assert (lists[0].allowed_ids.tolist(), lists[0].banned_ids.tolist()) == (list(range(20)), [3, 4])

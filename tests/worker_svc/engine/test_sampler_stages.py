@@ -112,8 +112,8 @@ def make_logits(vocabulary: int, spread: float, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.sinh(values * spread).astype(np.float32) if spread > 0.6 else values.astype(np.float32))
 
 
-def make_request(sampling: Sampling, handle: int = 0, tokens=TOKENS, **options: object) -> Request:
-    return Request.make(handle, tokens, sampling, Stopping(max_tokens=8), **options)  # type: ignore[arg-type]
+def make_request(sampling: Sampling, number: int = 0, tokens=TOKENS, **options: object) -> Request:
+    return Request.make(number, tokens, sampling, Stopping(max_tokens=8), **options)  # type: ignore[arg-type]
 
 
 def sample_requests(logits: torch.Tensor, requests: list[Request], table: SamplingTable | None = None) -> Sampled:
@@ -123,7 +123,7 @@ def sample_requests(logits: torch.Tensor, requests: list[Request], table: Sampli
 def distributions(logits: torch.Tensor, samplings: list[Sampling]) -> tuple[np.ndarray, Sampled]:
     """The probabilities `[rows, vocabulary]` from which the engine says it drew, by its processed logprobs."""
     everything = LogprobOptions(processed=True, ids=tuple(range(logits.shape[1])))
-    requests = [make_request(sampling, handle, logprobs=everything) for handle, sampling in enumerate(samplings)]
+    requests = [make_request(sampling, number, logprobs=everything) for number, sampling in enumerate(samplings)]
     result = sample_requests(logits, requests)
     return np.exp(result.alternatives.logprobs.astype(np.float64)).reshape(len(samplings), -1), result
 

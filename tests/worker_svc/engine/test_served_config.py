@@ -6,7 +6,7 @@ import pytest
 
 from tandem.worker.engine.build import BuildError, served_config
 from tandem.worker.engine.config import EngineConfig
-from tests.worker_svc.model.test_config import GOOD
+from tests.worker_svc.checkpoints.test_model_config import GOOD
 
 
 def test_without_wishes_the_model_is_served_as_it_is() -> None:

@@ -71,8 +71,8 @@ def test_an_end_within_accepted_drafts_ends_there():
 
 def test_drafts_never_take_a_page_from_anybody():
     driver = Driver(pages=2 * 20, page_size=4, budget=64, running=2)
-    for handle in range(2):
-        driver.engine.submit(drafted(counting_request(handle, 0, VOCABULARY + 2, 12, bypass=True), most=16))
+    for number in range(2):
+        driver.engine.submit(drafted(counting_request(number, 0, VOCABULARY + 2, 12, bypass=True), most=16))
     driver.run()
     assert driver.engine.scheduler.statistics.preemptions == 0
     assert driver.output[0] == driver.output[1] == counted(0, VOCABULARY + 2, 12)
@@ -84,8 +84,8 @@ def test_what_promises_less_than_it_costs_is_not_computed():
             return 1 + drafts / decodes
 
     driver = Driver(pages=800, page_size=8, budget=3000, running=40, costs=Dear())
-    for handle in range(40):
-        driver.engine.submit(drafted(counting_request(handle, handle, VOCABULARY + 2, 10)))
+    for number in range(40):
+        driver.engine.submit(drafted(counting_request(number, number, VOCABULARY + 2, 10)))
     driver.run()
     assert driver.engine.scheduler.statistics.drafts_proposed == 0
     assert driver.engine.drafts_declined >= 8

@@ -112,8 +112,8 @@ def test_a_quantized_model_answers_alone_as_in_a_crowd(repository: Path) -> None
             engine.submit(Request.make(seed, prompt, Sampling(seed=seed), Stopping(max_tokens=12), bypass=True))
         while engine.has_work:
             result = engine.step()
-            for handle, token in zip(result.handles.tolist(), result.sampled.ids.tolist(), strict=True):
-                output[handle].append(token)
+            for number, token in zip(result.numbers.tolist(), result.sampled.ids.tolist(), strict=True):
+                output[number].append(token)
         return output
 
     crowd = answers(list(range(7)))

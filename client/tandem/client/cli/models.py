@@ -56,7 +56,7 @@ def inspect(
 ) -> None:
     """Show what a checkpoint is: sizes, memory at each precision, KV bytes a token, what fits on this machine."""
     with reporting_errors():
-        (report,) = _reports("tandem.worker.checkpoints.inspection", [str(model), f"--quantize-group={group}"])
+        (report,) = _reports("tandem.worker.convert.inspection", [str(model), f"--quantize-group={group}"])
         if as_json:
             output().print_json(json.dumps(report), highlight=False, indent=None if not output().is_terminal else 2)
         else:

@@ -36,8 +36,8 @@ class GuidedDriver(Driver):
         self.runner = CountingRunner(pages, 4)
         self.engine = Engine(self.runner, PageTable(pages, 4), limits, grammars=grammars, costs=Free())
 
-    def guided(self, handle: int, first: int, prompt: int, output: int, guide: Guide = ANYTHING) -> Request:
-        request = counting_request(handle, first, prompt, output)
+    def guided(self, number: int, first: int, prompt: int, output: int, guide: Guide = ANYTHING) -> Request:
+        request = counting_request(number, first, prompt, output)
         request.matcher = self.engine.grammars.matcher(guide)
         self.engine.submit(request)
         return request

@@ -15,7 +15,7 @@ import torch
 
 from tandem.worker.checkpoints.ggml_blocks import BlockKind
 from tandem.worker.checkpoints.grouped import Grouped
-from tandem.worker.model.config import ModelConfig
+from tandem.worker.checkpoints.model_config import ModelConfig
 
 STORED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -39,9 +39,9 @@ from tandem.worker.checkpoints.ggml_blocks import BLOCK_KINDS, BlockKind, Quanti
 from tandem.worker.checkpoints.gguf_fields import NEUTRAL_FAMILIES, SAMPLING, known_keys
 from tandem.worker.checkpoints.gguf_parts import GgufFiles, Located, open_files
 from tandem.worker.checkpoints.known_fields import check_fields
+from tandem.worker.checkpoints.model_config import Experts, ModelConfig, RopeScaling, yarn_attention_factor
 from tandem.worker.checkpoints.row_order import halves_order
 from tandem.worker.checkpoints.sampling_defaults import sampling_defaults
-from tandem.worker.model.config import Experts, ModelConfig, RopeScaling, yarn_attention_factor
 
 _KINDS: Mapping[int, torch.dtype | BlockKind] = {
     0: torch.float32,

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.hugging_face_fields import CONFIG, ROPE
 from tandem.worker.checkpoints.known_fields import check_fields
-from tandem.worker.model.config import Experts, ModelConfig, RopeScaling, yarn_attention_factor
+from tandem.worker.checkpoints.model_config import Experts, ModelConfig, RopeScaling, yarn_attention_factor
 
 KEYS = {
     "num_layers": "num_hidden_layers",

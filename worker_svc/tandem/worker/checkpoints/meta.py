@@ -38,9 +38,9 @@ from tandem.worker.checkpoints.checkpoint import (
 )
 from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.known_fields import NEUTRAL, USED, Only, Table, check_fields, rules
+from tandem.worker.checkpoints.model_config import ModelConfig, RopeScaling
 from tandem.worker.checkpoints.row_order import halves_order
 from tandem.worker.checkpoints.special_ids import read_special_ids
-from tandem.worker.model.config import ModelConfig, RopeScaling
 
 _State = Mapping[str, torch.Tensor]
 _KEYS = {

@@ -16,11 +16,11 @@ import torch
 
 from tandem.common.gguf import ARRAY, DEFAULT_ALIGNMENT, MAGIC, STRING, read_raw
 from tandem.worker.checkpoints.gguf_file import ROPE_DIVISORS, place_of, rope_divisors
+from tandem.worker.checkpoints.model_config import ModelConfig, yarn_attention_factor
 from tandem.worker.checkpoints.row_order import neighbours_order
 from tandem.worker.convert.byte_pairs import UnknownTokenizerError
 from tandem.worker.convert.pieces import ConvertError, Source, flush, reserve, write_at
 from tandem.worker.convert.tokenizers import gguf_vocabulary
-from tandem.worker.model.config import ModelConfig, yarn_attention_factor
 
 _KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
 _FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}

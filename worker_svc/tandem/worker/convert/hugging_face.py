@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from tandem.worker.checkpoints.hugging_face_config import ARCHITECTURES
+from tandem.worker.checkpoints.model_config import ModelConfig, RopeScaling
 from tandem.worker.convert.pieces import ConvertError, Source, flush, reserve, write_at, write_text
-from tandem.worker.model.config import ModelConfig, RopeScaling
 
 _SHARD_BYTES = 5_000_000_000
 _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from tandem.worker.checkpoints.meta import intermediate_size_of, stored_name
+from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.row_order import neighbours_order
 from tandem.worker.convert.pieces import ConvertError, Source, flush, write_text
-from tandem.worker.model.config import ModelConfig
 
 _STORAGES = {
     torch.float32: torch.FloatStorage,

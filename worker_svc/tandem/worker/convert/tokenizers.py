@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tandem.common.gguf import read_metadata
+from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.special_ids import protobuf_fields
 from tandem.worker.convert.byte_pairs import UnknownTokenizerError, from_json, from_ranks
-from tandem.worker.model.config import ModelConfig
 
 _FILES = (
     "tokenizer.model",

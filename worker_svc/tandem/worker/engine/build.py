@@ -15,6 +15,7 @@ import torch
 
 from tandem.worker.checkpoints import Checkpoint, open_checkpoint
 from tandem.worker.checkpoints.grouped import GROUPS, Quantization
+from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.engine import sampler
 from tandem.worker.engine.calibration import key_channels
 from tandem.worker.engine.config import EngineConfig
@@ -25,7 +26,6 @@ from tandem.worker.engine.pages import PageTable
 from tandem.worker.engine.scheduler import SchedulerLimits
 from tandem.worker.engine.speculation_costs import Free
 from tandem.worker.model import cuda_device
-from tandem.worker.model.config import ModelConfig
 from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import kv_format

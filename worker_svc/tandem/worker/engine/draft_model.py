@@ -18,16 +18,21 @@ import torch
 
 from tandem.worker.engine.pages import PageTable
 from tandem.worker.engine.request import Request
-from tandem.worker.engine.runner import Runner
 from tandem.worker.engine.sampler import Rows, SamplingTable, sample
-from tandem.worker.model.runner import Work
+from tandem.worker.model.runner import ModelRunner, Work
 
 
 class DraftModel:
     """`Proposer` of a second model."""
 
     def __init__(
-        self, runner: Runner, table: PageTable, sampling: SamplingTable, *, max_batch_tokens: int, context_length: int
+        self,
+        runner: ModelRunner,
+        table: PageTable,
+        sampling: SamplingTable,
+        *,
+        max_batch_tokens: int,
+        context_length: int,
     ) -> None:
         self._runner = runner
         self._table = table

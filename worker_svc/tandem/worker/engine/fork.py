@@ -1,6 +1,6 @@
 """Several samples of one prompt: the first computes it, the others wait for that and then share its pages.
 
-Samples are requests of their own, alike but for their handles, which follow each other, and their seeds. When the first
+Samples are requests of their own, alike but for their numbers, which follow each other, and their seeds. When the first
 has its first token, the others join the queue: whole pages of the prompt are found in the page table like any other
 prefix, the last one, which the first sample goes on filling, is copied. So the prompt is held and computed once, and
 each other sample computes its last prompt token anew, from which its own first token is drawn.
@@ -25,25 +25,25 @@ def sample_seed(seed: int, index: int) -> int:
     return int.from_bytes(hashlib.blake2b(struct.pack("<QI", seed, index), digest_size=8).digest(), "little")
 
 
-def private_salt(handle: int) -> str:
+def private_salt(number: int) -> str:
     """Of a group that shares pages with nobody else: no string of the wire holds a lone surrogate."""
-    return f"\ud800{handle}"
+    return f"\ud800{number}"
 
 
 @dataclass(slots=True)
 class Forks:
     """The samples that wait for their prompt."""
 
-    _waiting: dict[int, tuple[Request, list[Request]]] = field(default_factory=dict)  # by the first one's handle
-    _first: dict[int, int] = field(default_factory=dict)  # the first sample's handle by the others'
+    _waiting: dict[int, tuple[Request, list[Request]]] = field(default_factory=dict)  # by the first one's number
+    _first: dict[int, int] = field(default_factory=dict)  # the first sample's number by the others'
 
     def hold(self, first: Request, others: Sequence[Request]) -> None:
         """The others wait for the first."""
         if others:
-            self._waiting[first.handle] = (first, list(others))
+            self._waiting[first.number] = (first, list(others))
             for request in others:
                 request.leader = first
-                self._first[request.handle] = first.handle
+                self._first[request.number] = first.number
 
     def started(self) -> list[Request]:
         """Those whose first sample has its first token now, in order; they wait no longer."""
@@ -54,19 +54,19 @@ class Forks:
 
     def release(self, first: Request) -> list[Request]:
         """The prompt is computed, or never will be: those that waited for it, in order."""
-        if first.handle not in self._waiting:
+        if first.number not in self._waiting:
             return []
-        _, others = self._waiting.pop(first.handle)
+        _, others = self._waiting.pop(first.number)
         for request in others:
-            del self._first[request.handle]
+            del self._first[request.number]
         return others
 
-    def take(self, handle: int) -> Request | None:
+    def take(self, number: int) -> Request | None:
         """Takes one sample out, if it waits here."""
-        first = self._first.pop(handle, None)
+        first = self._first.pop(number, None)
         if first is None:
             return None
         _, others = self._waiting[first]
-        found = next(request for request in others if request.handle == handle)
+        found = next(request for request in others if request.number == number)
         others.remove(found)
         return found

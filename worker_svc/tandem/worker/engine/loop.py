@@ -26,12 +26,12 @@ from tandem.worker.engine.guides.grammars import Grammars
 from tandem.worker.engine.outcome import End, decide, resume, take_tokens
 from tandem.worker.engine.pages import PageCopy, PageTable
 from tandem.worker.engine.request import FinishReason, Request, RequestStatistics
-from tandem.worker.engine.runner import Runner
 from tandem.worker.engine.sampler import Sampled, SamplingTable
 from tandem.worker.engine.scheduler import Scheduler, SchedulerLimits
 from tandem.worker.engine.scoring import PromptScores
 from tandem.worker.engine.speculation import Speculation
 from tandem.worker.engine.speculation_costs import Costs, MeasuredCosts, StepCost
+from tandem.worker.model.runner import ModelRunner
 
 TIDY_PAGES = 64  # moved between two looks at what has come
 STATE_WAIT_SECONDS = 0.003  # for matchers to say whether a grammar has ended; later, it costs a row of the next step
@@ -42,7 +42,7 @@ HELD_WAIT_SECONDS = 0.005  # between two looks at what has come, while all reque
 class Finish:
     """The end of a request."""
 
-    handle: int
+    number: int
     reason: FinishReason
     matched_token: int | None
     matched_sequence: int | None
@@ -56,14 +56,14 @@ class Finish:
         request.statistics.finished = time.monotonic()
         request.count_pages()
         matched = (end.matched_token, end.matched_sequence, end.trim)
-        return cls(request.handle, end.reason, *matched, request.statistics, end.detail)
+        return cls(request.number, end.reason, *matched, request.statistics, end.detail)
 
 
 @dataclass(slots=True)
 class StepResult:
-    """What one step produced: row i of `sampled` is a token of the request `handles[i]`."""
+    """What one step produced: row i of `sampled` is a token of the request `numbers[i]`."""
 
-    handles: npt.NDArray[np.uint64]
+    numbers: npt.NDArray[np.uint64]
     sampled: Sampled
     finished: list[Finish] = field(default_factory=list)
     prompts: list[PromptScores] = field(default_factory=list)
@@ -87,12 +87,12 @@ class Engine:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: ModelRunner,
         table: PageTable,
         limits: SchedulerLimits,
         *,
         grammars: Grammars | None = None,
-        draft_runner: Runner | None = None,
+        draft_runner: ModelRunner | None = None,
         draft_context_length: int = 0,
         overlap: bool = False,
         costs: Costs | None = None,
@@ -121,7 +121,7 @@ class Engine:
         self._flight: Flight | None = None
         self._forks = Forks()
         self._ended: list[Finish] = []  # outside of a step
-        self.note: Callable[[Sequence[int]], None] = lambda handles: None  # told before what is computed first
+        self.note: Callable[[Sequence[int]], None] = lambda numbers: None  # told before what is computed first
         self._idle = False  # the last step found nothing to compute
         self._tidied_at = 0
 
@@ -148,13 +148,13 @@ class Engine:
         self._forks.hold(request, others)
         self.scheduler.add(request)
 
-    def abort(self, handle: int) -> None:
-        """Ends a request as CANCELLED; a handle that is not in use is ignored, since it may have just finished."""
-        request = self.scheduler.find(handle)
+    def abort(self, number: int) -> None:
+        """Ends a request as CANCELLED; a number that is not in use is ignored, since it may have just finished."""
+        request = self.scheduler.find(number)
         if request is not None:
             if not request.ended:
                 self._end(request, self._ended, End(FinishReason.CANCELLED))
-        elif (held := self._forks.take(handle)) is not None:
+        elif (held := self._forks.take(number)) is not None:
             self._ended.append(Finish.of(held, End(FinishReason.CANCELLED)))
 
     def tidy(self) -> bool:
@@ -242,7 +242,7 @@ class Engine:
                 chunk.request.statistics.scheduled = scheduled
         self._copy(self.scheduler.take_copies())
         flown = [*before.chunks, *chunks] if before is not None else chunks
-        self.note([chunk.request.handle for chunk in flown if not chunk.request.statistics.first_token])
+        self.note([chunk.request.number for chunk in flown if not chunk.request.statistics.first_token])
         constraints = StepConstraints.begin(chunks, self.grammars)
         ids = before.tokens.ids if before is not None and before.tokens is not None else None
         logits = self._runner.forward([work(chunk) for chunk in chunks], ids)
@@ -254,8 +254,8 @@ class Engine:
         """Appends what a step has sampled, and ends whom that ends."""
         sampled = flight.tokens.read() if flight.tokens is not None else Sampled.nothing()
         result = StepResult(np.empty(0, np.uint64), sampled, ended)
-        told = {chunk.request.handle for chunk in flight.chunks if chunk.request.ended}
-        result.prompts = [scores for scores in flight.prompts if scores.handle not in told]
+        told = {chunk.request.number for chunk in flight.chunks if chunk.request.ended}
+        result.prompts = [scores for scores in flight.prompts if scores.number not in told]
         ends, gone = self._collect(flight, result, time.monotonic())
         self.scheduler.land(flight.chunks)
         for request in gone:
@@ -295,7 +295,7 @@ class Engine:
         """Appends the sampled tokens, puts into `result` what goes out of them, and returns which requests end, and
         which ended before and have no step in flight any more."""
         keep: list[int] = []
-        handles: list[int] = []
+        numbers: list[int] = []
         ends: list[tuple[Request, End]] = []
         gone: list[Request] = []
         ids = result.sampled.ids.tolist()
@@ -319,7 +319,7 @@ class Engine:
                 continue
             taken, end = take_tokens(request, ids[rows], finite[rows], possible[rows], flight.exhausted[rows])
             keep.extend(range(rows.start, rows.start + taken))
-            handles.extend([request.handle] * taken)
+            numbers.extend([request.number] * taken)
             if not request.statistics.first_token:
                 request.statistics.first_token = now
             if chunk.samples > 1:
@@ -327,9 +327,9 @@ class Engine:
             if end is not None:
                 ends.append((request, end))
             elif request.stopping.sequences is not None and not request.stopping.include_stop:
-                result.held.append((request.handle, request.stopping.sequences.held(request.stop_state)))
+                result.held.append((request.number, request.stopping.sequences.held(request.stop_state)))
         self.scheduler.statistics.output_tokens += len(keep)
-        result.handles = np.array(handles, dtype=np.uint64)
+        result.numbers = np.array(numbers, dtype=np.uint64)
         result.sampled = result.sampled.take(keep)
         return ends, gone
 

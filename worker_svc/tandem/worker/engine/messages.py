@@ -265,7 +265,7 @@ class Ended(msgspec.Struct, array_like=True):
         scheduled = s.scheduled or s.finished
         first = s.first_token or s.finished
         return cls(
-            handle=finish.handle,
+            handle=finish.number,
             reason=int(finish.reason),
             matched_token=finish.matched_token,
             matched_sequence=finish.matched_sequence,
@@ -348,13 +348,13 @@ class Step(msgspec.Struct, tag=True, array_like=True):
     def of(cls, result: StepResult, load: Load) -> Step:
         """The frame of a step's result."""
         return cls(
-            handles=result.handles.tobytes(),
+            handles=result.numbers.tobytes(),
             ids=result.sampled.ids.tobytes(),
             logprobs=result.sampled.logprobs.tobytes(),
             ranks=result.sampled.ranks.tobytes(),
             others=Others.of(result.sampled.alternatives),
             prompts=[
-                ScoredPrompt(each.handle, each.logprobs.tobytes(), each.ranks.tobytes(), Others.of(each.alternatives))
+                ScoredPrompt(each.number, each.logprobs.tobytes(), each.ranks.tobytes(), Others.of(each.alternatives))
                 for each in result.prompts
             ],
             ended=[Ended.of(finish) for finish in result.finished],

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tandem.worker.engine.pages import PageTable, SequencePages
+from tandem.worker.engine.pages import PageTable, SequencePages
 
 
 def check_pages(table: PageTable) -> None:

@@ -20,8 +20,8 @@ sequence's salt. Names are compared in full, so that no collision of hashes can 
 A page that begins like what a new sequence needs, but ends otherwise, can be copied: its first keys and values are
 right. For this, the last page of a sequence that ends is published too, with the tokens that it has.
 
-No torch here: numbers only. Which blank page comes next is `blank_pages.py`'s business. `check()` (`page_check.py`)
-derives everything anew and is meant to be called after every operation in tests.
+No torch here: numbers only. Which blank page comes next is `blank_pages.py`'s business. `page_check.py` derives
+everything anew and is meant to be called after every operation in tests.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.worker.engine.blank_pages import BlankPages
-from tandem.worker.engine.page_check import check_pages
 
 SIMILAR_PAGES = 16  # of a page's children, the latest so many are compared with what a new sequence needs
 
@@ -402,7 +401,3 @@ class PageTable:
             if not self._references[page] and not self._has_children(page)
         ]
         heapq.heapify(self._leaves)
-
-    def check(self) -> None:
-        """Derives every number anew; raises AssertionError with what is wrong."""
-        check_pages(self)

@@ -97,7 +97,7 @@ class Request:
     next step; `pending` ones were sampled and are not read yet (`flight.py`). `num_computed` tokens have keys and
     values, or will have them before anything that is launched from now on."""
 
-    handle: int  # the front's number for it
+    number: int  # the front's number for it
     tokens: Tokens  # with room for every token that may come
     prompt_tokens: int
     num_tokens: int
@@ -131,7 +131,7 @@ class Request:
     @classmethod
     def make(
         cls,
-        handle: int,
+        number: int,
         prompt: npt.ArrayLike,
         sampling: Sampling,
         stopping: Stopping,
@@ -150,7 +150,7 @@ class Request:
         tokens[: len(head)] = head
         tokens[len(head) : len(head) + len(tail)] = tail
         return cls(
-            handle=handle,
+            number=number,
             tokens=tokens,
             prompt_tokens=len(head),
             num_tokens=len(head) + len(tail),
@@ -189,7 +189,7 @@ class Request:
         return self.num_tokens - self.prompt_tokens
 
     @property
-    def rank(self) -> tuple[int, int]:
+    def order(self) -> tuple[int, int]:
         """Smaller runs first: by priority, then by arrival."""
         return (-self.priority, self.arrival)
 

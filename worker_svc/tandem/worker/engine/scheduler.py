@@ -16,7 +16,7 @@ step hands out a budget of tokens. A prefill owes many, a decode owes one, a pre
 When a running request needs a page and there is none, a running one of the lowest priority loses its pages and waits
 again: the latest of the caller that had most. Its published pages stay cached while there is room, so it seldom
 computes much twice. A waiting request without a place gets one in the same way from a caller that had no less, and that
-even afterwards holds as many places, or pages, as the other; so no place goes to and fro. The first in rank (priority,
+even afterwards holds as many places, or pages, as the other; so no place goes to and fro. The first in order (priority,
 then arrival) is never the victim, therefore it always gets on, and therefore everything finishes.
 
 A request that is *held* waits for somebody else, who answers within a time of his own; it keeps its place and its
@@ -35,6 +35,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from tandem.worker.engine.fairness import Fairness
+from tandem.worker.engine.page_check import check_pages
 from tandem.worker.engine.pages import PageCopy, PageTable
 from tandem.worker.engine.request import MAX_PRIORITY, Request
 
@@ -99,7 +100,7 @@ class Scheduler:
 
     table: PageTable
     limits: SchedulerLimits
-    running: list[Request] = field(default_factory=list)  # in order of rank
+    running: list[Request] = field(default_factory=list)  # in order of service
     statistics: SchedulerStatistics = field(default_factory=SchedulerStatistics)
     fairness: Fairness = field(default_factory=Fairness)
     # By priority and caller, heaps by arrival.
@@ -107,7 +108,7 @@ class Scheduler:
     _requests: dict[int, Request] = field(default_factory=dict)
     _copies: list[PageCopy] = field(default_factory=list)
     _lacking: tuple[Request, int] | None = None  # the waiting request that did not fit, and how many pages it wanted
-    _admitted: set[int] = field(default_factory=set)  # handles, in the step that is being scheduled
+    _admitted: set[int] = field(default_factory=set)  # numbers, in the step that is being scheduled
     _arrivals: int = 0
     _waiting_tokens: int = 0
 
@@ -130,22 +131,22 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Puts a request in the queue; it must fit into the cache when it is alone there."""
-        assert request.handle not in self._requests, "a handle is used once at a time"
+        assert request.number not in self._requests, "a number is used once at a time"
         assert self.table.pages_for(len(request.tokens)) <= self.table.total, "validated before: it fits into the cache"
         request.arrival = self._arrivals
         self._arrivals += 1
-        self._requests[request.handle] = request
+        self._requests[request.number] = request
         self.fairness.enter(request.caller)
         self._wait(request)
 
-    def find(self, handle: int) -> Request | None:
-        """The request of a handle while it runs or waits."""
-        return self._requests.get(handle)
+    def find(self, number: int) -> Request | None:
+        """The request of a number while it runs or waits."""
+        return self._requests.get(number)
 
     def remove(self, request: Request, *, discard: bool = False) -> list[int]:
         """Ends a request, wherever it is; returns the pages that became blank. With `discard` its pages are not kept
         as prompt cache either."""
-        del self._requests[request.handle]
+        del self._requests[request.number]
         dropped: list[int] = []
         if request.pages is None:
             self._leave_queue(request)
@@ -218,13 +219,13 @@ class Scheduler:
                 used -= self._make_room(request, computed + 1, planned)
                 if request.pages is None:
                     continue
-            planned[request.handle] = Chunk(request, computed, 1, 1)
+            planned[request.number] = Chunk(request, computed, 1, 1)
             self.fairness.charge(request, computed + 1)
             used += 1
         used += self._add_drafts(list(planned.values()), self.limits.max_batch_tokens // 2 - used)
         self._add_prefills(prefills, planned, used)
         waited_for = any(request.pending or request.held for request in self.running)
-        assert planned or waited_for or not self._requests, "the first in rank always gets on"
+        assert planned or waited_for or not self._requests, "the first in order always gets on"
         return list(planned.values())
 
     def _add_prefills(self, prefills: list[Request], planned: dict[int, Chunk], used: int) -> None:
@@ -254,13 +255,13 @@ class Scheduler:
             length = self._chunk_length(request, budget)
             used -= self._make_room(request, request.num_computed + length, planned)
             if request.pages is not None:
-                planned[request.handle] = self._chunk(request, length)
+                planned[request.number] = self._chunk(request, length)
                 self.fairness.charge(request, request.num_computed + length)
                 used += length
                 scored += length if request.scoring else 0
 
     def _next_prefill(self, prefills: list[Request]) -> Request | None:
-        """Of running requests in order of rank."""
+        """Of running requests in order of service."""
         if not prefills or not self.fairness.several:
             return prefills[0] if prefills else None
         served = self.fairness.served
@@ -387,26 +388,26 @@ class Scheduler:
         """The running request that gives up its place, or its pages, for a waiting one that lacks them; None if none
         is lacking or nobody has to."""
         if len(self.running) >= self.limits.max_running:
-            holds, wanted = dict.fromkeys((each.handle for each in self.running), 1), 1
+            holds, wanted = dict.fromkeys((each.number for each in self.running), 1), 1
         elif self._lacking is not None and self._lacking[0] is request:
             wanted = self._lacking[1]
             if wanted + len(self.running) <= self.table.available:
                 return None
-            holds = {each.handle: each.pages.count for each in self.running if each.pages is not None}
+            holds = {each.number: each.pages.count for each in self.running if each.pages is not None}
         else:
             return None
         held: Counter[str] = Counter()
         for each in self.running:
-            held[each.caller] += holds[each.handle]
+            held[each.caller] += holds[each.number]
         served = self.fairness.served
         return max(
             (
                 each
                 for each in self.running[1:]
                 if each.priority <= request.priority
-                and each.handle not in self._admitted
+                and each.number not in self._admitted
                 and served(each.caller) >= served(request.caller)
-                and held[each.caller] - holds[each.handle] >= held[request.caller] + wanted
+                and held[each.caller] - holds[each.number] >= held[request.caller] + wanted
             ),
             key=lambda each: (-each.priority, *self._served_and_late(each)),
             default=None,
@@ -415,7 +416,7 @@ class Scheduler:
     def _preempt(self, request: Request, planned: dict[int, Chunk]) -> int:
         """Takes a request's pages and lets it wait again. Returns how many planned tokens it loses."""
         assert not request.pending, "has_room was asked before"
-        assert request.handle not in self._admitted, "what it shares is not copied yet"
+        assert request.number not in self._admitted, "what it shares is not copied yet"
         self.running.remove(request)
         self._release(request)
         request.num_computed = request.drafts = 0
@@ -423,7 +424,7 @@ class Scheduler:
         request.statistics.preemptions += 1
         self.statistics.preemptions += 1
         self._wait(request)
-        chunk = planned.pop(request.handle, None)
+        chunk = planned.pop(request.number, None)
         return chunk.length if chunk else 0
 
     def _admit(self, request: Request) -> bool:
@@ -456,7 +457,7 @@ class Scheduler:
             cached += pages.similar.tokens
         request.num_computed = cached
         request.charged = max(request.charged, cached)
-        self._admitted.add(request.handle)
+        self._admitted.add(request.number)
         if request.drafting is not None:
             request.drafting.computed = cached
         if not request.statistics.preemptions:
@@ -469,7 +470,7 @@ class Scheduler:
 
     def _insert_running(self, request: Request) -> None:
         place = len(self.running)
-        while place and self.running[place - 1].rank > request.rank:
+        while place and self.running[place - 1].order > request.order:
             place -= 1
         self.running.insert(place, request)
 
@@ -489,13 +490,13 @@ class Scheduler:
 
     def check(self) -> None:
         """Derives every number anew; raises AssertionError with what is wrong."""
-        self.table.check()
+        check_pages(self.table)
         waiting = [request for queues in self._waiting.values() for queue in queues.values() for _, request in queue]
         self.fairness.check(waiting, self.running)
         assert len(waiting) == self.waiting, "a request is neither waiting nor running"
-        assert {r.handle for r in waiting} | {r.handle for r in self.running} == set(self._requests)
+        assert {r.number for r in waiting} | {r.number for r in self.running} == set(self._requests)
         assert self._waiting_tokens == sum(request.owed for request in waiting), "waiting tokens miscounted"
-        assert [r.rank for r in self.running] == sorted(r.rank for r in self.running), "running out of rank"
+        assert [r.order for r in self.running] == sorted(r.order for r in self.running), "running out of order"
         assert len(self.running) <= self.limits.max_running
         for request in waiting:
             assert request.pages is None and request.num_computed == 0, "a waiting request holds pages"

@@ -23,7 +23,7 @@ from tandem.worker.engine.scheduler import Chunk
 class PromptScores:
     """Of the next tokens of a request's prompt, parallel."""
 
-    handle: int
+    number: int
     logprobs: npt.NDArray[np.float32]
     ranks: npt.NDArray[np.int32]
     alternatives: Alternatives
@@ -55,7 +55,7 @@ def _score(chunk: Chunk, logits: torch.Tensor) -> PromptScores:
     logprobs = torch.log_softmax(rows, dim=-1)
     request.scored = end
     return PromptScores(
-        request.handle,
+        request.number,
         *chosen_logprobs(logprobs, ids),
         alternatives(logprobs, [request.logprobs] * len(ids)),
     )

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from tandem.worker.checkpoints import CheckpointError
+from tandem.worker.checkpoints.model_config import ConfigError
 from tandem.worker.engine.build import BuildError, BuiltEngine, build_engine, device_name
 from tandem.worker.engine.config import EngineConfig
 from tandem.worker.engine.guides.guide import Guide
@@ -38,7 +39,6 @@ from tandem.worker.engine.messages import (
 from tandem.worker.engine.processes import NO_MEMORY
 from tandem.worker.engine.speculation_costs import StepCost
 from tandem.worker.model.compilations import report_compilations
-from tandem.worker.model.config import ConfigError
 from tandem.worker.model.parallel import ALONE, Ranks
 
 logger = logging.getLogger("tandem.worker.engine")

@@ -29,12 +29,12 @@ class SuspectNote:
         self._memory = mmap.mmap(self.descriptor, _BYTES)
         self._last: Sequence[int] = ()
 
-    def write(self, handles: Sequence[int]) -> None:
+    def write(self, numbers: Sequence[int]) -> None:
         """Replaces what is noted; all but the first MAX_SUSPECTS are left out."""
-        if handles or self._last:
-            kept = handles[:MAX_SUSPECTS]
+        if numbers or self._last:
+            kept = numbers[:MAX_SUSPECTS]
             struct.pack_into(f"<{1 + len(kept)}Q", self._memory, 0, len(kept), *kept)
-            self._last = handles
+            self._last = numbers
 
     def read(self) -> tuple[int, ...]:
         """What was noted last."""

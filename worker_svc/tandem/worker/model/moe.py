@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from tandem.worker.model.config import Experts
+from tandem.worker.checkpoints.model_config import Experts
 from tandem.worker.model.feed_forward import FeedForward
 from tandem.worker.model.linear import Linear
 from tandem.worker.model.operations import Operations

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 
 from tandem.worker.checkpoints.grouped import GROUPS
-from tandem.worker.model.config import ModelConfig
+from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.linear import HalfPanels, Linear
 from tandem.worker.model.native import PANEL

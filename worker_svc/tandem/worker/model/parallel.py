@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from tandem.worker.model.config import ConfigError, ModelConfig
+from tandem.worker.checkpoints.model_config import ConfigError, ModelConfig
 
 _BY_COLUMNS = ("attention.output", "down")
 

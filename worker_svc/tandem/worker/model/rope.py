@@ -13,7 +13,7 @@ import math
 
 import torch
 
-from tandem.worker.model.config import ModelConfig, RopeScaling
+from tandem.worker.checkpoints.model_config import ModelConfig, RopeScaling
 
 _BLOCK = 8192  # positions whose angles are worked out at once
 

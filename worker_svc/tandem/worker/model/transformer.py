@@ -20,7 +20,7 @@ import torch
 
 from tandem.worker.checkpoints.checkpoint import STORED_DTYPES, Checkpoint, CheckpointError
 from tandem.worker.checkpoints.grouped import Quantization
-from tandem.worker.model.config import ModelConfig
+from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.model.feed_forward import FeedForward
 from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.kv_cache import KVCache

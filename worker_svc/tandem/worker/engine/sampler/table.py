@@ -81,19 +81,19 @@ class SamplingTable:
 
     def free(self, request: Request) -> None:
         """Forgets a request; nothing happens if it was never seen."""
-        slot = self._slot.pop(request.handle, None)
+        slot = self._slot.pop(request.number, None)
         if slot is not None:
             self._lists[slot] = None
             self._free.append(slot)
 
     def _slot_of(self, request: Request) -> int:
-        slot = self._slot.get(request.handle)
+        slot = self._slot.get(request.number)
         if slot is None:
             if not self._free:  # preempted requests keep their slots
                 self._free = list(range(2 * len(self._rows) - 1, len(self._rows) - 1, -1))
                 self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
                 self._lists.extend([None] * len(self._lists))
-            slot = self._slot[request.handle] = self._free.pop()
+            slot = self._slot[request.number] = self._free.pop()
             self._rows[slot] = _row(request, slot)
             self._lists[slot] = self._lists_of(request)
         return slot

@@ -1,4 +1,4 @@
-"""`python -m tandem.worker.checkpoints.inspection PATH`: what `tandem inspect` starts. Its output is one JSON object.
+"""`python -m tandem.worker.convert.inspection PATH`: what `tandem inspect` starts. Its output is one JSON object.
 
 Memory is that of the weights as the worker keeps them: matrices in the named precision, everything else in two bytes
 (four for float32). int8 has a float32 scale a row or a group (`--quantize-group`), int4 two float16 numbers for each
@@ -21,7 +21,7 @@ from tandem.worker.checkpoints import CheckpointError, open_checkpoint
 from tandem.worker.checkpoints.checkpoint import Checkpoint
 from tandem.worker.checkpoints.ggml_blocks import BLOCK_KINDS
 from tandem.worker.checkpoints.grouped import GROUPS
-from tandem.worker.model.config import ModelConfig
+from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.model.kv_cache import CacheShape
 from tandem.worker.model.kv_formats import kv_format
 
@@ -185,7 +185,7 @@ def _fits(free: int, weights: dict[str, int], kv: dict[str, int], context: int) 
 
 def main(arguments: list[str]) -> int:
     """The exit code: 0, or 1 after {"error": one line}."""
-    parser = argparse.ArgumentParser(prog="python -m tandem.worker.checkpoints.inspection")
+    parser = argparse.ArgumentParser(prog="python -m tandem.worker.convert.inspection")
     parser.add_argument("path", type=Path)
     parser.add_argument("--quantize-group", type=int, choices=(0, *GROUPS), default=0)
     options = parser.parse_args(arguments)

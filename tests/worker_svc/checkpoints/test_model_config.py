@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tandem.worker.model.config import ConfigError, ModelConfig, RopeScaling
+from tandem.worker.checkpoints.model_config import ConfigError, ModelConfig, RopeScaling
 
 GOOD = ModelConfig(
     architecture="llama",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.worker.checkpoints.inspection import DEFAULT_INT4_GROUP, inspect
+from tandem.worker.convert.inspection import DEFAULT_INT4_GROUP, inspect
 from tandem.worker.engine import build
 from tandem.worker.engine.config import EngineConfig
 from tests.worker_svc.checkpoints.gguf_models import save_gguf

@@ -1,6 +1,6 @@
 """The sizes and constants of a model, and the tensors that a model of these sizes has.
 
-Differences between architectures are data here, not subclasses. No torch: the front process reads this file too.
+Differences between architectures are data here, not subclasses.
 """
 
 from __future__ import annotations
