@@ -14,71 +14,66 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = {
-    "tandem.common": "",
-    "tandem.tokenizer": "",
-    "tandem.worker": "",
-    "tandem": "client",
-    "tandem.limits": "protos",
-}
+HOMES = ("client", "tokenizer_svc", "worker_svc", "svc_common", "protos")  # of parts of the package `tandem`
+APART = {"client", "tokenizer_svc", "worker_svc"}  # never import each other
 
 # From the top down: a line may import itself and what is below it. The longest name that fits a module counts.
 LAYERS = """
-tandem.client.cli tandem.client.__main__
-tandem.client
-tokenizer_svc
-tandem.tokenizer.formats tandem.tokenizer.chat
-tandem.tokenizer.tokenizer tandem.tokenizer.config tandem.tokenizer.encoding tandem.tokenizer.fragments
-tandem.tokenizer.streaming tandem.tokenizer.encode_cache tandem.tokenizer.guarding tandem.tokenizer.spacing
-tandem.tokenizer.graphemes tandem.tokenizer.stop_strings
-tandem.tokenizer.vocabularies
-tandem.tokenizer.native
-tandem.tokenizer.arrays tandem.tokenizer.vocabulary tandem.tokenizer.normalizing tandem.tokenizer.wire tandem.tokenizer.offsets
-worker_svc tandem.worker.convert
-tandem.worker.engine.handle tandem.worker.engine.process tandem.worker.engine.ranks tandem.worker.engine.serving
-tandem.worker.engine.build tandem.worker.engine.calibration tandem.worker.engine.messages tandem.worker.engine.config
-tandem.worker.engine
-tandem.worker.engine.sampler
-tandem.worker.engine.request tandem.worker.engine.sampling tandem.worker.engine.stops tandem.worker.engine.randomness
-tandem.worker.engine.pages tandem.worker.engine.blank_pages
-tandem.worker.engine.guides
-tandem.worker.model
-tandem.worker.model.kernels tandem.worker.model.native
-tandem.worker.model.attention tandem.worker.model.kv_cache tandem.worker.model.kv_formats
-tandem.worker.checkpoints
-svc_common
-tandem
+client.cli client.__main__
+client
+tokenizer
+tokenizer.formats tokenizer.chat
+tokenizer.tokenizer tokenizer.config tokenizer.encoding tokenizer.fragments tokenizer.streaming tokenizer.encode_cache
+tokenizer.guarding tokenizer.spacing tokenizer.graphemes tokenizer.stop_strings
+tokenizer.vocabularies
+tokenizer.native
+tokenizer.arrays tokenizer.vocabulary tokenizer.normalizing tokenizer.wire tokenizer.offsets
+worker worker.convert
+worker.engine.handle worker.engine.process worker.engine.ranks worker.engine.serving worker.engine.build
+worker.engine.calibration worker.engine.messages worker.engine.config
+worker.engine
+worker.engine.sampler
+worker.engine.request worker.engine.sampling worker.engine.stops worker.engine.randomness worker.engine.pages
+worker.engine.blank_pages worker.engine.guides
+worker.model
+worker.model.kernels worker.model.native
+worker.model.attention worker.model.kv_cache worker.model.kv_formats
+worker.checkpoints
+common
+limits inference tokenizer.v1
 """
-APART = ("tandem.client", "tandem.tokenizer", "tandem.worker")  # never import each other
 LIGHT = {  # modules that are loaded without these
-    "tandem.client": "torch",
-    "tandem.tokenizer.server": "torch",
-    "tandem.tokenizer.fragments tandem.tokenizer.streaming tandem.tokenizer.tokenizer": "torch grpc",
-    "tandem.worker.server": "torch",
-    "tandem.worker.engine.scheduler tandem.worker.engine.page_check tandem.worker.engine.outcome": "torch grpc",
-    "tandem.worker.engine.fork tandem.worker.engine.speculation tandem.worker.engine.guides.host": "torch grpc",
+    "client": "torch",
+    "tokenizer.server": "torch",
+    "tokenizer.fragments tokenizer.streaming tokenizer.tokenizer": "torch grpc",
+    "worker.server": "torch",
+    "worker.engine.scheduler worker.engine.page_check worker.engine.outcome worker.engine.fork": "torch grpc",
+    "worker.engine.speculation worker.engine.guides.host": "torch grpc",
 }
 KNOWN = {  # imports that count nowhere, each with its reason
-    ("tandem.worker.admin", "tandem.worker.server"): "the type of a parameter",
-    ("tandem.worker.engine.request", "tandem.worker.engine.drafting"): "a request holds what speculation keeps of it",
-    ("tandem.worker.engine.guides.grammars", "tandem.worker.engine.request"): "the engine's side of guides",
-    ("tandem.worker.engine.guides.host", "tandem.worker.engine.pages"): "the type of ids",
-    ("tandem.tokenizer.native.merger", "tandem.tokenizer.vocabularies.merge_list"): "its arguments",
-    ("tandem.tokenizer.native.program", "tandem.tokenizer.vocabularies.patterns"): "what it compiles",
+    ("worker.admin", "worker.server"): "the type of a parameter",
+    ("worker.engine.request", "worker.engine.drafting"): "a request holds what speculation keeps of it",
+    ("worker.engine.guides.grammars", "worker.engine.request"): "the engine's side of guides",
+    ("worker.engine.guides.host", "worker.engine.pages"): "the type of ids",
+    ("tokenizer.native.merger", "tokenizer.vocabularies.merge_list"): "its arguments",
+    ("tokenizer.native.program", "tokenizer.vocabularies.patterns"): "what it compiles",
 }
 
 
 @cache
 def modules() -> dict[str, Path]:
-    found = {}
-    for package, root in PACKAGES.items():
-        for path in (ROOT / root / package.replace(".", "/")).rglob("*.py"):
-            found[".".join(path.relative_to(ROOT / root).with_suffix("").parts).removesuffix(".__init__")] = path
-    return found
+    """All files by their names without `tandem`."""
+    folders = [ROOT / home / "tandem" for home in HOMES]
+    return {
+        ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__"): path
+        for folder in folders
+        for path in folder.rglob("*.py")
+    }
 
 
 def home(name: str) -> str:
     """The module that a dotted name is or is in; of a stranger, its package."""
+    name = name.removeprefix("tandem.")
     while name not in modules() and "." in name:
         name = name.rpartition(".")[0]
     return name
@@ -97,7 +92,7 @@ def imported(module: str, *, loaded: bool = False) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (home(alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = [*parts[: len(parts) + 1 - node.level], node.module or ""] if node.level else [node.module or ""]
+            base = [*parts[: len(parts) + 1 - node.level], node.module] if node.level else [node.module]
             yield from (home(".".join([*filter(None, base), alias.name])) for alias in node.names)
 
 
@@ -126,11 +121,10 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 def test_no_folders_beside_each_other_import_each_other_in_a_circle() -> None:
     folders = set()
     for source, target in arrows():
-        pair = list(zip(source.split("."), target.split("."), strict=False))
-        same = next((i for i, (a, b) in enumerate(pair) if a != b), len(pair))
-        heads = tuple(".".join(name.split(".")[: same + 1]) for name in (source, target))
-        if all(head in modules() and modules()[head].name == "__init__.py" for head in heads):
-            folders.add(heads)
+        a, b = source.split(".")[:-1], target.split(".")[:-1]
+        parted = next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), None)
+        if parted is not None:
+            folders.add((".".join(a[: parted + 1]), ".".join(b[: parted + 1])))
     sorted_or_raise(folders)
 
 
@@ -147,11 +141,8 @@ def test_no_import_climbs() -> None:
 
 
 def test_client_and_services_do_not_know_each_other() -> None:
-    def package(module: str) -> str:
-        return next((each for each in APART if f"{module}.".startswith(f"{each}.")), "")
-
-    crossing = [(a, b) for a, b in arrows() if package(a) and package(b) and package(a) != package(b)]
-    assert not crossing
+    homes = {name: path.relative_to(ROOT).parts[0] for name, path in modules().items()}
+    assert not [(a, b) for a, b in arrows() if homes[a] != homes[b] and {homes[a], homes[b]} <= APART]
 
 
 @pytest.mark.parametrize("light", LIGHT)
