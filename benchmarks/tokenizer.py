@@ -61,7 +61,7 @@ from tandem.tokenizer.formats.byte_alphabet import ALPHABET
 from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
-from tandem.tokenizer.vocabularies.patterns import LLAMA3
+from tandem.tokenizer.vocabularies.bpe.pre_tokenizers import LLAMA3
 from tandem.tokenizer.vocabulary import Vocabulary
 from tests.tokenizer_svc.hostile import KINDS
 

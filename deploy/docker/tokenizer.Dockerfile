@@ -22,7 +22,6 @@ COPY . .
 RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
  && /opt/tandem/bin/python -P -c "import tandem.tokenizer.server, tandem.common.healthcheck" \
  && (test -z "$BUILD_PACKAGES" || (/opt/tandem/bin/python -P -m tandem.tokenizer.native \
-      && /opt/tandem/bin/python -P -m tandem.common.gguf_strings \
       && /opt/tandem/bin/python -P -m tandem.common.message_limits)) \
  && ! /opt/tandem/bin/python -P -c "import torch" 2>/dev/null
 

@@ -27,7 +27,6 @@ COPY . .
 RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
  && /opt/tandem/bin/python -P -c "import tandem.worker.server, tandem.common.healthcheck" \
  && (test -z "$BUILD_PACKAGES" || (/opt/tandem/bin/python -P -m tandem.worker.model.native \
-      && /opt/tandem/bin/python -P -m tandem.common.gguf_strings \
       && /opt/tandem/bin/python -P -m tandem.common.message_limits))
 
 FROM ${BASE}

@@ -31,12 +31,13 @@ from tandem.tokenizer.encoding import Policy, Segment, SpecialTokenInText
 from tandem.tokenizer.formats import FormatError, load_tokenizer
 from tandem.tokenizer.formats.byte_alphabet import ALPHABET
 from tandem.tokenizer.metrics import TokenizerMetrics
-from tandem.tokenizer.native import longest, merger
 from tandem.tokenizer.settings import TokenizerSettings
 from tandem.tokenizer.stream_calls import DecodeStreamCall
 from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.validation import PlainTexts, decode_inputs, encode_jobs
+from tandem.tokenizer.vocabularies import rwkv
+from tandem.tokenizer.vocabularies.bpe import compiled_bpe
 from tandem.tokenizer.vocabulary import TokenType, VocabularyType
 from tests.fuzz.loading import exercise
 from tests.tokenizer_svc.gguf_writer import gguf_bytes
@@ -64,7 +65,7 @@ def load_all(data: Path | None) -> list[Tokenizer]:
 def load_all_plain(data: Path | None) -> list[Tokenizer]:
     """The same, without what is compiled."""
     nowhere = mock.Mock(return_value=None)
-    with mock.patch.object(merger, "library", nowhere), mock.patch.object(longest, "library", nowhere):
+    with mock.patch.object(compiled_bpe, "library", nowhere), mock.patch.object(rwkv, "library", nowhere):
         return load_all(data)
 
 

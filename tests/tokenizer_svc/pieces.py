@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tandem.tokenizer.vocabularies.bpe import BpeVocabulary
+from tandem.tokenizer.vocabularies.bpe.vocabulary import BpeVocabulary
 
 BYTES = [bytes([byte]) for byte in range(256)]
 

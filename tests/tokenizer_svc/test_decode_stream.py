@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.tokenizer.formats import load_tokenizer
-from tandem.tokenizer.streaming import StreamDecoder
+from tandem.tokenizer.streaming import PlainStream
 from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 
@@ -269,14 +269,14 @@ async def test_a_fault_of_ours_ends_one_stream_of_a_batch(
     start_service: Any, small: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start_service()
-    push = StreamDecoder.push
+    push = PlainStream.push
 
-    def failing(self: StreamDecoder, ids: Sequence[int], end: bool = False) -> str:
+    def failing(self: PlainStream, ids: Sequence[int], end: bool = False) -> str:
         if ids[:1] == [7]:
             raise ZeroDivisionError("a secret")
         return push(self, ids, end)
 
-    monkeypatch.setattr(StreamDecoder, "push", failing)
+    monkeypatch.setattr(PlainStream, "push", failing)
     opens = [Request(stream_key=key, open=Open()) for key in "ab"]
     more = [Request(stream_key=key, ids=[number]) for key, number in (("a", 7), ("b", 8))]
     _, second, third = await exchange(running.stub, [Request(batch=each) for each in (opens, more, more)])

@@ -18,7 +18,7 @@ from tandem.tokenizer.formats import FormatError, load_tokenizer
 from tandem.tokenizer.formats.byte_alphabet import ALPHABET, from_alphabet
 from tandem.tokenizer.formats.rwkv_text import unescape
 from tandem.tokenizer.tokenizer import Tokenizer
-from tandem.tokenizer.vocabularies.patterns import PRE_TOKENIZERS
+from tandem.tokenizer.vocabularies.bpe.pre_tokenizers import PRE_TOKENIZERS
 from tandem.tokenizer.vocabulary import TokenType, VocabularyType
 from tests.tokenizer_svc.gguf_writer import gguf_bytes, write_gguf
 from tests.tokenizer_svc.pieces import pieces_of

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.tokenizer.graphemes import MAX_HELD, GraphemeHold
-from tandem.tokenizer.streaming import StreamDecoder
+from tandem.tokenizer.streaming import stream_decoder
 
 PIECES = st.lists(
     st.one_of(
@@ -50,7 +50,7 @@ def test_what_is_held_is_bounded() -> None:
 
 def test_held_text_is_reported_and_stop_strings_are_found_through_it() -> None:
     pieces = [bytes([byte]) for byte in range(256)]
-    decoder = StreamDecoder(pieces, stops=["stop"], graphemes=True)
+    decoder = stream_decoder(pieces, stops=["stop"], graphemes=True)
     assert (decoder.push(b"ab"), decoder.held_bytes) == ("a", 1)
     assert decoder.push(b"cstopx") == "bc"
     assert (decoder.matched_stop, decoder.held_bytes, decoder.done) == ("stop", 0, True)

@@ -19,8 +19,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from tandem.tokenizer.encoding import Segment
 from tandem.tokenizer.formats import FormatError, load_tokenizer
 from tandem.tokenizer.formats.byte_alphabet import ALPHABET
-from tandem.tokenizer.native import merger
 from tandem.tokenizer.tokenizer import Tokenizer
+from tandem.tokenizer.vocabularies.bpe import compiled_bpe
 from tests.tokenizer_svc.gguf_writer import write_gguf
 from tests.tokenizer_svc.test_gguf import BYTE, CONTROL, NORMAL, UNKNOWN
 
@@ -41,7 +41,7 @@ CLASHES: dict[str, tuple[list[Pair], str, bool]] = {
 
 
 def without_library(compiled: bool) -> Any:
-    return nullcontext() if compiled else mock.patch.object(merger, "library", return_value=None)
+    return nullcontext() if compiled else mock.patch.object(compiled_bpe, "library", return_value=None)
 
 
 def hugging_face(folder: Path, merges: list[Pair], ignore_merges: bool) -> tokenizers.Tokenizer:

@@ -19,19 +19,20 @@ from hypothesis import strategies as st
 from tandem.tokenizer.arrays import ids_of, joined_pieces
 from tandem.tokenizer.encoding import Segment
 from tandem.tokenizer.formats import load_tokenizer
-from tandem.tokenizer.native import joining, merger, program
-from tandem.tokenizer.native.joining import IdRuns, PieceJoiner
+from tandem.tokenizer.native import piece_joiner
+from tandem.tokenizer.native.compiled_encoder import NotServed
 from tandem.tokenizer.native.library import library
-from tandem.tokenizer.native.longest import CompiledLongest
-from tandem.tokenizer.native.merger import compiled_merger, expansions_of
-from tandem.tokenizer.native.pattern import NotUnderstood, parse
-from tandem.tokenizer.native.program import Engine, regexs, tiktokens
-from tandem.tokenizer.native.texts import NotServed
+from tandem.tokenizer.native.piece_joiner import IdRuns, PieceJoiner
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
-from tandem.tokenizer.vocabularies.cutting import cutter_of
-from tandem.tokenizer.vocabularies.patterns import PRE_TOKENIZERS
-from tandem.tokenizer.vocabularies.plain_bpe import PlainBpe, by_tiktokens_engine
-from tandem.tokenizer.vocabularies.rwkv import PlainLongest
+from tandem.tokenizer.vocabularies.bpe import compiled_bpe as compiled_module
+from tandem.tokenizer.vocabularies.bpe import pattern_compiler
+from tandem.tokenizer.vocabularies.bpe.compiled_bpe import compiled_bpe, expansions_of
+from tandem.tokenizer.vocabularies.bpe.pattern_compiler import Engine, regexs, tiktokens
+from tandem.tokenizer.vocabularies.bpe.pattern_parser import NotUnderstood, parse
+from tandem.tokenizer.vocabularies.bpe.pre_tokenizers import PRE_TOKENIZERS
+from tandem.tokenizer.vocabularies.bpe.tiktoken_bpe import TiktokenBpe, by_tiktokens_engine, cutter_of
+from tandem.tokenizer.vocabularies.rwkv import CompiledLongest, PlainLongest
+from tandem.tokenizer.vocabulary import VocabularyType
 from tests.tokenizer_svc.pieces import BYTES, all_stretches
 
 PATTERNS = sorted({cut.patterns for cut in PRE_TOKENIZERS.values()})
@@ -72,7 +73,7 @@ def _compiled() -> None:
 def compiled_pieces(patterns: Sequence[str], engine: Engine, text: str) -> list[str]:
     """The pieces that the compiled cutter makes: each is a token as a whole."""
     ranked = BYTES + all_stretches(text)
-    found = compiled_merger(patterns, engine, ranked, 256).encode(text)
+    found = compiled_bpe(patterns, engine, ranked, 256).encode(text)
     return [ranked[rank].decode() for rank in found.tolist()]
 
 
@@ -215,13 +216,13 @@ def test_any_pattern_that_is_understood_cuts_as_the_engines_do(pattern: str, tex
 )
 def test_other_patterns_are_left_to_the_engines(pattern: str) -> None:
     with pytest.raises(NotServed):
-        compiled_merger([pattern], regexs, BYTES)
+        compiled_bpe([pattern], regexs, BYTES)
 
 
 def test_a_class_that_an_engine_does_not_know_is_left_to_it() -> None:
     for engine in (regexs, tiktokens):
         with pytest.raises(NotServed):
-            compiled_merger([r"\p{Nonsense}+"], engine, BYTES)
+            compiled_bpe([r"\p{Nonsense}+"], engine, BYTES)
 
 
 PUBLISHED = {
@@ -257,7 +258,7 @@ def test_patterns_that_are_written_otherwise_cut_real_text_as_the_published_ones
         assert pieces_by_regex(PRE_TOKENIZERS[name].patterns, text) == expected
         for engine in (regexs, tiktokens):
             ranked = BYTES + sorted({piece.encode() for piece in expected if len(piece.encode()) > 1})
-            found = compiled_merger(PRE_TOKENIZERS[name].patterns, engine, ranked, 256).encode(text)
+            found = compiled_bpe(PRE_TOKENIZERS[name].patterns, engine, ranked, 256).encode(text)
             assert [ranked[rank].decode() for rank in found.tolist()] == expected
 
 
@@ -269,7 +270,7 @@ def test_any_small_vocabulary_is_merged_as_tiktoken_does(tokens: list[str], text
     ranked = [*BYTES, *map(str.encode, tokens)]
     ranks = {token: rank for rank, token in enumerate(ranked)}
     library = tiktoken.Encoding("small", pat_str=".+", mergeable_ranks=ranks, special_tokens={})
-    assert [ids.tolist() for ids in compiled_merger([".+"], tiktokens, ranked).encode_many(texts)] == (
+    assert [ids.tolist() for ids in compiled_bpe([".+"], tiktokens, ranked).encode_many(texts)] == (
         library.encode_ordinary_batch(texts)
     )
 
@@ -280,7 +281,7 @@ def test_any_small_vocabulary_is_merged_as_tiktoken_does(tokens: list[str], text
 )
 def test_hostile_text_is_cut_in_time_that_grows_with_it(name: str) -> None:
     """By walking each stretch again and again this would take hours."""
-    merger = compiled_merger(PRE_TOKENIZERS[name].patterns, regexs, BYTES)
+    merger = compiled_bpe(PRE_TOKENIZERS[name].patterns, regexs, BYTES)
     for text in ("a", "A", " ", "1", "'", "\n ", " a", "aA", "\u4e00", "\t/", "!\r"):
         size = 200_000
         text = text * (size // len(text)) + "x"
@@ -296,7 +297,7 @@ def test_a_long_piece_is_merged_in_time_that_grows_with_it(shared_data: Path) ->
 
 
 def test_ranks_become_ids_and_what_has_none_is_dropped() -> None:
-    merger = compiled_merger(
+    merger = compiled_bpe(
         [r"\S+|\s+"], regexs, [*BYTES, b"ab"], None, expansions_of([[]] * 97 + [[7], [3]] + [[]] * 157 + [[5]])
     )
     assert merger.encode("ab?ba").tolist() == [5, 3, 7]
@@ -306,17 +307,17 @@ def test_ranks_become_ids_and_what_has_none_is_dropped() -> None:
 def test_text_that_no_alternative_matches_is_a_piece_with_the_library_and_without_it() -> None:
     ranked = [*BYTES, b"12", b"ab", b"  "]
     patterns = (r"[a-z]+|\s+",)
-    plain = PlainBpe(patterns, {token: rank for rank, token in enumerate(ranked)}, {})
+    plain = TiktokenBpe(patterns, {token: rank for rank, token in enumerate(ranked)}, {})
     texts = ["ab12  ab", "1", "ab"]
     expected = [[257, 256, 258, 257], [ord("1")], [257]]
-    for encoder in (plain, compiled_merger(patterns, tiktokens, ranked)):
+    for encoder in (plain, compiled_bpe(patterns, tiktokens, ranked)):
         assert [ids.tolist() for ids in encoder.encode_many(texts)] == expected
         assert [encoder.encode(text).tolist() for text in texts] == expected
 
 
 def test_a_token_with_two_ranks_is_refused() -> None:
     with pytest.raises(ValueError, match="two ranks"):
-        compiled_merger([".+"], regexs, [*BYTES, b"ab", b"ab"])
+        compiled_bpe([".+"], regexs, [*BYTES, b"ab", b"ab"])
 
 
 NAMES = ["llama-bpe", "deepseek-coder", "roberta-bpe", "llama-spm"]
@@ -330,11 +331,12 @@ def test_vocabularies_answer_the_same_without_the_library(
 ) -> None:
     path = shared_data / f"vocabularies/ggml-vocab-{name}.gguf"
     compiled = load_tokenizer(path)
-    monkeypatch.setattr(merger, "library", lambda: None)
+    monkeypatch.setattr(compiled_module, "library", lambda: None)
     plain = load_tokenizer(path)
+    by = "sentencepiece" if compiled.type is VocabularyType.SPM else "tiktoken"
     assert (compiled.vocabulary.encoder, plain.vocabulary.encoder) == (
         "compiled",
-        "tiktoken (there is no compiled library)",
+        f"{by} (there is no compiled library)",
     )
     assert compiled.fingerprint == plain.fingerprint
     corpus = (shared_data / "corpus/botchan.txt").read_text(encoding="utf-8")
@@ -393,7 +395,7 @@ def test_lists_are_joined_to_what_protobuf_reads(
         edges[1:],
         np.array(spaces[: len(lists)], np.bool_),
     )
-    with nullcontext() if compiled else mock.patch.object(joining, "library", return_value=None):
+    with nullcontext() if compiled else mock.patch.object(piece_joiner, "library", return_value=None):
         found = pb.BatchDecodeResponse.FromString(b"".join(PieceJoiner(pieces).join_fields(runs))).decoded
     texts = [b"".join(pieces[index] for index in each) for each in lists]
     for n, each in enumerate(lists):
@@ -429,7 +431,7 @@ def test_any_bytes_are_utf8_where_python_says_so() -> None:
 
 
 def test_threads_learn_characters_and_encode_at_once(shared_data: Path) -> None:
-    program.compiled.cache_clear()
+    pattern_compiler.compiled.cache_clear()
     tokenizer = load_tokenizer(shared_data / "vocabularies/ggml-vocab-llama-bpe.gguf")
     texts = ["".join(map(chr, range(start, start + 500, 7))) + " ab" for start in range(0x100, 0xD000, 0x300)]
     with ThreadPoolExecutor(4) as threads:
@@ -446,5 +448,5 @@ def test_without_a_compiler_tokenizers_load_and_say_why(tmp_path: Path, shared_d
     done = subprocess.run(
         [sys.executable, "-c", code, file], env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout == "tiktoken (there is no compiled library)\n"
+    assert done.stdout == "sentencepiece (there is no compiled library)\n"
     assert "encoding will be slower" in done.stderr

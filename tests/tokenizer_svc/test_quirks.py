@@ -21,7 +21,7 @@ from tandem.tokenizer.encoding import Policy, Segment
 from tandem.tokenizer.formats import FormatError, load_tokenizer
 from tandem.tokenizer.formats.byte_alphabet import ALPHABET
 from tandem.tokenizer.tokenizer import Tokenizer
-from tandem.tokenizer.vocabularies.bpe import BpeVocabulary
+from tandem.tokenizer.vocabularies.bpe.vocabulary import BpeVocabulary
 from tandem.tokenizer.vocabulary import TokenType
 from tests.tokenizer_svc.gguf_writer import write_gguf
 from tests.tokenizer_svc.pieces import pieces_of

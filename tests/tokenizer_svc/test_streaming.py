@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tandem.tokenizer import stop_strings
 from tandem.tokenizer.stop_strings import StopMatcher, StopStates
-from tandem.tokenizer.streaming import StreamDecoder, StreamPieces
+from tandem.tokenizer.streaming import StreamDecoder, StreamPieces, stream_decoder
 
 PIECES = [
     *(bytes([byte]) for byte in range(256)),
@@ -33,7 +33,7 @@ STOPS = st.lists(
 
 def run(ids: list[int], cuts: list[int], **options: object) -> tuple[str, StreamDecoder]:
     """All text of a stream that gets `ids` cut at `cuts`, and where it stands then."""
-    decoder = StreamDecoder(PIECES, **options)  # type: ignore[arg-type]
+    decoder = stream_decoder(PIECES, **options)  # type: ignore[arg-type]
     places = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
     texts: list[str] = []
     for start, end in itertools.pairwise(places):
@@ -73,11 +73,11 @@ def test_stop_strings_end_the_stream_at_the_same_id_for_any_split(
 @settings(max_examples=500)
 def test_a_stop_string_is_found_as_soon_as_it_is_complete_and_never_emitted(ids: list[int], stops: list[str]) -> None:
     """The reference looks at all text so far after every id."""
-    decoder = StreamDecoder(PIECES, stops=stops)
+    decoder = stream_decoder(PIECES, stops=stops)
     sent = ""
     for count in range(1, len(ids) + 1):
         sent += decoder.push(ids[count - 1 : count])
-        so_far = StreamDecoder(PIECES).push(ids[:count])
+        so_far = stream_decoder(PIECES).push(ids[:count])
         found = [stop for stop in stops if stop in so_far]
         assert decoder.done == bool(found)
         assert so_far.startswith(sent)
@@ -95,7 +95,7 @@ def test_a_stop_string_is_found_as_soon_as_it_is_complete_and_never_emitted(ids:
 def test_what_is_held_back_is_no_more_than_the_beginning_of_a_stop_string_or_of_a_character(
     ids: list[int], stops: list[str]
 ) -> None:
-    decoder = StreamDecoder(PIECES, stops=stops)
+    decoder = stream_decoder(PIECES, stops=stops)
     decoder.push(ids)
     if not decoder.done:
         raw = b"".join(PIECES[index] for index in ids)
@@ -119,14 +119,14 @@ def test_trimmed_ids_lie_within_or_behind_the_stop_string(ids: list[int], stops:
 
 
 def test_an_emoji_of_several_tokens_appears_once_and_whole() -> None:
-    decoder = StreamDecoder(PIECES)
+    decoder = stream_decoder(PIECES)
     emoji = "😀".encode()
     texts = [decoder.push([byte]) for byte in emoji]
     assert texts == ["", "", "", "😀"]
 
 
 def test_held_bytes_are_reported() -> None:
-    decoder = StreamDecoder(PIECES, stops=["stop!"])
+    decoder = stream_decoder(PIECES, stops=["stop!"])
     assert (decoder.push([STOP]), decoder.held_bytes) == ("", 4)
     assert (decoder.push([97]), decoder.held_bytes) == ("stopa", 0)
     assert (decoder.push([0xF0]), decoder.held_bytes) == ("", 1)
@@ -143,7 +143,7 @@ def test_the_stop_string_that_is_complete_first_wins_over_one_that_starts_first(
 
 
 def test_include_stop_sends_the_stop_string_and_nothing_behind_it() -> None:
-    decoder = StreamDecoder(PIECES, stops=["st"], include_stop=True)
+    decoder = stream_decoder(PIECES, stops=["st"], include_stop=True)
     text = decoder.push([97, STOP, 98])
     assert (text, decoder.matched_stop, decoder.ids_consumed, decoder.trim_ids) == ("ast", "st", 2, 1)
 
@@ -154,7 +154,7 @@ def test_an_empty_id_in_front_of_the_stop_string_is_not_trimmed() -> None:
 
 
 def test_a_held_prefix_is_flushed_at_the_end() -> None:
-    decoder = StreamDecoder(PIECES, stops=["stop!"])
+    decoder = stream_decoder(PIECES, stops=["stop!"])
     decoder.push([STOP, 0xE2])
     text = decoder.push([], end=True)
     assert (text, decoder.done, decoder.matched_stop, decoder.held_bytes) == ("stop\ufffd", True, None, 0)
@@ -182,7 +182,7 @@ def test_first_and_last_ids_to_drop_are_dropped_only_there(watched: bool, cuts: 
 
 
 def test_a_stream_that_is_done_takes_nothing_more() -> None:
-    decoder = StreamDecoder(PIECES)
+    decoder = stream_decoder(PIECES)
     decoder.push([97], end=True)
     with pytest.raises(ValueError, match="done"):
         decoder.push([98])
@@ -190,17 +190,17 @@ def test_a_stream_that_is_done_takes_nothing_more() -> None:
 
 def test_work_on_one_id_does_not_grow_with_the_stream() -> None:
     """What a stream remembers stays bounded, whatever it has seen."""
-    decoder = StreamDecoder(PIECES, stops=["stop" * 8])
+    decoder = stream_decoder(PIECES, stops=["stop" * 8])
     for _ in range(2_000):
         decoder.push([STOP, EMPTY, EMPTY])
         if decoder.done:
             break
         assert len(decoder._raw) < 32
-        assert len(decoder._pending) < 32
+        assert len(decoder._trail) < 32
     assert decoder.done
-    decoder = StreamDecoder(PIECES, stops=["stop!"])
+    decoder = stream_decoder(PIECES, stops=["stop!"])
     decoder.push([STOP] + [EMPTY] * 1_000)
-    assert len(decoder._pending) == 1
+    assert len(decoder._trail) == 1
 
 
 @given(IDS, STOPS, st.integers(0, 4))
@@ -212,7 +212,7 @@ def test_streams_of_the_same_stop_strings_are_alike_whatever_is_remembered(
     pieces = StreamPieces(PIECES)
     for _ in range(3):
         with mock.patch.object(stop_strings, "_REMEMBERED", remembered):
-            again = StreamDecoder(pieces, stops=stops)
+            again = stream_decoder(pieces, stops=stops)
         texts = [again.push([index]) for index in ids[: decoder.ids_consumed]]
         if not again.done:
             texts.append(again.push([], end=True))
@@ -222,7 +222,7 @@ def test_streams_of_the_same_stop_strings_are_alike_whatever_is_remembered(
 def test_what_is_remembered_of_stop_strings_and_of_held_ids_is_bounded() -> None:
     pieces = StreamPieces(PIECES)
     for count in (8192, 8193, 8194, 20_000):  # around where the oldest ids are forgotten, and far behind
-        decoder = StreamDecoder(pieces, stops=["\n\nZ"])
+        decoder = stream_decoder(pieces, stops=["\n\nZ"])
         assert "".join(decoder.push([10]) for _ in range(count)) == "\n" * (count - 2)
         assert len(decoder._trail) < 10_000
         assert decoder.push([ord("Z")]) == ""
@@ -242,10 +242,10 @@ def test_within_the_first_ids_no_stop_string_counts_that_is_complete_there(
 ) -> None:
     """The reference looks at all text so far after every id, and for ends behind the text of the first ids."""
     text, decoder = run(ids, cuts, stops=stops, min_ids=min_ids, include_stop=include)
-    passed = len(StreamDecoder(PIECES).push(ids[:min_ids]))
+    passed = len(stream_decoder(PIECES).push(ids[:min_ids]))
     for count in range(min_ids + 1, len(ids) + 2):
         # Behind the last id what is held back is flushed.
-        so_far = StreamDecoder(PIECES).push(ids[:count], end=count > len(ids))
+        so_far = stream_decoder(PIECES).push(ids[:count], end=count > len(ids))
         found = [
             (start + len(stop), start, stop)
             for stop in stops
@@ -258,7 +258,7 @@ def test_within_the_first_ids_no_stop_string_counts_that_is_complete_there(
             assert text == so_far[: end if include else start]
             return
     assert decoder.matched_stop is None
-    assert text == StreamDecoder(PIECES).push(ids, end=True)
+    assert text == stream_decoder(PIECES).push(ids, end=True)
 
 
 def test_a_stop_string_that_begins_within_the_first_ids_and_ends_behind_them_stops() -> None:

@@ -18,7 +18,7 @@ from tandem.tokenizer.formats import load_tokenizer
 from tandem.tokenizer.offsets import to_code_points
 from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
-from tandem.tokenizer.vocabularies.bpe import BpeVocabulary
+from tandem.tokenizer.vocabularies.bpe.vocabulary import BpeVocabulary
 from tandem.tokenizer.vocabulary import LoneSurrogateError, SpecialToken, TokenTable, TokenType
 
 TEXT = st.text(

@@ -14,7 +14,7 @@ import pytest
 
 from tandem.tokenizer import validation
 from tandem.tokenizer.formats import load_tokenizer
-from tandem.tokenizer.streaming import StreamDecoder
+from tandem.tokenizer.streaming import PlainStream, StreamDecoder, WatchedStream
 from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tests.tokenizer_svc.test_decode_stream import Open, Request, exchange
@@ -102,13 +102,15 @@ class Pushed:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.parts: list[tuple[int, int]] = []
         self.turn = 0
-        push = StreamDecoder.push
+        for kind in (PlainStream, WatchedStream):
+            monkeypatch.setattr(kind, "push", self._watched(kind.push))
 
+    def _watched(self, push: Any) -> Any:
         def watched(decoder: StreamDecoder, ids: list[int], end: bool = False) -> str:
             self.parts.append((self.turn, len(ids)))
             return push(decoder, ids, end)
 
-        monkeypatch.setattr(StreamDecoder, "push", watched)
+        return watched
 
     async def count(self) -> None:
         while True:

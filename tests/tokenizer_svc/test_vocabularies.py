@@ -21,14 +21,17 @@ from tandem.tokenizer.encode_cache import EncodeCache
 from tandem.tokenizer.encoding import Segment
 from tandem.tokenizer.formats import load_tokenizer
 from tandem.tokenizer.tokenizer import Tokenizer
-from tandem.tokenizer.vocabularies import merging
-from tandem.tokenizer.vocabularies.bpe import BpeVocabulary
-from tandem.tokenizer.vocabularies.cutting import by_engine, cutter_of
-from tandem.tokenizer.vocabularies.patterns import BEFORE_THREES_OF_DIGITS, DIGITS_IN_THREES, LLAMA3, PRE_TOKENIZERS
-from tandem.tokenizer.vocabularies.plain_bpe import PlainBpe
+from tandem.tokenizer.vocabularies.bpe.pre_tokenizers import (
+    BEFORE_THREES_OF_DIGITS,
+    DIGITS_IN_THREES,
+    LLAMA3,
+    PRE_TOKENIZERS,
+)
+from tandem.tokenizer.vocabularies.bpe.tiktoken_bpe import TiktokenBpe, by_engine, cutter_of
+from tandem.tokenizer.vocabularies.bpe.vocabulary import BpeVocabulary
 from tandem.tokenizer.vocabularies.spm import SpmVocabulary
-from tandem.tokenizer.vocabularies.words import WordCache
 from tandem.tokenizer.vocabulary import TokenType
+from tandem.tokenizer.word_cache import WordCache
 
 META_PATTERN = (  # as Meta publishes it
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -67,9 +70,9 @@ def metas_tiktoken(shared_data: Path) -> tiktoken.Encoding:
 
 
 @pytest.fixture(scope="module")
-def plain_llama3(shared_data: Path) -> PlainBpe:
+def plain_llama3(shared_data: Path) -> TiktokenBpe:
     ranks = load_tiktoken_bpe(str(shared_data / "formats/llama3/tokenizer.model"))
-    return PlainBpe([LLAMA3], ranks, {})
+    return TiktokenBpe([LLAMA3], ranks, {})
 
 
 @given(text=TEXT)
@@ -101,7 +104,7 @@ def test_every_piece_of_the_vocabulary_is_encoded_as_the_library_does(
     assert [llama2.encode(text, add_special=False) for text in texts] == sentencepiece.encode(texts)
 
 
-def test_cutting_here_equals_cutting_in_the_library(plain_llama3: PlainBpe) -> None:
+def test_cutting_here_equals_cutting_in_the_library(plain_llama3: TiktokenBpe) -> None:
     for text in ("a  b\n\n c", "  \n x", "don't 12345!!\r\n\r\n", "é" * 50, "\0\x1f", " \u3000x"):
         assert plain_llama3._words.encode(plain_llama3._cut(text)) == plain_llama3.encode(text).tolist()
 
@@ -149,12 +152,12 @@ def test_digits_are_cut_in_threes_as_the_pattern_says(pattern: str, text: str) -
 @pytest.mark.parametrize("name", ["superbpe", "tiny_aya", "afmoe"])
 def test_a_long_number_is_cut_in_time_that_grows_with_it(name: str) -> None:
     """By the patterns themselves this would take hours."""
-    plain = PlainBpe(PRE_TOKENIZERS[name].patterns, {bytes([byte]): byte for byte in range(256)}, {})
+    plain = TiktokenBpe(PRE_TOKENIZERS[name].patterns, {bytes([byte]): byte for byte in range(256)}, {})
     assert len(plain._cut("x" + "7" * 200_000)) == 1 + -(-200_000 // 3)
 
 
 def test_the_word_memory_answers_as_without_it_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.tokenizer.vocabularies.words._MAX_WORDS", 8)
+    monkeypatch.setattr("tandem.tokenizer.word_cache._MAX_WORDS", 8)
     calls: list[str] = []
 
     def encode_many(words: list[str]) -> list[list[int]]:
@@ -398,20 +401,3 @@ def test_a_vocabulary_with_clear_scores_gets_a_merger_and_one_without_does_not()
         assert SpmVocabulary(small_model(unclear))._merger is None
     assert SpmVocabulary(small_model({"ab": -1, "abc": -2}, {"ab"}))._merger is None
     assert SpmVocabulary(small_model({"ab": -1, "[pad]": -2}, {"[pad]"}))._merger is not None
-
-
-@pytest.mark.parametrize("spaces", ["  ", " \n", "\u3000 ", "\x85\u2028\t", "\u1680\u2009\u202f\u205f\xa0"])
-def test_long_white_space_is_encoded_as_by_all_tokens(plain_llama3: PlainBpe, spaces: str) -> None:
-    piece = spaces * 2_000
-    assert piece.isspace()
-    assert plain_llama3._encode_whole(piece) == plain_llama3._whole.encode_ordinary(piece)
-
-
-def test_many_texts_go_in_several_calls_and_keep_their_places(
-    plain_llama3: PlainBpe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(merging, "_AT_ONCE", 10)
-    texts = ["", "one", " two three four five", "", "six", "1234567890", "x" * 30, "é\n", ""]
-    assert [ids.tolist() for ids in plain_llama3.encode_many(texts)] == [
-        plain_llama3.encode(each).tolist() for each in texts
-    ]

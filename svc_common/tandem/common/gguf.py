@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tandem.common.gguf_strings import cut_strings
-
 MAGIC = b"GGUF"
 # The number of a type in a file, and its struct code.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -202,9 +200,6 @@ class _Reader:
         if count * 8 > self._size - self._at:
             raise self.truncated()
         data, at = self._data, self._at
-        if (found := cut_strings(data, at, count)) is not None:
-            strings, self._at = found
-            return strings
         unpack = _U64.unpack_from
         ends: list[int] = []
         add = ends.append

@@ -24,15 +24,15 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from tandem.tokenizer.arrays import NONE, Ids, Places, ids_of, joined
+from tandem.tokenizer.clean_spaces import clean_spaces as without_spaces
 from tandem.tokenizer.config import TokenizerConfig, fingerprint_of
 from tandem.tokenizer.encode_cache import EncodeCache
 from tandem.tokenizer.encoding import Encoding, Policy, Segment, SpecialTokenInText, TokenIdError
 from tandem.tokenizer.fragments import FragmentSplitter
-from tandem.tokenizer.guarding import GuardedEncoder
-from tandem.tokenizer.native.joining import IdRuns, PieceJoiner
+from tandem.tokenizer.guarded_encoder import GuardedEncoder
+from tandem.tokenizer.native.piece_joiner import IdRuns, PieceJoiner
 from tandem.tokenizer.offsets import to_code_points
-from tandem.tokenizer.spacing import clean_spaces as without_spaces
-from tandem.tokenizer.streaming import StreamDecoder, StreamPieces
+from tandem.tokenizer.streaming import StreamDecoder, StreamPieces, stream_decoder
 from tandem.tokenizer.vocabularies.spm_merging import SPACE
 from tandem.tokenizer.vocabulary import (
     CONTROL_TYPES,
@@ -398,7 +398,7 @@ class Tokenizer:
         forms = self._shown_forms if unparse_special else self._hidden_forms
         first = None if forms is None or any(forms.rest[index] for index in context_ids) else forms.first
         drop_first, drop_last = self._dropped() if remove_special else (None, None)
-        return StreamDecoder(
+        return stream_decoder(
             self._shown_pieces if unparse_special else self._hidden_pieces,
             first_pieces=first,
             strip_space=forms is None

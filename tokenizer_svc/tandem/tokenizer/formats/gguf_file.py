@@ -19,7 +19,7 @@ from tandem.tokenizer.formats.errors import FormatError
 from tandem.tokenizer.formats.gguf_fields import PREFIX, GgufFields
 from tandem.tokenizer.formats.roles import end_of_generation_ids
 from tandem.tokenizer.tokenizer import Tokenizer
-from tandem.tokenizer.vocabularies.patterns import PRE_TOKENIZERS, PreTokenizer
+from tandem.tokenizer.vocabularies.bpe.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from tandem.tokenizer.vocabulary import SpecialToken, TokenTable, TokenType
 
 logger = logging.getLogger("tandem.tokenizer")

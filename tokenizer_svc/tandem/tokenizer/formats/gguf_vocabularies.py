@@ -15,10 +15,10 @@ from tandem.tokenizer.formats.byte_alphabet import from_alphabet_all
 from tandem.tokenizer.formats.errors import FormatError
 from tandem.tokenizer.formats.gguf_fields import PREFIX, GgufFields
 from tandem.tokenizer.formats.rwkv_text import unescape
-from tandem.tokenizer.native.merger import are_ranked_by_what_they_make
-from tandem.tokenizer.vocabularies.bpe import BpeVocabulary
-from tandem.tokenizer.vocabularies.merge_list import MergeList
-from tandem.tokenizer.vocabularies.patterns import PreTokenizer
+from tandem.tokenizer.vocabularies.bpe.compiled_bpe import are_ranked_by_what_they_make
+from tandem.tokenizer.vocabularies.bpe.merges import MergeList
+from tandem.tokenizer.vocabularies.bpe.pre_tokenizers import PreTokenizer
+from tandem.tokenizer.vocabularies.bpe.vocabulary import BpeVocabulary
 from tandem.tokenizer.vocabularies.raw_bpe import RawBpeVocabulary
 from tandem.tokenizer.vocabularies.rwkv import RwkvVocabulary
 from tandem.tokenizer.vocabularies.spm import SpmVocabulary

@@ -28,11 +28,11 @@ from tandem.tokenizer.formats.roles import CONTROL_TEXTS, end_of_generation_ids
 from tandem.tokenizer.formats.sentencepiece_model import BYTE_PIECE, piece_bytes
 from tandem.tokenizer.formats.sidecar import AddedToken, Sidecar, read_added_token
 from tandem.tokenizer.fragments import can_overlap
-from tandem.tokenizer.native.merger import are_ranked_by_what_they_make
 from tandem.tokenizer.normalizing import Normalizer
 from tandem.tokenizer.tokenizer import Tokenizer
-from tandem.tokenizer.vocabularies.bpe import BpeVocabulary
-from tandem.tokenizer.vocabularies.merge_list import MergeList
+from tandem.tokenizer.vocabularies.bpe.compiled_bpe import are_ranked_by_what_they_make
+from tandem.tokenizer.vocabularies.bpe.merges import MergeList
+from tandem.tokenizer.vocabularies.bpe.vocabulary import BpeVocabulary
 from tandem.tokenizer.vocabularies.spm import SpmVocabulary
 from tandem.tokenizer.vocabularies.spm_merging import SPACE
 from tandem.tokenizer.vocabularies.ugm import UgmVocabulary

@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from tandem.tokenizer.native.pattern import NotUnderstood, parse
 from tandem.tokenizer.normalizing import STEPS
-from tandem.tokenizer.vocabularies.patterns import GPT2, PUBLISHED_WORDS, WORDS
+from tandem.tokenizer.vocabularies.bpe.pattern_parser import NotUnderstood, parse
+from tandem.tokenizer.vocabularies.bpe.pre_tokenizers import GPT2, PUBLISHED_WORDS, WORDS
 
 Step: TypeAlias = Mapping[str, Any]
 # When a space is put in front of a text: never; always; unless one is there; at the beginning of all text, unless ...

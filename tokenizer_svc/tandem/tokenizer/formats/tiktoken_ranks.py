@@ -17,8 +17,8 @@ from tandem.tokenizer.formats.ids import check_reach
 from tandem.tokenizer.formats.roles import CONTROL_TEXTS, end_of_generation_ids
 from tandem.tokenizer.formats.sidecar import AddedToken, Sidecar, read_json_object
 from tandem.tokenizer.tokenizer import Tokenizer
-from tandem.tokenizer.vocabularies.bpe import BpeVocabulary
-from tandem.tokenizer.vocabularies.patterns import LLAMA3
+from tandem.tokenizer.vocabularies.bpe.pre_tokenizers import LLAMA3
+from tandem.tokenizer.vocabularies.bpe.vocabulary import BpeVocabulary
 from tandem.tokenizer.vocabulary import SpecialToken, TokenTable, TokenType
 
 LLAMA3_RANKS = 128_000

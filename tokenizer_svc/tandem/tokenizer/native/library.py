@@ -1,4 +1,4 @@
-"""The C functions beside this file: what they are called, and what they take."""
+"""The C functions of this package: where their sources are, what they are called, and what they take."""
 
 from __future__ import annotations
 
@@ -21,9 +21,14 @@ _FUNCTIONS: dict[str, Signature] = {
     "join": ([ctypes.c_char_p, *[_POINTER] * 2, _SIZE, _POINTER], None),
     "texts": ([ctypes.c_char_p, *[_POINTER] * 5, _SIZE, *[_POINTER] * 2], _SIZE),
 }
+_BPE = "vocabularies/bpe"
 
 SOURCES = CSources(
-    Path(__file__).parent, "text", ("cutting.c", "merging.c", "longest.c", "joining.c"), ("text.h",), _FUNCTIONS
+    Path(__file__).parent.parent,
+    "encoders",
+    (f"{_BPE}/pre_tokenize.c", f"{_BPE}/merge.c", "vocabularies/longest_match.c", "native/join_pieces.c"),
+    (f"{_BPE}/bpe.h",),
+    _FUNCTIONS,
 )
 
 

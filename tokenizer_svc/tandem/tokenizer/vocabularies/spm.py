@@ -15,6 +15,7 @@ from sentencepiece import SentencePieceProcessor
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
 from tandem.tokenizer.arrays import NONE, Ids, ids_of, starts_of
+from tandem.tokenizer.native.compiled_encoder import NotServed
 from tandem.tokenizer.vocabularies.spm_merging import SPACE, SpmMerger
 from tandem.tokenizer.vocabulary import TokenType, VocabularyType
 
@@ -48,17 +49,24 @@ class SpmVocabulary:
         self._keeps_text = has_space and not (
             spec.precompiled_charsmap or spec.remove_extra_whitespaces or not spec.escape_whitespaces
         )
-        self._merger = SpmMerger.of(model, self._processor.EncodeAsIds) if self._keeps_text else None
-        self.encoder = "sentencepiece" if self._merger is None else self._merger.encoder
+        self._merger: SpmMerger | None = None
+        self.encoder = "sentencepiece"
+        if self._keeps_text:
+            try:
+                self._merger = SpmMerger.of(model, self._processor.EncodeAsIds)
+            except NotServed as reason:
+                self.encoder = f"sentencepiece ({reason})"
+        if self._merger is not None:
+            self.encoder = "compiled"
 
     def encode(self, text: str) -> Ids:
-        found = None if self._merger is None else self._merger.encode(text)
-        return ids_of(self._processor.EncodeAsIds(text)) if found is None else found
+        return ids_of(self._processor.EncodeAsIds(text)) if self._merger is None else self._merger.encode(text)
 
     def encode_many(self, texts: Sequence[str]) -> list[Ids]:
         """Ids of each text, by one call where that is possible."""
-        found = None if self._merger is None else self._merger.encode_many(texts)
-        return [self.encode(text) if text else NONE for text in texts] if found is None else found
+        if self._merger is None:
+            return [self.encode(text) if text else NONE for text in texts]
+        return self._merger.encode_many(texts)
 
     def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
         ids = self.encode(text)

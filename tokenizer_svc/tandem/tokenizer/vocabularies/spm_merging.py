@@ -1,5 +1,5 @@
-"""SentencePiece's byte-pair encoding by merging bytes as tiktoken does: the same ids, many times faster, without the
-interpreter lock.
+"""SentencePiece's byte-pair encoding by merging bytes as tiktoken does, in C: the same ids, many times faster, without
+the interpreter lock.
 
 Both join, again and again, the best pair of neighbours whose text is a piece: by score in one, by rank in the other. So
 pieces ranked by falling score give the same ids, under these rules:
@@ -25,14 +25,11 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-import numpy as np
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
-from tandem.tokenizer.arrays import Ids, ids_of
-from tandem.tokenizer.native.merger import CompiledMerger, compiled_merger, expansions_of
-from tandem.tokenizer.native.program import tiktokens
-from tandem.tokenizer.native.texts import NotServed
-from tandem.tokenizer.vocabularies.merging import RankMerger
+from tandem.tokenizer.arrays import Ids
+from tandem.tokenizer.vocabularies.bpe.compiled_bpe import CompiledBpe, compiled_bpe, expansions_of
+from tandem.tokenizer.vocabularies.bpe.pattern_compiler import tiktokens
 from tandem.tokenizer.vocabulary import TokenType
 
 SPACE = "▁"  # U+2581, which stands for a space in the pieces
@@ -43,24 +40,13 @@ _MERGING = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
 class SpmMerger:
     """Text to ids. Make it with `of`."""
 
-    def __init__(self, pattern: str, ranks: dict[bytes, int], expansions: Sequence[Sequence[int]]) -> None:
-        """`expansions` are the ids that each rank stands for: one, but for parts of characters and unknown ones."""
-        self._compiled: CompiledMerger | None = None
-        try:
-            self._compiled = compiled_merger([pattern], tiktokens, list(ranks), expansions=expansions_of(expansions))
-            self.encoder = "compiled"
-        except NotServed as reason:
-            self._merger = RankMerger(pattern, ranks, backtracking=False)
-            self._lengths = ids_of([len(ids) for ids in expansions])
-            self._ids = np.zeros((len(expansions), int(self._lengths.max())), np.uint32)
-            for rank, ids in enumerate(expansions):
-                self._ids[rank, : len(ids)] = ids
-            self._columns = np.arange(self._ids.shape[1], dtype=np.uint32)
-            self.encoder = f"tiktoken ({reason})"
+    def __init__(self, bpe: CompiledBpe) -> None:
+        self._bpe = bpe
 
     @staticmethod
     def of(model: ModelProto, encode: Callable[[list[str]], Sequence[Sequence[int]]]) -> SpmMerger | None:
-        """`encode` is the library's own, for many short texts."""
+        """None where merging bytes is not the same. `encode` is the library's own, for many short texts. Raises
+        NotServed where there are no compiled functions."""
         known: dict[str, int] = {}
         of_bytes: dict[int, int] = {}
         scores: dict[str, float] = {}
@@ -105,29 +91,15 @@ class SpmMerger:
             add(data, [known[character]] if character in known else [of_bytes[byte] for byte in data])
         for text in ranked:
             add(text.encode(), [known[text]])
-        return SpmMerger(_pattern(merging), ranks, expansions)
+        return SpmMerger(
+            compiled_bpe([_pattern(merging)], tiktokens, list(ranks), expansions=expansions_of(expansions))
+        )
 
-    def encode(self, text: str) -> Ids | None:
-        """None where the library has to do it."""
-        if self._compiled is not None:
-            return self._compiled.encode(text.replace(SPACE, " "))
-        ranks = self._merger.encode(text.replace(SPACE, " "))
-        return None if ranks is None else self._expanded(ranks)
+    def encode(self, text: str) -> Ids:
+        return self._bpe.encode(text.replace(SPACE, " "))
 
-    def encode_many(self, texts: Sequence[str]) -> list[Ids] | None:
-        """The same for many texts at once."""
-        texts = [text.replace(SPACE, " ") for text in texts]
-        if self._compiled is not None:
-            return self._compiled.encode_many(texts)
-        found = self._merger.encode_many(texts)
-        return None if found is None else list(map(self._expanded, found))
-
-    def _expanded(self, ranks: Ids) -> Ids:
-        lengths = self._lengths[ranks]
-        found: Ids = self._ids[ranks, 0]
-        if len(lengths) and lengths.max() > 1:
-            found = self._ids[ranks][self._columns < lengths[:, None]]
-        return found
+    def encode_many(self, texts: Sequence[str]) -> list[Ids]:
+        return self._bpe.encode_many([text.replace(SPACE, " ") for text in texts])
 
 
 def _is_clear(tied: Sequence[str]) -> bool:

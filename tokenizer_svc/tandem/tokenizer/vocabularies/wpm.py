@@ -13,8 +13,8 @@ import regex  # type: ignore[import-untyped]
 
 from tandem.tokenizer.arrays import NONE, Ids, ids_of
 from tandem.tokenizer.normalizing import normalized
-from tandem.tokenizer.vocabularies.words import WordCache
 from tandem.tokenizer.vocabulary import VocabularyType
+from tandem.tokenizer.word_cache import WordCache
 
 _CHINESE = (
     r"\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002b73f"

@@ -1,11 +1,11 @@
-// What the library offers, and what its parts share. Text is valid UTF-8 everywhere.
+// What cutting and merging share. Text is valid UTF-8 everywhere.
 
 #include <stddef.h>
 #include <stdint.h>
 
-#define NONE UINT32_MAX // no rank, no id
+#define NONE UINT32_MAX // no rank
 
-// One step of a pattern; see `program.py`. `mask` has one bit for each character set.
+// One step of a pattern; see `pattern_compiler.py`. `mask` has one bit for each character set.
 typedef struct {
     int32_t kind;
     uint32_t mask;
@@ -70,28 +70,4 @@ typedef struct {
 void merge_piece(state *s, const uint8_t *piece, size_t size);
 int cut(state *s, int level, const uint8_t *begin, const uint8_t *end);
 
-// Tokens as a tree of bytes: an entry of the open-addressing table is (node << 8 | byte) << 28 | child. Node 0 is the root.
-typedef struct {
-    uint64_t *table;
-    uint64_t table_mask;
-    uint32_t *ids;    // of each node the token that ends there, or NONE
-    uint32_t unknown; // what a byte becomes that begins no token; NONE: nothing
-} tree;
-
 static inline int size_of(uint8_t lead) { return lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4; }
-
-int64_t tandem_encode(const vocabulary *v, const uint8_t *text, const int64_t *ends, int64_t texts, uint32_t *out,
-                      uint32_t *offsets, int64_t *counts);
-int tandem_fill(merges *m, uint32_t *singles, uint32_t *pairs);
-void tandem_pair(const merges *m, pair *table, const uint32_t *cuts, int64_t count);
-int tandem_splits(const merges *m, uint32_t *splits);
-void tandem_plant(tree *t, const uint8_t *bytes, const uint32_t *starts, const uint32_t *ids, int64_t tokens);
-int64_t tandem_longest(const tree *t, const uint8_t *text, const int64_t *ends, int64_t texts, uint32_t *out,
-                       uint32_t *offsets, int64_t *counts);
-#define WIDE 16 // bytes that are copied in one go
-#define HEAD 22 // bytes that stand in front of a text on the wire, at most
-
-int64_t tandem_size(const uint32_t *starts, const uint32_t *ids, int64_t count);
-void tandem_join(const uint8_t *bytes, const uint32_t *starts, const uint32_t *ids, int64_t count, uint8_t *out);
-int64_t tandem_texts(const uint8_t *bytes, const uint32_t *starts, const uint32_t *ids, const int64_t *begins,
-                     const int64_t *ends, const uint8_t *spaces, int64_t lists, uint8_t *out, int64_t *written);

@@ -1,7 +1,7 @@
 """Byte-level byte-pair encoding (GPT-2, Llama 3): a pattern cuts text into pieces, then byte pairs merge by rank.
 
-`tandem.tokenizer.native` does the work, or else tiktoken (`plain_bpe`). Ranks are merge order, and a table leads from
-rank to id; the two differ in some vocabularies.
+`compiled_bpe` does the work, or else `tiktoken_bpe`. Ranks are merge order, and a table leads from rank to id; the two
+differ in some vocabularies.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from operator import itemgetter
 import numpy as np
 
 from tandem.tokenizer.arrays import NONE, Ids, ids_of
-from tandem.tokenizer.native.merger import CompiledMerger, compiled_merger
-from tandem.tokenizer.native.program import regexs, tiktokens
-from tandem.tokenizer.native.texts import NotServed
+from tandem.tokenizer.native.compiled_encoder import NotServed
 from tandem.tokenizer.normalizing import Normalizer
 from tandem.tokenizer.offsets import to_code_points
-from tandem.tokenizer.vocabularies.merge_list import MergeList
-from tandem.tokenizer.vocabularies.patterns import PRE_TOKENIZERS
-from tandem.tokenizer.vocabularies.plain_bpe import PlainBpe, by_tiktokens_engine
+from tandem.tokenizer.vocabularies.bpe.compiled_bpe import CompiledBpe, compiled_bpe
+from tandem.tokenizer.vocabularies.bpe.merges import MergeList
+from tandem.tokenizer.vocabularies.bpe.pattern_compiler import regexs, tiktokens
+from tandem.tokenizer.vocabularies.bpe.pre_tokenizers import PRE_TOKENIZERS
+from tandem.tokenizer.vocabularies.bpe.tiktoken_bpe import TiktokenBpe, by_tiktokens_engine
 from tandem.tokenizer.vocabulary import VocabularyType
 
 _BEFORE_A_LINE = re.compile(r"(?<=\n)(?=[A-Za-z])")
@@ -64,12 +64,12 @@ class BpeVocabulary:
         self._ids = np.array([*merged_ids, *[_NO_ID] * len(lacking), *self._whole_ids], np.uint32)
         self._lacks_bytes = bool(lacking)
         self._ranks_are_ids = bool((self._ids == np.arange(len(self._ids), dtype=np.uint32)).all())
-        self._compiled: CompiledMerger | None = None
-        self._plain: PlainBpe | None = None
+        self._compiled: CompiledBpe | None = None
+        self._plain: TiktokenBpe | None = None
         try:
-            # By the engine that tells letters and digits in `PlainBpe`: each has a Unicode version of its own.
+            # By the engine that tells letters and digits in `TiktokenBpe`: each has a Unicode version of its own.
             engine = tiktokens if by_tiktokens_engine(self._patterns) and not others else regexs
-            self._compiled = compiled_merger(
+            self._compiled = compiled_bpe(
                 self._patterns, engine, [*merging, *others], len(merging), self._expansions(), merges, whole
             )
             by_pair = self._compiled.by_pair
@@ -79,7 +79,7 @@ class BpeVocabulary:
             if len(set(merging)) != len(merging):
                 raise ValueError("a token has two ranks") from None
             ranks, whole_ranks = ({token: next(rank) for token in part} for part in (merging, others))
-            self._plain = PlainBpe(self._patterns, ranks, whole_ranks, merges, whole)
+            self._plain = TiktokenBpe(self._patterns, ranks, whole_ranks, merges, whole)
             by_pair = self._plain.by_pair
             self.encoder = f"tiktoken ({reason})"
         self._pairs = merges if by_pair else None

@@ -12,7 +12,7 @@ import regex  # type: ignore[import-untyped]
 import tiktoken
 from numpy.typing import NDArray
 
-from tandem.tokenizer.native.pattern import (
+from tandem.tokenizer.vocabularies.bpe.pattern_parser import (
     Both,
     Characters,
     Choice,
@@ -29,7 +29,7 @@ from tandem.tokenizer.native.pattern import (
     is_nullable,
     parse,
 )
-from tandem.tokenizer.vocabularies.patterns import BEFORE_THREES_OF_DIGITS, DIGITS_IN_THREES
+from tandem.tokenizer.vocabularies.bpe.pre_tokenizers import BEFORE_THREES_OF_DIGITS, DIGITS_IN_THREES
 
 Points: TypeAlias = NDArray[np.uint32]
 Flags: TypeAlias = NDArray[np.bool_]

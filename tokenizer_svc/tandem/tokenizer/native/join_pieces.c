@@ -1,7 +1,10 @@
 // Ids to bytes, and lists of ids to the texts of an answer as they are on the wire.
 
-#include "text.h"
+#include <stdint.h>
 #include <string.h>
+
+#define WIDE 16 // bytes that are copied in one go
+#define HEAD 22 // bytes that stand in front of a text on the wire, at most
 
 // How many bytes the ids stand for; each of them is below the number of pieces.
 int64_t tandem_size(const uint32_t *starts, const uint32_t *ids, int64_t count) {

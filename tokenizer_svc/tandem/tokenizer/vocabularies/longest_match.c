@@ -1,6 +1,16 @@
 // The longest token that matches, from left to right (RWKV).
 
-#include "text.h"
+#include <stdint.h>
+
+#define NONE UINT32_MAX // no id
+
+// Tokens as a tree of bytes: an entry of the open-addressing table is (node << 8 | byte) << 28 | child. Node 0 is the root.
+typedef struct {
+    uint64_t *table;
+    uint64_t table_mask;
+    uint32_t *ids;    // of each node the token that ends there, or NONE
+    uint32_t unknown; // what a byte becomes that begins no token; NONE: nothing
+} tree;
 
 // The place in the table where the child of a node is, or may be put.
 static inline uint64_t place_of(const tree *t, uint64_t key) {
@@ -28,7 +38,7 @@ void tandem_plant(tree *t, const uint8_t *bytes, const uint32_t *starts, const u
     }
 }
 
-// As `tandem_encode`.
+// As `tandem_encode` in `bpe/pre_tokenize.c`.
 int64_t tandem_longest(const tree *t, const uint8_t *text, const int64_t *ends, int64_t texts, uint32_t *out,
                        uint32_t *offsets, int64_t *counts) {
     int64_t begin = 0, at = 0, count = 0;

@@ -1,4 +1,4 @@
-"""Ids to bytes by `joining.c`, or else by Python."""
+"""Ids to bytes by `join_pieces.c`, or else by Python."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.tokenizer.arrays import Ids, Places, joined_pieces
+from tandem.tokenizer.native.compiled_encoder import joined_tokens
 from tandem.tokenizer.native.library import library
-from tandem.tokenizer.native.texts import joined_tokens
 from tandem.tokenizer.wire import decoded_field
 
 _FEW = 64  # ids that Python is as quick with
-_WIDE, _HEAD = 16, 22  # as in `text.h`
+_WIDE, _HEAD = 16, 22  # as in `join_pieces.c`
 
 
 class IdRuns(NamedTuple):

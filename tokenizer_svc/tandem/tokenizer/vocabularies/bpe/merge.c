@@ -1,8 +1,8 @@
 // Byte-pair merging: a piece that is a token is one; else, again and again, the two neighbours whose bytes together are
 // the token of the lowest rank become one, the leftmost of equal ones first. With a table of pairs these have the ranks,
-// and a piece that is a token is one only where `whole` says so; see `merge_list.py`.
+// and a piece that is a token is one only where `whole` says so; see `merges.py`.
 
-#include "text.h"
+#include "bpe.h"
 #include <stdlib.h>
 #include <string.h>
 

@@ -10,10 +10,10 @@ import numpy as np
 import regex  # type: ignore[import-untyped]
 
 from tandem.tokenizer.arrays import Ids, ids_of
+from tandem.tokenizer.native.compiled_encoder import CompiledEncoder, NotServed, joined_tokens
 from tandem.tokenizer.native.library import library
-from tandem.tokenizer.native.program import Engine, Program, compiled
-from tandem.tokenizer.native.texts import CompiledEncoder, NotServed, joined_tokens
-from tandem.tokenizer.vocabularies.merge_list import MergeList, PairMerger, are_ranked_by_product, merges_of_bytes
+from tandem.tokenizer.vocabularies.bpe.merges import MergeList, PairMerger, are_ranked_by_product, merges_of_bytes
+from tandem.tokenizer.vocabularies.bpe.pattern_compiler import Engine, Program, compiled
 
 _NO_RANK = 0xFFFFFFFF
 _MOST_PATTERNS = 32
@@ -57,7 +57,7 @@ class _Vocabulary(ctypes.Structure):
     )
 
 
-class CompiledMerger(CompiledEncoder):
+class CompiledBpe(CompiledEncoder):
     """Cuts text by patterns, one after the other, and merges the pieces by rank.
 
     `ranked` are the tokens' bytes by rank, every single byte among them; those from `merging` on are whole pieces only.
@@ -149,7 +149,7 @@ class CompiledMerger(CompiledEncoder):
         return found
 
 
-def compiled_merger(
+def compiled_bpe(
     patterns: Sequence[str],
     engine: Engine,
     ranked: Sequence[bytes],
@@ -157,8 +157,8 @@ def compiled_merger(
     expansions: tuple[Ids, Ids] | None = None,
     merges: MergeList | None = None,
     whole: bool = True,
-) -> CompiledMerger:
-    """As CompiledMerger; all of `ranked` are merging where it is not said how many.
+) -> CompiledBpe:
+    """As CompiledBpe; all of `ranked` are merging where it is not said how many.
 
     Raises NotServed where other engines have to do it, and ValueError where two ranks have the same bytes.
     """
@@ -173,9 +173,7 @@ def compiled_merger(
             programs.append(compiled(pattern, engine))
         except (ValueError, regex.error) as error:
             raise NotServed(f"pattern {number} of {len(patterns)}: {error}") from None
-    return CompiledMerger(
-        found, programs, ranked, len(ranked) if merging is None else merging, expansions, merges, whole
-    )
+    return CompiledBpe(found, programs, ranked, len(ranked) if merging is None else merging, expansions, merges, whole)
 
 
 def are_ranked_by_what_they_make(pairs: Iterable[tuple[str, str]]) -> bool:
@@ -184,11 +182,11 @@ def are_ranked_by_what_they_make(pairs: Iterable[tuple[str, str]]) -> bool:
     ranked, merges = merges_of_bytes(pairs)
     found = library()
     if found is not None:
-        return not CompiledMerger(found, [], ranked, len(ranked), None, merges).by_pair
+        return not CompiledBpe(found, [], ranked, len(ranked), None, merges).by_pair
     return PairMerger(ranked, merges).is_by_product(whole=True)
 
 
 def expansions_of(ids: Sequence[Sequence[int]]) -> tuple[Ids, Ids]:
-    """The ids that each rank stands for, as CompiledMerger takes them."""
+    """The ids that each rank stands for, as CompiledBpe takes them."""
     first = ids_of([0, *accumulate(map(len, ids))])
     return first, ids_of([index for each in ids for index in each])

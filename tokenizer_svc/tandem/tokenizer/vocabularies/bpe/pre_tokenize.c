@@ -4,7 +4,7 @@
 // many choices are open as it has steps. Whether a step leads to a match depends on the place alone. Each loop remembers
 // its last run and the places behind which nothing matched, so that no stretch of text is walked again and again.
 
-#include "text.h"
+#include "bpe.h"
 #include <stdlib.h>
 #include <string.h>
 
