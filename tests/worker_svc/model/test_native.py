@@ -162,7 +162,8 @@ def test_without_a_compiler_torch_computes_with_the_same_weights(monkeypatch: py
     monkeypatch.setattr(native, "available", lambda: False)
     plain = stored(matrix)
     assert plain.row_multiple == 8
-    torch.testing.assert_close(plain(x), x @ matrix.dequantize().t())
+    size = x.abs() @ matrix.dequantize().abs().t()
+    assert ((plain(x) - x @ matrix.dequantize().t()).abs() <= 1e-6 * size).all()
     assert (plain(x) - compiled(x)).norm() < 0.02 * plain(x).norm()
 
 

@@ -13,10 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from tandem.worker.model.operations import ScaledProduct
-from tandem.worker.model.product_rows import MOST_ROWS
+from tandem.worker.model.product_rows import MOST_ROWS, linear
 
 FLOAT8 = torch.float8_e4m3fn
 _LARGEST = torch.finfo(FLOAT8).max
@@ -99,4 +98,4 @@ class Float8Weight(torch.nn.Module):
         if self._scaled:
             return scaled_product(x, Float8Rows(self.q, self.scale))
         tiles = (slice(start, start + _TILE_ROWS) for start in range(0, len(self.q), _TILE_ROWS))
-        return torch.cat([F.linear(x, self.rows(tile).to(x.dtype)) for tile in tiles], dim=1)
+        return torch.cat([linear(x, self.rows(tile).to(x.dtype)) for tile in tiles], dim=1)

@@ -33,7 +33,7 @@ from tandem.worker.model import native
 from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.operations import Product
 from tandem.worker.model.panels import empty_panels, fill_panels, first_panels, panel_rows
-from tandem.worker.model.product_rows import row_multiple
+from tandem.worker.model.product_rows import MOST_IN_A_CALL, Prepare, RowCounts, in_calls, row_counts
 from tandem.worker.model.quantization import QuantizedWeight
 
 REARRANGE_FROM = 1 << 18  # numbers in a matrix that oneDNN is given rearranged
@@ -61,8 +61,10 @@ class PlainWeight(torch.nn.Module):
         """`shared`: something else reads it too, so that it stays as it is."""
         super().__init__()
         self.weight = weight if isinstance(weight, torch.nn.Parameter) else torch.nn.Parameter(weight, False)
-        self.product: Product = F.linear  # but for oneDNN's
-        self._with_onednn = shared and weight.numel() >= SHARED_FROM and onednn_serves(weight.device, weight.dtype)
+        self.product: Product = F.linear  # on a device; a CPU's are called by `in_calls`
+        self._on_cpu = weight.device.type == "cpu"
+        self._shared = shared
+        self._multiply: Product | None = None  # on a CPU, once it is chosen
 
     def __len__(self) -> int:
         return self.weight.shape[0]
@@ -70,13 +72,25 @@ class PlainWeight(torch.nn.Module):
     @property
     def row_multiple(self) -> int:
         """See `Linear.row_multiple`."""
-        outputs, columns = self.weight.shape
-        if self.weight.device.type != "cpu":
+        if not self._on_cpu:
             return 4
-        multiply: Product = F.linear
-        if self._with_onednn:
-            multiply = _rearranged_product if self.weight.is_mkldnn else _onednn_product
-        return row_multiple(multiply, outputs, columns, self.weight.dtype)
+        return _row_counts(self._chosen(), self.weight).multiple
+
+    def _chosen(self) -> Product:
+        """The library's product that a CPU computes with: for a large matrix oneDNN's, and for a small one too where
+        the other depends on the number of rows."""
+        if self._multiply is None:
+            weight, serves = self.weight, onednn_serves(self.weight.device, self.weight.dtype)
+            large = self._shared and serves and weight.numel() >= SHARED_FROM
+            if weight.is_mkldnn or large:
+                self._multiply = _onednn_product
+            elif self._shared and serves:
+                both: tuple[Product, ...] = (F.linear, _onednn_product)
+                self._multiply = max(both, key=lambda product: _row_counts(product, weight).most)
+            else:
+                self._multiply = F.linear
+        chosen: Product = self._multiply
+        return chosen
 
     def fill(self, row: int, rows: torch.Tensor) -> None:
         """Stores rows from `row` on."""
@@ -88,13 +102,20 @@ class PlainWeight(torch.nn.Module):
 
     def settle(self) -> None:
         """Rearranges the weight where that pays; afterwards only `forward` may look at it."""
-        if rearranges(self.weight.numel(), self.weight.device, self.weight.dtype):
-            self.weight = torch.nn.Parameter(_rearranged(self.weight.data), requires_grad=False)
-            self._with_onednn = True
+        if self._shared or not onednn_serves(self.weight.device, self.weight.dtype):
+            return
+        if not rearranges(self.weight.numel(), self.weight.device, self.weight.dtype):
+            as_it_is = _row_counts(F.linear, self.weight).most
+            if as_it_is == MOST_IN_A_CALL or _row_counts(_onednn_product, self.weight, _rearranged).most <= as_it_is:
+                return
+        self.weight = torch.nn.Parameter(_rearranged(self.weight.data), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[N, in] -> [N, out]`."""
-        return _onednn_product(x, self.weight) if self._with_onednn else self.product(x, self.weight)
+        if not self._on_cpu:
+            return self.product(x, self.weight)
+        multiply = self._chosen()
+        return in_calls(multiply, x, self.weight, _row_counts(multiply, self.weight))
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """Some rows `[N, in]`."""
@@ -112,9 +133,9 @@ def _onednn_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return product
 
 
-def _rearranged_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The product with a weight that is rearranged first."""
-    return _onednn_product(x, _rearranged(weight))
+def _row_counts(multiply: Product, weight: torch.Tensor, prepare: Prepare | None = None) -> RowCounts:
+    outputs, columns = weight.shape
+    return row_counts(multiply, outputs, columns, weight.dtype, _rearranged if weight.is_mkldnn else prepare)
 
 
 class HalfPanels(torch.nn.Module):

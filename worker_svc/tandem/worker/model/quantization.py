@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from tandem.worker.checkpoints.grouped import GROUPS, Grouped, Quantization
 from tandem.worker.model import native
 from tandem.worker.model.panels import empty_panels, fill_panels, first_panels, panel_rows
-from tandem.worker.model.product_rows import MOST_ROWS
+from tandem.worker.model.product_rows import MOST_ROWS, linear
 
 INT8 = Quantization(8, 0)
 _ACTIVATION_GROUP = 128  # numbers of a row that share a scale where the weight has one scale for a whole channel
@@ -167,4 +167,4 @@ class QuantizedWeight(torch.nn.Module):
             product = native.quantized_product(x.float(), self.q, self.scale, self.least, self.groups, self.group)
             return product[:, : self._rows].to(x.dtype)
         tiles = (slice(start, start + _TILE_ROWS) for start in range(0, self._rows, _TILE_ROWS))
-        return torch.cat([F.linear(x, self.rows(tile).to(x.dtype)) for tile in tiles], dim=1)
+        return torch.cat([linear(x, self.rows(tile).to(x.dtype)) for tile in tiles], dim=1)

@@ -15,7 +15,7 @@ from tandem.worker.model.runner import ModelRunner, Work
 
 logger = logging.getLogger("tandem.worker.engine")
 
-_CROWD = 2048  # rows of other sequences, at most, that a card's row is tried in company with
+_CROWD = {"cuda": 2048, "cpu": 100}  # rows of other sequences, at most, that a row is tried in company with
 
 
 def choose_padding(runner: ModelRunner) -> bool:
@@ -49,10 +49,11 @@ def _is_row_invariant(runner: ModelRunner) -> bool:
     if length < 2:
         return True
     pages = -(-length // size)
-    most, companies = length, [1, 2, 4]  # odd numbers of rows, and of logits
+    companies = [1, 2, 4, 16, 40, 100]  # odd numbers of rows, and of logits
     if runner.device.type == "cuda":  # whose libraries have many kernels, for few rows and for thousands
-        most = min(_CROWD, runner.model.config.context_length, (runner.cache.shape.pages - pages) * size)
-        companies += [16, 40, 100, 200]
+        companies.append(200)
+    crowded = _CROWD.get(runner.device.type, length)
+    most = min(crowded, runner.model.config.context_length, (runner.cache.shape.pages - pages) * size)
     generator = np.random.default_rng(0)
     tokens = generator.integers(0, runner.model.config.vocab_size, length).astype(np.int32)
     others = generator.integers(0, runner.model.config.vocab_size, most).astype(np.int32)
