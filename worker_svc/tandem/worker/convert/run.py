@@ -157,9 +157,11 @@ def main(arguments: list[str]) -> int:
         _say(convert(options.source, options.target, options.to, options.dtype, _throttled(stopped)))
     except BrokenPipeError:
         return 128 + signal.SIGPIPE  # whoever asked has left
-    except (CheckpointError, ConvertError, GgufError, OSError) as error:
+    except Exception as error:
         if stopped:  # whose exception came out of a library as another one
             return 128 + stopped[0]
+        if not isinstance(error, CheckpointError | ConvertError | GgufError | OSError):
+            raise
         words = str(error)
         if isinstance(error, OSError):
             words = f"{options.target}: {error.strerror or error}; nothing was written"
