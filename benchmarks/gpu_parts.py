@@ -200,7 +200,7 @@ def products(reproducible: bool, ceiling: dict[str, float], scale: Scale) -> dic
 def built(size: str, quantize: str, reproducible: bool, max_running: int, scale: Scale) -> BuiltEngine:
     options = EngineConfig(
         model="random", device=scale.device, dtype=str(scale.dtype).removeprefix("torch."), reproducible=reproducible,
-        max_running=max_running, max_batch_tokens=4096, kv_cache_tokens=max_running * 2112, quantize=quantize,
+        max_running_requests=max_running, max_batch_tokens=4096, kv_cache_tokens=max_running * 2112, quantize=quantize,
     )  # fmt: skip
     checkpoint = RandomCheckpoint(llama(scale.models[size]), scale.device, scale.dtype)
     return build_engine(options, checkpoint=checkpoint)

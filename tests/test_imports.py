@@ -30,7 +30,7 @@ tokenizer.native
 tokenizer.arrays tokenizer.vocabulary tokenizer.normalizing tokenizer.wire tokenizer.offsets
 worker worker.convert
 worker.engine.handle worker.engine.process worker.engine.ranks worker.engine.serving worker.engine.build
-worker.engine.calibration worker.engine.messages worker.engine.config
+worker.engine.cache_size worker.engine.calibration worker.engine.device worker.engine.messages worker.engine.config
 worker.engine
 worker.engine.sampler
 worker.engine.request worker.engine.sampling worker.engine.stops worker.engine.randomness worker.engine.pages

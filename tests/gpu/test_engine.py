@@ -24,7 +24,13 @@ GREEDY = Sampling(temperature=0.0)
 
 
 def built(model: Path, **fields: object) -> BuiltEngine:
-    options = {"device": "cuda", "dtype": "float32", "max_running": 16, "kv_cache_tokens": 8192, "page_size": 16}
+    options = {
+        "device": "cuda",
+        "dtype": "float32",
+        "max_running_requests": 16,
+        "kv_cache_tokens": 8192,
+        "page_size": 16,
+    }
     return build_engine(EngineConfig(model=str(model), **(options | fields)))  # type: ignore[arg-type]
 
 
@@ -116,7 +122,12 @@ def test_overlap_on_and_off_give_the_same_answers(sampling: Sampling, reproducib
 def test_bits_do_not_depend_on_the_batch(quantize: str) -> None:
     engine = build_engine(
         EngineConfig(
-            model="random", device="cuda", dtype="bfloat16", max_running=256, kv_cache_tokens=1 << 16, quantize=quantize
+            model="random",
+            device="cuda",
+            dtype="bfloat16",
+            max_running_requests=256,
+            kv_cache_tokens=1 << 16,
+            quantize=quantize,
         ),
         checkpoint=RandomCheckpoint(llama("1b", 2048), "cuda", torch.bfloat16),
     )

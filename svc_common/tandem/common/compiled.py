@@ -35,6 +35,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from tandem.common.machine import processor_fact
+
 _COMPILE_SECONDS = 300.0  # the largest takes 20 s of an idle processor
 _COMPILERS = ("cc", "gcc", "clang")
 _CONTENT_DIGITS = 32
@@ -169,11 +171,7 @@ def _machine(words: Sequence[str]) -> str:
     machine = platform.machine()
     if not any(word.endswith("=native") for word in words):
         return machine
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("flags", "Features")):
-                return f"{machine}.{_hash(sorted(line.split(':', 1)[1].split()))}"
-    return f"{machine}.{_hash([platform.node()])}"
+    return f"{machine}.{_hash(sorted(processor_fact('flags', 'Features').split()) or [platform.node()])}"
 
 
 def _hash(words: Sequence[str]) -> str:

@@ -18,8 +18,8 @@ import torch
 from benchmarks.random_llama import RandomCheckpoint, llama
 from tandem.worker.checkpoints.model_config import Experts
 from tandem.worker.engine import build, calibration
-from tandem.worker.engine.build import BuildError, BuiltEngine, build_engine
-from tandem.worker.engine.config import EngineConfig
+from tandem.worker.engine.build import BuiltEngine, build_engine
+from tandem.worker.engine.config import BuildError, EngineConfig
 from tandem.worker.engine.drafting import Drafting
 from tandem.worker.engine.guides.guide import Guide
 from tandem.worker.engine.request import LogprobOptions, Request, Stopping
@@ -74,12 +74,15 @@ def checkpoint(model: object = MODEL, dtype: torch.dtype = torch.float32) -> Ran
 
 def built(device: str = "cuda", model: object = MODEL, **fields: object) -> BuiltEngine:
     options: dict[str, object] = {
-        "dtype": "float32", "kv_cache_tokens": 26 * 8, "page_size": 8, "max_running": 4, "max_batch_tokens": 16,
-        "threads": 1,
+        "dtype": "float32", "kv_cache_tokens": 26 * 8, "page_size": 8, "max_running_requests": 4,
+        "max_batch_tokens": 16, "threads": 1,
         "reproducible": False,  # else the check of rows at start takes longer than most tests
     }  # fmt: skip
     with torch.no_grad():
-        return build_engine(EngineConfig("random", device, **(options | fields)), checkpoint=checkpoint(model))  # type: ignore[arg-type]
+        return build_engine(
+            EngineConfig(model="random", device=device, **(options | fields)),  # type: ignore[arg-type]
+            checkpoint=checkpoint(model),
+        )
 
 
 def on_processor(requests: Sequence[Request], **fields: object) -> Answers:
@@ -329,7 +332,7 @@ def test_few_bits_are_recorded_too(options: dict[str, object], card: VirtualCard
 
 def test_the_cache_takes_its_share_of_what_is_free(card: VirtualCard) -> None:
     card.memory = 2_000_000
-    engine = built(kv_cache_tokens=0, max_running=400, max_batch_tokens=400, cuda_graphs=False)
+    engine = built(kv_cache_tokens=0, max_running_requests=400, max_batch_tokens=400, cuda_graphs=False)
     assert engine.kv_cache_bytes > 0.4 * card.memory
     assert card.most <= card.memory
     answers(engine, some_requests(3, GREEDY))
@@ -341,7 +344,7 @@ def test_the_cache_takes_its_share_of_what_is_free(card: VirtualCard) -> None:
         (100_000, {}, "the weights", "quantize it"),
         (430_000, {"kv_cache_tokens": 0}, "a step beside the weights", "lower max_batch_tokens"),
         (2_000_000, {"kv_cache_tokens": 80_000}, "the KV cache", "lower kv_cache_tokens"),
-        (0, {"max_running": 64, "max_batch_tokens": 64}, "the recordings of CUDA graphs", "cuda_graphs off"),
+        (0, {"max_running_requests": 64, "max_batch_tokens": 64}, "the recordings of CUDA graphs", "cuda_graphs off"),
         (560_000, {"draft_model": "draft"}, "the draft model's weights", "without draft_model"),
     ],
 )

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.worker.engine.build import BuildError, served_config
-from tandem.worker.engine.config import EngineConfig
+from tandem.worker.engine.build import served_config
+from tandem.worker.engine.config import BuildError, EngineConfig
 from tests.worker_svc.checkpoints.test_model_config import GOOD
 
 
 def test_without_wishes_the_model_is_served_as_it_is() -> None:
-    assert served_config(GOOD, EngineConfig("m")) == GOOD
+    assert served_config(GOOD, EngineConfig(model="m")) == GOOD
 
 
 def test_a_longer_context_needs_a_stretched_rope() -> None:
     with pytest.raises(BuildError, match=r"context_length 256 is more than the 64 .* rope_scale or rope_alpha 4 "):
-        served_config(GOOD, EngineConfig("m", context_length=256))
-    scaled = served_config(GOOD, EngineConfig("m", context_length=256, rope_scale=4.0))
+        served_config(GOOD, EngineConfig(model="m", context_length=256))
+    scaled = served_config(GOOD, EngineConfig(model="m", context_length=256, rope_scale=4.0))
     assert (scaled.context_length, scaled.rope_scale, scaled.rope_theta) == (256, 4.0, GOOD.rope_theta)
-    raised = served_config(GOOD, EngineConfig("m", context_length=256, rope_alpha=4.0))
+    raised = served_config(GOOD, EngineConfig(model="m", context_length=256, rope_alpha=4.0))
     assert raised.rope_theta == pytest.approx(GOOD.rope_theta * 4 ** (10 / 8))
     with pytest.raises(BuildError, match="257"):
-        served_config(GOOD, EngineConfig("m", context_length=257, rope_scale=4.0))
+        served_config(GOOD, EngineConfig(model="m", context_length=257, rope_scale=4.0))
 
 
 def test_a_stretched_rope_alone_leaves_the_context_as_it_is() -> None:
-    assert served_config(GOOD, EngineConfig("m", rope_scale=2.0)).context_length == GOOD.context_length
+    assert served_config(GOOD, EngineConfig(model="m", rope_scale=2.0)).context_length == GOOD.context_length

@@ -12,8 +12,8 @@ import torch
 
 from tandem.worker.checkpoints import open_checkpoint
 from tandem.worker.checkpoints.grouped import GROUPS, Quantization
-from tandem.worker.engine.build import BuildError, BuiltEngine, build_engine
-from tandem.worker.engine.config import EngineConfig
+from tandem.worker.engine.build import BuiltEngine, build_engine
+from tandem.worker.engine.config import BuildError, EngineConfig
 from tandem.worker.engine.request import Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.model.quantization import INT8, quantize
@@ -165,7 +165,6 @@ def test_logits_are_near_those_of_the_whole_weights(quantization: Quantization, 
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"quantize": "int3"}, "quantize 'int3' is not served; use auto, none, int8, int4 or fp8"),
         ({"quantize": "fp8", "quantize_group": 32}, "quantize_group 32 says how to quantize, but quantize is fp8"),
         ({"quantize": "int4", "quantize_group": 48}, "quantize_group 48 is not served; use 32, 64, 128"),
         ({"quantize_group": 64}, "quantize_group 64 says how to quantize, but quantize is auto"),

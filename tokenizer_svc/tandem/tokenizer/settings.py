@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Literal
@@ -11,6 +10,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from tandem.common.addresses import is_loopback
+from tandem.common.machine import available_cores
 from tandem.common.settings import ServiceSettings, Strings
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)*")
@@ -87,7 +87,7 @@ class TokenizerSettings(ServiceSettings):
     @property
     def thread_count(self) -> int:
         """Threads that encode, at least one."""
-        return self.threads or len(os.sched_getaffinity(0)) or 1
+        return self.threads or available_cores()
 
 
 def _name_and_path(entry: str) -> tuple[str, Path]:

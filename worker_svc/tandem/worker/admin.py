@@ -54,7 +54,7 @@ class AdminServicer(admin_pb2_grpc.WorkerAdminServiceServicer):
             version=version(),
             state=self._state(),
             start_time=Timestamp(seconds=int(worker.started_at)),
-            max_batch_tokens=settings.engine_config().max_batch_tokens,
+            max_batch_tokens=settings.step_tokens,
             max_running_requests=settings.max_running_requests,
             max_waiting_requests=settings.max_waiting_requests,
             max_waiting_tokens=settings.max_waiting_tokens,

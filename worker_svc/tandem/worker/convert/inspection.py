@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tandem.common import machine
 from tandem.worker.checkpoints import CheckpointError, open_checkpoint
 from tandem.worker.checkpoints.checkpoint import Checkpoint
 from tandem.worker.checkpoints.ggml_blocks import BLOCK_KINDS
@@ -148,12 +148,7 @@ def _tokenizer(checkpoint: Checkpoint) -> str | None:
 
 def _devices() -> list[dict[str, Any]]:
     """What the model could be computed on: this machine's memory, and its GPUs."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    memory = {
-        "device": "cpu",
-        "bytes": os.sysconf("SC_PHYS_PAGES") * page,
-        "free_bytes": _available() or os.sysconf("SC_AVPHYS_PAGES") * page,
-    }
+    memory = {"device": "cpu", "bytes": machine.memory(), "free_bytes": machine.obtainable_memory()}
     cards = []
     if torch.cuda.is_available():
         for number in range(torch.cuda.device_count()):
@@ -161,16 +156,6 @@ def _devices() -> list[dict[str, Any]]:
             name = torch.cuda.get_device_name(number)
             cards.append({"device": f"cuda:{number}", "name": name, "bytes": total, "free_bytes": free})
     return [memory, *cards]
-
-
-def _available() -> int:
-    """Bytes that a new program can have, files in memory given up; 0 where nobody says."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 0
-    found = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    return next(found, 0)
 
 
 def _fits(free: int, weights: dict[str, int], kv: dict[str, int], context: int) -> dict[str, int]:

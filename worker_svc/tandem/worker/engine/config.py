@@ -1,8 +1,10 @@
-"""What an engine is told. No torch: the front reads this file too, and stays small."""
+"""What an engine is told: a part of the worker's settings. No torch: the front reads this file too, and stays small."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from tandem.worker.engine.guides.limits import (
     DEFAULT_COMPILE_SECONDS,
@@ -12,33 +14,107 @@ from tandem.worker.engine.guides.limits import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """How to build an engine; 0 and "auto" let it choose."""
+class EngineConfig(BaseModel):
+    """How to build an engine; 0 and "auto" let it choose. Each field is a setting of the worker."""
 
-    model: str
-    device: str = "auto"
-    dtype: str = "auto"
-    quantize: str = "auto"
-    quantize_group: int = 0
-    tensor_parallel: int = 1
-    threads: int = 0
-    page_size: int = 64
-    kv_cache_dtype: str = "auto"  # or "fp8", "int8", "int4"
-    kv_cache_tokens: int = 0
-    kv_cache_fraction: float = 0.0
-    context_length: int = 0
-    rope_scale: float = 1.0
-    rope_alpha: float = 1.0
-    max_batch_tokens: int = 512
-    max_running: int = 64
-    reproducible: bool = True  # on CUDA; on a CPU always
-    cuda_graphs: bool = True
-    overlap: str = "auto"  # "on", "off", or "auto": on CUDA
-    speculate: str = "auto"  # where it is likely to pay, or "always"
-    draft_tokens: int = 0
-    draft_model: str = ""
-    guide_compile_seconds: float = DEFAULT_COMPILE_SECONDS  # of processor time, a guide
-    guide_mask_seconds: float = DEFAULT_MASK_SECONDS  # of processor time, a mask
-    guide_memory_mb: int = DEFAULT_MEMORY_MB  # a guide, beside the vocabulary
-    guide_total_memory_mb: int = DEFAULT_TOTAL_MEMORY_MB  # all guides
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    model: str = Field(description="checkpoint: a folder in Meta's or Hugging Face's layout, or a GGUF file")
+    device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N")
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
+        default="auto",
+        description="of weights and cache; auto: on a CPU bfloat16 where it has instructions for it, else float32; "
+        "on a GPU bfloat16, float16 for a float16 checkpoint",
+    )
+    quantize: Literal["auto", "none", "int8", "int4", "fp8"] = Field(
+        default="auto",
+        description="of weights; auto: as the checkpoint has them; none: quantized ones are made plain; "
+        "int8, int4, fp8: made at load",
+    )
+    quantize_group: int = Field(
+        default=0,
+        ge=0,
+        le=128,
+        description="inputs that share a scale: 32, 64 or 128; 0: a whole output channel for int8, 64 for int4",
+    )
+    reproducible: bool = Field(
+        default=True,
+        description="the same bits for a request in any company; on CUDA it costs speed, on a CPU it is so",
+    )
+    cuda_graphs: bool = Field(default=True, description="record steps of decodes at start and replay them, on CUDA")
+    overlap: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="launch a step before the one before it is read, where its requests allow that; auto: on CUDA",
+    )
+    tensor_parallel: int = Field(
+        default=1, ge=1, le=64, description="processes, each with a part of every matrix, that compute together"
+    )
+    threads: int = Field(default=0, ge=0, le=1024, description="of the engine on a CPU; 0: the cores it may use")
+    page_size: int = Field(default=64, ge=4, le=256, description="tokens in a page of the KV cache")
+    kv_cache_dtype: Literal["auto", "fp8", "int8", "int4"] = Field(
+        default="auto", description="how keys and values are stored; auto: as the model computes"
+    )
+    kv_cache_tokens: int = Field(
+        default=0, ge=0, description="capacity of the KV cache; 0: a share of the memory that is free"
+    )
+    kv_cache_fraction: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="that share, measured when the weights are loaded and the largest chunk was computed once; "
+        "0: 0.25 of a CPU's memory, 0.9 of a GPU's, never more than all running requests could fill",
+    )
+    context_length: int = Field(default=0, ge=0, description="prompt and output together; 0: the model's own")
+    rope_scale: float = Field(
+        default=1.0, ge=1, le=1024, description="divides positions, for so many times the model's context"
+    )
+    rope_alpha: float = Field(
+        default=1.0, ge=1, le=1024, description="raises rope's theta (NTK), for about so many times the model's context"
+    )
+    max_batch_tokens: int = Field(default=512, ge=1, description="tokens computed in one step")
+    max_running_requests: int = Field(default=64, ge=1, le=4096, description="requests that run at once")
+    draft_tokens: int = Field(
+        default=0,
+        ge=0,
+        le=32,
+        description="tokens that speculation guesses at most, for requests that name no number; 0: none, or 4 where "
+        "there is a draft_model",
+    )
+    speculate: Literal["auto", "always"] = Field(
+        default="auto",
+        description="requests that ask for drafts get them where more tokens per second are likely (auto), or always, "
+        "as if what computes them cost nothing",
+    )
+    draft_model: str = Field(
+        default="", description="checkpoint of a small model with the same vocabulary, which guesses for the large one"
+    )
+    guide_compile_seconds: float = Field(
+        default=DEFAULT_COMPILE_SECONDS,
+        gt=0,
+        le=600,
+        description="processor time in which a guide must be compiled; else it is refused",
+    )
+    guide_mask_seconds: float = Field(
+        default=DEFAULT_MASK_SECONDS,
+        gt=0,
+        le=600,
+        description="processor time that a guide may take between two tokens; else its request ends",
+    )
+    guide_memory_mb: int = Field(
+        default=DEFAULT_MEMORY_MB, ge=64, le=65_536, description="memory that the process of one guide may take, MiB"
+    )
+    guide_total_memory_mb: int = Field(
+        default=DEFAULT_TOTAL_MEMORY_MB,
+        ge=64,
+        le=1_048_576,
+        description="memory that the processes of all guides may take together, MiB; new guides are refused near it",
+    )
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens that a step may compute: one for each running request at least."""
+        return max(self.max_batch_tokens, self.max_running_requests)
+
+
+class BuildError(ValueError):
+    """The configuration does not go together with the model or the machine; one line."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import os
 import queue
@@ -134,8 +133,7 @@ class ProcessEngine:
         self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by admission, and the event loop must not block
         self._socket.bind(endpoint)
         note = self._note.descriptor
-        config = dataclasses.asdict(self._config)
-        options = ProcessOptions(endpoint, note, self._log_format, self._log_level, config)
+        options = ProcessOptions(endpoint, note, self._log_format, self._log_level, self._config.model_dump())
         self._info = asyncio.get_running_loop().create_future()
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,

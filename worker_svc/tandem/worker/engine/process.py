@@ -7,7 +7,6 @@ its end of file is the one signal that even SIGKILL sends.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import logging
 import os
@@ -59,8 +58,8 @@ def main() -> int:
     leave_with_parent()
     options = msgspec.json.decode(sys.argv[1], type=ProcessOptions)
     configure_logging(options.log_format, options.log_level, "tandem-engine")
-    config = msgspec.convert(options.config, EngineConfig)
-    logger.debug("engine process %d: %s", os.getpid(), dataclasses.asdict(config))
+    config = EngineConfig.model_validate(options.config)
+    logger.debug("engine process %d: %s", os.getpid(), options.config)
     # Read-only: this process never learns.
     torch.set_grad_enabled(False)
     # The modules stay: with torch among them, one full pass of the collector stops the steps for 0.2 s.

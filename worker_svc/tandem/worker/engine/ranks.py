@@ -19,7 +19,6 @@ standard input ends; and a connection that breaks, or says nothing for COLLECTIV
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import subprocess
@@ -149,7 +148,7 @@ def _joined(
     with_cuda = config.device.startswith("cuda") or (config.device == "auto" and torch.cuda.is_available())
     if with_cuda:
         torch.cuda.set_device(local_rank)
-        config = dataclasses.replace(config, device=f"cuda:{local_rank}")
+        config = config.model_copy(update={"device": f"cuda:{local_rank}"})
     dist.init_process_group(
         "nccl" if with_cuda else "gloo",
         store=store,
@@ -171,7 +170,7 @@ def main() -> int:
     options = msgspec.json.decode(store.get(_OPTIONS), type=ProcessOptions)
     configure_logging(options.log_format, options.log_level, f"tandem-engine-rank-{rank}")
     torch.set_grad_enabled(False)
-    config = msgspec.convert(options.config, EngineConfig)
+    config = EngineConfig.model_validate(options.config)
     local_rank, local = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     ranks, config = _joined(store, config, rank, size, local_rank, local)
     shared = SharedTransport(ranks, None)

@@ -13,8 +13,9 @@ import torch
 
 from tandem.worker.checkpoints import CheckpointError
 from tandem.worker.checkpoints.model_config import ConfigError
-from tandem.worker.engine.build import BuildError, BuiltEngine, build_engine, device_name
-from tandem.worker.engine.config import EngineConfig
+from tandem.worker.engine.build import BuiltEngine, build_engine
+from tandem.worker.engine.config import BuildError, EngineConfig
+from tandem.worker.engine.device import device_name
 from tandem.worker.engine.guides.guide import Guide
 from tandem.worker.engine.loop import Engine
 from tandem.worker.engine.messages import (
