@@ -225,17 +225,17 @@ class WatchedStream(StreamDecoder):
 
     def push(self, ids: Sequence[int], end: bool = False) -> str:
         sent = ""
-        if self._held is not None and not end:
+        held = self._held
+        if held is not None and not end:
             begun = self.ids_consumed
             for index in ids:
-                step = self._held[index]
+                step = held[index]
                 if step is None:
                     break
-                text, held = step
-                if held is not self._held or held.raw:
-                    self._held = held
-                    self._raw = held.raw
-                    self._remember((self._pieces[index],), self.ids_consumed)
+                text, following = step
+                if following is not held or following.raw:
+                    self._hold(index, following)
+                    held = following
                 self.ids_consumed += 1
                 sent += text
             else:
@@ -252,6 +252,15 @@ class WatchedStream(StreamDecoder):
         if not self.done:
             self._held = self._state()
         return self._in_graphemes(sent)
+
+    def _hold(self, index: int, held: Held) -> None:
+        self._held = held
+        self._raw = held.raw
+        if not held.raw:
+            self._trail.clear()
+        elif size := len(self._pieces[index]):
+            self._trail.append((self.ids_consumed, size))
+            self._forget()
 
     def _state(self) -> Held | None:
         ruled = self._graphemes is not None or not self._edges.are_passed
@@ -318,10 +327,13 @@ class WatchedStream(StreamDecoder):
 
     def _remember(self, parts: Sequence[bytes], ordinal: int) -> None:
         """Keeps of which ids the bytes are that are held back."""
-        if not self._raw:
+        if self._raw:
+            self._trail += [(number, len(part)) for number, part in enumerate(parts, ordinal) if part]
+            self._forget()
+        else:
             self._trail.clear()
-            return
-        self._trail += [(number, len(part)) for number, part in enumerate(parts, ordinal) if part]
+
+    def _forget(self) -> None:
         if len(self._trail) > _TRAIL:
             del self._trail[: -len(self._raw)]  # each of those that are left has a byte or more
 

@@ -17,9 +17,10 @@ The rules that are not obvious, written once:
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from copy import copy
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,8 +49,18 @@ from tandem.tokenizer.vocabulary import (
 from tandem.tokenizer.wire import decoded_field, piece_fields
 
 _SPLITTERS_KEPT = 64
+_ZERO = np.zeros(1, np.uint32)
 _GUARDED = frozenset({Policy.PLAIN, Policy.REJECT})  # policies under which text becomes no special token
 _FRAGMENTS_KEPT_TOGETHER = 8  # a segment of more is remembered in parts only: its next turn has more of them
+
+
+class _Span(NamedTuple):
+    """A special token, or a text, which may begin with a space prefix. `start` is in code points of its segment."""
+
+    start: int
+    token: int | None
+    text: str = ""
+    prefixed: bool = False
 
 
 class Tokenizer:
@@ -95,6 +106,7 @@ class Tokenizer:
         # Byte-level vocabularies spell spaces as themselves, and as in the library the one in front stays in the text.
         byte_level = vocabulary.type is VocabularyType.BPE
         self._strips_prefix = config.adds_space_prefix and not byte_level
+        self._prefixes_behind_special = config.adds_space_prefix and not config.prefix_is_first
         self._spared = (" ",) if byte_level else (" ", SPACE)
         self._single = {token.id: ids_of([token.id]) for token in table.specials}
         self._listed = lru_cache(_SPLITTERS_KEPT)(self._make_listed_splitter)
@@ -124,7 +136,7 @@ class Tokenizer:
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Ids of one text, in llama.cpp's terms and as it answers."""
         segment = Segment(text, Policy.PARSE if parse_special else Policy.TEXT)
-        return self._encode_segments((segment,), add_special, False, self._unguarded).ids
+        return self._encode_segments((segment,), add_special, self._unguarded).ids
 
     def encode_segments(
         self, segments: Sequence[Segment], add_special: bool = True, with_offsets: bool = False
@@ -133,88 +145,89 @@ class Tokenizer:
 
         Raises LoneSurrogateError where text is not valid Unicode, SpecialTokenInText where a segment must not hold one.
         """
-        return self._encode_segments(segments, add_special, with_offsets, self.vocabulary)
+        if with_offsets:
+            return self._encode_with_offsets(segments, add_special)
+        return self._encode_segments(segments, add_special, self.vocabulary)
 
-    def _encode_segments(
-        self, segments: Sequence[Segment], add_special: bool, with_offsets: bool, vocabulary: Vocabulary
-    ) -> Encoding:
+    def _encode_segments(self, segments: Sequence[Segment], add_special: bool, vocabulary: Vocabulary) -> Encoding:
         front, back = self._added_arrays if add_special else (NONE, NONE)
-        prefixed = self.config.adds_space_prefix
-        uncached = self._cache is None or vocabulary is not self.vocabulary
-        if len(segments) == 1 and self.takes_text_whole and uncached and not with_offsets:
-            text = segments[0].text
-            if text and segments[0].policy is Policy.TEXT:  # what most inputs are; all below would do the same
-                ids = vocabulary.encode(self._spaced(_checked(text)) if prefixed else _checked(text))
-                whole = np.concatenate((front, ids, back)) if len(front) or len(back) else ids
-                return Encoding(whole, len(front), len(back))
+        cache = self._cache if vocabulary is self.vocabulary else None
         parts: list[Ids] = [front] if len(front) else []
-        offsets: list[Ids] = [np.zeros(len(front), np.uint32)] if with_offsets else []
-        base = 0  # bytes in front of the segment
-        wants_prefix = prefixed
-        prefix = prefixed and not self.config.prefix_is_first  # behind a special token
-        cache = None if with_offsets or uncached else self._cache
+        wants_prefix = self.config.adds_space_prefix
         for number, segment in enumerate(segments):
-            text = segment.text
-            guarded = segment.policy in _GUARDED
-            encoder = self._guarded if guarded else vocabulary
             key: Hashable = None
-            if cache is not None and text:
+            if cache is not None and segment.text:
                 key = segment if wants_prefix else (segment, False)
-                known = cache.get(key)
-                if known is not None:
+                if (known := cache.get(key)) is not None:
                     parts.append(known.ids)
-                    wants_prefix = prefix and known.ends_special
+                    wants_prefix = self._prefixes_behind_special and known.ends_special
                     continue
-            before = len(parts)
-            fragments = 0
-            token: int | None = None
-            data = _utf8(text)
-            if self.takes_text_whole and segment.policy is Policy.TEXT and not with_offsets and text:
-                # What most text is: no special token to look for, and nobody asks where its tokens lie.
-                ids = vocabulary.encode(self._spaced(text) if wants_prefix else text)
-                parts.append(ids)
-                wants_prefix = False
-                if cache is not None:
-                    cache.put(key, text, ids)
-                continue
-            counted = base  # bytes in front of the fragment
-            done = 0  # code points of the segment that are counted
-            for start, end, token in self._splitter(number, segment).split(text):
-                fragments += 1
-                if with_offsets:
-                    counted += len(text[done:start].encode())
-                    done = start
-                if token is not None:
-                    parts.append(self._single[token])
-                    if with_offsets:
-                        offsets.append(np.array([counted], np.uint32))
-                    wants_prefix = prefix
-                    continue
-                piece = text if end - start == len(text) else text[start:end]
-                spaced = self._spaced(piece) if wants_prefix else piece
-                if with_offsets:
-                    ids, starts = encoder.encode_with_offsets(spaced)
-                    parts.append(ids)
-                    # The prefix is no part of the text: what begins with it begins with the text.
-                    starts = np.maximum(starts, 1) - np.uint32(1) if len(spaced) > len(piece) else starts
-                    offsets.append(starts + np.uint32(counted))
-                else:
-                    known_text = cache if fragments > 1 or end < len(text) else None
-                    parts.append(_encode_text(spaced, encoder, known_text, guarded))
-                wants_prefix = False
-            base += len(data)
-            if cache is not None and text and fragments <= _FRAGMENTS_KEPT_TOGETHER:
-                cache.put(key, text, joined(parts[before:]), token is not None)
+            if self.takes_text_whole and segment.policy is Policy.TEXT and segment.text:
+                # What most text is: one span. Looking for others would take longer than a short text.
+                text = _checked(segment.text)
+                found = [vocabulary.encode(self._spaced(text) if wants_prefix else text)]
+                ends_special = wants_prefix = False
+            else:
+                spans = list(self._spans(number, segment, wants_prefix))
+                found = self._encode_spans(spans, segment.policy, vocabulary)
+                ends_special = bool(spans) and spans[-1].token is not None
+                wants_prefix = self._prefixes_behind_special and ends_special if spans else wants_prefix
+            parts += found
+            if key is not None and len(found) <= _FRAGMENTS_KEPT_TOGETHER:
+                assert cache is not None
+                cache.put(key, segment.text, joined(found), ends_special)
         if len(back):
             parts.append(back)
-        encoding = Encoding(joined(parts), len(front), len(back))
-        if with_offsets:
-            offsets.append(np.full(len(back), base, np.uint32))
-            encoding.byte_offset_array = joined(offsets)
-            encoding.code_point_offset_array = to_code_points(
-                b"".join(_utf8(each.text) for each in segments), encoding.byte_offset_array
-            )
+        return Encoding(joined(parts), len(front), len(back))
+
+    def _encode_spans(self, spans: Sequence[_Span], policy: Policy, vocabulary: Vocabulary) -> list[Ids]:
+        guarded = policy in _GUARDED
+        encoder = self._guarded if guarded else vocabulary
+        cache = self._cache if vocabulary is self.vocabulary and len(spans) > 1 else None
+        return [
+            self._single[span.token] if span.token is not None else _encode_text(span.text, encoder, cache, guarded)
+            for span in spans
+        ]
+
+    def _encode_with_offsets(self, segments: Sequence[Segment], add_special: bool) -> Encoding:
+        front, back = self._added_arrays if add_special else (NONE, NONE)
+        parts: list[Ids] = [front]
+        offsets: list[Ids] = [np.zeros(len(front), np.uint32)]
+        base = 0  # bytes in front of the segment
+        wants_prefix = self.config.adds_space_prefix
+        for number, segment in enumerate(segments):
+            encoder = self._guarded if segment.policy in _GUARDED else self.vocabulary
+            at, done = base, 0  # bytes in front of the span, and code points of the segment that they are
+            for span in self._spans(number, segment, wants_prefix):
+                at += len(segment.text[done : span.start].encode())
+                done = span.start
+                if span.token is not None:
+                    ids, starts = self._single[span.token], _ZERO
+                else:
+                    ids, starts = encoder.encode_with_offsets(span.text)
+                if span.prefixed:  # the prefix is no part of the text: what begins with it begins with the text
+                    starts = np.maximum(starts, 1) - np.uint32(1)
+                parts.append(ids)
+                offsets.append(starts + np.uint32(at))
+                wants_prefix = self._prefixes_behind_special and span.token is not None
+            base += len(segment.text.encode())
+        encoding = Encoding(joined([*parts, back]), len(front), len(back))
+        encoding.byte_offset_array = joined([*offsets, np.full(len(back), base, np.uint32)])
+        data = b"".join(segment.text.encode() for segment in segments)
+        encoding.code_point_offset_array = to_code_points(data, encoding.byte_offset_array)
         return encoding
+
+    def _spans(self, number: int, segment: Segment, wants_prefix: bool) -> Iterator[_Span]:
+        """A segment's special tokens, and the texts between them."""
+        text = _checked(segment.text)
+        for start, end, token in self._splitter(number, segment).split(text):
+            if token is not None:
+                yield _Span(start, token)
+            else:
+                piece = text[start:end]
+                spaced = self._spaced(piece) if wants_prefix else piece
+                yield _Span(start, None, spaced, len(spaced) > len(piece))
+            wants_prefix = self._prefixes_behind_special and token is not None
 
     def encode_many(self, texts: Sequence[str], add_special: bool = True) -> list[Ids]:
         """Ids of many texts of the policy TEXT, of a tokenizer that `takes_text_whole`."""
@@ -486,13 +499,9 @@ def _encode_text(text: str, encoder: TextEncoder, cache: EncodeCache | None, gua
 
 
 def _checked(text: str) -> str:
-    if not text.isascii():
-        _utf8(text)
-    return text
-
-
-def _utf8(text: str) -> bytes:
     try:
-        return text.encode()
+        if not text.isascii():
+            text.encode()
     except UnicodeEncodeError as error:
         raise LoneSurrogateError(f"the text has a lone surrogate at code point {error.start}") from None
+    return text
