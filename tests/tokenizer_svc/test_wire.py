@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.tokenizer import wire
 from tandem.tokenizer.arrays import Ids, ids_of
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.wire import PIECES, decoded_field, encoding_field, piece_fields, plain_encodings
@@ -24,12 +28,14 @@ def decoded(text: bytes) -> tuple[str, bytes]:
     return shown, b"" if shown.encode() == text else text
 
 
+@pytest.mark.parametrize("few", [-1, 256])
 @given(ARRAYS, st.none() | ARRAYS, st.none() | ARRAYS, st.lists(st.binary(max_size=300)), st.booleans())
 def test_an_encoding_is_written_as_protobuf_reads_it(
-    ids: Ids, byte_offsets: Ids | None, code_points: Ids | None, pieces: list[bytes], truncated: bool
+    few: int, ids: Ids, byte_offsets: Ids | None, code_points: Ids | None, pieces: list[bytes], truncated: bool
 ) -> None:
     fields = b"".join(piece_fields(pieces, PIECES))
-    data = b"".join(encoding_field(ids, len(ids) + truncated, byte_offsets, code_points, fields, truncated))
+    with mock.patch.object(wire, "_FEW", few):
+        data = b"".join(encoding_field(ids, len(ids) + truncated, byte_offsets, code_points, fields, truncated))
     assert pb.EncodeResponse.FromString(data).encoding == pb.Encoding(
         ids=ids.tolist(),
         byte_offsets=() if byte_offsets is None else byte_offsets.tolist(),

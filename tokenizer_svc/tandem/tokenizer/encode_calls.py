@@ -126,7 +126,7 @@ class EncodeCalls:
         in a thread. Raises ServiceError."""
         return read() if have_little(inputs) else (await self.in_pool([read]))[0]
 
-    def pieces(self, loaded: Loaded, ids: Ids, tag: int) -> bytes:
+    def pieces(self, loaded: Loaded, ids: Ids, tag: bytes) -> bytes:
         """The pieces of an answer as fields of this tag. Raises RESOURCE_EXHAUSTED where they are too long for one."""
         if (size := loaded.tokenizer.pieces_size(ids)) > self._settings.max_output_bytes:
             raise too_much_output("pieces", size, self._settings)

@@ -323,11 +323,11 @@ class Tokenizer:
         """How many bytes those have."""
         return int(self._shown_lengths[ids].sum(dtype=np.int64))
 
-    def piece_fields(self, ids: Ids, tag: int) -> bytes:
+    def piece_fields(self, ids: Ids, tag: bytes) -> bytes:
         """The same as the field of a message that has this tag, without an object of Python for each."""
         return self._piece_fields(tag).join(ids)
 
-    def _make_piece_fields(self, tag: int) -> PieceJoiner:
+    def _make_piece_fields(self, tag: bytes) -> PieceJoiner:
         return PieceJoiner(piece_fields(self.table.pieces, tag))
 
     def decode_bytes(

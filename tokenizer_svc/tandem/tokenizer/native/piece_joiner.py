@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from tandem.tokenizer.arrays import Ids, Places, joined_pieces
 from tandem.tokenizer.native.compiled_encoder import joined_tokens
 from tandem.tokenizer.native.library import library
-from tandem.tokenizer.wire import decoded_field
+from tandem.tokenizer.wire import DECODED, TEXT, decoded_field
 
 _FEW = 64  # ids that Python is as quick with
 _WIDE, _HEAD = 16, 22  # as in `join_pieces.c`
+assert DECODED == TEXT == bytes([1 << 3 | 2])  # which it writes
 
 
 class IdRuns(NamedTuple):
