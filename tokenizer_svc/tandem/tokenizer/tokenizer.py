@@ -1,7 +1,7 @@
 """The tokenizer: what every vocabulary type shares.
 
 Encoding goes in two steps, as in llama.cpp: text is split at special tokens (`fragments`), then the vocabulary encodes
-what lies between them. Decoding is table work: every id stands for bytes (`streaming` does it bit by bit).
+what lies between them. Decoding is in `id_decoder`, and bit by bit in `streaming`.
 
 The rules that are not obvious, written once:
 
@@ -10,9 +10,6 @@ The rules that are not obvious, written once:
 - USER_DEFINED tokens are cut out of the text under TEXT, PARSE and PARSE_LISTED, as llama.cpp does; CONTROL and UNKNOWN
   tokens only where a policy says so. Under PLAIN and REJECT text becomes none of them. A token of white space alone is
   one under every policy: it means what it shows, and code is written with it.
-- Decoding strips one space prefix, from the first id only, and not where `remove_special` took away a BOS. That of a
-  byte-level vocabulary stays.
-- `remove_special` drops the BOS and EOS that `add_special` would have put there, no others.
 """
 
 from __future__ import annotations
@@ -24,20 +21,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tandem.tokenizer.arrays import NONE, Ids, Places, ids_of, joined
-from tandem.tokenizer.clean_spaces import clean_spaces as without_spaces
+from tandem.tokenizer.arrays import NONE, Ids, ids_of, joined
 from tandem.tokenizer.config import TokenizerConfig, fingerprint_of
 from tandem.tokenizer.encode_cache import EncodeCache
-from tandem.tokenizer.encoding import Encoding, Policy, Segment, SpecialTokenInText, TokenIdError
+from tandem.tokenizer.encoding import Encoding, Policy, Segment, SpecialTokenInText
 from tandem.tokenizer.fragments import FragmentSplitter
 from tandem.tokenizer.guarded_encoder import GuardedEncoder
-from tandem.tokenizer.native.piece_joiner import IdRuns, PieceJoiner
+from tandem.tokenizer.id_decoder import IdDecoder
 from tandem.tokenizer.offsets import to_code_points
-from tandem.tokenizer.streaming import StreamDecoder, StreamPieces, stream_decoder
 from tandem.tokenizer.vocabularies.spm_merging import SPACE
 from tandem.tokenizer.vocabulary import (
-    CONTROL_TYPES,
-    DecodedForms,
     LoneSurrogateError,
     SpecialToken,
     TextEncoder,
@@ -46,7 +39,6 @@ from tandem.tokenizer.vocabulary import (
     Vocabulary,
     VocabularyType,
 )
-from tandem.tokenizer.wire import decoded_field, piece_fields
 
 _SPLITTERS_KEPT = 64
 _ZERO = np.zeros(1, np.uint32)
@@ -63,7 +55,7 @@ class _Span(NamedTuple):
     prefixed: bool = False
 
 
-class Tokenizer:
+class Tokenizer(IdDecoder):
     """Encodes and decodes. Immutable, and safe to use from many threads at once."""
 
     def __init__(
@@ -78,15 +70,10 @@ class Tokenizer:
         self.vocabulary: Vocabulary = vocabulary
         self._unguarded = unguarded or vocabulary
         self._cache: EncodeCache | None = None
-        self.table = table
-        self.config = config
-        for name in ("bos_id", "eos_id", "unk_id", "pad_id", "sep_id"):
-            index = getattr(config, name)
-            if index is not None and not 0 <= index < len(table):
-                raise ValueError(f"{name} {index} lies outside of the vocabulary of {len(table)} tokens")
-        if (config.adds_bos and config.bos_id is None) or (config.adds_eos and config.eos_id is None):
-            raise ValueError("the tokenizer is to add a BOS or EOS token, but has none")
-        self._controls = {token.id: token for token in table.specials if token.type in CONTROL_TYPES}
+        # Byte-level vocabularies spell spaces as themselves, and as in the library the one in front stays in the text.
+        byte_level = vocabulary.type is VocabularyType.BPE
+        super().__init__(table, config, strips_prefix=config.adds_space_prefix and not byte_level)
+        _check_ids_of(config, len(table))
         self._user_defined = [token for token in table.specials if token.type == TokenType.USER_DEFINED]
         blank = [token for token in self._user_defined if _is_white_space(token)]
         leftmost = config.leftmost_specials
@@ -103,14 +90,10 @@ class Tokenizer:
         self._guarded = GuardedEncoder(vocabulary, table, kept_out, config.unk_id) if kept_out else vocabulary
         # Safe borders lie between a line break and a letter: no special token may reach across one.
         self._cuttable = not any("\n" in token.text or token.lstrip for token in table.specials)
-        # Byte-level vocabularies spell spaces as themselves, and as in the library the one in front stays in the text.
-        byte_level = vocabulary.type is VocabularyType.BPE
-        self._strips_prefix = config.adds_space_prefix and not byte_level
         self._prefixes_behind_special = config.adds_space_prefix and not config.prefix_is_first
         self._spared = (" ",) if byte_level else (" ", SPACE)
         self._single = {token.id: ids_of([token.id]) for token in table.specials}
         self._listed = lru_cache(_SPLITTERS_KEPT)(self._make_listed_splitter)
-        self._piece_fields = lru_cache(2)(self._make_piece_fields)
         self.fingerprint = fingerprint_of(vocabulary, table, config)
 
     def with_cache(self, cache: EncodeCache) -> Tokenizer:
@@ -126,10 +109,6 @@ class Tokenizer:
     @property
     def vocabulary_size(self) -> int:
         return len(self.table)
-
-    def is_control(self, token_id: int) -> bool:
-        """Whether the id can only come from parsing: a CONTROL or UNKNOWN token."""
-        return token_id in self._controls
 
     # -- text to ids
 
@@ -313,173 +292,6 @@ class Tokenizer:
         listed = [*self._user_defined, *(self._controls[index] for index in parse_ids)]
         return FragmentSplitter(listed, self.config.leftmost_specials)
 
-    # -- ids to text
-
-    def pieces(self, ids: Sequence[int]) -> list[bytes]:
-        """The bytes of each id, control tokens as their text."""
-        return list(map(self.table.pieces.__getitem__, ids))
-
-    def pieces_size(self, ids: Ids) -> int:
-        """How many bytes those have."""
-        return int(self._shown_lengths[ids].sum(dtype=np.int64))
-
-    def piece_fields(self, ids: Ids, tag: bytes) -> bytes:
-        """The same as the field of a message that has this tag, without an object of Python for each."""
-        return self._piece_fields(tag).join(ids)
-
-    def _make_piece_fields(self, tag: bytes) -> PieceJoiner:
-        return PieceJoiner(piece_fields(self.table.pieces, tag))
-
-    def decode_bytes(
-        self,
-        ids: Sequence[int] | Ids,
-        remove_special: bool = False,
-        unparse_special: bool = False,
-        clean_spaces: bool = False,
-    ) -> bytes:
-        """The bytes of a whole id list. Raises TokenIdError."""
-        self.check_ids(ids)
-        array = ids if isinstance(ids, np.ndarray) else ids_of(ids)
-        strip = self._strips_prefix
-        if remove_special and len(array):
-            drop_first, drop_last = self._dropped()
-            if array[0] == drop_first:
-                array, strip = array[1:], False
-            if len(array) and array[-1] == drop_last:
-                array = array[:-1]
-        text = (self._shown_joiner if unparse_special else self._hidden_joiner).join(array)
-        forms = self._shown_forms if unparse_special else self._hidden_forms
-        if forms is not None:
-            index = next((index for index in map(int, array) if forms.rest[index]), None)
-            if index is not None and index in forms.first:
-                text = forms.first[index] + text[len(forms.rest[index]) :]
-            return without_spaces(text) if clean_spaces else text
-        pieces = self.table.pieces if unparse_special else self.table.hidden_pieces
-        if strip and len(array) and pieces[array[0]][:1] == b" ":
-            text = text[1:]
-        return without_spaces(text) if clean_spaces else text
-
-    def decode_fields(
-        self,
-        ids: Ids,
-        edges: Places,
-        remove_special: bool = False,
-        unparse_special: bool = False,
-        clean_spaces: bool = False,
-    ) -> list[bytes | memoryview]:
-        """The same of many lists: the field `decoded` of a response, in parts. All `ids` are valid; list n goes from
-        `edges[n]` to `edges[n + 1]`."""
-        begins, ends = edges[:-1].copy(), edges[1:].copy()
-        if clean_spaces or self.table.forms is not None:
-            lists = [ids[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
-            wanted = remove_special, unparse_special, clean_spaces
-            return [decoded_field(self.decode_bytes(each, *wanted)) for each in lists]
-        spaces = np.full(len(begins), self._strips_prefix)
-        drop_first, drop_last = self._dropped() if remove_special else (None, None)
-        if drop_first is not None:
-            full = np.flatnonzero(begins < ends)
-            full = full[ids[begins[full]] == drop_first]
-            begins[full] += 1
-            spaces[full] = False
-        if drop_last is not None:
-            full = np.flatnonzero(begins < ends)
-            ends[full[ids[ends[full] - 1] == drop_last]] -= 1
-        joiner = self._shown_joiner if unparse_special else self._hidden_joiner
-        return joiner.join_fields(IdRuns(ids, begins, ends, spaces))
-
-    def decode(self, ids: Sequence[int], remove_special: bool = False, unparse_special: bool = False) -> str:
-        """The text of a whole id list; bytes that are not UTF-8 become U+FFFD. Raises TokenIdError."""
-        return self.decode_bytes(ids, remove_special, unparse_special).decode("utf-8", "replace")
-
-    def stream(
-        self,
-        *,
-        context_ids: Sequence[int] = (),
-        remove_special: bool = False,
-        unparse_special: bool = False,
-        stop_strings: Sequence[str] = (),
-        include_stop: bool = False,
-        graphemes: bool = False,
-        min_ids: int = 0,
-    ) -> StreamDecoder:
-        """A stream that follows `context_ids`. Without stop strings it gives what `decode` gives.
-
-        After a context that ends in text, a leading space is text; after one that ends in a control token it is the
-        prefix that encoding would have put there. With a file's own decoder, what follows shown context is not first.
-        """
-        self.check_ids(context_ids)
-        forms = self._shown_forms if unparse_special else self._hidden_forms
-        first = None if forms is None or any(forms.rest[index] for index in context_ids) else forms.first
-        drop_first, drop_last = self._dropped() if remove_special else (None, None)
-        return stream_decoder(
-            self._shown_pieces if unparse_special else self._hidden_pieces,
-            first_pieces=first,
-            strip_space=forms is None
-            and self._strips_prefix
-            and (not context_ids or (self.is_control(context_ids[-1]) and not self.config.prefix_is_first)),
-            drop_first=None if context_ids else drop_first,
-            drop_last=drop_last,
-            stops=stop_strings,
-            include_stop=include_stop,
-            graphemes=graphemes,
-            min_ids=min_ids,
-        )
-
-    @cached_property
-    def _shown_joiner(self) -> PieceJoiner:
-        return PieceJoiner(self.table.pieces if self._shown_forms is None else self._shown_forms.rest)
-
-    @cached_property
-    def _hidden_joiner(self) -> PieceJoiner:
-        return PieceJoiner(self.table.hidden_pieces if self._hidden_forms is None else self._hidden_forms.rest)
-
-    @cached_property
-    def _shown_pieces(self) -> StreamPieces:
-        return StreamPieces(self.table.pieces if self._shown_forms is None else self._shown_forms.rest)
-
-    @cached_property
-    def _hidden_pieces(self) -> StreamPieces:
-        return StreamPieces(self.table.hidden_pieces if self._hidden_forms is None else self._hidden_forms.rest)
-
-    @property
-    def _shown_forms(self) -> DecodedForms | None:
-        return self.table.forms
-
-    @cached_property
-    def _hidden_forms(self) -> DecodedForms | None:
-        return None if self.table.forms is None else self.table.forms.without(self.table.control_ids())
-
-    def decoded_size(self, ids: Ids) -> int:
-        """An upper bound of the bytes that valid ids decode to."""
-        return int(self._piece_lengths[ids].sum(dtype=np.int64))
-
-    @cached_property
-    def _piece_lengths(self) -> Ids:
-        if (forms := self.table.forms) is None:
-            return self._shown_lengths
-        return ids_of([max(len(piece), len(forms.first.get(index, b""))) for index, piece in enumerate(forms.rest)])
-
-    @cached_property
-    def _shown_lengths(self) -> Ids:
-        return ids_of(list(map(len, self.table.pieces)))
-
-    def check_ids(self, ids: Sequence[int] | Ids) -> None:
-        """Raises TokenIdError for the first id that is outside of the vocabulary."""
-        size = len(self.table)
-        if isinstance(ids, np.ndarray):
-            if len(ids) and ids.max() >= size:
-                index = int((ids >= size).argmax())
-                raise TokenIdError(index, int(ids[index]), size)
-        elif ids and (max(ids) >= size or min(ids) < 0):
-            for index, token_id in enumerate(ids):
-                if not 0 <= token_id < size:
-                    raise TokenIdError(index, token_id, size)
-
-    def _dropped(self) -> tuple[int | None, int | None]:
-        """The ids that remove_special takes away at the front and at the back."""
-        config = self.config
-        return (config.bos_id if config.adds_bos else None, config.eos_id if config.adds_eos else None)
-
 
 def _is_white_space(token: SpecialToken) -> bool:
     return token.text.replace(SPACE, " ").isspace()
@@ -505,3 +317,12 @@ def _checked(text: str) -> str:
     except UnicodeEncodeError as error:
         raise LoneSurrogateError(f"the text has a lone surrogate at code point {error.start}") from None
     return text
+
+
+def _check_ids_of(config: TokenizerConfig, size: int) -> None:
+    for name in ("bos_id", "eos_id", "unk_id", "pad_id", "sep_id"):
+        index = getattr(config, name)
+        if index is not None and not 0 <= index < size:
+            raise ValueError(f"{name} {index} lies outside of the vocabulary of {size} tokens")
+    if (config.adds_bos and config.bos_id is None) or (config.adds_eos and config.eos_id is None):
+        raise ValueError("the tokenizer is to add a BOS or EOS token, but has none")

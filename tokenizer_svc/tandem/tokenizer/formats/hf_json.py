@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from array import array
 from base64 import b64decode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -300,23 +300,24 @@ class _Loader:
         if not are_ranked_by_what_they_make(merges):
             raise ValueError("merges that make the same at clashing ranks are not served without ByteLevel")
         made = set(merges.values()) if self._kind == "BPE" else None
-        for index, (text, kind) in enumerate(zip(self._texts, self._types, strict=True)):
-            if not text or kind == TokenType.UNUSED:
-                text, kind = f"<no text {index}>", TokenType.CONTROL
-            elif (kind == TokenType.USER_DEFINED and not self._is_text(index)) or (
-                kind in (TokenType.NORMAL, TokenType.USER_DEFINED)
-                and (
-                    (made is not None and len(text) > 1 and text not in made)
-                    or (self._pipeline.cuts_at_spaces and SPACE in text[1:])
-                )
-            ):
-                kind = TokenType.CONTROL  # never made from text
-            elif kind == TokenType.USER_DEFINED:
-                kind = TokenType.NORMAL
+        for index, score in enumerate(scores):
+            text, kind = self._sentencepiece_token(index, made)
             if self._ids.get(text, index) != index:
                 raise ValueError(f"model.vocab or added_tokens has {text!r} as the ids {index} and {self._ids[text]}")
-            model.pieces.add(piece=text, score=scores[index], type=kind)
+            model.pieces.add(piece=text, score=score, type=kind)
         return model
+
+    def _sentencepiece_token(self, index: int, made: Set[str] | None) -> tuple[str, int]:
+        """The text and type of a token; one that no text becomes is a control token. `made`: what merges make."""
+        text, kind = self._texts[index], self._types[index]
+        if not text or kind == TokenType.UNUSED:
+            return f"<no text {index}>", TokenType.CONTROL
+        if kind not in (TokenType.NORMAL, TokenType.USER_DEFINED):
+            return text, kind
+        is_unmade = made is not None and len(text) > 1 and text not in made
+        if is_unmade or not self._is_text(index) or (self._pipeline.cuts_at_spaces and SPACE in text[1:]):
+            return text, TokenType.CONTROL
+        return text, TokenType.NORMAL
 
     def _words(self, lowercase: bool) -> WpmVocabulary:
         prefix = self._model.get("continuing_subword_prefix", "##")

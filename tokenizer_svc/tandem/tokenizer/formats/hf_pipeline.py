@@ -217,9 +217,24 @@ def _translated(pattern: str) -> str:
 
 
 def _metaspace(normalizers: Sequence[Step], pre_tokenizers: Sequence[Step]) -> Pipeline:
-    pipeline = Pipeline()
-    strips = merges = words = False
+    found = _Metaspace()
     for step in normalizers:
+        found.normalize(step)
+    for step in pre_tokenizers:
+        found.cut(step)
+    return found.finished()
+
+
+class _Metaspace:
+    """The steps of a metaspace pipeline, taken one after the other."""
+
+    def __init__(self) -> None:
+        self._pipeline = Pipeline()
+        self._strips = self._merges = self._words = False  # what is done to white space
+        self._scheme: Any = "never"
+
+    def normalize(self, step: Step) -> None:
+        pipeline = self._pipeline
         match step["type"]:
             case "Prepend" if step["prepend"] == _SPACE and pipeline.space_prefix == "never":
                 pipeline.space_prefix = "prepend"
@@ -228,38 +243,42 @@ def _metaspace(normalizers: Sequence[Step], pre_tokenizers: Sequence[Step]) -> P
             case "Precompiled" if pipeline.charsmap is None and not pipeline.replaces_spaces:
                 pipeline.charsmap = step["precompiled_charsmap"]
             case "Replace" if step["pattern"] == {"Regex": " {2,}"} and step["content"] in (" ", _SPACE):
-                merges = True
+                self._merges = True
             case "Strip" if step.get("strip_right") and not step.get("strip_left"):
-                strips = True
+                self._strips = True
             case _:
                 raise _refusal("normalizer", step)
-    scheme: Any = "never"
-    for step in pre_tokenizers:
+
+    def cut(self, step: Step) -> None:
+        pipeline = self._pipeline
         match step["type"]:
             case "Split" if step["pattern"] == {"String": " "} and (pipeline.replaces_spaces or pipeline.metaspace):
-                continue
+                pass
             case "WhitespaceSplit" if not pipeline.metaspace:
-                words = True
+                self._words = True
             case "Metaspace" if step.get("replacement", _SPACE) == _SPACE and not pipeline.metaspace:
                 pipeline.metaspace = True
                 pipeline.cuts_at_spaces = bool(step.get("split", True))
-                scheme = step.get("prepend_scheme") or ("always" if step.get("add_prefix_space") else "never")
+                self._scheme = step.get("prepend_scheme") or ("always" if step.get("add_prefix_space") else "never")
             case _:
                 raise _refusal("pre-tokenizer", step)
-    if scheme not in ("never", "always", "first"):
-        raise ValueError(f"the pre-tokenizer Metaspace with prepend_scheme {scheme!r} is not served")
-    if pipeline.space_prefix == "never":
-        pipeline.space_prefix = scheme
-    pipeline.metaspace = pipeline.metaspace or pipeline.replaces_spaces
-    # White space merges where both the ends are stripped and what is within, of the spaces that a map makes of it all.
-    pipeline.merges_white_space = words or (merges and strips)
-    mapped = pipeline.charsmap is not None and not pipeline.replaces_spaces
-    fits = pipeline.merges_white_space and mapped and (scheme == "always" or not words)
-    if (merges or strips or words) and not fits:
-        raise ValueError("the normalizers and pre-tokenizers that strip or split at white space are not served so")
-    if pipeline.charsmap is not None and pipeline.space_prefix == "prepend":
-        raise ValueError("the normalizers Precompiled and Prepend are not served together")
-    return pipeline
+
+    def finished(self) -> Pipeline:
+        pipeline = self._pipeline
+        if self._scheme not in ("never", "always", "first"):
+            raise ValueError(f"the pre-tokenizer Metaspace with prepend_scheme {self._scheme!r} is not served")
+        if pipeline.space_prefix == "never":
+            pipeline.space_prefix = self._scheme
+        pipeline.metaspace = pipeline.metaspace or pipeline.replaces_spaces
+        # White space merges where both the ends are stripped and what is within, of the spaces that a map makes of it.
+        pipeline.merges_white_space = self._words or (self._merges and self._strips)
+        mapped = pipeline.charsmap is not None and not pipeline.replaces_spaces
+        fits = pipeline.merges_white_space and mapped and (self._scheme == "always" or not self._words)
+        if (self._merges or self._strips or self._words) and not fits:
+            raise ValueError("the normalizers and pre-tokenizers that strip or split at white space are not served so")
+        if pipeline.charsmap is not None and pipeline.space_prefix == "prepend":
+            raise ValueError("the normalizers Precompiled and Prepend are not served together")
+        return pipeline
 
 
 # -- BERT

@@ -24,6 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
@@ -47,59 +48,76 @@ class SpmMerger:
     def of(model: ModelProto, encode: Callable[[list[str]], Sequence[Sequence[int]]]) -> SpmMerger | None:
         """None where merging bytes is not the same. `encode` is the library's own, for many short texts. Raises
         NotServed where there are no compiled functions."""
-        known: dict[str, int] = {}
-        of_bytes: dict[int, int] = {}
-        scores: dict[str, float] = {}
-        unused: list[str] = []
-        for index, piece in enumerate(model.pieces):
-            if piece.type == TokenType.BYTE:
-                of_bytes[int(piece.piece[3:5], 16)] = index
-            elif piece.type in _MERGING:
-                text = piece.piece.replace(SPACE, " ")
-                known[text] = index
-                if len(text) > 1:
-                    scores[text] = piece.score
-                if piece.type == TokenType.UNUSED:
-                    unused.append(text)
-        if len(of_bytes) < 256 or " " not in known or any(map(_INNER_SPACE.search, scores)):
+        pieces = _Pieces.of(model)
+        ranked = pieces.ranked(encode)
+        if ranked is None:
             return None
-        if any(
-            len(text) == 1 or any(text[:cut] in known and text[cut:] in known for cut in range(1, len(text)))
-            for text in unused
-        ):
-            return None
-        merging = list(scores)
-        made = encode(merging)
-        ranked = [text for text, ids in zip(merging, made, strict=True) if list(ids) == [known[text]]]
-        ranked.sort(key=lambda text: (scores[text], len(text)), reverse=True)
-        if not all(_is_clear(list(tied)) for _, tied in groupby(ranked, key=scores.__getitem__)):
-            return None
-        expansions: list[tuple[int, ...]] = [
-            (known.get(chr(byte), of_bytes[byte]) if byte < 128 else of_bytes[byte],) for byte in range(256)
-        ]
-        ranks = {bytes([byte]): byte for byte in range(256)}
-
-        def add(data: bytes, ids: Sequence[int]) -> None:
-            if data not in ranks:
-                ranks[data] = len(ranks)
-                expansions.append(tuple(ids))
-
-        for character in sorted({character for text in known for character in text}):
-            data = character.encode()
-            for end in range(2, len(data)):
-                add(data[:end], [of_bytes[byte] for byte in data[:end]])
-            add(data, [known[character]] if character in known else [of_bytes[byte] for byte in data])
-        for text in ranked:
-            add(text.encode(), [known[text]])
-        return SpmMerger(
-            compiled_bpe([_pattern(merging)], tiktokens, list(ranks), expansions=expansions_of(expansions))
-        )
+        ids_of_ranks = pieces.ids_of_ranks(ranked)
+        expansions = expansions_of(list(ids_of_ranks.values()))
+        pattern = _pattern(list(pieces.scores))
+        return SpmMerger(compiled_bpe([pattern], tiktokens, list(ids_of_ranks), expansions=expansions))
 
     def encode(self, text: str) -> Ids:
         return self._bpe.encode(text.replace(SPACE, " "))
 
     def encode_many(self, texts: Sequence[str]) -> list[Ids]:
         return self._bpe.encode_many([text.replace(SPACE, " ") for text in texts])
+
+
+class _Pieces(NamedTuple):
+    """The pieces of a model, with spaces for U+2581."""
+
+    known: dict[str, int]
+    of_bytes: dict[int, int]
+    scores: dict[str, float]  # of those that a merge makes
+    unused: list[str]
+
+    @staticmethod
+    def of(model: ModelProto) -> _Pieces:
+        pieces = _Pieces({}, {}, {}, [])
+        for index, piece in enumerate(model.pieces):
+            if piece.type == TokenType.BYTE:
+                pieces.of_bytes[int(piece.piece[3:5], 16)] = index
+            elif piece.type in _MERGING:
+                text = piece.piece.replace(SPACE, " ")
+                pieces.known[text] = index
+                if len(text) > 1:
+                    pieces.scores[text] = piece.score
+                if piece.type == TokenType.UNUSED:
+                    pieces.unused.append(text)
+        return pieces
+
+    def ranked(self, encode: Callable[[list[str]], Sequence[Sequence[int]]]) -> list[str] | None:
+        """The pieces that merging makes, in the order of their ranks; None where that order is not the same."""
+        known, scores = self.known, self.scores
+        if len(self.of_bytes) < 256 or " " not in known or any(map(_INNER_SPACE.search, scores)):
+            return None
+        if any(
+            len(text) == 1 or any(text[:cut] in known and text[cut:] in known for cut in range(1, len(text)))
+            for text in self.unused
+        ):
+            return None
+        made = encode(list(scores))
+        ranked = [text for text, ids in zip(scores, made, strict=True) if list(ids) == [known[text]]]
+        ranked.sort(key=lambda text: (scores[text], len(text)), reverse=True)
+        if not all(_is_clear(list(tied)) for _, tied in groupby(ranked, key=scores.__getitem__)):
+            return None
+        return ranked
+
+    def ids_of_ranks(self, ranked: Sequence[str]) -> dict[bytes, list[int]]:
+        """What is merged, in the order of ranks: bytes, the beginnings of characters, and the pieces. For each of them
+        the ids that it stands for."""
+        known, of_bytes = self.known, self.of_bytes
+        found = {bytes([byte]): [of_bytes[byte]] for byte in range(256)}
+        found |= {bytes([byte]): [known[chr(byte)]] for byte in range(128) if chr(byte) in known}
+        for character in sorted({character for text in known for character in text}):
+            data = character.encode()
+            for end in range(2, len(data)):
+                found.setdefault(data[:end], [of_bytes[byte] for byte in data[:end]])
+            found.setdefault(data, [known[character]] if character in known else [of_bytes[byte] for byte in data])
+        for text in ranked:
+            found.setdefault(text.encode(), [known[text]])
+        return found
 
 
 def _is_clear(tied: Sequence[str]) -> bool:

@@ -80,35 +80,8 @@ class CompiledBpe(CompiledEncoder):
 
         Raises ValueError where two ranks have the same bytes.
         """
-        data, starts = joined_tokens(ranked)
-        lengths = np.diff(starts)
-        entries = 1 << (2 * len(ranked) - 1).bit_length()
-        table = np.zeros(entries, np.uint64)
-        singles, pairs = np.full(256, _NO_RANK, np.uint32), np.full(65536, _NO_RANK, np.uint32)
-        if expansions is not None:
-            assert (np.diff(expansions[0]) <= lengths).all() and expansions[0][-1] == len(expansions[1])
-        first, ids = expansions or (None, None)
-        self._kept: tuple[object, ...] = (programs, starts, table, singles, pairs, first, ids)
-        self._merges = _Merges(
-            data,
-            starts.ctypes.data,
-            table.ctypes.data,
-            entries - 1,
-            singles.ctypes.data,
-            pairs.ctypes.data,
-            len(ranked),
-            merging,
-            int(lengths.max()),
-            None if first is None else first.ctypes.data,
-            None if ids is None else ids.ctypes.data,
-            None,
-            0,
-            None,
-            whole,
-        )
-        if not library.tandem_fill(ctypes.byref(self._merges), singles.ctypes.data, pairs.ctypes.data):
-            raise ValueError("a token has two ranks")
-        assert lengths.min() > 0 and (singles != _NO_RANK).all(), "every byte must have a rank"
+        self._kept: list[object] = [programs]  # what C has addresses of
+        self._merges = self._filled(library, ranked, merging, expansions, whole)
         self.by_pair = merges is not None and not are_ranked_by_product(
             merges, self._splits(library), lambda: self._splits(library, merges), whole
         )
@@ -133,13 +106,48 @@ class CompiledBpe(CompiledEncoder):
 
         super().__init__(library.tandem_encode, vocabulary, learn)
 
+    def _filled(
+        self,
+        library: ctypes.CDLL,
+        ranked: Sequence[bytes],
+        merging: int,
+        expansions: tuple[Ids, Ids] | None,
+        whole: bool,
+    ) -> _Merges:
+        data, starts = joined_tokens(ranked)
+        lengths = np.diff(starts)
+        entries = 1 << (2 * len(ranked) - 1).bit_length()
+        table = np.zeros(entries, np.uint64)
+        singles, pairs = np.full(256, _NO_RANK, np.uint32), np.full(65536, _NO_RANK, np.uint32)
+        merges = _Merges(
+            bytes=data,
+            starts=starts.ctypes.data,
+            table=table.ctypes.data,
+            table_mask=entries - 1,
+            singles=singles.ctypes.data,
+            pairs=pairs.ctypes.data,
+            ranks=len(ranked),
+            merging=merging,
+            longest=int(lengths.max()),
+            whole=whole,
+        )
+        if expansions is not None:
+            first, ids = expansions
+            assert (np.diff(first) <= lengths).all() and first[-1] == len(ids)
+            merges.first_id, merges.ids = first.ctypes.data, ids.ctypes.data
+        self._kept += [starts, table, singles, pairs, expansions]
+        if not library.tandem_fill(ctypes.byref(merges), singles.ctypes.data, pairs.ctypes.data):
+            raise ValueError("a token has two ranks")
+        assert lengths.min() > 0 and (singles != _NO_RANK).all(), "every byte must have a rank"
+        return merges
+
     def _splits(self, library: ctypes.CDLL, merges: MergeList | None = None) -> Ids:
         """Of what each rank is made; with merges by their pairs, which are then what counts."""
         if merges is not None:
             entries = 1 << (2 * len(merges.products)).bit_length()
             pairs = np.full((entries, 3), _NO_RANK, np.uint32)
             products, cuts = (np.ascontiguousarray(array, np.uint32) for array in merges)
-            self._kept = (*self._kept, pairs, products)
+            self._kept += [pairs, products]
             self._merges.pair_table, self._merges.pair_mask = pairs.ctypes.data, entries - 1
             self._merges.products = products.ctypes.data
             library.tandem_pair(ctypes.byref(self._merges), pairs.ctypes.data, cuts.ctypes.data, len(cuts))
