@@ -61,7 +61,6 @@ def schedule(options: argparse.Namespace) -> dict[str, float]:
         for chunk in chunks:
             if chunk.samples:
                 chunk.request.append(1)
-                chunk.request.pending -= 1
         scheduler.land(chunks)
         seconds.append(time.perf_counter() - began)
         tokens.append(sum(chunk.length for chunk in chunks))

@@ -24,8 +24,7 @@ import torch
 from benchmarks.machine import add_output_flags, save
 from tandem.worker.engine.build import BuiltEngine, build_engine
 from tandem.worker.engine.config import EngineConfig
-from tandem.worker.engine.drafting import Drafting
-from tandem.worker.engine.request import Request, Stopping
+from tandem.worker.engine.request import Drafting, Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 
 NEW_TOKENS = 200

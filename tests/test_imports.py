@@ -52,9 +52,6 @@ LIGHT = {  # modules that are loaded without these
 }
 KNOWN = {  # imports that count nowhere, each with its reason
     ("worker.admin", "worker.server"): "the type of a parameter",
-    ("worker.engine.request", "worker.engine.drafting"): "a request holds what speculation keeps of it",
-    ("worker.engine.guides.grammars", "worker.engine.request"): "the engine's side of guides",
-    ("worker.engine.guides.host", "worker.engine.pages"): "the type of ids",
     ("tokenizer.native.merger", "tokenizer.vocabularies.merge_list"): "its arguments",
     ("tokenizer.native.program", "tokenizer.vocabularies.patterns"): "what it compiles",
 }

@@ -20,9 +20,8 @@ from tandem.worker.checkpoints.model_config import Experts
 from tandem.worker.engine import build, calibration
 from tandem.worker.engine.build import BuiltEngine, build_engine
 from tandem.worker.engine.config import BuildError, EngineConfig
-from tandem.worker.engine.drafting import Drafting
 from tandem.worker.engine.guides.guide import Guide
-from tandem.worker.engine.request import LogprobOptions, Request, Stopping
+from tandem.worker.engine.request import Drafting, LogprobOptions, Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.stops import StopSequences
 from tandem.worker.model.cuda_graphs import GraphedRunner

@@ -15,8 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tandem.worker.engine.build import BuiltEngine, build_engine
 from tandem.worker.engine.config import BuildError, EngineConfig
-from tandem.worker.engine.drafting import Drafting
-from tandem.worker.engine.request import LogprobOptions, Request, Stopping
+from tandem.worker.engine.request import Drafting, LogprobOptions, Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 
 REQUESTS = int(os.environ.get("TANDEM_SPECULATIONS", "24"))

@@ -14,9 +14,10 @@ from tandem.worker.engine.messages import Ended
 from tandem.worker.engine.pages import PageTable
 from tandem.worker.engine.request import FinishReason, Request, Stopping
 from tandem.worker.engine.sampling import Sampling
-from tandem.worker.engine.scheduler import MAX_OVERTAKES, SchedulerLimits
+from tandem.worker.engine.scheduler import SchedulerLimits
 from tandem.worker.engine.speculation_costs import Costs, Free
 from tandem.worker.engine.stops import StopSequences
+from tandem.worker.engine.waiting import MAX_OVERTAKES
 from tests.worker_svc.engine.counting import VOCABULARY, CountingRunner, counting_request
 
 

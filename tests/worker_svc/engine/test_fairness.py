@@ -65,7 +65,7 @@ class Watched:
             return
         planned = {chunk.request.number for chunk in chunks}
         assert all(each.number in planned for each in scheduler.running if not each.complete), "a running one stands"
-        head = scheduler._head()
+        head = scheduler.queue.head
         if head is not None and len(scheduler.running) < scheduler.limits.max_running:
             wanted = scheduler.table.pages_for(head.num_tokens)
             assert wanted + len(scheduler.running) > scheduler.table.available, "the next one would have fitted"

@@ -22,10 +22,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tandem.worker.engine.build import build_engine
 from tandem.worker.engine.config import EngineConfig
-from tandem.worker.engine.drafting import Drafting
 from tandem.worker.engine.loop import Engine
 from tandem.worker.engine.pages import PageTable
-from tandem.worker.engine.request import FinishReason, LogprobOptions, Request, Stopping
+from tandem.worker.engine.request import Drafting, FinishReason, LogprobOptions, Request, Sharing, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.scheduler import SchedulerLimits
 from tandem.worker.engine.speculation_costs import Free
@@ -107,7 +106,11 @@ def random_request(draw: np.random.Generator, number: int, capacity: int, *, pla
 def other_sample(request: Request, number: int) -> Request:
     """One of the same prompt, as a group of samples has them."""
     other = again(request)
-    other.number, other.bypass, other.salt, other.priority = number, request.bypass, request.salt, request.priority
+    other.number, other.sharing, other.priority = (
+        number,
+        Sharing(request.sharing.salt, request.sharing.bypass),
+        request.priority,
+    )
     other.caller = request.caller
     other.sampling = dataclasses.replace(request.sampling, seed=number)
     return other
@@ -136,6 +139,9 @@ class Expectation:
             expected = self.ids[request.output_tokens :][:count]
             request.tokens[request.num_tokens : request.num_tokens + len(expected)] = expected
             request.drafts = len(expected)
+
+    def forget(self, request: Request) -> None:
+        pass
 
 
 def collect(engine: Engine, answers: dict[int, Answer]) -> None:
@@ -221,7 +227,7 @@ def test_any_history_gives_each_request_what_it_gets_alone(tiny_llama: Path, dty
             if number % TOKEN_BY_TOKEN:
                 expectation.ids = crowded.ids
                 lonely.drafting = Drafting(CONTEXT, ngram=0)
-                lonely.drafting.learn(10_000, 10_000, 0)  # as if all were accepted
+                engine._speculation.learn(lonely, 10_000, 10_000)  # as if all were accepted
             engine.submit(lonely)
             while engine.has_work:
                 collect(engine, alone)

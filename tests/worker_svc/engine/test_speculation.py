@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.worker.engine.drafting import Drafting, NGramIndex
+from tandem.worker.engine.drafting import NGramIndex
 from tandem.worker.engine.loop import Engine
 from tandem.worker.engine.pages import PageTable
-from tandem.worker.engine.request import FinishReason, Request, Stopping
+from tandem.worker.engine.request import Drafting, FinishReason, Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.scheduler import SchedulerLimits
 from tandem.worker.engine.speculation_costs import Free, StepCost

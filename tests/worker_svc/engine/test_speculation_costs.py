@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.worker.engine.drafting import FIRST_CHANCE, Drafting
+from tandem.worker.engine.drafting import FIRST_CHANCE, Memory
 from tandem.worker.engine.speculation_costs import LEAST_GAIN, PLAIN_EVERY, Free, MeasuredCosts, StepCost, windows
 
 
@@ -96,7 +96,7 @@ def test_drafts_that_cost_more_than_they_gain_are_declined():
 
 
 def test_what_was_seen_of_a_request_fades():
-    drafting = Drafting(8, ngram=3)
+    drafting = Memory()
     assert drafting.chance(100) == FIRST_CHANCE
     for num_tokens in range(100, 120):
         drafting.learn(4, 0, num_tokens)
@@ -128,7 +128,7 @@ class Machine:
 
 def simulated(machine: Machine, decodes: int, chance: float, steps: int = 600) -> tuple[float, list[int]]:
     """Tokens per exact second, in those without speculation, and the drafts of each step."""
-    costs, drafting, length = MeasuredCosts(), [Drafting(8, 3) for _ in range(decodes)], [0] * decodes
+    costs, drafting, length = MeasuredCosts(), [Memory() for _ in range(decodes)], [0] * decodes
     tokens, exact, proposed = 0, 0.0, []
     quiet = Machine(machine.fixed, machine.row, machine.beside)
     for _ in range(steps):

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from tandem.worker.engine.drafting import Drafting
-from tandem.worker.engine.guides.grammars import Grammars
+from tandem.worker.engine.grammars import Grammars
 from tandem.worker.engine.guides.guide import Guide
 from tandem.worker.engine.loop import Engine
 from tandem.worker.engine.pages import PageTable
-from tandem.worker.engine.request import FinishReason, Request
+from tandem.worker.engine.request import Drafting, FinishReason, Request
 from tandem.worker.engine.scheduler import SchedulerLimits
 from tandem.worker.engine.speculation_costs import Free
 from tests.worker_svc.engine.counting import VOCABULARY, CountingRunner, counting_request

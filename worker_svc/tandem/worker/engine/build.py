@@ -19,7 +19,7 @@ from tandem.worker.engine.cache_size import cache_shapes
 from tandem.worker.engine.calibration import key_channels
 from tandem.worker.engine.config import BuildError, EngineConfig
 from tandem.worker.engine.device import choose_device, choose_dtype, choose_operations, fitting, require_kv_format
-from tandem.worker.engine.guides.grammars import Grammars
+from tandem.worker.engine.grammars import Grammars
 from tandem.worker.engine.guides.limits import GuideLimits
 from tandem.worker.engine.loop import Engine
 from tandem.worker.engine.pages import PageTable

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tandem.worker.engine.guides.grammars import Grammars
+from tandem.worker.engine.grammars import Grammars
 from tandem.worker.engine.request import Request
 from tandem.worker.engine.scheduler import Chunk
 

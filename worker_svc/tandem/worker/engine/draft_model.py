@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from tandem.worker.engine.pages import PageTable
+from tandem.worker.engine.pages import PageTable, SequencePages
 from tandem.worker.engine.request import Request
 from tandem.worker.engine.sampler import Rows, SamplingTable, sample
 from tandem.worker.model.runner import ModelRunner, Work
@@ -39,6 +39,12 @@ class DraftModel:
         self._sampling = sampling
         self._max_batch_tokens = max_batch_tokens
         self._context_length = context_length
+        # By number: the pages that a request has, and how many tokens have keys and values there.
+        self._computed: dict[int, tuple[SequencePages, int]] = {}
+
+    def forget(self, request: Request) -> None:
+        """The request is over."""
+        self._computed.pop(request.number, None)
 
     def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> None:
         """Writes up to `counts[i]` drafts behind the known tokens of `requests[i]`, and how many into `.drafts`."""
@@ -54,20 +60,21 @@ class DraftModel:
         ready: list[tuple[Request, int]] = []
         budget = self._max_batch_tokens
         for request, count in zip(requests, counts, strict=True):
-            drafting, pages = request.drafting, request.pages
-            assert drafting is not None and pages is not None
+            pages = request.pages
+            assert pages is not None
             last = request.num_tokens - 1
             count = min(count, self._context_length - request.num_tokens)
             if count < 1 or not self._table.reserve(pages, last + count):
                 continue
-            # Behind the tokens that were accepted stands what was rejected.
-            start = drafting.computed = min(drafting.computed, last)
+            known, computed = self._computed.get(request.number, (None, 0))
+            # Behind the tokens that were accepted stands what was rejected. Of new pages, what was found there counts.
+            start = min(computed if known is pages else pages.found_tokens, last)
             length = min(last - start, budget)
             if length:
                 work.append(Work(request.tokens[start : start + length], start, pages.held, 0))
-                drafting.computed += length
                 budget -= length
-            if drafting.computed == last:
+            self._computed[request.number] = pages, start + length
+            if start + length == last:
                 ready.append((request, count))
         if work:
             self._runner.forward(work)
@@ -85,10 +92,10 @@ class DraftModel:
         with torch.inference_mode():
             sampled = sample(logits, Rows(requests, positions), self._sampling)
         for request, token, finite in zip(requests, sampled.ids.tolist(), sampled.finite.tolist(), strict=True):
-            assert request.drafting is not None and request.pages is not None
+            assert request.pages is not None
             request.tokens[request.num_tokens + place] = token
             request.drafts = place + 1
-            request.drafting.computed = request.num_tokens + place
+            self._computed[request.number] = request.pages, request.num_tokens + place
             if not finite:  # a masked NaN would still poison the next owner of the pages
                 self._runner.zero(request.pages.held.tolist())
-                request.drafting.computed = 0
+                self._computed[request.number] = request.pages, 0

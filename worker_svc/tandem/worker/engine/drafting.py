@@ -47,13 +47,10 @@ class NGramIndex:
 
 
 @dataclass(slots=True)
-class Drafting:
-    """How a request is speculated on, and how that goes."""
+class Memory:
+    """What was seen of a request's drafts."""
 
-    max_tokens: int  # drafts at most
-    ngram: int  # 0: no prompt lookup
-    index: NGramIndex | None = None
-    computed: int = 0  # tokens whose keys and values the draft model has
+    index: NGramIndex | None = None  # where there is prompt lookup
     _accepted: float = 0.0  # drafts, each weighed by how long ago it was
     _tried: float = 0.0  # the same of all that stood behind an accepted token
     _learnt_at: int = 0  # number of tokens

@@ -78,9 +78,9 @@ class Fairness:
 
     def charge(self, request: Request, end: int) -> None:
         """The request is computed up to token `end`."""
-        if end > request.charged:
-            self._served[request.caller] += end - request.charged
-            request.charged = end
+        if end > request.turn.charged:
+            self._served[request.caller] += end - request.turn.charged
+            request.turn.charged = end
 
     def precedes(self, newcomer: Request, other: Request) -> bool:
         """Whether a waiting request gets its chunk before a running one that owes some."""

@@ -45,7 +45,7 @@ class Flight:
 
     @property
     def seconds(self) -> float:
-        """That its launch took."""
+        """How long its launch took."""
         return self.schedule_seconds + self.forward_seconds
 
     @property
@@ -88,8 +88,8 @@ def work(chunk: Chunk) -> Work:
     """What the model is to compute of a chunk."""
     request = chunk.request
     assert request.pages is not None
-    tokens = request.tokens[chunk.start : chunk.start + chunk.length]
-    return Work(tokens, chunk.start, request.pages.held, chunk.logits, request.pending_row if request.pending else None)
+    tokens, in_flight = request.tokens[chunk.start : chunk.start + chunk.length], request.in_flight
+    return Work(tokens, chunk.start, request.pages.held, chunk.logits, in_flight.row if in_flight.pending else None)
 
 
 def _rows(chunks: list[Chunk], masks: Masks | None) -> Rows:

@@ -26,7 +26,7 @@ def sample_seed(seed: int, index: int) -> int:
 
 
 def private_salt(number: int) -> str:
-    """Of a group that shares pages with nobody else: no string of the wire holds a lone surrogate."""
+    """The salt of a group that shares pages with nobody else: no string of the wire holds a lone surrogate."""
     return f"\ud800{number}"
 
 
@@ -42,7 +42,7 @@ class Forks:
         if others:
             self._waiting[first.number] = (first, list(others))
             for request in others:
-                request.leader = first
+                request.sharing.leader = first
                 self._first[request.number] = first.number
 
     def started(self) -> list[Request]:

@@ -22,7 +22,7 @@ from tandem.worker.engine.defragmentation import defragment, is_fragmented
 from tandem.worker.engine.draft_model import DraftModel
 from tandem.worker.engine.flight import Flight, foreseeable, work
 from tandem.worker.engine.fork import Forks
-from tandem.worker.engine.guides.grammars import Grammars
+from tandem.worker.engine.grammars import Grammars
 from tandem.worker.engine.outcome import End, decide, resume, take_tokens
 from tandem.worker.engine.pages import PageCopy, PageTable
 from tandem.worker.engine.request import FinishReason, Request, RequestStatistics
@@ -140,7 +140,7 @@ class Engine:
         not be in use."""
         for each in (request, *others):
             each.statistics.arrived = time.monotonic()
-            each.foreseeable = foreseeable(each)
+            each.in_flight.foreseeable = foreseeable(each)
         end = resume(request)
         if end is not None:
             self._ended.append(Finish.of(request, end))
@@ -152,7 +152,7 @@ class Engine:
         """Ends a request as CANCELLED; a number that is not in use is ignored, since it may have just finished."""
         request = self.scheduler.find(number)
         if request is not None:
-            if not request.ended:
+            if not request.in_flight.ended:
                 self._end(request, self._ended, End(FinishReason.CANCELLED))
         elif (held := self._forks.take(number)) is not None:
             self._ended.append(Finish.of(held, End(FinishReason.CANCELLED)))
@@ -215,18 +215,18 @@ class Engine:
             matcher = request.matcher
             assert matcher is not None
             full = not matcher.decided and request.output_tokens >= request.stopping.max_tokens > 0
-            request.held = matcher.wait() or (full and matcher.asked == request.output_tokens)
+            matcher.held = matcher.wait() or (full and matcher.asked == request.output_tokens)
 
     def _decide(self, guided: Sequence[Request], ended: list[Finish]) -> None:
         """Ends those of which their matchers have told it."""
         for request in guided:
-            if not request.ended and (end := decide(request)) is not None:
+            if not request.in_flight.ended and (end := decide(request)) is not None:
                 self._end(request, ended, end)
 
     def _may_overlap(self) -> bool:
         """Whether a step may be launched before the one in flight has landed."""
-        scheduler = self.scheduler
-        return self.overlap and all(request.foreseeable for request in scheduler.running) and scheduler.has_room()
+        foreseen = all(request.in_flight.foreseeable for request in self.scheduler.running)
+        return self.overlap and foreseen and self.scheduler.has_room()
 
     def _launch(self, before: Flight | None = None) -> Flight | None:
         """Sends a step on its way, behind the one `before` that has not landed; None if nothing is owed."""
@@ -254,12 +254,13 @@ class Engine:
         """Appends what a step has sampled, and ends whom that ends."""
         sampled = flight.tokens.read() if flight.tokens is not None else Sampled.nothing()
         result = StepResult(np.empty(0, np.uint64), sampled, ended)
-        told = {chunk.request.number for chunk in flight.chunks if chunk.request.ended}
+        told = {chunk.request.number for chunk in flight.chunks if chunk.request.in_flight.ended}
         result.prompts = [scores for scores in flight.prompts if scores.number not in told]
-        ends, gone = self._collect(flight, result, time.monotonic())
+        ends = self._collect(flight, result, time.monotonic())
         self.scheduler.land(flight.chunks)
-        for request in gone:
-            self._remove(request)
+        for chunk in flight.chunks:
+            if chunk.samples and chunk.request.in_flight.ended and not chunk.request.in_flight.pending:
+                self._remove(chunk.request)
         for request, end in ends:
             self._end(request, ended, end)
         for request in self._forks.started():
@@ -274,7 +275,7 @@ class Engine:
     def _ask(self, flight: Flight, ended: list[Finish]) -> None:
         """Tells matchers what was sampled, and ends those whose grammar that ends."""
         guided = [chunk.request for chunk in flight.sampling if chunk.request.matcher is not None]
-        guided = [request for request in guided if not request.ended]
+        guided = [request for request in guided if not request.in_flight.ended]
         if guided:
             self.grammars.want(guided)
             self.grammars.hear(
@@ -289,33 +290,23 @@ class Engine:
                 if runner is not None:
                     runner.copy([copy.source for copy in copies], [copy.target for copy in copies])
 
-    def _collect(
-        self, flight: Flight, result: StepResult, now: float
-    ) -> tuple[list[tuple[Request, End]], list[Request]]:
-        """Appends the sampled tokens, puts into `result` what goes out of them, and returns which requests end, and
-        which ended before and have no step in flight any more."""
+    def _collect(self, flight: Flight, result: StepResult, now: float) -> list[tuple[Request, End]]:
+        """Appends the sampled tokens, puts into `result` what goes out of them, and returns which requests end."""
         keep: list[int] = []
         numbers: list[int] = []
         ends: list[tuple[Request, End]] = []
-        gone: list[Request] = []
         ids = result.sampled.ids.tolist()
         finite, possible = result.sampled.finite.tolist(), result.sampled.possible.tolist()
         row = 0
         for chunk in flight.chunks:
             if chunk.dropped:
-                chunk.request.pending -= 1
                 chunk.request.drafts = 0
-                if chunk.request.ended and not chunk.request.pending:
-                    gone.append(chunk.request)
         for chunk in flight.sampling:
             request, rows = chunk.request, slice(row, row + chunk.samples)
             row += chunk.samples
-            request.pending -= 1
-            if request.ended:
+            if request.in_flight.ended:
                 self.scheduler.statistics.overlap_wasted_tokens += chunk.samples
-                request.spoiled |= not all(finite[rows])
-                if not request.pending:
-                    gone.append(request)
+                request.in_flight.spoiled |= not all(finite[rows])
                 continue
             taken, end = take_tokens(request, ids[rows], finite[rows], possible[rows], flight.exhausted[rows])
             keep.extend(range(rows.start, rows.start + taken))
@@ -323,7 +314,9 @@ class Engine:
             if not request.statistics.first_token:
                 request.statistics.first_token = now
             if chunk.samples > 1:
-                self.scheduler.count_drafts(request, chunk.samples - 1, max(0, taken - 1))
+                proposed, accepted = chunk.samples - 1, max(0, taken - 1)
+                self.scheduler.count_drafts(request, proposed, accepted)
+                self._speculation.learn(request, proposed, accepted)
             if end is not None:
                 ends.append((request, end))
             elif request.stopping.sequences is not None and not request.stopping.include_stop:
@@ -331,23 +324,25 @@ class Engine:
         self.scheduler.statistics.output_tokens += len(keep)
         result.numbers = np.array(numbers, dtype=np.uint64)
         result.sampled = result.sampled.take(keep)
-        return ends, gone
+        return ends
 
     def _end(self, request: Request, ended: list[Finish], end: End) -> None:
         """Tells the end of a request, wherever it is, and takes it out unless a step in flight still writes for it."""
         ended.append(Finish.of(request, end))
-        request.ended, request.spoiled = True, end.broken
-        if not request.pending:
+        request.in_flight.ended, request.in_flight.spoiled = True, end.broken
+        if not request.in_flight.pending:
             self._remove(request)
         for other in self._forks.release(request):
             self.scheduler.add(other)
 
     def _remove(self, request: Request) -> None:
         """Gives back what an ended request holds."""
-        dropped = self.scheduler.remove(request, discard=request.spoiled or request.private)
-        if request.spoiled:  # a masked NaN would still poison the next owner
+        spoiled = request.in_flight.spoiled
+        dropped = self.scheduler.remove(request, discard=spoiled or request.sharing.private)
+        if spoiled:  # a masked NaN would still poison the next owner
             self._runner.zero(dropped)
         self._sampling.free(request)
+        self._speculation.forget(request)
         self.grammars.close(request)
 
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
-from tandem.worker.engine.drafting import Drafting
 from tandem.worker.engine.fork import private_salt, sample_seed
-from tandem.worker.engine.request import LogprobOptions, Request, Stopping
+from tandem.worker.engine.request import Drafting, LogprobOptions, Request, Sharing, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.stops import StopSequences
 
@@ -85,7 +84,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
             logprobs=self.logprobs if index == 0 else replace(self.logprobs, prompt=False),
         )
         if self.bypass and self.samples > 1:
-            request.salt, request.bypass, request.private = private_salt(self.handle), False, True
+            request.sharing = Sharing(private_salt(self.handle), private=True)
         if self.draft_tokens and not self.sampling.stateful:
             request.drafting = Drafting(self.draft_tokens, self.lookup_ngram)
         return request

@@ -71,6 +71,11 @@ class SequencePages:
     closed: bool = False
 
     @property
+    def found_tokens(self) -> int:
+        """Tokens whose keys and values were there when it was opened, those of a page to be copied included."""
+        return self.cached_tokens + (self.similar.tokens if self.similar is not None else 0)
+
+    @property
     def held(self) -> npt.NDArray[np.int64]:
         """Page numbers in order, `[count]`; a view that the next operation may invalidate."""
         return self.pages[: self.count]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from tandem.worker.engine.drafting import Drafting
 from tandem.worker.engine.pages import SequencePages, Tokens
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.stops import StopSequences
@@ -91,13 +90,51 @@ class RequestStatistics:
     peak_pages: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """How a request is speculated on."""
+
+    max_tokens: int  # drafts at most
+    ngram: int  # 0: no prompt lookup
+
+
+@dataclass(slots=True)
+class Sharing:
+    """With whom a request shares pages."""
+
+    salt: str = ""
+    bypass: bool = False
+    private: bool = False  # its pages are dropped at its end
+    leader: Request | None = None  # whose prompt is the same; a copy of its last prompt page saves computing it
+
+
+@dataclass(slots=True)
+class Turn:
+    """When a request is served: kept by the scheduler and its queue."""
+
+    arrival: int = 0
+    overtaken: int = 0  # later arrivals that were admitted first
+    charged: int = 0  # tokens that its caller was charged for
+
+
+@dataclass(slots=True)
+class InFlight:
+    """What is launched and not read yet, and what that means for an end (`flight.py`)."""
+
+    pending: int = 0  # sampled tokens
+    row: int = 0  # of the latest one, among the ids that its step samples
+    foreseeable: bool = False  # `flight.foreseeable`, kept when it is submitted
+    ended: bool = False  # and told; only its steps in flight are waited for
+    spoiled: bool = False  # its keys and values are not to be shown to anybody
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """`tokens[:num_tokens]` is prompt, resumed output and output. The `drafts` tokens behind them are guesses for the
-    next step; `pending` ones were sampled and are not read yet (`flight.py`). `num_computed` tokens have keys and
-    values, or will have them before anything that is launched from now on."""
+    next step. `num_computed` tokens have keys and values, or will have them before anything that is launched from now
+    on."""
 
-    number: int  # the front's number for it
+    number: int  # the front's name for it
     tokens: Tokens  # with room for every token that may come
     prompt_tokens: int
     num_tokens: int
@@ -105,27 +142,17 @@ class Request:
     stopping: Stopping
     priority: int = 0
     caller: str = ""  # who is charged for it
-    charged: int = 0  # tokens of it that were
-    salt: str = ""
-    bypass: bool = False
     logprobs: LogprobOptions = NO_LOGPROBS
-    arrival: int = 0  # order of arrival, given by the scheduler
-    overtaken: int = 0  # later arrivals that were admitted first
-    num_computed: int = 0
-    pending: int = 0
-    pending_row: int = 0  # of the latest one, among the ids that its step samples
-    foreseeable: bool = False  # `flight.foreseeable`, kept when it is submitted
-    ended: bool = False  # and told; only its steps in flight are waited for
-    spoiled: bool = False  # its keys and values are not to be shown to anybody
-    scored: int = 1  # prompt tokens whose logprobs have been told; the first has none
-    drafts: int = 0
-    drafting: Drafting | None = None  # whether and how to speculate
-    stop_state: int = 0  # of `stopping.sequences`, after `num_tokens`
+    drafting: Drafting | None = None
     matcher: Matcher | None = None  # of guided decoding, after `num_tokens`
-    held: bool = False  # steps go without it until its matcher has answered
-    private: bool = False  # its pages are dropped at its end
-    leader: Request | None = None  # whose prompt is the same; a copy of its last prompt page saves computing it
-    pages: SequencePages | None = None
+    sharing: Sharing = field(default_factory=Sharing)
+    turn: Turn = field(default_factory=Turn)
+    in_flight: InFlight = field(default_factory=InFlight)
+    pages: SequencePages | None = None  # while it runs
+    num_computed: int = 0
+    drafts: int = 0
+    scored: int = 1  # prompt tokens whose logprobs have been told; the first has none
+    stop_state: int = 0  # of `stopping.sequences`, after `num_tokens`
     statistics: RequestStatistics = field(default_factory=RequestStatistics)
 
     @classmethod
@@ -158,9 +185,8 @@ class Request:
             stopping=stopping,
             priority=priority,
             caller=caller,
-            salt=salt,
-            bypass=bypass,
             logprobs=logprobs,
+            sharing=Sharing(salt, bypass),
         )
 
     @property
@@ -174,14 +200,20 @@ class Request:
         return self.logprobs.prompt and self.scored < self.prompt_tokens
 
     @property
+    def held(self) -> bool:
+        """Whether steps go without it until its matcher has answered."""
+        return self.matcher is not None and self.matcher.held
+
+    @property
     def owed(self) -> int:
         """Tokens whose keys and values are not there yet."""
-        return self.num_tokens + self.pending - self.num_computed
+        return self.num_tokens + self.in_flight.pending - self.num_computed
 
     @property
     def complete(self) -> bool:
         """Whether nothing is left to launch: it has ended, or will do so by what is pending."""
-        return self.ended or (self.pending > 0 and self.output_tokens + self.pending >= self.stopping.max_tokens)
+        pending = self.in_flight.pending
+        return self.in_flight.ended or (pending > 0 and self.output_tokens + pending >= self.stopping.max_tokens)
 
     @property
     def output_tokens(self) -> int:
@@ -191,7 +223,7 @@ class Request:
     @property
     def order(self) -> tuple[int, int]:
         """Smaller runs first: by priority, then by arrival."""
-        return (-self.priority, self.arrival)
+        return (-self.priority, self.turn.arrival)
 
     def count_pages(self) -> None:
         """Keeps the most pages that it has held."""

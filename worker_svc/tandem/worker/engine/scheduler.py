@@ -22,24 +22,20 @@ then arrival) is never the victim, therefore it always gets on, and therefore ev
 A request that is *held* waits for somebody else, who answers within a time of his own; it keeps its place and its
 pages, and steps go without it.
 
-Overtaking is bounded: after MAX_OVERTAKES later arrivals of higher priority went first, a request gets the highest one.
-Within a priority callers take turns, which their counts bound.
-
 No torch, no clock, no randomness: given the same arrivals, every rank of a tensor-parallel engine decides alike.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from dataclasses import dataclass, field
 
 from tandem.worker.engine.fairness import Fairness
 from tandem.worker.engine.page_check import check_pages
 from tandem.worker.engine.pages import PageCopy, PageTable
-from tandem.worker.engine.request import MAX_PRIORITY, Request
+from tandem.worker.engine.request import Request
+from tandem.worker.engine.waiting import WaitingQueue
 
-MAX_OVERTAKES = 64
 SCORED_TOKENS = 64  # prompt tokens in a step whose logits are wanted: a row of logits can be half a megabyte
 
 
@@ -79,6 +75,31 @@ class Chunk:
 
 
 @dataclass(slots=True)
+class Budget:
+    """The tokens that a step may still compute, among them prompt tokens whose logits are wanted, and the chunks that
+    got the others."""
+
+    tokens: int
+    scored: int = SCORED_TOKENS
+    chunks: dict[int, Chunk] = field(default_factory=dict)  # by number
+
+    def left(self, request: Request) -> int:
+        """Tokens that a request may get."""
+        return min(self.tokens, self.scored) if request.scoring else self.tokens
+
+    def spend(self, chunk: Chunk) -> None:
+        """A request gets its chunk."""
+        self.chunks[chunk.request.number] = chunk
+        self.tokens -= chunk.length
+        self.scored -= chunk.length if chunk.scores else 0
+
+    def give_back(self, request: Request) -> None:
+        """A request loses its chunk, if it has one."""
+        if (chunk := self.chunks.pop(request.number, None)) is not None:
+            self.tokens += chunk.length
+
+
+@dataclass(slots=True)
 class SchedulerStatistics:
     """Counters since the scheduler was made."""
 
@@ -103,14 +124,15 @@ class Scheduler:
     running: list[Request] = field(default_factory=list)  # in order of service
     statistics: SchedulerStatistics = field(default_factory=SchedulerStatistics)
     fairness: Fairness = field(default_factory=Fairness)
-    # By priority and caller, heaps by arrival.
-    _waiting: dict[int, dict[str, list[tuple[int, Request]]]] = field(default_factory=dict)
+    queue: WaitingQueue = field(init=False)
     _requests: dict[int, Request] = field(default_factory=dict)
     _copies: list[PageCopy] = field(default_factory=list)
     _lacking: tuple[Request, int] | None = None  # the waiting request that did not fit, and how many pages it wanted
     _admitted: set[int] = field(default_factory=set)  # numbers, in the step that is being scheduled
     _arrivals: int = 0
-    _waiting_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.queue = WaitingQueue(self.fairness)
 
     @property
     def waiting(self) -> int:
@@ -120,7 +142,7 @@ class Scheduler:
     @property
     def waiting_tokens(self) -> int:
         """Tokens that the waiting requests owe."""
-        return self._waiting_tokens
+        return self.queue.tokens
 
     @property
     def has_work(self) -> bool:
@@ -133,11 +155,11 @@ class Scheduler:
         """Puts a request in the queue; it must fit into the cache when it is alone there."""
         assert request.number not in self._requests, "a number is used once at a time"
         assert self.table.pages_for(len(request.tokens)) <= self.table.total, "validated before: it fits into the cache"
-        request.arrival = self._arrivals
+        request.turn.arrival = self._arrivals
         self._arrivals += 1
         self._requests[request.number] = request
         self.fairness.enter(request.caller)
-        self._wait(request)
+        self.queue.add(request)
 
     def find(self, number: int) -> Request | None:
         """The request of a number while it runs or waits."""
@@ -149,41 +171,12 @@ class Scheduler:
         del self._requests[request.number]
         dropped: list[int] = []
         if request.pages is None:
-            self._leave_queue(request)
+            self.queue.remove(request)
         else:
             self.running.remove(request)
             dropped = self._release(request, discard=discard)
         self.fairness.leave(request.caller)
         return dropped
-
-    def _wait(self, request: Request) -> None:
-        self._waiting_tokens += request.owed
-        self.fairness.wait(request.caller)
-        queues = self._waiting.setdefault(request.priority, {})
-        heapq.heappush(queues.setdefault(request.caller, []), (request.arrival, request))
-
-    def _leave_queue(self, request: Request) -> None:
-        self._waiting_tokens -= request.owed
-        self.fairness.start(request.caller)
-        queues = self._waiting[request.priority]
-        queue = queues[request.caller]
-        if queue[0][1] is request:
-            heapq.heappop(queue)
-        else:
-            queue.remove((request.arrival, request))
-            heapq.heapify(queue)
-        if not queue:
-            del queues[request.caller]
-            if not queues:
-                del self._waiting[request.priority]
-
-    def _head(self) -> Request | None:
-        """The waiting request that is next."""
-        if not self._waiting:
-            return None
-        queues = self._waiting[max(self._waiting)]
-        caller = min(queues, key=lambda each: (self.fairness.served(each), queues[each][0][0]))
-        return queues[caller][0][1]
 
     def _release(self, request: Request, *, discard: bool = False) -> list[int]:
         assert request.pages is not None
@@ -200,77 +193,94 @@ class Scheduler:
 
     def schedule(self) -> list[Chunk]:
         """Chooses the chunks of the next step and reserves their pages; empty when nothing waits or runs."""
-        planned: dict[int, Chunk] = {}
+        budget = Budget(self.limits.max_batch_tokens)
         self._admitted.clear()
         self._lacking = None
-        used = 0
-        size = self.table.page_size
+        prefills = self._decodes(budget)
+        admitting = True
+        while budget.tokens > 0:
+            request, waiting = self._next_prefill(prefills), self.queue.head if admitting else None
+            if waiting is not None and (request is None or self.fairness.precedes(waiting, request)):
+                admitting = self._admission(waiting, budget)
+                if admitting:
+                    self._prefill(waiting, budget)
+            elif request is not None:
+                prefills.remove(request)
+                self._prefill(request, budget)
+            else:
+                break
+        waited_for = any(request.in_flight.pending or request.held for request in self.running)
+        assert budget.chunks or waited_for or not self._requests, "the first in order always gets on"
+        return list(budget.chunks.values())
+
+    def _decodes(self, budget: Budget) -> list[Request]:
+        """The first rule; returns the running requests that owe more than a token, in order."""
         prefills: list[Request] = []
+        size = self.table.page_size
         for request in list(self.running):
             computed, pages = request.num_computed, request.pages
             if request.complete or request.held:
                 continue
-            if request.num_tokens + request.pending != computed + 1 or not computed or request.scoring:
+            if request.num_tokens + request.in_flight.pending != computed + 1 or not computed or request.scoring:
                 prefills.append(request)
                 continue
             if pages is None:  # the victim of an earlier one in this very step
                 continue
             if computed == pages.count * size:
-                used -= self._make_room(request, computed + 1, planned)
+                self._make_room(request, computed + 1, budget)
                 if request.pages is None:
                     continue
-            planned[request.number] = Chunk(request, computed, 1, 1)
+            budget.spend(Chunk(request, computed, 1, 1))
             self.fairness.charge(request, computed + 1)
-            used += 1
-        used += self._add_drafts(list(planned.values()), self.limits.max_batch_tokens // 2 - used)
-        self._add_prefills(prefills, planned, used)
-        waited_for = any(request.pending or request.held for request in self.running)
-        assert planned or waited_for or not self._requests, "the first in order always gets on"
-        return list(planned.values())
+        self._add_drafts(budget)
+        return prefills
 
-    def _add_prefills(self, prefills: list[Request], planned: dict[int, Chunk], used: int) -> None:
-        """Plans the chunks of running requests that owe more than a token, and of waiting ones, in turn."""
-        scored = 0
-        admitting = True
-        while used < self.limits.max_batch_tokens:
-            request = self._next_prefill(prefills)
-            head = self._head() if admitting else None
-            if head is not None and (request is None or self.fairness.precedes(head, request)):
-                if not self._admit(head):
-                    before = len(self.running)
-                    used -= self._make_place(head, planned)
-                    admitting = len(self.running) < before and self._admit(head)
-                    if not admitting:
-                        continue
-                request = head
-            elif request is not None:
-                prefills.remove(request)
-            else:
-                break
-            budget = self.limits.max_batch_tokens - used
-            if request.scoring:
-                budget = min(budget, SCORED_TOKENS - scored)
-            if request.pages is None or budget == 0:  # its turn comes in a later step
+    def _add_drafts(self, budget: Budget) -> None:
+        """Lengthens the chunks of decodes by their drafts, where pages are at hand, up to half of all tokens."""
+        left = budget.tokens - (self.limits.max_batch_tokens + 1) // 2
+        for chunk in budget.chunks.values():
+            request = chunk.request
+            if not request.drafts:
                 continue
-            length = self._chunk_length(request, budget)
-            used -= self._make_room(request, request.num_computed + length, planned)
-            if request.pages is not None:
-                planned[request.number] = self._chunk(request, length)
-                self.fairness.charge(request, request.num_computed + length)
-                used += length
-                scored += length if request.scoring else 0
+            assert request.pages is not None
+            drafts = min(request.drafts, left)
+            if drafts < 1 or not self.table.reserve(request.pages, chunk.start + 1 + drafts):
+                request.drafts = 0
+                continue
+            request.drafts = drafts
+            chunk.length, chunk.samples = 1 + drafts, 1 + drafts
+            left -= drafts
+            budget.tokens -= drafts
+
+    def _prefill(self, request: Request, budget: Budget) -> None:
+        """The second rule, for one request that has a place; without tokens left for it, a later step has its turn."""
+        left = budget.left(request)
+        if request.pages is None or not left:
+            return
+        start, length, size = request.num_computed, request.owed, self.table.page_size
+        if length > left:
+            length = (start + left) // size * size - start
+            length = length if length > 0 else left
+        self._make_room(request, start + length, budget)
+        if request.pages is not None:
+            budget.spend(Chunk(request, start, length, int(length == request.owed), request.scoring))
+            self.fairness.charge(request, start + length)
+
+    def _admission(self, request: Request, budget: Budget) -> bool:
+        """The third rule: whether a waiting request runs now, after others have made place for it if need be."""
+        return self._admit(request) or (self._make_place(request, budget) and self._admit(request))
 
     def _next_prefill(self, prefills: list[Request]) -> Request | None:
         """Of running requests in order of service."""
         if not prefills or not self.fairness.several:
             return prefills[0] if prefills else None
         served = self.fairness.served
-        return min(prefills, key=lambda each: (-each.priority, served(each.caller), each.arrival))
+        return min(prefills, key=lambda each: (-each.priority, served(each.caller), each.turn.arrival))
 
     def has_room(self) -> bool:
         """Whether every running request gets the pages for its next chunk, and the next waiting one its place, without
         taking them from another one."""
-        head = self._head()
+        head = self.queue.head
         if head is not None and self.fairness.several and self._ceding(head) is not None:
             return False
         wanted = 0
@@ -288,14 +298,12 @@ class Scheduler:
             request = chunk.request
             request.num_computed = chunk.start + chunk.length
             if chunk.samples:
-                request.pending += 1
-                request.pending_row = row
+                request.in_flight.pending += 1
+                request.in_flight.row = row
             row += chunk.samples
 
     def count_drafts(self, request: Request, proposed: int, accepted: int) -> None:
         """One round of speculation on a request is over."""
-        assert request.drafting is not None
-        request.drafting.learn(proposed, accepted, request.num_tokens)
         request.statistics.drafts_proposed += proposed
         request.statistics.drafts_accepted += accepted
         self.statistics.drafts_proposed += proposed
@@ -307,17 +315,18 @@ class Scheduler:
         return copies
 
     def land(self, chunks: list[Chunk]) -> None:
-        """The step is done and its tokens are appended and no longer pending: what is known of its chunks is published.
-        Rejected drafts are not what is known, and their keys and values count for nothing."""
+        """The step is done and its tokens are appended: they are no longer pending, and what is known of its chunks is
+        published. Rejected drafts are not what is known, and their keys and values count for nothing."""
         self.statistics.steps += 1
         size = self.table.page_size
         for chunk in chunks:
-            request = chunk.request
-            if request.pages is None or request.ended:
+            request, in_flight = chunk.request, chunk.request.in_flight
+            in_flight.pending -= chunk.samples > 0
+            if request.pages is None or in_flight.ended:
                 continue
             known = request.num_tokens - 1
-            if request.num_computed > known + request.pending:
-                request.num_computed = known + request.pending
+            if request.num_computed > known + in_flight.pending:
+                request.num_computed = known + in_flight.pending
             computed = chunk.start + chunk.length
             if computed > known:
                 computed = known
@@ -325,43 +334,11 @@ class Scheduler:
             if computed // size > request.pages.published:
                 self.table.publish(request.pages, request.tokens, computed)
 
-    def _add_drafts(self, chunks: list[Chunk], budget: int) -> int:
-        """Lengthens the chunks of decodes by their drafts, where pages are at hand; returns how many drafts go in."""
-        added = 0
-        for chunk in chunks:
-            request = chunk.request
-            if not request.drafts:
-                continue
-            assert request.pages is not None
-            drafts = min(request.drafts, budget - added)
-            if drafts < 1 or not self.table.reserve(request.pages, chunk.start + 1 + drafts):
-                request.drafts = 0
-                continue
-            request.drafts = drafts
-            chunk.length, chunk.samples = 1 + drafts, 1 + drafts
-            added += drafts
-        return added
-
-    @staticmethod
-    def _chunk(request: Request, length: int) -> Chunk:
-        start = request.num_computed
-        return Chunk(request, start, length, int(length == request.owed), request.scoring)
-
-    def _chunk_length(self, request: Request, budget: int) -> int:
-        """Tokens of `request` for this step, at most `budget`; to a page boundary where it is cut."""
-        if request.owed <= budget:
-            return request.owed
-        size = self.table.page_size
-        aligned = (request.num_computed + budget) // size * size - request.num_computed
-        return aligned if aligned > 0 else budget
-
-    def _make_room(self, request: Request, tokens: int, planned: dict[int, Chunk]) -> int:
+    def _make_room(self, request: Request, tokens: int, budget: Budget) -> None:
         """Reserves pages for `tokens` tokens of `request`, if need be by taking them from others, or from `request`
-        itself. Returns how many planned tokens the victims lose."""
-        lost = 0
+        itself."""
         while request.pages is not None and not self.table.reserve(request.pages, tokens):
-            lost += self._preempt(self._victim(), planned)
-        return lost
+            self._preempt(self._victim(), budget)
 
     def _victim(self) -> Request:
         """Who loses its pages when there are none."""
@@ -372,17 +349,16 @@ class Scheduler:
         return max(lowest, key=self._served_and_late, default=last)
 
     def _served_and_late(self, request: Request) -> tuple[int, int]:
-        return self.fairness.served(request.caller), request.arrival
+        return self.fairness.served(request.caller), request.turn.arrival
 
-    def _make_place(self, request: Request, planned: dict[int, Chunk]) -> int:
-        """Lets others give up what a waiting request lacks, as far as that is fair. Returns how many planned tokens
-        they lose."""
-        lost = 0
+    def _make_place(self, request: Request, budget: Budget) -> bool:
+        """Lets others give up what a waiting request lacks, as far as that is fair; whether anybody did."""
+        before = len(self.running)
         if self.fairness.several:
-            while (victim := self._ceding(request)) is not None and not victim.pending:
+            while (victim := self._ceding(request)) is not None and not victim.in_flight.pending:
                 self.statistics.places_ceded += 1
-                lost += self._preempt(victim, planned)
-        return lost
+                self._preempt(victim, budget)
+        return len(self.running) < before
 
     def _ceding(self, request: Request) -> Request | None:
         """The running request that gives up its place, or its pages, for a waiting one that lacks them; None if none
@@ -413,30 +389,35 @@ class Scheduler:
             default=None,
         )
 
-    def _preempt(self, request: Request, planned: dict[int, Chunk]) -> int:
-        """Takes a request's pages and lets it wait again. Returns how many planned tokens it loses."""
-        assert not request.pending, "has_room was asked before"
+    def _preempt(self, request: Request, budget: Budget) -> None:
+        """Takes a request's pages and its chunk, and lets it wait again."""
+        assert not request.in_flight.pending, "has_room was asked before"
         assert request.number not in self._admitted, "what it shares is not copied yet"
         self.running.remove(request)
         self._release(request)
         request.num_computed = request.drafts = 0
-        request.held = False
+        if request.matcher is not None:
+            request.matcher.held = False
         request.statistics.preemptions += 1
         self.statistics.preemptions += 1
-        self._wait(request)
-        chunk = planned.pop(request.number, None)
-        return chunk.length if chunk else 0
+        self.queue.add(request)
+        budget.give_back(request)
 
     def _admit(self, request: Request) -> bool:
         """Moves a waiting request to the running ones, with pages for all it owes; False if these, or a place, are
         lacking."""
         if len(self.running) >= self.limits.max_running:
             return False
-        leader = request.leader.pages if request.leader is not None else None
-        shared = min(request.leader.num_computed, request.prompt_tokens) if request.leader is not None else 0
+        sharing, leader = request.sharing, request.sharing.leader
         # What is cached has no logits: it is of no use to tokens whose logprobs are still to be told.
         usable = request.known[: request.scored] if request.scoring else request.known
-        pages = self.table.open(usable, salt=request.salt, bypass=request.bypass, sibling=leader, shared=shared)
+        pages = self.table.open(
+            usable,
+            salt=sharing.salt,
+            bypass=sharing.bypass,
+            sibling=leader.pages if leader is not None else None,
+            shared=min(leader.num_computed, request.prompt_tokens) if leader is not None else 0,
+        )
         reserve = len(self.running)
         wanted = self.table.pages_for(request.num_tokens) - pages.count
         # When nothing runs, whatever is there must do: the request fits, and nobody else could give pages back.
@@ -446,61 +427,42 @@ class Scheduler:
             return False
         if not self.table.reserve(pages, request.num_tokens):
             raise AssertionError("validated before: it fits into the cache")
-        self._leave_queue(request)
+        self.queue.remove(request)
         request.pages = pages
-        cached = pages.cached_tokens
         if pages.similar is not None:
             # The source may have been evicted for this very request; its content is there until the step writes.
             self._copies.append(
                 PageCopy(pages.similar.page, int(pages.held[pages.cached_tokens // self.table.page_size]))
             )
-            cached += pages.similar.tokens
-        request.num_computed = cached
-        request.charged = max(request.charged, cached)
+        request.num_computed = cached = pages.found_tokens
+        request.turn.charged = max(request.turn.charged, cached)
         self._admitted.add(request.number)
-        if request.drafting is not None:
-            request.drafting.computed = cached
         if not request.statistics.preemptions:
             request.statistics.cached_prompt_tokens = min(cached, request.prompt_tokens)
             self.statistics.prompt_tokens += request.prompt_tokens
             self.statistics.cached_prompt_tokens += request.statistics.cached_prompt_tokens
-        self._insert_running(request)
-        self._count_overtaking(request)
-        return True
-
-    def _insert_running(self, request: Request) -> None:
         place = len(self.running)
         while place and self.running[place - 1].order > request.order:
             place -= 1
         self.running.insert(place, request)
-
-    def _count_overtaking(self, admitted: Request) -> None:
-        """Bounds how often a waiting request is overtaken by later arrivals of higher priority. Only the oldest of each
-        priority counts, since those behind it become the oldest."""
-        for priority in [priority for priority in self._waiting if priority < admitted.priority]:
-            arrival, request = min(queue[0] for queue in self._waiting[priority].values())
-            if arrival < admitted.arrival:
-                request.overtaken += 1
-                if request.overtaken >= MAX_OVERTAKES:
-                    self._leave_queue(request)
-                    request.priority = MAX_PRIORITY
-                    self._wait(request)
+        self.queue.count_overtaking(request)
+        return True
 
     # ------------------------------------------------------------------------------------------------ integrity
 
     def check(self) -> None:
         """Derives every number anew; raises AssertionError with what is wrong."""
         check_pages(self.table)
-        waiting = [request for queues in self._waiting.values() for queue in queues.values() for _, request in queue]
+        waiting = list(self.queue)
         self.fairness.check(waiting, self.running)
         assert len(waiting) == self.waiting, "a request is neither waiting nor running"
         assert {r.number for r in waiting} | {r.number for r in self.running} == set(self._requests)
-        assert self._waiting_tokens == sum(request.owed for request in waiting), "waiting tokens miscounted"
+        assert self.queue.tokens == sum(request.owed for request in waiting), "waiting tokens miscounted"
         assert [r.order for r in self.running] == sorted(r.order for r in self.running), "running out of order"
         assert len(self.running) <= self.limits.max_running
         for request in waiting:
             assert request.pages is None and request.num_computed == 0, "a waiting request holds pages"
-            assert not request.pending and not request.ended, "a waiting request is in flight"
+            assert not request.in_flight.pending and not request.in_flight.ended, "a waiting request is in flight"
         for request in self.running:
             assert request.pages is not None and request.owed >= 0, "a running request has no pages"
             assert request.num_computed <= request.pages.count * self.table.page_size, "computed tokens without pages"

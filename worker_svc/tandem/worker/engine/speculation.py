@@ -15,10 +15,10 @@ tokens stood before in prompt or output, what followed then; a draft model (`dra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from tandem.worker.engine.drafting import Drafting, NGramIndex
+from tandem.worker.engine.drafting import Memory, NGramIndex
 from tandem.worker.engine.pages import Tokens
 from tandem.worker.engine.request import Request
 from tandem.worker.engine.speculation_costs import Costs, windows
@@ -33,6 +33,10 @@ class Proposer(Protocol):
         """Writes up to `counts[i]` drafts behind the known tokens of `requests[i]`, and how many into `.drafts`."""
         ...
 
+    def forget(self, request: Request) -> None:
+        """The request is over."""
+        ...
+
 
 @dataclass(slots=True)
 class Speculation:
@@ -42,6 +46,7 @@ class Speculation:
     rows: int  # drafts in a step, at most
     model: Proposer | None = None
     declined: int = 0  # steps whose drafts would have cost more than they are likely to gain
+    _memories: dict[int, Memory] = field(default_factory=dict)  # by the numbers of requests
 
     def propose(self, running: Sequence[Request]) -> None:
         """Writes drafts behind the known tokens of those that decode and want some."""
@@ -61,11 +66,12 @@ class Speculation:
             limit = min(drafting.max_tokens, request.stopping.max_tokens - request.output_tokens - 1)
             if request.owed != 1 or limit < 1 or (request.matcher is not None and request.matcher.slow):
                 continue
-            draft, forced = self._guess(request, drafting, limit)
+            memory = self._memory(request)
+            draft, forced = self._guess(request, memory, limit)
             if not len(draft) and self.model is None:
                 continue
             request.tokens[request.num_tokens : request.num_tokens + len(draft)] = draft
-            chance = drafting.chance(request.num_tokens)
+            chance = memory.chance(request.num_tokens)
             requests.append(request)
             found.append(len(draft))
             limits.append(len(draft) or limit)
@@ -83,14 +89,30 @@ class Speculation:
         if self.model is not None and asked:
             self.model.propose(*zip(*asked, strict=True))
 
+    def learn(self, request: Request, proposed: int, accepted: int) -> None:
+        """One round of speculation on a request is over."""
+        self._memory(request).learn(proposed, accepted, request.num_tokens)
+
+    def forget(self, request: Request) -> None:
+        """The request is over."""
+        self._memories.pop(request.number, None)
+        if self.model is not None:
+            self.model.forget(request)
+
+    def _memory(self, request: Request) -> Memory:
+        memory = self._memories.get(request.number)
+        if memory is None:
+            assert request.drafting is not None
+            index = NGramIndex(request.drafting.ngram) if request.drafting.ngram else None
+            memory = self._memories[request.number] = Memory(index)
+        return memory
+
     @staticmethod
-    def _guess(request: Request, drafting: Drafting, count: int) -> tuple[Sequence[int] | Tokens, bool]:
+    def _guess(request: Request, memory: Memory, count: int) -> tuple[Sequence[int] | Tokens, bool]:
         """Up to `count` drafts that cost no model: what a grammar forces, and whether it does, or what followed the
         last tokens before."""
         if request.matcher is not None and (forced := request.matcher.forced[:count]):
             return forced, True
-        if not drafting.ngram:
+        if memory.index is None:
             return (), False
-        if drafting.index is None:
-            drafting.index = NGramIndex(drafting.ngram)
-        return drafting.index.continuation(request.known, count), False
+        return memory.index.continuation(request.known, count), False

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from tandem.worker.engine.guides.frames import (
     Advance,
@@ -47,9 +48,10 @@ from tandem.worker.engine.guides.limits import (
 )
 from tandem.worker.engine.guides.outcome import CompileOutcome, CompileResult
 from tandem.worker.engine.guides.process import GuideProcess, Owed
-from tandem.worker.engine.pages import Tokens
 
 logger = logging.getLogger("tandem.worker.engine")
+
+Tokens = npt.NDArray[np.int32]
 
 NURSERY_SECONDS = 120.0  # to read the vocabulary and fork
 MAX_NURSERIES = 3  # in a row of which none bore a process

@@ -36,6 +36,7 @@ class Matcher:
     draft_masks: list[Mask] = field(default_factory=list)  # after each draft that is allowed
     draft_ends: list[bool] = field(default_factory=list)  # whether the grammar has ended after it
     late: bool = False
+    held: bool = False  # steps go without the request
     slow: bool = False
     left_out: int = 0  # steps
 
