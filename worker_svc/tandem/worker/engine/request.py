@@ -212,8 +212,9 @@ class Request:
     @property
     def complete(self) -> bool:
         """Whether nothing is left to launch: it has ended, or will do so by what is pending."""
-        pending = self.in_flight.pending
-        return self.in_flight.ended or (pending > 0 and self.output_tokens + pending >= self.stopping.max_tokens)
+        if pending := self.in_flight.pending:
+            return self.in_flight.ended or self.output_tokens + pending >= self.stopping.max_tokens
+        return self.in_flight.ended
 
     @property
     def output_tokens(self) -> int:

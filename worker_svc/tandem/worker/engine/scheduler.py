@@ -209,17 +209,17 @@ class Scheduler:
                 self._prefill(request, budget)
             else:
                 break
-        waited_for = any(request.in_flight.pending or request.held for request in self.running)
-        assert budget.chunks or waited_for or not self._requests, "the first in order always gets on"
+        waited_for = budget.chunks or any(request.in_flight.pending or request.held for request in self.running)
+        assert waited_for or not self._requests, "the first in order always gets on"
         return list(budget.chunks.values())
 
     def _decodes(self, budget: Budget) -> list[Request]:
         """The first rule; returns the running requests that owe more than a token, in order."""
         prefills: list[Request] = []
-        size = self.table.page_size
+        chunks, size = budget.chunks, self.table.page_size
         for request in list(self.running):
-            computed, pages = request.num_computed, request.pages
-            if request.complete or request.held:
+            computed, pages, matcher = request.num_computed, request.pages, request.matcher
+            if request.complete or (matcher is not None and matcher.held):
                 continue
             if request.num_tokens + request.in_flight.pending != computed + 1 or not computed or request.scoring:
                 prefills.append(request)
@@ -230,7 +230,8 @@ class Scheduler:
                 self._make_room(request, computed + 1, budget)
                 if request.pages is None:
                     continue
-            budget.spend(Chunk(request, computed, 1, 1))
+            chunks[request.number] = Chunk(request, computed, 1, 1)
+            budget.tokens -= 1
             self.fairness.charge(request, computed + 1)
         self._add_drafts(budget)
         return prefills
@@ -298,8 +299,9 @@ class Scheduler:
             request = chunk.request
             request.num_computed = chunk.start + chunk.length
             if chunk.samples:
-                request.in_flight.pending += 1
-                request.in_flight.row = row
+                in_flight = request.in_flight
+                in_flight.pending += 1
+                in_flight.row = row
             row += chunk.samples
 
     def count_drafts(self, request: Request, proposed: int, accepted: int) -> None:
@@ -321,7 +323,8 @@ class Scheduler:
         size = self.table.page_size
         for chunk in chunks:
             request, in_flight = chunk.request, chunk.request.in_flight
-            in_flight.pending -= chunk.samples > 0
+            if chunk.samples:
+                in_flight.pending -= 1
             if request.pages is None or in_flight.ended:
                 continue
             known = request.num_tokens - 1
