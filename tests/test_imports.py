@@ -21,13 +21,14 @@ APART = {"client", "tokenizer_svc", "worker_svc"}  # never import each other
 LAYERS = """
 client.cli client.__main__
 client
-tokenizer
+tokenizer.__main__ tokenizer.server tokenizer.decode_calls tokenizer.encode_calls tokenizer.stream_calls
+tokenizer.loaded tokenizer.chat_validation tokenizer.validation tokenizer.limits tokenizer.pool
+tokenizer.settings tokenizer.metrics
 tokenizer.formats tokenizer.chat
-tokenizer.tokenizer tokenizer.config tokenizer.encoding tokenizer.fragments tokenizer.streaming tokenizer.encode_cache
-tokenizer.guarding tokenizer.spacing tokenizer.graphemes tokenizer.stop_strings
+tokenizer
 tokenizer.vocabularies
 tokenizer.native
-tokenizer.arrays tokenizer.vocabulary tokenizer.normalizing tokenizer.wire tokenizer.offsets
+tokenizer.arrays tokenizer.vocabulary tokenizer.normalizing tokenizer.wire tokenizer.offsets tokenizer.word_cache
 worker worker.convert
 worker.engine.handle worker.engine.process worker.engine.ranks worker.engine.serving worker.engine.build
 worker.engine.cache_size worker.engine.calibration worker.engine.device worker.engine.messages worker.engine.config
@@ -52,8 +53,6 @@ LIGHT = {  # modules that are loaded without these
 }
 KNOWN = {  # imports that count nowhere, each with its reason
     ("worker.admin", "worker.server"): "the type of a parameter",
-    ("tokenizer.native.merger", "tokenizer.vocabularies.merge_list"): "its arguments",
-    ("tokenizer.native.program", "tokenizer.vocabularies.patterns"): "what it compiles",
 }
 
 
