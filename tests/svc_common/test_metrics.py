@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_pro
 
 from tandem.common.errors import StartError
 from tandem.common.loop_lag import watch_event_loop
-from tandem.common.metrics import ServiceMetrics
+from tandem.common.metrics import ServerMetrics, ServiceMetrics
 from tandem.common.metrics_endpoint import MetricsEndpoint
 
 
@@ -59,7 +59,10 @@ def test_both_text_formats_parse_and_hold_the_documented_metrics(address: str, m
     assert status == 200 and kind.startswith("text/plain")
     names = {family.name for family in parse_prometheus(plain)}
     documented = [
-        line.split("|")[1].strip() for line in (ServiceMetrics.__doc__ or "").splitlines() if "tandem_" in line
+        line.split("|")[1].strip()
+        for kind in (ServerMetrics, ServiceMetrics)
+        for line in (kind.__doc__ or "").splitlines()
+        if "tandem_" in line
     ]
     assert len(documented) == 7
     assert {name.removesuffix("_total") for name in documented} <= names | {n.removesuffix("_total") for n in names}

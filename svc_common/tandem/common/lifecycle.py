@@ -1,4 +1,4 @@
-"""Runs a service as a process (`run_service`), or within a test's event loop (`serving`)."""
+"""Runs a server as a process (`run_service`, `run_server`), or within a test's event loop (`serving`)."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ import json
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 import prometheus_client
 
 from tandem.common.errors import StartError
 from tandem.common.logs import configure_logging
 from tandem.common.server import RunningService
-from tandem.common.settings import ServiceSettings
+from tandem.common.settings import ServerSettings, ServiceSettings
 from tandem.common.state import Lifecycle, Service
 from tandem.common.stop_signals import stop_on_end_of_stdin, stop_on_signals
 
-__all__ = ["Lifecycle", "RunningService", "Service", "run_service", "serving"]
+__all__ = ["Lifecycle", "RunningService", "Server", "Service", "run_server", "run_service", "serving"]
 
 logger = logging.getLogger("tandem.common.lifecycle")
 
@@ -28,16 +29,46 @@ _TEARDOWN_SECONDS = 5.0  # for tasks and threads that nobody waited for
 _ORPHAN_GRACE = 2.0  # seconds for running requests when our parent is gone
 
 
-def run_service(service: Service, settings: ServiceSettings) -> int:
-    """Serves until a signal, the end of standard input (if so set) or the service itself asks for the end.
+class Server(Protocol):
+    """What runs as a process, whatever it speaks: `RunningService` is one."""
 
-    Answers the exit code: 0 after a clean stop, 1 when the start failed, else what `request_stop` was given.
+    lifecycle: Lifecycle
+    address: str  # "host:port", once bound
+    metrics_address: str | None
+
+    async def bind(self) -> None:
+        """Opens the ports; from here on probes are answered, and work is refused. Raises StartError."""
+        ...
+
+    async def start(self) -> None:
+        """Makes ready for work. May be cancelled."""
+        ...
+
+    async def drain(self, *, propagation: float, grace: float) -> None:
+        """Lets what runs finish, within `grace` seconds, and takes nothing new after `propagation` seconds."""
+        ...
+
+    async def stop(self) -> None:
+        """Ends what still runs, closes the ports and lets go of everything. A second call does nothing."""
+        ...
+
+
+def run_service(service: Service, settings: ServiceSettings) -> int:
+    """Serves a gRPC service until its end, as `run_server`."""
+    return run_server(lambda: RunningService(service, settings), settings, service.metrics.service)
+
+
+def run_server(make: Callable[[], Server], settings: ServerSettings, name: str) -> int:
+    """Serves until a signal, the end of standard input (if so set) or the server itself asks for the end.
+
+    `make` is called within the event loop. Answers the exit code: 0 after a clean stop, 1 when the start failed, else
+    what `request_stop` was given.
     """
-    configure_logging(settings.log_format, settings.log_level, service.metrics.service)
+    configure_logging(settings.log_format, settings.log_level, name)
     # Otherwise every counter and histogram has a second series that nobody uses.
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     with asyncio.Runner() as runner:
-        exit_code = runner.run(_run(service, settings))
+        exit_code = runner.run(_run(make, settings, name))
         # Closing the runner waits for every task and thread that is left; one that never ends must not keep us here.
         last_resort = threading.Timer(_TEARDOWN_SECONDS, _leave_anyway, (exit_code,))
         last_resort.daemon = True
@@ -61,10 +92,9 @@ async def serving(service: Service, settings: ServiceSettings) -> AsyncIterator[
         await running.stop()
 
 
-async def _run(service: Service, settings: ServiceSettings) -> int:
-    running = RunningService(service, settings)
+async def _run(make: Callable[[], Server], settings: ServerSettings, name: str) -> int:
+    running = make()
     lifecycle = running.lifecycle
-    name = service.metrics.service
     written: Path | None = None
     with stop_on_signals(lifecycle, supervised=settings.exit_when_stdin_closes):
         orphaned = stop_on_end_of_stdin(lifecycle) if settings.exit_when_stdin_closes else None
@@ -104,7 +134,7 @@ def _leave_anyway(exit_code: int) -> None:
     os._exit(exit_code)
 
 
-async def _start_unless_stopped(running: RunningService) -> bool:
+async def _start_unless_stopped(running: Server) -> bool:
     """False if the end was asked for before the start was complete."""
     start = asyncio.create_task(running.start())
     stop = asyncio.create_task(running.lifecycle.wait_stop_requested())
@@ -120,7 +150,7 @@ async def _start_unless_stopped(running: RunningService) -> bool:
         await asyncio.gather(start, stop, return_exceptions=True)
 
 
-def _write_address_file(path: Path, running: RunningService) -> None:
+def _write_address_file(path: Path, running: Server) -> None:
     """Whole or not at all: a parent that waits for the file never reads half of it."""
     content = {"address": running.address, "metrics": running.metrics_address, "pid": os.getpid()}
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

@@ -1,4 +1,4 @@
-"""The metrics that every service has. Each service owns its registry; nothing is global, so tests can run many."""
+"""The metrics that every server has. Each owns its registry; nothing is global, so tests can run many."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import google.protobuf
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, Histogram, ProcessCollector
 
-_HANDLING_BUCKETS = (
+HANDLING_BUCKETS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800),
 )
@@ -45,15 +45,11 @@ class MethodMetrics:
         self.seconds.observe(seconds)
 
 
-class ServiceMetrics:
-    """One registry per service instance. Add the service's own metrics to `registry`.
+class ServerMetrics:
+    """One registry per server. Add its own metrics to `registry`.
 
     | metric                                | type      | meaning                                                  |
     |---------------------------------------|-----------|----------------------------------------------------------|
-    | tandem_grpc_server_handled_total      | counter   | RPCs that ended, by service, method and status code      |
-    | tandem_grpc_server_in_flight          | gauge     | RPCs that run now, by service and method                 |
-    | tandem_grpc_server_handling_seconds   | histogram | from the request's arrival to the status, same labels    |
-    | tandem_grpc_server_too_many_calls_total | counter | calls refused because too many were open                 |
     | tandem_event_loop_lag_seconds         | histogram | how late the event loop woke a timer, four times a second |
     | tandem_ready                          | gauge     | 1 while health says SERVING                              |
     | tandem_build_info                     | gauge     | 1, with the versions as labels                           |
@@ -63,26 +59,6 @@ class ServiceMetrics:
     def __init__(self, service: str) -> None:
         self.service = service  # as logs and build information name it, e.g. "tandem-worker"
         self.registry = CollectorRegistry()
-        labels = ("grpc_service", "grpc_method")
-        self._handled = Counter(
-            "tandem_grpc_server_handled_total",
-            "RPCs that ended, by status code.",
-            (*labels, "grpc_code"),
-            registry=self.registry,
-        )
-        self._in_flight = Gauge("tandem_grpc_server_in_flight", "RPCs that run now.", labels, registry=self.registry)
-        self._seconds = Histogram(
-            "tandem_grpc_server_handling_seconds",
-            "Time from the arrival of an RPC's request to its status.",
-            labels,
-            buckets=_HANDLING_BUCKETS,
-            registry=self.registry,
-        )
-        self.too_many_calls = Counter(
-            "tandem_grpc_server_too_many_calls_total",
-            "Calls refused because too many were open.",
-            registry=self.registry,
-        )
         self.event_loop_lag = Histogram(
             "tandem_event_loop_lag_seconds",
             "How late the event loop woke a timer.",
@@ -101,6 +77,41 @@ class ServiceMetrics:
         )
         ProcessCollector(registry=self.registry)
         GCCollector(registry=self.registry)
+
+
+class ServiceMetrics(ServerMetrics):
+    """Those of every gRPC service.
+
+    | metric                                | type      | meaning                                                  |
+    |---------------------------------------|-----------|----------------------------------------------------------|
+    | tandem_grpc_server_handled_total      | counter   | RPCs that ended, by service, method and status code      |
+    | tandem_grpc_server_in_flight          | gauge     | RPCs that run now, by service and method                 |
+    | tandem_grpc_server_handling_seconds   | histogram | from the request's arrival to the status, same labels    |
+    | tandem_grpc_server_too_many_calls_total | counter | calls refused because too many were open                 |
+    """
+
+    def __init__(self, service: str) -> None:
+        super().__init__(service)
+        labels = ("grpc_service", "grpc_method")
+        self._handled = Counter(
+            "tandem_grpc_server_handled_total",
+            "RPCs that ended, by status code.",
+            (*labels, "grpc_code"),
+            registry=self.registry,
+        )
+        self._in_flight = Gauge("tandem_grpc_server_in_flight", "RPCs that run now.", labels, registry=self.registry)
+        self._seconds = Histogram(
+            "tandem_grpc_server_handling_seconds",
+            "Time from the arrival of an RPC's request to its status.",
+            labels,
+            buckets=HANDLING_BUCKETS,
+            registry=self.registry,
+        )
+        self.too_many_calls = Counter(
+            "tandem_grpc_server_too_many_calls_total",
+            "Calls refused because too many were open.",
+            registry=self.registry,
+        )
 
     def method(self, service: str, method: str) -> MethodMetrics:
         """The children for one method; ask once and keep it."""

@@ -23,10 +23,16 @@ def adopt_ids(context: grpc.aio.ServicerContext[Any, Any]) -> None:
     for key, value in context.invocation_metadata() or ():
         if key == REQUEST_ID and isinstance(value, str) and _REQUEST_ID.fullmatch(value):
             request_id = value
-        elif key == TRACEPARENT and isinstance(value, str) and (match := _TRACEPARENT.fullmatch(value)):
-            trace_id = match[1]
+        elif key == TRACEPARENT and isinstance(value, str):
+            trace_id = trace_id_of(value)
     request_id_var.set(request_id or secrets.token_hex(8))
     trace_id_var.set(trace_id)
+
+
+def trace_id_of(traceparent: str) -> str:
+    """The trace id of a W3C `traceparent`; empty where it is none."""
+    match = _TRACEPARENT.fullmatch(traceparent)
+    return match[1] if match else ""
 
 
 def echo_request_id(context: grpc.aio.ServicerContext[Any, Any]) -> None:

@@ -30,7 +30,7 @@ from pydantic_settings import (
 
 from tandem.common.metrics import version
 
-S = TypeVar("S", bound="ServiceSettings")
+S = TypeVar("S", bound="ServerSettings")
 
 # Kubernetes tells containers about Services by variables such as TANDEM_WORKER_PORT=tcp://10.0.0.7:50051.
 _SERVICE_LINK_NAME = re.compile(r"SERVICE_(HOST|PORT).*|PORT_\d+_(TCP|UDP|SCTP).*")
@@ -54,8 +54,8 @@ def _items(value: object) -> object:
 Strings = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items)]
 
 
-class ServiceSettings(BaseSettings):
-    """What every service can be told. A service's own class says `cli_prog_name` and `env_prefix`."""
+class ServerSettings(BaseSettings):
+    """What every server can be told. A server's own class says `cli_prog_name` and `env_prefix`."""
 
     model_config = SettingsConfigDict(
         extra="forbid",
@@ -71,13 +71,12 @@ class ServiceSettings(BaseSettings):
 
     config: Path | None = Field(default=None, description="TOML file with settings")
     host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0 or :: for all")
-    port: int = Field(default=0, ge=0, le=65535, description="port of gRPC; 0: a free one")
+    port: int = Field(default=0, ge=0, le=65535, description="port to listen on; 0: a free one")
     metrics_host: str = Field(default="127.0.0.1", min_length=1, description="address of the metrics port")
     metrics_port: int = Field(default=0, ge=0, le=65535, description="port of /metrics and /healthz; 0: a free one")
     metrics_enabled: bool = Field(default=True, description="open the metrics port")
     log_format: Literal["human", "json"] = Field(default="human", description="for a terminal or for a collector")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="lowest level shown")
-    reflection: bool = Field(default=False, description="gRPC server reflection, for grpcurl and the like")
     max_message_bytes: int = Field(
         default=16 << 20, ge=1024, le=(1 << 31) - 1, description="longest request message that is accepted"
     )
@@ -92,7 +91,7 @@ class ServiceSettings(BaseSettings):
     )
     tls_certificate: Path | None = Field(
         default=None,
-        description="PEM file of the server's certificate chain: gRPC speaks TLS only; read again on change",
+        description="PEM file of the server's certificate chain: only TLS is spoken then; read again on change",
     )
     tls_key: Path | None = Field(default=None, description="PEM file of the certificate's private key")
     tls_client_ca: Path | None = Field(
@@ -129,6 +128,12 @@ class ServiceSettings(BaseSettings):
         return (init_settings,)
 
 
+class ServiceSettings(ServerSettings):
+    """What every gRPC service can be told."""
+
+    reflection: bool = Field(default=False, description="gRPC server reflection, for grpcurl and the like")
+
+
 def load_settings(cls: type[S], argv: Sequence[str]) -> S:
     """Reads `argv` (without the program's name), the environment and the file of `--config`.
 
@@ -151,7 +156,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; --help lists the flags\n")
 
 
-def _flags(cls: type[ServiceSettings], argv: Sequence[str]) -> dict[str, Any]:
+def _flags(cls: type[ServerSettings], argv: Sequence[str]) -> dict[str, Any]:
     """The flags that were given. Prints help or version and exits when asked to."""
 
     def add(parser: _Parser, *names: str, **told: Any) -> None:
@@ -171,7 +176,7 @@ def _flags(cls: type[ServiceSettings], argv: Sequence[str]) -> dict[str, Any]:
     )()
 
 
-def _environment(cls: type[ServiceSettings]) -> dict[str, Any]:
+def _environment(cls: type[ServerSettings]) -> dict[str, Any]:
     """The variables with our prefix. Those that mean nothing get a warning, for which the log is not set up yet."""
     values = EnvSettingsSource(cls)()
     for variable, text in sorted(os.environ.items()):
@@ -189,7 +194,7 @@ def _environment(cls: type[ServiceSettings]) -> dict[str, Any]:
     return values
 
 
-def _file(cls: type[ServiceSettings], path: str) -> dict[str, Any]:
+def _file(cls: type[ServerSettings], path: str) -> dict[str, Any]:
     """The keys of a TOML file; an unknown one is an error."""
     try:
         content = tomllib.loads(Path(path).read_text("utf-8"))
@@ -208,7 +213,7 @@ def _file(cls: type[ServiceSettings], path: str) -> dict[str, Any]:
     return values
 
 
-def _explain(cls: type[ServiceSettings], error: ValidationError, sources: dict[str, str]) -> list[str]:
+def _explain(cls: type[ServerSettings], error: ValidationError, sources: dict[str, str]) -> list[str]:
     lines = []
     for problem in error.errors(include_url=False):
         words = problem["msg"].removeprefix("Value error, ")
@@ -223,16 +228,16 @@ def _explain(cls: type[ServiceSettings], error: ValidationError, sources: dict[s
     return lines
 
 
-def _prog(cls: type[ServiceSettings]) -> str:
+def _prog(cls: type[ServerSettings]) -> str:
     return cls.model_config.get("cli_prog_name") or cls.__name__
 
 
-def _variable(cls: type[ServiceSettings], name: str) -> str:
+def _variable(cls: type[ServerSettings], name: str) -> str:
     """The environment variable of a setting."""
     return f"{cls.model_config.get('env_prefix', '')}{name.upper()}"
 
 
-def _fail(cls: type[ServiceSettings], lines: Sequence[str]) -> NoReturn:
+def _fail(cls: type[ServerSettings], lines: Sequence[str]) -> NoReturn:
     for line in lines:
         print(f"{_prog(cls)}: {line}".replace("\n", " "), file=sys.stderr)  # noqa: T201
     raise SystemExit(2)

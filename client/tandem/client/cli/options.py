@@ -14,6 +14,7 @@ from .terminal import CommandError
 
 TOKENIZER_VARIABLE = "TANDEM_TOKENIZER_ADDRESS"
 WORKER_VARIABLE = "TANDEM_WORKER_ADDRESS"
+HTTP_VARIABLE = "OPENAI_BASE_URL"  # where OpenAI's clients look
 
 _STOPPING, _CONNECTION, _SERVICES = "Stopping", "Connection", "Services"
 _SEVERAL, _GUIDED, _SPECULATION = "Several outputs", "Guided decoding", "Speculation"
@@ -140,6 +141,10 @@ WorkerFlags = Annotated[
 TokenizerFlags = Annotated[
     list[str] | None,
     typer.Option("--tokenizer-flag", help="The same for the tokenizer service.", rich_help_panel=_SERVICES),
+]
+HttpFlags = Annotated[
+    list[str] | None,
+    typer.Option("--http-flag", help="The same for the HTTP door.", rich_help_panel=_SERVICES),
 ]
 
 

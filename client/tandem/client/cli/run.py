@@ -74,12 +74,20 @@ def serve(
     worker_metrics_port: Annotated[
         int, typer.Option("--worker-metrics-port", min=0, max=65535, help="0: a free one, which the log tells.")
     ] = 0,
+    http_port: Annotated[
+        int | None,
+        typer.Option("--http-port", min=0, max=65535, help="Serve OpenAI's interface there, too; 0: a free one."),
+    ] = None,
+    http_metrics_port: Annotated[
+        int, typer.Option("--http-metrics-port", min=0, max=65535, help="0: a free one, which the log tells.")
+    ] = 0,
     drain: Annotated[
         float, typer.Option("--drain", min=0, help="Seconds that running requests get at the end.")
     ] = 10.0,
     quantize: o.Quantize = None,
     worker_flag: o.WorkerFlags = None,
     tokenizer_flag: o.TokenizerFlags = None,
+    http_flag: o.HttpFlags = None,
 ) -> None:
     """Run both services in this terminal until Ctrl-C; their logs go to standard error."""
     with reporting_errors():
@@ -93,6 +101,9 @@ def serve(
             metrics=True,
             tokenizer_metrics_port=tokenizer_metrics_port,
             worker_metrics_port=worker_metrics_port,
+            http_port=http_port,
+            http_metrics_port=http_metrics_port,
+            http_flags=http_flag or (),
             log_level="info",
             drain_seconds=drain,
             worker_flags=o.worker_flags(quantize, worker_flag),
@@ -106,6 +117,8 @@ async def _serve(plan: ServicePlan) -> None:
         out = output()
         out.print(Text(f"{o.TOKENIZER_VARIABLE}={services.tokenizer_address}"))
         out.print(Text(f"{o.WORKER_VARIABLE}={services.worker_address}"))
+        if services.http_address:
+            out.print(Text(f"{o.HTTP_VARIABLE}=http://{services.http_address}/v1"))
         out.print(Text("ready"))
         sys.stdout.flush()
         await services.watch()
@@ -116,7 +129,7 @@ _line_lock = threading.Lock()
 
 def print_line(service: str, line: str) -> None:
     """A line of a service's log, on standard error. Called from one thread a service."""
-    colour = "cyan" if service == "tokenizer" else "magenta"
+    colour = {"tokenizer": "cyan", "worker": "magenta"}.get(service, "green")
     with _line_lock:
         errors.print(Text.assemble((f"{service:>9} | ", colour), line))
 

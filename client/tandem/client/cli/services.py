@@ -131,6 +131,9 @@ class ServicePlan:
     tokenizer_flags: Sequence[str] = ()
     worker_flags: Sequence[str] = ()
     with_worker: bool = True
+    http_port: int | None = None  # None: no HTTP door
+    http_metrics_port: int = 0
+    http_flags: Sequence[str] = ()
 
     def common(self, port: int, metrics_port: int) -> list[str]:
         return [
@@ -145,7 +148,7 @@ class ServicePlan:
 
 
 class Services:
-    """Both services, or the tokenizer alone, or those that run so far."""
+    """Both services and perhaps the HTTP door, or the tokenizer alone, or those that run so far."""
 
     def __init__(self, plan: ServicePlan, folder: Path, on_line: Line | None) -> None:
         self._plan = plan
@@ -155,9 +158,11 @@ class Services:
         self._started = False
         self.tokenizer_address = ""
         self.worker_address = ""
+        self.http_address = ""
 
     async def start(self, progress: Callable[[str], None]) -> None:
-        """Starts the tokenizer, then the worker if there is to be one, which asks the tokenizer whether they match."""
+        """Starts the tokenizer, then the worker if there is to be one, which asks the tokenizer whether they match, and
+        the HTTP door."""
         plan = self._plan
         progress("starting the tokenizer")
         tokenizer = self._launch(
@@ -185,6 +190,19 @@ class Services:
             ],
         )
         self.worker_address = reachable(await self._while_running(worker.address()))
+        if plan.http_port is not None:
+            progress("starting the HTTP door")
+            http = self._launch(
+                "http",
+                "tandem.http_svc",
+                [
+                    f"--tokenizer-address={self.tokenizer_address}",
+                    f"--worker-address={self.worker_address}",
+                    *plan.common(plan.http_port, plan.http_metrics_port),
+                    *plan.http_flags,
+                ],
+            )
+            self.http_address = reachable(await self._while_running(http.address()))
         self._started = True
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -196,7 +214,7 @@ class Services:
         await self._while_running(asyncio.Event().wait())
 
     async def stop(self) -> None:
-        """The worker first: it may still ask the tokenizer. Bounded; afterwards nothing runs."""
+        """The last one first: it may still ask those before it. Bounded; afterwards nothing runs."""
         for service in reversed(self._running):
             service.terminate()
             with contextlib.suppress(TimeoutError):
@@ -294,7 +312,7 @@ def interruptible(work: Coroutine[Any, Any, T]) -> T:
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Ours, without the settings that only we may decide."""
-    dropped = {f"TANDEM_{service}_{name}" for service in ("TOKENIZER", "WORKER") for name in _OURS}
+    dropped = {f"TANDEM_{service}_{name}" for service in ("TOKENIZER", "WORKER", "HTTP") for name in _OURS}
     return {name: value for name, value in environment.items() if name not in dropped}
 
 

@@ -1,0 +1,41 @@
+# The HTTP door. Small: no torch, no tokenizer library. Build from the root of the source tree:
+#   docker build -f deploy/docker/http.Dockerfile -t tandem-http .
+ARG BASE=python:3.12-slim-bookworm
+
+FROM ${BASE} AS build
+WORKDIR /build
+RUN python3 -m venv --without-pip /opt/tandem
+# Dependencies first: this layer stays when only the sources change. Compiled on all cores, which pip does not: the
+# root filesystem is read-only later on.
+COPY pyproject.toml constraints.txt deploy/docker/requirements.py ./
+RUN python3 requirements.py pyproject.toml http > requirements.txt \
+ && python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-compile -c constraints.txt \
+      -r requirements.txt \
+ && (/opt/tandem/bin/python -m compileall -q -j 0 /opt/tandem/lib || echo "not every module was compiled")
+COPY . .
+# -P: what is installed, and not the sources that lie here, is tried.
+RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
+ && /opt/tandem/bin/python -P -c "import tandem.http_svc.server" \
+ && ! /opt/tandem/bin/python -P -c "import torch" 2>/dev/null
+
+FROM ${BASE}
+LABEL org.opencontainers.image.title="tandem-http" \
+      org.opencontainers.image.description="Tandem's HTTP door: OpenAI's interface" \
+      org.opencontainers.image.licenses="Apache-2.0"
+RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin tandem
+COPY --from=build /opt/tandem /opt/tandem
+ENV PATH=/opt/tandem/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    TANDEM_HTTP_HOST=0.0.0.0 \
+    TANDEM_HTTP_PORT=8000 \
+    TANDEM_HTTP_METRICS_HOST=0.0.0.0 \
+    TANDEM_HTTP_METRICS_PORT=9403 \
+    TANDEM_HTTP_LOG_FORMAT=json
+USER 10001:10001
+WORKDIR /tmp
+EXPOSE 8000 9403
+# On the metrics port, which never speaks TLS.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9403/healthz?ready', timeout=3)"]
+ENTRYPOINT ["python", "-m", "tandem.http_svc"]

@@ -1,0 +1,71 @@
+"""The container of the HTTP door agrees with compose, Prometheus and the service."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tandem.common.settings import load_settings
+from tandem.http_svc.settings import HttpSettings
+from tests.deploy.stack_files import Dockerfile, compose, seconds
+from tests.deploy.test_compose import requirements
+
+
+@pytest.fixture
+def service(repository: Path) -> dict[str, Any]:
+    found: dict[str, Any] = compose(repository)["services"]["http"]
+    return found
+
+
+@pytest.fixture
+def dockerfile(repository: Path) -> Dockerfile:
+    return Dockerfile.read(repository / "deploy" / "docker" / "http.Dockerfile")
+
+
+@pytest.fixture
+def settings(service: dict[str, Any], dockerfile: Dockerfile, monkeypatch: pytest.MonkeyPatch) -> HttpSettings:
+    """What it reads in its container."""
+    for name, value in (dockerfile.environment | service["environment"]).items():
+        monkeypatch.setenv(name, value)
+    return load_settings(HttpSettings, [])
+
+
+def test_every_variable_is_a_setting(service: dict[str, Any], dockerfile: Dockerfile) -> None:
+    for name in [*service["environment"], *(name for name in dockerfile.environment if name.startswith("TANDEM_"))]:
+        assert name.removeprefix("TANDEM_HTTP_").lower() in HttpSettings.model_fields, name
+
+
+def test_ports_health_and_stop_are_those_of_the_service(
+    service: dict[str, Any], dockerfile: Dockerfile, settings: HttpSettings
+) -> None:
+    assert (settings.host, settings.metrics_host, settings.log_format) == ("0.0.0.0", "0.0.0.0", "json")
+    assert dockerfile.last_stage.all("EXPOSE") == [f"{settings.port} {settings.metrics_port}"]
+    assert service["ports"] == [f"127.0.0.1:{settings.port}:{settings.port}"]
+    assert service["healthcheck"]["test"] == ["CMD", *dockerfile.health_command]
+    assert f"http://127.0.0.1:{settings.metrics_port}/healthz?ready" in dockerfile.health_command[-1]
+    assert seconds(service["stop_grace_period"]) > settings.drain_grace_seconds + settings.drain_propagation_seconds + 5
+    assert dockerfile.last_stage.all("ENTRYPOINT") == ['["python", "-m", "tandem.http_svc"]']
+    assert importlib.util.find_spec("tandem.http_svc.__main__") is not None
+
+
+def test_it_asks_the_services_of_the_stack_and_is_scraped(repository: Path, settings: HttpSettings) -> None:
+    environments = {
+        own: Dockerfile.read(repository / "deploy" / "docker" / f"{own}.Dockerfile").environment
+        for own in ("tokenizer", "worker")
+    }
+    assert settings.tokenizer_address == f"tokenizer:{environments['tokenizer']['TANDEM_TOKENIZER_PORT']}"
+    assert settings.worker_address == (f"dns:///worker:{environments['worker']['TANDEM_WORKER_PORT']}",)
+    config = yaml.safe_load((repository / "deploy" / "prometheus" / "prometheus.yml").read_text())
+    (job,) = [job for job in config["scrape_configs"] if job["job_name"] == "tandem-http"]
+    (discovery,) = job["dns_sd_configs"]
+    assert (discovery["names"], discovery["port"]) == (["http"], settings.metrics_port)
+
+
+def test_its_image_has_neither_torch_nor_a_tokenizer_library(repository: Path) -> None:
+    listed = " ".join(requirements(repository, "http"))
+    assert "starlette" in listed and "uvicorn" in listed and "grpcio" in listed
+    assert "torch" not in listed and "sentencepiece" not in listed

@@ -1,0 +1,93 @@
+"""/v1/completions, /tokenize, /detokenize and /v1/models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from tests.http_svc.conftest import Stack
+
+pytestmark = pytest.mark.slow
+
+ASKED: dict[str, Any] = {"model": "demo", "prompt": "ROMEO:", "max_tokens": 16, "seed": 3}
+
+
+async def test_prompts_of_every_kind_are_the_sdk_s(stack: Stack, client: openai.OpenAI) -> None:
+    async with stack.client() as sdk:
+        expected = [(await sdk.generate(text, max_tokens=16, seed=3)).text for text in ("ROMEO:", "JULIET:")]
+        ids = [(await sdk.encode(text)).ids for text in ("ROMEO:", "JULIET:")]
+    prompts: dict[str, tuple[Any, list[str]]] = {
+        "a text": ("ROMEO:", expected[:1]),
+        "texts": (["ROMEO:", "JULIET:"], expected),
+        "ids": (ids[1], expected[1:]),
+        "lists of ids": (ids, expected),
+    }
+    for what, (prompt, texts) in prompts.items():
+        whole = client.completions.create(**{**ASKED, "prompt": prompt})
+        assert [choice.text for choice in whole.choices] == texts, what
+        streamed = [""] * len(texts)
+        ended = []
+        for chunk in client.completions.create(**{**ASKED, "prompt": prompt}, stream=True):
+            [choice] = chunk.choices
+            streamed[choice.index] += choice.text
+            if choice.finish_reason:
+                ended.append(choice.index)
+        assert streamed == texts and sorted(ended) == list(range(len(texts))), what
+
+
+def test_choices_of_several_prompts_are_numbered_through(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {**ASKED, "prompt": ["ROMEO:", "JULIET:"], "n": 2}
+    whole = client.completions.create(**asked)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2, 3]
+    texts = [""] * 4
+    usage = None
+    for chunk in client.completions.create(**asked, stream=True, stream_options={"include_usage": True}):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+        usage = chunk.usage or usage
+    assert texts == [choice.text for choice in whole.choices]
+    assert usage is not None and whole.usage is not None and usage.total_tokens == whole.usage.total_tokens
+
+
+def test_a_completion_without_a_limit_has_sixteen_tokens(client: openai.OpenAI) -> None:
+    usage = client.completions.create(model="demo", prompt="ROMEO:", extra_body={"ignore_eos": True}).usage
+    assert usage is not None and usage.completion_tokens == 16
+
+
+async def test_logprobs_with_echo_score_the_prompt(stack: Stack, client: openai.OpenAI) -> None:
+    async with stack.client() as sdk:
+        expected = await sdk.generate("ROMEO:", max_tokens=4, seed=3, prompt_logprobs=True, logprobs=True)
+    assert expected.prompt_logprobs is not None and expected.logprobs is not None
+    choice = client.completions.create(**{**ASKED, "max_tokens": 4}, echo=True, logprobs=2).choices[0]
+    told = choice.logprobs
+    assert choice.text == f"ROMEO:{expected.text}" and told is not None
+    logprobs = [*expected.prompt_logprobs.logprobs, *expected.logprobs]
+    assert told.token_logprobs is not None and told.token_logprobs[0] is None
+    assert told.token_logprobs[1:] == pytest.approx(logprobs[1:])
+    assert told.tokens is not None and told.text_offset is not None and told.top_logprobs is not None
+    for token, offset in zip(told.tokens[1:], told.text_offset[1:], strict=True):
+        assert choice.text[offset:].startswith(token if offset else token.lstrip(" "))
+    assert all(token in (top or {}) for token, top in zip(told.tokens[1:], told.top_logprobs[1:], strict=True))
+    scored = client.completions.create(**{**ASKED, "max_tokens": 0}, echo=True, logprobs=0).choices[0]
+    assert scored.text == "ROMEO:" and scored.logprobs is not None
+    assert scored.logprobs.tokens == told.tokens[: len(expected.prompt_ids)]
+
+
+def test_control_tokens_of_a_prompt_are_text_unless_the_caller_says_else(stack: Stack) -> None:
+    assert 2 not in stack.post("/tokenize", prompt="a</s>")["tokens"]
+    assert 2 in stack.post("/tokenize", prompt="a</s>", special_tokens="parse")["tokens"]
+
+
+def test_tokens_and_text_lead_to_each_other(stack: Stack) -> None:
+    told = stack.post("/tokenize", model="demo", prompt="O, é!", return_token_strs=True)
+    assert told["count"] == len(told["tokens"]) == len(told["token_strs"]) and told["max_model_len"] == 512
+    assert stack.post("/detokenize", tokens=told["tokens"][1:]) == {"prompt": "O, é!"}
+
+
+def test_models_are_those_of_the_workers(client: openai.OpenAI) -> None:
+    [model] = client.models.list().data
+    assert model.id == "demo" and client.models.retrieve("demo").id == "demo"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
