@@ -25,7 +25,7 @@ from sentencepiece import SentencePieceProcessor
 
 from benchmarks.machine import add_output_flags, save
 from benchmarks.unpaged import RandomModel, llama_1b
-from tandem.worker.engine.device import DTYPES
+from tandem.worker.checkpoints.checkpoint import DTYPES
 from tandem.worker.engine.grammars import Grammars
 from tandem.worker.engine.guides.guide import Guide
 from tandem.worker.engine.loop import Engine

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.worker.convert.inspection import DEFAULT_INT4_GROUP, inspect
+from tandem.worker.convert.inspection import inspect
 from tandem.worker.engine import build
 from tandem.worker.engine.config import EngineConfig
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
@@ -26,7 +26,6 @@ def test_int8_and_int4_have_the_groups_that_are_asked_for(group: int, tmp_path: 
     for name in ("int8", "int4"):
         assert said[name] == pytest.approx(taken(tmp_path, quantize=name, quantize_group=group), rel=0.02)
     assert group or said["fp8"] == pytest.approx(taken(tmp_path, quantize="fp8", dtype="bfloat16"), rel=0.02)
-    assert build.DEFAULT_INT4_GROUP == DEFAULT_INT4_GROUP
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q4_K"])

@@ -17,7 +17,7 @@ from tandem.worker.checkpoints.ggml_blocks import BlockKind
 from tandem.worker.checkpoints.grouped import Grouped
 from tandem.worker.checkpoints.model_config import ModelConfig
 
-STORED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class CheckpointError(Exception):
@@ -136,14 +136,14 @@ def match_tensors(path: Path, expected: Mapping[str, tuple[int, ...]], found: Ma
             raise CheckpointError(
                 f"{path}: tensor {name} has the shape {list(stored.shape)}, but the config makes it {list(shape)}"
             )
-        if stored.dtype not in STORED_DTYPES and not isinstance(stored.dtype, BlockKind):
-            allowed = ", ".join(_dtype_name(dtype) for dtype in STORED_DTYPES)
+        if stored.dtype not in DTYPES.values() and not isinstance(stored.dtype, BlockKind):
+            allowed = ", ".join(DTYPES)
             raise CheckpointError(f"{path}: tensor {name} is stored as {_dtype_name(stored.dtype)}; served: {allowed}")
 
 
 def main_dtype(tensors: Iterable[StoredTensor]) -> torch.dtype:
     """The dtype that holds most of the bytes; quantized ones are computed with in bfloat16."""
-    sizes = dict.fromkeys(STORED_DTYPES, 0)
+    sizes = dict.fromkeys(DTYPES.values(), 0)
     for tensor in tensors:
         sizes[tensor.dtype if isinstance(tensor.dtype, torch.dtype) else torch.bfloat16] += tensor.bytes
     return max(sizes, key=lambda dtype: sizes[dtype])

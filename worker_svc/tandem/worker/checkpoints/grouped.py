@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-GROUPS = (32, 64, 128)
+GROUPS = (32, 64, 128)  # numbers that share a scale
+DEFAULT_INT4_GROUP = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,11 @@ from tandem.common import machine
 from tandem.worker.checkpoints import CheckpointError, open_checkpoint
 from tandem.worker.checkpoints.checkpoint import Checkpoint
 from tandem.worker.checkpoints.ggml_blocks import BLOCK_KINDS
-from tandem.worker.checkpoints.grouped import GROUPS
+from tandem.worker.checkpoints.grouped import DEFAULT_INT4_GROUP, GROUPS
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.model.kv_cache import CacheShape
 from tandem.worker.model.kv_formats import kv_format
 
-DEFAULT_INT4_GROUP = 64  # numbers of a matrix that share a scale; the engine's, which is not imported for it
 _KEPT_BITS = {"Q8_0": 8.5, "Q4_0": 5, "Q4_1": 5, "Q4_K": 6}  # of a number, in memory
 _FREE_FRACTION = 0.9  # of the memory that weights and cache may take together
 _TOKENIZERS = ("tokenizer.model", "tokenizer.json")

@@ -22,10 +22,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tandem.common.gguf import GgufError, read_raw
 from tandem.worker.checkpoints import CheckpointError, open_checkpoint
+from tandem.worker.checkpoints.checkpoint import DTYPES
 from tandem.worker.convert.gguf import write_gguf, write_vocabulary
 from tandem.worker.convert.hugging_face import write_hugging_face
 from tandem.worker.convert.meta import write_meta
@@ -33,7 +32,6 @@ from tandem.worker.convert.pieces import ConvertError, Progress, Source
 from tandem.worker.convert.tokenizers import copy_tokenizer, sentencepiece_model
 
 FAMILIES = {"meta": "meta", "hugging-face": "hugging_face", "gguf": "gguf"}
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _PROGRESS_SECONDS = 0.1
 
 

@@ -12,7 +12,7 @@ import torch
 
 from tandem.common.machine import available_cores
 from tandem.worker.checkpoints import Checkpoint, open_checkpoint
-from tandem.worker.checkpoints.grouped import GROUPS, Quantization
+from tandem.worker.checkpoints.grouped import DEFAULT_INT4_GROUP, GROUPS, Quantization
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.engine import sampler
 from tandem.worker.engine.cache_size import cache_shapes
@@ -39,7 +39,6 @@ from tandem.worker.model.weights import MadeOf
 logger = logging.getLogger("tandem.worker.engine")
 
 DEFAULT_DRAFT_TOKENS = 4  # with a draft model
-DEFAULT_INT4_GROUP = 64
 
 
 @dataclass(frozen=True, slots=True)

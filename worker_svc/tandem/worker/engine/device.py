@@ -8,12 +8,10 @@ from contextlib import contextmanager
 import torch
 
 from tandem.common import machine
-from tandem.worker.checkpoints import Checkpoint
+from tandem.worker.checkpoints.checkpoint import DTYPES, Checkpoint
 from tandem.worker.engine.config import BuildError
 from tandem.worker.model.native_operations import cpu_operations
 from tandem.worker.model.operations import Operations
-
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def choose_device(name: str) -> torch.device:

@@ -18,7 +18,7 @@ from functools import cached_property
 
 import torch
 
-from tandem.worker.checkpoints.checkpoint import STORED_DTYPES, Checkpoint, CheckpointError
+from tandem.worker.checkpoints.checkpoint import DTYPES, Checkpoint, CheckpointError
 from tandem.worker.checkpoints.grouped import Quantization
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.model.feed_forward import FeedForward
@@ -321,7 +321,7 @@ def _mostly_quantized(checkpoint: Checkpoint, quantization: MadeOf) -> bool:
     """Whether the layers' matrices will be small integers; the first of them tells."""
     if quantization != "stored":
         return isinstance(quantization, Quantization)
-    if checkpoint.stored_as.keys() <= {str(dtype).removeprefix("torch.") for dtype in STORED_DTYPES}:
+    if checkpoint.stored_as.keys() <= DTYPES.keys():
         return False  # nothing but plain numbers, and looking at a tensor may join it from several files
     first = next(source for name, source in checkpoint.tensors() if name == "layers.0.attention.q")
     return not isinstance(first, torch.Tensor) and first[:1].grouped() is not None
