@@ -2,10 +2,14 @@
 
 Attention reads pages that follow each other where they lie, and gathers scattered ones. Sequences that grow side by
 side interleave their pages; once they are only prompt cache, their chains can be laid out anew: the i-th page of
-`chains()` goes to place i, by swaps, a bounded number at a time so that a request that arrives meanwhile does not wait.
+`chains` goes to place i, by swaps, a bounded number at a time so that a request that arrives meanwhile does not wait.
+
+As the check does, it knows the table from inside.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from tandem.worker.engine.pages import PageCopy, PageTable
 
@@ -15,7 +19,7 @@ WORTHWHILE_BREAKS = 4
 
 def is_fragmented(table: PageTable) -> bool:
     """Whether laying the chains out anew is worth its copies. Takes time in proportion to the published pages."""
-    breaks = table.breaks()
+    breaks = _breaks(table)
     return breaks >= WORTHWHILE_BREAKS and breaks >= WORTHWHILE_SHARE * table.cached
 
 
@@ -23,7 +27,7 @@ def defragment(table: PageTable, limit: int) -> list[PageCopy]:
     """Puts up to `limit` pages in their places; returns the copies that make it true. No sequence may be open."""
     content: dict[int, int] = {}  # place -> page whose content it gets; what is not named stays
     where: dict[int, int] = {}  # page -> place of its content
-    for place, page in enumerate(table.chains()):
+    for place, page in enumerate(chains(table)):
         current = where.get(page, page)
         if current == place:
             continue
@@ -34,6 +38,44 @@ def defragment(table: PageTable, limit: int) -> list[PageCopy]:
         if limit <= 0:
             break
     moved = {page: place for page, place in where.items() if page != place}
-    table.relabel(moved)
+    _relabel(table, moved)
     table.statistics.moved_pages += len(moved)
     return [PageCopy(source, target) for source, target in moved.items()]
+
+
+def chains(table: PageTable) -> list[int]:
+    """Every published page, each chain in order from its root: a parent is followed by its latest child's chain, then
+    by those of the other children."""
+    order: list[int] = []
+    roots = [pages for parent, pages in table._children.items() if isinstance(parent, str)]
+    stack = [page for pages in roots for page in pages]
+    while stack:
+        page = stack.pop()
+        order.append(page)
+        stack.extend(table._children.get(table._published[page].serial, ()))
+    return order
+
+
+def _breaks(table: PageTable) -> int:
+    """How many pages do not lie right behind their parent, though the parent has no other child there."""
+    total = 0
+    for siblings in table._children.values():
+        parent = table._published[siblings[0]].parent
+        total += parent is not None and parent + 1 not in siblings
+    return total
+
+
+def _relabel(table: PageTable, new: Mapping[int, int]) -> None:
+    """Renumbers pages: what page p held is in page `new[p]` now (a permutation)."""
+    assert not table._open, "pages are renumbered only when nobody holds one"
+    assert set(new) == set(new.values()), "a permutation"
+    for entry in table._published.values():
+        entry.parent = None if entry.parent is None else new.get(entry.parent, entry.parent)
+    table._published = {new.get(page, page): entry for page, entry in table._published.items()}
+    table._by_name = {entry.name: page for page, entry in table._published.items()}
+    table._children = {parent: [new.get(page, page) for page in pages] for parent, pages in table._children.items()}
+    used_at = list(table._used_at)
+    for old, page in new.items():
+        table._used_at[page] = used_at[old]
+    table._blank.relabel(new)
+    table._rebuild_leaves()

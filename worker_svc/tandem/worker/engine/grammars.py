@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tandem.worker.engine.guides.frames import Answer
     from tandem.worker.engine.guides.host import GuideHost
 
+STATE_WAIT_SECONDS = 0.003  # for matchers to say whether a grammar has ended; later, it costs a row of the next step
+
 Share = Callable[["list[Answer]"], "list[Answer]"]
 
 
@@ -142,6 +144,26 @@ class Grammars:
             if self._host is not None and matcher is not None and request.output_tokens < request.stopping.max_tokens:
                 self._host.fill(matcher.session)
 
+    def ask(self, requests: Sequence[Request]) -> None:
+        """As `want`, and waits a little for whether their grammars have ended."""
+        self.want(requests)
+        self.hear(STATE_WAIT_SECONDS, lambda: all(r.matcher is not None and r.matcher.known for r in requests))
+
+    def listen(self, requests: Sequence[Request], seconds: float) -> None:
+        """Hears of the matchers that steps wait for, for so long at most."""
+        waiting = [request for request in requests if _waits(request)]
+        if waiting:
+            self.hear(seconds, lambda: not all(map(_waits, waiting)))
+
+    @staticmethod
+    def hold(requests: Sequence[Request]) -> None:
+        """Says which requests steps go without now."""
+        for request in requests:
+            matcher = request.matcher
+            assert matcher is not None
+            full = not matcher.decided and request.output_tokens >= request.stopping.max_tokens > 0
+            matcher.held = matcher.wait() or (full and matcher.asked == request.output_tokens)
+
     def _tell(self, request: Request) -> bool:
         """Whether there was something to tell."""
         matcher = request.matcher
@@ -224,3 +246,12 @@ class Grammars:
 
     def _mask(self, bits: bytes) -> npt.NDArray[np.int32]:
         return np.frombuffer(bits, dtype=np.int32)[: self.words]
+
+
+def _waits(request: Request) -> bool:
+    """Whether steps go without a request until its matcher answers."""
+    matcher = request.matcher
+    assert matcher is not None
+    if not matcher.known and not matcher.decided:
+        return matcher.asked == request.output_tokens
+    return matcher.late and not matcher.ready

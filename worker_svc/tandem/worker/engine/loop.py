@@ -34,7 +34,6 @@ from tandem.worker.engine.speculation_costs import Costs, MeasuredCosts, StepCos
 from tandem.worker.model.runner import ModelRunner
 
 TIDY_PAGES = 64  # moved between two looks at what has come
-STATE_WAIT_SECONDS = 0.003  # for matchers to say whether a grammar has ended; later, it costs a row of the next step
 HELD_WAIT_SECONDS = 0.005  # between two looks at what has come, while all requests are held
 
 
@@ -207,15 +206,9 @@ class Engine:
     def _listen(self, ended: list[Finish], seconds: float) -> None:
         """Hears of the matchers that steps wait for, for so long at most, ends whom that ends, and says who is held."""
         guided = [request for request in self.scheduler.running if request.matcher is not None]
-        waiting = [request for request in guided if _waits(request)]
-        if waiting:
-            self.grammars.hear(seconds, lambda: not all(map(_waits, waiting)))
+        self.grammars.listen(guided, seconds)
         self._decide(guided, ended)
-        for request in guided:
-            matcher = request.matcher
-            assert matcher is not None
-            full = not matcher.decided and request.output_tokens >= request.stopping.max_tokens > 0
-            matcher.held = matcher.wait() or (full and matcher.asked == request.output_tokens)
+        self.grammars.hold(guided)
 
     def _decide(self, guided: Sequence[Request], ended: list[Finish]) -> None:
         """Ends those of which their matchers have told it."""
@@ -277,10 +270,7 @@ class Engine:
         guided = [chunk.request for chunk in flight.sampling if chunk.request.matcher is not None]
         guided = [request for request in guided if not request.in_flight.ended]
         if guided:
-            self.grammars.want(guided)
-            self.grammars.hear(
-                STATE_WAIT_SECONDS, lambda: all(r.matcher is not None and r.matcher.known for r in guided)
-            )
+            self.grammars.ask(guided)
             self._decide(guided, ended)
 
     def _copy(self, copies: Sequence[PageCopy]) -> None:
@@ -344,12 +334,3 @@ class Engine:
         self._sampling.free(request)
         self._speculation.forget(request)
         self.grammars.close(request)
-
-
-def _waits(request: Request) -> bool:
-    """Whether steps go without a request until its matcher answers."""
-    matcher = request.matcher
-    assert matcher is not None
-    if not matcher.known and not matcher.decided:
-        return matcher.asked == request.output_tokens
-    return matcher.late and not matcher.ready

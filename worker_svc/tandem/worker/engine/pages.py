@@ -303,43 +303,6 @@ class PageTable:
             self._blank.add(self._evict())
         return forgotten
 
-    # ------------------------------------------------------------------------------------------------ layout
-
-    def chains(self) -> list[int]:
-        """Every published page, each chain in order from its root: a parent is followed by its latest child's chain,
-        then by those of the other children."""
-        order: list[int] = []
-        roots = [pages for parent, pages in self._children.items() if isinstance(parent, str)]
-        stack = [page for pages in roots for page in pages]
-        while stack:
-            page = stack.pop()
-            order.append(page)
-            stack.extend(self._children.get(self._published[page].serial, ()))
-        return order
-
-    def breaks(self) -> int:
-        """How many pages do not lie right behind their parent, though the parent has no other child there."""
-        total = 0
-        for siblings in self._children.values():
-            parent = self._published[siblings[0]].parent
-            total += parent is not None and parent + 1 not in siblings
-        return total
-
-    def relabel(self, new: dict[int, int]) -> None:
-        """Renumbers pages, when no sequence is open: what page p held is in page `new[p]` now (a permutation)."""
-        assert not self._open, "pages are renumbered only when nobody holds one"
-        assert set(new) == set(new.values()), "a permutation"
-        for entry in self._published.values():
-            entry.parent = None if entry.parent is None else new.get(entry.parent, entry.parent)
-        self._published = {new.get(page, page): entry for page, entry in self._published.items()}
-        self._by_name = {entry.name: page for page, entry in self._published.items()}
-        self._children = {parent: [new.get(page, page) for page in pages] for parent, pages in self._children.items()}
-        used_at = list(self._used_at)
-        for old, page in new.items():
-            self._used_at[page] = used_at[old]
-        self._blank.relabel(new)
-        self._rebuild_leaves()
-
     # ------------------------------------------------------------------------------------------------ pages
 
     def _reference(self, page: int) -> None:

@@ -6,15 +6,9 @@ request that runs has its process made again at once.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import selectors
-import socket
-import subprocess
-import sys
-import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +16,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tandem.worker.engine.guides.compile_queue import CompileQueue, Wanted
+from tandem.worker.engine.guides.forking import Forking
 from tandem.worker.engine.guides.frames import (
     Advance,
     Answer,
@@ -40,7 +36,6 @@ from tandem.worker.engine.guides.frames import (
 from tandem.worker.engine.guides.guide import NO_VOCABULARY, Guide
 from tandem.worker.engine.guides.limits import (
     ADMITTED_SHARE,
-    COMPILERS,
     KEPT_GUIDES,
     KEPT_SECONDS,
     MAX_DEATHS,
@@ -54,25 +49,9 @@ logger = logging.getLogger("tandem.worker.engine")
 Tokens = npt.NDArray[np.int32]
 
 NURSERY_SECONDS = 120.0  # to read the vocabulary and fork
-MAX_NURSERIES = 3  # in a row of which none bore a process
 REPLAY_SECONDS = 0.005  # a token of output that is told again, beside the budget of its mask
 GRACE_SECONDS = 0.25  # for what nobody waits for any more to come to its end by itself
-REST_SECONDS = 30.0  # before nurseries are tried again
-_LEAVE_SECONDS = 5.0
-_ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME")
 _NO_PROCESS = "the processes that guided decoding needs cannot be started"
-
-
-@dataclass(slots=True)
-class _Wanted:
-    """A guide that a caller waits for."""
-
-    serial: int
-    guide: Guide
-    output: bytes  # that it must allow
-    caller: str
-    leads: bool = False  # it takes a compiler; others may wait for the same guide
-    deaths: int = 0
 
 
 @dataclass(slots=True)
@@ -98,42 +77,30 @@ class GuideHost:
         self._selector = selectors.DefaultSelector()
         self._processes: OrderedDict[Guide, GuideProcess] = OrderedDict()  # the latest used last
         self._sessions: dict[int, _Session] = {}
-        self._queues: OrderedDict[str, deque[_Wanted]] = OrderedDict()  # of callers, the next one first
-        self._compiling: dict[int, _Wanted] = {}  # begun, by serial
+        self._queue = CompileQueue()
+        self._compiling: dict[int, Wanted] = {}  # begun, by serial
         self._results: list[CompileResult] = []
         self._answers: list[Answer] = []
         self.over_budget = 0  # masks
         self.deaths = 0  # of processes that were needed
-        self._words = os.fdopen(os.memfd_create("tandem-vocabulary"), "wb")
-        self._words.write(msgspec.msgpack.encode(words))
-        self._words.flush()
-        self._nursery: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-        self._barren = 0  # nurseries in a row
-        self._rest_until = 0.0
-        self._unsent: deque[GuideProcess] = deque()  # that the nursery has not been told of
-        self._start_nursery()
+        self._forking = Forking(words, limits.memory_bytes, self._selector)
 
     # ------------------------------------------------------------------------------------------------ what is asked
 
     def compile(self, serial: int, guide: Guide, output: bytes, caller: str) -> None:
         """Begins to compile a guide, in the caller's turn, and to check that it allows `output` (int32). What somebody
         else has had compiled, or has being compiled, takes no turn."""
-        wanted = _Wanted(serial, guide, output, caller)
+        wanted = Wanted(serial, guide, output, caller)
         if guide in self._processes:
             self._begin(wanted)
         else:
-            self._queues.setdefault(caller, deque()).append(wanted)
+            self._queue.add(wanted)
             self._start_compilations()
 
     def forget(self, serial: int) -> None:
         """Nobody waits for a compilation any more."""
         self._results = [result for result in self._results if result.serial != serial]
-        for caller, queue in list(self._queues.items()):
-            for wanted in [wanted for wanted in queue if wanted.serial == serial]:
-                queue.remove(wanted)
-            if not queue:
-                del self._queues[caller]
+        self._queue.forget(serial)
         begun = self._compiling.pop(serial, None)
         if begun is None:
             return
@@ -190,8 +157,7 @@ class GuideHost:
         """Ends all processes."""
         for process in list(self._processes.values()):
             self._drop(process)
-        self._end_nursery()
-        self._words.close()
+        self._forking.stop()
         self._selector.close()
 
     # ------------------------------------------------------------------------------------------------ what is answered
@@ -199,7 +165,7 @@ class GuideHost:
     @property
     def busy(self) -> bool:
         """Whether answers are on their way."""
-        return bool(self._compiling or self._queues or self._results or self._answers) or any(
+        return bool(self._compiling or self._queue or self._results or self._answers) or any(
             process.owed or not process.born for process in self._processes.values()
         )
 
@@ -230,7 +196,7 @@ class GuideHost:
                 self._nursery_ended()
             elif key.data.channel.socket.fileno() >= 0:  # else it was dropped in this very turn
                 self._hear(key.data)
-        self._order()
+        self._forking.flush()
         for process in list(self._processes.values()):
             if process.idle or self._processes.get(process.guide) is not process:
                 continue
@@ -250,66 +216,17 @@ class GuideHost:
 
     # ------------------------------------------------------------------------------------------------ processes
 
-    def _start_nursery(self) -> None:
-        words = self._words.fileno()
-        try:
-            ours, theirs = socket.socketpair()
-            with theirs:
-                arguments = (theirs.fileno(), words, self._limits.memory_bytes, os.getpid())
-                self._nursery = subprocess.Popen(  # noqa: S603
-                    [sys.executable, "-m", "tandem.worker.engine.guides.nursery", *map(str, arguments)],
-                    pass_fds=(theirs.fileno(), words),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,  # a panic of llguidance may say what is in a guide
-                    # In the engine's session: the kernel may share processors among sessions first, whatever is nice.
-                    env={name: value for name, value in os.environ.items() if name in _ENVIRONMENT},
-                )
-        except OSError as error:
-            logger.error("guides' processes cannot be started: %s", error)
-            self._rest_until = time.monotonic() + REST_SECONDS
-            return
-        ours.setblocking(False)
-        self._control = ours
-        self._selector.register(ours, selectors.EVENT_READ, None)
-
-    def _end_nursery(self) -> None:
-        if self._control is not None:
-            self._selector.unregister(self._control)
-            self._control.close()
-            self._control = None
-        if self._nursery is not None:
-            self._nursery.kill()  # it has nothing to finish, and what it forked ends with it
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._nursery.wait(_LEAVE_SECONDS)
-            self._nursery = None
-
     def _nursery_ended(self) -> None:
-        """It says nothing over its socket but its end."""
-        self._end_nursery()
-        self._barren += 1
-        logger.error("the process that starts guides' processes has ended (%d in a row)", self._barren)
-        self._unsent.clear()
-        if self._barren < MAX_NURSERIES:
-            self._start_nursery()
-        else:
-            self._rest_until = time.monotonic() + REST_SECONDS
+        self._forking.ended()
         for process in list(self._processes.values()):
             if self._processes.get(process.guide) is process:
                 self._died(process, "ended with what started it")
-
-    def _available(self) -> bool:
-        """Whether processes can be started; tries again after a while."""
-        if self._nursery is None and time.monotonic() >= self._rest_until:
-            self._barren = 0
-            self._start_nursery()
-        return self._nursery is not None
 
     def _process(self, guide: Guide) -> GuideProcess | None:
         """The guide's process, a new one if need be; None if none can be made."""
         process = self._processes.get(guide)
         if process is None:
-            if not self._available():
+            if not self._forking.start():
                 return None
             try:
                 process = GuideProcess(guide, self._limits.starved_seconds)
@@ -318,19 +235,9 @@ class GuideHost:
                 return None
             self._processes[guide] = process
             self._selector.register(process.channel.socket, selectors.EVENT_READ, process)
-            self._unsent.append(process)
-            self._order()
+            self._forking.fork(process)
         self._processes.move_to_end(guide)
         return process
-
-    def _order(self) -> None:
-        """Has processes forked, as many as the nursery has been ready to hear of."""
-        # Its end is heard soon.
-        with contextlib.suppress(BlockingIOError, ConnectionError):
-            while self._unsent and self._control is not None:
-                if self._unsent[0].theirs.fileno() >= 0:  # else it was dropped
-                    socket.send_fds(self._control, [b"f"], [self._unsent[0].theirs.fileno()])
-                self._unsent.popleft().theirs.close()
 
     def _collect(self) -> None:
         """Ends the processes that nobody needs and that are too many, too large together or unused for long; then the
@@ -379,24 +286,10 @@ class GuideHost:
     # ------------------------------------------------------------------------------------------------ compilation
 
     def _start_compilations(self) -> None:
-        """Begins with what callers wait for, one after the other, none of them with all compilers."""
-        by_caller: dict[str, int] = {}
-        for wanted in self._compiling.values():
-            by_caller[wanted.caller] = by_caller.get(wanted.caller, 0) + wanted.leads
-        for caller in list(self._queues):
-            if sum(by_caller.values()) >= COMPILERS:
-                return
-            if by_caller.get(caller, 0) >= max(1, COMPILERS - 1):
-                continue
-            queue = self._queues.pop(caller)
-            wanted = queue.popleft()
-            if queue:
-                self._queues[caller] = queue  # behind the others
-            wanted.leads = True
-            by_caller[caller] = by_caller.get(caller, 0) + 1
+        for wanted in self._queue.start(tuple(self._compiling.values())):
             self._begin(wanted)
 
-    def _begin(self, wanted: _Wanted) -> None:
+    def _begin(self, wanted: Wanted) -> None:
         if wanted.guide not in self._processes and self._full:
             self._finish(wanted, CompileOutcome.EXHAUSTED, f"{self._together()}; ask again later")
             return
@@ -408,14 +301,14 @@ class GuideHost:
         if process.compiled:
             self._check(process, wanted)
 
-    def _check(self, process: GuideProcess, wanted: _Wanted) -> None:
+    def _check(self, process: GuideProcess, wanted: Wanted) -> None:
         if wanted.output:
             owed = Owed("checked", wanted.serial, self._limits.compile_seconds)
             process.ask(Check(wanted.serial, wanted.output), owed)
         else:
             self._finish(wanted, CompileOutcome.COMPILED)
 
-    def _finish(self, wanted: _Wanted, outcome: CompileOutcome, error: str = "") -> None:
+    def _finish(self, wanted: Wanted, outcome: CompileOutcome, error: str = "") -> None:
         self._compiling.pop(wanted.serial, None)
         self._results.append(CompileResult(wanted.serial, outcome, error))
 
@@ -479,7 +372,7 @@ class GuideHost:
     def _take(self, process: GuideProcess, message: Said) -> None:
         match message:
             case Born():
-                self._barren = 0
+                self._forking.bore()
                 process.bear(message)
                 process.ask(Compile(*process.guide), Owed("compiled", 0, self._limits.compile_seconds))
             case Compiled():
@@ -519,7 +412,7 @@ class GuideHost:
             if not known.answered:
                 self._send(session, known)
 
-    def _users(self, process: GuideProcess) -> tuple[list[_Wanted], list[tuple[int, _Session]]]:
+    def _users(self, process: GuideProcess) -> tuple[list[Wanted], list[tuple[int, _Session]]]:
         waiting = [wanted for wanted in self._compiling.values() if wanted.guide == process.guide]
         return waiting, [(session, self._sessions[session]) for session in sorted(process.sessions)]
 

@@ -1,0 +1,117 @@
+"""The engine's end of the nursery: starts it, tells it for whom to fork, starts it again where it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+
+import msgspec
+
+from tandem.worker.engine.guides.frames import Words
+from tandem.worker.engine.guides.process import GuideProcess
+
+logger = logging.getLogger("tandem.worker.engine")
+
+MAX_NURSERIES = 3  # in a row of which none bore a process
+REST_SECONDS = 30.0  # before nurseries are tried again
+_LEAVE_SECONDS = 5.0
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME")
+
+
+class Forking:
+    """A nursery, or none while it is not to be had."""
+
+    def __init__(self, words: Words, memory_bytes: int, selector: selectors.BaseSelector) -> None:
+        """`selector` hears of its end, with no data."""
+        self._memory_bytes, self._selector = memory_bytes, selector
+        self._words = os.fdopen(os.memfd_create("tandem-vocabulary"), "wb")
+        self._words.write(msgspec.msgpack.encode(words))
+        self._words.flush()
+        self._nursery: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None  # it says nothing over it but its end
+        self._barren = 0  # nurseries in a row
+        self._rest_until = 0.0
+        self._unsent: deque[GuideProcess] = deque()  # that it has not been told of
+        self.start()
+
+    def start(self) -> bool:
+        """Whether there is a nursery; makes one if need be, but after too many that bore nothing only after a rest."""
+        if self._nursery is None and time.monotonic() >= self._rest_until:
+            self._barren = 0
+            self._start()
+        return self._nursery is not None
+
+    def fork(self, process: GuideProcess) -> None:
+        """Has a process forked, as soon as the nursery is ready to hear of it."""
+        self._unsent.append(process)
+        self.flush()
+
+    def flush(self) -> None:
+        """Tells the nursery of as many as it is ready to hear of."""
+        # Its end is heard soon.
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            while self._unsent and self._control is not None:
+                if self._unsent[0].theirs.fileno() >= 0:  # else it was dropped
+                    socket.send_fds(self._control, [b"f"], [self._unsent[0].theirs.fileno()])
+                self._unsent.popleft().theirs.close()
+
+    def bore(self) -> None:
+        """A process has come of the nursery."""
+        self._barren = 0
+
+    def ended(self) -> None:
+        """The nursery is gone, and what it forked with it: a new one, unless it was the last of too many."""
+        self._end()
+        self._barren += 1
+        logger.error("the process that starts guides' processes has ended (%d in a row)", self._barren)
+        self._unsent.clear()
+        if self._barren < MAX_NURSERIES:
+            self._start()
+        else:
+            self._rest_until = time.monotonic() + REST_SECONDS
+
+    def stop(self) -> None:
+        """Ends it for good."""
+        self._end()
+        self._words.close()
+
+    def _start(self) -> None:
+        words = self._words.fileno()
+        try:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                arguments = (theirs.fileno(), words, self._memory_bytes, os.getpid())
+                self._nursery = subprocess.Popen(  # noqa: S603
+                    [sys.executable, "-m", "tandem.worker.engine.guides.nursery", *map(str, arguments)],
+                    pass_fds=(theirs.fileno(), words),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,  # a panic of llguidance may say what is in a guide
+                    # In the engine's session: the kernel may share processors among sessions first, whatever is nice.
+                    env={name: value for name, value in os.environ.items() if name in _ENVIRONMENT},
+                )
+        except OSError as error:
+            logger.error("guides' processes cannot be started: %s", error)
+            self._rest_until = time.monotonic() + REST_SECONDS
+            return
+        ours.setblocking(False)
+        self._control = ours
+        self._selector.register(ours, selectors.EVENT_READ, None)
+
+    def _end(self) -> None:
+        if self._control is not None:
+            self._selector.unregister(self._control)
+            self._control.close()
+            self._control = None
+        if self._nursery is not None:
+            self._nursery.kill()  # it has nothing to finish, and what it forked ends with it
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._nursery.wait(_LEAVE_SECONDS)
+            self._nursery = None
