@@ -70,13 +70,10 @@ class IdDecoder:
                 array = array[:-1]
         text = (self._shown_joiner if unparse_special else self._hidden_joiner).join(array)
         forms = self._shown_forms if unparse_special else self._hidden_forms
-        if forms is not None:
-            index = next((index for index in map(int, array) if forms.rest[index]), None)
-            if index is not None and index in forms.first:
-                text = forms.first[index] + text[len(forms.rest[index]) :]
-            return without_spaces(text) if clean_spaces else text
         pieces = self.table.pieces if unparse_special else self.table.hidden_pieces
-        if strip and len(array) and pieces[array[0]][:1] == b" ":
+        if forms is not None:
+            text = _with_first_form(forms, array, text)
+        elif strip and len(array) and pieces[array[0]][:1] == b" ":
             text = text[1:]
         return without_spaces(text) if clean_spaces else text
 
@@ -200,3 +197,11 @@ class IdDecoder:
         """The ids that remove_special takes away at the front and at the back."""
         config = self.config
         return (config.bos_id if config.adds_bos else None, config.eos_id if config.adds_eos else None)
+
+
+def _with_first_form(forms: DecodedForms, ids: Ids, text: bytes) -> bytes:
+    """The text of ids, where the first of them that shows anything is shown as the first of a text."""
+    index = next((index for index in map(int, ids) if forms.rest[index]), None)
+    if index is None or index not in forms.first:
+        return text
+    return forms.first[index] + text[len(forms.rest[index]) :]

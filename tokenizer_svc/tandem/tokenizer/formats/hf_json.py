@@ -82,26 +82,28 @@ class _Loader:
 
     def _check_added(self) -> None:
         """Raises ValueError for an added token that the library would find in text of another form."""
-        pipeline = self._pipeline
         for token in self._specials:
             text = token.text
-            plain = text.isascii() and " " not in text
-            if pipeline.forms:  # the next character may be a part of the last one
-                lowered = "Lowercase" in pipeline.forms and any(map(str.isalpha, text))
-                composed = {"NFC", "Lowercase"}.issuperset(pipeline.forms)
-                safe = text.isascii() and not text[-1:].isalpha() and not lowered and composed
-            elif pipeline.bert is not None:
-                safe = plain and not (pipeline.bert and any(map(str.isalpha, text)))
-            elif pipeline.metaspace and (pipeline.replaces_spaces or pipeline.charsmap is not None):
-                safe = plain and not token.lstrip and not token.rstrip
-            else:
-                safe = True
-            if token.normalized and not safe:
+            if token.normalized and not self._keeps_form(token):
                 raise ValueError(f"the added token {text!r} with normalized and this normalizer is not served")
-            if pipeline.byte_level and len(text) == 1 and not text.isascii() and token.id in self._own:
+            if self._pipeline.byte_level and len(text) == 1 and not text.isascii() and token.id in self._own:
                 raise ValueError(f"the added token {text!r}, which stands for a byte, is not served")
             if token.single_word and token.type in CONTROL_TYPES and token.id in self._own:
                 raise ValueError(f"the special token {text!r} with single_word, which text may become, is not served")
+
+    def _keeps_form(self, token: SpecialToken) -> bool:
+        """Whether the normalizer makes the token's text of nothing else, and nothing else of it."""
+        pipeline, text = self._pipeline, token.text
+        plain = text.isascii() and " " not in text
+        if pipeline.forms:  # the next character may be a part of the last one
+            lowered = "Lowercase" in pipeline.forms and any(map(str.isalpha, text))
+            composed = {"NFC", "Lowercase"}.issuperset(pipeline.forms)
+            return text.isascii() and not text[-1:].isalpha() and not lowered and composed
+        if pipeline.bert is not None:
+            return plain and not (pipeline.bert and any(map(str.isalpha, text)))
+        if pipeline.metaspace and (pipeline.replaces_spaces or pipeline.charsmap is not None):
+            return plain and not token.lstrip and not token.rstrip
+        return True
 
     def load(self) -> Tokenizer:
         scores: array[float] | None = None

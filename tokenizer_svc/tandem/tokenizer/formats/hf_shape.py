@@ -64,25 +64,7 @@ def model_kind(model: Mapping[str, Any]) -> str:
 
 def check_shape(content: Mapping[str, Any]) -> None:
     """Raises ValueError, which names the key."""
-    model = _required(content, "model", (dict,), "")
-    vocabulary = _required(model, "vocab", (dict, list), "model.")
-    _check(model, _MODEL, "model.")
-    if model_kind(model) == "WordPiece":
-        for key in ("continuing_subword_prefix", "max_input_chars_per_word"):
-            if key in model:
-                _required(model, key, _MODEL[key], "model.")
-    unigram = model_kind(model) == "Unigram"
-    if unigram is not isinstance(vocabulary, list):
-        raise _wrong("model.vocab", vocabulary, (list if unigram else dict,))
-    if isinstance(vocabulary, list):
-        for index, entry in enumerate(vocabulary):
-            if not (isinstance(entry, list) and len(entry) == 2 and _is(entry[0], _TEXT) and _is(entry[1], _NUMBER)):
-                raise ValueError(f"model.vocab[{index}] is {entry!r:.80}, expected a text and a score")
-        if model.get("unk_id") is not None and not 0 <= model["unk_id"] < len(vocabulary):
-            raise ValueError(f"model.unk_id is {model['unk_id']}, which is no id of model.vocab")
-    for index, merge in enumerate(model.get("merges") or ()):
-        if not (_is(merge, _TEXT) or (isinstance(merge, list) and all(_is(part, _TEXT) for part in merge))):
-            raise ValueError(f"model.merges[{index}] is {merge!r:.80}, expected two texts")
+    _check_model(_required(content, "model", (dict,), ""))
     _check(content, {"added_tokens": (list,)}, "")
     for index, token in enumerate(content.get("added_tokens") or ()):
         place = f"added_tokens[{index}]"
@@ -94,6 +76,31 @@ def check_shape(content: Mapping[str, Any]) -> None:
     for name, inner in _STEPS.items():
         if content.get(name) is not None:
             _check_step(content[name], name, inner)
+
+
+def _check_model(model: Mapping[str, Any]) -> None:
+    vocabulary = _required(model, "vocab", (dict, list), "model.")
+    _check(model, _MODEL, "model.")
+    kind = model_kind(model)
+    if kind == "WordPiece":
+        for key in ("continuing_subword_prefix", "max_input_chars_per_word"):
+            if key in model:
+                _required(model, key, _MODEL[key], "model.")
+    if (kind == "Unigram") is not isinstance(vocabulary, list):
+        raise _wrong("model.vocab", vocabulary, (list if kind == "Unigram" else dict,))
+    if isinstance(vocabulary, list):
+        _check_unigrams(model, vocabulary)
+    for index, merge in enumerate(model.get("merges") or ()):
+        if not (_is(merge, _TEXT) or (isinstance(merge, list) and all(_is(part, _TEXT) for part in merge))):
+            raise ValueError(f"model.merges[{index}] is {merge!r:.80}, expected two texts")
+
+
+def _check_unigrams(model: Mapping[str, Any], vocabulary: list[Any]) -> None:
+    for index, entry in enumerate(vocabulary):
+        if not (isinstance(entry, list) and len(entry) == 2 and _is(entry[0], _TEXT) and _is(entry[1], _NUMBER)):
+            raise ValueError(f"model.vocab[{index}] is {entry!r:.80}, expected a text and a score")
+    if model.get("unk_id") is not None and not 0 <= model["unk_id"] < len(vocabulary):
+        raise ValueError(f"model.unk_id is {model['unk_id']}, which is no id of model.vocab")
 
 
 def _check_step(step: Any, place: str, inner: str) -> None:

@@ -200,20 +200,27 @@ class _Reader:
             return Look(characters, look == "!") if characters is not None else self.refuse()
         return choice if characters is None else Loop(characters)
 
-    def _quantified(self, item: Item) -> Item:
+    def _count(self) -> tuple[int, int | None] | None:
+        """The least and most of a quantifier, where one comes next."""
         if self._next("?"):
-            least, most = 0, 1
-        elif self._next("*"):
-            least, most = 0, None
-        elif self._next("+"):
-            least, most = 1, None
-        elif found := self._match(_COUNT):
-            least = int(found[1])
-            most = least if found[2] is None else int(found[3]) if found[3] else None
-            if self._pattern[self.at : self.at + 1] == "+":  # possessive for one engine, a second loop for another
-                self.refuse()
-        else:
+            return 0, 1
+        if self._next("*"):
+            return 0, None
+        if self._next("+"):
+            return 1, None
+        found = self._match(_COUNT)
+        if found is None:
+            return None
+        if self._pattern[self.at : self.at + 1] == "+":  # possessive for one engine, a second loop for another
+            self.refuse()
+        least = int(found[1])
+        return least, least if found[2] is None else int(found[3]) if found[3] else None
+
+    def _quantified(self, item: Item) -> Item:
+        count = self._count()
+        if count is None:
             return item
+        least, most = count
         possessive = self._next("+")
         if self._pattern[self.at : self.at + 1] in ("?", "*", "+", "{"):
             self.refuse()
