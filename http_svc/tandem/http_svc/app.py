@@ -18,7 +18,9 @@ from tandem.http_svc.border import Border
 from tandem.http_svc.chat import ChatCompletions
 from tandem.http_svc.completions import Completions
 from tandem.http_svc.errors import ApiError
+from tandem.http_svc.messages import Messages
 from tandem.http_svc.metrics import HttpMetrics
+from tandem.http_svc.responses import Responses
 from tandem.http_svc.settings import HttpSettings
 from tandem.http_svc.tokens import Tokens
 from tandem.http_svc.upstream import Upstream
@@ -33,7 +35,7 @@ def make_app(
     tokens: BearerTokens | None,
 ) -> Starlette:
     """The ASGI application."""
-    texts = Tokens(upstream)
+    texts, messages = Tokens(upstream), Messages(upstream)
 
     async def health(request: Request) -> Response:
         return JSONResponse({"status": lifecycle.state}, 200 if lifecycle.serving else 503)
@@ -48,20 +50,15 @@ def make_app(
             raise ApiError(404, "the model is not served here", param="model", code="model_not_found")
         return JSONResponse(_model(found, upstream.began))
 
-    chat, completions = ChatCompletions(upstream), Completions(upstream)
-
-    async def chat_completions(request: Request) -> Response:
-        return await chat(request)
-
-    async def text_completions(request: Request) -> Response:
-        return await completions(request)
-
     routes = [
         Route("/health", health),
         Route("/v1/models", models),
         Route("/v1/models/{model:path}", model),
-        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-        Route("/v1/completions", text_completions, methods=["POST"]),
+        Route("/v1/chat/completions", ChatCompletions(upstream).create, methods=["POST"]),
+        Route("/v1/completions", Completions(upstream).create, methods=["POST"]),
+        Route("/v1/responses", Responses(upstream).create, methods=["POST"]),
+        Route("/v1/messages", messages.create, methods=["POST"]),
+        Route("/v1/messages/count_tokens", messages.count, methods=["POST"]),
         Route("/tokenize", texts.tokenize, methods=["POST"]),
         Route("/detokenize", texts.detokenize, methods=["POST"]),
     ]

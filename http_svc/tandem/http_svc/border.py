@@ -33,6 +33,7 @@ BODY_SECONDS = 60.0  # for a request's body to come in
 CALLER_LEFT = 499  # as nginx counts those whose caller went away
 OPEN_ROUTES = frozenset({"/health"})  # for probes, which have no token, in any state
 _TRACEPARENT_LENGTH = 55  # a later version may say more, in what no metadata can hold
+_REQUEST_ID_HEADERS = (b"x-request-id", b"request-id")  # OpenAI's and Anthropic's
 _PARAMETER = re.compile(r"\{\w+(:path)?\}")
 
 
@@ -141,7 +142,11 @@ class Border:
         if self._tokens is not None:
             shown = _authorization(headers)
             if self._tokens.refusal(shown) is not None:
-                what = "is not one of this server's" if shown else "is missing: send 'Authorization: Bearer KEY'"
+                what = (
+                    "is not one of this server's"
+                    if shown
+                    else "is missing: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+                )
                 raise ApiError(401, f"the API key {what}", code="invalid_api_key")
             call.caller = f"token:{self._tokens.name(shown)}"
         if not self._lifecycle.accepting:
@@ -187,7 +192,7 @@ class Border:
             if message["type"] == "http.response.start":
                 call.status = message["status"]
                 headers = list(message.get("headers", ()))
-                headers.append((b"x-request-id", call.request_id.encode()))
+                headers += [(name, call.request_id.encode()) for name in _REQUEST_ID_HEADERS]
                 if not self._lifecycle.serving or call.status in (408, 413):  # 413: the rest of the body is not read
                     headers.append((b"connection", b"close"))
                 message = {**message, "headers": headers}
@@ -231,12 +236,15 @@ async def _tell(error: ApiError, call: Call, send: Send) -> None:
     """An answer that is an error; after the beginning of another answer, nothing, and the connection is closed."""
     if call.status:
         return
-    body = error.body()
+    body = call.dialect.body(error, call.request_id)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *error.headers()]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
 def _authorization(headers: Headers) -> list[tuple[str, str]]:
+    """What the caller shows, as the other services get it; Anthropic's clients show a key of its own."""
     value = headers.get("authorization")
+    if value is None and (key := headers.get("x-api-key")) is not None:
+        value = f"Bearer {key}"
     return [] if value is None else [("authorization", value)]

@@ -11,6 +11,7 @@ from starlette.types import Scope
 
 from tandem.client import TandemError, Usage
 from tandem.common.running import RunningRpc
+from tandem.http_svc.dialects import Dialect, dialect_of
 from tandem.http_svc.errors import ApiError, from_tandem
 
 logger = logging.getLogger("tandem.http")
@@ -32,6 +33,11 @@ class Call:
     usage: Usage | None = None
     names: dict[str, str] = field(default_factory=dict)  # parameters that the caller calls otherwise
     running: RunningRpc | None = None
+
+    @property
+    def dialect(self) -> Dialect:
+        """How it is answered."""
+        return dialect_of(self.route)
 
     @property
     def cut(self) -> bool:

@@ -270,7 +270,8 @@ class ChatCompletions:
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
 
-    async def __call__(self, request: Request) -> Response:
+    async def create(self, request: Request) -> Response:
+        """The answer."""
         call, fields = call_of(request), read_chat(await request.body())
         call.stream = bool(fields.stream)
         options, conversation = fields.generation(call), fields.prompt()

@@ -104,7 +104,8 @@ class Completions:
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
 
-    async def __call__(self, request: Request) -> Response:
+    async def create(self, request: Request) -> Response:
+        """The answer."""
         call, fields = call_of(request), read_completion(await request.body())
         call.stream = bool(fields.stream)
         prompts, options = fields.prompts(), fields.generation()

@@ -1,7 +1,4 @@
-"""Errors as OpenAI's interface tells them, and what each gRPC status of our services becomes.
-
-{"error": {"message": "...", "type": "invalid_request_error", "param": "temperature", "code": null}}
-"""
+"""Errors in OpenAI's words, and what each gRPC status of our services becomes."""
 
 from __future__ import annotations
 
@@ -76,7 +73,7 @@ _GROUPS = ("sampling.", "stopping.", "output.", "cache.", "speculation.")
 
 
 class ApiError(Exception):
-    """Ends a request with an error body."""
+    """Ends a request; `dialects.py` tells it."""
 
     def __init__(
         self,
@@ -95,11 +92,6 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after = retry_after
-
-    def body(self) -> bytes:
-        """The error as JSON."""
-        told = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": told})
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Those that an answer with this error has besides."""

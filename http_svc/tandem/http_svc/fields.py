@@ -75,6 +75,11 @@ class OwnFields(msgspec.Struct, kw_only=True):
     draft_tokens: int | None = None
     prompt_lookup: int | None = None
 
+    def own_options(self) -> dict[str, Any]:
+        """The keywords of the SDK for what was given of these and of the sampling parameters."""
+        given = {name: getattr(self, name) for name in (*LIMITS, *OWN)}
+        return {name: value for name, value in given.items() if value is not None}
+
 
 OWN = OwnFields.__struct_fields__
 
@@ -99,8 +104,8 @@ class GenerationFields(OwnFields, kw_only=True):
 
     def options(self) -> GenerateOptions:
         """The keywords of the SDK that this request stands for, those of its own interface aside."""
-        given = {name: getattr(self, name) for name in (*LIMITS, *OWN, "n", "stop")}
-        found: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        found = self.own_options()
+        found |= {name: value for name in ("n", "stop") if (value := getattr(self, name)) is not None}
         if self.prompt_cache_key:
             found["routing_key"] = self.prompt_cache_key
         if self.guided is not None:
@@ -125,7 +130,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 def decoder(cls: type[F]) -> Callable[[bytes], F]:
     """Makes `cls` of a body, with the contract's sampling parameters besides its own fields. Raises ApiError."""
     more: list[tuple[str, Any, Any]] = []
-    if issubclass(cls, GenerationFields):
+    if issubclass(cls, OwnFields):
         more = [(name, _TYPES[limit.kind], None) for name, limit in LIMITS.items()]
     whole = msgspec.defstruct(cls.__name__, more, bases=(cls,), kw_only=True, forbid_unknown_fields=True)
     decode = msgspec.json.Decoder(whole).decode

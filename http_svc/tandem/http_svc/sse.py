@@ -12,11 +12,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tandem.client import TandemError
-from tandem.http_svc.call import call_of, told_of
+from tandem.http_svc.call import Call, call_of, told_of
 from tandem.http_svc.errors import ApiError, shutting_down
 
 _encode = msgspec.json.Encoder().encode
-DONE = b"data: [DONE]\n\n"
 
 Events = AsyncGenerator[bytes, None]
 
@@ -24,6 +23,11 @@ Events = AsyncGenerator[bytes, None]
 def event(data: object) -> bytes:
     """One event."""
     return b"data: %b\n\n" % _encode(data)
+
+
+def named_event(name: bytes, data: object) -> bytes:
+    """One event with a name."""
+    return b"event: %b\ndata: %b\n\n" % (name, _encode(data))
 
 
 class EventStream(Response):
@@ -50,21 +54,21 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": body, "more_body": True})
                 async for body in events:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
-                end = DONE
+                end = self._call.dialect.end
             except (TandemError, ApiError) as error:
                 end = self._failed(error)
             except asyncio.CancelledError:
                 if not (self._call.cut and self._call.status):
                     raise
-                end = error_event(shutting_down())
+                end = error_event(shutting_down(), self._call)
             await send({"type": "http.response.body", "body": end})
 
     def _failed(self, error: TandemError | ApiError) -> bytes:
         if not self._call.status:
             raise error
-        return error_event(error if isinstance(error, ApiError) else told_of(error, self._call))
+        return error_event(error if isinstance(error, ApiError) else told_of(error, self._call), self._call)
 
 
-def error_event(error: ApiError) -> bytes:
+def error_event(error: ApiError, call: Call) -> bytes:
     """An error that ends a stream."""
-    return b"data: %b\n\n" % error.body()
+    return call.dialect.event % call.dialect.body(error, call.request_id)

@@ -1,0 +1,93 @@
+"""/v1/responses, by OpenAI's own client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pydantic
+import pytest
+
+from tests.http_svc.conftest import Stack
+
+pytestmark = pytest.mark.slow
+
+ASKED: dict[str, Any] = {
+    "model": "demo", "input": "O Romeo?", "instructions": "Be brief.", "max_output_tokens": 24,
+    "extra_body": {"seed": 7},
+}  # fmt: skip
+SAME: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "O Romeo?"}]
+
+
+async def test_the_same_seed_gives_the_text_of_the_sdk_whole_and_streamed(stack: Stack, client: openai.OpenAI) -> None:
+    async with stack.client() as sdk:
+        expected = await sdk.chat(SAME, max_tokens=24, seed=7)
+    whole = client.responses.create(**ASKED)
+    assert whole.output_text == expected.text and whole.error is None
+    assert whole.status == ("completed" if expected.finish_reason == "eos" else "incomplete")
+    assert whole.usage is not None and whole.usage.input_tokens == expected.usage.prompt_tokens
+    assert whole.usage.output_tokens == expected.usage.completion_tokens
+    events = list(client.responses.create(**ASKED, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == expected.text
+    kinds = [event.type for event in events if event.type != "response.output_text.delta"]
+    assert kinds == [
+        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+        "response.output_text.done", "response.content_part.done", "response.output_item.done",
+        f"response.{whole.status}",
+    ]  # fmt: skip
+
+
+async def test_items_become_the_messages_that_templates_know(stack: Stack, client: openai.OpenAI) -> None:
+    items: list[Any] = [
+        {"role": "developer", "content": [{"type": "input_text", "text": "S"}]},
+        {"type": "message", "role": "user", "content": "a </s>"},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "3"},
+    ]
+    same: list[Any] = [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "a </s>"},
+        {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "tool", "content": "3", "tool_call_id": "c"},
+    ]
+    async with stack.client() as sdk:
+        expected = len(await sdk.encode_chat(same))
+    usage = client.responses.create(model="demo", input=items, max_output_tokens=1).usage
+    assert usage is not None and usage.input_tokens == expected
+
+
+class Verse(pydantic.BaseModel):
+    lines: int = pydantic.Field(ge=0, le=99)
+
+
+def test_parse_and_the_streaming_helper(client: openai.OpenAI) -> None:
+    parsed = client.responses.parse(**{**ASKED, "max_output_tokens": 100}, text_format=Verse).output_parsed
+    assert parsed is not None and 0 <= parsed.lines <= 99
+    with client.responses.stream(**{**ASKED, "max_output_tokens": 100}, text_format=Verse) as stream:
+        for _ in stream:
+            pass
+        final = stream.get_final_response()
+    assert final.output_parsed is not None and 0 <= final.output_parsed.lines <= 99
+
+
+@pytest.mark.parametrize(
+    ("changed", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "reasoning", "id": "r"}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": "long " * 600}, "input"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"include": ["reasoning.encrypted_content"]}, "include"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(client: openai.OpenAI, changed: dict[str, Any], param: str) -> None:
+    body = {name: value for name, value in ASKED.items() if name != "extra_body"}
+    with pytest.raises(openai.BadRequestError) as error:
+        client.post("/responses", cast_to=object, body={**body, **changed})
+    assert error.value.param == param
