@@ -13,7 +13,7 @@ from tandem.tokenizer.encoding import Policy, Segment
 from tandem.tokenizer.formats import FormatError, load_tokenizer
 from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.worker.checkpoints import CheckpointError, open_checkpoint
-from tandem.worker.model.transformer import load_transformer
+from tandem.worker.model.loading import load_transformer
 
 ADDRESS_SPACE = 16 << 30  # beyond it a file has asked for memory that a small model never needs
 

@@ -25,7 +25,7 @@ from tandem.worker.checkpoints.ggml_blocks import QuantizedTensor
 from tandem.worker.convert import run
 from tandem.worker.convert.pieces import ConvertError
 from tandem.worker.convert.run import convert
-from tandem.worker.model.transformer import load_transformer
+from tandem.worker.model.loading import load_transformer
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.model.llama_folders import PAGE_SIZE, logits_in_chunks, new_cache, random_llama, some_ids, step
 from tests.worker_svc.model.test_architectures import MODELS, SCALINGS, WINDOW, saved

@@ -22,7 +22,7 @@ from tandem.worker.checkpoints.hugging_face_fields import CONFIG, GENERATION, QU
 from tandem.worker.checkpoints.known_fields import NEUTRAL, USED, Only, Rule
 from tandem.worker.checkpoints.meta import FIELDS as META_FIELDS
 from tandem.worker.checkpoints.packed import packing_of
-from tandem.worker.model.transformer import load_transformer
+from tandem.worker.model.loading import load_transformer
 from tests.worker_svc.checkpoints.gguf_models import ARCHITECTURES as GGUF_ARCHITECTURES
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.checkpoints.test_packed import FORMATS, save_packed

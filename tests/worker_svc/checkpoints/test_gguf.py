@@ -17,9 +17,9 @@ from tandem.worker.checkpoints.gguf_file import rope_divisors
 from tandem.worker.checkpoints.grouped import Quantization
 from tandem.worker.checkpoints.model_config import RopeScaling
 from tandem.worker.model import native
+from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.quantization import QuantizedWeight
 from tandem.worker.model.rope import RotaryTable
-from tandem.worker.model.transformer import load_transformer
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, some_ids
 from tests.worker_svc.model.test_architectures import MODELS, SCALINGS, saved

@@ -14,7 +14,7 @@ import torch
 
 from tandem.worker.checkpoints import CheckpointError, open_checkpoint
 from tandem.worker.checkpoints.model_config import RopeScaling
-from tandem.worker.model.transformer import load_transformer
+from tandem.worker.model.loading import load_transformer
 from tests.worker_svc.model.llama_folders import random_llama, save_meta
 from tests.worker_svc.model.test_architectures import assert_logits_agree, saved
 

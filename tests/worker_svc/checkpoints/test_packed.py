@@ -13,8 +13,8 @@ from transformers import LlamaForCausalLM
 
 from tandem.worker.checkpoints import CheckpointError, open_checkpoint
 from tandem.worker.model import native
+from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.quantization import QuantizedWeight
-from tandem.worker.model.transformer import load_transformer
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, some_ids
 
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)

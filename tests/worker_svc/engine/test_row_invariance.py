@@ -15,10 +15,10 @@ from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.scheduler import SchedulerLimits
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import Plain
+from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.operations import TorchOperations
 from tandem.worker.model.row_invariance import choose_padding
 from tandem.worker.model.runner import ModelRunner
-from tandem.worker.model.transformer import load_transformer
 
 
 class Dependent(TorchOperations):

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from tandem.worker.checkpoints import open_checkpoint
-from tandem.worker.model.transformer import load_transformer
+from tandem.worker.model.loading import load_transformer
 
 
 def resident(field: str) -> int:

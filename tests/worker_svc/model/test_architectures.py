@@ -11,9 +11,10 @@ import torch
 import transformers
 
 from tandem.worker.checkpoints import open_checkpoint
+from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.row_invariance import choose_padding
 from tandem.worker.model.runner import ModelRunner
-from tandem.worker.model.transformer import Transformer, load_transformer
+from tandem.worker.model.transformer import Transformer
 from tests.worker_svc.model.llama_folders import (
     PAGE_SIZE,
     logits_in_chunks,

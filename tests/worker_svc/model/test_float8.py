@@ -12,7 +12,7 @@ from tandem.worker.engine.build import quantization_name
 from tandem.worker.model.float8 import Float8Rows, Float8Weight, scaled_product, to_float8
 from tandem.worker.model.kernels.float8 import rows_to_float8
 from tandem.worker.model.linear import PlainWeight
-from tandem.worker.model.transformer import load_transformer
+from tandem.worker.model.loading import load_transformer
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, some_ids
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from tandem.worker.checkpoints import CheckpointError, open_checkpoint
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.model.transformer import load_transformer
+from tandem.worker.model.loading import load_transformer
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, save_meta, some_ids
 

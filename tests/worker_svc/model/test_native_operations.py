@@ -16,10 +16,10 @@ from tandem.worker.model import native, native_layer
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import Plain, kv_format
 from tandem.worker.model.linear import onednn_serves
+from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.native_operations import NativeOperations
 from tandem.worker.model.operations import TorchOperations
 from tandem.worker.model.runner import ModelRunner, Work
-from tandem.worker.model.transformer import load_transformer
 
 OURS, TORCH = NativeOperations(), TorchOperations()
 

@@ -16,9 +16,9 @@ from tandem.worker.engine.build import BuiltEngine, build_engine
 from tandem.worker.engine.config import BuildError, EngineConfig
 from tandem.worker.engine.request import Request, Stopping
 from tandem.worker.engine.sampling import Sampling
+from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.quantization import INT8, quantize
 from tandem.worker.model.runner import ModelRunner, Work
-from tandem.worker.model.transformer import load_transformer
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, some_ids
 
 DEMO = "models/demo"

@@ -23,10 +23,10 @@ from tandem.worker.model.kernels import product as kernel
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import Plain
 from tandem.worker.model.linear import PlainWeight
+from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.operations import Product, Products
 from tandem.worker.model.row_invariance import choose_padding
 from tandem.worker.model.runner import Work
-from tandem.worker.model.transformer import load_transformer
 from tests.worker_svc.model.kernels.conftest import DEVICE, DTYPES
 from tests.worker_svc.model.llama_folders import random_llama
 

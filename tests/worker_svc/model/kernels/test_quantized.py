@@ -16,10 +16,10 @@ from tandem.worker.model.cuda_quantized import KernelWeight
 from tandem.worker.model.kernels import quantized
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import Plain
+from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.operations import TorchOperations
 from tandem.worker.model.quantization import QuantizedWeight, quantize
 from tandem.worker.model.runner import ModelRunner, Work
-from tandem.worker.model.transformer import load_transformer
 from tests.worker_svc.model.kernels.conftest import DEVICE, DTYPES
 from tests.worker_svc.model.llama_folders import random_llama
 

@@ -18,10 +18,11 @@ from tandem.worker.model.cuda_graphs import GraphedRunner, recorded_rows
 from tandem.worker.model.cuda_operations import TritonOperations
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import Plain
+from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.operations import Operations
 from tandem.worker.model.row_invariance import choose_padding
 from tandem.worker.model.runner import ModelRunner, Work
-from tandem.worker.model.transformer import Transformer, load_transformer
+from tandem.worker.model.transformer import Transformer
 from tests.worker_svc.model.kernels.conftest import DEVICE
 from tests.worker_svc.model.llama_folders import random_llama
 

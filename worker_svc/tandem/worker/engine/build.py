@@ -28,12 +28,13 @@ from tandem.worker.engine.speculation_costs import Free
 from tandem.worker.model import cuda_device
 from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.kv_cache import CacheShape, KVCache
+from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.operations import Operations
 from tandem.worker.model.parallel import ALONE, Ranks
 from tandem.worker.model.quantization import QuantizedWeight
 from tandem.worker.model.row_invariance import choose_padding
 from tandem.worker.model.runner import ModelRunner
-from tandem.worker.model.transformer import Transformer, load_transformer
+from tandem.worker.model.transformer import Transformer
 from tandem.worker.model.weights import MadeOf
 
 logger = logging.getLogger("tandem.worker.engine")

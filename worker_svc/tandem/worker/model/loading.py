@@ -1,0 +1,89 @@
+"""How a transformer gets the weights of a checkpoint, in the form that this machine computes with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from tandem.worker.checkpoints.checkpoint import DTYPES, Checkpoint, CheckpointError
+from tandem.worker.checkpoints.grouped import Quantization
+from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.model.linear import onednn_serves, panels_serve
+from tandem.worker.model.operations import Operations
+from tandem.worker.model.parallel import ALONE, Ranks
+from tandem.worker.model.transformer import Transformer
+from tandem.worker.model.weights import MadeOf, WeightFiller
+
+
+def load_transformer(
+    checkpoint: Checkpoint,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    config: ModelConfig | None = None,
+    operations: Operations | None = None,
+    quantization: MadeOf = "stored",
+    ranks: Ranks = ALONE,
+) -> Transformer:
+    """A model with the checkpoint's weights, in `dtype` on `device`.
+
+    `progress(bytes done, bytes in all)` is called after each tensor. `config` serves the weights with other constants,
+    for example another context length; `operations` computes by other kernels than torch's. `quantization` is what
+    matrices are turned into; "stored" keeps quantized ones as they are, None makes plain ones of them. Embedding and
+    output get int8 for int4 and stay plain for fp8; a router is never quantized. With several `ranks`, the model is
+    this one's part of it. Raises CheckpointError.
+    """
+    whole = config or checkpoint.config
+    # A processor that does not compute in the dtype keeps matrices and the cache in it, and all else in float32. Any
+    # does so if the matrices are quantized: their products, and whole layers, are compiled for float32.
+    device = torch.device(device)
+    in_panels = panels_serve(device, dtype) and (
+        not onednn_serves(device, dtype) or _mostly_quantized(checkpoint, quantization)
+    )
+    computed = torch.float32 if in_panels else dtype
+    model = Transformer(whole, device, computed, operations, ranks)
+    destinations = model.destinations()
+    filler = WeightFiller(device, dtype, quantization, model.operations.quantized_weight, half_panels=in_panels)
+    done = 0
+    for name, source in checkpoint.tensors():
+        target = destinations.pop(name)
+        try:
+            part = ranks.part(name, whole)
+            ours = source if part.rows is None else source[part.rows]
+            if part.vanishes:
+                assert isinstance(ours, torch.Tensor)
+                ours = torch.zeros_like(ours)
+            filler.fill(target.module, target.row, ours, checkpoint.release, part.columns, least_bits=_least_bits(name))
+        except OverflowError as error:
+            raise CheckpointError(f"{checkpoint.path}: {name} has {error}") from error
+        except ValueError as error:
+            hint = "use fewer ranks (tensor_parallel), or quantize none"
+            raise CheckpointError(f"{checkpoint.path}: {name}: {error}; {hint}") from error
+        done += source.nbytes
+        if progress is not None:
+            progress(done, checkpoint.total_bytes)
+    if destinations:
+        raise CheckpointError(f"{checkpoint.path}: {', '.join(destinations)} did not come")
+    if model.config.tie_embeddings:
+        model.output.share(model.embedding.stored)
+    model.multiply_by(model.operations.products[0])
+    return model
+
+
+def _mostly_quantized(checkpoint: Checkpoint, quantization: MadeOf) -> bool:
+    """Whether the layers' matrices will be small integers; the first of them tells."""
+    if quantization != "stored":
+        return isinstance(quantization, Quantization)
+    if checkpoint.stored_as.keys() <= DTYPES.keys():
+        return False  # nothing but plain numbers, and looking at a tensor may join it from several files
+    first = next(source for name, source in checkpoint.tensors() if name == "layers.0.attention.q")
+    return not isinstance(first, torch.Tensor) and first[:1].grouped() is not None
+
+
+def _least_bits(name: str) -> int:
+    """A router decides by small differences, and so does the output among all of a vocabulary."""
+    if name.endswith("router"):
+        return 32
+    return 8 if name in ("embedding", "output") else 4
