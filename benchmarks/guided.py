@@ -132,7 +132,7 @@ def main() -> None:
     for row in rows:
         print(row)
     print(f"vocabulary and first schema: {compiled:.2f} s")
-    print(f"rows left out of a step: {grammars.left_out}")
+    print(f"rows left out of a step: {grammars.statistics.guide_left_out_rows}")
     save("guided", options, {"rows": rows, "vocabulary_and_first_schema_seconds": round(compiled, 3)})
     grammars.stop()
 

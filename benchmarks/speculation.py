@@ -56,7 +56,7 @@ def run(built: BuiltEngine, kind: str, batch: int, drafts: int) -> Measured:
         engine.step()
     seconds = time.perf_counter() - began
     passes = sum(request.statistics.forward_passes for request in requests)
-    proposed = sum(request.statistics.drafts_proposed for request in requests)
+    proposed = sum(request.statistics.draft_tokens_proposed for request in requests)
     outputs = [request.known[request.prompt_tokens :].tolist() for request in requests]
     return seconds, batch * NEW_TOKENS, passes, proposed, outputs
 

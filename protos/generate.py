@@ -1,4 +1,5 @@
-"""Generates what is made from the proto files: the Python stubs next to them, and the files that parameters.py names.
+"""Generates what is made from the proto files: the Python stubs next to them, and the files that parameters.py and
+accounts.py name.
 
 python protos/generate.py           write them
 python protos/generate.py --check   exit 1 and name each file that is not what the proto files give
@@ -28,10 +29,12 @@ def generated() -> dict[Path, bytes]:
         _run_protoc(out, described)
         made = {Path("protos") / path.relative_to(out): path.read_bytes() for path in out.rglob("*_pb2*")}
         sys.path[:0] = [folder, str(ROOT)]  # the stubs that were made just now, not those that are to be replaced
+        import accounts
         import parameters
 
         page = (REPOSITORY / "docs" / "sampling.md").read_text()
-        texts = parameters.files(FileDescriptorSet.FromString(described.read_bytes()), page)
+        descriptors = FileDescriptorSet.FromString(described.read_bytes())
+        texts = parameters.files(descriptors, page) | accounts.files(descriptors)
         return made | {Path(path): text.encode() for path, text in texts.items()}
 
 

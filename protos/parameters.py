@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 
+from comments import declared, first_sentences
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 from tandem.inference.v1 import inference_pb2 as pb
@@ -64,7 +64,7 @@ def _engine(words: dict[str, str]) -> str:
     for limit in LIMITS.values():
         default = {Kind.NUMBER: float, Kind.INTEGER: int, Kind.FLAG: bool}.get(limit.kind)
         value = "()" if default is None else repr(default(limit.default or 0))
-        lines += _declared(f"{limit.name}: {ENGINE_TYPES[limit.kind]} = {value}", words[limit.path])
+        lines += declared(f"{limit.name}: {ENGINE_TYPES[limit.kind]} = {value}", words[limit.path])
     stateful = " or ".join(f"self.{limit.name} != {limit.default!r}" for limit in LIMITS.values() if limit.stateful)
     lines += [
         "\n    @property\n    def stateful(self) -> bool:\n",
@@ -86,7 +86,7 @@ def _sdk(words: dict[str, str]) -> str:
     ]
     for limit in LIMITS.values():
         comment = "; ".join(part for part in (_bounds(limit), words[limit.path]) if part)
-        lines += _declared(f"{limit.name}: {SDK_TYPES[limit.kind]} | None = None", comment)
+        lines += declared(f"{limit.name}: {SDK_TYPES[limit.kind]} | None = None", comment)
     lines += [
         "\n\nclass SamplingOptions(TypedDict, total=False):\n",
         '    """The fields of SamplingParams as keywords."""\n\n',
@@ -98,20 +98,6 @@ def _sdk(words: dict[str, str]) -> str:
     return "".join(lines)
 
 
-def _declared(line: str, comment: str) -> Iterator[str]:
-    """A field with its comment behind it, or above it where that would be too wide."""
-    if len(line) + len(comment) + 8 <= 120:
-        yield f"    {line}{f'  # {comment}' if comment else ''}\n"
-        return
-    text = ""
-    for word in comment.split():
-        if len(text) + len(word) + 7 > 120:
-            yield f"    # {text}\n"
-            text = ""
-        text = f"{text} {word}".strip()
-    yield f"    # {text}\n    {line}\n"
-
-
 def _bounds(limit: Limit) -> str:
     if limit.kind is Kind.INTEGER and limit.high >= 2**32 - 1:
         return f">= {limit.low:g}"
@@ -121,15 +107,8 @@ def _bounds(limit: Limit) -> str:
 
 
 def _comments(descriptors: FileDescriptorSet) -> dict[str, str]:
-    """The first sentence that the contract says of each parameter, by path: without the full stop, beginning small."""
-    said: dict[tuple[str, str], str] = {}
-    for file in descriptors.file:
-        for location in file.source_code_info.location:
-            if len(location.path) == 4 and location.path[0] == 4 and location.path[2] == 2:  # a field of a message
-                message = file.message_type[location.path[1]]
-                text = " ".join((location.leading_comments + " " + location.trailing_comments).split())
-                text = re.split(r"\.(?: |$)", text)[0]
-                said[message.name, message.field[location.path[3]].name] = text[:1].lower() + text[1:]
+    """What the contract says of each parameter, by path."""
+    said = first_sentences(descriptors)
     found = {}
     for path, limit in LIMITS.items():
         message = pb.SamplingParams.DESCRIPTOR

@@ -8,10 +8,10 @@ import time
 import pytest
 
 from tandem.common.errors import ServiceError, unavailable
+from tandem.worker.engine.account import FinishReason
 from tandem.worker.engine.loop import Finish
 from tandem.worker.engine.messages import Ended
 from tandem.worker.engine.outcome import End
-from tandem.worker.engine.request import FinishReason
 from tandem.worker.streams import OutputStream, ranked
 from tandem.worker.validation import Delivery
 from tests.worker_svc.engine.counting import counting_request

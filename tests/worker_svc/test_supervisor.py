@@ -13,7 +13,8 @@ import zmq
 import tandem.worker.supervisor as supervisor_module
 from tandem.common.errors import ServiceError
 from tandem.worker.engine.handle import EngineDeath, EngineStartError, Progress, Receiver
-from tandem.worker.engine.messages import Command, Ended, EngineInfo, Inbound, Load, Reply, Step
+from tandem.worker.engine.load import Load
+from tandem.worker.engine.messages import Ended, EngineInfo, Inbound, Ping, Reply, Step
 from tandem.worker.streams import OutputStream
 from tandem.worker.supervisor import MAX_FAILED_STARTS, EngineSupervisor
 from tandem.worker.validation import Delivery
@@ -42,8 +43,8 @@ class Engine:
         return INFO
 
     def send(self, message: Inbound) -> None:
-        if isinstance(message, Command) and self.alive:
-            self.receive(Reply(message.serial, 0, "", Load()))
+        if isinstance(message, Ping) and self.alive:
+            self.receive(Reply(message.serial, Load()))
 
     async def wait_until_dead(self) -> EngineDeath:
         return await asyncio.shield(self.dead)
@@ -237,7 +238,7 @@ async def test_a_command_that_the_engine_never_obeys_ends(monkeypatch: pytest.Mo
     supervisor = EngineSupervisor(lambda: Engine(alive=False), Watcher(), lambda *_: None)
     await supervisor.start()
     with pytest.raises(ServiceError) as caught:
-        await supervisor.command("check")
+        await supervisor.command("ClearPrefixCache", b"")
     assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
     assert caught.value.reason == "ENGINE_BUSY"
     assert not supervisor._commands

@@ -8,6 +8,7 @@ with Client(tokenizer="localhost:50051", worker="localhost:50052") as client:
             print(chunk.text, end="", flush=True)
 """
 
+from .account import FinishReason, Usage
 from .async_client import AsyncClient
 from .async_stream import AsyncStream
 from .errors import (
@@ -47,7 +48,6 @@ from .types import (
     Chunk,
     Conversation,
     Encoding,
-    FinishReason,
     GenerationResult,
     Message,
     ModelInfo,
@@ -61,7 +61,6 @@ from .types import (
     TokenizerInfo,
     ToolCall,
     TopLogprobs,
-    Usage,
     Vocabulary,
 )
 

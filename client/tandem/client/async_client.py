@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 
-from . import forks, operators
+from . import forks
 from .async_stream import AsyncStream, cancelled_by_caller
 from .conversations import chat_request, conversation_violations
 from .deadline import Deadline
@@ -28,7 +28,7 @@ from .errors import (
     invalid_argument,
 )
 from .metrics import metrics_in
-from .operators import WorkerLoad, WorkerState
+from .operators import AsyncOperators
 from .params import CallOptions, CountOptions, DecodeOptions, EncodeChatOptions, EncodeOptions, GenerateOptions
 from .pipeline import Pipeline
 from .plan import GenerationPlan, make_plan
@@ -68,7 +68,7 @@ DEFAULT_TIMEOUT_SECONDS = 600.0
 
 
 @spell_out_keywords
-class AsyncClient:
+class AsyncClient(AsyncOperators):
     """Text in, text out, through a tokenizer service and one or several workers.
 
         async with AsyncClient(tokenizer="localhost:50051", worker="localhost:50052") as client:
@@ -292,28 +292,6 @@ class AsyncClient:
         check_call(options)
         context = self._context(options)
         return await self._of_each_worker(lambda worker: worker.model(context.timeout("worker")), context)
-
-    # --- what operators do; with all workers of this client
-
-    async def get_loads(
-        self, *, check_integrity: bool = False, **options: Unpack[CallOptions]
-    ) -> dict[str, WorkerLoad]:
-        """What runs and waits at each worker, by address; `check_integrity` has it check its page table too."""
-        check_call(options)
-        context = self._context(options)
-        return await self._of_each_worker(lambda worker: operators.get_load(worker, check_integrity, context), context)
-
-    async def set_draining(self, draining: bool, **options: Unpack[CallOptions]) -> dict[str, WorkerState]:
-        """Has each worker refuse new requests while running ones finish, or take requests again; their states then."""
-        check_call(options)
-        context = self._context(options)
-        return await self._of_each_worker(lambda worker: operators.set_draining(worker, draining, context), context)
-
-    async def clear_prefix_cache(self, **options: Unpack[CallOptions]) -> dict[str, int]:
-        """Has each worker forget the prefixes that no running request uses; how many pages those were."""
-        check_call(options)
-        context = self._context(options)
-        return await self._of_each_worker(lambda worker: operators.clear_prefix_cache(worker, context), context)
 
     async def _of_each_worker(self, ask: Callable[[Worker], Awaitable[T]], context: CallContext) -> dict[str, T]:
         """Answers by address. All workers are asked; then the first error is raised, with the address."""

@@ -1,14 +1,32 @@
-"""What operators ask of a worker: its load, draining, an empty cache."""
+"""What operators ask of workers, and have them do: calls of all workers of a client, answered by address.
+
+An RPC of WorkerAdminService is a method of `AsyncOperators` and a line of `Operators`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, fields
 from enum import Enum
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack
+
+import grpc.aio
 
 from tandem.inference.v1 import admin_pb2 as pb
 
+from .params import CallOptions
 from .rpc import CallContext, unary
+from .text_calls import check_call
 from .worker import Worker
+
+if TYPE_CHECKING:  # stubs have it, and at run time it is the class of the plain ones
+    from tandem.inference.v1.admin_pb2_grpc import WorkerAdminServiceAsyncStub
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Response = TypeVar("Response")
 
 
 class WorkerState(Enum):
@@ -53,34 +71,78 @@ class WorkerLoad:
         """Whether nothing runs or waits."""
         return not self.running_requests and not self.waiting_requests
 
-
-async def get_load(worker: Worker, check_integrity: bool, context: CallContext) -> WorkerLoad:
-    request = pb.GetLoadRequest(check_integrity=check_integrity)
-    load = await unary(worker.admin.GetLoad, request, context, service="worker")
-    return WorkerLoad(
-        running_requests=load.running_requests,
-        waiting_requests=load.waiting_requests,
-        waiting_tokens=load.waiting_tokens,
-        pages_total=load.pages_total,
-        pages_free=load.pages_free,
-        pages_cached=load.pages_cached,
-        pages_referenced=load.pages_referenced,
-        steps=load.steps,
-        prompt_tokens=load.prompt_tokens,
-        cached_prompt_tokens=load.cached_prompt_tokens,
-        output_tokens=load.output_tokens,
-        preemptions=load.preemptions,
-        evictions=load.evictions,
-        integrity_error=load.integrity_error if load.HasField("integrity_ok") else None,
-    )
+    @classmethod
+    def of(cls, load: pb.GetLoadResponse) -> WorkerLoad:
+        known = {field.name: getattr(load, field.name) for field in fields(cls)}
+        return cls(**known | ({} if load.HasField("integrity_ok") else {"integrity_error": None}))
 
 
-async def set_draining(worker: Worker, draining: bool, context: CallContext) -> WorkerState:
-    request = pb.SetDrainingRequest(draining=draining)
-    response = await unary(worker.admin.SetDraining, request, context, service="worker")
-    return _STATES.get(response.state, WorkerState.UNKNOWN)
+class AsyncOperators(ABC):
+    """Part of `AsyncClient`."""
+
+    async def get_loads(
+        self, *, check_integrity: bool = False, **options: Unpack[CallOptions]
+    ) -> dict[str, WorkerLoad]:
+        """What runs and waits at each worker, by address; `check_integrity` has it check its page table too."""
+        request = pb.GetLoadRequest(check_integrity=check_integrity)
+        return await self._ask_workers(lambda admin: admin.GetLoad, request, options, WorkerLoad.of)
+
+    async def set_draining(self, draining: bool, **options: Unpack[CallOptions]) -> dict[str, WorkerState]:
+        """Has each worker refuse new requests while running ones finish, or take requests again; their states then."""
+        request = pb.SetDrainingRequest(draining=draining)
+        return await self._ask_workers(
+            lambda admin: admin.SetDraining, request, options, lambda it: _STATES.get(it.state, WorkerState.UNKNOWN)
+        )
+
+    async def clear_prefix_cache(self, **options: Unpack[CallOptions]) -> dict[str, int]:
+        """Has each worker forget the prefixes that no running request uses; how many pages those were."""
+        request = pb.ClearPrefixCacheRequest()
+        return await self._ask_workers(
+            lambda admin: admin.ClearPrefixCache, request, options, lambda it: it.pages_cleared
+        )
+
+    async def _ask_workers(
+        self,
+        method: Callable[[WorkerAdminServiceAsyncStub], grpc.aio.UnaryUnaryMultiCallable[Any, Response]],
+        request: object,
+        options: CallOptions,
+        read: Callable[[Response], T],
+    ) -> dict[str, T]:
+        check_call(options)
+        context = self._context(options)
+
+        async def ask(worker: Worker) -> T:
+            return read(await unary(method(worker.admin), request, context, service="worker"))
+
+        return await self._of_each_worker(ask, context)
+
+    @abstractmethod
+    def _context(self, options: CallOptions) -> CallContext: ...
+
+    @abstractmethod
+    async def _of_each_worker(self, ask: Callable[[Worker], Awaitable[T]], context: CallContext) -> dict[str, T]: ...
 
 
-async def clear_prefix_cache(worker: Worker, context: CallContext) -> int:
-    response = await unary(worker.admin.ClearPrefixCache, pb.ClearPrefixCacheRequest(), context, service="worker")
-    return response.pages_cleared
+class Operators(ABC):
+    """Part of `Client`."""
+
+    _async: AsyncOperators
+
+    @abstractmethod
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T: ...
+
+    @staticmethod
+    def _waiting(
+        call: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+    ) -> Callable[Concatenate[Operators, P], T]:
+        """The same call for who waits for its end."""
+
+        @functools.wraps(call)
+        def waiting(self: Operators, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            return self._run(call(self._async, *args, **kwargs))
+
+        return waiting
+
+    get_loads = _waiting(AsyncOperators.get_loads)
+    set_draining = _waiting(AsyncOperators.set_draining)
+    clear_prefix_cache = _waiting(AsyncOperators.clear_prefix_cache)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from tandem.inference.v1 import inference_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2
 
+from .account import FinishReason, Usage
 from .conversations import chat_request
 from .decoding import TextDecoder
 from .errors import StatusError, TandemError
@@ -27,22 +28,13 @@ from .rpc import CallContext
 from .sampling import from_message
 from .settings import FailoverSettings
 from .texts import TextService
-from .types import Chunk, Conversation, Encoding, FinishReason, GenerationResult, Output, PromptLogprobs, Timings, Usage
+from .types import Chunk, Conversation, Encoding, GenerationResult, Output, PromptLogprobs, Timings
 from .workers import WorkerPool
 
 # How many last prompt ids the tokenizer gets to see: enough to tell whether the answer begins a text.
 CONTEXT_IDS = 16
 # How long a matched stop string waits for the worker's own account (usage and timings) before the RPC is cancelled.
 ACCOUNT_SECONDS = 1.0
-
-_REASONS = {
-    pb.FINISH_REASON_MAX_TOKENS: FinishReason.MAX_TOKENS,
-    pb.FINISH_REASON_STOP_TOKEN: FinishReason.STOP_TOKEN,
-    pb.FINISH_REASON_EOS: FinishReason.EOS,
-    pb.FINISH_REASON_STOP_SEQUENCE: FinishReason.STOP_SEQUENCE,
-    pb.FINISH_REASON_GRAMMAR_END: FinishReason.GRAMMAR_END,
-    pb.FINISH_REASON_CANCELLED: FinishReason.CANCELLED,
-}
 
 
 class Pipeline:
@@ -261,7 +253,6 @@ class Pipeline:
         accepted = tokens.accepted or pb.Accepted()
         # Absent where a stop string matched and the worker did not answer.
         finished = tokens.finished.get(0, pb.Finished())
-        timings = finished.timings if finished.HasField("timings") else None
         first = tokens.first_delta_at if self._decode_at_end else self._first_output_at
         decode = next((each.decode_seconds for each in self._outputs if each.decode_seconds is not None), None)
         if first is not None:
@@ -288,10 +279,7 @@ class Pipeline:
                 encode_seconds=self._encode_seconds,
                 time_to_first_token=None if first is None else first - self._started_at,
                 decode_seconds=decode,
-                worker_queue_seconds=timings.queue_seconds if timings else None,
-                worker_prefill_seconds=timings.prefill_seconds if timings else None,
-                worker_decode_seconds=timings.decode_seconds if timings else None,
-                worker_total_seconds=timings.total_seconds if timings else None,
+                **_worker_timings(finished),
             ),
             seed=accepted.sampling.seed if accepted.sampling.HasField("seed") else None,
             sampling=from_message(accepted.sampling),
@@ -330,25 +318,31 @@ def _output(output: GrowingOutput, finished: pb.Finished) -> Output:
         logprobs=output.logprobs,
         ranks=output.ranks,
         top_logprobs=output.top_logprobs,
-        finish_reason=FinishReason.STOP_STRING if stopped else _REASONS[finished.reason],
+        finish_reason=FinishReason.STOP_STRING if stopped else _reason(finished),
         matched_stop=output.matched_stop,
         matched_stop_token=None if stopped else matched_token,
         matched_stop_sequence=None if stopped else matched_sequence,
     )
 
 
+def _reason(finished: pb.Finished) -> FinishReason:
+    return FinishReason[pb.FinishReason.Name(finished.reason).removeprefix("FINISH_REASON_")]
+
+
+def _worker_timings(finished: pb.Finished) -> dict[str, float]:
+    if not finished.HasField("timings"):
+        return {}
+    names = pb.Timings.DESCRIPTOR.fields_by_name
+    return {f"worker_{name}": getattr(finished.timings, name) for name in names}
+
+
 def _usage(prompt_tokens: int, outputs: Sequence[GrowingOutput], finished: Sequence[pb.Finished]) -> Usage:
-    """Of all outputs together; what the worker did not tell of each of them is None."""
+    """Of all outputs together: peaks are the largest, of the cached prompt tokens the fewest are told, and all else is
+    the sum. What the worker did not tell of each of them is None."""
     told = [one.usage for one in finished if one.HasField("usage")]
-    known = bool(told) and len(told) == len(outputs)
-    return Usage(
-        prompt_tokens=prompt_tokens,
-        completion_tokens=sum(output.received for output in outputs),
-        cached_prompt_tokens=min(usage.cached_prompt_tokens for usage in told) if known else None,
-        forward_passes=sum(usage.forward_passes for usage in told) if known else None,
-        preemptions=sum(usage.preemptions for usage in told) if known else None,
-        peak_pages=max(usage.peak_pages for usage in told) if known else None,
-        peak_kv_bytes=max(usage.peak_kv_bytes for usage in told) if known else None,
-        draft_tokens_proposed=sum(usage.draft_tokens_proposed for usage in told) if known else None,
-        draft_tokens_accepted=sum(usage.draft_tokens_accepted for usage in told) if known else None,
-    )
+    total = {"prompt_tokens": prompt_tokens, "completion_tokens": sum(output.received for output in outputs)}
+    if told and len(told) == len(outputs):
+        for name in pb.Usage.DESCRIPTOR.fields_by_name.keys() - total.keys():
+            of_all = max if name.startswith("peak_") else min if name == "cached_prompt_tokens" else sum
+            total[name] = of_all(getattr(usage, name) for usage in told)
+    return Usage(**total)

@@ -17,7 +17,7 @@ from .async_client import DEFAULT_TIMEOUT_SECONDS, AsyncClient
 from .async_stream import AsyncStream
 from .background import BackgroundLoop, acquire, release, wait
 from .errors import ClientClosedError
-from .operators import WorkerLoad, WorkerState
+from .operators import Operators
 from .params import CallOptions, CountOptions, DecodeOptions, EncodeChatOptions, EncodeOptions, GenerateOptions
 from .settings import ConnectionSettings, Credentials, FailoverSettings
 from .signatures import spell_out_keywords
@@ -108,7 +108,7 @@ class Stream:
 
 
 @spell_out_keywords
-class Client:
+class Client(Operators):
     """Text in, text out, through a tokenizer service and one or several workers.
 
         with Client(tokenizer="localhost:50051", worker="localhost:50052") as client:
@@ -128,7 +128,7 @@ class Client:
         failover: FailoverSettings | None = None,
         registry: CollectorRegistry | None = None,
     ) -> None:
-        self._async = AsyncClient(
+        self._async: AsyncClient = AsyncClient(
             tokenizer,
             worker,
             timeout=timeout,
@@ -238,20 +238,6 @@ class Client:
     def get_models(self, **options: Unpack[CallOptions]) -> dict[str, ModelInfo | None]:
         """What each worker serves, by address; None for one that does not tell."""
         return self._run(self._async.get_models(**options))
-
-    # --- what operators do; with all workers of this client
-
-    def get_loads(self, *, check_integrity: bool = False, **options: Unpack[CallOptions]) -> dict[str, WorkerLoad]:
-        """What runs and waits at each worker, by address; `check_integrity` has it check its page table too."""
-        return self._run(self._async.get_loads(check_integrity=check_integrity, **options))
-
-    def set_draining(self, draining: bool, **options: Unpack[CallOptions]) -> dict[str, WorkerState]:
-        """Has each worker refuse new requests while running ones finish, or take requests again; their states then."""
-        return self._run(self._async.set_draining(draining, **options))
-
-    def clear_prefix_cache(self, **options: Unpack[CallOptions]) -> dict[str, int]:
-        """Has each worker forget the prefixes that no running request uses; how many pages those were."""
-        return self._run(self._async.clear_prefix_cache(**options))
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if forks.broken():  # before the lock, which a thread of the parent may have held

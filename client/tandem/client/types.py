@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
+from .account import FinishReason, Usage, WorkerTimings
 from .params import SpecialTokens
 from .sampling_params import SamplingParams
 
@@ -84,18 +84,6 @@ Prompt = str | Segment | Sequence[Segment] | Sequence[int] | Encoding | Conversa
 TextInput = str | Segment | Sequence[Segment]
 
 
-class FinishReason(StrEnum):
-    """Why a generation ended."""
-
-    MAX_TOKENS = "max_tokens"  # max_tokens were produced, or the context is full
-    STOP_STRING = "stop_string"  # `matched_stop` says which
-    STOP_TOKEN = "stop_token"  # noqa: S105  an id of stop_token_ids; `matched_stop_token` says which
-    EOS = "eos"  # an end-of-sequence id of the model
-    STOP_SEQUENCE = "stop_sequence"  # `matched_stop_sequence` says which
-    GRAMMAR_END = "grammar_end"  # what it was guided by allows nothing more
-    CANCELLED = "cancelled"  # by an Abort at the worker
-
-
 @dataclass(frozen=True, slots=True)
 class TopLogprobs:
     """Tokens at one position, in parallel lists: the most probable in order of rank, then those that were asked for."""
@@ -152,36 +140,15 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """What a generation cost, in tokens, all its outputs together."""
-
-    prompt_tokens: int
-    completion_tokens: int  # produced by all workers together, trimmed ones included
-    cached_prompt_tokens: int | None = (
-        None  # of the prompt, from the prefix cache; None: the worker was lost before it told
-    )
-    forward_passes: int | None = None
-    preemptions: int | None = None  # how often it lost its pages and was computed again
-    peak_pages: int | None = None  # of the KV cache, shared ones included
-    peak_kv_bytes: int | None = None  # of those pages
-    draft_tokens_proposed: int | None = None  # computed by speculation
-    draft_tokens_accepted: int | None = None  # of them, those that became output
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Seconds, none below 0. The first four are measured at the client, the others by the (last) worker; None where
-    unknown. Encoding and decoding follow each other, and so do the worker's queue, prefill and decode, which make up
-    its total; neither takes longer than the total."""
+class Timings(WorkerTimings):
+    """Seconds, none below 0; None where unknown. These are measured at the client, the others by the (last) worker.
+    Encoding and decoding follow each other, and so do the worker's queue, prefill and decode, which make up its total;
+    neither takes longer than the total."""
 
     total_seconds: float
     encode_seconds: float | None = None  # None: the prompt came as ids
     time_to_first_token: float | None = None  # from the call until output was here, an echo aside; None: there was none
     decode_seconds: float | None = None  # first ids sent to the tokenizer until their text was here
-    worker_queue_seconds: float | None = None
-    worker_prefill_seconds: float | None = None
-    worker_decode_seconds: float | None = None
-    worker_total_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

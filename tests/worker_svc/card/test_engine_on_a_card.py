@@ -266,9 +266,9 @@ def test_speculation_changes_no_answer(drafts: str, card: VirtualCard, monkeypat
     engine = built(draft_model="" if drafts == "looked up" else "draft", kv_cache_tokens=512, speculate="always")
     on_card = answers(engine, requests)
     statistics = engine.engine.scheduler.statistics
-    assert statistics.drafts_proposed
+    assert statistics.draft_tokens_proposed
     if drafts == "by a model":  # which is the model itself, and draws by the same numbers
-        assert statistics.drafts_accepted == statistics.drafts_proposed
+        assert statistics.draft_tokens_accepted == statistics.draft_tokens_proposed
     plain = some_requests(5, GREEDY, Sampling(temperature=0.6, top_p=0.9), Sampling(temperature=0.9))
     assert_alike(on_card, on_processor(plain))
 

@@ -95,9 +95,9 @@ def test_random_requests_get_the_same_ids_and_logprobs_with_any_speculation(fold
         engine = built(folders, draft)
         assert answers(engine, drafts=6, ngram=ngram) == expected
         statistics = engine.engine.scheduler.statistics
-        assert statistics.drafts_accepted > 0
+        assert statistics.draft_tokens_accepted > 0
         if draft == "large":  # it guesses what it would say
-            assert statistics.drafts_accepted > 0.95 * statistics.drafts_proposed
+            assert statistics.draft_tokens_accepted > 0.95 * statistics.draft_tokens_proposed
 
 
 def test_the_draft_model_is_described_and_gives_a_default(folders: dict[str, Path]):

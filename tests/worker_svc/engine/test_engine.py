@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.worker.engine.account import FinishReason
 from tandem.worker.engine.loop import Engine, Finish
-from tandem.worker.engine.messages import Ended
+from tandem.worker.engine.outcome import Failure
 from tandem.worker.engine.pages import PageTable
-from tandem.worker.engine.request import FinishReason, Request, Stopping
+from tandem.worker.engine.request import Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.scheduler import SchedulerLimits
 from tandem.worker.engine.speculation_costs import Costs, Free
@@ -284,7 +285,7 @@ def test_broken_numbers_end_their_request_alone_and_leave_no_page_behind():
     driver.engine.submit(counting_request(0, 10, 8, 30))  # reaches 20
     driver.engine.submit(counting_request(1, 30, 8, 12))
     driver.run()
-    assert driver.finished[0].reason is FinishReason.ERROR
+    assert driver.finished[0].reason is Failure.ERROR
     assert driver.output[0] == [18, 19, 20]
     assert driver.output[1] == counted(30, 8, 12)
     again = counting_request(2, 10, 8, 1)
@@ -345,11 +346,11 @@ def test_no_interval_of_an_end_is_negative_and_they_make_up_the_total():
         driver.step()
     assert len(driver.finished) == 7
     for finish in driver.finished.values():
-        ended = Ended.of(finish)
-        parts = (ended.queue_seconds, ended.prefill_seconds, ended.decode_seconds)
+        spent = finish.statistics
+        parts = (spent.queue_seconds, spent.prefill_seconds, spent.decode_seconds)
         assert min(parts) >= 0
-        assert sum(parts) == pytest.approx(ended.total_seconds)
-        assert ended.total_seconds < 3600, "counted from the request, not from the machine's start"
+        assert sum(parts) == pytest.approx(spent.total_seconds)
+        assert spent.total_seconds < 3600, "counted from the request, not from the machine's start"
 
 
 @pytest.mark.parametrize(("min_tokens", "reason"), [(2, FinishReason.STOP_SEQUENCE), (3, FinishReason.MAX_TOKENS)])

@@ -5,9 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.worker.engine.account import FinishReason
 from tandem.worker.engine.fork import sample_seed
 from tandem.worker.engine.messages import Submit
-from tandem.worker.engine.request import FinishReason, LogprobOptions, Request
+from tandem.worker.engine.outcome import Failure
+from tandem.worker.engine.request import LogprobOptions, Request
 from tandem.worker.engine.sampling import Sampling
 from tests.worker_svc.engine.counting import counting_request
 from tests.worker_svc.engine.test_engine import Driver, counted
@@ -81,7 +83,7 @@ def test_numbers_that_break_in_the_prompt_end_every_sample():
     driver.runner.poisoned = {5}
     driver.engine.submit(*samples(4, prompt=10, output=8))
     driver.run()
-    assert {finish.reason for finish in driver.finished.values()} == {FinishReason.ERROR}
+    assert {finish.reason for finish in driver.finished.values()} == {Failure.ERROR}
     assert len(driver.finished) == 4
 
 

@@ -20,11 +20,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tandem.worker.engine.account import FinishReason
 from tandem.worker.engine.build import build_engine
 from tandem.worker.engine.config import EngineConfig
 from tandem.worker.engine.loop import Engine
 from tandem.worker.engine.pages import PageTable
-from tandem.worker.engine.request import Drafting, FinishReason, LogprobOptions, Request, Sharing, Stopping
+from tandem.worker.engine.request import Drafting, LogprobOptions, Request, Sharing, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.scheduler import SchedulerLimits
 from tandem.worker.engine.speculation_costs import Free
@@ -214,7 +215,7 @@ def test_any_history_gives_each_request_what_it_gets_alone(tiny_llama: Path, dty
             engine.check()
             step += 1
         assert engine.table.referenced == 0
-        drafts += engine.scheduler.statistics.drafts_accepted
+        drafts += engine.scheduler.statistics.draft_tokens_accepted
         overlapped += engine.scheduler.statistics.overlapped_steps
         engine.overlap = False
         engine._speculation.model = expectation = Expectation()

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.worker.engine.request import Drafting, FinishReason, LogprobOptions, Request, Stopping
+from tandem.worker.engine.account import FinishReason
+from tandem.worker.engine.request import Drafting, LogprobOptions, Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.stops import StopSequences
 from tests.worker_svc.engine.counting import counting_request

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from benchmarks.random_llama import RandomCheckpoint, llama
+from tandem.worker.engine.account import FinishReason
 from tandem.worker.engine.loop import Engine
 from tandem.worker.engine.pages import PageTable
-from tandem.worker.engine.request import FinishReason, Request, Stopping
+from tandem.worker.engine.request import Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.scheduler import SchedulerLimits
 from tandem.worker.model.kv_cache import CacheShape, KVCache

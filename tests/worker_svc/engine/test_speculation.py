@@ -6,10 +6,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.worker.engine.account import FinishReason
 from tandem.worker.engine.drafting import NGramIndex
 from tandem.worker.engine.loop import Engine
 from tandem.worker.engine.pages import PageTable
-from tandem.worker.engine.request import Drafting, FinishReason, Request, Stopping
+from tandem.worker.engine.request import Drafting, Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.scheduler import SchedulerLimits
 from tandem.worker.engine.speculation_costs import Free, StepCost
@@ -48,7 +49,7 @@ def test_a_text_that_repeats_takes_few_passes():
     driver.run()
     assert driver.output[0] == counted(0, VOCABULARY + 2, 60)
     statistics = request.statistics
-    assert statistics.drafts_accepted == 60 - (statistics.forward_passes - 1)  # one more for the prompt
+    assert statistics.draft_tokens_accepted == 60 - (statistics.forward_passes - 1)  # one more for the prompt
     assert statistics.forward_passes < 15
 
 
@@ -66,7 +67,7 @@ def test_an_end_within_accepted_drafts_ends_there():
         driver.run()
         assert driver.finished[0].reason is reason
         assert driver.output[0] == counted(0, VOCABULARY + 3, output)
-        assert request.statistics.drafts_accepted > 0
+        assert request.statistics.draft_tokens_accepted > 0
 
 
 def test_drafts_never_take_a_page_from_anybody():
@@ -87,8 +88,8 @@ def test_what_promises_less_than_it_costs_is_not_computed():
     for number in range(40):
         driver.engine.submit(drafted(counting_request(number, number, VOCABULARY + 2, 10)))
     driver.run()
-    assert driver.engine.scheduler.statistics.drafts_proposed == 0
-    assert driver.engine.drafts_declined >= 8
+    assert driver.engine.scheduler.statistics.draft_tokens_proposed == 0
+    assert driver.engine.scheduler.statistics.drafts_declined >= 8
 
 
 def test_an_engine_tells_what_its_decodes_took_and_learns_it_itself_or_from_others():

@@ -1,24 +1,52 @@
-"""The worker's control plane."""
+"""The worker's control plane: what the front knows it answers itself, all else it passes on to the engine."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import grpc
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from tandem.common.by_name import fields_of
+from tandem.common.contract import limit_violations
+from tandem.common.errors import invalid_argument
+from tandem.common.lifecycle import Lifecycle
 from tandem.common.metrics import version
 from tandem.inference.v1 import admin_pb2 as pb
 from tandem.inference.v1 import admin_pb2_grpc
+from tandem.limits.fields import limits_of
+from tandem.worker.settings import WorkerSettings
+from tandem.worker.supervisor import EngineSupervisor
 
-if TYPE_CHECKING:
-    from tandem.worker.server import WorkerService
+_SERVICE = pb.DESCRIPTOR.services_by_name["WorkerAdminService"]
+# What only looks is for everybody.
+OPERATOR_METHODS = tuple(
+    f"/{_SERVICE.full_name}/{rpc}" for rpc in _SERVICE.methods_by_name if not rpc.startswith("Get")
+)
+
+
+class Worker(Protocol):
+    """Of whom the control plane tells; `WorkerService` is one."""
+
+    settings: WorkerSettings
+    supervisor: EngineSupervisor
+    lifecycle: Lifecycle | None
+    model_name: str
+    fingerprint: str
+    started_at: float
+
+    def serves(self, model: str) -> None:
+        """Raises NOT_FOUND unless `model` is empty or the one that is served."""
+        ...
 
 
 class AdminServicer(admin_pb2_grpc.WorkerAdminServiceServicer):
-    """See admin.proto."""
+    """See admin.proto. RPCs that are not here are methods of the engine's `Commands`."""
 
-    def __init__(self, worker: WorkerService) -> None:
+    def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
     async def GetModel(  # noqa: N802
@@ -26,31 +54,14 @@ class AdminServicer(admin_pb2_grpc.WorkerAdminServiceServicer):
     ) -> pb.GetModelResponse:
         worker = self._worker
         worker.serves(request.model)
-        info = worker.supervisor.require_info()
-        return pb.GetModelResponse(
-            name=worker.model_name,
-            architecture=info.architecture,
-            checkpoint_format=info.checkpoint_format,
-            vocabulary_size=info.vocabulary_size,
-            context_length=info.context_length,
-            eos_ids=info.eos_ids,
-            bos_id=info.bos_id,
-            parameters=info.parameters,
-            dtype=info.dtype,
-            quantization=info.quantization,
-            layers=info.layers,
-            hidden_size=info.hidden_size,
-            attention_heads=info.attention_heads,
-            kv_heads=info.kv_heads,
-            head_dim=info.head_dim,
-            tokenizer_fingerprint=worker.fingerprint,
-        )
+        known = fields_of(pb.GetModelResponse, worker.supervisor.require_info())
+        return pb.GetModelResponse(name=worker.model_name, tokenizer_fingerprint=worker.fingerprint, **known)
 
     async def GetServer(  # noqa: N802
         self, request: pb.GetServerRequest, context: grpc.aio.ServicerContext[pb.GetServerRequest, pb.GetServerResponse]
     ) -> pb.GetServerResponse:
         worker, settings = self._worker, self._worker.settings
-        response = pb.GetServerResponse(
+        return pb.GetServerResponse(
             version=version(),
             state=self._state(),
             start_time=Timestamp(seconds=int(worker.started_at)),
@@ -59,62 +70,16 @@ class AdminServicer(admin_pb2_grpc.WorkerAdminServiceServicer):
             max_waiting_requests=settings.max_waiting_requests,
             max_waiting_tokens=settings.max_waiting_tokens,
             engine_restarts=worker.supervisor.restarts,
+            **fields_of(pb.GetServerResponse, worker.supervisor.info),
         )
-        info = worker.supervisor.info
-        if info is not None:
-            response.MergeFrom(
-                pb.GetServerResponse(
-                    device=info.device,
-                    device_name=info.device_name,
-                    torch_version=info.torch_version,
-                    threads=info.threads,
-                    weight_bytes=info.weight_bytes,
-                    kv_cache_bytes=info.kv_cache_bytes,
-                    kv_cache_tokens=info.kv_cache_tokens,
-                    kv_bytes_per_token=info.kv_bytes_per_token,
-                    kv_cache_dtype=info.kv_cache_dtype,
-                    page_size=info.page_size,
-                    row_invariant=info.row_invariant,
-                    tensor_parallel_ranks=info.ranks,
-                )
-            )
-        return response
 
     async def GetLoad(  # noqa: N802
         self, request: pb.GetLoadRequest, context: grpc.aio.ServicerContext[pb.GetLoadRequest, pb.GetLoadResponse]
     ) -> pb.GetLoadResponse:
-        supervisor = self._worker.supervisor
-        reply = await supervisor.command("check") if request.check_integrity else None
-        load = supervisor.load
-        return pb.GetLoadResponse(
-            running_requests=load.running,
-            waiting_requests=load.waiting,
-            waiting_tokens=load.waiting_tokens,
-            pages_total=load.pages_total,
-            pages_free=load.pages_free,
-            pages_cached=load.pages_cached,
-            pages_referenced=load.pages_referenced,
-            steps=load.steps,
-            prompt_tokens=load.prompt_tokens,
-            cached_prompt_tokens=load.cached_prompt_tokens,
-            output_tokens=load.output_tokens,
-            preemptions=load.preemptions,
-            evictions=load.evictions,
-            merged_pages=load.merged_pages,
-            moved_pages=load.moved_pages,
-            draft_tokens_proposed=load.drafts_proposed,
-            draft_tokens_accepted=load.drafts_accepted,
-            integrity_ok=None if reply is None else not reply.error,
-            integrity_error="" if reply is None else reply.error,
-        )
-
-    async def ClearPrefixCache(  # noqa: N802
-        self,
-        request: pb.ClearPrefixCacheRequest,
-        context: grpc.aio.ServicerContext[pb.ClearPrefixCacheRequest, pb.ClearPrefixCacheResponse],
-    ) -> pb.ClearPrefixCacheResponse:
-        reply = await self._worker.supervisor.command("clear_cache")
-        return pb.ClearPrefixCacheResponse(pages_cleared=reply.value)
+        if request.check_integrity:
+            return pb.GetLoadResponse.FromString(await self.forward("GetLoad", request))
+        load = self._worker.supervisor.load
+        return pb.GetLoadResponse(**fields_of(pb.GetLoadResponse, load, load.statistics))
 
     async def SetDraining(  # noqa: N802
         self,
@@ -125,6 +90,12 @@ class AdminServicer(admin_pb2_grpc.WorkerAdminServiceServicer):
         self._worker.lifecycle.set_draining(request.draining)
         return pb.SetDrainingResponse(state=self._state())
 
+    async def forward(self, rpc: str, request: Message) -> bytes:
+        """The engine's serialized response."""
+        if violations := list(limit_violations(request, limits_of(_SERVICE.methods_by_name[rpc].input_type))):
+            raise invalid_argument(violations)
+        return await self._worker.supervisor.command(rpc, request.SerializeToString())
+
     def _state(self) -> pb.ServerState.ValueType:
         worker = self._worker
         assert worker.lifecycle is not None
@@ -133,3 +104,20 @@ class AdminServicer(admin_pb2_grpc.WorkerAdminServiceServicer):
         if worker.supervisor.running:
             return pb.SERVER_STATE_SERVING if worker.lifecycle.state == "serving" else pb.SERVER_STATE_STARTING
         return pb.SERVER_STATE_ENGINE_RESTARTING if worker.supervisor.info else pb.SERVER_STATE_STARTING
+
+
+def admin_servicer(worker: Worker) -> AdminServicer:
+    """With a method for every RPC of the service."""
+    others = _SERVICE.methods_by_name.keys() - vars(AdminServicer).keys()
+    complete = type("AdminServicer", (AdminServicer,), {rpc: _forwarding(rpc) for rpc in others})
+    servicer: AdminServicer = complete(worker)
+    return servicer
+
+
+def _forwarding(rpc: str) -> Callable[[AdminServicer, Message, object], Awaitable[Message]]:
+    response = GetMessageClass(_SERVICE.methods_by_name[rpc].output_type)
+
+    async def forwarded(self: AdminServicer, request: Message, context: object) -> Message:
+        return response.FromString(await self.forward(rpc, request))
+
+    return forwarded

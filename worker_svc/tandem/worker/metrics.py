@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from tandem.worker.engine.account import FinishReason
 from tandem.worker.engine.guides.outcome import CompileOutcome
-from tandem.worker.engine.messages import Ended, Load, Step
+from tandem.worker.engine.load import EngineStatistics, Load, metrics_of
+from tandem.worker.engine.messages import Ended, Step
+from tandem.worker.engine.outcome import Failure
 
 _LATENCY = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
@@ -27,17 +30,8 @@ _TOKEN = (
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _STEP = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
-FINISH_NAMES = {
-    1: "length",
-    2: "stop",
-    3: "eos",
-    4: "stop_sequence",
-    5: "abort",
-    6: "grammar_end",
-    100: "error",
-    101: "impossible",
-    102: "guide",
-}
+# Where a label of vLLM's is another word than the contract's.
+_FINISHED = {FinishReason.MAX_TOKENS: "length", FinishReason.STOP_TOKEN: "stop", FinishReason.CANCELLED: "abort"}
 
 
 class WorkerMetrics:
@@ -54,13 +48,8 @@ class WorkerMetrics:
             metric = Histogram(f"tandem_{name}", text, ["model_name"], buckets=buckets, registry=registry)
             return metric.labels(model_name)
 
-        self._running = gauge("num_requests_running", "Requests that run")
-        self._waiting = gauge("num_requests_waiting", "Requests that wait")
-        self._waiting_tokens = gauge("num_tokens_waiting", "Prompt tokens that wait")
-        self._cache_usage = gauge("kv_cache_usage_perc", "Share of KV cache pages that running requests use, 0 to 1")
-        self._cache_cached = gauge("kv_cache_cached_perc", "Share of KV cache pages that only hold prefixes, 0 to 1")
-        self._guide_processes = gauge("guide_processes", "Guides that have a process, in use or kept")
-        self._guide_memory = gauge("guide_memory_bytes", "Memory of guides' processes beside what they share")
+        self._load = [(name, each.share_of, gauge(each.name, each.help)) for name, each in metrics_of(Load)]
+        self._counters = [(name, counter(each.name, each.help)) for name, each in metrics_of(EngineStatistics)]
         self.engine_up = gauge("engine_up", "1 while the engine is ready")
         self.engine_restarts = counter("engine_restarts", "Engines that were started after one died")
         self.engine_stalls = counter("engine_stalls", "Engines that were killed because they said nothing any more")
@@ -75,25 +64,6 @@ class WorkerMetrics:
         )
         self.callers = gauge("active_callers", "Callers with requests that run or wait")
         self.wasted_tokens = counter("wasted_tokens", "Tokens computed for readers that had gone")
-
-        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of admitted requests")
-        self._generation_tokens = counter("generation_tokens", "Tokens generated")
-        self._prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
-        self._prefix_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
-        self._preemptions = counter("num_preemptions", "Requests that lost their pages to others")
-        self._places_ceded = counter("places_ceded", "Requests that made way for another caller's")
-        self._evictions = counter("kv_cache_evicted_pages", "Cached pages that made room")
-        self._merged = counter("kv_cache_merged_pages", "Pages given back because their content was there already")
-        self._moved = counter("kv_cache_moved_pages", "Pages moved by defragmentation")
-        self._drafts_proposed = counter("spec_decode_num_draft_tokens", "Draft tokens that were computed")
-        self._drafts_accepted = counter("spec_decode_num_accepted_tokens", "Draft tokens that became output")
-        self._drafts_declined = counter("spec_decode_num_declined_steps", "Steps whose drafts seemed dear")
-        self._over_budget = counter("guide_masks_over_budget", "Requests that ended because a mask took too long")
-        self._left_out = counter("guide_left_out_rows", "Rows of a step that went without them: their mask was late")
-        self._guide_deaths = counter("guide_process_deaths", "Guides' processes that ended while they were needed")
-        self._steps = counter("engine_steps", "Forward passes")
-        self._overlapped = counter("engine_overlapped_steps", "Forward passes launched before the last one was read")
-        self._overlap_wasted = counter("engine_overlap_wasted_tokens", "Tokens computed behind the end of a request")
 
         self._ttft = histogram("time_to_first_token_seconds", "Request received to first token", _LATENCY)
         self._inter_token = histogram("inter_token_latency_seconds", "Mean time between tokens of a request", _TOKEN)
@@ -110,7 +80,10 @@ class WorkerMetrics:
         success = Counter(
             "tandem_request_success", "Finished requests", ["model_name", "finished_reason"], registry=registry
         )
-        self._finished = {number: success.labels(model_name, name) for number, name in FINISH_NAMES.items()}
+        self._finished = {
+            int(reason): success.labels(model_name, _FINISHED.get(reason, reason.name.lower()))
+            for reason in (*FinishReason, *Failure)
+        }
         compilations = Counter(
             "tandem_guide_compilations",
             "Guides by how their compilation ended",
@@ -128,11 +101,11 @@ class WorkerMetrics:
         self._schedule, self._forward, self._sample = (
             phases.labels(model_name, phase) for phase in ("schedule", "forward", "sample")
         )
-        self._last = Load()
+        self._last = EngineStatistics()
 
     def engine_started(self) -> None:
         """Its counters begin at zero again."""
-        self._last = Load()
+        self._last = EngineStatistics()
         self.engine_up.set(1)
 
     def engine_ended(self) -> None:
@@ -142,27 +115,10 @@ class WorkerMetrics:
 
     def step(self, step: Step) -> None:
         """A step's frame has come."""
-        load, last = step.load, self._last
-        self._show(load)
-        self._prompt_tokens.inc(load.prompt_tokens - last.prompt_tokens)
-        self._prefix_queries.inc(load.prompt_tokens - last.prompt_tokens)
-        self._prefix_hits.inc(load.cached_prompt_tokens - last.cached_prompt_tokens)
-        self._generation_tokens.inc(load.output_tokens - last.output_tokens)
-        self._preemptions.inc(load.preemptions - last.preemptions)
-        self._places_ceded.inc(load.places_ceded - last.places_ceded)
-        self._evictions.inc(load.evictions - last.evictions)
-        self._merged.inc(load.merged_pages - last.merged_pages)
-        self._moved.inc(load.moved_pages - last.moved_pages)
-        self._drafts_proposed.inc(load.drafts_proposed - last.drafts_proposed)
-        self._drafts_accepted.inc(load.drafts_accepted - last.drafts_accepted)
-        self._drafts_declined.inc(load.drafts_declined - last.drafts_declined)
-        self._over_budget.inc(load.masks_over_budget - last.masks_over_budget)
-        self._left_out.inc(load.mask_left_out - last.mask_left_out)
-        self._guide_deaths.inc(load.guide_process_deaths - last.guide_process_deaths)
-        self._steps.inc(load.steps - last.steps)
-        self._overlapped.inc(load.overlapped_steps - last.overlapped_steps)
-        self._overlap_wasted.inc(load.overlap_wasted_tokens - last.overlap_wasted_tokens)
-        self._last = load
+        self._show(step.load)
+        last, self._last = self._last, step.load.statistics
+        for name, counter in self._counters:
+            counter.inc(getattr(self._last, name) - getattr(last, name))
         if step.prefill_tokens or step.decode_tokens:
             self._batch_tokens.observe(step.prefill_tokens + step.decode_tokens)
             self._schedule.observe(step.schedule_seconds)
@@ -170,14 +126,9 @@ class WorkerMetrics:
             self._sample.observe(step.sample_seconds)
 
     def _show(self, load: Load) -> None:
-        self._running.set(load.running)
-        self._waiting.set(load.waiting)
-        self._waiting_tokens.set(load.waiting_tokens)
-        total = max(1, load.pages_total)
-        self._cache_usage.set(load.pages_referenced / total)
-        self._cache_cached.set(load.pages_cached / total)
-        self._guide_processes.set(load.guide_processes)
-        self._guide_memory.set(load.guide_memory_bytes)
+        for name, share_of, gauge in self._load:
+            value = getattr(load, name)
+            gauge.set(value / max(1, getattr(load, share_of)) if share_of else value)
 
     def guide_compiled(self, outcome: CompileOutcome, seconds: float) -> None:
         """A guide was compiled, or was not."""
@@ -192,10 +143,10 @@ class WorkerMetrics:
         """A request has finished."""
         self._finished[ended.reason].inc()
         self._e2e.observe(seconds)
-        self._queue.observe(ended.queue_seconds)
-        self._prefill.observe(ended.prefill_seconds)
-        self._decode.observe(ended.decode_seconds)
+        self._queue.observe(ended.statistics.queue_seconds)
+        self._prefill.observe(ended.statistics.prefill_seconds)
+        self._decode.observe(ended.statistics.decode_seconds)
         self._request_prompt.observe(prompt_tokens)
         self._request_generation.observe(output_tokens)
         if output_tokens > 1:
-            self._inter_token.observe(ended.decode_seconds / (output_tokens - 1))
+            self._inter_token.observe(ended.statistics.decode_seconds / (output_tokens - 1))

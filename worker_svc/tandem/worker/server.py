@@ -16,6 +16,7 @@ from functools import partial
 import grpc
 import numpy as np
 
+from tandem.common.by_name import fields_of
 from tandem.common.callers import caller_var
 from tandem.common.contract import limit_violations
 from tandem.common.errors import (
@@ -38,12 +39,12 @@ from tandem.common.turns import Turns
 from tandem.inference.v1 import admin_pb2_grpc, inference_pb2_grpc
 from tandem.inference.v1 import inference_pb2 as pb
 from tandem.limits.fields import limits_of
-from tandem.worker.admin import AdminServicer
+from tandem.worker.admin import OPERATOR_METHODS, admin_servicer
 from tandem.worker.admission import Admission
 from tandem.worker.engine.guides.outcome import CompileOutcome
 from tandem.worker.engine.handle import EngineDeath, EngineHandle, EngineStartError, ProcessEngine, ThreadEngine
 from tandem.worker.engine.messages import Ended, EngineInfo, Step, Submit, TopTokens, Vocabulary
-from tandem.worker.engine.request import FinishReason
+from tandem.worker.engine.outcome import Failure
 from tandem.worker.generation_rules import DEFAULT_LENGTH_PENALTY, ranks, samples_of
 from tandem.worker.limits import request_limits
 from tandem.worker.metrics import WorkerMetrics
@@ -66,15 +67,6 @@ _STALL_SECONDS = {"cpu": 30.0, "cuda": 60.0}
 # A step of a large model on a busy processor takes minutes; on a card a step is short, and a host that waits for a card
 # that is gone uses its processor.
 _COMPUTING_COUNTS = {"cpu": 0.1, "cuda": 1.0}
-
-_REASONS = {
-    FinishReason.MAX_TOKENS: pb.FINISH_REASON_MAX_TOKENS,
-    FinishReason.STOP_TOKEN: pb.FINISH_REASON_STOP_TOKEN,
-    FinishReason.EOS: pb.FINISH_REASON_EOS,
-    FinishReason.STOP_SEQUENCE: pb.FINISH_REASON_STOP_SEQUENCE,
-    FinishReason.GRAMMAR_END: pb.FINISH_REASON_GRAMMAR_END,
-    FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
-}
 
 
 @dataclass(slots=True, eq=False)
@@ -103,9 +95,7 @@ class WorkerService:
 
     name = "tandem.inference.v1.InferenceService"
     reachable_while_draining = (f"/{name}/Abort",)
-    operator_methods = tuple(
-        f"/tandem.inference.v1.WorkerAdminService/{method}" for method in ("ClearPrefixCache", "SetDraining")
-    )
+    operator_methods = OPERATOR_METHODS
 
     def __init__(self, settings: WorkerSettings) -> None:
         self.settings = settings
@@ -184,7 +174,7 @@ class WorkerService:
     def register(self, server: grpc.aio.Server) -> None:
         """Adds both services."""
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(self), server)
-        admin_pb2_grpc.add_WorkerAdminServiceServicer_to_server(AdminServicer(self), server)
+        admin_pb2_grpc.add_WorkerAdminServiceServicer_to_server(admin_servicer(self), server)
 
     async def stop(self) -> None:
         """Ends the engine."""
@@ -275,7 +265,7 @@ class WorkerService:
         if running is not None:
             output = stream.sent + stream.pending
             seconds = time.monotonic() - running.received_at
-            if ended.reason == FinishReason.GUIDE:
+            if ended.reason == Failure.GUIDE:
                 # Why, its caller is told; it may quote the guide.
                 logger.warning("request %s ends: its guide has reached a limit", running.request_id)
             self.worker_metrics.finished(ended, running.prompt_tokens, output, seconds)
@@ -384,7 +374,7 @@ class WorkerService:
         outcome, error = CompileOutcome.ABANDONED, ""
         try:
             reply = await self.supervisor.compile(submit.guide, submit.resumed, caller)
-            outcome, error = CompileOutcome(reply.value), reply.error
+            outcome, error = CompileOutcome(reply.outcome), reply.error
         finally:
             self.worker_metrics.guide_compiled(outcome, time.monotonic() - began)
         if outcome in (CompileOutcome.OVER_BUDGET, CompileOutcome.CRASHED):
@@ -538,34 +528,22 @@ def _finished(
 ) -> pb.Finished:
     ended = stream.ended
     assert ended is not None
-    reason = FinishReason(ended.reason)
-    if reason is FinishReason.ERROR:
-        raise internal(ended.detail, reason="MODEL_ERROR")
-    if reason is FinishReason.GUIDE:
-        raise invalid_argument([FieldViolation("guided", f"cannot go on: {ended.detail}")])
-    if reason is FinishReason.IMPOSSIBLE:
-        raise failed_precondition(ended.detail, reason="NO_TOKEN_LEFT")
+    match ended.reason:
+        case Failure.ERROR:
+            raise internal(ended.detail, reason="MODEL_ERROR")
+        case Failure.GUIDE:
+            raise invalid_argument([FieldViolation("guided", f"cannot go on: {ended.detail}")])
+        case Failure.IMPOSSIBLE:
+            raise failed_precondition(ended.detail, reason="NO_TOKEN_LEFT")
+    counted = ended.statistics
+    counted.prompt_tokens, counted.completion_tokens = running.prompt_tokens, stream.sent
+    counted.peak_kv_bytes = counted.peak_pages * info.page_size * info.kv_bytes_per_token
     return pb.Finished(
         index=index,
         total_logprob=stream.total_logprob if with_logprobs else None,
-        reason=_REASONS[reason],
+        reason=pb.FinishReason.ValueType(ended.reason),
         matched_stop_token=ended.matched_token,
         matched_stop_sequence=ended.matched_sequence,
-        usage=pb.Usage(
-            prompt_tokens=running.prompt_tokens,
-            cached_prompt_tokens=ended.cached_prompt_tokens,
-            completion_tokens=stream.sent,
-            forward_passes=ended.forward_passes,
-            preemptions=ended.preemptions,
-            peak_pages=ended.peak_pages,
-            draft_tokens_proposed=ended.drafts_proposed,
-            draft_tokens_accepted=ended.drafts_accepted,
-            peak_kv_bytes=ended.peak_pages * info.page_size * info.kv_bytes_per_token,
-        ),
-        timings=pb.Timings(
-            queue_seconds=ended.queue_seconds,
-            prefill_seconds=ended.prefill_seconds,
-            decode_seconds=ended.decode_seconds,
-            total_seconds=ended.total_seconds,
-        ),
+        usage=pb.Usage(**fields_of(pb.Usage, counted)),
+        timings=pb.Timings(**fields_of(pb.Timings, counted)),
     )

@@ -14,7 +14,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import grpc
 import numpy as np
@@ -22,6 +22,7 @@ import numpy as np
 from tandem.common.advice import spread
 from tandem.common.errors import ServiceError, unavailable
 from tandem.worker.engine.handle import KILL_SECONDS, EngineDeath, EngineHandle, EngineStartError, Progress
+from tandem.worker.engine.load import Load
 from tandem.worker.engine.messages import (
     Abort,
     Busy,
@@ -31,8 +32,8 @@ from tandem.worker.engine.messages import (
     EngineInfo,
     Forget,
     Inbound,
-    Load,
     Outbound,
+    Ping,
     Reply,
     Step,
     Submit,
@@ -189,12 +190,12 @@ class EngineSupervisor:
         """Has the engine compile a guide, as messages.py says. Raises UNAVAILABLE."""
         return await self._ask(lambda serial: Compile(serial, guide, resumed, caller), Forget)
 
-    async def command(self, what: Literal["clear_cache", "check"]) -> Reply:
-        """Has the engine do something between two steps. Raises UNAVAILABLE without an engine, DEADLINE_EXCEEDED when
-        it does not come to it within COMMAND_SECONDS."""
+    async def command(self, rpc: str, request: bytes) -> bytes:
+        """Has the engine do what an RPC asks for, between two steps; request and response are serialized. Raises
+        UNAVAILABLE without an engine, DEADLINE_EXCEEDED when it does not come to it within COMMAND_SECONDS."""
         try:
             async with asyncio.timeout(COMMAND_SECONDS):
-                return await self._ask(lambda serial: Command(serial, what))
+                return (await self._ask(lambda serial: Command(serial, rpc, request))).response
         except TimeoutError:
             raise ServiceError(
                 grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -329,7 +330,7 @@ class EngineSupervisor:
         def ping() -> None:
             if self._pinged is None:
                 self._pinged = next(self._serials)
-                engine.send(Command(self._pinged, "ping"))
+                engine.send(Ping(self._pinged))
 
         await until_stalled(self._silence, engine.cpu_seconds, ping)
 

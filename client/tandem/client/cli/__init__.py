@@ -10,7 +10,7 @@ import typer
 from .chat import chat
 from .generate import generate
 from .models import convert, inspect
-from .operate import clear_cache, drain
+from .operate import COMMANDS
 from .run import run, serve
 from .status import status
 from .tokens import detokenize, tokenize, vocabulary
@@ -33,8 +33,7 @@ for command in (
     vocabulary,
     status,
     top,
-    drain,
-    clear_cache,
+    *COMMANDS,
     inspect,
     convert,
 ):

@@ -15,6 +15,7 @@ from tandem.worker.engine.guides.guide import NO_VOCABULARY, Guide
 from tandem.worker.engine.guides.host import GuideHost
 from tandem.worker.engine.guides.limits import KEPT_GUIDES, GuideLimits
 from tandem.worker.engine.guides.outcome import CompileOutcome, CompileResult
+from tandem.worker.engine.load import EngineStatistics
 from tests.integration.hostile_guides import SLOW
 
 pytest.importorskip("llguidance")
@@ -27,7 +28,7 @@ LETTERS = Guide("regex", "[a-z]{3}[0-9]*")
 
 def make_host(**limits: float) -> GuideHost:
     words = Words(len(PIECES), [0], PIECES, [0])
-    return GuideHost(words, GuideLimits(**limits))  # type: ignore[arg-type]
+    return GuideHost(words, GuideLimits(**limits), EngineStatistics())  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -175,7 +176,7 @@ def test_what_takes_too_much_processor_time_is_refused_and_a_stopped_process_is_
         tell(host, 1, Guide("regex", SLOW["powers"]["regex"]), ids(""))
         heard.until(lambda: any(answer.what == "failed" for answer in heard.answers))
         assert "one mask takes more than 0.3 s" in heard.answers[-1].error
-        assert host.over_budget == 1
+        assert host.statistics.guide_masks_over_budget == 1
         tell(host, 2, LETTERS, ids(""))
         assert heard.mask(2) == ids("abcdefghijklmnopqrstuvwxyz").tolist()
         (process,) = [process for process in processes() if process.cpu_times().user < 0.2]
@@ -299,7 +300,7 @@ def test_guides_in_use_are_bounded_in_memory_together(large_bytes: int):
 
 
 def test_a_vocabulary_that_cannot_be_used_is_told():
-    host = GuideHost(Words(4, [9], [b"a"], []), GuideLimits())
+    host = GuideHost(Words(4, [9], [b"a"], []), GuideLimits(), EngineStatistics())
     try:
         heard = Heard(host)
         host.compile(1, LETTERS, b"", "")

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
+from tandem.worker.engine.account import FinishReason
 from tandem.worker.engine.grammars import Grammars
 from tandem.worker.engine.guides.guide import Guide
 from tandem.worker.engine.loop import Engine
+from tandem.worker.engine.outcome import Failure
 from tandem.worker.engine.pages import PageTable
-from tandem.worker.engine.request import Drafting, FinishReason, Request
+from tandem.worker.engine.request import Drafting, Request
 from tandem.worker.engine.scheduler import SchedulerLimits
 from tandem.worker.engine.speculation_costs import Free
 from tests.worker_svc.engine.counting import VOCABULARY, CountingRunner, counting_request
@@ -72,7 +74,7 @@ def test_a_row_whose_mask_does_not_come_is_left_out_and_the_others_go_on(driver:
     driver.until(lambda: 1 in driver.finished)
     assert driver.output[1] == counted(40, 3, 40)
     assert 0 not in driver.finished and len(driver.output[0]) < 30
-    assert driver.engine.grammars.left_out
+    assert driver.engine.grammars.statistics.guide_left_out_rows
     process.resume()
     driver.run()
     assert driver.output[0] == counted(5, 6, 30)
@@ -119,7 +121,7 @@ def test_grammars_end_answers_and_forced_tokens_are_drafts(driver: GuidedDriver,
     assert driver.output[0] == counted(5, 6, 14)
     assert driver.finished[0].reason is FinishReason.GRAMMAR_END
     if drafts:
-        assert request.statistics.drafts_accepted
+        assert request.statistics.draft_tokens_accepted
 
 
 @pytest.mark.parametrize(
@@ -142,5 +144,5 @@ def test_without_a_vocabulary_a_guided_request_ends_with_the_reason():
     request.matcher = driver.engine.grammars.matcher(ANYTHING)
     driver.engine.submit(request)
     driver.run()
-    assert driver.finished[0].reason is FinishReason.ERROR
+    assert driver.finished[0].reason is Failure.ERROR
     assert "does not know its vocabulary" in driver.finished[0].detail

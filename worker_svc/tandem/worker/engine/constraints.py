@@ -109,7 +109,7 @@ class StepConstraints:
         assert matcher is not None
         if not matcher.over:
             matcher.leave_out()
-            self._grammars.left_out += 1
+            self._grammars.statistics.guide_left_out_rows += 1
 
     def _refine(self, request: Request, masks: Masks, drafts: list[int]) -> None:
         """Takes away, in place, from the request's masks `[drafts + 1, words]`."""

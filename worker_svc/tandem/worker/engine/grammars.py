@@ -17,6 +17,7 @@ from tandem.worker.engine.guides.guide import NO_VOCABULARY, Guide
 from tandem.worker.engine.guides.limits import GuideLimits
 from tandem.worker.engine.guides.matcher import Matcher
 from tandem.worker.engine.guides.outcome import CompileOutcome, CompileResult
+from tandem.worker.engine.load import EngineStatistics
 from tandem.worker.engine.request import Request
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Grammars:
         self._sessions = 0
         self._results: list[CompileResult] = []
         self._failed: list[int] = []  # sessions that were asked without a host
-        self.left_out = 0  # rows of steps that went without them
+        self.statistics = EngineStatistics()  # the engine's, once it has one
 
     @property
     def words(self) -> int:
@@ -66,7 +67,7 @@ class Grammars:
 
         assert self._host is None, "an engine has one vocabulary"
         words = Words(self._vocabulary_size, self.eos_ids, list(pieces), list(special_ids))
-        self._host = GuideHost(words, self._limits)
+        self._host = GuideHost(words, self._limits, self.statistics)
 
     def stop(self) -> None:
         """Ends the processes of all guides."""
@@ -108,16 +109,6 @@ class Grammars:
             self._host.poll(0)
             results += self._host.results()
         return results
-
-    @property
-    def masks_over_budget(self) -> int:
-        """Since the engine started."""
-        return self._host.over_budget if self._host is not None else 0
-
-    @property
-    def process_deaths(self) -> int:
-        """Of guides' processes that were needed, since the engine started."""
-        return self._host.deaths if self._host is not None else 0
 
     @property
     def processes(self) -> int:

@@ -12,20 +12,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from tandem.worker.engine.account import FinishReason
 from tandem.worker.engine.constraints import StepConstraints
 from tandem.worker.engine.defragmentation import defragment, is_fragmented
 from tandem.worker.engine.draft_model import DraftModel
 from tandem.worker.engine.flight import Flight, foreseeable, work
 from tandem.worker.engine.fork import Forks
 from tandem.worker.engine.grammars import Grammars
-from tandem.worker.engine.outcome import End, decide, resume, take_tokens
+from tandem.worker.engine.load import Load
+from tandem.worker.engine.outcome import End, Failure, decide, resume, take_tokens
 from tandem.worker.engine.pages import PageCopy, PageTable
-from tandem.worker.engine.request import FinishReason, Request, RequestStatistics
+from tandem.worker.engine.request import Request, RequestStatistics
 from tandem.worker.engine.sampler import Sampled, SamplingTable
 from tandem.worker.engine.scheduler import Scheduler, SchedulerLimits
 from tandem.worker.engine.scoring import PromptScores
@@ -42,12 +45,12 @@ class Finish:
     """The end of a request."""
 
     number: int
-    reason: FinishReason
+    reason: FinishReason | Failure
     matched_token: int | None
     matched_sequence: int | None
     trim: int  # of its last output tokens, which were held back and are not part of the answer
     statistics: RequestStatistics
-    detail: str  # of an ERROR, in words for the caller
+    detail: str  # of a failure, in words for the caller
 
     @classmethod
     def of(cls, request: Request, end: End) -> Finish:
@@ -102,11 +105,12 @@ class Engine:
         none are given; one of several ranks does not learn them by its own clock but is told (`learn`)."""
         self.table = table
         self.grammars = grammars or Grammars(0, ())
+        self.grammars.statistics = table.statistics
         self.scheduler = Scheduler(table, limits)
         self._runner = runner
         self._sampling = SamplingTable(limits.max_running)
         self._draft_runner = draft_runner
-        self._speculation = Speculation(costs or MeasuredCosts(), limits.max_batch_tokens // 2)
+        self._speculation = Speculation(costs or MeasuredCosts(), limits.max_batch_tokens // 2, table.statistics)
         self._learns = learns
         if draft_runner is not None:
             self._speculation.model = DraftModel(
@@ -130,9 +134,21 @@ class Engine:
         return self.scheduler.has_work or self._flight is not None or bool(self._ended)
 
     @property
-    def drafts_declined(self) -> int:
-        """Steps whose drafts would have cost more than they are likely to gain."""
-        return self._speculation.declined
+    def load(self) -> Load:
+        """What runs and waits now, and what was counted."""
+        table, scheduler = self.table, self.scheduler
+        return Load(
+            running_requests=len(scheduler.running),
+            waiting_requests=scheduler.waiting,
+            waiting_tokens=scheduler.waiting_tokens,
+            pages_total=table.total,
+            pages_free=table.blank,
+            pages_cached=table.cached,
+            pages_referenced=table.referenced,
+            guide_processes=self.grammars.processes,
+            guide_memory_bytes=self.grammars.memory,
+            statistics=copy(table.statistics),
+        )
 
     def submit(self, request: Request, *others: Request) -> None:
         """Puts a request in the queue, and `others`, samples of the same prompt, once that is computed. Handles must

@@ -8,13 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from tandem.worker.engine.fork import private_salt, sample_seed
-from tandem.worker.engine.request import Drafting, LogprobOptions, Request, Sharing, Stopping
+from tandem.worker.engine.load import Load
+from tandem.worker.engine.request import Drafting, LogprobOptions, Request, RequestStatistics, Sharing, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.stops import StopSequences
 
@@ -117,9 +118,8 @@ class Vocabulary(msgspec.Struct, tag=True, array_like=True):
 
 
 class Compile(msgspec.Struct, tag=True, array_like=True):
-    """Front to engine: a guide that a request is about to need; answered by a `Reply` with the same serial, whose value
-    is a `CompileOutcome`, and whose error says what is wrong with it. `resumed` is output (int32) that it must allow;
-    compilers are shared between callers."""
+    """Front to engine: a guide that a request is about to need; answered by a `Reply` with the same serial. `resumed`
+    is output (int32) that it must allow; compilers are shared between callers."""
 
     serial: int
     guide: tuple[str, str]
@@ -134,10 +134,18 @@ class Forget(msgspec.Struct, tag=True, array_like=True):
 
 
 class Command(msgspec.Struct, tag=True, array_like=True):
-    """Front to engine: something to do between two steps; answered by a `Reply` with the same serial."""
+    """Front to engine: an RPC for `Commands`, with its serialized request; answered by a `Reply` with the same
+    serial."""
 
     serial: int
-    what: Literal["clear_cache", "check", "ping"]
+    rpc: str
+    request: bytes
+
+
+class Ping(msgspec.Struct, tag=True, array_like=True):
+    """Front to engine: say something, which is a `Reply` with the same serial."""
+
+    serial: int
 
 
 class Stop(msgspec.Struct, tag=True, array_like=True):
@@ -152,7 +160,7 @@ class Took(msgspec.Struct, tag=True, array_like=True):
     seconds: float
 
 
-Inbound = Submit | Abort | Vocabulary | Compile | Forget | Command | Stop | Took
+Inbound = Submit | Abort | Vocabulary | Compile | Forget | Command | Ping | Stop | Took
 
 
 class EngineInfo(msgspec.Struct, tag=True, array_like=True):
@@ -186,7 +194,7 @@ class EngineInfo(msgspec.Struct, tag=True, array_like=True):
     row_invariant: bool
     draft_tokens: int = 0  # of a request that names no number
     draft_model: str = ""  # empty: there is none
-    ranks: int = 1  # that share the model
+    tensor_parallel_ranks: int = 1  # that share the model
 
 
 class StartProgress(msgspec.Struct, tag=True, array_like=True):
@@ -206,81 +214,22 @@ class Busy(msgspec.Struct, tag=True, array_like=True):
     """Engine to front: a step takes its time for a good reason, and something of it is done."""
 
 
-class Load(msgspec.Struct, array_like=True):
-    """What runs and waits, and counters since the engine started."""
-
-    running: int = 0
-    waiting: int = 0
-    waiting_tokens: int = 0
-    pages_total: int = 0
-    pages_free: int = 0
-    pages_cached: int = 0
-    pages_referenced: int = 0
-    steps: int = 0
-    prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    output_tokens: int = 0
-    preemptions: int = 0
-    evictions: int = 0
-    merged_pages: int = 0
-    moved_pages: int = 0
-    drafts_proposed: int = 0
-    drafts_accepted: int = 0
-    overlapped_steps: int = 0
-    overlap_wasted_tokens: int = 0
-    drafts_declined: int = 0
-    places_ceded: int = 0
-    masks_over_budget: int = 0
-    mask_left_out: int = 0  # rows of steps that went without them
-    guide_process_deaths: int = 0
-    guide_processes: int = 0
-    guide_memory_bytes: int = 0
-
-
 class Ended(msgspec.Struct, array_like=True):
-    """The end of one request; times in seconds."""
+    """The end of one request; see `Finish`."""
 
     handle: int
     reason: int
     matched_token: int | None
     matched_sequence: int | None
     trim: int
-    cached_prompt_tokens: int
-    forward_passes: int
-    drafts_proposed: int
-    drafts_accepted: int
-    preemptions: int
-    peak_pages: int
-    queue_seconds: float
-    prefill_seconds: float
-    decode_seconds: float
-    total_seconds: float
+    statistics: RequestStatistics
     detail: str
 
     @classmethod
     def of(cls, finish: Finish) -> Ended:
-        """The intervals between the moments of a request; those that never came are empty."""
-        s = finish.statistics
-        scheduled = s.scheduled or s.finished
-        first = s.first_token or s.finished
-        return cls(
-            handle=finish.number,
-            reason=int(finish.reason),
-            matched_token=finish.matched_token,
-            matched_sequence=finish.matched_sequence,
-            trim=finish.trim,
-            cached_prompt_tokens=s.cached_prompt_tokens,
-            forward_passes=s.forward_passes,
-            drafts_proposed=s.drafts_proposed,
-            drafts_accepted=s.drafts_accepted,
-            preemptions=s.preemptions,
-            peak_pages=s.peak_pages,
-            queue_seconds=scheduled - s.arrived,
-            prefill_seconds=first - scheduled,
-            decode_seconds=s.finished - first,
-            total_seconds=s.finished - s.arrived,
-            detail=finish.detail,
-        )
+        """As it is now: a step in flight may still write into the statistics."""
+        matched = (finish.matched_token, finish.matched_sequence, finish.trim)
+        return cls(finish.number, int(finish.reason), *matched, replace(finish.statistics), finish.detail)
 
 
 class Others(msgspec.Struct, array_like=True):
@@ -368,12 +317,13 @@ class Step(msgspec.Struct, tag=True, array_like=True):
 
 
 class Reply(msgspec.Struct, tag=True, array_like=True):
-    """Engine to front: a command is done. `error` is empty if all is well."""
+    """Engine to front: what had a serial is done."""
 
     serial: int
-    value: int
-    error: str
     load: Load
+    response: bytes = b""  # to a command, serialized
+    outcome: int = 0  # of a compilation: a `CompileOutcome`
+    error: str = ""  # what is wrong with a guide
 
 
 Outbound = EngineInfo | StartProgress | StartFailed | Busy | Step | Reply

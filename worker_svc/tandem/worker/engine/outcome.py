@@ -15,28 +15,36 @@ the last token is told later: then `decide` has the last three. Pure: no torch.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandem.worker.engine.request import FinishReason, Request
+from tandem.worker.engine.account import FinishReason
+from tandem.worker.engine.request import Request
+
+
+class Failure(enum.IntEnum):
+    """Ends that are no finish on the wire but a status; numbers that no `FinishReason` will have."""
+
+    ERROR = 100
+    IMPOSSIBLE = 101  # its constraints leave no token
+    GUIDE = 102  # its guide has reached a limit
 
 
 @dataclass(frozen=True, slots=True)
 class End:
     """Why a request is over; `trim` of its last output tokens are not part of the answer."""
 
-    reason: FinishReason
+    reason: FinishReason | Failure
     matched_token: int | None = None
     matched_sequence: int | None = None
     trim: int = 0
-    detail: str = ""  # of an ERROR, in words for the caller
+    detail: str = ""  # of a failure, in words for the caller
     broken: bool = False  # the request's keys and values are not to be shown to anybody
 
 
-_BROKEN = End(FinishReason.ERROR, detail="the model's logits are not finite", broken=True)
-_IMPOSSIBLE = End(
-    FinishReason.IMPOSSIBLE, detail="allowed and banned ids and sequences leave no token that could come next"
-)
+_BROKEN = End(Failure.ERROR, detail="the model's logits are not finite", broken=True)
+_IMPOSSIBLE = End(Failure.IMPOSSIBLE, detail="allowed and banned ids and sequences leave no token that could come next")
 
 
 def take_tokens(
@@ -82,8 +90,8 @@ def decide(request: Request) -> End | None:
     assert matcher is not None
     if matcher.error:
         if matcher.ours:
-            return End(FinishReason.ERROR, detail=f"guided decoding cannot go on: {matcher.error}")
-        return End(FinishReason.GUIDE, detail=matcher.error)
+            return End(Failure.ERROR, detail=f"guided decoding cannot go on: {matcher.error}")
+        return End(Failure.GUIDE, detail=matcher.error)
     if matcher.decided or not matcher.known:
         return None
     matcher.decided = True

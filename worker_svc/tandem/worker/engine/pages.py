@@ -34,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.worker.engine.blank_pages import BlankPages
+from tandem.worker.engine.load import EngineStatistics
 
 SIMILAR_PAGES = 16  # of a page's children, the latest so many are compared with what a new sequence needs
 
@@ -82,15 +83,6 @@ class SequencePages:
 
 
 @dataclass(slots=True)
-class PageStatistics:
-    """Counters since the table was made."""
-
-    evicted_pages: int = 0
-    merged_pages: int = 0  # given back because another sequence had published the same content
-    moved_pages: int = 0  # by defragmentation
-
-
-@dataclass(slots=True)
 class _Published:
     """What a published page is called and how it hangs in its chain."""
 
@@ -105,7 +97,7 @@ class PageTable:
 
     total: int
     page_size: int
-    statistics: PageStatistics = field(default_factory=PageStatistics)
+    statistics: EngineStatistics = field(default_factory=EngineStatistics)
     _references: list[int] = field(init=False)
     _published: dict[int, _Published] = field(init=False, default_factory=dict)
     _by_name: dict[Name, int] = field(init=False, default_factory=dict)
@@ -339,7 +331,7 @@ class PageTable:
             if cached and not self._has_children(page) and self._used_at[page] == used_at:
                 break
         self._unpublish(page)
-        self.statistics.evicted_pages += 1
+        self.statistics.evictions += 1
         return page
 
     def _unpublish(self, page: int) -> None:

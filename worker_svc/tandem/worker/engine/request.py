@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from tandem.worker.engine.account import Usage
 from tandem.worker.engine.pages import SequencePages, Tokens
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.stops import StopSequences
@@ -60,34 +60,35 @@ class Stopping:
         return sorted(self.eos_ids | self.stop_ids)
 
 
-class FinishReason(enum.IntEnum):
-    """Why a request ended; those from ERROR on are no finish on the wire but end the stream with a status."""
-
-    MAX_TOKENS = 1
-    STOP_TOKEN = 2
-    EOS = 3
-    STOP_SEQUENCE = 4
-    CANCELLED = 5
-    GRAMMAR_END = 6
-    ERROR = 100
-    IMPOSSIBLE = 101  # its constraints leave no token
-    GUIDE = 102  # its guide has reached a limit
-
-
 @dataclass(slots=True)
-class RequestStatistics:
-    """Times are seconds of the engine's monotonic clock; 0 is not yet."""
+class RequestStatistics(Usage):
+    """Times are seconds of the engine's monotonic clock; 0 is not yet. The intervals between them are the contract's
+    Timings; those whose moments never came are empty."""
 
     arrived: float = 0.0
     scheduled: float = 0.0
     first_token: float = 0.0
     finished: float = 0.0
-    cached_prompt_tokens: int = 0
-    forward_passes: int = 0
-    drafts_proposed: int = 0
-    drafts_accepted: int = 0
-    preemptions: int = 0
-    peak_pages: int = 0
+
+    @property
+    def queue_seconds(self) -> float:
+        """Admission to first scheduled."""
+        return (self.scheduled or self.finished) - self.arrived
+
+    @property
+    def prefill_seconds(self) -> float:
+        """First scheduled to first token."""
+        return (self.first_token or self.finished) - (self.scheduled or self.finished)
+
+    @property
+    def decode_seconds(self) -> float:
+        """First token to last token."""
+        return self.finished - (self.first_token or self.finished)
+
+    @property
+    def total_seconds(self) -> float:
+        """Admission to finish."""
+        return self.finished - self.arrived
 
 
 @dataclass(frozen=True, slots=True)

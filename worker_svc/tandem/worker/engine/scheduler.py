@@ -31,6 +31,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from tandem.worker.engine.fairness import Fairness
+from tandem.worker.engine.load import EngineStatistics
 from tandem.worker.engine.page_check import check_pages
 from tandem.worker.engine.pages import PageCopy, PageTable
 from tandem.worker.engine.request import Request
@@ -99,22 +100,6 @@ class Budget:
             self.tokens += chunk.length
 
 
-@dataclass(slots=True)
-class SchedulerStatistics:
-    """Counters since the scheduler was made."""
-
-    steps: int = 0
-    prompt_tokens: int = 0  # of admitted requests, each once
-    cached_prompt_tokens: int = 0
-    output_tokens: int = 0
-    preemptions: int = 0
-    places_ceded: int = 0  # of them, for a waiting request of another caller
-    drafts_proposed: int = 0
-    drafts_accepted: int = 0
-    overlapped_steps: int = 0  # launched before the step before them had landed
-    overlap_wasted_tokens: int = 0  # sampled for requests that had ended in the step before
-
-
 @dataclass(slots=True, eq=False)
 class Scheduler:
     """Owns the requests from arrival to end, and through the page table their pages."""
@@ -122,7 +107,6 @@ class Scheduler:
     table: PageTable
     limits: SchedulerLimits
     running: list[Request] = field(default_factory=list)  # in order of service
-    statistics: SchedulerStatistics = field(default_factory=SchedulerStatistics)
     fairness: Fairness = field(default_factory=Fairness)
     queue: WaitingQueue = field(init=False)
     _requests: dict[int, Request] = field(default_factory=dict)
@@ -133,6 +117,11 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self.queue = WaitingQueue(self.fairness)
+
+    @property
+    def statistics(self) -> EngineStatistics:
+        """Of the whole engine."""
+        return self.table.statistics
 
     @property
     def waiting(self) -> int:
@@ -306,10 +295,10 @@ class Scheduler:
 
     def count_drafts(self, request: Request, proposed: int, accepted: int) -> None:
         """One round of speculation on a request is over."""
-        request.statistics.drafts_proposed += proposed
-        request.statistics.drafts_accepted += accepted
-        self.statistics.drafts_proposed += proposed
-        self.statistics.drafts_accepted += accepted
+        request.statistics.draft_tokens_proposed += proposed
+        request.statistics.draft_tokens_accepted += accepted
+        self.statistics.draft_tokens_proposed += proposed
+        self.statistics.draft_tokens_accepted += accepted
 
     def take_copies(self) -> list[PageCopy]:
         """The copies that must be made before the chunks of the last `schedule` are computed; read all, then write."""

@@ -14,6 +14,7 @@ import torch
 from tandem.worker.checkpoints import CheckpointError
 from tandem.worker.checkpoints.model_config import ConfigError
 from tandem.worker.engine.build import BuiltEngine, build_engine
+from tandem.worker.engine.commands import Commands
 from tandem.worker.engine.config import BuildError, EngineConfig
 from tandem.worker.engine.device import device_name
 from tandem.worker.engine.guides.guide import Guide
@@ -26,8 +27,8 @@ from tandem.worker.engine.messages import (
     EngineInfo,
     Forget,
     Inbound,
-    Load,
     Outbound,
+    Ping,
     Reply,
     StartFailed,
     StartProgress,
@@ -97,6 +98,7 @@ def _serve(
     tell: Callable[[Inbound], None] | None,
     note: Callable[[Sequence[int]], None],
 ) -> None:
+    commands = Commands(engine)
     while True:
         # What ranks do depends on nothing that only rank 0 knows, as whether guides' processes are busy.
         idle = not engine.has_work and not engine.tidy()
@@ -116,11 +118,12 @@ def _serve(
                     engine.grammars.compile(message.serial, Guide(*message.guide), resumed, message.caller)
                 case Forget():
                     engine.grammars.forget(message.serial)
-                case Command(serial, "ping"):
+                case Ping(serial):
                     ranks.meet()
-                    transport.send(Reply(serial, 0, "", load_of(engine)))
-                case Command():
-                    transport.send(_obey(engine, message))
+                    transport.send(Reply(serial, engine.load))
+                case Command(serial, rpc, request):
+                    response = commands.obey(rpc, request)
+                    transport.send(Reply(serial, engine.load, response))
                 case Took():
                     engine.learn(StepCost(message.decodes, message.drafts, message.seconds))
                 case Stop():
@@ -128,13 +131,13 @@ def _serve(
         if engine.has_work:
             result = engine.step()
             if not result.empty:  # else all wait for their guides
-                transport.send(Step.of(result, load_of(engine)))
+                transport.send(Step.of(result, engine.load))
             if tell is not None and result.cost is not None:
                 tell(Took(*result.cost))
         elif busy:
             engine.grammars.wait(_GUIDE_WAIT_SECONDS)
         for serial, outcome, error in engine.grammars.take_compiled():
-            transport.send(Reply(serial, int(outcome), error, load_of(engine)))
+            transport.send(Reply(serial, engine.load, outcome=int(outcome), error=error))
 
 
 @contextlib.contextmanager
@@ -173,54 +176,6 @@ def _throttled(report: Callable[[int, int], None]) -> Callable[[int, int], None]
     return progress
 
 
-def _obey(engine: Engine, command: Command) -> Reply:
-    value, error = 0, ""
-    match command.what:
-        case "clear_cache":
-            value = engine.clear_cache()
-        case "check":
-            try:
-                engine.check()
-            except AssertionError as failure:
-                error = str(failure) or "the page table contradicts itself"
-                logger.error("integrity check failed: %s", error)
-    return Reply(command.serial, value, error, load_of(engine))
-
-
-def load_of(engine: Engine) -> Load:
-    """What runs and waits now."""
-    table, scheduler = engine.table, engine.scheduler
-    counters = scheduler.statistics
-    return Load(
-        running=len(scheduler.running),
-        waiting=scheduler.waiting,
-        waiting_tokens=scheduler.waiting_tokens,
-        pages_total=table.total,
-        pages_free=table.blank,
-        pages_cached=table.cached,
-        pages_referenced=table.referenced,
-        steps=counters.steps,
-        prompt_tokens=counters.prompt_tokens,
-        cached_prompt_tokens=counters.cached_prompt_tokens,
-        output_tokens=counters.output_tokens,
-        preemptions=counters.preemptions,
-        evictions=table.statistics.evicted_pages,
-        merged_pages=table.statistics.merged_pages,
-        moved_pages=table.statistics.moved_pages,
-        drafts_proposed=counters.drafts_proposed,
-        drafts_accepted=counters.drafts_accepted,
-        overlapped_steps=counters.overlapped_steps,
-        overlap_wasted_tokens=counters.overlap_wasted_tokens,
-        drafts_declined=engine.drafts_declined,
-        places_ceded=counters.places_ceded,
-        masks_over_budget=engine.grammars.masks_over_budget,
-        mask_left_out=engine.grammars.left_out,
-        guide_process_deaths=engine.grammars.process_deaths,
-        guide_processes=engine.grammars.processes,
-        guide_memory_bytes=engine.grammars.memory,
-    )
-
-
 def describe(built: BuiltEngine) -> EngineInfo:
     """What an engine is, for the front."""
     model, shape = built.config, built.shape
@@ -253,5 +208,5 @@ def describe(built: BuiltEngine) -> EngineInfo:
         row_invariant=built.row_invariant,
         draft_tokens=built.draft_tokens,
         draft_model=built.draft_model,
-        ranks=built.ranks,
+        tensor_parallel_ranks=built.ranks,
     )

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tandem.worker.engine.drafting import Memory, NGramIndex
+from tandem.worker.engine.load import EngineStatistics
 from tandem.worker.engine.pages import Tokens
 from tandem.worker.engine.request import Request
 from tandem.worker.engine.speculation_costs import Costs, windows
@@ -44,8 +45,8 @@ class Speculation:
 
     costs: Costs
     rows: int  # drafts in a step, at most
+    statistics: EngineStatistics
     model: Proposer | None = None
-    declined: int = 0  # steps whose drafts would have cost more than they are likely to gain
     _memories: dict[int, Memory] = field(default_factory=dict)  # by the numbers of requests
 
     def propose(self, running: Sequence[Request]) -> None:
@@ -80,7 +81,7 @@ class Speculation:
             return
         decodes = sum(request.owed == 1 for request in running)
         given, declined = windows(self.costs, decodes, chances, limits, self.rows)
-        self.declined += declined
+        self.statistics.drafts_declined += declined
         asked = []
         for request, count, window in zip(requests, found, given, strict=True):
             request.drafts = min(count, window)

@@ -43,6 +43,7 @@ from tandem.worker.engine.guides.limits import (
 )
 from tandem.worker.engine.guides.outcome import CompileOutcome, CompileResult
 from tandem.worker.engine.guides.process import GuideProcess, Owed
+from tandem.worker.engine.load import EngineStatistics
 
 logger = logging.getLogger("tandem.worker.engine")
 
@@ -72,7 +73,7 @@ class _Session:
 class GuideHost:
     """See above. Serials and sessions are the caller's numbers."""
 
-    def __init__(self, words: Words, limits: GuideLimits) -> None:
+    def __init__(self, words: Words, limits: GuideLimits, statistics: EngineStatistics) -> None:
         self._limits = limits
         self._selector = selectors.DefaultSelector()
         self._processes: OrderedDict[Guide, GuideProcess] = OrderedDict()  # the latest used last
@@ -81,8 +82,7 @@ class GuideHost:
         self._compiling: dict[int, Wanted] = {}  # begun, by serial
         self._results: list[CompileResult] = []
         self._answers: list[Answer] = []
-        self.over_budget = 0  # masks
-        self.deaths = 0  # of processes that were needed
+        self.statistics = statistics
         self._forking = Forking(words, limits.memory_bytes, self._selector)
 
     # ------------------------------------------------------------------------------------------------ what is asked
@@ -258,7 +258,7 @@ class GuideHost:
         while total > self._limits.total_memory_bytes and self._processes:
             largest = max(self._processes.values(), key=lambda process: process.memory)
             total -= largest.memory
-            self.deaths += 1
+            self.statistics.guide_process_deaths += 1
             logger.warning("a guide's process takes %d MiB, the most of all, and is ended", largest.memory >> 20)
             why = f"{self._together()}, and this one takes the most: ask for a smaller one, or again later"
             self._refuse(largest, CompileOutcome.EXHAUSTED, why)
@@ -433,7 +433,7 @@ class GuideHost:
         if owed.what in ("compiled", "checked"):
             why = f"it takes more than {self._limits.compile_seconds:g} s to compile, which is the limit here"
         else:
-            self.over_budget += 1
+            self.statistics.guide_masks_over_budget += 1
             why = f"one mask takes more than {self._limits.mask_seconds:g} s, which is the limit here"
         self._end(process, owed, why, "takes too long", CompileOutcome.OVER_BUDGET, spared=0)
 
@@ -454,7 +454,7 @@ class GuideHost:
         self._drop(process)
         waiting, sessions = self._users(process)
         if waiting or sessions:
-            self.deaths += 1
+            self.statistics.guide_process_deaths += 1
             doing = f"at a {owed.what} answer" if owed is not None else "at rest"
             logger.warning("a guide's process %s (%s, %d requests)", how, doing, len(waiting) + len(sessions))
         compiling = owed is not None and owed.what == "compiled"

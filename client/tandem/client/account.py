@@ -1,0 +1,46 @@
+"""Why a generation ended, and what it cost.
+
+Made from inference.proto by `make protos`; change it there.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class FinishReason(enum.StrEnum):
+    """Why a generation ended."""
+
+    STOP_STRING = enum.auto()  # a text of stop was produced; `matched_stop` says which
+    MAX_TOKENS = enum.auto()  # max_tokens were produced, or the context is full
+    STOP_TOKEN = enum.auto()  # an id of stop_token_ids was sampled; matched_stop_token says which
+    EOS = enum.auto()  # an end-of-sequence id of the model was sampled; matched_stop_token says which
+    STOP_SEQUENCE = enum.auto()  # an id sequence matched; matched_stop_sequence says which
+    CANCELLED = enum.auto()  # by Abort
+    GRAMMAR_END = enum.auto()  # guided decoding allows nothing more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a generation cost, all its outputs together. None: the worker was lost before it told."""
+
+    prompt_tokens: int
+    completion_tokens: int  # produced by all workers together, trimmed ones included
+    cached_prompt_tokens: int | None = None  # of them, taken from the prefix cache when the request first ran
+    forward_passes: int | None = None
+    preemptions: int | None = None  # how often it lost its pages and was computed again
+    peak_pages: int | None = None  # of the KV cache, those that it shared included
+    peak_kv_bytes: int | None = None  # of those pages
+    draft_tokens_proposed: int | None = None  # computed by speculation
+    draft_tokens_accepted: int | None = None  # of them, those that became output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTimings:
+    """Seconds by the clock of the (last) worker; None where unknown."""
+
+    worker_queue_seconds: float | None = None  # admission to first scheduled
+    worker_prefill_seconds: float | None = None  # first scheduled to first token
+    worker_decode_seconds: float | None = None  # first token to last token
+    worker_total_seconds: float | None = None  # admission to finish
