@@ -1,7 +1,7 @@
 """Python that is made from FinishReason, Usage and Timings of the contract: why a generation ended, and what it cost.
 
-worker_svc/tandem/worker/engine/account.py        as the engine counts it
-client/tandem/client/account.py     as a caller sees it
+worker_svc/tandem/worker/engine/account.py     as the engine counts it
+client/tandem/client/account.py               as a caller sees it
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from tandem.inference.v1 import admin_pb2 as pb
 
 from .params import CallOptions
 from .rpc import CallContext, unary
+from .signatures import spell_out_keywords
 from .text_calls import check_call
 from .worker import Worker
 
@@ -77,6 +78,7 @@ class WorkerLoad:
         return cls(**known | ({} if load.HasField("integrity_ok") else {"integrity_error": None}))
 
 
+@spell_out_keywords
 class AsyncOperators(ABC):
     """Part of `AsyncClient`."""
 
