@@ -51,7 +51,7 @@ def page() -> str:
         parts += [f"### {name}\n", _text(cls).rstrip() + inherited + "\n", _fields(cls)]
     parts += ["## Records\n"]
     for cls in records:
-        parts += [f"### {cls.__name__}\n", _text(cls), _fields(cls), *_methods(cls)]
+        parts += [f"### {cls.__name__}\n", _text(cls), _fields(*_own(cls)), *_methods(cls)]
     parts += ["## Enumerations\n"]
     for cls in enums:
         parts += [f"### {cls.__name__}\n", _text(cls), ", ".join(f"`{member.name}`" for member in cls) + "\n"]
@@ -71,8 +71,14 @@ def _constructor(cls: Any) -> str:
     return f"```python\n{_declaration('__init__', cls.__init__)}\n```\n" if cls.__name__.endswith("Client") else ""
 
 
+def _own(cls: type) -> list[type]:
+    """A class and those of its parents that have no section of their own."""
+    parents = [parent for parent in cls.__mro__[1:] if parent.__module__.startswith("tandem.client.")]
+    return [cls, *(parent for parent in parents if parent.__name__ not in tandem.client.__all__)]
+
+
 def _methods(cls: type) -> Iterator[str]:
-    for name, member in vars(cls).items():
+    for name, member in ((name, member) for part in _own(cls) for name, member in vars(part).items()):
         if name.startswith("_"):
             continue
         if isinstance(member, property):
@@ -94,11 +100,10 @@ def _declaration(name: str, method: Any) -> str:
     return f"{start} {name}(\n    {arguments},\n){result}"
 
 
-def _fields(cls: type) -> str:
-    """A table of a class's own fields with the comments that stand at them."""
-    lines, source = _source(cls)
+def _fields(*classes: type) -> str:
+    """A table of classes' own fields with the comments that stand at them."""
     rows = []
-    for node in source.body:
+    for lines, node in ((lines, node) for lines, source in map(_source, classes) for node in source.body):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id[0] != "_":
             default = f"`{ast.unparse(node.value)}`" if node.value else ""
             annotation = ast.unparse(node.annotation).replace("|", "\\|")

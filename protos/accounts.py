@@ -87,8 +87,10 @@ def files(descriptors: FileDescriptorSet) -> dict[str, str]:
         "client/tandem/client/account.py": SDK.format(
             reasons=lines({f"{name} = enum.auto()": said for name, (_, said) in reasons.items()}),
             usage=lines(
-                {f"{name}: int": said for name, said in OWN.items()}
-                | {f"{name}: int | None = None": said for name, said in usage.items() if name not in OWN}
+                {
+                    f"{name}: int" if name in OWN else f"{name}: int | None = None": OWN.get(name, said)
+                    for name, said in usage.items()
+                }
             ),
             timings=lines({f"worker_{name}: float | None = None": said for name, said in timings.items()}),
         ),

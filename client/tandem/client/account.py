@@ -26,8 +26,8 @@ class Usage:
     """What a generation cost, all its outputs together. None: the worker was lost before it told."""
 
     prompt_tokens: int
-    completion_tokens: int  # produced by all workers together, trimmed ones included
     cached_prompt_tokens: int | None = None  # of them, taken from the prefix cache when the request first ran
+    completion_tokens: int  # produced by all workers together, trimmed ones included
     forward_passes: int | None = None
     preemptions: int | None = None  # how often it lost its pages and was computed again
     peak_pages: int | None = None  # of the KV cache, those that it shared included

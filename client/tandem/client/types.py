@@ -141,9 +141,9 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Timings(WorkerTimings):
-    """Seconds, none below 0; None where unknown. These are measured at the client, the others by the (last) worker.
-    Encoding and decoding follow each other, and so do the worker's queue, prefill and decode, which make up its total;
-    neither takes longer than the total."""
+    """Seconds, none below 0; None where unknown. Those of the worker are measured by the (last) one, the others at the
+    client. Encoding and decoding follow each other, and so do the worker's queue, prefill and decode, which make up its
+    total; neither takes longer than the total."""
 
     total_seconds: float
     encode_seconds: float | None = None  # None: the prompt came as ids

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
 from tandem.client import FinishReason, Output, Usage
 from tandem.http_svc.errors import ApiError, unavailable
-
-FINISH_REASONS: Mapping[FinishReason, str] = {
-    FinishReason.MAX_TOKENS: "length",
-    FinishReason.STOP_STRING: "stop",
-    FinishReason.STOP_TOKEN: "stop",
-    FinishReason.STOP_SEQUENCE: "stop",
-    FinishReason.EOS: "stop",
-    FinishReason.GRAMMAR_END: "stop",
-}
 
 
 class PromptDetails(msgspec.Struct):
@@ -48,7 +37,7 @@ def finish_reason(output: Output) -> str:
     """Raises ApiError for an output that somebody ended at the worker."""
     if output.finish_reason is FinishReason.CANCELLED:
         raise aborted()
-    return FINISH_REASONS[output.finish_reason]
+    return "length" if output.finish_reason is FinishReason.MAX_TOKENS else "stop"
 
 
 def aborted() -> ApiError:
