@@ -173,22 +173,11 @@ class Request:
     ) -> Request:
         """`prompt` and `resumed` (output that was produced elsewhere) are ids; `max_tokens` counts `resumed` too."""
         head = np.asarray(prompt, dtype=np.int32)
-        tail = np.asarray(resumed, dtype=np.int32)
+        known = np.concatenate((head, np.asarray(resumed, dtype=np.int32)))
         tokens = np.zeros(len(head) + stopping.max_tokens, dtype=np.int32)
-        tokens[: len(head)] = head
-        tokens[len(head) : len(head) + len(tail)] = tail
-        return cls(
-            number=number,
-            tokens=tokens,
-            prompt_tokens=len(head),
-            num_tokens=len(head) + len(tail),
-            sampling=sampling,
-            stopping=stopping,
-            priority=priority,
-            caller=caller,
-            logprobs=logprobs,
-            sharing=Sharing(salt, bypass),
-        )
+        tokens[: len(known)] = known
+        asked = (sampling, stopping, priority, caller, logprobs)
+        return cls(number, tokens, len(head), len(known), *asked, sharing=Sharing(salt, bypass))
 
     @property
     def known(self) -> Tokens:
