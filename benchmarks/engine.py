@@ -34,9 +34,9 @@ import torch
 from benchmarks.machine import add_output_flags, save
 from benchmarks.unpaged import RandomModel, llama_1b
 from tandem.worker.checkpoints.checkpoint import DTYPES
-from tandem.worker.engine.build import BuiltEngine, build_engine
-from tandem.worker.engine.config import EngineConfig
 from tandem.worker.engine.pages import PageTable
+from tandem.worker.engine.process.build import BuiltEngine, build_engine
+from tandem.worker.engine.process.config import EngineConfig
 from tandem.worker.engine.request import Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.scheduler import Scheduler, SchedulerLimits

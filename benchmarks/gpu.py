@@ -51,8 +51,8 @@ from benchmarks.gpu_parts import (
     serving,
 )
 from benchmarks.machine import RESULTS, describe_machine
-from tandem.worker.engine.build import BuiltEngine
-from tandem.worker.model import cuda_device
+from tandem.worker.engine.process.build import BuiltEngine
+from tandem.worker.model.cuda import device as cuda_device
 
 # Seconds that each may take; a part of fast mode alone is not in the other.
 PARTS = {

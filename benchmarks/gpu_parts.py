@@ -15,14 +15,15 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.random_llama import RandomCheckpoint, llama
-from tandem.worker.engine.build import BuiltEngine, build_engine
-from tandem.worker.engine.config import EngineConfig
+from tandem.worker.engine.process.build import BuiltEngine, build_engine
+from tandem.worker.engine.process.config import EngineConfig
 from tandem.worker.engine.request import Request, Stopping
 from tandem.worker.engine.sampling import Sampling
-from tandem.worker.model import cuda_operations, cuda_products
 from tandem.worker.model.attention import Segment
-from tandem.worker.model.cuda_operations import Sizes, TritonOperations
-from tandem.worker.model.kernels.product import Tile, product
+from tandem.worker.model.cuda import operations as cuda_operations
+from tandem.worker.model.cuda import products as cuda_products
+from tandem.worker.model.cuda.kernels.product import Tile, product
+from tandem.worker.model.cuda.operations import Sizes, TritonOperations
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import Plain
 from tandem.worker.model.operations import Product

@@ -26,9 +26,9 @@ from sentencepiece import SentencePieceProcessor
 from benchmarks.machine import add_output_flags, save
 from benchmarks.unpaged import RandomModel, llama_1b
 from tandem.worker.checkpoints.checkpoint import DTYPES
+from tandem.worker.engine.engine import Engine
 from tandem.worker.engine.grammars import Grammars
 from tandem.worker.engine.guides.guide import Guide
-from tandem.worker.engine.loop import Engine
 from tandem.worker.engine.pages import PageTable
 from tandem.worker.engine.request import Request, Stopping
 from tandem.worker.engine.sampling import Sampling

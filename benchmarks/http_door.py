@@ -73,7 +73,7 @@ async def measure(options: argparse.Namespace) -> dict[str, object]:
         tokenizer = await enter(service("tandem.tokenizer", f"--tokenizer={model}"))
         worker = await enter(service("tandem.worker", f"--model={model}", f"--threads={options.threads}"))
         flags = (f"--tokenizer-address={tokenizer}", f"--worker-address={worker}")
-        door = await enter(service("tandem.http_svc", *flags))
+        door = await enter(service("tandem.http", *flags))
         client = await enter(AsyncClient(tokenizer=tokenizer, worker=worker))
         rates: dict[str, list[float]] = {"sdk": [], "http": []}
         events = 0

@@ -100,8 +100,8 @@ def write_file(path: Path, kind: str, layers: int) -> None:
 def measure_ours(path: str, fields: dict[str, object], options: argparse.Namespace) -> dict[str, float]:
     import numpy as np
 
-    from tandem.worker.engine.build import build_engine
-    from tandem.worker.engine.config import EngineConfig
+    from tandem.worker.engine.process.build import build_engine
+    from tandem.worker.engine.process.config import EngineConfig
     from tandem.worker.engine.request import Request, Stopping
     from tandem.worker.engine.sampling import Sampling
 

@@ -41,13 +41,13 @@ import numpy as np
 from benchmarks.machine import add_output_flags, save
 from tandem.client import AsyncClient
 from tandem.inference.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
-from tandem.worker.engine.build import build_engine
-from tandem.worker.engine.config import EngineConfig
-from tandem.worker.engine.handle import ProcessEngine
-from tandem.worker.engine.messages import Step
+from tandem.worker.engine.process.build import build_engine
+from tandem.worker.engine.process.config import EngineConfig
+from tandem.worker.engine.process.handle import ProcessEngine
+from tandem.worker.engine.process.messages import Step
 from tandem.worker.engine.request import Request, Stopping
 from tandem.worker.engine.sampling import Sampling
-from tandem.worker.validation import validate
+from tandem.worker.front.validation import validate
 
 PROMPT_TOKENS = 64
 

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from benchmarks.machine import add_output_flags, save
-from tandem.worker.engine.build import BuiltEngine, build_engine
-from tandem.worker.engine.config import EngineConfig
+from tandem.worker.engine.process.build import BuiltEngine, build_engine
+from tandem.worker.engine.process.config import EngineConfig
 from tandem.worker.engine.request import Drafting, Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 

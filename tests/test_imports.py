@@ -33,26 +33,26 @@ APART = [  # never import each other
 # From the top down: a line may import itself and what is below it. The longest name that fits a module counts.
 LAYERS = """
 client.cli client.__main__
-http_svc
+http
 client
-tokenizer.__main__ tokenizer.server tokenizer.decode_calls tokenizer.encode_calls tokenizer.stream_calls
-tokenizer.loaded tokenizer.chat_validation tokenizer.validation tokenizer.limits tokenizer.pool
-tokenizer.settings tokenizer.metrics
+tokenizer.__main__ tokenizer.rpc.server tokenizer.rpc.decode_calls tokenizer.rpc.encode_calls tokenizer.rpc.stream_calls
+tokenizer.rpc.loaded tokenizer.rpc.chat_validation tokenizer.rpc.validation tokenizer.rpc.limits tokenizer.rpc.pool
+tokenizer.settings tokenizer.rpc.metrics
 tokenizer.formats tokenizer.chat
 tokenizer
 tokenizer.vocabularies
 tokenizer.native
 tokenizer.arrays tokenizer.vocabulary tokenizer.normalizing tokenizer.wire tokenizer.offsets tokenizer.word_cache
 worker worker.convert
-worker.engine.handle worker.engine.process worker.engine.ranks worker.engine.serving worker.engine.build
-worker.engine.cache_size worker.engine.calibration worker.engine.device worker.engine.messages worker.engine.config
-worker.engine.commands
+worker.engine.process.handle worker.engine.process.main worker.engine.process.tensor_parallel worker.engine.process.loop worker.engine.process.build
+worker.engine.process.cache_size worker.engine.process.calibration worker.engine.process.device worker.engine.process.messages worker.engine.process.config
+worker.engine.process.commands
 worker.engine
 worker.engine.sampler
 worker.engine.request worker.engine.sampling worker.engine.stops worker.engine.randomness worker.engine.pages
 worker.engine.blank_pages worker.engine.guides worker.engine.load worker.engine.account
 worker.model
-worker.model.kernels worker.model.native
+worker.model.cuda.kernels worker.model.cpu.native
 worker.model.attention worker.model.kv_cache worker.model.kv_formats
 worker.checkpoints
 common
@@ -60,12 +60,12 @@ limits inference tokenizer.v1
 """
 LIGHT = {  # modules that are loaded without these
     "client": "torch",
-    "http_svc.server": "torch",
-    "tokenizer.server": "torch",
-    "tokenizer.fragments tokenizer.streaming tokenizer.tokenizer": "torch grpc",
-    "worker.server": "torch",
+    "http.server": "torch",
+    "tokenizer.rpc.server": "torch",
+    "tokenizer.fragments tokenizer.decoding.streaming tokenizer.tokenizer": "torch grpc",
+    "worker.front.server": "torch",
     "worker.engine.scheduler worker.engine.page_check worker.engine.outcome worker.engine.fork": "torch grpc",
-    "worker.engine.speculation worker.engine.guides.host": "torch grpc",
+    "worker.engine.speculation.proposals worker.engine.guides.host": "torch grpc",
 }
 
 

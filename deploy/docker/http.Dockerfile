@@ -15,7 +15,7 @@ RUN python3 requirements.py pyproject.toml http > requirements.txt \
 COPY . .
 # -P: what is installed, and not the sources that lie here, is tried.
 RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
- && /opt/tandem/bin/python -P -c "import tandem.http_svc.server" \
+ && /opt/tandem/bin/python -P -c "import tandem.http.server" \
  && ! /opt/tandem/bin/python -P -c "import torch" 2>/dev/null
 
 FROM ${BASE}
@@ -38,4 +38,4 @@ EXPOSE 8000 9403
 # On the metrics port, which never speaks TLS.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9403/healthz?ready', timeout=3)"]
-ENTRYPOINT ["python", "-m", "tandem.http_svc"]
+ENTRYPOINT ["python", "-m", "tandem.http"]

@@ -20,7 +20,7 @@ RUN python3 requirements.py pyproject.toml tokenizer > requirements.txt \
 COPY . .
 # -P: what is installed, and not the sources that lie here, is tried and gets its compiled code.
 RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
- && /opt/tandem/bin/python -P -c "import tandem.tokenizer.server, tandem.common.healthcheck" \
+ && /opt/tandem/bin/python -P -c "import tandem.tokenizer.rpc.server, tandem.common.healthcheck" \
  && (test -z "$BUILD_PACKAGES" || (/opt/tandem/bin/python -P -m tandem.tokenizer.native \
       && /opt/tandem/bin/python -P -m tandem.common.message_limits)) \
  && ! /opt/tandem/bin/python -P -c "import torch" 2>/dev/null

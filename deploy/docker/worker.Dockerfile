@@ -25,8 +25,8 @@ RUN python3 requirements.py pyproject.toml worker > requirements.txt \
 COPY . .
 # -P: what is installed, and not the sources that lie here, is tried and gets its compiled code.
 RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
- && /opt/tandem/bin/python -P -c "import tandem.worker.server, tandem.common.healthcheck" \
- && (test -z "$BUILD_PACKAGES" || (/opt/tandem/bin/python -P -m tandem.worker.model.native \
+ && /opt/tandem/bin/python -P -c "import tandem.worker.front.server, tandem.common.healthcheck" \
+ && (test -z "$BUILD_PACKAGES" || (/opt/tandem/bin/python -P -m tandem.worker.model.cpu.native \
       && /opt/tandem/bin/python -P -m tandem.common.message_limits))
 
 FROM ${BASE}

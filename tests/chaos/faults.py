@@ -22,8 +22,8 @@ Undo = Callable[[], None]
 Fault = Callable[[Fleet, int], Awaitable[Undo]]
 HELD_SECONDS = 3.0  # for which a fault that ends by itself lasts
 
-ENGINE = "tandem.worker.engine.process"
-RENDERER = "tandem.tokenizer.chat.worker"
+ENGINE = "tandem.worker.engine.process.main"
+RENDERER = "tandem.tokenizer.chat.renderer_process"
 
 
 def _nothing() -> None:

@@ -15,7 +15,7 @@ from tandem.client.validation import RULES
 from tandem.common.contract import limit_violations
 from tandem.inference.v1 import inference_pb2 as pb
 from tandem.limits.fields import Kind, limits_of
-from tandem.worker.sampling_rules import effective_sampling, to_sampling
+from tandem.worker.front.sampling_rules import effective_sampling, to_sampling
 
 NUMBERS = {limit.path: name for name, limit in LIMITS.items() if limit.kind in (Kind.NUMBER, Kind.INTEGER)}
 

@@ -16,8 +16,8 @@ from tandem.client.deadline import Deadline
 from tandem.client.decoding import TextDecoder
 from tandem.client.metrics import ClientMetrics
 from tandem.client.rpc import CallContext
-from tandem.common.lifecycle import serving
-from tandem.tokenizer.server import TokenizerService
+from tandem.common.run_service import serving
+from tandem.tokenizer.rpc.server import TokenizerService
 from tandem.tokenizer.settings import TokenizerSettings
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tests.client.fakes import (

@@ -14,8 +14,8 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from tandem.common.metrics import ServiceMetrics
-from tandem.tokenizer.metrics import TokenizerMetrics
-from tandem.worker.metrics import WorkerMetrics
+from tandem.tokenizer.rpc.metrics import TokenizerMetrics
+from tandem.worker.front.metrics import WorkerMetrics
 
 OWN_SERVICES = ("tokenizer", "worker")
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tandem.common.settings import load_settings
-from tandem.http_svc.settings import HttpSettings
+from tandem.http.settings import HttpSettings
 from tests.deploy.stack_files import Dockerfile, compose, seconds
 from tests.deploy.test_compose import requirements
 
@@ -48,8 +48,8 @@ def test_ports_health_and_stop_are_those_of_the_service(
     assert service["healthcheck"]["test"] == ["CMD", *dockerfile.health_command]
     assert f"http://127.0.0.1:{settings.metrics_port}/healthz?ready" in dockerfile.health_command[-1]
     assert seconds(service["stop_grace_period"]) > settings.drain_grace_seconds + settings.drain_propagation_seconds + 5
-    assert dockerfile.last_stage.all("ENTRYPOINT") == ['["python", "-m", "tandem.http_svc"]']
-    assert importlib.util.find_spec("tandem.http_svc.__main__") is not None
+    assert dockerfile.last_stage.all("ENTRYPOINT") == ['["python", "-m", "tandem.http"]']
+    assert importlib.util.find_spec("tandem.http.__main__") is not None
 
 
 def test_it_asks_the_services_of_the_stack_and_is_scraped(repository: Path, settings: HttpSettings) -> None:

@@ -25,17 +25,17 @@ from tandem.tokenizer.chat.encoding import encode_runs
 from tandem.tokenizer.chat.formats import LLAMA2, LLAMA3
 from tandem.tokenizer.chat.origin import Origin
 from tandem.tokenizer.chat.template import RenderError, render
-from tandem.tokenizer.chat_validation import chat_question
 from tandem.tokenizer.encode_cache import EncodeCache
 from tandem.tokenizer.encoding import Policy, Segment, SpecialTokenInText
 from tandem.tokenizer.formats import FormatError, load_tokenizer
 from tandem.tokenizer.formats.byte_alphabet import ALPHABET
-from tandem.tokenizer.metrics import TokenizerMetrics
+from tandem.tokenizer.rpc.chat_validation import chat_question
+from tandem.tokenizer.rpc.metrics import TokenizerMetrics
+from tandem.tokenizer.rpc.stream_calls import DecodeStreamCall
+from tandem.tokenizer.rpc.validation import PlainTexts, decode_inputs, encode_jobs
 from tandem.tokenizer.settings import TokenizerSettings
-from tandem.tokenizer.stream_calls import DecodeStreamCall
 from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
-from tandem.tokenizer.validation import PlainTexts, decode_inputs, encode_jobs
 from tandem.tokenizer.vocabularies import rwkv
 from tandem.tokenizer.vocabularies.bpe import compiled_bpe
 from tandem.tokenizer.vocabulary import TokenType, VocabularyType

@@ -1,4 +1,4 @@
-"""Tests that need a card; without one each is skipped and says so. `tests/worker_svc/model/kernels` runs on it too."""
+"""Tests that need a card; without one each is skipped and says so. `tests/worker_svc/model/cuda/kernels` runs on it too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from tandem.worker.model.cuda_device import REPRODUCIBLE_ENVIRONMENT
+from tandem.worker.model.cuda.device import REPRODUCIBLE_ENVIRONMENT
 
 # cuBLAS reads it at a process's first product, which here may come before the first engine that wants it.
 os.environ.update(REPRODUCIBLE_ENVIRONMENT)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tandem.worker.model.cuda_operations import TritonOperations
+from tandem.worker.model.cuda.operations import TritonOperations
 from tandem.worker.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
-from tests.worker_svc.model.kernels.scenes import Scene
+from tests.worker_svc.model.cuda.kernels.scenes import Scene
 
 BF16 = torch.bfloat16
 MODES = [pytest.param(True, id="reproducible"), pytest.param(False, id="fast")]

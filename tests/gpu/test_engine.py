@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from benchmarks.random_llama import RandomCheckpoint, llama
-from tandem.worker.engine.build import BuiltEngine, build_engine
-from tandem.worker.engine.config import EngineConfig
+from tandem.worker.engine.process.build import BuiltEngine, build_engine
+from tandem.worker.engine.process.config import EngineConfig
 from tandem.worker.engine.request import Request, Stopping
 from tandem.worker.engine.sampling import Sampling
-from tandem.worker.model import cuda_products
-from tandem.worker.model.cuda_graphs import GraphedRunner
+from tandem.worker.model.cuda import products as cuda_products
+from tandem.worker.model.cuda.graphs import GraphedRunner
 from tandem.worker.model.operations import Products
 from tandem.worker.model.runner import Work
 from tests.worker_svc.model.llama_folders import random_llama, some_ids

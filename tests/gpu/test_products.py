@@ -10,10 +10,10 @@ from tandem.worker.checkpoints.grouped import Quantization
 from tandem.worker.engine.request import LogprobOptions, Request, Stopping
 from tandem.worker.engine.sampler import Rows, SamplingTable, launch, sample
 from tandem.worker.engine.sampling import Sampling
-from tandem.worker.model.cuda_products import few_rows, same_bits
-from tandem.worker.model.cuda_quantized import KernelWeight
+from tandem.worker.model.cuda.kernels.float8 import rows_to_float8
+from tandem.worker.model.cuda.products import few_rows, same_bits
+from tandem.worker.model.cuda.quantized import KernelWeight
 from tandem.worker.model.float8 import Float8Weight, to_float8
-from tandem.worker.model.kernels.float8 import rows_to_float8
 from tandem.worker.model.quantization import quantize
 
 BF16 = torch.bfloat16

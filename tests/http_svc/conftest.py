@@ -84,7 +84,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> A
         )
         flags = ("--threads=1", f"--model={model}", f"--tokenizer-address={tokenizer}", "--max-running-requests=64")
         worker, _ = await enter(service_process("tandem.worker", folder, *flags))
-        door, _ = await enter(service_process("tandem.http_svc", folder, *door_flags(tokenizer, worker)))
+        door, _ = await enter(service_process("tandem.http", folder, *door_flags(tokenizer, worker)))
         yield Stack(tokenizer, worker, door, model)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tandem.client import Conversation
 from tandem.client.sampling import LIMITS
-from tandem.http_svc.chat import read_chat
+from tandem.http.chat import read_chat
 from tandem.limits.fields import Kind
 from tests.http_svc.conftest import Stack
 

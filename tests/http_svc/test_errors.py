@@ -18,7 +18,7 @@ from tandem.client import (
     UnavailableError,
 )
 from tandem.client.errors import BY_CODE
-from tandem.http_svc.errors import BY_STATUS, from_tandem
+from tandem.http.errors import BY_STATUS, from_tandem
 from tests.http_svc.conftest import Stack
 
 pytestmark = pytest.mark.slow

@@ -21,14 +21,14 @@ import openai
 import psutil
 import pytest
 
-from tandem.common.lifecycle import serving
+from tandem.common.run_service import serving
 from tandem.common.settings import ServerSettings
-from tandem.http_svc import protocol, upstream
-from tandem.http_svc.fields import OWN
-from tandem.http_svc.metrics import HttpMetrics
-from tandem.http_svc.server import HttpServer
-from tandem.http_svc.settings import HttpSettings
-from tandem.tokenizer.server import TokenizerService
+from tandem.http import protocol, upstream
+from tandem.http.fields import OWN
+from tandem.http.metrics import HttpMetrics
+from tandem.http.server import HttpServer
+from tandem.http.settings import HttpSettings
+from tandem.tokenizer.rpc.server import TokenizerService
 from tandem.tokenizer.settings import TokenizerSettings
 from tests.http_svc.conftest import Stack, tokenizer_folder
 from tests.svc_common.certificates import Authority

@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.client import AsyncClient, FailoverSettings, QuarantinedError
 from tandem.inference.v1 import admin_pb2
-from tandem.worker.quarantine import SUSPICIONS_KEY
+from tandem.worker.front.quarantine import SUSPICIONS_KEY
 from tests.integration.worker_process import ENVIRONMENT, Worker, greedy, rest, running_worker
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ SECONDS = 120  # a bound for a machine under load, not an expectation
 # Read by Python at the start of every process: the engine dies when it computes a prompt with POISON in it.
 DEADLY = f"""
 import os, sys
-if "tandem.worker.engine.process" in sys.orig_argv:
+if "tandem.worker.engine.process.main" in sys.orig_argv:
     from tandem.worker.model import runner
     inner = runner.ModelRunner.forward
     def forward(self, work, *rest):
@@ -62,14 +62,14 @@ def deadly(tmp_path: Path) -> dict[str, str]:
 def engine_of(worker: Worker) -> psutil.Process:
     assert worker.process is not None
     children = psutil.Process(worker.process.pid).children()
-    (engine,) = [process for process in children if "tandem.worker.engine.process" in process.cmdline()]
+    (engine,) = [process for process in children if "tandem.worker.engine.process.main" in process.cmdline()]
     return engine
 
 
 def ranks_of(worker: Worker) -> list[psutil.Process]:
     assert worker.process is not None
     below = psutil.Process(worker.process.pid).children(recursive=True)
-    return [process for process in below if "tandem.worker.engine.ranks" in process.cmdline()]
+    return [process for process in below if "tandem.worker.engine.process.tensor_parallel" in process.cmdline()]
 
 
 @asynccontextmanager

@@ -63,7 +63,7 @@ def below(worker: Worker) -> list[psutil.Process]:
 
 
 def engine_of(worker: Worker) -> psutil.Process:
-    (engine,) = [each for each in below(worker) if "tandem.worker.engine.process" in each.cmdline()]
+    (engine,) = [each for each in below(worker) if "tandem.worker.engine.process.main" in each.cmdline()]
     return engine
 
 

@@ -14,11 +14,11 @@ import pytest_asyncio
 from pydantic import ValidationError
 
 from tandem.common.errors import StartError
-from tandem.common.lifecycle import Lifecycle
-from tandem.worker.engine.messages import EngineInfo
-from tandem.worker.server import WorkerService
+from tandem.common.run_service import Lifecycle
+from tandem.worker.engine.process.messages import EngineInfo
+from tandem.worker.front.server import WorkerService
+from tandem.worker.front.tokenizer_check import check_tokenizer
 from tandem.worker.settings import WorkerSettings
-from tandem.worker.tokenizer_check import check_tokenizer
 from tests.integration.worker_process import service_process
 from tests.svc_common.certificates import Authority
 

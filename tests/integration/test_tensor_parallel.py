@@ -34,7 +34,7 @@ def ranks_of(worker: Worker) -> list[psutil.Process]:
     """The processes that follow rank 0."""
     assert worker.process is not None
     below = psutil.Process(worker.process.pid).children(recursive=True)
-    return [process for process in below if "tandem.worker.engine.ranks" in process.cmdline()]
+    return [process for process in below if "tandem.worker.engine.process.tensor_parallel" in process.cmdline()]
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def another_machine(ranks: list[int], of: int, environment: pytest.MonkeyPatch) 
     for name, value in {**shared, "LOCAL_WORLD_SIZE": str(of - len(ranks))}.items():
         environment.setitem(ENVIRONMENT, name, value)
     places = {"WORLD_SIZE": str(of), "LOCAL_WORLD_SIZE": str(len(ranks))}
-    command = [sys.executable, "-m", "tandem.worker.engine.ranks"]
+    command = [sys.executable, "-m", "tandem.worker.engine.process.tensor_parallel"]
     processes = [
         subprocess.Popen(command, env=ENVIRONMENT | shared | places | {"RANK": str(rank), "LOCAL_RANK": str(place)})
         for place, rank in enumerate(ranks)

@@ -17,7 +17,7 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.inference.v1 import admin_pb2
-from tandem.worker.engine.handle import socket_folder
+from tandem.worker.engine.process.handle import socket_folder
 from tests.integration.worker_process import failed_start, greedy, rest, running_worker, service_process
 
 SERVICE = "tandem.inference.v1.InferenceService"
@@ -25,7 +25,7 @@ SERVICE = "tandem.inference.v1.InferenceService"
 
 def engine_of(pid: int) -> psutil.Process:
     """The engine process of a worker."""
-    (engine,) = [p for p in psutil.Process(pid).children() if "tandem.worker.engine.process" in p.cmdline()]
+    (engine,) = [p for p in psutil.Process(pid).children() if "tandem.worker.engine.process.main" in p.cmdline()]
     return engine
 
 

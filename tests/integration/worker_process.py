@@ -151,7 +151,7 @@ async def running_worker(
 
 # Starts that fail are many, and most of what one costs is to import torch: they are forked from a process that has it.
 _prepared = multiprocessing.get_context("forkserver")
-_prepared.set_forkserver_preload(["tandem.worker.__main__", "tandem.worker.engine.build"])
+_prepared.set_forkserver_preload(["tandem.worker.__main__", "tandem.worker.engine.process.build"])
 
 
 def _start(flags: Sequence[str], stderr: Path) -> None:

@@ -45,7 +45,7 @@ def name_of(process: psutil.Process) -> str:
     return {
         "tandem.tokenizer": "tokenizer",
         "tandem.worker": "worker front",
-        "tandem.worker.engine.process": "engine",
+        "tandem.worker.engine.process.main": "engine",
     }.get(module, module.rpartition("/")[2].removesuffix(".py")[-40:])
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import grpc.aio
 import pytest
 
-from tandem.common.lifecycle import serving
+from tandem.common.run_service import serving
 from tandem.common.settings import ServiceSettings
 from tests.svc_common.probe_service import ProbeService
 

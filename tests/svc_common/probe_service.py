@@ -23,10 +23,10 @@ from tandem.common.errors import (
     invalid_argument,
     resource_exhausted,
 )
-from tandem.common.lifecycle import Lifecycle, run_service
 from tandem.common.logs import request_id_var
 from tandem.common.message_limits import Limit, MessageLimits
 from tandem.common.metrics import ServiceMetrics
+from tandem.common.run_service import Lifecycle, run_service
 from tandem.common.settings import ServiceSettings, load_settings
 
 NAME = "probe.v1.ProbeService"

@@ -10,11 +10,11 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 from google.rpc import error_details_pb2
 
+from tandem.common.bearer_tokens import BearerTokens
 from tandem.common.callers import caller_var
 from tandem.common.errors import StartError
-from tandem.common.lifecycle import serving
+from tandem.common.run_service import serving
 from tandem.common.settings import ServiceSettings
-from tandem.common.tokens import BearerTokens
 from tests.svc_common.probe_client import ask, health_of
 from tests.svc_common.probe_service import ADMIN, NAME, ProbeService
 

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 from google.rpc import error_details_pb2
 
-from tandem.common.lifecycle import RunningService
+from tandem.common.run_service import RunningService
 from tandem.common.settings import ServiceSettings
 from tests.svc_common.probe_client import ask, health_of, open_call, outcome
 from tests.svc_common.probe_service import ADMIN, NAME, ProbeService

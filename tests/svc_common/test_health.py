@@ -10,7 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from tandem.common.health import Health
-from tandem.common.lifecycle import Lifecycle, RunningService, serving
+from tandem.common.run_service import Lifecycle, RunningService, serving
 from tandem.common.settings import ServiceSettings
 from tests.svc_common.probe_client import ask, health_of, next_status, watch
 from tests.svc_common.probe_service import ADMIN, KINDS, NAME, ProbeService

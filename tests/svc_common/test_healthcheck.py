@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tandem.common.healthcheck import main
-from tandem.common.lifecycle import serving
+from tandem.common.run_service import serving
 from tandem.common.settings import ServiceSettings
 from tests.svc_common.probe_service import NAME, ProbeService
 

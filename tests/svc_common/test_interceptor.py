@@ -14,7 +14,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from tandem.common.lifecycle import RunningService, serving
+from tandem.common.run_service import RunningService, serving
 from tandem.common.settings import ServiceSettings
 from tests.svc_common.probe_client import ask, handled, open_call, outcome, sample
 from tests.svc_common.probe_service import ADMIN, KINDS, NAME, ProbeService

@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.common import message_limits
-from tandem.common.lifecycle import serving
 from tandem.common.message_limits import Limit, MalformedMessageError, MessageLimits
+from tandem.common.run_service import serving
 from tandem.common.settings import ServiceSettings
 from tandem.inference.v1 import inference_pb2
 from tandem.tokenizer.v1 import tokenizer_pb2

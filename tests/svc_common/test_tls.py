@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from tandem.common.errors import StartError
-from tandem.common.lifecycle import serving
+from tandem.common.run_service import serving
 from tandem.common.settings import ServiceSettings
 from tests.svc_common.probe_client import ask
 from tests.svc_common.probe_service import ProbeService

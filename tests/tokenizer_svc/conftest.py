@@ -13,8 +13,8 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from tandem.common.lifecycle import serving
-from tandem.tokenizer.server import TokenizerService
+from tandem.common.run_service import serving
+from tandem.tokenizer.rpc.server import TokenizerService
 from tandem.tokenizer.settings import TokenizerSettings
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 

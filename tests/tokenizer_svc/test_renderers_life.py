@@ -35,7 +35,7 @@ async def test_a_conversation_is_rendered_whatever_was_done_to_idle_renderers(
         stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
         expected = await stub.EncodeChat(request, timeout=120)
         below = psutil.Process(process.pid).children(recursive=True)
-        renderers = [each for each in below if "tandem.tokenizer.chat.worker" in each.cmdline()]
+        renderers = [each for each in below if "tandem.tokenizer.chat.renderer_process" in each.cmdline()]
         assert renderers
         for renderer in renderers:
             renderer.send_signal(signal.Signals[name])

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.worker.model import attention, native
+from tandem.worker.model import attention
 from tandem.worker.model.attention import Segment
+from tandem.worker.model.cpu import native
+from tandem.worker.model.cpu.operations import NativeOperations
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import KVFormat, Plain, kv_format
-from tandem.worker.model.native_operations import NativeOperations
 from tandem.worker.model.operations import Operations, TorchOperations
 
 LAYOUTS = [(8, 4, 8), (8, 2, 64), (5, 5, 12), (6, 1, 16), (4, 2, 32)]  # heads, kv heads, head dim

@@ -12,14 +12,14 @@ from prometheus_client import CollectorRegistry
 
 from tandem.common.by_name import fields_of
 from tandem.inference.v1 import admin_pb2, inference_pb2
-from tandem.worker.admin import OPERATOR_METHODS, AdminServicer
 from tandem.worker.engine.account import FinishReason
-from tandem.worker.engine.commands import Commands
 from tandem.worker.engine.load import EngineStatistics, Load, metrics_of
-from tandem.worker.engine.messages import EngineInfo, Step
 from tandem.worker.engine.outcome import Failure
+from tandem.worker.engine.process.commands import Commands
+from tandem.worker.engine.process.messages import EngineInfo, Step
 from tandem.worker.engine.request import RequestStatistics
-from tandem.worker.metrics import WorkerMetrics
+from tandem.worker.front.admin import OPERATOR_METHODS, AdminServicer
+from tandem.worker.front.metrics import WorkerMetrics
 
 SERVICE = admin_pb2.DESCRIPTOR.services_by_name["WorkerAdminService"]
 BY_FRONT = {  # what the front adds to what the engine tells

@@ -10,11 +10,11 @@ import pytest
 import sentencepiece
 import torch
 
-from tandem.worker.engine.build import BuiltEngine, build_engine
-from tandem.worker.engine.config import EngineConfig
+from tandem.worker.engine.process.build import BuiltEngine, build_engine
+from tandem.worker.engine.process.config import EngineConfig
+from tandem.worker.engine.process.loop import describe
 from tandem.worker.engine.request import Request, Stopping
 from tandem.worker.engine.sampling import Sampling
-from tandem.worker.engine.serving import describe
 from tandem.worker.model.attention import Segment
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain

@@ -17,7 +17,7 @@ from tandem.client.sampling import from_message, to_message
 from tandem.common.contract import limit_violations
 from tandem.inference.v1 import inference_pb2 as pb
 from tandem.limits.fields import FLOAT32_MAX, FLOAT32_SMALLEST, Kind, limits_of
-from tandem.worker.sampling_rules import effective_sampling, to_sampling
+from tandem.worker.front.sampling_rules import effective_sampling, to_sampling
 
 REQUEST_LIMITS = limits_of(pb.GenerateRequest.DESCRIPTOR)
 

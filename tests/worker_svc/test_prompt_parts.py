@@ -7,9 +7,9 @@ import math
 import pytest
 
 from tandem.inference.v1 import inference_pb2 as pb
-from tandem.worker.server import PROMPT_PART_TOKENS, prompt_parts
-from tandem.worker.streams import OutputStream, Tokens
-from tandem.worker.validation import Delivery
+from tandem.worker.front.server import PROMPT_PART_TOKENS, prompt_parts
+from tandem.worker.front.streams import OutputStream, Tokens
+from tandem.worker.front.validation import Delivery
 
 LENGTH = 3 * PROMPT_PART_TOKENS + 7
 

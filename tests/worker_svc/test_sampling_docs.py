@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tandem.client.sampling import PRESETS, STRATEGIES
-from tandem.worker.sampling_rules import LIMITS
+from tandem.worker.front.sampling_rules import LIMITS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sampling.md").read_text()
 

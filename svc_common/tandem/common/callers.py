@@ -23,9 +23,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from tandem.common.bearer_tokens import BearerTokens
 from tandem.common.errors import ServiceError
 from tandem.common.health import SERVICE_NAME as HEALTH
-from tandem.common.tokens import BearerTokens
 
 Metadata = Sequence[tuple[str, str | bytes]]
 

@@ -35,9 +35,9 @@ from tandem.common.callers import caller_var
 from tandem.common.errors import FieldViolation, ServiceError, invalid_argument, unavailable
 from tandem.common.message_limits import MalformedMessageError, MessageLimits
 from tandem.common.metrics import MethodMetrics
+from tandem.common.open_calls import OpenCalls, RunningRpc, RunningRpcs
 from tandem.common.rich_status import to_wire
 from tandem.common.rpc_ids import adopt_ids, echo_request_id
-from tandem.common.running import OpenCalls, RunningRpc, RunningRpcs
 from tandem.common.turns import Turns
 
 logger = logging.getLogger("tandem.common.rpc")

@@ -21,12 +21,12 @@ from tandem.common.errors import ServiceError, draining, unavailable
 from tandem.common.guarded_method import GuardedMethod
 from tandem.common.message_limits import MessageLimits
 from tandem.common.metrics import ServiceMetrics
-from tandem.common.running import OpenCalls, RunningRpcs
-from tandem.common.state import Lifecycle
+from tandem.common.open_calls import OpenCalls, RunningRpcs
+from tandem.common.service import Lifecycle
 from tandem.common.turns import Turns
 
 
-class Border(grpc.aio.ServerInterceptor):
+class AdmissionInterceptor(grpc.aio.ServerInterceptor):
     """Admission of one server; each method it lets in is a `GuardedMethod`.
 
     `work` are the proto services whose new RPCs are refused while the server does not accept, or while `max_calls` of

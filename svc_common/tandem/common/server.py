@@ -22,18 +22,18 @@ from google.protobuf.internal import api_implementation
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
 from tandem.common.addresses import check_bindable, is_loopback, join
+from tandem.common.bearer_tokens import BearerTokens
 from tandem.common.callers import Callers
 from tandem.common.errors import StartError
 from tandem.common.health import SERVICE_NAME as HEALTH
 from tandem.common.health import Health, add_health
-from tandem.common.interceptor import Border
+from tandem.common.interceptor import AdmissionInterceptor
 from tandem.common.loop_lag import watch_event_loop
 from tandem.common.metrics_endpoint import MetricsEndpoint
-from tandem.common.running import RunningRpcs
+from tandem.common.open_calls import RunningRpcs
+from tandem.common.service import Lifecycle, Service
 from tandem.common.settings import ServiceSettings
-from tandem.common.state import Lifecycle, Service
 from tandem.common.tls import TlsFiles, server_credentials
-from tandem.common.tokens import BearerTokens
 
 logger = logging.getLogger("tandem.common.server")
 
@@ -81,7 +81,7 @@ class RunningService:
         self._health = Health(names)
         self._server = grpc.aio.server(
             interceptors=[
-                Border(
+                AdmissionInterceptor(
                     service.metrics,
                     self.lifecycle,
                     self.running,

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from tandem.common.state import Lifecycle
+from tandem.common.service import Lifecycle
 
 
 @contextlib.contextmanager

@@ -16,8 +16,8 @@ from tandem.client.conversations import chat_request
 from tandem.tokenizer.chat.formats import LLAMA2, LLAMA3
 from tandem.tokenizer.chat.json_text import read_question
 from tandem.tokenizer.chat.template import RenderError, render
-from tandem.tokenizer.chat_validation import chat_question
 from tandem.tokenizer.formats import load_tokenizer
+from tandem.tokenizer.rpc.chat_validation import chat_question
 from tandem.tokenizer.settings import TokenizerSettings
 from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb

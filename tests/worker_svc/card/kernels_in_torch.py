@@ -2,7 +2,7 @@
 interpreter, and strict where that would read whatever lies there: pages, places, rows and partials must be ones that
 there are.
 
-How the kernels themselves compute is tested elsewhere (`tests/worker_svc/model/kernels`).
+How the kernels themselves compute is tested elsewhere (`tests/worker_svc/model/cuda/kernels`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tandem.worker.model.kernels.tiles import INT4, INT8
+from tandem.worker.model.cuda.kernels.tiles import INT4, INT8
 from tandem.worker.model.kv_formats import Int4, Int8, KVFormat, Plain
 from tandem.worker.model.rope import rotate
 

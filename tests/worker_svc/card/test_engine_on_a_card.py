@@ -17,15 +17,15 @@ import torch
 
 from benchmarks.random_llama import RandomCheckpoint, llama
 from tandem.worker.checkpoints.model_config import Experts
-from tandem.worker.engine import build, calibration
-from tandem.worker.engine.build import BuiltEngine, build_engine
-from tandem.worker.engine.config import BuildError, EngineConfig
 from tandem.worker.engine.guides.guide import Guide
+from tandem.worker.engine.process.build import BuiltEngine, build_engine
+from tandem.worker.engine.process.config import BuildError, EngineConfig
+from tandem.worker.engine.process.main import build, calibration
 from tandem.worker.engine.request import Drafting, LogprobOptions, Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.stops import StopSequences
-from tandem.worker.model.cuda_graphs import GraphedRunner
-from tandem.worker.model.cuda_operations import TritonOperations
+from tandem.worker.model.cuda.graphs import GraphedRunner
+from tandem.worker.model.cuda.operations import TritonOperations
 from tandem.worker.model.runner import Work
 from tests.worker_svc.card.virtual_card import VirtualCard, Wait, absent, present
 

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 import torch
 
-from tandem.worker.model.kernels.swiglu import swiglu
+from tandem.worker.model.cuda.kernels.swiglu import swiglu
 from tests.worker_svc.card.virtual_card import DEVICE, CardTensor, VirtualCard, present
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real card")

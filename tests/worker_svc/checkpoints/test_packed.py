@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from tandem.worker.checkpoints import CheckpointError, open_checkpoint
-from tandem.worker.model import native
+from tandem.worker.model.cpu import native
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.quantization import QuantizedWeight
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, some_ids

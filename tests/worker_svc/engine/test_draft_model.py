@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tandem.worker.engine.build import BuiltEngine, build_engine
-from tandem.worker.engine.config import BuildError, EngineConfig
+from tandem.worker.engine.process.build import BuiltEngine, build_engine
+from tandem.worker.engine.process.config import BuildError, EngineConfig
 from tandem.worker.engine.request import Drafting, LogprobOptions, Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 

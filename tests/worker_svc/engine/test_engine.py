@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.worker.engine.account import FinishReason
-from tandem.worker.engine.loop import Engine, Finish
+from tandem.worker.engine.engine import Engine, Finish
 from tandem.worker.engine.outcome import Failure
 from tandem.worker.engine.pages import PageTable
 from tandem.worker.engine.request import Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.scheduler import SchedulerLimits
-from tandem.worker.engine.speculation_costs import Costs, Free
+from tandem.worker.engine.speculation.costs import Costs, Free
 from tandem.worker.engine.stops import StopSequences
 from tandem.worker.engine.waiting import MAX_OVERTAKES
 from tests.worker_svc.engine.counting import VOCABULARY, CountingRunner, counting_request

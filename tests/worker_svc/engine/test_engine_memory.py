@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tandem.worker.engine.handle import _engine_environment
+from tandem.worker.engine.process.handle import _engine_environment
 
 PROGRAM = """
 import psutil, torch

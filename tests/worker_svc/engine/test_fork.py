@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tandem.worker.engine.account import FinishReason
 from tandem.worker.engine.fork import sample_seed
-from tandem.worker.engine.messages import Submit
 from tandem.worker.engine.outcome import Failure
+from tandem.worker.engine.process.messages import Submit
 from tandem.worker.engine.request import LogprobOptions, Request
 from tandem.worker.engine.sampling import Sampling
 from tests.worker_svc.engine.counting import counting_request

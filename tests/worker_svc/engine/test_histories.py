@@ -21,14 +21,14 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tandem.worker.engine.account import FinishReason
-from tandem.worker.engine.build import build_engine
-from tandem.worker.engine.config import EngineConfig
-from tandem.worker.engine.loop import Engine
+from tandem.worker.engine.engine import Engine
 from tandem.worker.engine.pages import PageTable
+from tandem.worker.engine.process.build import build_engine
+from tandem.worker.engine.process.config import EngineConfig
 from tandem.worker.engine.request import Drafting, LogprobOptions, Request, Sharing, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.scheduler import SchedulerLimits
-from tandem.worker.engine.speculation_costs import Free
+from tandem.worker.engine.speculation.costs import Free
 from tandem.worker.engine.stops import StopSequences
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import kv_format

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.random_llama import RandomCheckpoint, llama
 from tandem.worker.engine.account import FinishReason
-from tandem.worker.engine.loop import Engine
+from tandem.worker.engine.engine import Engine
 from tandem.worker.engine.pages import PageTable
 from tandem.worker.engine.request import Request, Stopping
 from tandem.worker.engine.sampling import Sampling

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.worker.engine.build import served_config
-from tandem.worker.engine.config import BuildError, EngineConfig
+from tandem.worker.engine.process.build import served_config
+from tandem.worker.engine.process.config import BuildError, EngineConfig
 from tests.worker_svc.checkpoints.test_model_config import GOOD
 
 

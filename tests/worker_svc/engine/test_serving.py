@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tandem.worker.engine.processes import NO_MEMORY
-from tandem.worker.engine.serving import leaving_without_memory
+from tandem.worker.engine.process.loop import leaving_without_memory
+from tandem.worker.engine.process.processes import NO_MEMORY
 
 
 def too_large_for_torch() -> None:

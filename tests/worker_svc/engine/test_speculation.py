@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.worker.engine.account import FinishReason
-from tandem.worker.engine.drafting import NGramIndex
-from tandem.worker.engine.loop import Engine
+from tandem.worker.engine.engine import Engine
 from tandem.worker.engine.pages import PageTable
 from tandem.worker.engine.request import Drafting, Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.scheduler import SchedulerLimits
-from tandem.worker.engine.speculation_costs import Free, StepCost
+from tandem.worker.engine.speculation.costs import Free, StepCost
+from tandem.worker.engine.speculation.drafting import NGramIndex
 from tandem.worker.engine.stops import StopSequences
 from tests.worker_svc.engine.counting import VOCABULARY, CountingRunner, counting_request
 from tests.worker_svc.engine.test_engine import Driver, counted

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.worker.engine.drafting import FIRST_CHANCE, Memory
-from tandem.worker.engine.speculation_costs import LEAST_GAIN, PLAIN_EVERY, Free, MeasuredCosts, StepCost, windows
+from tandem.worker.engine.speculation.costs import LEAST_GAIN, PLAIN_EVERY, Free, MeasuredCosts, StepCost, windows
+from tandem.worker.engine.speculation.drafting import FIRST_CHANCE, Memory
 
 
 @dataclass

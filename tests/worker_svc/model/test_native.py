@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tandem.worker.checkpoints.grouped import Grouped, Quantization
-from tandem.worker.model import native
+from tandem.worker.model.cpu import native
 from tandem.worker.model.linear import HalfPanels
 from tandem.worker.model.quantization import QuantizedWeight
 
@@ -168,7 +168,7 @@ def test_without_a_compiler_torch_computes_with_the_same_weights(monkeypatch: py
 
 
 def test_a_compiler_that_fails_is_reported_and_missed_by_nobody_else(tmp_path: Path) -> None:
-    code = "import torch\nfrom tandem.worker.model import native\nprint(native.available())"
+    code = "import torch\nfrom tandem.worker.model.cpu import native\nprint(native.available())"
     environment = {"CC": "false", "XDG_CACHE_HOME": str(tmp_path), "PATH": "/nowhere"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -12,12 +12,13 @@ import torch
 
 from benchmarks.random_llama import RandomCheckpoint, llama
 from tandem.worker.checkpoints.grouped import Quantization
-from tandem.worker.model import native, native_layer
+from tandem.worker.model.cpu import layer as native_layer
+from tandem.worker.model.cpu import native
+from tandem.worker.model.cpu.operations import NativeOperations
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import Plain, kv_format
 from tandem.worker.model.linear import onednn_serves
 from tandem.worker.model.loading import load_transformer
-from tandem.worker.model.native_operations import NativeOperations
 from tandem.worker.model.operations import TorchOperations
 from tandem.worker.model.runner import ModelRunner, Work
 

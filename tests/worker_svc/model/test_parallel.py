@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tandem.worker.checkpoints.model_config import ConfigError, Experts, ModelConfig
-from tandem.worker.engine.build import build_engine
-from tandem.worker.engine.config import BuildError, EngineConfig
+from tandem.worker.engine.process.build import build_engine
+from tandem.worker.engine.process.config import BuildError, EngineConfig
 from tandem.worker.model.parallel import Ranks
 from tandem.worker.model.transformer import Transformer
 

@@ -12,8 +12,8 @@ import torch
 
 from tandem.worker.checkpoints import open_checkpoint
 from tandem.worker.checkpoints.grouped import GROUPS, Quantization
-from tandem.worker.engine.build import BuiltEngine, build_engine
-from tandem.worker.engine.config import BuildError, EngineConfig
+from tandem.worker.engine.process.build import BuiltEngine, build_engine
+from tandem.worker.engine.process.config import BuildError, EngineConfig
 from tandem.worker.engine.request import Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.model.loading import load_transformer

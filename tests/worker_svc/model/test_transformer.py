@@ -12,8 +12,8 @@ from transformers import LlamaForCausalLM
 
 from tandem.worker.checkpoints import open_checkpoint
 from tandem.worker.model import linear
+from tandem.worker.model.cpu.operations import cpu_operations
 from tandem.worker.model.loading import load_transformer
-from tandem.worker.model.native_operations import cpu_operations
 from tandem.worker.model.operations import TorchOperations
 from tandem.worker.model.transformer import Transformer
 from tests.worker_svc.model.llama_folders import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 from tandem.common.allocator import return_large_blocks
-from tandem.common.lifecycle import run_service
+from tandem.common.run_service import run_service
 from tandem.common.settings import load_settings
-from tandem.tokenizer.server import TokenizerService
+from tandem.tokenizer.rpc.server import TokenizerService
 from tandem.tokenizer.settings import TokenizerSettings
 
 _SWITCH_SECONDS = 0.001  # how long a thread may keep the interpreter when another wants it; Python's own is 0.005

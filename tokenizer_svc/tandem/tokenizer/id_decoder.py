@@ -13,11 +13,11 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from tandem.tokenizer.arrays import Ids, Places, ids_of
-from tandem.tokenizer.clean_spaces import clean_spaces as without_spaces
 from tandem.tokenizer.config import TokenizerConfig
+from tandem.tokenizer.decoding.clean_spaces import clean_spaces as without_spaces
+from tandem.tokenizer.decoding.streaming import StreamDecoder, StreamPieces, stream_decoder
 from tandem.tokenizer.encoding import TokenIdError
 from tandem.tokenizer.native.piece_joiner import IdRuns, PieceJoiner
-from tandem.tokenizer.streaming import StreamDecoder, StreamPieces, stream_decoder
 from tandem.tokenizer.vocabulary import CONTROL_TYPES, DecodedForms, TokenTable
 from tandem.tokenizer.wire import decoded_field, piece_fields
 

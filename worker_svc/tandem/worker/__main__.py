@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from tandem.common.lifecycle import run_service
+from tandem.common.run_service import run_service
 from tandem.common.settings import load_settings
-from tandem.worker.server import WorkerService
+from tandem.worker.front.server import WorkerService
 from tandem.worker.settings import WorkerSettings
 
 

@@ -10,7 +10,7 @@ from pydantic_settings import SettingsConfigDict
 
 from tandem.common.peers import PeerFiles
 from tandem.common.settings import ServiceSettings
-from tandem.worker.engine.config import EngineConfig
+from tandem.worker.engine.process.config import EngineConfig
 
 
 class WorkerSettings(EngineConfig, ServiceSettings):

@@ -194,7 +194,7 @@ class Services:
             progress("starting the HTTP door")
             http = self._launch(
                 "http",
-                "tandem.http_svc",
+                "tandem.http",
                 [
                     f"--tokenizer-address={self.tokenizer_address}",
                     f"--worker-address={self.worker_address}",

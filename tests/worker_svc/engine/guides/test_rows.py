@@ -9,14 +9,14 @@ import psutil
 import pytest
 
 from tandem.worker.engine.account import FinishReason
+from tandem.worker.engine.engine import Engine
 from tandem.worker.engine.grammars import Grammars
 from tandem.worker.engine.guides.guide import Guide
-from tandem.worker.engine.loop import Engine
 from tandem.worker.engine.outcome import Failure
 from tandem.worker.engine.pages import PageTable
 from tandem.worker.engine.request import Drafting, Request
 from tandem.worker.engine.scheduler import SchedulerLimits
-from tandem.worker.engine.speculation_costs import Free
+from tandem.worker.engine.speculation.costs import Free
 from tests.worker_svc.engine.counting import VOCABULARY, CountingRunner, counting_request
 from tests.worker_svc.engine.test_engine import Driver, counted
 

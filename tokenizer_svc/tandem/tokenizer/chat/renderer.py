@@ -124,7 +124,13 @@ class ChatRenderer:
     async def _start(self) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "tandem.tokenizer.chat.worker", str(_MEMORY), str(self._max_characters), str(self._niceness)),
+            *(
+                "-m",
+                "tandem.tokenizer.chat.renderer_process",
+                str(_MEMORY),
+                str(self._max_characters),
+                str(self._niceness),
+            ),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,

@@ -120,7 +120,7 @@ class Turn:
 
 @dataclass(slots=True)
 class InFlight:
-    """What is launched and not read yet, and what that means for an end (`flight.py`)."""
+    """What is launched and not read yet, and what that means for an end (`in_flight.py`)."""
 
     pending: int = 0  # sampled tokens
     row: int = 0  # of the latest one, among the ids that its step samples

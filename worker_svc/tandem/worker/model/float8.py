@@ -48,7 +48,7 @@ def to_float8(rows: torch.Tensor) -> Float8Rows:
 
 def scaled_product(x: torch.Tensor, weight: Float8Rows) -> torch.Tensor:
     """`x [N, in]` times `[out, in]`, both in e4m3: `[N, out]` in x's dtype."""
-    from tandem.worker.model.kernels.float8 import rows_to_float8  # Triton is not installed where there is no CUDA
+    from tandem.worker.model.cuda.kernels.float8 import rows_to_float8  # Triton is not installed where there is no CUDA
 
     rows = Float8Rows(*rows_to_float8(x))
     product = torch._scaled_mm(

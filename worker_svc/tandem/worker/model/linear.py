@@ -29,10 +29,10 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from tandem.worker.model import native
+from tandem.worker.model.cpu import native
+from tandem.worker.model.cpu.panels import empty_panels, fill_panels, first_panels, panel_rows
 from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.operations import Product
-from tandem.worker.model.panels import empty_panels, fill_panels, first_panels, panel_rows
 from tandem.worker.model.product_rows import MOST_IN_A_CALL, Prepare, RowCounts, in_calls, row_counts
 from tandem.worker.model.quantization import QuantizedWeight
 

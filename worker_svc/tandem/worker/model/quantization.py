@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 
 from tandem.worker.checkpoints.grouped import GROUPS, Grouped, Quantization
-from tandem.worker.model import native
-from tandem.worker.model.panels import empty_panels, fill_panels, first_panels, panel_rows
+from tandem.worker.model.cpu import native
+from tandem.worker.model.cpu.panels import empty_panels, fill_panels, first_panels, panel_rows
 from tandem.worker.model.product_rows import MOST_ROWS, linear
 
 INT8 = Quantization(8, 0)

@@ -19,13 +19,13 @@ from functools import cached_property
 import torch
 
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.model.cpu.layer import CompiledLayer, CompiledStep, compiled_steps
+from tandem.worker.model.cpu.operations import cpu_operations
 from tandem.worker.model.feed_forward import FeedForward
 from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.linear import Bias, Linear, PlainWeight
 from tandem.worker.model.moe import MixtureOfExperts
-from tandem.worker.model.native_layer import CompiledLayer, CompiledStep, compiled_steps
-from tandem.worker.model.native_operations import cpu_operations
 from tandem.worker.model.operations import Operations, Plan, Products
 from tandem.worker.model.parallel import ALONE, Ranks
 from tandem.worker.model.rope import RotaryTable

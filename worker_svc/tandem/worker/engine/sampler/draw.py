@@ -96,7 +96,7 @@ def draw_wide(
 ) -> tuple[torch.Tensor, Distribution]:
     """Draws ids from the logits `[rows, vocabulary]` that lie between two bounds, in the order of the vocabulary."""
     if has_kernel(logits):
-        from tandem.worker.model.kernels.choose import choose  # Triton is not installed where there is no CUDA
+        from tandem.worker.model.cuda.kernels.choose import choose  # Triton is not installed where there is no CUDA
 
         warm = temperature.float().clamp_min(1e-38)
         chosen = choose(logits.contiguous(), warm, uniforms, low.float(), high.float())

@@ -51,7 +51,7 @@ class Launched:
 def prepare(vocabulary: int, device: torch.device) -> None:
     """Compiles on a card what rows are drawn by, so that no request waits for that."""
     if device.type == "cuda":
-        from tandem.worker.model.kernels.choose import choose  # Triton is not installed where there is no CUDA
+        from tandem.worker.model.cuda.kernels.choose import choose  # Triton is not installed where there is no CUDA
 
         logits = torch.zeros((1, vocabulary), dtype=torch.float32, device=device)
         bound, uniforms = logits[:, 0].contiguous(), torch.zeros(1, dtype=torch.float64, device=device)
@@ -83,7 +83,7 @@ def is_plain(rows: Rows, rules: Rules) -> bool:
 
 def launch_plain(logits: torch.Tensor, rows: Rows, rules: Rules) -> Launched:
     """One kernel for all rows of `logits` `[rows, vocabulary]`, which stay as they are."""
-    from tandem.worker.model.kernels.choose import choose  # Triton is not installed where there is no CUDA
+    from tandem.worker.model.cuda.kernels.choose import choose  # Triton is not installed where there is no CUDA
 
     device = logits.device
     warm = np.where(takes_the_largest(rules), 0.0, np.maximum(rules["temperature"], COLDEST)).astype(np.float32)

@@ -110,7 +110,7 @@ def _rows_of(logits: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
 def _argmax(logits: torch.Tensor) -> torch.Tensor:
     if has_kernel(logits):  # of several, torch takes any
         nothing = torch.zeros(len(logits), dtype=torch.float32, device=logits.device)
-        from tandem.worker.model.kernels.choose import choose
+        from tandem.worker.model.cuda.kernels.choose import choose
 
         return choose(logits.contiguous(), nothing, nothing.double()).ids
     if logits.device.type == "cpu":  # a tenth of torch's time

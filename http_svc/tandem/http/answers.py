@@ -1,0 +1,45 @@
+"""What answers of both interfaces have in common."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tandem.client import FinishReason, Output, Usage
+from tandem.http.errors import ApiError, unavailable
+
+
+class PromptDetails(msgspec.Struct):
+    """Of the tokens of a prompt."""
+
+    cached_tokens: int
+
+
+class UsageBody(msgspec.Struct):
+    """What a request cost, in tokens, all its choices together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+def usage_of(usage: Usage) -> UsageBody:
+    """As OpenAI's interface has it."""
+    return UsageBody(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        prompt_tokens_details=PromptDetails(usage.cached_prompt_tokens or 0),
+    )
+
+
+def finish_reason(output: Output) -> str:
+    """Raises ApiError for an output that somebody ended at the worker."""
+    if output.finish_reason is FinishReason.CANCELLED:
+        raise aborted()
+    return "length" if output.finish_reason is FinishReason.MAX_TOKENS else "stop"
+
+
+def aborted() -> ApiError:
+    """An operator has ended the generation."""
+    return unavailable("the generation was aborted at the worker", "aborted")

@@ -1,0 +1,347 @@
+"""POST /v1/chat/completions.
+
+Messages become a prompt by the model's chat template, at the tokenizer service: what they hold never becomes a control
+token. What an answer says about tools or its reasoning is not parsed: it is in `content` as the model wrote it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Literal, Protocol, cast
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tandem.client import (
+    AsyncStream,
+    ChatMessage,
+    Chunk,
+    Conversation,
+    GenerateOptions,
+    GenerationResult,
+    Guide,
+    JsonSchema,
+    Output,
+    ToolCall,
+)
+from tandem.http.answers import UsageBody, finish_reason, usage_of
+from tandem.http.call import Call, call_of
+from tandem.http.errors import wrong
+from tandem.http.fields import ABSENT, GenerationFields, Json, check_size, decoder, is_given, object_of, text_of
+from tandem.http.logprobs import ChatLogprobs, chat_logprobs
+from tandem.http.sse import EventStream, event
+from tandem.http.upstream import Upstream
+from tandem.limits.fields import limits_of
+from tandem.tokenizer.v1 import tokenizer_pb2
+
+MAX_MESSAGES = limits_of(tokenizer_pb2.EncodeChatRequest.DESCRIPTOR)["messages"].bound
+
+# --- the request
+
+
+class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
+    """Only text; the others are known by name, so that the error is about their type."""
+
+    type: str
+    text: str | None = None
+    image_url: Json = ABSENT
+    input_audio: Json = ABSENT
+    file: Json = ABSENT
+    refusal: Json = ABSENT
+
+
+class FunctionFields(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCallFields(msgspec.Struct, forbid_unknown_fields=True):
+    function: FunctionFields
+    id: str = ""
+    type: Literal["function"] = "function"
+
+
+class MessageFields(msgspec.Struct, forbid_unknown_fields=True):
+    """One message; what is None of an answer of ours may come back with it."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCallFields] | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: Json = ABSENT  # ignored
+
+    def message(self, place: str) -> ChatMessage:
+        """As the SDK has it. Raises ApiError."""
+        return ChatMessage(
+            # Templates know the older name of the same role.
+            role="system" if self.role == "developer" else self.role,
+            content=_text(self.content, f"{place}.content"),
+            name=self.name,
+            tool_calls=[
+                ToolCall(call.function.name, call.function.arguments or "{}", call.id) for call in self.tool_calls or ()
+            ],
+            tool_call_id=self.tool_call_id,
+        )
+
+
+def _text(content: str | list[ContentPart] | None, place: str) -> str | None:
+    if not isinstance(content, list):
+        return content
+    for index, part in enumerate(content):
+        if part.type != "text":
+            raise wrong(f"{place}[{index}].type", f"must be 'text', not {part.type[:40]!r}", "not_served")
+        if part.text is None:
+            raise wrong(f"{place}[{index}].text", "is required")
+    return "\n".join(part.text or "" for part in content)
+
+
+class TextFormat(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    pass
+
+
+class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
+    pass
+
+
+class NamedSchema(msgspec.Struct, forbid_unknown_fields=True):
+    name: str = ""
+    description: str | None = None
+    schema: Json = ABSENT
+    strict: bool | None = None  # every answer is held to its schema
+
+
+class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+    json_schema: NamedSchema
+
+
+ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
+
+
+class HasConversation(Protocol):
+    """What makes a prompt."""
+
+    messages: list[MessageFields]
+    tools: list[Json] | None
+    chat_template_kwargs: Json
+    add_generation_prompt: bool
+
+
+def conversation_of(
+    fields: HasConversation, arguments: Mapping[str, Any] | None = None, *, with_tools: bool = True
+) -> Conversation:
+    """As the SDK has it; `arguments` are for the template too. Raises ApiError."""
+    if len(fields.messages) > MAX_MESSAGES:
+        raise wrong("messages", f"must have at most {MAX_MESSAGES} elements, not {len(fields.messages)}")
+    tools = fields.tools if with_tools and fields.tools else []
+    check_size([*tools, fields.chat_template_kwargs], "tools" if tools else "chat_template_kwargs")
+    return Conversation(
+        messages=[message.message(f"messages[{index}]") for index, message in enumerate(fields.messages)],
+        tools=[object_of(tool, f"tools[{index}]") for index, tool in enumerate(tools)],
+        template_arguments={**(arguments or {}), **object_of(fields.chat_template_kwargs, "chat_template_kwargs")},
+        add_generation_prompt=fields.add_generation_prompt,
+    )
+
+
+class ChatFields(GenerationFields, kw_only=True):
+    """The body of a request."""
+
+    messages: list[MessageFields]
+    tools: list[Json] | None = None
+    chat_template_kwargs: Json = ABSENT
+    add_generation_prompt: bool = True
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    tool_choice: Json = ABSENT
+    parallel_tool_calls: bool | None = None
+    modalities: list[str] | None = None
+    reasoning_effort: str | None = None  # a variable of the template
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the template gets the tools. Raises ApiError for a choice that is not served."""
+        choice = text_of(self.tool_choice) if is_given(self.tool_choice) else '"auto"'
+        if choice not in ('"auto"', '"none"'):
+            raise wrong("tool_choice", "must be 'auto' or 'none' here", "not_served")
+        if self.parallel_tool_calls is False and self.tools:
+            raise wrong("parallel_tool_calls", "cannot be false here", "not_served")
+        return choice == '"auto"'
+
+    def prompt(self) -> Conversation:
+        """The conversation. Raises ApiError."""
+        arguments = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return conversation_of(self, arguments, with_tools=self.shows_tools)
+
+    def generation(self, call: Call) -> GenerateOptions:
+        """The keywords of the SDK. Raises ApiError."""
+        found = self.options()
+        if self.modalities not in (None, ["text"]):
+            raise wrong("modalities", "must be ['text']", "not_served")
+        limits = {name: value for name in ("max_completion_tokens", "max_tokens")
+                  if (value := getattr(self, name)) is not None}  # fmt: skip
+        if len(set(limits.values())) > 1:
+            raise wrong("max_tokens", "is another number than max_completion_tokens, which takes its place")
+        for name, value in limits.items():
+            found["max_tokens"] = value
+            call.names["max_tokens"] = name
+            break
+        if self.top_logprobs is not None and not self.logprobs:
+            raise wrong("top_logprobs", "needs logprobs to be true")
+        if self.logprobs:
+            found["logprobs"] = True
+            found["top_logprobs"] = self.top_logprobs or None
+        if (guide := self._format()) is not None:
+            if self.guided is not None:
+                raise wrong("guided", "cannot be beside response_format")
+            found["guided"] = guide
+            call.names["guided"] = "response_format"
+        return found
+
+    def _format(self) -> Guide | None:
+        match self.response_format:
+            case JsonObjectFormat():
+                return JsonSchema({"type": "object"})
+            case JsonSchemaFormat(json_schema=named):
+                if not is_given(named.schema):
+                    raise wrong("response_format.json_schema.schema", "is required", "missing_required_parameter")
+                return JsonSchema(text_of(named.schema))
+        return None
+
+
+read_chat = decoder(ChatFields)
+
+# --- the answer
+
+
+class Message(msgspec.Struct):
+    content: str
+    role: str = "assistant"
+    refusal: str | None = None
+
+
+class Choice(msgspec.Struct):
+    index: int
+    message: Message
+    finish_reason: str
+    logprobs: ChatLogprobs | None = None
+
+
+class ChatCompletion(msgspec.Struct):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[msgspec.Raw]  # each is encoded by itself: with logprobs they may be large
+    usage: UsageBody
+
+
+class Delta(msgspec.Struct, omit_defaults=True):
+    role: str | None = None
+    content: str | None = None
+
+
+class ChunkChoice(msgspec.Struct):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class ChatChunk(msgspec.Struct, omit_defaults=True):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: UsageBody | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class ChatCompletions:
+    """The endpoint."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+
+    async def create(self, request: Request) -> Response:
+        """The answer."""
+        call, fields = call_of(request), read_chat(await request.body())
+        call.stream = bool(fields.stream)
+        options, conversation = fields.generation(call), fields.prompt()
+        call.names["prompt"] = "messages"
+        await self._upstream.check_model(fields.model, call)
+        options |= cast(GenerateOptions, self._upstream.options(call, fields.model, fields.cache_salt or ""))
+        pieces = (await self._upstream.vocabulary()).pieces if fields.logprobs else ()
+        answer = _Answer(call, fields, pieces)
+        client = self._upstream.client
+        if fields.stream:
+            return EventStream(request, answer.events(client.stream_chat(conversation, **options)))
+        completion = await answer.whole(await client.chat(conversation, **options))
+        return Response(msgspec.json.encode(completion), media_type="application/json")
+
+
+class _Answer:
+    """One answer, whole or in chunks."""
+
+    def __init__(self, call: Call, fields: ChatFields, pieces: Sequence[bytes]) -> None:
+        self._call = call
+        self._id = f"chatcmpl-{call.request_id}"
+        self._created = int(time.time())
+        self._fields = fields
+        self._pieces = pieces
+
+    async def whole(self, result: GenerationResult) -> ChatCompletion:
+        self._call.usage = result.usage
+        choices = []
+        for output in result.outputs:
+            logprobs = await self._logprobs(output)
+            choice = Choice(output.index, Message(output.text), finish_reason(output), logprobs)
+            choices.append(msgspec.Raw(msgspec.json.encode(choice)))
+        return ChatCompletion(
+            id=self._id,
+            object="chat.completion",
+            created=self._created,
+            model=self._fields.model,
+            choices=choices,
+            usage=usage_of(result.usage),
+        )
+
+    async def events(self, stream: AsyncStream) -> AsyncGenerator[bytes, None]:
+        """The role of each choice, what comes, why each ended, and the usage where it was asked for."""
+        async with stream:
+            first = await stream.next_chunk()
+            for index in range(self._fields.n or 1):
+                yield self._chunk([ChunkChoice(index, Delta(role="assistant", content=""))])
+            chunk = first
+            while chunk is not None:
+                if chunk.text or chunk.logprobs:
+                    yield self._chunk(
+                        [ChunkChoice(chunk.index, Delta(content=chunk.text), await self._logprobs(chunk))]
+                    )
+                chunk = await stream.next_chunk()
+            result = stream.result
+        self._call.usage = result.usage
+        for output in result.outputs:
+            yield self._chunk([ChunkChoice(output.index, Delta(), finish_reason=finish_reason(output))])
+        if self._fields.include_usage:
+            yield self._chunk([], usage_of(result.usage))
+
+    def _chunk(self, choices: list[ChunkChoice], usage: UsageBody | None = None) -> bytes:
+        """`usage` is there, as null, in all chunks of a stream that ends with one."""
+        told = usage if self._fields.include_usage else msgspec.UNSET
+        return event(
+            ChatChunk(self._id, "chat.completion.chunk", self._created, self._fields.model, choices, usage=told)
+        )
+
+    async def _logprobs(self, part: Chunk | Output) -> ChatLogprobs | None:
+        if part.logprobs is None:
+            return None
+        ids = part.ids if isinstance(part, Chunk) else part.output_ids
+        return await chat_logprobs(ids, part.logprobs, part.top_logprobs, self._pieces)

@@ -1,0 +1,220 @@
+"""POST /v1/completions: texts or token ids go on.
+
+The control tokens of a text are plain characters unless the caller says else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, cast
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tandem.client import AsyncStream, Chunk, GenerateOptions, GenerationResult, Output, Prompt, Usage, Vocabulary
+from tandem.http.answers import UsageBody, finish_reason, usage_of
+from tandem.http.call import Call, call_of
+from tandem.http.errors import wrong
+from tandem.http.fields import GenerationFields, decoder
+from tandem.http.logprobs import CompletionLogprobs
+from tandem.http.sse import EventStream, event
+from tandem.http.upstream import Upstream
+
+MAX_PROMPTS = 128
+MAX_CHOICES = 1024  # of all prompts together
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+class CompletionFields(GenerationFields, kw_only=True):
+    """The body of a request. Streams of several prompts and their logprobs come as they are made."""
+
+    prompt: str | list[str | int | list[int]]
+    max_tokens: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+    length_penalty: float | None = None
+    special_tokens: str | None = None
+    add_special: bool | None = None
+    suffix: None = None
+
+    def prompts(self) -> list[Prompt]:
+        """One or several. Raises ApiError."""
+        given = self.prompt
+        if isinstance(given, str):
+            return [given]
+        if not given:
+            raise wrong("prompt", "must not be empty")
+        kinds = {type(each) for each in given}
+        if kinds == {int}:
+            return [cast(list[int], given)]
+        if len(kinds) > 1:
+            raise wrong("prompt", "must be a text, ids, a list of texts or a list of lists of ids")
+        if len(given) > MAX_PROMPTS:
+            raise wrong("prompt", f"must have at most {MAX_PROMPTS} elements, not {len(given)}")
+        if (self.n or 1) * len(given) > MAX_CHOICES:
+            raise wrong("n", f"must be at most {MAX_CHOICES // len(given)} with {len(given)} prompts")
+        return cast(list[Prompt], given)
+
+    def generation(self) -> GenerateOptions:
+        """The keywords of the SDK. Raises ApiError."""
+        found = self.options()
+        found["max_tokens"] = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        for name in ("best_of", "length_penalty", "special_tokens", "add_special", "echo"):
+            if (value := getattr(self, name)) is not None:
+                found[name] = value
+        if self.logprobs is not None:
+            found["logprobs"] = True
+            found["top_logprobs"] = self.logprobs or None
+            if self.echo and self.stream:
+                raise wrong("stream", "cannot be true with both echo and logprobs", "not_served")
+        if self.echo and (self.logprobs is not None or self.max_tokens == 0):
+            found["prompt_logprobs"] = True  # also what allows that nothing is generated
+        return found
+
+
+read_completion = decoder(CompletionFields)
+
+
+class Choice(msgspec.Struct):
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None = None
+    finish_reason: str | None = None
+
+
+class Completion(msgspec.Struct, omit_defaults=True):
+    """A whole answer, or a chunk of one."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: Sequence[Choice | msgspec.Raw]  # those of a whole answer are encoded one by one: they may be large
+    usage: UsageBody | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class Completions:
+    """The endpoint."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+
+    async def create(self, request: Request) -> Response:
+        """The answer."""
+        call, fields = call_of(request), read_completion(await request.body())
+        call.stream = bool(fields.stream)
+        prompts, options = fields.prompts(), fields.generation()
+        call.names["prompts"] = "prompt"
+        await self._upstream.check_model(fields.model, call)
+        options |= cast(GenerateOptions, self._upstream.options(call, fields.model, fields.cache_salt or ""))
+        vocabulary = await self._upstream.vocabulary() if fields.logprobs is not None else None
+        answer = _Answers(call, fields, vocabulary)
+        client = self._upstream.client
+        if fields.stream:
+            streams = [client.stream(prompt, **options) for prompt in prompts]
+            return EventStream(request, answer.events(streams))
+        results = await client.generate_batch(prompts, **options)
+        return Response(msgspec.json.encode(await answer.whole(results)), media_type="application/json")
+
+
+class _Answers:
+    """Those to all prompts of a request; choices are numbered through."""
+
+    def __init__(self, call: Call, fields: CompletionFields, vocabulary: Vocabulary | None) -> None:
+        self._call = call
+        self._id = f"cmpl-{call.request_id}"
+        self._created = int(time.time())
+        self._fields = fields
+        self._vocabulary = vocabulary
+        self._n = fields.n or 1
+
+    async def whole(self, results: Sequence[GenerationResult]) -> Completion:
+        self._call.usage = _sum([result.usage for result in results])
+        choices = []
+        for place, result in enumerate(results):
+            for output in result.outputs:
+                index, logprobs = place * self._n + output.index, await self._logprobs(result, output)
+                choice = Choice(index, output.text, logprobs, finish_reason(output))
+                choices.append(msgspec.Raw(msgspec.json.encode(choice)))
+        return self._completion(choices, usage_of(self._call.usage))
+
+    async def _logprobs(self, result: GenerationResult, output: Output) -> dict[str, Any] | None:
+        if output.logprobs is None or self._vocabulary is None:
+            return None
+        told = CompletionLogprobs(self._vocabulary, self._fields.logprobs or 0)
+        ids, logprobs, top = output.output_ids, list[float | None](output.logprobs), output.top_logprobs
+        prompt = result.prompt_logprobs
+        if self._fields.echo and prompt is not None:
+            ids, logprobs = [*result.prompt_ids, *ids], [*prompt.logprobs, *logprobs]
+            top = [*prompt.top_logprobs, *top] if prompt.top_logprobs is not None and top is not None else None
+            told.begin(ids, output.text)
+        return await told.part(ids, logprobs, top)
+
+    async def events(self, streams: Sequence[AsyncStream]) -> AsyncGenerator[bytes, None]:
+        """What comes of all prompts, and why each choice ended; at the end the usage where it was asked for."""
+        tellers = [
+            CompletionLogprobs(self._vocabulary, self._fields.logprobs or 0)
+            for _ in range(len(streams) * self._n)
+            if self._vocabulary is not None
+        ]
+        async with AsyncExitStack() as stack:
+            for stream in streams:
+                await stack.enter_async_context(stream)
+            async for place, chunk in _merged(streams):
+                if chunk is None:
+                    for output in streams[place].result.outputs:
+                        index = place * self._n + output.index
+                        yield self._chunk([Choice(index, "", finish_reason=finish_reason(output))])
+                    continue
+                index = place * self._n + chunk.index
+                logprobs = None
+                if chunk.logprobs is not None:
+                    logprobs = await tellers[index].part(chunk.ids, chunk.logprobs, chunk.top_logprobs)
+                if chunk.text or chunk.logprobs:
+                    yield self._chunk([Choice(index, chunk.text, logprobs)])
+            self._call.usage = _sum([stream.result.usage for stream in streams])
+        if self._fields.include_usage:
+            yield self._chunk([], usage_of(self._call.usage))
+
+    def _chunk(self, choices: list[Choice], usage: UsageBody | None = None) -> bytes:
+        """`usage` is there, as null, in all chunks of a stream that ends with one."""
+        return event(self._completion(choices, usage if self._fields.include_usage else msgspec.UNSET))
+
+    def _completion(
+        self, choices: Sequence[Choice | msgspec.Raw], usage: UsageBody | msgspec.UnsetType | None
+    ) -> Completion:
+        return Completion(self._id, "text_completion", self._created, self._fields.model, choices, usage)
+
+
+async def _merged(streams: Sequence[AsyncStream]) -> AsyncGenerator[tuple[int, Chunk | None], None]:
+    """The chunks of all streams as they come, with the stream's place; None at the end of each.
+
+    Of each stream one chunk at most is taken before it is asked for, so that a slow reader slows all of them.
+    """
+    waiting = {asyncio.ensure_future(stream.next_chunk()): place for place, stream in enumerate(streams)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                place = waiting.pop(task)
+                chunk = task.result()
+                yield place, chunk
+                if chunk is not None:
+                    waiting[asyncio.ensure_future(streams[place].next_chunk())] = place
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def _sum(usages: Sequence[Usage]) -> Usage:
+    return Usage(
+        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+        completion_tokens=sum(usage.completion_tokens for usage in usages),
+        cached_prompt_tokens=sum(usage.cached_prompt_tokens or 0 for usage in usages),
+    )

@@ -1,0 +1,313 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's interface.
+
+Its blocks become the messages that chat templates know: what tools gave is a message of the role `tool`, the system
+prompt one of the role `system`. Text alone comes back: what an answer says about tools or its reasoning is not parsed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any, cast
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from tandem.client import (
+    AsyncStream,
+    ChatMessage,
+    Conversation,
+    Encoding,
+    FinishReason,
+    GenerateOptions,
+    JsonSchema,
+    Output,
+    ToolCall,
+    Usage,
+)
+from tandem.http.answers import aborted
+from tandem.http.call import Call, call_of
+from tandem.http.chat import MAX_MESSAGES
+from tandem.http.errors import wrong
+from tandem.http.fields import ABSENT, Json, OwnFields, check_size, decoder, is_given, object_of, text_of
+from tandem.http.sse import EventStream, named_event
+from tandem.http.upstream import Upstream
+
+# --- the request
+
+
+class Block(msgspec.Struct, forbid_unknown_fields=True):
+    """Text, what the model wanted to be called, or what came of it; the others are known by name."""
+
+    type: str
+    text: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: Json = ABSENT
+    tool_use_id: str | None = None
+    content: str | list[Block] | None = None
+    is_error: bool | None = None
+    source: Json = ABSENT
+    title: Json = ABSENT
+    context: Json = ABSENT
+    thinking: Json = ABSENT
+    signature: Json = ABSENT
+    data: Json = ABSENT
+    citations: Json = ABSENT
+    cache_control: Json = ABSENT  # ignored: every prefix is cached
+
+
+class MessageFields(msgspec.Struct, forbid_unknown_fields=True):
+    role: str
+    content: str | list[Block]
+
+    def messages(self, place: str) -> list[ChatMessage]:
+        """As templates have it: one message, or one for each result of a tool and one for the text beside them."""
+        if self.role not in ("user", "assistant", "system"):
+            raise wrong(f"{place}.role", "must be 'user' or 'assistant'")
+        if isinstance(self.content, str):
+            return [ChatMessage(self.role, self.content)]
+        texts: list[str] = []
+        calls: list[ToolCall] = []
+        results: list[ChatMessage] = []
+        for index, block in enumerate(self.content):
+            where = f"{place}.content[{index}]"
+            if block.type == "tool_use" and self.role == "assistant":
+                arguments = text_of(block.input) if is_given(block.input) else "{}"
+                calls.append(ToolCall(block.name or "", arguments, block.id or ""))
+            elif block.type == "tool_result" and self.role == "user":
+                content = _text(block.content or "", f"{where}.content")
+                results.append(ChatMessage("tool", content, tool_call_id=block.tool_use_id))
+            else:
+                texts.append(_text([block], where))
+        if texts or calls or not results:
+            text = "\n".join(texts) if texts or not calls else None
+            results.append(ChatMessage(self.role, text, tool_calls=calls))
+        return results
+
+
+def _text(content: str | list[Block], place: str) -> str:
+    if isinstance(content, str):
+        return content
+    for block in content:
+        if block.type != "text" or block.text is None:
+            raise wrong(place, f"must be text, not a block of the type {block.type[:40]!r}", "not_served")
+    return "\n".join(block.text or "" for block in content)
+
+
+class ToolFields(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool of the caller's; tools that a server runs are not served."""
+
+    name: str
+    input_schema: Json
+    description: str | None = None
+    type: str | None = None
+    strict: bool | None = None
+    cache_control: Json = ABSENT
+
+    def tool(self, place: str) -> dict[str, Any]:
+        """As templates know it."""
+        if self.type not in (None, "custom"):
+            raise wrong(f"{place}.type", "must be 'custom'", "not_served")
+        function: dict[str, Any] = {"name": self.name}
+        if self.description is not None:
+            function["description"] = self.description
+        function["parameters"] = object_of(self.input_schema, f"{place}.input_schema")
+        return {"type": "function", "function": function}
+
+
+class KindFields(msgspec.Struct):
+    """What is chosen by its type alone."""
+
+    type: str
+
+
+class FormatFields(msgspec.Struct, forbid_unknown_fields=True):
+    type: str
+    schema: Json = ABSENT
+
+
+class OutputFields(msgspec.Struct, forbid_unknown_fields=True):
+    format: FormatFields | None = None
+    effort: str | None = None  # the variable reasoning_effort of the template
+
+
+class PromptFields(OwnFields, kw_only=True):
+    """What makes a prompt; all that counting takes."""
+
+    model: str
+    messages: list[MessageFields]
+    system: str | list[Block] | None = None
+    tools: list[ToolFields] | None = None
+    tool_choice: KindFields | None = None
+    thinking: KindFields | None = None
+    output_config: OutputFields | None = None
+    chat_template_kwargs: Json = ABSENT
+    cache_control: Json = ABSENT  # ignored
+
+    def conversation(self) -> Conversation:
+        """As the SDK has it. Raises ApiError."""
+        if not self.messages or len(self.messages) > MAX_MESSAGES:
+            raise wrong("messages", f"must have 1 to {MAX_MESSAGES} elements")
+        if self.messages[-1].role == "assistant":
+            raise wrong("messages", "must not end with the assistant's: nothing is said for it", "not_served")
+        if self.thinking is not None and self.thinking.type != "disabled":
+            raise wrong("thinking.type", "must be 'disabled'", "not_served")
+        choice = "auto" if self.tool_choice is None else self.tool_choice.type
+        if choice not in ("auto", "none"):
+            raise wrong("tool_choice.type", "must be 'auto' or 'none'", "not_served")
+        tools = self.tools if self.tools and choice == "auto" else []
+        check_size([*(tool.input_schema for tool in tools), self.chat_template_kwargs], "tools")
+        arguments = object_of(self.chat_template_kwargs, "chat_template_kwargs")
+        if self.output_config is not None and self.output_config.effort is not None:
+            arguments = {"reasoning_effort": self.output_config.effort, **arguments}
+        system = [] if self.system is None else [ChatMessage("system", _text(self.system, "system"))]
+        given = [each.messages(f"messages[{index}]") for index, each in enumerate(self.messages)]
+        return Conversation(
+            messages=[*system, *(message for several in given for message in several)],
+            tools=[tool.tool(f"tools[{index}]") for index, tool in enumerate(tools)],
+            template_arguments=arguments,
+        )
+
+
+class MessagesFields(PromptFields, kw_only=True):
+    """The body of a request."""
+
+    max_tokens: int
+    stop_sequences: list[str] | None = None  # type: ignore[assignment]  # texts here, ids elsewhere
+    stream: bool | None = None
+    metadata: Json = ABSENT  # ignored, as the next one
+    service_tier: Json = ABSENT
+
+    def generation(self, call: Call) -> GenerateOptions:
+        """The keywords of the SDK. Raises ApiError."""
+        found = self.own_options()
+        if stop := found.pop("stop_sequences", None):
+            found["stop"] = stop
+            call.names["stop"] = "stop_sequences"
+        found["max_tokens"] = self.max_tokens
+        chosen = None if self.output_config is None else self.output_config.format
+        if chosen is not None:
+            if chosen.type != "json_schema" or not is_given(chosen.schema):
+                raise wrong("output_config.format", "must have the type 'json_schema' and a schema")
+            found["guided"] = JsonSchema(text_of(chosen.schema))
+            call.names["guided"] = "output_config"
+        return cast(GenerateOptions, found)
+
+
+read_messages, read_count = decoder(MessagesFields), decoder(PromptFields)
+
+# --- the answer
+
+_STOP_REASONS = {FinishReason.MAX_TOKENS: "max_tokens", FinishReason.STOP_STRING: "stop_sequence"}
+
+
+class TextBlock(msgspec.Struct):
+    text: str
+    type: str = "text"
+    citations: None = None
+
+
+class UsageBody(msgspec.Struct):
+    """Tokens; those of the prompt that were not cached, and those that were."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int = 0
+    cache_creation_input_tokens: int = 0
+
+
+class Message(msgspec.Struct):
+    id: str
+    model: str
+    content: list[TextBlock]
+    usage: UsageBody
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    type: str = "message"
+    role: str = "assistant"
+
+
+class Messages:
+    """Both endpoints."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+
+    async def count(self, request: Request) -> Response:
+        """How many tokens a prompt has."""
+        call, fields = call_of(request), read_count(await request.body())
+        return JSONResponse({"input_tokens": len(await self._encode(fields, call))})
+
+    async def create(self, request: Request) -> Response:
+        """The next message."""
+        call, fields = call_of(request), read_messages(await request.body())
+        call.stream = bool(fields.stream)
+        options = fields.generation(call)
+        # The prompt's length is told before anything else.
+        encoding = await self._encode(fields, call)
+        options |= cast(GenerateOptions, self._upstream.options(call, fields.model, fields.cache_salt or ""))
+        answer = _Answer(call, fields.model, len(encoding))
+        client = self._upstream.client
+        if fields.stream:
+            return EventStream(request, answer.events(client.stream(encoding, **options)))
+        result = await client.generate(encoding, **options)
+        call.usage = result.usage
+        message = answer.message([TextBlock(result.text)], _usage(result.usage), *_stopped(result.outputs[0]))
+        return Response(msgspec.json.encode(message), media_type="application/json")
+
+    async def _encode(self, fields: PromptFields, call: Call) -> Encoding:
+        call.names["prompt"] = "messages"
+        conversation = fields.conversation()
+        await self._upstream.check_model(fields.model, call)
+        return await self._upstream.client.encode_chat(
+            conversation, tokenizer=self._upstream.tokenizer, metadata=call.trace
+        )
+
+
+class _Answer:
+    """One answer, whole or in events."""
+
+    def __init__(self, call: Call, model: str, prompt_tokens: int) -> None:
+        self._call = call
+        self._model = model
+        self._prompt_tokens = prompt_tokens
+
+    def message(
+        self, content: list[TextBlock], usage: UsageBody, reason: str | None = None, sequence: str | None = None
+    ) -> Message:
+        return Message(f"msg_{self._call.request_id}", self._model, content, usage, reason, sequence)
+
+    async def events(self, stream: AsyncStream) -> AsyncGenerator[bytes, None]:
+        """One block of text; what was cached is told at the end."""
+        async with stream:
+            chunk = await stream.next_chunk()
+            begun = self.message([], UsageBody(self._prompt_tokens, 0))
+            yield named_event(b"message_start", {"type": "message_start", "message": begun})
+            block = {"type": "content_block_start", "index": 0, "content_block": TextBlock("")}
+            yield named_event(b"content_block_start", block)
+            while chunk is not None:
+                if chunk.text:
+                    delta = {"type": "text_delta", "text": chunk.text}
+                    told = {"type": "content_block_delta", "index": 0, "delta": delta}
+                    yield named_event(b"content_block_delta", told)
+                chunk = await stream.next_chunk()
+            result = stream.result
+        self._call.usage = result.usage
+        reason, sequence = _stopped(result.outputs[0])
+        yield named_event(b"content_block_stop", {"type": "content_block_stop", "index": 0})
+        ended = {"stop_reason": reason, "stop_sequence": sequence}
+        yield named_event(b"message_delta", {"type": "message_delta", "delta": ended, "usage": _usage(result.usage)})
+        yield named_event(b"message_stop", {"type": "message_stop"})
+
+
+def _usage(usage: Usage) -> UsageBody:
+    cached = usage.cached_prompt_tokens or 0
+    return UsageBody(usage.prompt_tokens - cached, usage.completion_tokens, cached)
+
+
+def _stopped(output: Output) -> tuple[str, str | None]:
+    """Why it ended, and by which of the caller's texts. Raises ApiError where somebody ended it."""
+    if output.finish_reason is FinishReason.CANCELLED:
+        raise aborted()
+    return _STOP_REASONS.get(output.finish_reason, "end_turn"), output.matched_stop

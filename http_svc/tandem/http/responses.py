@@ -1,0 +1,353 @@
+"""POST /v1/responses: OpenAI's newer interface, without its memory.
+
+Nothing is stored: a request holds the whole conversation, and what would need an earlier answer is refused. Text alone
+comes back, in one item.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, cast
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tandem.client import (
+    AsyncStream,
+    ChatMessage,
+    Conversation,
+    FinishReason,
+    GenerateOptions,
+    JsonSchema,
+    Output,
+    ToolCall,
+    Usage,
+)
+from tandem.http.answers import aborted
+from tandem.http.call import Call, call_of
+from tandem.http.chat import MAX_MESSAGES
+from tandem.http.errors import wrong
+from tandem.http.fields import ABSENT, Json, OwnFields, StreamOptions, check_size, decoder, is_given, object_of
+from tandem.http.fields import text_of as json_of
+from tandem.http.sse import EventStream, named_event
+from tandem.http.upstream import Upstream
+
+# --- the request
+
+
+class Part(msgspec.Struct, forbid_unknown_fields=True):
+    """Only text; the others are known by name."""
+
+    type: str
+    text: str | None = None
+    annotations: Json = ABSENT
+    logprobs: Json = ABSENT
+    image_url: Json = ABSENT
+    detail: Json = ABSENT
+    file_id: Json = ABSENT
+    file_data: Json = ABSENT
+    file_url: Json = ABSENT
+    filename: Json = ABSENT
+    refusal: Json = ABSENT
+
+
+class Item(msgspec.Struct, forbid_unknown_fields=True):
+    """A message, what the model wanted to be called, or what came of it."""
+
+    type: str = "message"
+    role: str | None = None
+    content: str | list[Part] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[Part] | None = None
+    id: Json = ABSENT
+    status: Json = ABSENT
+    phase: Json = ABSENT
+
+
+class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool of the caller's; tools that a server runs are not served."""
+
+    type: str
+    name: str = ""
+    description: str | None = None
+    parameters: Json = ABSENT
+    strict: bool | None = None
+
+
+class Format(msgspec.Struct, forbid_unknown_fields=True):
+    type: str
+    name: str | None = None
+    description: str | None = None
+    schema: Json = ABSENT
+    strict: bool | None = None
+
+
+class TextFields(msgspec.Struct, forbid_unknown_fields=True):
+    format: Format | None = None
+
+
+class ReasoningFields(msgspec.Struct, forbid_unknown_fields=True):
+    effort: str | None = None  # a variable of the template
+
+
+class ResponseFields(OwnFields, kw_only=True):
+    """The body of a request."""
+
+    model: str
+    input: str | list[Item]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    text: TextFields | None = None
+    reasoning: ReasoningFields | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Json = ABSENT
+    chat_template_kwargs: Json = ABSENT
+    prompt_cache_key: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    parallel_tool_calls: bool | None = None
+    background: bool | None = None
+    truncation: str | None = None
+    previous_response_id: None = None
+    conversation: None = None
+    prompt: None = None
+    # Ignored on purpose: accounts and storage.
+    store: Json = ABSENT
+    user: Json = ABSENT
+    metadata: Json = ABSENT
+    service_tier: Json = ABSENT
+    safety_identifier: Json = ABSENT
+    prompt_cache_retention: Json = ABSENT
+
+    def asked(self) -> Conversation:
+        """The conversation. Raises ApiError."""
+        for name, served in (("background", False), ("truncation", "disabled")):
+            if getattr(self, name) not in (None, served):
+                raise wrong(name, f"must be {served!r}", "not_served")
+        choice = json_of(self.tool_choice) if is_given(self.tool_choice) else '"auto"'
+        if choice not in ('"auto"', '"none"'):
+            raise wrong("tool_choice", "must be 'auto' or 'none' here", "not_served")
+        if self.parallel_tool_calls is False and self.tools:
+            raise wrong("parallel_tool_calls", "cannot be false here", "not_served")
+        tools = self.tools if self.tools and choice == '"auto"' else []
+        check_size([*(tool.parameters for tool in tools), self.chat_template_kwargs], "tools")
+        arguments = object_of(self.chat_template_kwargs, "chat_template_kwargs")
+        if self.reasoning is not None and self.reasoning.effort is not None:
+            arguments = {"reasoning_effort": self.reasoning.effort, **arguments}
+        first = [] if self.instructions is None else [ChatMessage("system", self.instructions)]
+        return Conversation(
+            messages=[*first, *_messages(self.input)],
+            tools=[_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)],
+            template_arguments=arguments,
+        )
+
+    def generation(self, call: Call) -> GenerateOptions:
+        """The keywords of the SDK. Raises ApiError."""
+        found = self.own_options()
+        if self.max_output_tokens is not None:
+            found["max_tokens"] = self.max_output_tokens
+            call.names["max_tokens"] = "max_output_tokens"
+        if self.prompt_cache_key:
+            found["routing_key"] = self.prompt_cache_key
+        chosen = None if self.text is None else self.text.format
+        if chosen is not None and chosen.type != "text":
+            call.names["guided"] = "text.format"
+            if chosen.type == "json_object":
+                found["guided"] = JsonSchema({"type": "object"})
+            elif chosen.type == "json_schema" and is_given(chosen.schema):
+                found["guided"] = JsonSchema(json_of(chosen.schema))
+            else:
+                raise wrong("text.format", "must be text, json_object, or json_schema with a schema")
+        return cast(GenerateOptions, found)
+
+
+def _messages(given: str | list[Item]) -> list[ChatMessage]:
+    if isinstance(given, str):
+        return [ChatMessage("user", given)]
+    if not given or len(given) > MAX_MESSAGES:
+        raise wrong("input", f"must be a text or have 1 to {MAX_MESSAGES} elements")
+    messages: list[ChatMessage] = []
+    for index, item in enumerate(given):
+        place = f"input[{index}]"
+        if item.type == "message":
+            if item.role is None:
+                raise wrong(f"{place}.role", "is required", "missing_required_parameter")
+            role = "system" if item.role == "developer" else item.role
+            messages.append(ChatMessage(role, _text(item.content or "", f"{place}.content")))
+        elif item.type == "function_call":
+            call = ToolCall(item.name or "", item.arguments or "{}", item.call_id or "")
+            said = messages.pop() if messages and messages[-1].role == "assistant" else ChatMessage("assistant")
+            messages.append(ChatMessage("assistant", said.content, tool_calls=[*said.tool_calls, call]))
+        elif item.type == "function_call_output":
+            messages.append(ChatMessage("tool", _text(item.output or "", f"{place}.output"), tool_call_id=item.call_id))
+        else:
+            raise wrong(f"{place}.type", f"is not served: {item.type[:40]!r}", "not_served")
+    return messages
+
+
+def _text(content: str | list[Part], place: str) -> str:
+    if isinstance(content, str):
+        return content
+    for index, part in enumerate(content):
+        if part.type not in ("input_text", "output_text", "text") or part.text is None:
+            raise wrong(f"{place}[{index}].type", f"must be text, not {part.type[:40]!r}", "not_served")
+    return "\n".join(part.text or "" for part in content)
+
+
+def _tool(tool: FunctionTool, place: str) -> dict[str, Any]:
+    if tool.type != "function":
+        raise wrong(f"{place}.type", "must be 'function'", "not_served")
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    function["parameters"] = object_of(tool.parameters, f"{place}.parameters")
+    return {"type": "function", "function": function}
+
+
+read_response = decoder(ResponseFields)
+
+# --- the answer
+
+
+class OutputText(msgspec.Struct):
+    text: str
+    type: str = "output_text"
+    annotations: tuple[()] = ()
+    logprobs: tuple[()] = ()
+
+
+class OutputMessage(msgspec.Struct):
+    id: str
+    status: str
+    content: Sequence[OutputText]
+    type: str = "message"
+    role: str = "assistant"
+
+
+class Details(msgspec.Struct):
+    cached_tokens: int
+
+
+class UsageBody(msgspec.Struct):
+    input_tokens: int
+    input_tokens_details: Details
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
+class ResponseBody(msgspec.Struct):
+    id: str
+    created_at: int
+    model: str
+    status: str
+    output: Sequence[OutputMessage]
+    usage: UsageBody | None = None
+    incomplete_details: dict[str, str] | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    error: None = None
+    previous_response_id: None = None
+    parallel_tool_calls: bool = True
+    store: bool = False
+    tool_choice: str = "auto"
+    tools: tuple[()] = ()
+    object: str = "response"
+
+
+class Responses:
+    """The endpoint."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+
+    async def create(self, request: Request) -> Response:
+        """The answer."""
+        call, fields = call_of(request), read_response(await request.body())
+        call.stream = bool(fields.stream)
+        call.names["prompt"] = "input"
+        options, conversation = fields.generation(call), fields.asked()
+        await self._upstream.check_model(fields.model, call)
+        options |= cast(GenerateOptions, self._upstream.options(call, fields.model, fields.cache_salt or ""))
+        answer = _Answer(call, fields)
+        client = self._upstream.client
+        if fields.stream:
+            return EventStream(request, answer.events(client.stream_chat(conversation, **options)))
+        result = await client.chat(conversation, **options)
+        body = answer.whole(result.outputs[0], result.usage)
+        return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+class _Answer:
+    """One answer, whole or in events."""
+
+    def __init__(self, call: Call, fields: ResponseFields) -> None:
+        self._call = call
+        self._fields = fields
+        self._created = int(time.time())
+        self._item = f"msg_{call.request_id}"
+        self._sequence = 0
+
+    def whole(self, output: Output, usage: Usage) -> ResponseBody:
+        self._call.usage = usage
+        if output.finish_reason is FinishReason.CANCELLED:
+            raise aborted()
+        status = "incomplete" if output.finish_reason is FinishReason.MAX_TOKENS else "completed"
+        body = self._body(status, [self._message(status, [OutputText(output.text)])])
+        body.incomplete_details = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        body.usage = UsageBody(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=Details(usage.cached_prompt_tokens or 0),
+            output_tokens=usage.completion_tokens,
+            output_tokens_details={"reasoning_tokens": 0},
+            total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        )
+        return body
+
+    async def events(self, stream: AsyncStream) -> AsyncGenerator[bytes, None]:
+        """One item with one part of text."""
+        part = {"item_id": self._item, "output_index": 0, "content_index": 0}
+        async with stream:
+            chunk = await stream.next_chunk()
+            for name in ("response.created", "response.in_progress"):
+                yield self._event(name, response=self._body("in_progress", []))
+            yield self._event("response.output_item.added", output_index=0, item=self._message("in_progress", []))
+            yield self._event("response.content_part.added", **part, part=OutputText(""))
+            while chunk is not None:
+                if chunk.text:
+                    yield self._event("response.output_text.delta", **part, delta=chunk.text, logprobs=())
+                chunk = await stream.next_chunk()
+            result = stream.result
+        body = self.whole(result.outputs[0], result.usage)
+        yield self._event("response.output_text.done", **part, text=result.text, logprobs=())
+        yield self._event("response.content_part.done", **part, part=OutputText(result.text))
+        yield self._event("response.output_item.done", output_index=0, item=body.output[0])
+        yield self._event(f"response.{body.status}", response=body)
+
+    def _event(self, name: str, **fields: Any) -> bytes:
+        told = named_event(name.encode(), {"type": name, "sequence_number": self._sequence, **fields})
+        self._sequence += 1
+        return told
+
+    def _message(self, status: str, content: Sequence[OutputText]) -> OutputMessage:
+        return OutputMessage(self._item, status, content)
+
+    def _body(self, status: str, output: Sequence[OutputMessage]) -> ResponseBody:
+        fields = self._fields
+        return ResponseBody(
+            id=f"resp_{self._call.request_id}",
+            created_at=self._created,
+            model=fields.model,
+            status=status,
+            output=output,
+            instructions=fields.instructions,
+            max_output_tokens=fields.max_output_tokens,
+            temperature=getattr(fields, "temperature", None),
+            top_p=getattr(fields, "top_p", None),
+        )

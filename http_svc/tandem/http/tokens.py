@@ -1,0 +1,104 @@
+"""POST /tokenize and /detokenize, in the words of vLLM's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tandem.client import Encoding
+from tandem.http.call import call_of
+from tandem.http.chat import MessageFields, conversation_of
+from tandem.http.errors import wrong
+from tandem.http.fields import ABSENT, Json, decoder
+from tandem.http.upstream import Upstream
+
+
+class TokenizeFields(msgspec.Struct, kw_only=True):
+    """A text, or a conversation."""
+
+    model: str = ""
+    prompt: str | None = None
+    messages: list[MessageFields] | None = None
+    tools: list[Json] | None = None
+    chat_template_kwargs: Json = ABSENT
+    add_generation_prompt: bool = True
+    add_special_tokens: bool = True
+    special_tokens: str | None = None
+    return_token_strs: bool = False
+
+
+class DetokenizeFields(msgspec.Struct, kw_only=True):
+    tokens: list[int]
+    model: str = ""
+
+
+class Tokenized(msgspec.Struct):
+    count: int
+    max_model_len: int | None
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(msgspec.Struct):
+    prompt: str
+
+
+read_tokenize = decoder(TokenizeFields)
+read_detokenize = decoder(DetokenizeFields)
+
+
+class Tokens:
+    """Both endpoints."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+
+    async def tokenize(self, request: Request) -> Response:
+        """Text or messages to ids."""
+        call, fields = call_of(request), read_tokenize(await request.body())
+        if (fields.prompt is None) == (fields.messages is None):
+            raise wrong("prompt", "or messages must be given, and only one of them")
+        if fields.model:
+            await self._upstream.check_model(fields.model, call)
+        options: dict[str, Any] = {"tokenizer": self._upstream.tokenizer, "metadata": call.trace}
+        options["pieces"] = fields.return_token_strs
+        encoding: Encoding
+        if fields.messages is not None:
+            conversation = conversation_of(fields)  # type: ignore[arg-type]  # its messages are not None
+            encoding = await self._upstream.client.encode_chat(conversation, **options)
+        else:
+            assert fields.prompt is not None
+            if fields.special_tokens is not None:
+                options["special_tokens"] = fields.special_tokens
+            options["add_special"] = fields.add_special_tokens
+            encoding = await self._upstream.client.encode(fields.prompt, **options)
+        models = await self._upstream.models()
+        model = models.get(fields.model) or next(iter(models.values()), None)
+        return _json(
+            Tokenized(
+                count=len(encoding),
+                max_model_len=None if model is None else model.context_length,
+                tokens=encoding.ids,
+                token_strs=[piece.decode("utf-8", "replace") for piece in encoding.pieces]
+                if fields.return_token_strs
+                else None,
+            )
+        )
+
+    async def detokenize(self, request: Request) -> Response:
+        """Ids to text, control tokens included."""
+        call, fields = call_of(request), read_detokenize(await request.body())
+        call.names["ids"] = "tokens"
+        if fields.model:
+            await self._upstream.check_model(fields.model, call)
+        text = await self._upstream.client.decode(
+            fields.tokens, tokenizer=self._upstream.tokenizer, metadata=call.trace, unparse_special=True
+        )
+        return _json(Detokenized(text))
+
+
+def _json(content: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")

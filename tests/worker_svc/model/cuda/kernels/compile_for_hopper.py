@@ -1,0 +1,208 @@
+"""Compiles every kernel for a Hopper card, which needs no card, and prints what the compiler made of it.
+
+Run as a program: `compile_for_hopper.py [--all]`. One JSON line a kernel: bytes of shared memory, matrix products that
+run on the matrix units of that generation and on older ones, loads of 16 bytes, copies of 4. With --all, for what cards
+are tested with and more (some minutes), and also what the assembler made of it: registers, bytes of stack, spills, and
+how many programs fit on a processor. The interpreter takes much that the compiler refuses, and says nothing about any
+of these.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+os.environ.pop("TRITON_INTERPRET", None)
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
+import numpy as np
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from tandem.worker.checkpoints.grouped import Quantization
+from tandem.worker.model.attention import Segment
+from tandem.worker.model.cuda.kernels.choose import choose
+from tandem.worker.model.cuda.kernels.float8 import rows_to_float8
+from tandem.worker.model.cuda.operations import FLOAT32_ROWS, TritonOperations
+from tandem.worker.model.cuda.products import few_rows, same_bits
+from tandem.worker.model.cuda.quantized import KernelWeight
+from tandem.worker.model.kv_cache import CacheShape, KeyChannels, KVCache
+from tandem.worker.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
+from tandem.worker.model.quantization import quantize
+
+HOPPER = GPUTarget("cuda", 90, 32)
+
+
+class NoCard:
+    """Says which card to compile for, and that nothing runs."""
+
+    def get_current_target(self) -> GPUTarget:
+        return HOPPER
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compile_only(kernel: JITFunction[Any], grid: object, compiled: dict[str, Any]) -> Any:
+    def launch(*args: Any, **options: Any) -> None:
+        made = kernel.warmup(*args, grid=grid, **options)
+        compiled[made.hash] = made
+
+    return launch
+
+
+class Case(NamedTuple):
+    """What attention is compiled for."""
+
+    dtype: torch.dtype
+    stored: KVFormat
+    head_dim: int
+    page_size: int
+    window: int
+    reproducible: bool
+    heads: int = 32
+    kv_heads: int = 8
+
+    def describe(self) -> dict[str, Any]:
+        return self._asdict() | {"dtype": str(self.dtype).removeprefix("torch."), "stored": self.stored.name}
+
+
+def cases(everything: bool) -> Iterator[Case]:
+    """The last one of each mode is followed by all other kernels."""
+    bf16 = torch.bfloat16
+    for same in (True, False):
+        if everything:
+            shapes = [(64, 16, 0, 32, 8), (80, 32, 100, 4, 4), (96, 48, 0, 12, 1), (256, 256, 100, 12, 1)]
+            for head_dim, size, window, heads, kv_heads in shapes:
+                yield Case(bf16, Plain(bf16), head_dim, size, window, same, heads, kv_heads)
+            for stored in (Int8(), Int4(), Float8()):
+                yield Case(bf16, stored, 64, 16, 100, same)
+                yield Case(bf16, stored, 128, 64, 0, same)
+            yield Case(torch.float16, Plain(torch.float16), 128, 64, 0, same)
+            for head_dim, heads, kv_heads in ((8, 8, 4), (64, 32, 8), (128, 12, 1), (256, 12, 1)):
+                yield Case(torch.float32, Plain(torch.float32), head_dim, 64, 0, same, heads, kv_heads)
+            for stored in (Int8(), Int4(), Float8()):
+                yield Case(torch.float32, stored, 128, 64, 0, same)
+        elif same:
+            yield Case(bf16, Int8(), 128, 64, 0, same)
+        yield Case(bf16, Plain(bf16), 128, 64, 0, same)
+
+
+def attend(case: Case, everything: bool) -> None:
+    """Every attention kernel of a case; else without the fast decodes, which take as long to compile as all others."""
+    operations = TritonOperations(264, reproducible=case.reproducible, float32=case.dtype == torch.float32)
+    operations.float32_rows = FLOAT32_ROWS
+    pages = 4096 // case.page_size
+    shape = CacheShape(1, pages, case.page_size, case.kv_heads, case.head_dim, case.stored)
+    channels = None
+    if case.stored.normalizes_keys:
+        channels = [KeyChannels(*torch.zeros(2, case.kv_heads, case.head_dim))]
+    cache, held = KVCache(shape, "cpu", channels), np.arange(pages)
+    segments = [Segment(0, 1, 4000, held), Segment(1, 16, 9, held), Segment(17, 200, 300, held)]
+    qkv = torch.zeros(217, case.heads + 2 * case.kv_heads, case.head_dim, dtype=case.dtype)
+    rotation = (torch.zeros(217, 1, case.head_dim), torch.zeros(217, 1, case.head_dim))
+    q = operations.rotate_and_store(qkv, rotation, cache, 0, torch.zeros(2, 217, dtype=torch.int64))
+    if not case.reproducible and not everything:
+        segments = segments[2:]
+    for some in (segments[:1], segments):
+        operations.plan(some, cache, case.heads, case.window).attend(cache.keys[0], cache.values[0], q, 1.0)
+
+
+def other_kernels(case: Case, everything: bool) -> None:
+    """Everything else; few of them twice unless `everything` is wanted."""
+    same, dtype = case.reproducible, case.dtype
+    operations = TritonOperations(264, reproducible=same)
+    for kind in (Quantization(8, 0), Quantization(4, 64)):
+        if everything or (kind.bits == 4) == same:
+            grouped = quantize(torch.zeros(64, 4096), kind)
+            weight = KernelWeight(kind, 64, 4096, grouped, torch.device("cpu"), reproducible=same)
+            weight(torch.zeros(1, 4096, dtype=dtype))
+            if not same:
+                weight(torch.zeros(600, 4096, dtype=dtype))
+    matrix = torch.zeros(64, 4096, dtype=dtype)
+    for multiply in (same_bits,) if same else (few_rows,):
+        multiply(torch.zeros(1, 4096, dtype=dtype), matrix)
+        if everything:
+            multiply(torch.zeros(1, 4096), matrix.float())
+            if same:
+                same_bits(torch.zeros(1, 4096, dtype=dtype), matrix.to(torch.float8_e4m3fn), torch.zeros(64, 1))
+    if same and not everything:
+        return
+    x = torch.zeros(4, 4096, dtype=dtype)
+    operations.add_norm(x, x, x[0], 1e-5)
+    if everything:
+        operations.add_norm(x, None, x[0], 1e-5)
+    operations.swiglu(x, 2048)
+    rows_to_float8(x)
+    logits, numbers = torch.zeros(4, 128_256), torch.zeros(4)
+    choose(logits, numbers, numbers.double())
+
+
+def resources(made: Any) -> dict[str, Any]:
+    """What the compiler says about one compiled kernel."""
+    code = made.asm["ptx"]
+    return {
+        "kernel": made.metadata.name,
+        "shared": made.metadata.shared,
+        "warps": made.metadata.num_warps,
+        "wgmma": len(re.findall(r"\bwgmma\.mma_async", code)),
+        "mma": len(re.findall(r"\bmma\.sync", code)),
+        "wide_loads": len(re.findall(r"\bld\.global\.\S*v4\.b32|\bld\.global\.\S*v2\.b64|\bcp\.async\.cg", code)),
+        "narrow_copies": len(re.findall(r"\bcp\.async\.ca\S* \[[^]]*\], \[[^]]*\], 0x4,", code)),
+    }
+
+
+def assembled(made: Any) -> dict[str, Any]:
+    """What the assembler says about it; takes as long as a compilation."""
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        code = subprocess.run(
+            [tools / "cuobjdump", "--dump-resource-usage", "-sass", file.name],
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+    found = re.search(r"REG:(\d+) STACK:(\d+)", code)
+    assert found is not None, code[:1000]
+    registers = -(-int(found[1]) // 8) * 8  # as they are given out
+    fits = min(65536 // (registers * 32 * made.metadata.num_warps), (228 << 10) // (made.metadata.shared + 1024))
+    return {
+        "registers": int(found[1]),
+        "stack": int(found[2]),
+        "spills": len(re.findall(r"\b(?:STL|LDL)\b", code)),
+        "programs_on_a_processor": min(fits, 64 // made.metadata.num_warps),
+    }
+
+
+def main() -> None:
+    everything = "--all" in sys.argv
+    driver.set_active(NoCard())
+    for case in cases(everything):
+        compiled: dict[str, Any] = {}
+        with patch.object(
+            JITFunction, "__getitem__", lambda kernel, grid, into=compiled: compile_only(kernel, grid, into)
+        ):
+            attend(case, everything)
+            if case.head_dim == 128 and case.stored.name == "bfloat16":
+                other_kernels(case, everything)
+        for made in compiled.values():
+            about = case.describe() | resources(made) | (assembled(made) if everything else {})
+            print(json.dumps(about), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Random ragged batches over scattered pages, in which everything that must not be read is NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tandem.worker.model.attention import Segment
+from tandem.worker.model.cuda.kernels.reference import attention
+from tandem.worker.model.cuda.operations import TritonOperations
+from tandem.worker.model.kv_cache import CacheShape, KeyChannels, KVCache
+from tandem.worker.model.kv_formats import KVFormat
+from tandem.worker.model.operations import TorchOperations
+from tests.worker_svc.model.cuda.kernels.conftest import DEVICE
+
+
+@dataclass
+class Scene:
+    """Sequences of given lengths, stored in pages; `qkv` are the projections of all of their tokens."""
+
+    cache: KVCache
+    heads: int
+    lengths: Sequence[int]
+    pages: list[np.ndarray]
+    q: torch.Tensor  # [sum of lengths, heads, head_dim]
+    qkv: torch.Tensor
+    rotation: tuple[torch.Tensor, torch.Tensor]
+    slots: torch.Tensor
+
+    @staticmethod
+    def make(
+        lengths: Sequence[int],
+        stored: KVFormat,
+        *,
+        heads: int = 4,
+        kv_heads: int = 2,
+        head_dim: int = 64,
+        page_size: int = 16,
+        dtype: torch.dtype = torch.float32,
+        channels: bool = False,
+        seed: int = 0,
+    ) -> Scene:
+        generator = np.random.default_rng(seed)
+        torch.manual_seed(seed)
+        counts = [-(-length // page_size) for length in lengths]
+        shape = CacheShape(1, sum(counts) + 5, page_size, kv_heads, head_dim, stored)
+        normalized = None
+        if channels:
+            normalized = [
+                KeyChannels(torch.randn(kv_heads, head_dim).to(DEVICE), torch.rand(kv_heads, head_dim).to(DEVICE) + 0.5)
+            ]
+        cache = KVCache(shape, DEVICE, normalized)
+        poison(cache)
+        scattered = generator.permutation(shape.pages)
+        pages, slots = [], []
+        for length, count in zip(lengths, counts, strict=True):
+            own, scattered = scattered[:count].astype(np.int64), scattered[count:]
+            pages.append(own)
+            place = np.arange(length)
+            slots.append(np.stack([own[place // page_size], place % page_size]))
+        rows = sum(lengths)
+        qkv = torch.randn(rows, heads + 2 * kv_heads, head_dim).to(dtype).to(DEVICE)
+        angle = torch.rand(rows, 1, head_dim // 2, device=DEVICE) * 6
+        rotation = torch.cat([angle.cos()] * 2, -1), torch.cat([-angle.sin(), angle.sin()], -1)
+        there = torch.from_numpy(np.concatenate(slots, 1)).to(DEVICE)
+        scene = Scene(cache, heads, lengths, pages, qkv[:, :heads].contiguous(), qkv, rotation, there)
+        scene.q = TorchOperations().rotate_and_store(qkv.clone(), rotation, cache, 0, there).contiguous()
+        return scene
+
+    @property
+    def scale(self) -> float:
+        return self.q.shape[-1] ** -0.5
+
+    def batch(self, parts: Sequence[tuple[int, int, int]]) -> tuple[list[Segment], torch.Tensor]:
+        """Tokens `start` to `end` of sequences, `(sequence, start, end)`, with a row of nobody between two of them."""
+        segments: list[Segment] = []
+        rows: list[torch.Tensor] = []
+        row = 0
+        for sequence, start, end in parts:
+            first = sum(self.lengths[:sequence])
+            segments.append(Segment(row, end - start, start, self.pages[sequence]))
+            rows += [self.q[first + start : first + end], torch.full_like(self.q[:1], float("nan"))]
+            row += end - start + 1
+        return segments, torch.cat(rows)
+
+    def attend(
+        self, operations: TritonOperations, parts: Sequence[tuple[int, int, int]], window: int = 0
+    ) -> list[torch.Tensor]:
+        """What each part's queries get, by the kernels."""
+        segments, q = self.batch(parts)
+        out = operations.plan(segments, self.cache, self.heads, window).attend(
+            self.cache.keys[0], self.cache.values[0], q, self.scale
+        )
+        return [out[s.row : s.row + s.length] for s in segments]
+
+    def exact(self, parts: Sequence[tuple[int, int, int]], window: int = 0) -> list[torch.Tensor]:
+        """The same in float64."""
+        segments, q = self.batch(parts)
+        shape = self.cache.shape
+        out = attention(q, self.cache.keys[0], self.cache.values[0], shape.format, segments, self.scale, window)
+        return [out[s.row : s.row + s.length] for s in segments]
+
+
+def poison(cache: KVCache) -> None:
+    """Fills the pages with what spoils every result that looks at it."""
+    for layer in (*cache.keys, *cache.values):
+        for part in layer:
+            part.fill_(float("nan") if part.dtype.is_floating_point else 85)

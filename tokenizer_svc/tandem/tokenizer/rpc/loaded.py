@@ -1,0 +1,131 @@
+"""The tokenizers that a service holds, by name: loaded at start or when first asked for, and loaded again on request.
+
+A stream or call keeps the tokenizer that it began with, whatever is loaded or dropped meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.common.errors import StartError, failed_precondition, not_found
+from tandem.tokenizer.encode_cache import EncodeCache
+from tandem.tokenizer.formats import FormatError, load_tokenizer
+from tandem.tokenizer.rpc.metrics import NamedMetrics, TokenizerMetrics
+from tandem.tokenizer.settings import TokenizerSettings
+from tandem.tokenizer.tokenizer import Tokenizer
+
+logger = logging.getLogger("tandem.tokenizer")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A tokenizer under its name."""
+
+    name: str
+    tokenizer: Tokenizer
+    cache: EncodeCache
+    metrics: NamedMetrics
+
+
+class LoadedTokenizers:
+    """At most `max_loaded_tokenizers` of those in the settings; the first is the default. For one event loop."""
+
+    def __init__(self, settings: TokenizerSettings, metrics: TokenizerMetrics) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._paths = settings.tokenizers()
+        self._loaded: dict[str, Loaded] = {}  # the least recently asked for first
+        self._locks = {name: asyncio.Lock() for name in self._paths}
+
+    async def start(self) -> None:
+        """Loads all, or only the default where the rest is loaded on demand. Raises StartError."""
+        if not self._paths:
+            raise StartError("no tokenizer is given; name at least one with --tokenizer PATH")
+        limit = self._settings.max_loaded_tokenizers
+        if not self._settings.load_on_demand and len(self._paths) > limit:
+            raise StartError(
+                f"{len(self._paths)} tokenizers are given, but max_loaded_tokenizers is {limit}; raise it, or set "
+                f"load_on_demand"
+            )
+        for name in self._paths:
+            try:
+                await self._load(name)
+            except FormatError as error:
+                raise StartError(f"tokenizer {name!r} cannot be loaded: {error}") from None
+            if self._settings.load_on_demand:
+                break
+
+    def at_hand(self, name: str) -> Loaded | None:
+        """The tokenizer of that name, the default for the empty one, if it is loaded."""
+        loaded = self._loaded.get(name or self._default)
+        if loaded is not None and self._settings.load_on_demand:
+            self._loaded[loaded.name] = self._loaded.pop(loaded.name)
+        return loaded
+
+    async def get(self, name: str) -> Loaded:
+        """The same, loaded if it must be. Raises NOT_FOUND, or FAILED_PRECONDITION where its file cannot be read."""
+        loaded = self.at_hand(name)
+        if loaded is not None:
+            return loaded
+        name = name or self._default
+        if name not in self._paths:
+            raise not_found("tokenizer", name, list(self._paths))
+        async with self._locks[name]:
+            loaded = self.at_hand(name)
+            if loaded is not None:
+                return loaded
+            try:
+                return await self._load(name)
+            except FormatError as error:
+                logger.error("tokenizer %s cannot be loaded: %s", name, error)
+                raise failed_precondition(
+                    f"the tokenizer {name!r} cannot be loaded", reason="TOKENIZER_UNREADABLE"
+                ) from None
+
+    def all(self) -> Sequence[Loaded]:
+        """Those that are loaded, the default first, then by name."""
+        return sorted(self._loaded.values(), key=lambda loaded: (loaded.name != self._default, loaded.name))
+
+    async def reload(self) -> None:
+        """Reads the files of all loaded tokenizers again. One that cannot be read stays as it is."""
+        for name in list(self._loaded):
+            async with self._locks[name]:
+                try:
+                    await self._load(name)
+                except FormatError as error:
+                    logger.error("tokenizer %s stays as it was: %s", name, error)
+
+    @property
+    def _default(self) -> str:
+        return next(iter(self._paths), "")
+
+    async def _load(self, name: str) -> Loaded:
+        started = time.monotonic()
+        path: Path = self._paths[name]
+        tokenizer = await asyncio.to_thread(load_tokenizer, path, llama3_version=self._settings.llama3_version)
+        cache = EncodeCache(self._settings.encode_cache_bytes)
+        if self._settings.encode_cache_bytes:
+            tokenizer = tokenizer.with_cache(cache)
+        loaded = Loaded(name, tokenizer, cache, self._metrics.named(name, cache))
+        self._loaded.pop(name, None)
+        self._loaded[name] = loaded
+        logger.info(
+            "tokenizer %s: %s of %d tokens from a %s file, fingerprint %s, loaded in %.2f s; encoder: %s",
+            name,
+            tokenizer.type.name,
+            tokenizer.vocabulary_size,
+            tokenizer.config.source,
+            tokenizer.fingerprint[:16],
+            time.monotonic() - started,
+            tokenizer.vocabulary.encoder,
+        )
+        while len(self._loaded) > self._settings.max_loaded_tokenizers:
+            oldest = next(each for each in self._loaded if each not in (name, self._default))
+            del self._loaded[oldest]
+            logger.info("tokenizer %s is dropped: %d others were asked for since", oldest, len(self._loaded))
+        return loaded

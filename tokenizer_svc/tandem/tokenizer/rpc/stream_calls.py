@@ -1,0 +1,199 @@
+"""One DecodeStream call: many streams by key, each request answered in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from tandem.common.errors import FieldViolation, ServiceError, invalid_argument, resource_exhausted
+from tandem.common.guarded_method import unexpected
+from tandem.common.rich_status import to_status
+from tandem.tokenizer.decoding.streaming import StreamDecoder
+from tandem.tokenizer.rpc.loaded import Loaded
+from tandem.tokenizer.rpc.metrics import TokenizerMetrics
+from tandem.tokenizer.rpc.validation import MAX_STREAM_KEY_BYTES, Violations, check_ids, check_open, check_stream_batch
+from tandem.tokenizer.settings import TokenizerSettings
+from tandem.tokenizer.v1 import tokenizer_pb2 as pb
+
+_DONE_KEYS_KEPT = 65_536  # how long ago a key may have been done and still be answered
+# What is handled in one turn of the event loop, some milliseconds. An id is looked at more closely where something may
+# be held back behind it; an open may have 64 KB of stop strings.
+_IDS_A_TURN = 16_384
+_HELD_IDS_A_TURN = 128
+_OPENS_A_TURN = 8
+_REQUESTS_A_TURN = 512
+
+
+@dataclass(slots=True)
+class _Stream:
+    loaded: Loaded
+    decoder: StreamDecoder
+    size: int  # of the vocabulary
+    tokens: int = 0
+    bytes: int = 0
+
+    def count(self) -> None:
+        """Once a stream: two counters a message would cost as much as decoding it."""
+        self.loaded.metrics.decoded_tokens.inc(self.tokens)
+        self.loaded.metrics.decoded_bytes.inc(self.bytes)
+
+
+class DecodeStreamCall:
+    """The streams of one call. `close` it however the call ends."""
+
+    def __init__(
+        self,
+        find: Callable[[str], Awaitable[Loaded]],
+        settings: TokenizerSettings,
+        metrics: TokenizerMetrics,
+        refusal: Callable[[], ServiceError | None] = lambda: None,
+    ) -> None:
+        """`find` the tokenizer of a name; raises ServiceError. `refusal` says why no further stream is opened now."""
+        self._find = find
+        self._settings = settings
+        self._max_ids = settings.max_stream_ids
+        self._metrics = metrics
+        self._refusal = refusal
+        self._open: dict[str, _Stream] = {}
+        self._done: dict[str, None] = {}  # in the order in which they ended
+        self._spent = 0.0  # of a turn of the event loop
+
+    async def handle(self, request: pb.DecodeStreamRequest) -> pb.DecodeStreamResponse:
+        """The one response to a request. Raises ServiceError, which ends the call; what is wrong with a request of a
+        batch is told in its response."""
+        self._metrics.stream_messages.inc()
+        if not request.batch:
+            self._metrics.stream_requests.inc()
+            if request.HasField("open"):
+                await self._start(request.stream_key, request.open)
+            return await self._push(request, pb.DecodeStreamResponse)
+        check_stream_batch(request)
+        self._metrics.stream_requests.inc(len(request.batch))
+        response = pb.DecodeStreamResponse()
+        for each in request.batch:
+            try:
+                if each.HasField("open"):
+                    if (refusal := self._refusal()) is not None:
+                        raise refusal
+                    await self._start(each.stream_key, each.open)
+                await self._push(each, response.batch.add)
+            except ServiceError as error:
+                self._fail(each.stream_key, error, response.batch.add)
+            except Exception as error:
+                self._fail(each.stream_key, unexpected(error, "DecodeStream"), response.batch.add)
+        return response
+
+    async def _push(
+        self, request: pb.DecodeStreamRequest, respond: Callable[..., pb.DecodeStreamResponse]
+    ) -> pb.DecodeStreamResponse:
+        """What `respond` makes of the answer."""
+        key = request.stream_key
+        stream = self._open.get(key)
+        if stream is None:
+            if key in self._done:
+                return respond(stream_key=key, done=True)
+            raise _violation("open", f"is required in the first request of stream_key {key!r}")
+        if len(request.ids) > self._max_ids:
+            raise resource_exhausted(
+                f"ids: {len(request.ids)} in one request; at most {self._max_ids} are taken",
+                reason="INPUT_TOO_LARGE",
+                retry_after=None,
+            )
+        ids = list(request.ids)
+        if ids and max(ids) >= stream.size:
+            violations = Violations()
+            check_ids(ids, "ids", stream.loaded.tokenizer, violations)
+            violations.raise_any()
+        decoder = stream.decoder
+        text = await self._decode(decoder, ids, request.end)
+        stream.tokens += len(ids)
+        stream.bytes += len(text) if text.isascii() else len(text.encode())
+        if not decoder.done:
+            return respond(stream_key=key, text=text, held_bytes=decoder.held_bytes, ids_consumed=decoder.ids_consumed)
+        self._finish(key)
+        if decoder.matched_stop is not None:
+            stream.loaded.metrics.stop_matches.inc()
+        return respond(
+            stream_key=key,
+            text=text,
+            ids_consumed=decoder.ids_consumed,
+            done=True,
+            matched_stop=decoder.matched_stop,
+            trim_ids=decoder.trim_ids,
+        )
+
+    async def _decode(self, decoder: StreamDecoder, ids: list[int], end: bool) -> str:
+        """The text of more ids. However they are cut, it is the same."""
+        at_once = _HELD_IDS_A_TURN if decoder.holds_back else _IDS_A_TURN
+        texts: list[str] = []
+        for begin in range(0, max(1, len(ids)), at_once):
+            if self._spent >= 1:
+                self._spent = 0.0
+                await asyncio.sleep(0)
+            part = ids[begin : begin + at_once]
+            self._spent += 1 / _REQUESTS_A_TURN + len(part) / at_once
+            texts.append(decoder.push(part, end and begin + at_once >= len(ids)))
+            if decoder.done:
+                break
+        return "".join(texts)
+
+    def _fail(self, key: str, error: ServiceError, respond: Callable[..., pb.DecodeStreamResponse]) -> None:
+        """Ends the stream of this key, if there is one, and says why."""
+        self._finish(key)
+        self._metrics.stream_errors.labels(error.code.name).inc()
+        # The same fields on the wire.
+        told = pb.DecodeStreamError.FromString(to_status(error).SerializeToString())
+        respond(stream_key=key, done=True, error=told)
+
+    def close(self) -> None:
+        """Forgets all streams."""
+        for stream in self._open.values():
+            stream.count()
+        self._metrics.open_streams.dec(len(self._open))
+        self._open.clear()
+
+    async def _start(self, key: str, message: pb.DecodeStreamOpen) -> None:
+        if (size := len(key.encode())) > MAX_STREAM_KEY_BYTES:
+            raise _violation("stream_key", f"has {size} bytes; at most {MAX_STREAM_KEY_BYTES} are allowed")
+        if key in self._open:
+            raise _violation("open", f"stream_key {key!r} is open already")
+        if len(self._open) >= self._settings.max_streams_per_call:
+            raise resource_exhausted(
+                f"{len(self._open)} streams are open in this call, which is the limit",
+                reason="TOO_MANY_STREAMS",
+                retry_after=None,
+            )
+        self._spent += 1 / _OPENS_A_TURN
+        loaded = await self._find(message.tokenizer)
+        check_open(message, loaded.tokenizer, "open")
+        options = message.options
+        decoder = loaded.tokenizer.stream(
+            context_ids=list(message.context_ids),
+            remove_special=options.remove_special,
+            unparse_special=options.unparse_special,
+            stop_strings=list(message.stop_strings),
+            include_stop=message.include_stop,
+            graphemes=message.graphemes,
+            min_ids=message.min_ids,
+        )
+        self._open[key] = _Stream(loaded, decoder, loaded.tokenizer.vocabulary_size)
+        self._done.pop(key, None)
+        self._metrics.open_streams.inc()
+        loaded.metrics.streams.inc()
+
+    def _finish(self, key: str) -> None:
+        """Forgets the stream, if there is one. The key is remembered for who still sends to it."""
+        stream = self._open.pop(key, None)
+        if stream is not None:
+            stream.count()
+            self._metrics.open_streams.dec()
+        elif len(key) > MAX_STREAM_KEY_BYTES:
+            return
+        self._done[key] = None
+        if len(self._done) > _DONE_KEYS_KEPT:
+            del self._done[next(iter(self._done))]
+
+
+def _violation(field: str, description: str) -> ServiceError:
+    return invalid_argument([FieldViolation(field, description)])

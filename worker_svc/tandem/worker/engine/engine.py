@@ -1,0 +1,352 @@
+"""The engine: scheduler, model and sampler, one step after the other.
+
+    submit -> [launch: propose drafts, schedule, forward, masks beside it -> sample -> land: append, publish] -> finish
+
+With overlap, the next step is launched before one is landed (`in_flight.py`).
+
+An `Engine` belongs to one thread. It knows neither processes nor the wire: `loop.py` and `handle.py` carry its
+requests and results.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from tandem.worker.engine.account import FinishReason
+from tandem.worker.engine.constraints import StepConstraints
+from tandem.worker.engine.defragmentation import defragment, is_fragmented
+from tandem.worker.engine.fork import Forks
+from tandem.worker.engine.grammars import Grammars
+from tandem.worker.engine.in_flight import Flight, foreseeable, work
+from tandem.worker.engine.load import Load
+from tandem.worker.engine.outcome import End, Failure, decide, resume, take_tokens
+from tandem.worker.engine.pages import PageCopy, PageTable
+from tandem.worker.engine.request import Request, RequestStatistics
+from tandem.worker.engine.sampler import Sampled, SamplingTable
+from tandem.worker.engine.scheduler import Scheduler, SchedulerLimits
+from tandem.worker.engine.scoring import PromptScores
+from tandem.worker.engine.speculation.costs import Costs, MeasuredCosts, StepCost
+from tandem.worker.engine.speculation.draft_model import DraftModel
+from tandem.worker.engine.speculation.proposals import Speculation
+from tandem.worker.model.runner import ModelRunner
+
+TIDY_PAGES = 64  # moved between two looks at what has come
+HELD_WAIT_SECONDS = 0.005  # between two looks at what has come, while all requests are held
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of a request."""
+
+    number: int
+    reason: FinishReason | Failure
+    matched_token: int | None
+    matched_sequence: int | None
+    trim: int  # of its last output tokens, which were held back and are not part of the answer
+    statistics: RequestStatistics
+    detail: str  # of a failure, in words for the caller
+
+    @classmethod
+    def of(cls, request: Request, end: End) -> Finish:
+        """Now."""
+        request.statistics.finished = time.monotonic()
+        request.count_pages()
+        matched = (end.matched_token, end.matched_sequence, end.trim)
+        return cls(request.number, end.reason, *matched, request.statistics, end.detail)
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What one step produced: row i of `sampled` is a token of the request `numbers[i]`."""
+
+    numbers: npt.NDArray[np.uint64]
+    sampled: Sampled
+    finished: list[Finish] = field(default_factory=list)
+    prompts: list[PromptScores] = field(default_factory=list)
+    # Of requests with stop sequences: how many of their last tokens may still become one, and must not be sent.
+    held: list[tuple[int, int]] = field(default_factory=list)
+    prefill_tokens: int = 0  # composition of the batch
+    decode_tokens: int = 0
+    schedule_seconds: float = 0.0  # phases
+    forward_seconds: float = 0.0
+    sample_seconds: float = 0.0
+    cost: StepCost | None = None  # of a step of nothing but decodes
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was computed and nobody has ended."""
+        return not (self.prefill_tokens or self.decode_tokens or self.finished)
+
+
+class Engine:
+    """Runs requests until they finish."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        table: PageTable,
+        limits: SchedulerLimits,
+        *,
+        grammars: Grammars | None = None,
+        draft_runner: ModelRunner | None = None,
+        draft_context_length: int = 0,
+        overlap: bool = False,
+        costs: Costs | None = None,
+        learns: bool = True,
+    ) -> None:
+        """`draft_runner` has a cache of as many pages as the table, and a model of the same vocabulary. With `overlap`,
+        steps are launched before the one before them is read, where that can be. `costs` of drafts are measured where
+        none are given; one of several ranks does not learn them by its own clock but is told (`learn`)."""
+        self.table = table
+        self.grammars = grammars or Grammars(0, ())
+        self.grammars.statistics = table.statistics
+        self.scheduler = Scheduler(table, limits)
+        self._runner = runner
+        self._sampling = SamplingTable(limits.max_running)
+        self._draft_runner = draft_runner
+        self._speculation = Speculation(costs or MeasuredCosts(), limits.max_batch_tokens // 2, table.statistics)
+        self._learns = learns
+        if draft_runner is not None:
+            self._speculation.model = DraftModel(
+                draft_runner,
+                table,
+                self._sampling,
+                max_batch_tokens=limits.max_batch_tokens,
+                context_length=draft_context_length,
+            )
+        self.overlap = overlap
+        self._flight: Flight | None = None
+        self._forks = Forks()
+        self._ended: list[Finish] = []  # outside of a step
+        self.note: Callable[[Sequence[int]], None] = lambda numbers: None  # told before what is computed first
+        self._idle = False  # the last step found nothing to compute
+        self._tidied_at = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return self.scheduler.has_work or self._flight is not None or bool(self._ended)
+
+    @property
+    def load(self) -> Load:
+        """What runs and waits now, and what was counted."""
+        table, scheduler = self.table, self.scheduler
+        return Load(
+            running_requests=len(scheduler.running),
+            waiting_requests=scheduler.waiting,
+            waiting_tokens=scheduler.waiting_tokens,
+            pages_total=table.total,
+            pages_free=table.blank,
+            pages_cached=table.cached,
+            pages_referenced=table.referenced,
+            guide_processes=self.grammars.processes,
+            guide_memory_bytes=self.grammars.memory,
+            statistics=copy(table.statistics),
+        )
+
+    def submit(self, request: Request, *others: Request) -> None:
+        """Puts a request in the queue, and `others`, samples of the same prompt, once that is computed. Handles must
+        not be in use."""
+        for each in (request, *others):
+            each.statistics.arrived = time.monotonic()
+            each.in_flight.foreseeable = foreseeable(each)
+        end = resume(request)
+        if end is not None:
+            self._ended.append(Finish.of(request, end))
+            return
+        self._forks.hold(request, others)
+        self.scheduler.add(request)
+
+    def abort(self, number: int) -> None:
+        """Ends a request as CANCELLED; a number that is not in use is ignored, since it may have just finished."""
+        request = self.scheduler.find(number)
+        if request is not None:
+            if not request.in_flight.ended:
+                self._end(request, self._ended, End(FinishReason.CANCELLED))
+        elif (held := self._forks.take(number)) is not None:
+            self._ended.append(Finish.of(held, End(FinishReason.CANCELLED)))
+
+    def tidy(self) -> bool:
+        """Something useful to do while nothing runs: lays out the prompt cache in contiguous runs, a few pages at a
+        time; returns whether there is more to do."""
+        if self._tidied_at == self.table.published_ever or self.scheduler.has_work:
+            return False
+        if not is_fragmented(self.table):
+            self._tidied_at = self.table.published_ever
+            return False
+        self._copy(defragment(self.table, TIDY_PAGES))
+        return True
+
+    def clear_cache(self) -> int:
+        """Forgets every cached page; returns how many there were."""
+        return self.table.clear()
+
+    def check(self) -> None:
+        """Raises AssertionError if the bookkeeping is wrong."""
+        self.scheduler.check()
+
+    def step(self) -> StepResult:
+        """What one forward pass for whatever is owed gives."""
+        ended, self._ended = self._ended, []
+        alone, launched_at = self._flight is None, time.monotonic()
+        if alone:
+            self._listen(ended, HELD_WAIT_SECONDS if self._idle else 0.0)
+        flight = self._flight or self._launch()
+        self._idle = flight is None
+        if flight is None:
+            return StepResult(np.empty(0, np.uint64), Sampled.nothing(), ended)
+        began = time.monotonic()
+        flight.sample(self._sampling)
+        self._flight = self._launch(flight) if self._may_overlap() else None
+        launched = self._flight.seconds if self._flight is not None else 0.0
+        result = self._land(flight, ended)
+        now = time.monotonic()
+        result.sample_seconds = now - began - launched
+        if alone and self._flight is None and not result.prefill_tokens:
+            decodes = len(flight.chunks)
+            result.cost = StepCost(decodes, result.decode_tokens - decodes, now - launched_at)
+            if self._learns:
+                self.learn(result.cost)
+        return result
+
+    def learn(self, cost: StepCost) -> None:
+        """What a step took, for the choice of drafts; all ranks must be told the same before the same step."""
+        self._speculation.costs.learn(cost)
+
+    def _listen(self, ended: list[Finish], seconds: float) -> None:
+        """Hears of the matchers that steps wait for, for so long at most, ends whom that ends, and says who is held."""
+        guided = [request for request in self.scheduler.running if request.matcher is not None]
+        self.grammars.listen(guided, seconds)
+        self._decide(guided, ended)
+        self.grammars.hold(guided)
+
+    def _decide(self, guided: Sequence[Request], ended: list[Finish]) -> None:
+        """Ends those of which their matchers have told it."""
+        for request in guided:
+            if not request.in_flight.ended and (end := decide(request)) is not None:
+                self._end(request, ended, end)
+
+    def _may_overlap(self) -> bool:
+        """Whether a step may be launched before the one in flight has landed."""
+        foreseen = all(request.in_flight.foreseeable for request in self.scheduler.running)
+        return self.overlap and foreseen and self.scheduler.has_room()
+
+    def _launch(self, before: Flight | None = None) -> Flight | None:
+        """Sends a step on its way, behind the one `before` that has not landed; None if nothing is owed."""
+        began = time.monotonic()
+        if before is None:
+            self._speculation.propose(self.scheduler.running)
+        chunks = self.scheduler.schedule()
+        if not chunks:
+            return None
+        scheduled = time.monotonic()
+        for chunk in chunks:
+            if not chunk.request.statistics.scheduled:
+                chunk.request.statistics.scheduled = scheduled
+        self._copy(self.scheduler.take_copies())
+        flown = [*before.chunks, *chunks] if before is not None else chunks
+        self.note([chunk.request.number for chunk in flown if not chunk.request.statistics.first_token])
+        constraints = StepConstraints.begin(chunks, self.grammars)
+        ids = before.tokens.ids if before is not None and before.tokens is not None else None
+        logits = self._runner.forward([work(chunk) for chunk in chunks], ids)
+        self.scheduler.launch(chunks)
+        self.scheduler.statistics.overlapped_steps += before is not None
+        return Flight(chunks, constraints, logits, scheduled - began, time.monotonic() - scheduled)
+
+    def _land(self, flight: Flight, ended: list[Finish]) -> StepResult:
+        """Appends what a step has sampled, and ends whom that ends."""
+        sampled = flight.tokens.read() if flight.tokens is not None else Sampled.nothing()
+        result = StepResult(np.empty(0, np.uint64), sampled, ended)
+        told = {chunk.request.number for chunk in flight.chunks if chunk.request.in_flight.ended}
+        result.prompts = [scores for scores in flight.prompts if scores.number not in told]
+        ends = self._collect(flight, result, time.monotonic())
+        self.scheduler.land(flight.chunks)
+        for chunk in flight.chunks:
+            if chunk.samples and chunk.request.in_flight.ended and not chunk.request.in_flight.pending:
+                self._remove(chunk.request)
+        for request, end in ends:
+            self._end(request, ended, end)
+        for request in self._forks.started():
+            self.scheduler.add(request)
+        self._ask(flight, ended)
+        chunks = flight.chunks
+        result.prefill_tokens = sum(chunk.length for chunk in chunks if chunk.length > max(1, chunk.samples))
+        result.decode_tokens = sum(chunk.length for chunk in chunks) - result.prefill_tokens
+        result.schedule_seconds, result.forward_seconds = flight.schedule_seconds, flight.forward_seconds
+        return result
+
+    def _ask(self, flight: Flight, ended: list[Finish]) -> None:
+        """Tells matchers what was sampled, and ends those whose grammar that ends."""
+        guided = [chunk.request for chunk in flight.sampling if chunk.request.matcher is not None]
+        guided = [request for request in guided if not request.in_flight.ended]
+        if guided:
+            self.grammars.ask(guided)
+            self._decide(guided, ended)
+
+    def _copy(self, copies: Sequence[PageCopy]) -> None:
+        """Copies pages in every cache that the table drives."""
+        if copies:
+            for runner in (self._runner, self._draft_runner):
+                if runner is not None:
+                    runner.copy([copy.source for copy in copies], [copy.target for copy in copies])
+
+    def _collect(self, flight: Flight, result: StepResult, now: float) -> list[tuple[Request, End]]:
+        """Appends the sampled tokens, puts into `result` what goes out of them, and returns which requests end."""
+        keep: list[int] = []
+        numbers: list[int] = []
+        ends: list[tuple[Request, End]] = []
+        ids = result.sampled.ids.tolist()
+        finite, possible = result.sampled.finite.tolist(), result.sampled.possible.tolist()
+        row = 0
+        for chunk in flight.chunks:
+            if chunk.dropped:
+                chunk.request.drafts = 0
+        for chunk in flight.sampling:
+            request, rows = chunk.request, slice(row, row + chunk.samples)
+            row += chunk.samples
+            if request.in_flight.ended:
+                self.scheduler.statistics.overlap_wasted_tokens += chunk.samples
+                request.in_flight.spoiled |= not all(finite[rows])
+                continue
+            taken, end = take_tokens(request, ids[rows], finite[rows], possible[rows], flight.exhausted[rows])
+            keep.extend(range(rows.start, rows.start + taken))
+            numbers.extend([request.number] * taken)
+            if not request.statistics.first_token:
+                request.statistics.first_token = now
+            if chunk.samples > 1:
+                proposed, accepted = chunk.samples - 1, max(0, taken - 1)
+                self.scheduler.count_drafts(request, proposed, accepted)
+                self._speculation.learn(request, proposed, accepted)
+            if end is not None:
+                ends.append((request, end))
+            elif request.stopping.sequences is not None and not request.stopping.include_stop:
+                result.held.append((request.number, request.stopping.sequences.held(request.stop_state)))
+        self.scheduler.statistics.output_tokens += len(keep)
+        result.numbers = np.array(numbers, dtype=np.uint64)
+        result.sampled = result.sampled.take(keep)
+        return ends
+
+    def _end(self, request: Request, ended: list[Finish], end: End) -> None:
+        """Tells the end of a request, wherever it is, and takes it out unless a step in flight still writes for it."""
+        ended.append(Finish.of(request, end))
+        request.in_flight.ended, request.in_flight.spoiled = True, end.broken
+        if not request.in_flight.pending:
+            self._remove(request)
+        for other in self._forks.release(request):
+            self.scheduler.add(other)
+
+    def _remove(self, request: Request) -> None:
+        """Gives back what an ended request holds."""
+        spoiled = request.in_flight.spoiled
+        dropped = self.scheduler.remove(request, discard=spoiled or request.sharing.private)
+        if spoiled:  # a masked NaN would still poison the next owner
+            self._runner.zero(dropped)
+        self._sampling.free(request)
+        self._speculation.forget(request)
+        self.grammars.close(request)

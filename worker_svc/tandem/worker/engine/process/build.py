@@ -1,0 +1,283 @@
+"""From a configuration to an engine that is ready to run."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from tandem.common.machine import available_cores
+from tandem.worker.checkpoints import Checkpoint, open_checkpoint
+from tandem.worker.checkpoints.grouped import DEFAULT_INT4_GROUP, GROUPS, Quantization
+from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.engine import sampler
+from tandem.worker.engine.engine import Engine
+from tandem.worker.engine.grammars import Grammars
+from tandem.worker.engine.guides.limits import GuideLimits
+from tandem.worker.engine.pages import PageTable
+from tandem.worker.engine.process.cache_size import cache_shapes
+from tandem.worker.engine.process.calibration import key_channels
+from tandem.worker.engine.process.config import BuildError, EngineConfig
+from tandem.worker.engine.process.device import (
+    choose_device,
+    choose_dtype,
+    choose_operations,
+    fitting,
+    require_kv_format,
+)
+from tandem.worker.engine.scheduler import SchedulerLimits
+from tandem.worker.engine.speculation.costs import Free
+from tandem.worker.model.cuda import device as cuda_device
+from tandem.worker.model.float8 import Float8Weight
+from tandem.worker.model.kv_cache import CacheShape, KVCache
+from tandem.worker.model.loading import load_transformer
+from tandem.worker.model.operations import Operations
+from tandem.worker.model.parallel import ALONE, Ranks
+from tandem.worker.model.quantization import QuantizedWeight
+from tandem.worker.model.row_invariance import choose_padding
+from tandem.worker.model.runner import ModelRunner
+from tandem.worker.model.transformer import Transformer
+from tandem.worker.model.weights import MadeOf
+
+logger = logging.getLogger("tandem.worker.engine")
+
+DEFAULT_DRAFT_TOKENS = 4  # with a draft model
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """An engine and what there is to tell about it."""
+
+    engine: Engine
+    config: ModelConfig
+    shape: CacheShape
+    checkpoint_format: str
+    eos_ids: tuple[int, ...]
+    bos_id: int | None
+    parameters: int
+    weight_bytes: int
+    dtype: str
+    quantization: str  # "int8", "int4" or "fp8", whatever most bytes are; empty without
+    device: torch.device
+    threads: int
+    row_invariant: bool
+    ranks: int  # that share the model; `shape` is the part of one
+    draft_shape: CacheShape | None = None  # of the draft model's cache, if there is one
+    sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
+    draft_tokens: int = 0
+    draft_model: str = ""
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values of one token, over all ranks and in all caches."""
+        beside = self.draft_shape.bytes_per_token if self.draft_shape is not None else 0
+        return self.shape.bytes_per_token * self.ranks + beside
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """Bytes that all caches of all ranks allocate, with their padding pages."""
+        beside = self.draft_shape.bytes if self.draft_shape is not None else 0
+        return self.shape.bytes * self.ranks + beside
+
+
+def build_engine(
+    config: EngineConfig,
+    progress: Callable[[int, int], None] | None = None,
+    checkpoint: Checkpoint | None = None,
+    ranks: Ranks = ALONE,
+) -> BuiltEngine:
+    """Loads the model, allocates the cache and measures row invariance. `checkpoint` is one that is open already;
+    with several `ranks`, all of them build their parts at the same time.
+
+    Raises CheckpointError, ConfigError or BuildError, each with one line that says what is wrong.
+    """
+    threads, device = _prepare(config, ranks)
+    checkpoint = checkpoint or open_checkpoint(Path(config.model))
+    dtype = choose_dtype(config.dtype, device, checkpoint)
+    served = served_config(checkpoint.config, config)
+    model, draft = _load(config, checkpoint, served, device, dtype, progress, ranks)
+    shape, draft_shape = cache_shapes(config, model, draft, dtype, device, ranks)
+    channels = key_channels(model, device, dtype, checkpoint.bos_id) if shape.format.normalizes_keys else None
+    with fitting("the KV cache", "lower kv_cache_tokens or kv_cache_fraction, or set kv_cache_dtype to int8"):
+        cache = KVCache(shape, device, channels)
+        draft_runner = ModelRunner(draft, KVCache(draft_shape, device)) if draft and draft_shape else None
+    runner, row_invariant = _runner(model, cache, config, ranks)
+    sampler.prepare(served.vocab_size, device)
+    return BuiltEngine(
+        engine=_engine(config, checkpoint, runner, draft_runner, ranks),
+        config=served,
+        shape=shape,
+        draft_shape=draft_shape,
+        checkpoint_format=checkpoint.format,
+        eos_ids=checkpoint.eos_ids,
+        bos_id=checkpoint.bos_id,
+        parameters=sum(math.prod(shape) for shape in served.tensor_shapes().values()),
+        weight_bytes=ranks.total(_weight_bytes(model) + (_weight_bytes(draft) if draft else 0)),
+        dtype=str(dtype).removeprefix("torch."),
+        quantization=quantization_name(model),
+        device=device,
+        threads=threads,
+        row_invariant=bool(ranks.smallest(row_invariant)),
+        ranks=ranks.size,
+        sampling_defaults=checkpoint.sampling_defaults,
+        draft_tokens=config.draft_tokens or (DEFAULT_DRAFT_TOKENS if draft is not None else 0),
+        draft_model=config.draft_model,
+    )
+
+
+def _prepare(config: EngineConfig, ranks: Ranks) -> tuple[int, torch.device]:
+    """Sets the process up for what it is to compute on: how many threads, and which device."""
+    if config.tensor_parallel != ranks.size:
+        raise BuildError(f"tensor_parallel {config.tensor_parallel} takes processes of its own; set engine to process")
+    threads = config.threads or max(1, available_cores() // ranks.local)
+    torch.set_num_threads(threads)
+    device = choose_device(config.device)
+    require_kv_format(config.kv_cache_dtype, device)
+    if device.type == "cuda":
+        cuda_device.prepare(device, reproducible=config.reproducible)
+    return threads, device
+
+
+def _load(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    served: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Callable[[int, int], None] | None,
+    ranks: Ranks,
+) -> tuple[Transformer, Transformer | None]:
+    """A rank's part of the model, and the whole draft model, if there is one."""
+    operations = choose_operations(device, dtype, reproducible=config.reproducible)
+    quantization = _quantization(config)
+    with fitting("the weights", "serve a smaller model, quantize it, or set dtype to bfloat16"):
+        model = load_transformer(
+            checkpoint,
+            device,
+            dtype,
+            progress,
+            config=served,
+            operations=operations,
+            quantization=quantization,
+            ranks=ranks,
+        )
+    ranks.wait()
+    return model, _draft_model(config, served, device, dtype, operations)
+
+
+def _engine(
+    config: EngineConfig, checkpoint: Checkpoint, runner: ModelRunner, draft: ModelRunner | None, ranks: Ranks
+) -> Engine:
+    pages = runner.cache.shape
+    return Engine(
+        runner,
+        PageTable(pages.pages, pages.page_size),
+        SchedulerLimits(max_batch_tokens=config.step_tokens, max_running=config.max_running_requests),
+        grammars=_grammars(config, checkpoint.config.vocab_size, sorted(checkpoint.eos_ids), ranks),
+        draft_runner=draft,
+        draft_context_length=draft.model.config.context_length if draft is not None else 0,
+        costs=Free() if config.speculate == "always" else None,
+        learns=ranks.size == 1,
+        overlap=config.overlap == "on" or (config.overlap == "auto" and runner.device.type == "cuda"),
+    )
+
+
+def _grammars(config: EngineConfig, vocabulary_size: int, eos_ids: Sequence[int], ranks: Ranks) -> Grammars:
+    limits = GuideLimits(
+        config.guide_compile_seconds,
+        config.guide_mask_seconds,
+        config.guide_memory_mb << 20,
+        config.guide_total_memory_mb << 20,
+    )
+    share = None
+    if ranks.size > 1:
+        from tandem.worker.engine.guides.frames import shared
+
+        share = shared(ranks.broadcast)
+    return Grammars(vocabulary_size, eos_ids, limits=limits, leads=ranks.rank == 0, share=share)
+
+
+def _draft_model(
+    config: EngineConfig, large: ModelConfig, device: torch.device, dtype: torch.dtype, operations: Operations
+) -> Transformer | None:
+    """The model that guesses, if there is one: whole on every rank, so that all guess the same. Raises BuildError where
+    it speaks other ids."""
+    if not config.draft_model:
+        return None
+    checkpoint = open_checkpoint(Path(config.draft_model))
+    if checkpoint.config.vocab_size != large.vocab_size:
+        raise BuildError(
+            f"draft_model {config.draft_model} has a vocabulary of {checkpoint.config.vocab_size} ids, "
+            f"the model in {config.model} one of {large.vocab_size}; they must be the same"
+        )
+    with fitting("the draft model's weights", "serve without draft_model"):
+        return load_transformer(checkpoint, device, dtype, operations=operations)
+
+
+def _runner(model: Transformer, cache: KVCache, config: EngineConfig, ranks: Ranks) -> tuple[ModelRunner, bool]:
+    """What runs steps, and whether a row's bits depend on the others; on CUDA with recorded decodes.
+
+    Experts are chosen on the host, which a recording cannot wait for; several ranks were never recorded.
+    """
+    recordable = model.config.experts is None and ranks.size == 1
+    if cache.device.type != "cuda" or not config.cuda_graphs or not recordable:
+        runner = ModelRunner(model, cache)
+        return runner, _choose_padding(runner)
+    from tandem.worker.model.cuda.graphs import GraphedRunner
+
+    recorded = GraphedRunner(model, cache, config.max_running_requests)
+    row_invariant = _choose_padding(recorded)
+    with fitting(
+        "the recordings of CUDA graphs", "lower kv_cache_fraction or max_running_requests, or switch cuda_graphs off"
+    ):
+        recorded.prepare(lambda done, total: logger.info("recorded %d of %d CUDA graphs", done, total))
+    return recorded, row_invariant
+
+
+def _choose_padding(runner: ModelRunner) -> bool:
+    with fitting("a step beside the weights and the KV cache", "lower kv_cache_tokens or kv_cache_fraction"):
+        return choose_padding(runner)
+
+
+def served_config(model: ModelConfig, config: EngineConfig) -> ModelConfig:
+    """The model with the operator's own context length and rope; raises BuildError for a context that is too long."""
+    longest = int(model.context_length * config.rope_scale * config.rope_alpha)
+    if config.context_length > longest:
+        wanted = config.context_length / model.context_length
+        raise BuildError(
+            f"context_length {config.context_length} is more than the {longest} tokens that the model in "
+            f"{config.model} was made for; rope_scale or rope_alpha {wanted:.3g} would stretch it that far"
+        )
+    model = model.with_rope(config.rope_scale, config.rope_alpha)
+    return model.with_context_length(config.context_length or model.context_length)
+
+
+def _quantization(config: EngineConfig) -> MadeOf:
+    group = config.quantize_group
+    if group and group not in GROUPS:
+        raise BuildError(
+            f"quantize_group {group} is not served; use {', '.join(map(str, GROUPS))}, or 0 for the default"
+        )
+    if config.quantize in ("auto", "none", "fp8"):
+        if group:
+            raise BuildError(f"quantize_group {group} says how to quantize, but quantize is {config.quantize}")
+        made_of: dict[str, MadeOf] = {"auto": "stored", "none": None, "fp8": "fp8"}
+        return made_of[config.quantize]
+    return Quantization(8, group) if config.quantize == "int8" else Quantization(4, group or DEFAULT_INT4_GROUP)
+
+
+def quantization_name(model: Transformer) -> str:
+    """What most bytes of the model's quantized weights are; empty if none is quantized."""
+    sizes: dict[str, int] = {}
+    for module in model.modules():
+        if isinstance(module, QuantizedWeight | Float8Weight):
+            sizes[module.name] = sizes.get(module.name, 0) + module.q.nbytes
+    return max(sizes, key=lambda name: sizes[name], default="")
+
+
+def _weight_bytes(model: Transformer) -> int:
+    return sum(weight.nbytes for weight in (*model.parameters(), *model.buffers()))

@@ -1,0 +1,73 @@
+"""How large the KV cache is: as the operator says, or a share of what is free when all else has its place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from tandem.worker.engine.process.config import BuildError, EngineConfig
+from tandem.worker.engine.process.device import fitting, free_memory
+from tandem.worker.model.kv_cache import CacheShape, KVCache
+from tandem.worker.model.kv_formats import kv_format
+from tandem.worker.model.parallel import Ranks
+from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.transformer import Transformer
+
+CPU_CACHE_FRACTION = 0.25
+CUDA_CACHE_FRACTION = 0.9
+
+
+def cache_shapes(
+    config: EngineConfig,
+    model: Transformer,
+    draft: Transformer | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    ranks: Ranks,
+) -> tuple[CacheShape, CacheShape | None]:
+    """A rank's cache, and the draft model's, which has the same pages. Raises BuildError where that is too little."""
+
+    def shape(model: Transformer, pages: int, stored: str) -> CacheShape:
+        sizes = model.config
+        stored_as = kv_format(stored, dtype)
+        return CacheShape(sizes.num_layers, pages, config.page_size, sizes.num_kv_heads, sizes.head_dim, stored_as)
+
+    page = shape(model, 1, config.kv_cache_dtype)
+    draft_page = shape(draft, 1, "auto") if draft is not None else None
+    if config.kv_cache_tokens:
+        pages = config.kv_cache_tokens // config.page_size
+    else:
+        largest = min(config.step_tokens, model.config.context_length) + config.page_size
+        warm_up_pages = _enough(max(2 * config.page_size, largest) // config.page_size, config)
+        with fitting("a step beside the weights", "lower max_batch_tokens"):
+            _warm_up(model, replace(page, pages=warm_up_pages), device)
+        page_bytes = sum(each.bytes_per_token for each in (page, draft_page) if each) * config.page_size
+        pages = _free_pages(config, page_bytes, model.config.context_length, device, ranks)
+    pages = _enough(pages, config)
+    return replace(page, pages=pages), replace(draft_page, pages=pages) if draft_page is not None else None
+
+
+def _free_pages(config: EngineConfig, page_bytes: int, context_length: int, device: torch.device, ranks: Ranks) -> int:
+    """A share of what is free, but never more than every running request could fill."""
+    on_cuda = device.type == "cuda"
+    free = free_memory(device) // (1 if on_cuda else ranks.local)
+    fraction = config.kv_cache_fraction or (CUDA_CACHE_FRACTION if on_cuda else CPU_CACHE_FRACTION)
+    pages_per_context = -(-context_length // config.page_size)
+    return ranks.smallest(min(int(free * fraction) // page_bytes, config.max_running_requests * pages_per_context))
+
+
+def _enough(pages: int, config: EngineConfig) -> int:
+    if pages < 2:
+        raise BuildError(
+            f"the KV cache would hold {pages} pages of {config.page_size} tokens; it needs at least 2: "
+            "raise kv_cache_tokens or kv_cache_fraction, or lower page_size"
+        )
+    return pages
+
+
+def _warm_up(model: Transformer, shape: CacheShape, device: torch.device) -> None:
+    """Computes the largest chunk once, so that the memory it takes is no longer free when the cache is measured."""
+    tokens = np.zeros(min((shape.pages - 1) * shape.page_size, model.config.context_length), dtype=np.int32)
+    ModelRunner(model, KVCache(shape, device)).forward([Work(tokens, 0, np.arange(shape.pages), 1)])

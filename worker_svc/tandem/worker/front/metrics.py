@@ -1,0 +1,152 @@
+"""Metrics of the worker. Stems, labels and buckets are vLLM's where it has them, so that dashboards carry over.
+
+queue    admission to first scheduled         prefill  first scheduled to first token
+decode   first token to last token            e2e      request received to finish
+time to first token: request received to first token in the front, queueing in the front included
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from tandem.worker.engine.account import FinishReason
+from tandem.worker.engine.guides.outcome import CompileOutcome
+from tandem.worker.engine.load import EngineStatistics, Load, metrics_of
+from tandem.worker.engine.outcome import Failure
+from tandem.worker.engine.process.messages import Ended, Step
+
+_LATENCY = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
+    640.0, 2560.0,
+)  # fmt: skip
+_REQUEST = (
+    0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
+    480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+_TOKEN = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
+    10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+_STEP = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+# Where a label of vLLM's is another word than the contract's.
+_FINISHED = {FinishReason.MAX_TOKENS: "length", FinishReason.STOP_TOKEN: "stop", FinishReason.CANCELLED: "abort"}
+
+
+class WorkerMetrics:
+    """All children are made once: a look-up by label costs four times an increment."""
+
+    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"tandem_{name}", text, ["model_name"], registry=registry).labels(model_name)
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"tandem_{name}", text, ["model_name"], registry=registry).labels(model_name)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            metric = Histogram(f"tandem_{name}", text, ["model_name"], buckets=buckets, registry=registry)
+            return metric.labels(model_name)
+
+        self._load = [(name, each.share_of, gauge(each.name, each.help)) for name, each in metrics_of(Load)]
+        self._counters = [(name, counter(each.name, each.help)) for name, each in metrics_of(EngineStatistics)]
+        self.engine_up = gauge("engine_up", "1 while the engine is ready")
+        self.engine_restarts = counter("engine_restarts", "Engines that were started after one died")
+        self.engine_stalls = counter("engine_stalls", "Engines that were killed because they said nothing any more")
+        self.failed_starts = counter("engine_failed_starts", "Engines that did not start in the place of one that died")
+        self.step_age = gauge("engine_step_age_seconds", "Time since the last step while requests run or wait, else 0")
+        self.quarantined = counter("requests_quarantined", "Requests refused because engines die with them")
+        self.sent_away = counter("requests_sent_away", "Requests without a token that a drain has ended")
+        self.refused = counter("requests_refused", "Requests refused because the queue was full")
+        self.refused_by_share = counter(
+            "requests_refused_by_share",
+            "Requests refused because their caller held its share of the full queue",
+        )
+        self.callers = gauge("active_callers", "Callers with requests that run or wait")
+        self.wasted_tokens = counter("wasted_tokens", "Tokens computed for readers that had gone")
+
+        self._ttft = histogram("time_to_first_token_seconds", "Request received to first token", _LATENCY)
+        self._inter_token = histogram("inter_token_latency_seconds", "Mean time between tokens of a request", _TOKEN)
+        self._e2e = histogram("e2e_request_latency_seconds", "Request received to finish", _REQUEST)
+        self._guide_compile = histogram(
+            "guide_compile_seconds", "Guide received to the end of its compilation", _LATENCY
+        )
+        self._queue = histogram("request_queue_time_seconds", "Admission to first scheduled", _REQUEST)
+        self._prefill = histogram("request_prefill_time_seconds", "First scheduled to first token", _REQUEST)
+        self._decode = histogram("request_decode_time_seconds", "First token to last token", _REQUEST)
+        self._request_prompt = histogram("request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
+        self._request_generation = histogram("request_generation_tokens", "Generated tokens of a request", _TOKENS)
+        self._batch_tokens = histogram("iteration_tokens", "Tokens computed in a step", _TOKENS)
+        success = Counter(
+            "tandem_request_success", "Finished requests", ["model_name", "finished_reason"], registry=registry
+        )
+        self._finished = {
+            int(reason): success.labels(model_name, _FINISHED.get(reason, reason.name.lower()))
+            for reason in (*FinishReason, *Failure)
+        }
+        compilations = Counter(
+            "tandem_guide_compilations",
+            "Guides by how their compilation ended",
+            ["model_name", "outcome"],
+            registry=registry,
+        )
+        self._compilations = {each: compilations.labels(model_name, each.name.lower()) for each in CompileOutcome}
+        phases = Histogram(
+            "tandem_step_phase_seconds",
+            "Time of a step's phases",
+            ["model_name", "phase"],
+            buckets=_STEP,
+            registry=registry,
+        )
+        self._schedule, self._forward, self._sample = (
+            phases.labels(model_name, phase) for phase in ("schedule", "forward", "sample")
+        )
+        self._last = EngineStatistics()
+
+    def engine_started(self) -> None:
+        """Its counters begin at zero again."""
+        self._last = EngineStatistics()
+        self.engine_up.set(1)
+
+    def engine_ended(self) -> None:
+        """Nothing runs."""
+        self.engine_up.set(0)
+        self._show(Load())
+
+    def step(self, step: Step) -> None:
+        """A step's frame has come."""
+        self._show(step.load)
+        last, self._last = self._last, step.load.statistics
+        for name, counter in self._counters:
+            counter.inc(getattr(self._last, name) - getattr(last, name))
+        if step.prefill_tokens or step.decode_tokens:
+            self._batch_tokens.observe(step.prefill_tokens + step.decode_tokens)
+            self._schedule.observe(step.schedule_seconds)
+            self._forward.observe(step.forward_seconds)
+            self._sample.observe(step.sample_seconds)
+
+    def _show(self, load: Load) -> None:
+        for name, share_of, gauge in self._load:
+            value = getattr(load, name)
+            gauge.set(value / max(1, getattr(load, share_of)) if share_of else value)
+
+    def guide_compiled(self, outcome: CompileOutcome, seconds: float) -> None:
+        """A guide was compiled, or was not."""
+        self._compilations[outcome].inc()
+        self._guide_compile.observe(seconds)
+
+    def first_token(self, seconds: float) -> None:
+        """A request's first token has come to the front."""
+        self._ttft.observe(seconds)
+
+    def finished(self, ended: Ended, prompt_tokens: int, output_tokens: int, seconds: float) -> None:
+        """A request has finished."""
+        self._finished[ended.reason].inc()
+        self._e2e.observe(seconds)
+        self._queue.observe(ended.statistics.queue_seconds)
+        self._prefill.observe(ended.statistics.prefill_seconds)
+        self._decode.observe(ended.statistics.decode_seconds)
+        self._request_prompt.observe(prompt_tokens)
+        self._request_generation.observe(output_tokens)
+        if output_tokens > 1:
+            self._inter_token.observe(ended.statistics.decode_seconds / (output_tokens - 1))

@@ -1,0 +1,549 @@
+"""The worker's front: checks requests, lets them in, and streams what the engine makes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import grpc
+import numpy as np
+
+from tandem.common.bearer_tokens import BearerTokens
+from tandem.common.by_name import fields_of
+from tandem.common.callers import caller_var
+from tandem.common.contract import limit_violations
+from tandem.common.errors import (
+    FieldViolation,
+    ServiceError,
+    StartError,
+    already_exists,
+    draining,
+    failed_precondition,
+    internal,
+    invalid_argument,
+    not_found,
+    resource_exhausted,
+    unavailable,
+)
+from tandem.common.metrics import ServiceMetrics
+from tandem.common.run_service import Lifecycle
+from tandem.common.turns import Turns
+from tandem.inference.v1 import admin_pb2_grpc, inference_pb2_grpc
+from tandem.inference.v1 import inference_pb2 as pb
+from tandem.limits.fields import limits_of
+from tandem.worker.engine.guides.outcome import CompileOutcome
+from tandem.worker.engine.outcome import Failure
+from tandem.worker.engine.process.handle import EngineDeath, EngineHandle, EngineStartError, ProcessEngine, ThreadEngine
+from tandem.worker.engine.process.messages import Ended, EngineInfo, Step, Submit, TopTokens, Vocabulary
+from tandem.worker.front.admin import OPERATOR_METHODS, admin_servicer
+from tandem.worker.front.admission import Admission
+from tandem.worker.front.generation_rules import DEFAULT_LENGTH_PENALTY, ranks, samples_of
+from tandem.worker.front.limits import request_limits
+from tandem.worker.front.metrics import WorkerMetrics
+from tandem.worker.front.quarantine import SUSPICIONS_KEY, Probation, Quarantine, digest, told_suspicions
+from tandem.worker.front.sampling_rules import effective_sampling
+from tandem.worker.front.streams import OutputStream, Tokens, next_due, ranked
+from tandem.worker.front.supervisor import EngineSupervisor
+from tandem.worker.front.tokenizer_check import check_tokenizer, read_peer_files
+from tandem.worker.front.validation import validate, wants_logprobs
+from tandem.worker.front.watchdog import Silence
+from tandem.worker.settings import WorkerSettings
+
+logger = logging.getLogger("tandem.worker")
+
+PROMPT_PART_TOKENS = 1024  # of a message
+_PROMPT_PART_OTHERS = 8192  # other tokens in it, at most
+_LARGE = 32 << 10  # bytes of a request that is checked when its turn has come
+_ABORT_LIMITS = limits_of(pb.AbortRequest.DESCRIPTOR)
+_STALL_SECONDS = {"cpu": 30.0, "cuda": 60.0}
+# A step of a large model on a busy processor takes minutes; on a card a step is short, and a host that waits for a card
+# that is gone uses its processor.
+_COMPUTING_COUNTS = {"cpu": 0.1, "cuda": 1.0}
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A request between admission and its end."""
+
+    request_id: str
+    streams: list[OutputStream]  # one a sample
+    prompt_tokens: int
+    admitted_tokens: int
+    received_at: float
+    caller: str
+    request: pb.GenerateRequest
+    key: bytes  # `digest` of the request, where that was needed
+    suspicions: int  # engines that died in its first step
+    submitted: bool = False
+
+    @property
+    def begun(self) -> bool:
+        """It has a token."""
+        return any(stream.sent or stream.pending for stream in self.streams)
+
+
+class WorkerService:
+    """`Service` of tandem.common: the engine, the data plane and the control plane."""
+
+    name = "tandem.inference.v1.InferenceService"
+    reachable_while_draining = (f"/{name}/Abort",)
+    operator_methods = OPERATOR_METHODS
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self.settings = settings
+        self.limits = request_limits()
+        file = settings.admin_token_file
+        self.operators = None if file is None else BearerTokens(file, "admin_token_file")
+        self.metrics = ServiceMetrics("tandem-worker")
+        self.model_name = settings.model_name or settings.model.rstrip("/").rsplit("/", 1)[-1]
+        self.worker_metrics = WorkerMetrics(self.metrics.registry, self.model_name)
+        self.supervisor = EngineSupervisor(self._make_engine, self, self._progress, silence=self._silence)
+        self.worker_metrics.step_age.set_function(lambda: self.supervisor.step_age)
+        self.quarantine = Quarantine()
+        self._probation = Probation()
+        self.fingerprint = settings.tokenizer_fingerprint
+        self.lifecycle: Lifecycle | None = None
+        self.started_at = time.time()
+        self.admission = Admission(
+            max_requests=settings.max_running_requests + settings.max_waiting_requests,
+            max_tokens=settings.max_waiting_tokens,
+        )
+        self.worker_metrics.callers.set_function(lambda: self.admission.callers)
+        self._running: dict[str, _Running] = {}
+        self._by_stream: dict[OutputStream, _Running] = {}
+        self._turns = Turns()
+        self._suspected: dict[int, _Running] = {}  # without a token so far; by their first handle
+        self.vocabulary: Vocabulary | None = None
+
+    def _make_engine(self) -> EngineHandle:
+        config = self.settings.engine_config()
+        if self.settings.engine == "thread":
+            return ThreadEngine(config)
+        return ProcessEngine(config, log_format=self.settings.log_format, log_level=self.settings.log_level)
+
+    def _silence(self, info: EngineInfo | None) -> Silence | None:
+        """How long an engine may be silent; without information, in its start, as long as it computes."""
+        if self.settings.engine == "thread":  # for debugging, and nothing ends a thread
+            return None
+        if info is None:
+            # What ranks on other machines do is not seen from here; they wait for each other by limits of their own.
+            elsewhere = self.settings.tensor_parallel > 1 and "MASTER_ADDR" in os.environ
+            return None if elsewhere else Silence(self.settings.engine_stall_seconds or _STALL_SECONDS["cuda"], 0.0)
+        kind = info.device.partition(":")[0]
+        return Silence(self.settings.engine_stall_seconds or _STALL_SECONDS[kind], _COMPUTING_COUNTS[kind])
+
+    def _progress(self, done: int, total: int) -> None:
+        logger.info("loading %s: %d %% of %.1f MB", self.model_name, 100 * done // max(1, total), total / 1e6)
+
+    # ------------------------------------------------------------------------------------------------ Service
+
+    async def start(self, lifecycle: Lifecycle) -> None:
+        """Starts the engine; raises StartError."""
+        self.lifecycle = lifecycle
+        lifecycle.on_change(self._lifecycle_changed)
+        if self.settings.tokenizer_address:
+            read_peer_files(self.settings)  # a wrong one is told before a model is loaded for minutes
+        try:
+            info = await self.supervisor.start()
+        except EngineStartError as error:
+            raise StartError(str(error)) from error
+        if not info.row_invariant:
+            logger.warning("on this machine a row's result depends on its company: answers may differ in last digits")
+        if self.settings.tokenizer_address:
+            self.fingerprint, self.vocabulary = await check_tokenizer(self.settings, info)
+            self.supervisor.send_vocabulary(self.vocabulary)
+        logger.info(
+            "serving %s: %s, %.1f M parameters, %s on %s (%s), cache of %d tokens",
+            self.model_name,
+            info.architecture,
+            info.parameters / 1e6,
+            info.dtype,
+            info.device,
+            info.device_name,
+            info.kv_cache_tokens,
+        )
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds both services."""
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(self), server)
+        admin_pb2_grpc.add_WorkerAdminServiceServicer_to_server(admin_servicer(self), server)
+
+    async def stop(self) -> None:
+        """Ends the engine."""
+        await self.supervisor.stop()
+
+    # ------------------------------------------------------------------------------------------------ Observer
+
+    def engine_up(self, info: EngineInfo) -> None:
+        """An engine is ready."""
+        self.worker_metrics.engine_started()
+        if self.supervisor.restarts:
+            self.worker_metrics.engine_restarts.inc()
+        if self.vocabulary is not None:
+            self.supervisor.send_vocabulary(self.vocabulary)
+        if self.lifecycle is not None:
+            self.lifecycle.set_ready(True)
+
+    def engine_down(self, why: str) -> None:
+        """The engine is gone: not ready until the next one is."""
+        self.worker_metrics.engine_ended()
+        if self.lifecycle is not None:
+            self.lifecycle.set_ready(False)
+
+    def engine_stalled(self) -> None:
+        """It was silent for too long."""
+        self.worker_metrics.engine_stalls.inc()
+
+    def start_failed(self) -> None:
+        """An engine that was to take another's place did not start."""
+        self.worker_metrics.failed_starts.inc()
+
+    def lost_with(self, streams: Sequence[OutputStream], death: EngineDeath) -> dict[OutputStream, ServiceError]:
+        """Counts the suspicions of those that had their first step, and quarantines whom that makes too many."""
+        first_steps = set(death.suspects)
+        suspects = {
+            running.request_id: running
+            for stream in streams
+            if stream.handle in first_steps and not (running := self._by_stream[stream]).begun
+        }
+        for running in suspects.values():
+            running.key = running.key or _digest(running.request)
+        alone = len({running.key for running in suspects.values()}) == 1
+        errors: dict[OutputStream, ServiceError] = {}
+        for running in suspects.values():
+            error = self._suspect(running, alone=alone, crashed=death.crashed)
+            errors.update((stream, error) for stream in running.streams)
+        return errors
+
+    def _suspect(self, running: _Running, *, alone: bool, crashed: bool) -> ServiceError:
+        count = running.suspicions + 1
+        held = self.quarantine.suspect(running.key, running.suspicions, alone=alone, crashed=crashed)
+        logger.error(
+            "request %s was in its first step when the engine ended, %s; %d such ends: %s",
+            running.request_id,
+            "alone" if alone else "beside others",
+            count,
+            "it is quarantined" if held else "it may be sent again",
+        )
+        if held:
+            self.worker_metrics.quarantined.inc()
+            return _quarantined(count)
+        return unavailable(
+            "the engine ended in the first step of this request and is being restarted",
+            reason="ENGINE_DIED",
+            retry_after=self.supervisor.retry_after,
+            metadata={"suspicions": str(count)},
+        )
+
+    def engine_lost(self, why: str) -> None:
+        """Only the operator can help."""
+        if self.lifecycle is not None:
+            self.lifecycle.request_stop(exit_code=1, why=why)
+
+    def engine_step(self, step: Step) -> None:
+        """Keeps the metrics, and forgives whom engines have survived."""
+        self.worker_metrics.step(step)
+        if self._suspected:
+            for handle in np.frombuffer(step.handles, dtype=np.uint64).tolist():
+                running = self._suspected.pop(handle, None)
+                if running is not None:
+                    running.suspicions = 0
+                    self.quarantine.clear(running.key)
+                    self._probation.leave(running)
+
+    def request_ended(self, stream: OutputStream, ended: Ended) -> None:
+        """Keeps the metrics."""
+        running = self._by_stream.get(stream)
+        if running is not None:
+            output = stream.sent + stream.pending
+            seconds = time.monotonic() - running.received_at
+            if ended.reason == Failure.GUIDE:
+                # Why, its caller is told; it may quote the guide.
+                logger.warning("request %s ends: its guide has reached a limit", running.request_id)
+            self.worker_metrics.finished(ended, running.prompt_tokens, output, seconds)
+
+    # ------------------------------------------------------------------------------------------------ draining
+
+    @property
+    def refusing(self) -> bool:
+        """New requests are refused now."""
+        return self.lifecycle is not None and self.lifecycle.started and not self.lifecycle.accepting
+
+    def _lifecycle_changed(self) -> None:
+        """What has no token when a drain begins to refuse goes elsewhere at once: it would wait in vain for its turn,
+        and lose nothing but a place in this queue."""
+        if not self.refusing:
+            return
+        away = [running for running in self._running.values() if running.submitted and not running.begun]
+        away = [running for running in away if not any(stream.over for stream in running.streams)]
+        for running in away:
+            self.supervisor.abort(running.streams)
+            for stream in running.streams:
+                stream.fail(draining())
+        if away:
+            logger.info("draining: %d requests that have no token yet end now", len(away))
+            self.worker_metrics.sent_away.inc(len(away))
+
+    # ------------------------------------------------------------------------------------------------ requests
+
+    def serves(self, model: str) -> None:
+        """Raises NOT_FOUND unless `model` is empty or the one that is served."""
+        if model and model != self.model_name:
+            raise not_found("model", model, [self.model_name])
+
+    async def open(self, request: pb.GenerateRequest, told: int = 0) -> tuple[_Running, Submit]:
+        """Checks a request, lets it in and hands it to the engine; raises ServiceError. `told` is how often its sender
+        says that an engine died in its first step."""
+        received_at = time.monotonic()
+        caller = caller_var.get()
+        self.serves(request.model)
+        info = self.supervisor.require_info()
+        check = partial(
+            validate,
+            request,
+            info,
+            handle=self.supervisor.take_handles(samples_of(request)),
+            seed=secrets.randbits(64),
+            fingerprint=self.fingerprint,
+            caller=caller,
+            cache_per_caller=self.settings.cache_per_caller,
+        )
+        submit, delivery = await self._turns.run(check) if request.ByteSize() > _LARGE else check()
+        request_id = request.request_id or uuid.uuid4().hex
+        if request_id in self._running:
+            raise already_exists(f"a request with request_id {request_id!r} is running", reason="REQUEST_EXISTS")
+        key, suspicions = self._suspicions(request, told)
+        prompt_tokens = len(request.prompt_ids)
+        admitted_tokens = prompt_tokens + len(request.resumed_output_ids)
+        try:
+            self.admission.enter(admitted_tokens, submit.samples, caller)
+        except ServiceError:
+            self.worker_metrics.refused.inc()
+            if self.admission.has_others(caller):
+                self.worker_metrics.refused_by_share.inc()
+            raise
+        wake = asyncio.Event()
+        handles = range(submit.handle, submit.handle + submit.samples)
+        streams = [OutputStream(handle, delivery, wake=wake) for handle in handles]
+        running = _Running(
+            request_id, streams, prompt_tokens, admitted_tokens, received_at, caller, request, key, suspicions
+        )
+        self._running[request_id] = running
+        self._by_stream.update((stream, running) for stream in streams)
+        try:
+            if submit.guide is not None:
+                await self._compile(submit, request_id, caller)
+            if suspicions:
+                await self._probation.enter(running)
+                self._suspected[submit.handle] = running
+            if self.refusing:
+                raise draining()
+            self.supervisor.submit(submit, streams)
+            running.submitted = True
+        except BaseException:
+            self.close(running)
+            raise
+        return running, submit
+
+    def _suspicions(self, request: pb.GenerateRequest, told: int) -> tuple[bytes, int]:
+        """The digest of the request, where one is needed, and how often it was suspected; raises FAILED_PRECONDITION
+        for one that is quarantined."""
+        if not told and not self.quarantine:
+            return b"", 0
+        key = _digest(request)
+        count = max(told, self.quarantine.count(key))
+        if self.quarantine.holds(key):
+            self.worker_metrics.quarantined.inc()
+            raise _quarantined(count)
+        return key, count
+
+    async def _compile(self, submit: Submit, request_id: str, caller: str) -> None:
+        """Raises INVALID_ARGUMENT for a guide that is wrong, FAILED_PRECONDITION where none can be served, and
+        RESOURCE_EXHAUSTED where there is no memory for another one."""
+        assert submit.guide is not None
+        kind, _ = submit.guide
+        began = time.monotonic()
+        outcome, error = CompileOutcome.ABANDONED, ""
+        try:
+            reply = await self.supervisor.compile(submit.guide, submit.resumed, caller)
+            outcome, error = CompileOutcome(reply.outcome), reply.error
+        finally:
+            self.worker_metrics.guide_compiled(outcome, time.monotonic() - began)
+        if outcome in (CompileOutcome.OVER_BUDGET, CompileOutcome.CRASHED):
+            logger.warning("request %s: its guide (%s) is refused: %s", request_id, kind, error)
+        if outcome is CompileOutcome.UNAVAILABLE:
+            raise failed_precondition(
+                f"guided decoding is not available: {error} (start the worker with tokenizer_address)",
+                reason="VOCABULARY_UNKNOWN",
+            )
+        if outcome is CompileOutcome.EXHAUSTED:
+            after = self.admission.retry_after(time.monotonic())
+            raise resource_exhausted(error, reason="GUIDES_MEMORY", retry_after=after)
+        if error:
+            raise invalid_argument([FieldViolation(f"guided.{kind}", error)])
+
+    def close(self, running: _Running) -> None:
+        """The reader has left or has everything."""
+        del self._running[running.request_id]
+        self._suspected.pop(running.streams[0].handle, None)
+        self._probation.leave(running)
+        for stream in running.streams:
+            del self._by_stream[stream]
+            if not stream.over:
+                self.worker_metrics.wasted_tokens.inc(stream.pending)
+        self.admission.leave(running.admitted_tokens, time.monotonic(), len(running.streams), running.caller)
+        self.supervisor.abandon(running.streams)
+
+    def abort(self, request_ids: list[str]) -> list[str]:
+        """Ends requests; returns those that were there."""
+        found = [request_id for request_id in dict.fromkeys(request_ids) if request_id in self._running]
+        for request_id in found:
+            self.supervisor.abort(self._running[request_id].streams)
+        return found
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """The data plane."""
+
+    def __init__(self, worker: WorkerService) -> None:
+        self._worker = worker
+
+    async def Generate(  # noqa: N802
+        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        """See inference.proto."""
+        worker = self._worker
+        metadata = dict(context.invocation_metadata() or ())
+        running, submit = await worker.open(request, told_suspicions(metadata.get(SUSPICIONS_KEY)))
+        info = worker.supervisor.require_info()
+        wants = wants_logprobs(request.output)
+        try:
+            yield pb.GenerateResponse(
+                accepted=pb.Accepted(
+                    request_id=running.request_id,
+                    model=worker.model_name,
+                    prompt_tokens=running.prompt_tokens,
+                    max_tokens=submit.max_tokens,
+                    sampling=effective_sampling(submit.sampling, request.sampling),
+                )
+            )
+            prompt_told = not (request.output.echo or request.output.prompt_logprobs)
+            async for index, stream in _in_turn(running, request):
+                if not prompt_told:
+                    prompt_told = True
+                    for part in prompt_parts(request, running.streams[0]):
+                        yield pb.GenerateResponse(prompt_logprobs=part)
+                tokens = stream.take()
+                if tokens.ids:
+                    if stream.sent == len(tokens):
+                        worker.worker_metrics.first_token(time.monotonic() - running.received_at)
+                    yield pb.GenerateResponse(delta=_delta(index, tokens, wants))
+                # More may have come while the reader was slow; the end is said when all of it is sent.
+                if stream.ended is not None and not stream.pending:
+                    stream.told = True
+                    yield pb.GenerateResponse(finished=_finished(running, index, stream, info, wants))
+        finally:
+            worker.close(running)
+
+    async def Abort(  # noqa: N802
+        self, request: pb.AbortRequest, context: grpc.aio.ServicerContext[pb.AbortRequest, pb.AbortResponse]
+    ) -> pb.AbortResponse:
+        """See inference.proto."""
+        if violations := list(limit_violations(request, _ABORT_LIMITS)):
+            raise invalid_argument(violations)
+        return pb.AbortResponse(aborted_ids=self._worker.abort(list(request.request_ids)))
+
+
+def _digest(request: pb.GenerateRequest) -> bytes:
+    """The same for a request that is sent again, under another id or from where it was lost."""
+    same = pb.GenerateRequest()
+    same.CopyFrom(request)
+    same.ClearField("request_id")
+    same.ClearField("resumed_output_ids")
+    return digest(same.SerializeToString(deterministic=True))
+
+
+def _quarantined(count: int) -> ServiceError:
+    times = "the engine ended" if count == 1 else f"{count} engines ended"
+    return failed_precondition(
+        f"{times} in the first step of this request: it is not computed again", reason="REQUEST_QUARANTINED"
+    )
+
+
+async def _in_turn(running: _Running, request: pb.GenerateRequest) -> AsyncIterator[tuple[int, OutputStream]]:
+    """Each output that has something to say, with its index, until all have said everything. When more samples are
+    made than returned, nothing is said before all have ended, because only then their ranks are known."""
+    streams = running.streams
+    if ranks(request):
+        penalty = request.length_penalty if request.HasField("length_penalty") else DEFAULT_LENGTH_PENALTY
+        streams = await ranked(streams, max(1, request.n), penalty)
+    indices = {stream: index for index, stream in enumerate(streams)}
+    while streams:
+        for stream in await next_due(streams):
+            yield indices[stream], stream
+        streams = [stream for stream in streams if not stream.told]
+
+
+def _delta(index: int, tokens: Tokens, with_logprobs: bool) -> pb.Delta:
+    if not with_logprobs:
+        return pb.Delta(index=index, ids=tokens.ids)
+    others = [_top_logprobs(each) for each in tokens.others]
+    return pb.Delta(index=index, ids=tokens.ids, logprobs=tokens.logprobs, ranks=tokens.ranks, top_logprobs=others)
+
+
+def _top_logprobs(tokens: TopTokens) -> pb.TopLogprobs:
+    ids, logprobs, ranks = tokens
+    return pb.TopLogprobs(ids=ids, logprobs=logprobs, ranks=ranks)
+
+
+def prompt_parts(request: pb.GenerateRequest, stream: OutputStream) -> Iterator[pb.PromptLogprobs]:
+    """The prompt, with the logprobs of its tokens where they were asked for."""
+    ids = request.prompt_ids
+    wanted = request.output.prompt_logprobs
+    scored = stream.prompt
+    most = max((len(each) for each, _, _ in scored.others), default=0)
+    nothing = [pb.TopLogprobs()] if scored.others else []
+    size = min(PROMPT_PART_TOKENS, max(1, _PROMPT_PART_OTHERS // max(1, most)))
+    for start in range(0, len(ids), size):
+        # Nothing is known of the first token; the others' lists begin behind it.
+        first, part = not start, slice(max(0, start - 1), start + size - 1)
+        yield pb.PromptLogprobs(
+            ids=ids[start : start + size],
+            logprobs=[*[math.nan] * first, *scored.logprobs[part]] if wanted else None,
+            ranks=[*[0] * first, *scored.ranks[part]] if wanted else None,
+            top_logprobs=[*nothing[: int(first)], *map(_top_logprobs, scored.others[part])],
+        )
+
+
+def _finished(
+    running: _Running, index: int, stream: OutputStream, info: EngineInfo, with_logprobs: bool
+) -> pb.Finished:
+    ended = stream.ended
+    assert ended is not None
+    match ended.reason:
+        case Failure.ERROR:
+            raise internal(ended.detail, reason="MODEL_ERROR")
+        case Failure.GUIDE:
+            raise invalid_argument([FieldViolation("guided", f"cannot go on: {ended.detail}")])
+        case Failure.IMPOSSIBLE:
+            raise failed_precondition(ended.detail, reason="NO_TOKEN_LEFT")
+    counted = ended.statistics
+    counted.prompt_tokens, counted.completion_tokens = running.prompt_tokens, stream.sent
+    counted.peak_kv_bytes = counted.peak_pages * info.page_size * info.kv_bytes_per_token
+    return pb.Finished(
+        index=index,
+        total_logprob=stream.total_logprob if with_logprobs else None,
+        reason=pb.FinishReason.ValueType(ended.reason),
+        matched_stop_token=ended.matched_token,
+        matched_stop_sequence=ended.matched_sequence,
+        usage=pb.Usage(**fields_of(pb.Usage, counted)),
+        timings=pb.Timings(**fields_of(pb.Timings, counted)),
+    )

@@ -1,0 +1,169 @@
+"""What lies between the engine's steps and one gRPC stream.
+
+Tokens pile up while the stream waits for its reader, and go out as one message when it comes back: a slow reader costs
+one growing list of ids, which max_tokens bounds, and never holds up the engine or another reader. The last tokens of an
+output that may still become a stop sequence are held back until it is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tandem.common.errors import ServiceError
+from tandem.worker.engine.process.messages import Ended, TopTokens
+from tandem.worker.front.validation import Delivery
+
+
+@dataclass(slots=True)
+class Tokens:
+    """Tokens of one output and what is known of each, in parallel lists."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    others: list[TopTokens] = field(default_factory=list)  # empty unless they were asked for
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def cut(self, end: int) -> Tokens:
+        """Takes the first `end` of them out."""
+        taken = Tokens(self.ids[:end], self.logprobs[:end], self.ranks[:end], self.others[:end])
+        for each in (self.ids, self.logprobs, self.ranks, self.others):
+            del each[:end]
+        return taken
+
+    def trim(self, count: int) -> None:
+        """Drops the last ones."""
+        if count:
+            for each in (self.ids, self.logprobs, self.ranks, self.others):
+                del each[-count:]
+
+
+@dataclass(slots=True, eq=False)
+class OutputStream:
+    """One output of a request. The engine's side calls `push`, `hold`, `end` and `fail`, the reader's side `ready` and
+    `take`; all on one event loop. Outputs of the same request share their event."""
+
+    handle: int
+    delivery: Delivery
+    ended: Ended | None = None
+    sent: int = 0  # tokens that were taken
+    told: bool = False  # the reader has said that it has ended
+    error: ServiceError | None = None
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    prompt: Tokens = field(default_factory=Tokens)  # logprobs of the prompt's tokens but the first; no ids
+    total_logprob: float = 0.0  # of the tokens that were taken
+    _tokens: Tokens = field(default_factory=Tokens)
+    _held: int = 0
+    _pending_since: float = 0.0
+
+    @property
+    def over(self) -> bool:
+        """Nothing will be pushed any more."""
+        return self.ended is not None or self.error is not None
+
+    @property
+    def pending(self) -> int:
+        """Tokens that have come and were not taken, those that are held back included."""
+        return len(self._tokens)
+
+    @property
+    def score(self) -> tuple[float, int]:
+        """Total logprob and number of the tokens that were not taken."""
+        return math.fsum(self._tokens.logprobs), len(self._tokens)
+
+    def push(self, token: int, logprob: float, now: float, rank: int = 0, others: TopTokens | None = None) -> None:
+        """One more token."""
+        tokens = self._tokens
+        if not tokens.ids:
+            self._pending_since = now
+        tokens.ids.append(token)
+        tokens.logprobs.append(logprob)
+        tokens.ranks.append(rank)
+        if self.delivery.others:
+            tokens.others.append(others or ([], [], []))
+        if len(tokens.ids) >= self.delivery.interval_tokens or self.delivery.max_delay_seconds is not None:
+            self.wake.set()
+
+    def hold(self, count: int) -> None:
+        """The last `count` tokens must not be taken yet; called in the same turn as their `push`."""
+        self._held = count
+
+    def end(self, ended: Ended) -> None:
+        """The request has finished; the last `ended.trim` tokens are not part of its output."""
+        self._held = 0
+        self._tokens.trim(ended.trim)
+        self.ended = ended
+        self.wake.set()
+
+    def fail(self, error: ServiceError) -> None:
+        """The request will never finish; what is pending is not delivered."""
+        self.error = error
+        self.wake.set()
+
+    def seconds_until_due(self, now: float) -> float | None:
+        """0 or less if a message is due: enough tokens, the oldest has waited long enough, or the end. None if only
+        the engine can tell."""
+        ready = len(self._tokens) - self._held
+        if self.over or ready >= self.delivery.interval_tokens:
+            return 0.0
+        delay = self.delivery.max_delay_seconds
+        return self._pending_since + delay - now if delay is not None and ready > 0 else None
+
+    async def ready(self) -> None:
+        """Returns when a message is due. Raises what the stream failed with."""
+        await next_due([self])
+
+    def take(self) -> Tokens:
+        """The tokens that have come since the last call, but for those that are held back."""
+        taken = self._tokens.cut(len(self._tokens) - self._held)
+        self._pending_since = time.monotonic()
+        self.sent += len(taken)
+        self.total_logprob += math.fsum(taken.logprobs)
+        return taken
+
+
+async def next_due(streams: Sequence[OutputStream]) -> list[OutputStream]:
+    """Waits until one of these outputs of a request has a message due; all that have. Raises what one failed with."""
+    wake = streams[0].wake
+    while True:
+        now = time.monotonic()
+        waits = [(stream.seconds_until_due(now), stream) for stream in streams]
+        for stream in streams:
+            if stream.error is not None:
+                raise stream.error
+        due = [stream for seconds, stream in waits if seconds is not None and seconds <= 0]
+        if due:
+            return due
+        wake.clear()
+        shortest = min((seconds for seconds, _ in waits if seconds is not None), default=None)
+        if shortest is None:
+            await wake.wait()
+        else:
+            try:
+                await asyncio.wait_for(wake.wait(), shortest)
+            except TimeoutError:
+                continue
+
+
+async def ranked(streams: Sequence[OutputStream], count: int, length_penalty: float) -> list[OutputStream]:
+    """Waits for the end of all samples of a request; the best `count` of them, the best first, by the total logprob of
+    the output over its length to the power of `length_penalty`. An empty output ranks last, of equals the first sample
+    first. Raises what one failed with."""
+    while not all(stream.over for stream in streams):
+        streams[0].wake.clear()
+        await streams[0].wake.wait()
+    for stream in streams:
+        if stream.error is not None:
+            raise stream.error
+
+    def rank(stream: OutputStream) -> float:
+        total, length = stream.score
+        return -total / length**length_penalty if length else math.inf
+
+    return sorted(streams, key=rank)[:count]

@@ -1,0 +1,105 @@
+"""Asks the tokenizer service, once at start, whether it goes together with the model, and for its vocabulary."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import grpc
+
+from tandem.common.errors import StartError
+from tandem.tokenizer.v1 import tokenizer_pb2 as pb
+from tandem.tokenizer.v1 import tokenizer_pb2_grpc
+from tandem.worker.engine.process.messages import EngineInfo, Vocabulary
+from tandem.worker.settings import WorkerSettings
+
+logger = logging.getLogger("tandem.worker")
+
+
+Metadata = tuple[tuple[str, str], ...]
+
+_AGAIN_SECONDS = 0.2
+_TELL_SECONDS = 10.0  # between two lines about a service that is not there
+# A service that starts late is found again within about a second, not with the minutes that gRPC may pause by itself.
+_RECONNECT = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000)]
+_NO_TEXT = (pb.TOKEN_TYPE_CONTROL, pb.TOKEN_TYPE_UNKNOWN, pb.TOKEN_TYPE_UNUSED)
+
+
+def read_peer_files(settings: WorkerSettings) -> tuple[grpc.ChannelCredentials | None, Metadata]:
+    """What the channel and each call to the tokenizer service need; raises StartError."""
+    peer = settings.tokenizer_peer()
+    try:
+        return peer.credentials(), peer.metadata()
+    except (OSError, ValueError) as error:
+        raise StartError(f"tokenizer_address {settings.tokenizer_address}: {error}") from None
+
+
+def _hint(code: grpc.StatusCode, plain: bool) -> str:
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return "; its token is read from tokenizer_token_file"
+    if code is grpc.StatusCode.UNAVAILABLE and plain:
+        return "; if it speaks TLS, set tokenizer_tls_ca or tokenizer_tls"
+    return ""
+
+
+async def check_tokenizer(settings: WorkerSettings, info: EngineInfo) -> tuple[str, Vocabulary]:
+    """The tokenizer's fingerprint and what its ids say; raises StartError if it is not there in time or has more ids
+    than the model."""
+    address = settings.tokenizer_address
+    credentials, metadata = read_peer_files(settings)
+    options = [*settings.tokenizer_peer().options(), *_RECONNECT]
+    if credentials is None:
+        opened = grpc.aio.insecure_channel(address, options)
+    else:
+        opened = grpc.aio.secure_channel(address, credentials, options)
+    async with opened as channel:
+        stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
+        try:
+            response = await _answer(stub, settings, metadata)
+            pieces: list[bytes] = []
+            special_ids: list[int] = []
+            request = pb.DownloadVocabularyRequest(tokenizer=settings.tokenizer_name)
+            vocabulary = stub.DownloadVocabulary(request, timeout=settings.tokenizer_wait_seconds, metadata=metadata)
+            async for chunk in vocabulary:
+                special_ids += [chunk.first_id + i for i, kind in enumerate(chunk.types) if kind in _NO_TEXT]
+                pieces += chunk.pieces
+        except grpc.aio.AioRpcError as error:
+            raise StartError(
+                f"tokenizer_address {address}: {error.code().name}: {error.details()} "
+                f"(waited up to {settings.tokenizer_wait_seconds:g} s{_hint(error.code(), credentials is None)})"
+            ) from error
+    tokenizer = response.tokenizer
+    if tokenizer.vocabulary_size > info.vocabulary_size:
+        raise StartError(
+            f"vocabulary mismatch: tokenizer {tokenizer.name!r} at {address} has {tokenizer.vocabulary_size} ids, "
+            f"the model in {settings.model} only {info.vocabulary_size}"
+        )
+    if settings.tokenizer_fingerprint and settings.tokenizer_fingerprint != tokenizer.fingerprint:
+        raise StartError(
+            f"tokenizer {tokenizer.name!r} at {address} has fingerprint {tokenizer.fingerprint}, "
+            f"not tokenizer_fingerprint {settings.tokenizer_fingerprint}"
+        )
+    logger.info("tokenizer %s at %s: fingerprint %s", tokenizer.name, address, tokenizer.fingerprint)
+    return tokenizer.fingerprint, Vocabulary.of(pieces, special_ids)
+
+
+async def _answer(
+    stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub, settings: WorkerSettings, metadata: Metadata
+) -> pb.GetTokenizerResponse:
+    """Asks until the service is there: it may start beside us. Raises with the last reason why it was not, which a call
+    that waits for the connection by itself would not tell."""
+    request = pb.GetTokenizerRequest(tokenizer=settings.tokenizer_name)
+    until = time.monotonic() + settings.tokenizer_wait_seconds
+    told = 0.0
+    while True:
+        try:
+            return await stub.GetTokenizer(request, timeout=max(0.1, until - time.monotonic()), metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            now = time.monotonic()
+            if error.code() is not grpc.StatusCode.UNAVAILABLE or now >= until:
+                raise
+            if now - told >= _TELL_SECONDS:
+                told = now
+                logger.info("waiting for the tokenizer at %s: %s", settings.tokenizer_address, error.details())
+            await asyncio.sleep(min(_AGAIN_SECONDS, until - now))

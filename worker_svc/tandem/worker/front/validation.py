@@ -1,0 +1,209 @@
+"""A GenerateRequest of the wire to a Submit for the engine, or every violation by name.
+
+Pure: no engine, no clock, no randomness but the seed that is handed in. Three refusals, in this order:
+
+    UNIMPLEMENTED        a field is set that this version does not know; all of them are named
+    INVALID_ARGUMENT     values out of range; all of them are named, with what is allowed
+    FAILED_PRECONDITION  the prompt comes from another tokenizer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from tandem.common.contract import limit_violations
+from tandem.common.errors import FieldViolation, failed_precondition, invalid_argument, unimplemented
+from tandem.inference.v1 import inference_pb2 as pb
+from tandem.limits.fields import limits_of
+from tandem.worker.engine.process.messages import EngineInfo, Submit
+from tandem.worker.engine.request import LogprobOptions
+from tandem.worker.front.generation_rules import (
+    draft_tokens,
+    guide_of,
+    guide_violations,
+    lookup_ngram,
+    ranks,
+    sample_violations,
+    samples_of,
+)
+from tandem.worker.front.id_rules import id_violations
+from tandem.worker.front.sampling_rules import sampling_violations, to_sampling
+
+LIMITS = limits_of(pb.GenerateRequest.DESCRIPTOR)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How the answer is cut into messages."""
+
+    interval_tokens: int
+    max_delay_seconds: float | None
+    others: bool = False  # tokens besides the sampled one are reported at each position
+
+
+def validate(
+    request: pb.GenerateRequest,
+    info: EngineInfo,
+    *,
+    handle: int,
+    seed: int,
+    fingerprint: str,
+    caller: str = "",
+    cache_per_caller: bool = False,
+) -> tuple[Submit, Delivery]:
+    """The engine's form of a request of `caller`; raises ServiceError. `seed` is used where the request has none,
+    `fingerprint` is the served tokenizer's, empty if unknown. With `cache_per_caller`, callers share no cached page."""
+    _refuse_unknown(request)
+    violations = list(_violations(request, info))
+    if violations:
+        raise invalid_argument(violations)
+    _check_fingerprint(request.expected_tokenizer_fingerprint, fingerprint)
+
+    stopping, output = request.stopping, request.output
+    room = info.context_length - len(request.prompt_ids)
+    max_tokens = min(room, stopping.max_tokens) if stopping.HasField("max_tokens") else room
+    submit = Submit(
+        handle=handle,
+        prompt=_ids(request.prompt_ids),
+        resumed=_ids(request.resumed_output_ids),
+        max_tokens=max_tokens,
+        min_tokens=stopping.min_tokens,
+        eos_ids=[] if stopping.ignore_eos else info.eos_ids,
+        stop_ids=sorted(set(stopping.stop_token_ids)),
+        include_stop=stopping.include_stop,
+        sampling=to_sampling(request.sampling, info.sampling_defaults, info.context_length, seed),
+        priority=request.priority,
+        # The length in front keeps every pair of caller and salt apart.
+        salt=f"{len(caller)}:{caller}{request.cache.salt}" if cache_per_caller else request.cache.salt,
+        bypass=request.cache.bypass,
+        logprobs=_logprobs(request),
+        stop_sequences=[list(sequence.ids) for sequence in stopping.stop_sequences],
+        samples=samples_of(request),
+        draft_tokens=draft_tokens(request.speculation, info),
+        lookup_ngram=lookup_ngram(request.speculation, info),
+        guide=guide_of(request.guided),
+        caller=caller,
+    )
+    delay = output.stream_max_delay_ms / 1000 if output.HasField("stream_max_delay_ms") else None
+    return submit, Delivery(max(1, output.stream_interval_tokens), delay, others=submit.logprobs.width > 0)
+
+
+def _logprobs(request: pb.GenerateRequest) -> LogprobOptions:
+    output = request.output
+    return LogprobOptions(
+        sampled=wants_logprobs(output) or ranks(request),  # ranking needs them
+        top=output.top_logprobs,
+        ids=tuple(output.logprob_ids),
+        processed=output.logprobs_mode == pb.LOGPROBS_MODE_PROCESSED,
+        prompt=output.prompt_logprobs,
+    )
+
+
+def wants_logprobs(output: pb.OutputOptions) -> bool:
+    """Whether the sampled tokens' logprobs are sent."""
+    return output.logprobs or output.top_logprobs > 0 or bool(output.logprob_ids)
+
+
+def _refuse_unknown(request: pb.GenerateRequest) -> None:
+    unknown = list(_unknown_fields(request, ""))
+    if unknown:
+        raise unimplemented(unknown)
+
+
+def _unknown_fields(message: Message, prefix: str) -> Iterator[str]:
+    """Fields of a later version of the contract, by their numbers."""
+    unknown = UnknownFieldSet(message)
+    yield from (f"{prefix}{unknown[place].field_number}" for place in range(len(unknown)))
+    for descriptor, value in message.ListFields():
+        if descriptor.message_type is not None and not descriptor.is_repeated:
+            yield from _unknown_fields(value, f"{prefix}{descriptor.name}.")
+
+
+def _violations(request: pb.GenerateRequest, info: EngineInfo) -> Iterator[FieldViolation]:
+    yield from limit_violations(request, LIMITS)
+    yield from id_violations(request, LIMITS, info.vocabulary_size)
+    yield from _prompt_violations(request, info)
+    yield from sampling_violations(request, info.eos_ids)
+    yield from _stopping_violations(request, info)
+    yield from sample_violations(request)
+    yield from guide_violations(request)
+    mode = request.output.logprobs_mode
+    if mode not in pb.LogprobsMode.values():
+        yield FieldViolation("output.logprobs_mode", f"{mode} is not a known mode")
+
+
+def scores_only(request: pb.GenerateRequest) -> bool:
+    """Whether the prompt is scored and nothing is generated."""
+    stopping = request.stopping
+    return request.output.prompt_logprobs and stopping.HasField("max_tokens") and not stopping.max_tokens
+
+
+def _prompt_violations(request: pb.GenerateRequest, info: EngineInfo) -> Iterator[FieldViolation]:
+    prompt, resumed = len(request.prompt_ids), len(request.resumed_output_ids)
+    if scores_only(request):
+        if prompt > info.context_length:
+            yield FieldViolation(
+                "prompt_ids", f"has {prompt} ids; the context takes at most {info.context_length} tokens"
+            )
+    elif prompt >= info.context_length:
+        yield FieldViolation(
+            "prompt_ids",
+            f"has {prompt} ids; with room for one new token the context of {info.context_length} tokens "
+            f"takes at most {info.context_length - 1}",
+        )
+    elif prompt + resumed > info.context_length:
+        yield FieldViolation(
+            "resumed_output_ids",
+            f"has {resumed} ids; beside a prompt of {prompt} the context of {info.context_length} tokens "
+            f"takes at most {info.context_length - prompt}",
+        )
+
+
+def _stopping_violations(request: pb.GenerateRequest, info: EngineInfo) -> Iterator[FieldViolation]:
+    stopping = request.stopping
+    if stopping.HasField("max_tokens"):
+        if not stopping.max_tokens and request.output.prompt_logprobs:
+            pass  # the prompt is scored and nothing is generated
+        elif not 1 <= stopping.max_tokens <= info.context_length:
+            yield FieldViolation(
+                "stopping.max_tokens",
+                f"must be 1 to the context length {info.context_length}, not {stopping.max_tokens}",
+            )
+        if stopping.min_tokens > stopping.max_tokens:
+            yield FieldViolation(
+                "stopping.min_tokens", f"must be at most max_tokens {stopping.max_tokens}, not {stopping.min_tokens}"
+            )
+        if len(request.resumed_output_ids) > stopping.max_tokens:
+            yield FieldViolation(
+                "resumed_output_ids",
+                f"has {len(request.resumed_output_ids)} ids, more than max_tokens {stopping.max_tokens}",
+            )
+    elif stopping.min_tokens > info.context_length:
+        yield FieldViolation(
+            "stopping.min_tokens",
+            f"must be at most the context length {info.context_length}, not {stopping.min_tokens}",
+        )
+
+
+def _check_fingerprint(expected: str, served: str) -> None:
+    if not expected or expected == served:
+        return
+    if not served:
+        raise failed_precondition(
+            "expected_tokenizer_fingerprint cannot be checked: this worker does not know its tokenizer "
+            "(start it with tokenizer_address or tokenizer_fingerprint)",
+            reason="TOKENIZER_UNKNOWN",
+        )
+    raise failed_precondition(
+        f"the prompt was encoded by a tokenizer with fingerprint {expected[:64]}, this worker's model uses {served}",
+        reason="TOKENIZER_MISMATCH",
+    )
+
+
+def _ids(ids: Sequence[int]) -> bytes:
+    return np.asarray(ids, np.int32).tobytes()

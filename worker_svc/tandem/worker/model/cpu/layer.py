@@ -1,0 +1,200 @@
+"""Whole layers in one call of the compiled library, for the few rows of a decode.
+
+There the time between two operations decides: threads that have nothing to do fall asleep within 20 us, about as long
+as Python takes from one call to the next, and waking them takes longer than a small operation. What is called are the
+same functions in the same order as otherwise, so the bits are the same.
+
+A layer is served if its matrices are stored for compiled products and it has neither biases nor norms of heads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+
+import torch
+
+from tandem.worker.checkpoints.grouped import GROUPS
+from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.model.cpu.native import PANEL
+from tandem.worker.model.cpu.native.layers import FORMATS, LANES, WORTH_A_THREAD
+from tandem.worker.model.cpu.native.library import calls
+from tandem.worker.model.cpu.operations import NativeOperations, NativePlan, stores_as_given
+from tandem.worker.model.kv_cache import KVCache
+from tandem.worker.model.linear import HalfPanels, Linear
+from tandem.worker.model.operations import Operations, Plan
+from tandem.worker.model.quantization import QuantizedWeight
+
+MOST_ROWS = 64  # with more, products take so long that nothing else matters
+
+_Pointer, _Size, _Number, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+
+
+class _Weight(ctypes.Structure):
+    _fields_ = (
+        *((name, _Pointer) for name in ("numbers", "scale", "least")),
+        *((name, _Number) for name in ("bits", "half", "per_channel")),
+        *((name, _Size) for name in ("inputs", "panels", "groups", "group")),
+    )
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, _Weight) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, _Pointer) for name in ("attention_norm", "mlp_norm")),
+        *((name, _Size) for name in ("hidden", "inner", "heads", "kv_heads", "head_dim")),
+        *((name, _Float) for name in ("eps", "scale")),
+    )
+
+
+class _Step(ctypes.Structure):
+    _fields_ = (
+        *((name, _Pointer) for name in ("cos", "sin", "slots", "blocks", "tables")),
+        *((name, _Size) for name in ("count", "most", "width", "window", "page_size")),
+        *((name, _Pointer) for name in ("normed", "qkv", "attended", "gate_up", "inner", "room")),
+        *((name, _Size) for name in ("rows", "attending")),
+        *((name, _Number) for name in ("format", "threads", "attention_threads")),
+    )
+
+
+class CompiledLayer:
+    """A layer's weights as the library takes them."""
+
+    def __init__(self, layer: _Layer, room: int) -> None:
+        self.struct, self.room = layer, room
+
+    @classmethod
+    def of(
+        cls,
+        matrices: tuple[Linear, Linear, Linear, Linear],
+        norms: tuple[torch.Tensor, torch.Tensor],
+        config: ModelConfig,
+    ) -> CompiledLayer | None:
+        """`matrices` are qkv, output, gate_up and down; None if the library does not serve such a layer."""
+        weights = [_weight(matrix) for matrix in matrices]
+        sizes = (config.hidden_size, config.intermediate_size, config.head_dim)
+        if not all(weights) or any(size % LANES for size in sizes) or any(n.dtype != torch.float32 for n in norms):
+            return None
+        layer = _Layer(
+            *weights,
+            *(norm.data_ptr() for norm in norms),
+            hidden=config.hidden_size,
+            inner=config.intermediate_size,
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            eps=config.norm_eps,
+            scale=config.head_dim**-0.5,
+        )
+        # As much as products in the smallest groups need, whatever this layer's are: another's may be stored otherwise.
+        widest = max(-(-matrix.in_features // max(GROUPS)) * max(GROUPS) for matrix in matrices)
+        return cls(layer, widest + 4 * widest // min(GROUPS))
+
+    def run(
+        self, step: CompiledStep, x: torch.Tensor, delta: torch.Tensor | None, pages: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        """What is to be added to `x` `[N, hidden]`, which is overwritten, as `Layer.forward` has it. `pages` are the
+        layer's keys and values."""
+        begins = delta is None
+        delta = torch.empty_like(x) if delta is None else delta.contiguous()
+        failed = calls().tandem_layer(
+            ctypes.addressof(self.struct),
+            ctypes.addressof(step.struct),
+            x.data_ptr(),
+            delta.data_ptr(),
+            begins,
+            pages[0].data_ptr(),
+            pages[1].data_ptr(),
+        )
+        if failed:
+            raise MemoryError("no memory for a block of attention")
+        return delta
+
+
+class CompiledStep:
+    """What all layers with the same window share in one step: where rows go, and room for what they compute."""
+
+    def __init__(
+        self,
+        layer: CompiledLayer,
+        cache: KVCache,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        slots: torch.Tensor,
+        plan: NativePlan,
+    ) -> None:
+        """`layer`: any one, all being of the same size."""
+        work, size, rows = plan.work, layer.struct, slots.shape[1]
+        width = size.heads * size.head_dim
+        parts = {
+            "normed": size.hidden,
+            "qkv": width + 2 * size.kv_heads * size.head_dim,
+            "attended": width,
+            "gate_up": 2 * size.inner,
+            "inner": size.inner,
+            "room": layer.room,
+        }
+        buffers = {name: torch.empty((rows, count)) for name, count in parts.items()}
+        threads = torch.get_num_threads()
+        self._kept = (rotation, slots, plan, buffers)  # what `struct` points at
+        self.struct = _Step(
+            cos=rotation[0].data_ptr(),
+            sin=rotation[1].data_ptr(),
+            slots=slots.data_ptr(),
+            blocks=work.blocks.ctypes.data,
+            tables=work.tables.ctypes.data,
+            count=len(work.blocks),
+            most=work.most,
+            width=work.tables.shape[1],
+            window=work.window,
+            page_size=cache.shape.page_size,
+            rows=rows,
+            attending=plan.rows,
+            format=FORMATS[cache.shape.format.name],
+            threads=threads,
+            attention_threads=threads if work.keys * width > WORTH_A_THREAD else 1,
+            **{name: buffer.data_ptr() for name, buffer in buffers.items()},
+        )
+
+
+def compiled_steps(
+    operations: Operations,
+    layer: CompiledLayer | None,
+    cache: KVCache,
+    rotation: tuple[torch.Tensor, torch.Tensor],
+    slots: torch.Tensor,
+    plans: Mapping[int, Plan],
+) -> dict[int, CompiledStep]:
+    """By window; empty where a step's layers are to be computed piece by piece."""
+    serves = layer is not None and type(operations) is NativeOperations and slots.shape[1] <= MOST_ROWS
+    if layer is None or not serves or not stores_as_given(cache):
+        return {}
+    return {
+        window: CompiledStep(layer, cache, rotation, slots, plan)
+        for window, plan in plans.items()
+        if isinstance(plan, NativePlan)
+    }
+
+
+def _weight(matrix: Linear) -> _Weight | None:
+    """None if its product is not compiled, or has a bias, or columns that fill up a panel."""
+    if matrix.bias is not None or len(matrix.weights) != 1 or matrix.out_features % PANEL:
+        return None
+    weight = matrix.weights[0]
+    if isinstance(weight, HalfPanels):
+        panels = weight.panels
+        bf16 = panels.dtype == torch.bfloat16
+        return _Weight(panels.data_ptr(), None, None, 16, bf16, 0, matrix.in_features, len(panels), 1, 1)
+    if type(weight) is not QuantizedWeight or not weight.compiled:
+        return None
+    return _Weight(
+        numbers=weight.q.data_ptr(),
+        scale=weight.scale.data_ptr(),
+        least=None if weight.least is None else weight.least.data_ptr(),
+        bits=weight.kind.bits,
+        half=weight.scale.dtype == torch.float16,
+        per_channel=weight.scale.shape[1] == 1 and weight.groups > 1,
+        inputs=matrix.in_features,
+        panels=len(weight.q),
+        groups=weight.groups,
+        group=weight.group,
+    )

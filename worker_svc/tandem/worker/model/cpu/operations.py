@@ -1,0 +1,110 @@
+"""The operations of a CPU that has the compiled library (`native`): a few calls a layer instead of dozens of torch's.
+
+They compute in float32 on sizes that are multiples of 8; what is not so is left to torch, whose operations are also the
+reference they are tested against. Which of both serves a model depends on its shape and dtype alone, so that the bits
+of a row never depend on the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tandem.worker.model.attention import Segment
+from tandem.worker.model.cpu import native
+from tandem.worker.model.cpu.native import layers
+from tandem.worker.model.kv_cache import KVCache
+from tandem.worker.model.kv_formats import Parts
+from tandem.worker.model.operations import Operations, Plan, TorchOperations
+from tandem.worker.model.paged_plan import cut, longest_first, page_tables
+
+_BLOCK_ROWS = 64  # queries of one kv head that share each look at a page: their numbers stay in the first two caches
+
+
+def cpu_operations() -> Operations:
+    """What computes beside the matrix products where there are no kernels for the device."""
+    return NativeOperations() if native.available() else TorchOperations()
+
+
+class NativeOperations(TorchOperations):
+    """Compiled where that can be, torch's elsewhere."""
+
+    def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, window: int = 0) -> Plan:
+        if cache.device.type != "cpu" or cache.shape.head_dim % layers.LANES:
+            return super().plan(segments, cache, num_heads, window)
+        return NativePlan(segments, cache, num_heads, window)
+
+    def add_norm(self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        if _served(x, x.shape[-1]) and x.is_contiguous():
+            return layers.add_norm(x, delta, weight, eps)
+        return super().add_norm(x, delta, weight, eps)
+
+    def rotate_and_store(
+        self,
+        qkv: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        cache: KVCache,
+        layer: int,
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        if not _served(qkv, qkv.shape[-1]):
+            return super().rotate_and_store(qkv, rotation, cache, layer, slots)
+        kv_heads = cache.shape.kv_heads
+        heads = qkv.shape[1] - 2 * kv_heads
+        pages = (cache.keys[layer][0], cache.values[layer][0])
+        as_given = stores_as_given(cache)
+        layers.rotate(qkv, rotation, heads, pages if as_given else None, slots)
+        if as_given:
+            return qkv[:, :heads]
+        cache.write(layer, slots, qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :])
+        return cache.scale_queries(layer, qkv[:, :heads])
+
+    def swiglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
+        if _served(gate_up, size):
+            return layers.swiglu(gate_up, size)
+        return super().swiglu(gate_up, size)
+
+
+_PLAIN = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def stores_as_given(cache: KVCache) -> bool:
+    """Whether keys and values go into the cache as they are, by nothing more than a change of dtype."""
+    return type(cache) is KVCache and cache.key_channels is None and cache.keys[0][0].dtype in _PLAIN
+
+
+def _served(x: torch.Tensor, size: int) -> bool:
+    return x.dtype == torch.float32 and x.device.type == "cpu" and size % layers.LANES == 0
+
+
+class NativePlan:
+    """One step's attention, for all layers."""
+
+    def __init__(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, window: int) -> None:
+        """See `AttentionPlan`."""
+        self._format = cache.shape.format.name
+        block = max(1, _BLOCK_ROWS // (num_heads // cache.shape.kv_heads))
+        lengths = [segment.length for segment in segments]
+        self.rows = sum(lengths)
+        self.work = layers.AttentionWork(
+            blocks=longest_first(cut(segments, block)),
+            tables=page_tables(segments, cache.shape.page_size),
+            most=min(block, max(lengths, default=1)),
+            keys=sum(segment.length * (segment.position + segment.length) for segment in segments),
+            window=window,
+        )
+
+    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scale: float) -> torch.Tensor:
+        """Attention of queries `q` `[N, heads, head_dim]` over one layer's pages; rows of no segment give zeros."""
+        out = layers.attention(self.work, self._format, keys, values, q.float(), scale)
+        if len(out) != self.rows:
+            self._clear_padding(out)
+        return out.to(q.dtype)
+
+    def _clear_padding(self, out: torch.Tensor) -> None:
+        first, count = self.work.blocks[:, 0], self.work.blocks[:, 1]
+        padding = torch.ones(len(out), dtype=torch.bool)
+        for row, rows in zip(first.tolist(), count.tolist(), strict=True):
+            padding[row : row + rows] = False
+        out[padding] = 0

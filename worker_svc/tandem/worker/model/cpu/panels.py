@@ -1,0 +1,37 @@
+"""Rows of a matrix in panels of 16, `[ceil(rows / 16), columns, 16]`: the order in which the compiled products read."""
+
+from __future__ import annotations
+
+import torch
+
+from tandem.worker.model.cpu.native import PANEL
+
+
+def empty_panels(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    """Room for so many rows, zero."""
+    return torch.zeros((-(-rows // PANEL), columns, PANEL), dtype=dtype)
+
+
+def fill_panels(panels: torch.Tensor, row: int, rows: torch.Tensor) -> None:
+    """Stores rows `[n, columns]` from `row` on."""
+    first = min(len(rows), -row % PANEL)  # of a panel that others have begun
+    whole = (len(rows) - first) // PANEL
+    _scatter(panels, row, rows[:first])
+    panel, done = (row + first) // PANEL, first + whole * PANEL
+    panels[panel : panel + whole] = rows[first:done].reshape(whole, PANEL, rows.shape[1]).transpose(1, 2)
+    _scatter(panels, row + done, rows[done:])
+
+
+def _scatter(panels: torch.Tensor, row: int, rows: torch.Tensor) -> None:
+    for place, numbers in enumerate(rows, row):
+        panels[place // PANEL, :, place % PANEL] = numbers
+
+
+def panel_rows(panels: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Some rows `[n, columns]`."""
+    return panels[index // PANEL, :, index % PANEL]
+
+
+def first_panels(panels: torch.Tensor, rows: int) -> torch.Tensor:
+    """A copy of those that hold the first rows."""
+    return panels[: -(-rows // PANEL)].clone()

@@ -1,0 +1,212 @@
+"""Steps of nothing but decodes, recorded once as CUDA graphs and replayed.
+
+A step of a small model costs the processor more time to launch than the card to compute. A graph launches it at once,
+but reads and writes the same addresses each time. So what differs between steps lies in fixed places and is filled in
+there, and a recording exists for a few numbers of rows; rows that are too many write to the padding page and have no
+attention.
+
+Nothing but the recording needs a card: `forward` without one runs the same step on the same places.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tandem.worker.model.attention import Segment
+from tandem.worker.model.cuda.kernels.paged_attention import PagedWork, Partials
+from tandem.worker.model.cuda.operations import (
+    JOBS_PER_LANE,
+    KernelPlan,
+    PagedLaunch,
+    TritonOperations,
+)
+from tandem.worker.model.kv_cache import KVCache
+from tandem.worker.model.paged_plan import cut, divide, page_tables
+from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.transformer import Transformer
+
+MOST_ROWS = 256
+
+
+def recorded_rows(most: int, multiple: int) -> list[int]:
+    """Numbers of rows worth a recording, for steps of up to `most` rows padded to a multiple: 1, 2, 4, 8, then every
+    16; each a multiple itself."""
+    wanted = [1, 2, 4, 8, *range(16, most + 16, 16)]
+    return sorted({-(-min(rows, most) // multiple) * multiple for rows in wanted})
+
+
+class _Places:
+    """Arrays on the device that one copy fills, from two host buffers in turn: one may still be on its way."""
+
+    def __init__(self, shapes: dict[str, tuple[tuple[int, ...], torch.dtype]], device: torch.device) -> None:
+        """The last of `shapes` may be sent in part."""
+        ends = np.cumsum(
+            [-(-math.prod(shape) * dtype.itemsize // 16) * 16 for shape, dtype in shapes.values()]
+        ).tolist()
+        self._last = list(shapes)[-1]
+        self._last_start = ends[-2]
+        self._there = torch.zeros(ends[-1], dtype=torch.uint8, device=device)
+        on_card = device.type == "cuda"
+        self._here = [torch.zeros(ends[-1], dtype=torch.uint8, pin_memory=on_card) for _ in range(2)]
+
+        def views(flat: torch.Tensor) -> dict[str, torch.Tensor]:
+            starts = zip([0, *ends], shapes.items(), strict=False)
+            return {
+                name: flat[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+                for start, (name, (shape, dtype)) in starts
+            }
+
+        self.there = views(self._there)
+        self._arrays = [{name: view.numpy() for name, view in views(here).items()} for here in self._here]
+        self._turn = 0
+        self._on_card = on_card
+        self._sent: list[torch.cuda.Event | None] = [None, None]
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """What to fill for the next `send`; they hold what was sent the time before last."""
+        self._turn = 1 - self._turn
+        if (sent := self._sent[self._turn]) is not None:
+            sent.synchronize()  # what was sent from here has arrived
+        return self._arrays[self._turn]
+
+    def send(self, rows: int) -> None:
+        """Puts all on the device, and of the last the first `rows`."""
+        end = self._last_start + rows * self._arrays[0][self._last].strides[0]
+        self._there[:end].copy_(self._here[self._turn][:end], non_blocking=True)
+        if self._on_card:
+            event = self._sent[self._turn] = self._sent[self._turn] or torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+
+
+class DecodeInputs:
+    """The places of what a step of up to `rows` decodes reads."""
+
+    def __init__(self, model: Transformer, cache: KVCache, rows: int) -> None:
+        config, device, operations = model.config, cache.device, model.operations
+        assert isinstance(operations, TritonOperations)
+        self._operations = operations
+        self._sizes = operations.sizes(cache, config.num_heads)
+        self._padding_page = cache.padding_page
+        self._lanes = operations.lanes(self._sizes.kv_heads)
+        self._room = self._lanes * JOBS_PER_LANE
+        self._windows = sorted(set(config.layer_windows))
+        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "ids": ((rows,), torch.int64),
+            "positions": ((rows,), torch.int64),
+            "slots": ((2 * rows,), torch.int64),
+        }
+        for window in self._windows:
+            shapes[f"blocks {window}"] = ((rows, 6), torch.int32)
+            shapes[f"jobs {window}"] = ((rows + self._room, 4), torch.int32)
+            shapes[f"number {window}"] = ((1,), torch.int32)
+        shapes["tables"] = ((rows, -(-config.context_length // self._sizes.page_size)), torch.int32)
+        self._places = _Places(shapes, device)
+        stored = self._sizes.stored
+        self._partials = Partials.empty(self._room, self._sizes.kv_heads, self._sizes.group, stored.head_dim, device)
+        self._logit_rows = torch.arange(rows, device=device)
+
+    @property
+    def ids(self) -> torch.Tensor:
+        """Of each row, `[rows]`."""
+        return self._places.there["ids"]
+
+    def fill(self, work: Sequence[Work], rows: int) -> None:
+        """Puts a step of decodes, or none, in its places, for a run of `rows` rows."""
+        size, count = self._sizes.page_size, len(work)
+        position = np.fromiter((item.position for item in work), dtype=np.int64, count=count)
+        segments = [Segment(row, 1, item.position, item.pages) for row, item in enumerate(work)]
+        tables, blocks = page_tables(segments, size), cut(segments, 1)
+
+        arrays = self._places.arrays()
+        for name, values in (("ids", [item.tokens[0] for item in work]), ("positions", position)):
+            arrays[name][:count] = values
+            arrays[name][count:rows] = 0
+        slots = arrays["slots"][: 2 * rows].reshape(2, rows)
+        slots[0, :count] = tables[np.arange(count), position // size]
+        slots[1, :count] = position % size
+        slots[0, count:] = self._padding_page
+        slots[1, count:] = np.arange(rows - count) % size
+        arrays["tables"][:count, : tables.shape[1]] = tables
+        for window in self._windows:
+            divided, jobs, _ = divide(blocks, self._operations.split, window, self._lanes, self._room)
+            arrays[f"blocks {window}"][:count] = divided
+            arrays[f"blocks {window}"][count:rows] = 0  # no queries and no partials
+            arrays[f"jobs {window}"][: len(jobs)] = jobs
+            arrays[f"number {window}"][0] = len(jobs)
+        self._places.send(count)
+
+    def run(self, model: Transformer, cache: KVCache, rows: int) -> torch.Tensor:
+        """One forward pass over the first `rows` places: logits `[rows, vocabulary]`."""
+        there = self._places.there
+        queries = self._operations.queries(self._sizes, 1)
+        plans = {}
+        for window in self._windows:
+            blocks, jobs, number = (there[f"{name} {window}"] for name in ("blocks", "jobs", "number"))
+            launch = PagedLaunch(
+                self._sizes, PagedWork(there["tables"], blocks[:rows], jobs, number), self._partials, queries,
+                self._operations.split, window, self._operations.programs,
+            )  # fmt: skip
+            plans[window] = KernelPlan([launch])
+        slots = there["slots"][: 2 * rows].view(2, rows)
+        logits: torch.Tensor = model(
+            there["ids"][:rows], there["positions"][:rows], cache, slots, plans, self._logit_rows[:rows]
+        )
+        return logits
+
+
+class GraphedRunner(ModelRunner):
+    """A runner whose steps of decodes alone take the fixed places, and are replayed where they were recorded."""
+
+    def __init__(self, model: Transformer, cache: KVCache, max_running: int) -> None:
+        """`model` computes by TritonOperations."""
+        super().__init__(model, cache)
+        self._most = min(max_running, MOST_ROWS)
+        self._rows: list[int] = []
+        self._inputs: DecodeInputs | None = None
+        self._logits = torch.empty(0)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def prepare(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Makes the places, and on a card the recordings, the largest first so that smaller ones fit into its memory.
+
+        Comes after `choose_padding`. `progress(recordings done, in all)`. Raises torch.OutOfMemoryError.
+        """
+        self._rows = recorded_rows(self._most, self.row_multiple)
+        inputs = self._inputs = DecodeInputs(self.model, self.cache, self._rows[-1])
+        if self.cache.device.type != "cuda":
+            return
+        self._logits = torch.empty(
+            (self._rows[-1], self.model.config.vocab_size), dtype=torch.float32, device=self.cache.device
+        )
+        pool = None
+        with torch.inference_mode():
+            for done, rows in enumerate(reversed(self._rows)):
+                inputs.fill((), rows)  # nothing is stored where a page could have an owner
+                inputs.run(self.model, self.cache, rows)  # compiles and chooses what must not happen while recording
+                torch.cuda.synchronize(self.cache.device)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=pool):
+                    self._logits[:rows].copy_(inputs.run(self.model, self.cache, rows))
+                pool = graph.pool()
+                self._graphs[rows] = graph
+                if progress is not None:
+                    progress(done + 1, len(self._rows))
+
+    @torch.inference_mode()
+    def forward(self, work: Sequence[Work], sampled: torch.Tensor | None = None) -> torch.Tensor:
+        """As `ModelRunner.forward`; logits of decodes hold until the next call."""
+        if self._inputs is None or len(work) > self._most or any(len(w.tokens) > 1 or w.samples != 1 for w in work):
+            return super().forward(work, sampled)
+        rows = next(rows for rows in self._rows if rows >= len(work))
+        self._inputs.fill(work, rows)
+        self._take_sampled(self._inputs.ids, np.arange(len(work)), work, sampled)
+        if rows in self._graphs:
+            self._graphs[rows].replay()
+            return self._logits[:rows]
+        return self._inputs.run(self.model, self.cache, rows)

@@ -1,0 +1,190 @@
+"""Attention of short or long runs of queries over pages, with fixed splits.
+
+The rule. The keys of a sequence are cut into splits of `SPLIT` tokens, from position 0 on, and a split into tiles. A
+query extends an empty softmax tile by tile through a split, and merges the splits' results in their order. All this is
+fixed by the query's position alone, so its bits depend neither on the batch nor on who computes which split.
+
+The work is a list of jobs for a fixed number of programs, which take them in turn: a job is a block of up to `Q`
+consecutive queries of one sequence with either all of its splits, or one split, whose (m, l, o) goes to a buffer
+for `_combine`. A step with other sequences has another list, and the same launch: it can be recorded in a CUDA graph.
+
+The queries of the heads that share a kv head are the rows of one matrix: row r is query r // GROUP, head r % GROUP.
+With one compiled kernel for every step (the same `Q`), a query also has the same bits as a decode, in a prefill and
+while drafts are verified.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from tandem.worker.model.cuda.kernels.tiles import Stored, converted, extend, merge, numbers_and_constants, stages
+from tandem.worker.model.kv_formats import Parts
+
+_IN_FLIGHT = 96 << 10  # bytes of tiles on their way to a program: two programs share a processor
+
+
+class PagedWork(NamedTuple):
+    """What a launch works on; int32 tensors on the device, which may be longer than what is used."""
+
+    tables: torch.Tensor  # [sequences, width] pages of each sequence, in order
+    blocks: torch.Tensor  # [B, 6] first row, queries, first position, table, first partial, partials (0: no combining)
+    jobs: torch.Tensor  # [J, 4] block, first split, splits, partial or -1 to write the result itself
+    num_jobs: torch.Tensor  # [1]
+
+
+class Partials(NamedTuple):
+    """Softmaxes in progress between the two kernels."""
+
+    m: torch.Tensor  # [partials, kv_heads, lines] fp32; a line is a query and head
+    l: torch.Tensor  # the same
+    o: torch.Tensor  # [partials, kv_heads, lines, head_dim] fp32
+
+    @staticmethod
+    def empty(count: int, kv_heads: int, lines: int, head_dim: int, device: torch.device) -> Partials:
+        m = torch.empty((count, kv_heads, lines), dtype=torch.float32, device=device)
+        return Partials(m, torch.empty_like(m), m.new_empty((count, kv_heads, lines, head_dim)))
+
+
+@triton.jit(do_not_specialize=["table_width", "lines"])
+def _attend(
+    q, out, partial_m, partial_l, partial_o, k_numbers, k_constants, v_numbers, v_constants,
+    tables, blocks, jobs, num_jobs, table_width, lines, scale,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, M: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    PAGE: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
+    FORMAT: tl.constexpr, INT4_GROUP: tl.constexpr,
+):  # fmt: skip
+    line = tl.arange(0, M)
+    coordinate = tl.arange(0, D_PAD)
+    for turn in range(tl.program_id(0), tl.load(num_jobs) * KV_HEADS, tl.num_programs(0)):
+        job = jobs + turn // KV_HEADS * 4
+        kv_head = turn % KV_HEADS
+        block = blocks + tl.load(job) * 6
+        first_split = tl.load(job + 1)
+        splits = tl.load(job + 2)
+        partial = tl.load(job + 3)
+        row = tl.load(block)
+        count = tl.load(block + 1)
+        position = tl.load(block + 2)
+        table = tables + tl.load(block + 3).to(tl.int64) * table_width
+
+        query = line // GROUP
+        real = query < count
+        vector = (row + query).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + line % GROUP
+        q_at = vector[:, None] * D + coordinate[None, :]
+        q_mask = real[:, None] & (coordinate < D)[None, :]
+        queries = tl.load(q + q_at, mask=q_mask, other=0.0)
+        query_position = position + query
+        end = position + count
+        lowest = 0
+        if WINDOW:
+            lowest = tl.maximum(position - WINDOW + 1, 0)
+
+        m = tl.full([M], float("-inf"), tl.float32)
+        l = tl.zeros([M], tl.float32)
+        o = tl.zeros([M, D_PAD], tl.float32)
+        for split in range(first_split, first_split + splits):
+            split_m = tl.full([M], float("-inf"), tl.float32)
+            split_l = tl.zeros([M], tl.float32)
+            split_o = tl.zeros([M, D_PAD], tl.float32)
+            begin = tl.maximum(split * SPLIT, lowest // TILE * TILE)
+            for tile in range(begin, tl.minimum((split + 1) * SPLIT, end), TILE):
+                split_m, split_l, split_o = extend(
+                    split_m, split_l, split_o, tile, end, lowest, queries, query_position, table, kv_head,
+                    k_numbers, k_constants, v_numbers, v_constants, scale,
+                    KV_HEADS, D, D_PAD, PAGE, TILE, WINDOW, FORMAT, INT4_GROUP, True,
+                )  # fmt: skip
+            m, l, o = merge(m, l, o, split_m, split_l, split_o)
+
+        if partial < 0:
+            tl.store(out + q_at, (o / l[:, None]).to(out.dtype.element_ty), mask=q_mask)
+        else:
+            at = (partial.to(tl.int64) * KV_HEADS + kv_head) * lines + line
+            tl.store(partial_m + at, m, mask=real)
+            tl.store(partial_l + at, l, mask=real)
+            tl.store(partial_o + at[:, None] * D + coordinate[None, :], o, mask=q_mask)
+
+
+@triton.jit(do_not_specialize=["lines"])
+def _combine(
+    out, partial_m, partial_l, partial_o, blocks, lines,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, M: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+):  # fmt: skip
+    block = blocks + tl.program_id(0) * 6
+    first = tl.load(block + 4)
+    partials = tl.load(block + 5)
+    if partials == 0:
+        return
+    kv_head = tl.program_id(1)
+    line = tl.arange(0, M)
+    coordinate = tl.arange(0, D_PAD)
+    row = tl.load(block)
+    query = line // GROUP
+    real = query < tl.load(block + 1)
+    vector = (row + query).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + line % GROUP
+    mask = real[:, None] & (coordinate < D)[None, :]
+    m = tl.full([M], float("-inf"), tl.float32)
+    l = tl.zeros([M], tl.float32)
+    o = tl.zeros([M, D_PAD], tl.float32)
+    for number in range(partials):
+        at = ((first + number).to(tl.int64) * KV_HEADS + kv_head) * lines + line
+        split_m = tl.load(partial_m + at, mask=real, other=float("-inf"))
+        split_l = tl.load(partial_l + at, mask=real, other=0.0)
+        split_o = tl.load(partial_o + at[:, None] * D + coordinate[None, :], mask=mask, other=0.0)
+        m, l, o = merge(m, l, o, split_m, split_l, split_o)
+    result = o / l[:, None]
+    tl.store(out + vector[:, None] * D + coordinate[None, :], result.to(out.dtype.element_ty), mask=mask)
+
+
+def matrix_rows(queries: int, group: int) -> int:
+    """Rows of the matrix that holds `queries` of `group` heads: a power of two that a matrix unit takes."""
+    return max(16, triton.next_power_of_2(queries * group))
+
+
+def _warps(rows: int, stored: Stored) -> int:
+    """So many that two results `[rows, head_dim]` fit into their registers."""
+    return 4 if rows * stored.padded <= 64 * 128 else 8
+
+
+def paged_attention(
+    q: torch.Tensor,
+    out: torch.Tensor,
+    keys: Parts,
+    values: Parts,
+    stored: Stored,
+    work: PagedWork,
+    partials: Partials,
+    scale: float,
+    *,
+    queries: int,
+    split: int,
+    tile: int,
+    window: int,
+    programs: int,
+) -> None:
+    """Writes the rows of `out` `[N, heads, head_dim]` that `work`'s blocks name; `q` is like it.
+
+    queries: tokens in a block at most. `split` is a multiple of `tile`, a power of two. `partials` has room for those
+    of `work`, with a line for each query and head of the longest block; with room for none, nothing is combined.
+    """
+    kv_heads, page_size = keys[0].shape[1:3]
+    group = q.shape[1] // kv_heads
+    rows = matrix_rows(queries, group)
+    assert q.is_contiguous() and out.is_contiguous() and split % tile == 0
+    m, l, o = partials
+    _attend[(programs,)](
+        q, out, m, l, o, *numbers_and_constants(keys), *numbers_and_constants(values),
+        work.tables, work.blocks, work.jobs, work.num_jobs, work.tables.shape[1], m.shape[-1], scale / math.log(2),
+        kv_heads, group, rows, stored.head_dim, stored.padded, page_size, tile, split, window,
+        stored.format, stored.group, num_warps=8 if converted(q, keys[0]) else _warps(rows, stored),
+        num_stages=stages(stored, keys[0], tile, _IN_FLIGHT),
+    )  # fmt: skip
+    if len(m):
+        _combine[(work.blocks.shape[0], kv_heads)](
+            out, m, l, o, work.blocks, m.shape[-1], kv_heads, group, rows, stored.head_dim, stored.padded,
+            num_warps=_warps(rows, stored),
+        )  # fmt: skip

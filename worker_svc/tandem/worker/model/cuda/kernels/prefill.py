@@ -1,0 +1,96 @@
+"""Attention of long runs of queries over pages, one program a (block of queries, kv head).
+
+FlashAttention-2's order (Dao 2023, https://arxiv.org/abs/2307.08691): a block of queries extends one softmax through
+all tiles it sees, first those that every one of its queries sees whole, then those that need a mask. It needs neither
+splits nor combining, and is faster than `paged_attention` on many queries; its bits are not those of a decode.
+
+Keys before a chunk's first query (a cached prefix, earlier chunks) are read from pages like those of the chunk itself.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from tandem.worker.model.cuda.kernels.tiles import Stored, converted, extend, numbers_and_constants, stages
+from tandem.worker.model.kv_formats import Parts
+
+_IN_FLIGHT = 64 << 10  # bytes of tiles on their way to a program, whose matrix units have more to do than its copies
+
+
+@triton.jit(do_not_specialize=["table_width"])
+def _prefill(
+    q, out, k_numbers, k_constants, v_numbers, v_constants, tables, blocks, table_width, scale,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, M: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    PAGE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, FORMAT: tl.constexpr, INT4_GROUP: tl.constexpr,
+):  # fmt: skip
+    line = tl.arange(0, M)
+    coordinate = tl.arange(0, D_PAD)
+    block = blocks + tl.program_id(1) * 6
+    kv_head = tl.program_id(0)
+    row = tl.load(block)
+    count = tl.load(block + 1)
+    position = tl.load(block + 2)
+    table = tables + tl.load(block + 3).to(tl.int64) * table_width
+
+    query = line // GROUP
+    vector = (row + query).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + line % GROUP
+    at = vector[:, None] * D + coordinate[None, :]
+    mask = (query < count)[:, None] & (coordinate < D)[None, :]
+    queries = tl.load(q + at, mask=mask, other=0.0)
+    query_position = position + query
+    end = position + count
+
+    m = tl.full([M], float("-inf"), tl.float32)
+    l = tl.zeros([M], tl.float32)
+    o = tl.zeros([M, D_PAD], tl.float32)
+    lowest = 0
+    masked_from = 0
+    if WINDOW:
+        lowest = tl.maximum(position - WINDOW + 1, 0)
+        masked_from = lowest // TILE * TILE
+    else:
+        masked_from = (position + 1) // TILE * TILE
+        for tile in range(0, masked_from, TILE):
+            m, l, o = extend(
+                m, l, o, tile, end, lowest, queries, query_position, table, kv_head,
+                k_numbers, k_constants, v_numbers, v_constants, scale,
+                KV_HEADS, D, D_PAD, PAGE, TILE, WINDOW, FORMAT, INT4_GROUP, False,
+            )  # fmt: skip
+    for tile in range(masked_from, end, TILE):
+        m, l, o = extend(
+            m, l, o, tile, end, lowest, queries, query_position, table, kv_head,
+            k_numbers, k_constants, v_numbers, v_constants, scale,
+            KV_HEADS, D, D_PAD, PAGE, TILE, WINDOW, FORMAT, INT4_GROUP, True,
+        )  # fmt: skip
+    tl.store(out + at, (o / l[:, None]).to(out.dtype.element_ty), mask=mask)
+
+
+def prefill_attention(
+    q: torch.Tensor,
+    out: torch.Tensor,
+    keys: Parts,
+    values: Parts,
+    stored: Stored,
+    tables: torch.Tensor,
+    blocks: torch.Tensor,
+    scale: float,
+    *,
+    rows: int,
+    tile: int,
+    window: int,
+) -> None:
+    """Writes the rows of `out` `[N, heads, head_dim]` that `blocks` name (`PagedWork`); `q` is like it.
+
+    rows: of the matrix of a block's queries and heads, a power of two.
+    """
+    kv_heads, page_size = keys[0].shape[1:3]
+    _prefill[(kv_heads, blocks.shape[0])](
+        q, out, *numbers_and_constants(keys), *numbers_and_constants(values), tables, blocks, tables.shape[1],
+        scale / math.log(2), kv_heads, q.shape[1] // kv_heads, rows, stored.head_dim, stored.padded, page_size,
+        tile, window, stored.format, stored.group, num_warps=8 if rows >= 128 or converted(q, keys[0]) else 4,
+        num_stages=stages(stored, keys[0], tile, _IN_FLIGHT),
+    )  # fmt: skip

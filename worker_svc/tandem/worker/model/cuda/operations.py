@@ -1,0 +1,229 @@
+"""`Operations` by our own Triton kernels.
+
+Two ways to attend. *Reproducible*: every query, of a decode, a prefill or a draft, goes through one compiled kernel, so
+that its bits depend on its own sequence alone. *Fast*: decodes get a kernel with no more rows than they need, and
+prefills one that keeps a single softmax in progress; a token's bits then depend on how it was computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tandem.worker.checkpoints.grouped import Grouped, Quantization
+from tandem.worker.model.attention import Segment
+from tandem.worker.model.cuda import products as cuda_products
+from tandem.worker.model.cuda.kernels.add_norm import add_norm
+from tandem.worker.model.cuda.kernels.paged_attention import PagedWork, Partials, matrix_rows, paged_attention
+from tandem.worker.model.cuda.kernels.prefill import prefill_attention
+from tandem.worker.model.cuda.kernels.store import rotate_and_store
+from tandem.worker.model.cuda.kernels.swiglu import swiglu
+from tandem.worker.model.cuda.kernels.tiles import INT4, INT8, Stored
+from tandem.worker.model.cuda.quantized import KernelWeight
+from tandem.worker.model.kv_cache import KVCache
+from tandem.worker.model.kv_formats import Parts
+from tandem.worker.model.operations import Plan, TorchOperations
+from tandem.worker.model.paged_plan import Ints, cut, divide, longest_first, page_tables
+from tandem.worker.model.quantization import QuantizedWeight
+
+SPLIT = 256  # tokens
+VERIFIED = 16  # queries in a row that are still treated like decodes
+BLOCK_ROWS = 64  # of the matrix of a block, a row a query and head: what Hopper's matrix units take
+FLOAT32_ROWS = 16  # the same in float32, which has no matrix unit: more rows would not fit into registers
+PREFILL_ROWS = 128
+PROGRAMS_PER_PROCESSOR = 2
+JOBS_PER_LANE = 32  # partials that there is room for
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What of a cache and a model determines how attention is laid out."""
+
+    stored: Stored
+    kv_heads: int
+    group: int  # heads that share a kv head
+    page_size: int
+    float32: bool  # what queries are, whatever is stored
+    converted: bool  # to float32, what is stored
+
+    @property
+    def tile(self) -> int:
+        """Keys that are looked at at once. Converted ones wait in registers, all of a tile."""
+        if self.converted:
+            return 16
+        return 64 if self.stored.padded <= 128 else 32
+
+    @property
+    def prefill_tile(self) -> int:
+        """The same in a prefill, whose matrix units should have work for longer than shared memory takes to feed them:
+        as many as registers allow. With head_dim 64, two programs share a processor instead, if numbers are plain.
+        Scales of int8 are copied by one thread each where there are as many of them as threads."""
+        if self.float32 or self.stored.format == INT4.value or self.stored.padded > 128:
+            return self.tile
+        return 128 if self.stored.padded == 128 or self.stored.format == INT8.value else 64
+
+
+@dataclass(slots=True)
+class PagedLaunch:
+    """One launch of `paged_attention` and what it works on."""
+
+    sizes: Sizes
+    work: PagedWork
+    partials: Partials
+    queries: int
+    split: int
+    window: int
+    programs: int
+
+    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, out: torch.Tensor, scale: float) -> None:
+        paged_attention(
+            q, out, keys, values, self.sizes.stored, self.work, self.partials, scale, queries=self.queries,
+            split=self.split, tile=self.sizes.tile, window=self.window, programs=self.programs,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class PrefillLaunch:
+    """One launch of `prefill_attention` and what it works on."""
+
+    sizes: Sizes
+    tables: torch.Tensor
+    blocks: torch.Tensor
+    rows: int  # of a block's matrix
+    window: int
+
+    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, out: torch.Tensor, scale: float) -> None:
+        prefill_attention(
+            q, out, keys, values, self.sizes.stored, self.tables, self.blocks, scale,
+            rows=self.rows, tile=self.sizes.prefill_tile, window=self.window,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class KernelPlan:
+    """A step's attention: at most one launch of each kind.
+
+    All layers write to the same place, whose padding rows are cleared once: what a layer gets holds until the next.
+    """
+
+    launches: Sequence[PagedLaunch | PrefillLaunch]
+    _out: torch.Tensor | None = None
+
+    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scale: float) -> torch.Tensor:
+        out = self._out
+        if out is None or out.shape != q.shape:
+            out = self._out = torch.zeros_like(q)
+        for launch in self.launches:
+            launch.attend(keys, values, q, out, scale)
+        return out
+
+
+class TritonOperations:
+    """For CUDA; under Triton's interpreter also for CPUs."""
+
+    def __init__(self, programs: int, *, reproducible: bool = True, float32: bool = False, split: int = SPLIT) -> None:
+        """`programs` run attention side by side; their number changes no bit. `split` does: tokens of a fixed split,
+        a multiple of every tile. `float32`: the model computes in it, which a cache of 8 or 4 bits does not tell."""
+        self.split = split
+        self.float32 = float32
+        self.reproducible = reproducible
+        self.programs = programs
+        # The interpreter is quicker with few large blocks.
+        self.float32_rows = FLOAT32_ROWS if torch.cuda.is_available() else BLOCK_ROWS
+        # Rows of a product are padded to this where a row's bits must not depend on the others: to whole tiles.
+        self.row_multiple = 64 if reproducible else 1
+        # Drafts of every length that has a kernel in fast mode, over several splits.
+        self.tried_context = 2 * split + 3
+        self.tried_runs = tuple(1 << power for power in range(1, VERIFIED.bit_length()))
+        self.products = cuda_products.products(reproducible=reproducible)
+
+    @staticmethod
+    def on(device: torch.device, *, reproducible: bool, float32: bool) -> TritonOperations:
+        """Operations for a card, with as many programs as keep it busy."""
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        return TritonOperations(processors * PROGRAMS_PER_PROCESSOR, reproducible=reproducible, float32=float32)
+
+    def lanes(self, kv_heads: int) -> int:
+        """Programs that work on one kv head."""
+        return max(1, self.programs // kv_heads)
+
+    def sizes(self, cache: KVCache, num_heads: int) -> Sizes:
+        """Of a model with so many heads for queries."""
+        shape = cache.shape
+        stored, float32 = Stored.of(shape.format, shape.head_dim), cache.keys[0][0].dtype == torch.float32
+        return Sizes(
+            stored, shape.kv_heads, num_heads // shape.kv_heads, shape.page_size,
+            self.float32 or float32, self.float32 and not float32,
+        )  # fmt: skip
+
+    def queries(self, sizes: Sizes, longest: int) -> int:
+        """Tokens in a block, if a step has up to `longest` new ones of a sequence for `paged_attention`."""
+        most = max(1, (self.float32_rows if sizes.float32 else BLOCK_ROWS) // sizes.group)
+        return most if self.reproducible else min(most, 1 << (longest - 1).bit_length())
+
+    def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, window: int = 0) -> Plan:
+        sizes = self.sizes(cache, num_heads)
+        short = [s for s in segments if self.reproducible or s.length <= VERIFIED]
+        long = [s for s in segments if not self.reproducible and s.length > VERIFIED]
+        launches: list[PagedLaunch | PrefillLaunch] = []
+        if short:
+            launches.append(self._paged(short, sizes, cache, window))
+        if long:
+            queries = max(1, (self.float32_rows if sizes.float32 else PREFILL_ROWS) // sizes.group)
+            blocks = longest_first(cut(long, queries))
+            tables, blocks_there = _to(cache.device, page_tables(long, sizes.page_size), blocks)
+            launches.append(PrefillLaunch(sizes, tables, blocks_there, matrix_rows(queries, sizes.group), window))
+        return KernelPlan(launches)
+
+    def _paged(self, segments: Sequence[Segment], sizes: Sizes, cache: KVCache, window: int) -> PagedLaunch:
+        queries = self.queries(sizes, max(s.length for s in segments))
+        lanes = self.lanes(sizes.kv_heads)
+        blocks, jobs, count = divide(cut(segments, queries), self.split, window, lanes, lanes * JOBS_PER_LANE)
+        tables, blocks_there, jobs_there, num_jobs = _to(
+            cache.device, page_tables(segments, sizes.page_size), blocks, jobs, np.array([len(jobs)], dtype=np.int32)
+        )
+        lines = min(queries, max(s.length for s in segments)) * sizes.group
+        partials = Partials.empty(count, sizes.kv_heads, lines, sizes.stored.head_dim, cache.device)
+        work = PagedWork(tables, blocks_there, jobs_there, num_jobs)
+        return PagedLaunch(sizes, work, partials, queries, self.split, window, self.programs)
+
+    def add_norm(self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return add_norm(x, delta, weight, eps)
+
+    def rotate_and_store(
+        self,
+        qkv: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        cache: KVCache,
+        layer: int,
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        if type(cache) is not KVCache:  # one that does more than store
+            return TorchOperations().rotate_and_store(qkv, rotation, cache, layer, slots).contiguous()
+        stored = Stored.of(cache.shape.format, cache.shape.head_dim)
+        channels = cache.key_channels[layer] if cache.key_channels else None
+        return rotate_and_store(qkv, rotation, cache.keys[layer], cache.values[layer], stored, slots, channels)
+
+    def swiglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
+        return swiglu(gate_up, size)
+
+    def quantized_weight(
+        self, kind: Quantization, rows: int, columns: int, like: Grouped, device: torch.device
+    ) -> QuantizedWeight:
+        return KernelWeight(kind, rows, columns, like, device, reproducible=self.reproducible)
+
+
+def _to(device: torch.device, *arrays: Ints) -> list[torch.Tensor]:
+    """The arrays on the device, by one copy. Each begins at a multiple of 16 bytes: kernels are compiled again for
+    pointers that do not."""
+    starts = np.cumsum([0, *(-(-array.size // 4) * 4 for array in arrays)]).tolist()
+    flat = np.empty(starts[-1], dtype=np.int32)
+    for start, array in zip(starts, arrays, strict=False):
+        flat[start : start + array.size] = array.reshape(-1)
+    there = torch.from_numpy(flat)
+    if device.type == "cuda":
+        there = there.pin_memory().to(device, non_blocking=True)
+    return [there[start : start + array.size].view(array.shape) for start, array in zip(starts, arrays, strict=False)]

@@ -1,0 +1,82 @@
+"""Quantized weights on CUDA: our kernel for few rows, which are bound by the reading of the weights; for many rows the
+weights are made plain, piece by piece, and multiplied by cuBLAS. Reproducible: our kernel for all, always the same."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from tandem.worker.checkpoints.grouped import Grouped, Quantization
+from tandem.worker.model.cuda.kernels.quantized import CHANNEL_STEP, plain, quantized_product
+from tandem.worker.model.quantization import QuantizedWeight
+
+FEW_ROWS = 16  # the fewest that a matrix unit takes
+MORE_ROWS = 64  # and what Hopper's take
+MOST_ROWS = 256  # from here on, making the weights plain is the smaller part (not measured yet)
+_PIECE_ROWS = 16384  # of the matrix, that are made plain at once
+
+
+class KernelWeight(QuantizedWeight):
+    """A quantized matrix `[out, in]` in the order of `kernels/quantized.py`."""
+
+    def __init__(
+        self, kind: Quantization, rows: int, columns: int, like: Grouped, device: torch.device, *, reproducible: bool
+    ) -> None:
+        """`like` tells the dtype of the scales."""
+        torch.nn.Module.__init__(self)  # nothing is stored as in the base
+        self.kind, self.columns, self._reproducible = kind, columns, reproducible
+        self._group = kind.group or CHANNEL_STEP
+        self._width = -(-columns // self._group) * self._group
+        groups = self._width // self._group if kind.group else 1
+        width, stored = (self._width // 2, torch.uint8) if kind.bits == 4 else (self._width, torch.int8)
+        self.register_buffer("q", torch.zeros((rows, width), dtype=stored, device=device))
+        self.register_buffer("scale", torch.zeros((rows, groups), dtype=like.scale.dtype, device=device))
+        least = None if like.least is None else torch.zeros((rows, groups), dtype=like.least.dtype, device=device)
+        self.register_buffer("least", least)
+
+    def __len__(self) -> int:
+        return len(self.q)
+
+    @property
+    def row_multiple(self) -> int:
+        """See `Linear.row_multiple`."""
+        return 1
+
+    def truncate(self, rows: int) -> None:
+        self.q, self.scale = self.q[:rows].clone(), self.scale[:rows].clone()
+        self.least = None if self.least is None else self.least[:rows].clone()
+
+    def fill(self, row: int, rows: Grouped) -> None:
+        part = slice(row, row + len(rows.q))
+        q = F.pad(rows.q.to(self.q.device), (0, self._width - self.columns))
+        if self.kind.bits == 4:
+            halves = q.view(len(q), -1, 2, self._group // 2)
+            q = (halves[:, :, 0] | halves[:, :, 1] << 4).view(len(q), -1)
+        self.q[part] = q
+        self.scale[part, : rows.scale.shape[1]] = rows.scale.to(self.scale.device)
+        if self.least is not None:
+            assert rows.least is not None
+            self.least[part, : rows.least.shape[1]] = rows.least.to(self.least.device)
+
+    def rows(self, index: torch.Tensor | slice) -> torch.Tensor:
+        q = self.q[index]
+        if self.kind.bits == 4:
+            packed = q.view(len(q), -1, self._group // 2)
+            q = torch.stack((packed & 15, packed >> 4), dim=2).view(len(q), -1)
+        least = None if self.least is None else self.least[index]
+        return Grouped(self.kind, q[:, : self.columns], self.scale[index], least).dequantize()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._reproducible or len(x) <= MOST_ROWS:
+            few = x.dtype == torch.float32 or (len(x) <= FEW_ROWS and not self._reproducible)
+            together = FEW_ROWS if few else MORE_ROWS  # float32 has no matrix unit, and would not fit into registers
+            return quantized_product(
+                x.contiguous(), self.q, self.scale, self.least, group=self._group, rows_together=together
+            )
+        products = []
+        for start in range(0, len(self.q), _PIECE_ROWS):
+            piece = slice(start, start + _PIECE_ROWS)
+            least = None if self.least is None else self.least[piece]
+            rows = plain(self.q[piece], self.scale[piece], least, self.columns, self._group, x.dtype)
+            products.append(F.linear(x, rows))
+        return products[0] if len(products) == 1 else torch.cat(products, dim=1)
