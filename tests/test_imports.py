@@ -35,22 +35,24 @@ LAYERS = """
 client.cli client.__main__
 http
 client
-tokenizer.__main__ tokenizer.rpc.server tokenizer.rpc.decode_calls tokenizer.rpc.encode_calls tokenizer.rpc.stream_calls
-tokenizer.rpc.loaded tokenizer.rpc.chat_validation tokenizer.rpc.validation tokenizer.rpc.limits tokenizer.rpc.pool
-tokenizer.settings tokenizer.rpc.metrics
+tokenizer.__main__ tokenizer.rpc
+tokenizer.settings
 tokenizer.formats tokenizer.chat
 tokenizer
+tokenizer.decoding
 tokenizer.vocabularies
 tokenizer.native
 tokenizer.arrays tokenizer.vocabulary tokenizer.normalizing tokenizer.wire tokenizer.offsets tokenizer.word_cache
-worker worker.convert
-worker.engine.process.handle worker.engine.process.main worker.engine.process.tensor_parallel worker.engine.process.loop worker.engine.process.build
-worker.engine.process.cache_size worker.engine.process.calibration worker.engine.process.device worker.engine.process.messages worker.engine.process.config
-worker.engine.process.commands
+worker
+worker.front worker.convert
+worker.settings
+worker.engine.process
 worker.engine
+worker.engine.speculation
 worker.engine.sampler
 worker.engine.request worker.engine.sampling worker.engine.stops worker.engine.randomness worker.engine.pages
 worker.engine.blank_pages worker.engine.guides worker.engine.load worker.engine.account
+worker.model.cuda
 worker.model
 worker.model.cuda.kernels worker.model.cpu.native
 worker.model.attention worker.model.kv_cache worker.model.kv_formats

@@ -1,4 +1,4 @@
-"""Tests that need a card; without one each is skipped and says so. `tests/worker_svc/model/cuda/kernels` runs on it too."""
+"""Tests that need a card; without one each is skipped and says so. Those of the kernels run on it too."""
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.tokenizer_svc.test_decode_stream import Open, Request, exchange
 
 from tandem.tokenizer.decoding.streaming import PlainStream, StreamDecoder, WatchedStream
 from tandem.tokenizer.formats import load_tokenizer
 from tandem.tokenizer.rpc import validation
 from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
+from tests.tokenizer_svc.rpc.test_decode_stream import Open, Request, exchange
 
 
 @pytest.fixture(scope="module")

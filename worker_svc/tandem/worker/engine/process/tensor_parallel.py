@@ -7,7 +7,8 @@ clock, which decides about drafts. Results leave from rank 0 alone.
 On one machine rank 0 starts the others. Over several, the usual variables say where to meet: `MASTER_ADDR`,
 `MASTER_PORT` and, where the worker runs, `LOCAL_WORLD_SIZE`: the ranks that it starts itself. The rest are started by
 
-    RANK=2 LOCAL_RANK=0 WORLD_SIZE=4 MASTER_ADDR=host MASTER_PORT=29500 python -m tandem.worker.engine.process.tensor_parallel
+    RANK=2 LOCAL_RANK=0 WORLD_SIZE=4 MASTER_ADDR=host MASTER_PORT=29500 \\
+        python -m tandem.worker.engine.process.tensor_parallel
 
 or by torchrun, and again each time the worker's engine is. They learn everything else from rank 0; the model must lie
 under the same path.
