@@ -193,7 +193,7 @@ async def step_periods(options: argparse.Namespace, threads: int) -> dict[str, o
         finished.clear()
         began = time.perf_counter()
         for number, prompt in enumerate(batch):
-            submit, _ = validate(request(prompt), info, handle=number, seed=0, fingerprint="")
+            submit, _ = validate(request(prompt), info, number=number, seed=0, fingerprint="")
             engine.send(submit)
         await finished.wait()
         return (time.perf_counter() - began) / len(steps)

@@ -51,7 +51,7 @@ worker.engine
 worker.engine.speculation
 worker.engine.sampler
 worker.engine.request worker.engine.sampling worker.engine.stops worker.engine.randomness worker.engine.pages
-worker.engine.blank_pages worker.engine.guides worker.engine.load worker.engine.account
+worker.engine.free_pages worker.engine.guides worker.engine.load worker.engine.account
 worker.model.cuda
 worker.model
 worker.model.cuda.kernels worker.model.cpu.native

@@ -210,7 +210,7 @@ def test_places_are_not_filled_again_before_what_they_held_is_there(card: Virtua
     assert {wait.why for wait in card.waits} == {"an event"} and all(wait.behind > 10 for wait in card.waits)
 
 
-def test_a_start_leaves_every_page_blank(card: VirtualCard) -> None:
+def test_a_start_leaves_every_page_free(card: VirtualCard) -> None:
     runner = built().engine._runner
     assert isinstance(runner, GraphedRunner)
     for (part,) in (*runner.cache.keys, *runner.cache.values):

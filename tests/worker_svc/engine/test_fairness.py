@@ -44,11 +44,11 @@ class Watched:
         self.ended: set[int] = set()
         self.steps = 0
         self.check_every = check_every
-        self._handles = count()
+        self._numbers = count()
         self.engine.scheduler = TellingScheduler(self.engine.table, limits, self)
 
     def submit(self, caller: str, prompt: int, output: int, **options: object) -> int:
-        number = next(self._handles)
+        number = next(self._numbers)
         request = counting_request(number, 7 * number % VOCABULARY, prompt, output, caller=caller, **options)
         self.callers[number] = caller
         self.engine.submit(request)

@@ -35,7 +35,7 @@ def test_the_pages_of_a_prompt_are_held_once():
 
 def test_a_group_that_bypasses_the_cache_shares_too_and_leaves_nothing():
     submit = Submit(
-        handle=0, prompt=b"", resumed=b"", max_tokens=8, min_tokens=0, eos_ids=[], stop_ids=[], include_stop=False,
+        number=0, prompt=b"", resumed=b"", max_tokens=8, min_tokens=0, eos_ids=[], stop_ids=[], include_stop=False,
         sampling=Sampling(temperature=0.0), priority=0, salt="", bypass=True, logprobs=LogprobOptions(), samples=4,
     )  # fmt: skip
     prompt = counting_request(0, 0, 41, 8).tokens[:41].tobytes()

@@ -117,7 +117,7 @@ def test_a_reservation_that_does_not_fit_changes_nothing():
     second = table.open(tokens(3, 4))
     assert not table.reserve(second, 4)
     assert second.count == 0
-    assert table.blank == 1
+    assert table.free == 1
     check_pages(table)
 
 

@@ -111,7 +111,7 @@ async def test_held_tokens_wait_and_trimmed_ones_are_never_sent():
 
 async def test_outputs_are_ranked_by_total_logprob_over_a_power_of_their_length():
     wake = asyncio.Event()
-    outputs = [OutputStream(handle, Delivery(1, None), wake=wake) for handle in range(4)]
+    outputs = [OutputStream(number, Delivery(1, None), wake=wake) for number in range(4)]
     for output, logprobs in zip(outputs, [[-1.0, -1.0, -1.0], [-1.5], [], [-0.5, -1.9]], strict=True):
         for logprob in logprobs:
             output.push(7, logprob, 0.0)
@@ -121,5 +121,5 @@ async def test_outputs_are_ranked_by_total_logprob_over_a_power_of_their_length(
         assert not waiting.done()
         output.end(ENDED)
     # Means: -1, -1.5, (empty), -1.2. Totals: -3, -1.5, (empty), -2.4.
-    assert [output.handle for output in await waiting] == [0, 3, 1]
-    assert [output.handle for output in await ranked(outputs, 4, 0.0)] == [1, 3, 0, 2]
+    assert [output.number for output in await waiting] == [0, 3, 1]
+    assert [output.number for output in await ranked(outputs, 4, 0.0)] == [1, 3, 0, 2]

@@ -101,7 +101,7 @@ def told(*faults: Callable[[pb.GenerateRequest], None]) -> set[str]:
     for fault in faults:
         fault(request)
     with pytest.raises(ServiceError) as caught:
-        validate(request, INFO, handle=0, seed=1, fingerprint="")
+        validate(request, INFO, number=0, seed=1, fingerprint="")
     assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
     return {violation.field for violation in caught.value.violations}
 
@@ -120,7 +120,7 @@ def test_all_faults_are_told_together() -> None:
 def test_a_cache_of_each_callers_own_keeps_every_caller_and_salt_apart() -> None:
     def salt(caller: str, given: str, *, own: bool = True) -> str:
         request = pb.GenerateRequest(prompt_ids=[1], cache=pb.CacheParams(salt=given))
-        submit, _ = validate(request, INFO, handle=0, seed=1, fingerprint="", caller=caller, cache_per_caller=own)
+        submit, _ = validate(request, INFO, number=0, seed=1, fingerprint="", caller=caller, cache_per_caller=own)
         assert submit.caller == caller
         return submit.salt
 

@@ -142,7 +142,7 @@ class Engine:
             waiting_requests=scheduler.waiting,
             waiting_tokens=scheduler.waiting_tokens,
             pages_total=table.total,
-            pages_free=table.blank,
+            pages_free=table.free,
             pages_cached=table.cached,
             pages_referenced=table.referenced,
             guide_processes=self.grammars.processes,

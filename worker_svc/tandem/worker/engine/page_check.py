@@ -12,12 +12,12 @@ def check_pages(table: PageTable) -> None:
     held = Counter(page for sequence in table._open for page in sequence.held.tolist())
     for page, references in enumerate(table._references):
         assert references == held[page], f"page {page}: {references} references, {held[page]} holders"
-        blank = not references and page not in table._published
-        assert (page in table._blank) == blank, f"page {page}: blank is {not blank}"
+        free = not references and page not in table._published
+        assert (page in table._free) == free, f"page {page}: free is {not free}"
         assert references <= 1 or page in table._published, f"page {page} is shared but not published"
     cached = [page for page in table._published if not table._references[page]]
     assert table._cached_count == len(cached), f"{table._cached_count} cached pages counted, {len(cached)} found"
-    table._blank.check()
+    table._free.check()
     parents = {entry.parent for entry in table._published.values()}
     listed = sorted(page for children in table._children.values() for page in children)
     assert listed == sorted(table._published), "the lists of children differ from what is published"

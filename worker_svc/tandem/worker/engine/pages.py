@@ -2,7 +2,7 @@
 
 A page holds `page_size` consecutive tokens of a sequence. It is in one of three states:
 
-    blank        holds nothing that anybody may use
+    free         holds nothing that anybody may use
     referenced   belongs to one or more running sequences; `published` once all of its keys and values are there
     cached       published, referenced by nobody: kept as prompt cache until its place is needed
 
@@ -20,7 +20,7 @@ sequence's salt. Names are compared in full, so that no collision of hashes can 
 A page that begins like what a new sequence needs, but ends otherwise, can be copied: its first keys and values are
 right. For this, the last page of a sequence that ends is published too, with the tokens that it has.
 
-No torch here: numbers only. Which blank page comes next is `blank_pages.py`'s business. `page_check.py` derives
+No torch here: numbers only. Which free page comes next is `free_pages.py`'s business. `page_check.py` derives
 everything anew and is meant to be called after every operation in tests.
 """
 
@@ -33,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tandem.worker.engine.blank_pages import BlankPages
+from tandem.worker.engine.free_pages import FreePages
 from tandem.worker.engine.load import EngineStatistics
 
 SIMILAR_PAGES = 16  # of a page's children, the latest so many are compared with what a new sequence needs
@@ -102,7 +102,7 @@ class PageTable:
     _published: dict[int, _Published] = field(init=False, default_factory=dict)
     _by_name: dict[Name, int] = field(init=False, default_factory=dict)
     _children: dict[int | str, list[int]] = field(init=False, default_factory=dict)  # by the parent's serial, or salt
-    _blank: BlankPages = field(init=False)
+    _free: FreePages = field(init=False)
     _cached_count: int = field(init=False, default=0)
     _used_at: list[int] = field(init=False)
     _leaves: list[tuple[int, int]] = field(init=False, default_factory=list)  # heap of (used_at, page); may be stale
@@ -115,14 +115,14 @@ class PageTable:
             raise ValueError(f"a page table needs at least one page of one token, not {self.total} of {self.page_size}")
         self._references = [0] * self.total
         self._used_at = [0] * self.total
-        self._blank = BlankPages(self.total)
+        self._free = FreePages(self.total)
 
     # ------------------------------------------------------------------------------------------------ what there is
 
     @property
-    def blank(self) -> int:
+    def free(self) -> int:
         """Pages that hold nothing."""
-        return self._blank.count
+        return self._free.count
 
     @property
     def cached(self) -> int:
@@ -132,12 +132,12 @@ class PageTable:
     @property
     def referenced(self) -> int:
         """Pages that running sequences use."""
-        return self.total - self._blank.count - self._cached_count
+        return self.total - self._free.count - self._cached_count
 
     @property
     def available(self) -> int:
         """Pages that a sequence could get now."""
-        return self._blank.count + self._cached_count
+        return self._free.count + self._cached_count
 
     @property
     def published_ever(self) -> int:
@@ -269,8 +269,8 @@ class PageTable:
         sequence.published = index + 1
 
     def close(self, sequence: SequencePages, *, discard: bool = False) -> list[int]:
-        """Ends a sequence. Its published pages stay cached, the others become blank. With `discard`, published pages
-        become blank too, unless somebody else uses them or pages that hang on them. Returns what became blank."""
+        """Ends a sequence. Its published pages stay cached, the others become free. With `discard`, published pages
+        become free too, unless somebody else uses them or pages that hang on them. Returns what became free."""
         assert not sequence.closed, "a sequence is closed once"
         sequence.closed = True
         self._open.remove(sequence)
@@ -283,7 +283,7 @@ class PageTable:
             self._release(page)
             if discard and not self._references[page] and not self._has_children(page):
                 self._unpublish(page)
-                self._blank.add(page)
+                self._free.add(page)
                 dropped.append(page)
         sequence.count = 0
         return dropped
@@ -292,7 +292,7 @@ class PageTable:
         """Forgets every cached page; returns how many there were."""
         forgotten = self._cached_count
         for _ in range(forgotten):
-            self._blank.add(self._evict())
+            self._free.add(self._evict())
         return forgotten
 
     # ------------------------------------------------------------------------------------------------ pages
@@ -317,11 +317,11 @@ class PageTable:
         """A page that was never published, from its only sequence."""
         assert self._references[page] == 1 and page not in self._published
         self._references[page] = 0
-        self._blank.add(page)
+        self._free.add(page)
 
     def _take(self, preferred: int) -> int:
-        """A page for a sequence: a blank one, best of all `preferred`, or the oldest leaf."""
-        return self._blank.take(preferred) if self._blank.count else self._evict()
+        """A page for a sequence: a free one, best of all `preferred`, or the oldest leaf."""
+        return self._free.take(preferred) if self._free.count else self._evict()
 
     def _evict(self) -> int:
         """Un-publishes the least recently used leaf that nobody references and returns it."""

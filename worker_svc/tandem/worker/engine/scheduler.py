@@ -155,7 +155,7 @@ class Scheduler:
         return self._requests.get(number)
 
     def remove(self, request: Request, *, discard: bool = False) -> list[int]:
-        """Ends a request, wherever it is; returns the pages that became blank. With `discard` its pages are not kept
+        """Ends a request, wherever it is; returns the pages that became free. With `discard` its pages are not kept
         as prompt cache either."""
         del self._requests[request.number]
         dropped: list[int] = []
@@ -207,10 +207,11 @@ class Scheduler:
         prefills: list[Request] = []
         chunks, size = budget.chunks, self.table.page_size
         for request in list(self.running):
-            computed, pages, matcher = request.num_computed, request.pages, request.matcher
-            if request.complete or (matcher is not None and matcher.held):
+            computed, pages, in_flight = request.num_computed, request.pages, request.in_flight
+            waits = request.matcher is not None and request.held
+            if waits or ((in_flight.pending or in_flight.ended) and request.complete):
                 continue
-            if request.num_tokens + request.in_flight.pending != computed + 1 or not computed or request.scoring:
+            if request.num_tokens + in_flight.pending != computed + 1 or not computed or request.scoring:
                 prefills.append(request)
                 continue
             if pages is None:  # the victim of an earlier one in this very step

@@ -120,7 +120,7 @@ class WorkerService:
         self._running: dict[str, _Running] = {}
         self._by_stream: dict[OutputStream, _Running] = {}
         self._turns = Turns()
-        self._suspected: dict[int, _Running] = {}  # without a token so far; by their first handle
+        self._suspected: dict[int, _Running] = {}  # without a token so far; by their first number
         self.vocabulary: Vocabulary | None = None
 
     def _make_engine(self) -> EngineHandle:
@@ -212,7 +212,7 @@ class WorkerService:
         suspects = {
             running.request_id: running
             for stream in streams
-            if stream.handle in first_steps and not (running := self._by_stream[stream]).begun
+            if stream.number in first_steps and not (running := self._by_stream[stream]).begun
         }
         for running in suspects.values():
             running.key = running.key or _digest(running.request)
@@ -252,8 +252,8 @@ class WorkerService:
         """Keeps the metrics, and forgives whom engines have survived."""
         self.worker_metrics.step(step)
         if self._suspected:
-            for handle in np.frombuffer(step.handles, dtype=np.uint64).tolist():
-                running = self._suspected.pop(handle, None)
+            for number in np.frombuffer(step.numbers, dtype=np.uint64).tolist():
+                running = self._suspected.pop(number, None)
                 if running is not None:
                     running.suspicions = 0
                     self.quarantine.clear(running.key)
@@ -310,7 +310,7 @@ class WorkerService:
             validate,
             request,
             info,
-            handle=self.supervisor.take_handles(samples_of(request)),
+            number=self.supervisor.take_numbers(samples_of(request)),
             seed=secrets.randbits(64),
             fingerprint=self.fingerprint,
             caller=caller,
@@ -331,8 +331,8 @@ class WorkerService:
                 self.worker_metrics.refused_by_share.inc()
             raise
         wake = asyncio.Event()
-        handles = range(submit.handle, submit.handle + submit.samples)
-        streams = [OutputStream(handle, delivery, wake=wake) for handle in handles]
+        numbers = range(submit.number, submit.number + submit.samples)
+        streams = [OutputStream(number, delivery, wake=wake) for number in numbers]
         running = _Running(
             request_id, streams, prompt_tokens, admitted_tokens, received_at, caller, request, key, suspicions
         )
@@ -343,7 +343,7 @@ class WorkerService:
                 await self._compile(submit, request_id, caller)
             if suspicions:
                 await self._probation.enter(running)
-                self._suspected[submit.handle] = running
+                self._suspected[submit.number] = running
             if self.refusing:
                 raise draining()
             self.supervisor.submit(submit, streams)
@@ -393,7 +393,7 @@ class WorkerService:
     def close(self, running: _Running) -> None:
         """The reader has left or has everything."""
         del self._running[running.request_id]
-        self._suspected.pop(running.streams[0].handle, None)
+        self._suspected.pop(running.streams[0].number, None)
         self._probation.leave(running)
         for stream in running.streams:
             del self._by_stream[stream]

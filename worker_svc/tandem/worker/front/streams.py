@@ -49,7 +49,7 @@ class OutputStream:
     """One output of a request. The engine's side calls `push`, `hold`, `end` and `fail`, the reader's side `ready` and
     `take`; all on one event loop. Outputs of the same request share their event."""
 
-    handle: int
+    number: int
     delivery: Delivery
     ended: Ended | None = None
     sent: int = 0  # tokens that were taken

@@ -108,7 +108,7 @@ class EngineSupervisor:
         self._streams: dict[int, OutputStream] = {}
         self._commands: dict[int, asyncio.Future[Reply]] = {}
         self._serials = itertools.count(1)
-        self._next_handle = 1
+        self._next_number = 1
         self._task: asyncio.Task[None] | None = None
         self._load_seconds = 0.0  # that the last start took
         self._down_since = 0.0
@@ -158,9 +158,9 @@ class EngineSupervisor:
         left = self._load_seconds - (time.monotonic() - self._down_since)
         return spread(max(_SHORTEST_ADVICE, left))
 
-    def take_handles(self, count: int) -> int:
+    def take_numbers(self, count: int) -> int:
         """The first of `count` numbers for the samples of the next request."""
-        first, self._next_handle = self._next_handle, self._next_handle + count
+        first, self._next_number = self._next_number, self._next_number + count
         return first
 
     def submit(self, submit: Submit, streams: Sequence[OutputStream]) -> None:
@@ -169,17 +169,17 @@ class EngineSupervisor:
         self._require_engine().send(submit)
         if not self._streams:
             self._stepped_at = time.monotonic()
-        self._streams.update((stream.handle, stream) for stream in streams)
+        self._streams.update((stream.number, stream) for stream in streams)
 
     def abandon(self, streams: Sequence[OutputStream]) -> None:
         """Nobody reads the streams any more; ends what still runs of their request."""
-        known = [stream for stream in streams if self._streams.pop(stream.handle, None) is not None]
+        known = [stream for stream in streams if self._streams.pop(stream.number, None) is not None]
         self.abort([stream for stream in known if not stream.over])
 
     def abort(self, streams: Sequence[OutputStream]) -> None:
         """Ends a request; its streams finish with CANCELLED."""
         if self._engine is not None and streams:
-            self._engine.send(Abort([stream.handle for stream in streams]))
+            self._engine.send(Abort([stream.number for stream in streams]))
 
     def send_vocabulary(self, vocabulary: Vocabulary) -> None:
         """Tells the engine what its ids say."""
@@ -248,28 +248,28 @@ class EngineSupervisor:
     def _deliver(self, step: Step) -> None:
         now = time.monotonic()
         streams = self._streams
-        handles = np.frombuffer(step.handles, dtype=np.uint64).tolist()
+        numbers = np.frombuffer(step.numbers, dtype=np.uint64).tolist()
         ids = np.frombuffer(step.ids, dtype=np.int32).tolist()
         logprobs = np.frombuffer(step.logprobs, dtype=np.float32).tolist()
         ranks = np.frombuffer(step.ranks, dtype=np.int32).tolist()
         for part in step.prompts:
-            stream = streams.get(part.handle)
+            stream = streams.get(part.number)
             if stream is not None:
                 stream.prompt.logprobs.extend(np.frombuffer(part.logprobs, dtype=np.float32).tolist())
                 stream.prompt.ranks.extend(np.frombuffer(part.ranks, dtype=np.int32).tolist())
                 if part.others is not None:
                     stream.prompt.others.extend(part.others.each())
         others = step.others.each() if step.others is not None else itertools.repeat(None)
-        for handle, token, logprob, rank, other in zip(handles, ids, logprobs, ranks, others, strict=False):
-            stream = streams.get(handle)
+        for number, token, logprob, rank, other in zip(numbers, ids, logprobs, ranks, others, strict=False):
+            stream = streams.get(number)
             if stream is not None:  # else nobody reads it any more
                 stream.push(token, logprob, now, rank, other)
-        for handle, held in step.held:
-            stream = streams.get(handle)
+        for number, held in step.held:
+            stream = streams.get(number)
             if stream is not None:
                 stream.hold(held)
         for ended in step.ended:
-            stream = streams.pop(ended.handle, None)
+            stream = streams.pop(ended.number, None)
             if stream is not None:
                 stream.end(ended)
                 self._observer.request_ended(stream, ended)

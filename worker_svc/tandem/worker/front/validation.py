@@ -50,7 +50,7 @@ def validate(
     request: pb.GenerateRequest,
     info: EngineInfo,
     *,
-    handle: int,
+    number: int,
     seed: int,
     fingerprint: str,
     caller: str = "",
@@ -68,7 +68,7 @@ def validate(
     room = info.context_length - len(request.prompt_ids)
     max_tokens = min(room, stopping.max_tokens) if stopping.HasField("max_tokens") else room
     submit = Submit(
-        handle=handle,
+        number=number,
         prompt=_ids(request.prompt_ids),
         resumed=_ids(request.resumed_output_ids),
         max_tokens=max_tokens,

@@ -60,7 +60,7 @@ class EngineDeath:
 
     why: str
     crashed: bool  # by its own fault, and not because somebody killed it
-    suspects: tuple[int, ...]  # handles of the requests that had their first step when it died
+    suspects: tuple[int, ...]  # numbers of the requests that had their first step when it died
 
 
 class EngineHandle(Protocol):
@@ -328,8 +328,8 @@ class ThreadEngine:
             raise EngineStartError(f"the engine ended while it started: {dead.result().why}")
         return info.result()
 
-    def _remember(self, handles: Sequence[int]) -> None:
-        self._note = tuple(handles)
+    def _remember(self, numbers: Sequence[int]) -> None:
+        self._note = tuple(numbers)
 
     def send(self, message: Inbound) -> None:
         self._inbox.put(message)

@@ -66,11 +66,11 @@ def run_engine(
     transport: Transport,
     ranks: Ranks = ALONE,
     tell: Callable[[Inbound], None] | None = None,
-    note: Callable[[Sequence[int]], None] = lambda handles: None,
+    note: Callable[[Sequence[int]], None] = lambda numbers: None,
 ) -> bool:
     """Builds an engine and runs it until it is told to stop; False if it could not be built. With several `ranks`, each
     of them calls this, with a transport that gives all of them the same messages; what `tell` is given on rank 0 comes
-    to all of them. `note` is given the handles of the requests that the next step computes for the first time."""
+    to all of them. `note` is given the numbers of the requests that the next step computes for the first time."""
     report_compilations(lambda: transport.send(Busy()))
     try:
         report = _throttled(lambda done, total: transport.send(StartProgress(done, total)))
@@ -106,11 +106,11 @@ def _serve(
         for message in transport.receive(wait=idle and not busy):
             match message:
                 case Submit():
-                    note([message.handle])
+                    note([message.number])
                     submit(engine, message)
                 case Abort():
-                    for handle in message.handles:
-                        engine.abort(handle)
+                    for number in message.numbers:
+                        engine.abort(number)
                 case Vocabulary():
                     engine.grammars.load(message.each(), message.special_ids)
                 case Compile():

@@ -39,7 +39,7 @@ class ProcessOptions(msgspec.Struct):
 class Submit(msgspec.Struct, tag=True, array_like=True):
     """Front to engine: a new request. Ids are int32 arrays."""
 
-    handle: int
+    number: int
     prompt: bytes
     resumed: bytes
     max_tokens: int
@@ -53,7 +53,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
     bypass: bool
     logprobs: LogprobOptions
     stop_sequences: list[list[int]] = []
-    samples: int = 1  # of the prompt; their handles are `handle`, `handle + 1`, ...
+    samples: int = 1  # of the prompt; their numbers are `number`, `number + 1`, ...
     draft_tokens: int = 0  # at most; 0: no speculation
     lookup_ngram: int = 0  # 0: no prompt lookup
     guide: tuple[str, str] | None = None  # kind and text of `Guide`
@@ -65,7 +65,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
 
     def _to_request(self, index: int) -> Request:
         request = Request.make(
-            self.handle + index,
+            self.number + index,
             np.frombuffer(self.prompt, dtype=np.int32),
             replace(self.sampling, seed=sample_seed(self.sampling.seed, index)),
             Stopping(
@@ -85,7 +85,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
             logprobs=self.logprobs if index == 0 else replace(self.logprobs, prompt=False),
         )
         if self.bypass and self.samples > 1:
-            request.sharing = Sharing(private_salt(self.handle), private=True)
+            request.sharing = Sharing(private_salt(self.number), private=True)
         if self.draft_tokens and not self.sampling.stateful:
             request.drafting = Drafting(self.draft_tokens, self.lookup_ngram)
         return request
@@ -94,7 +94,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
 class Abort(msgspec.Struct, tag=True, array_like=True):
     """Front to engine: requests that nobody waits for any more."""
 
-    handles: list[int]
+    numbers: list[int]
 
 
 class Vocabulary(msgspec.Struct, tag=True, array_like=True):
@@ -217,7 +217,7 @@ class Busy(msgspec.Struct, tag=True, array_like=True):
 class Ended(msgspec.Struct, array_like=True):
     """The end of one request; see `Finish`."""
 
-    handle: int
+    number: int
     reason: int
     matched_token: int | None
     matched_sequence: int | None
@@ -268,23 +268,23 @@ TopTokens = tuple[list[int], list[float], list[int]]  # ids, logprobs, ranks
 class ScoredPrompt(msgspec.Struct, array_like=True):
     """The next part of a prompt's logprobs: float32 and int32 arrays."""
 
-    handle: int
+    number: int
     logprobs: bytes
     ranks: bytes
     others: Others | None
 
 
 class Step(msgspec.Struct, tag=True, array_like=True):
-    """Engine to front, once a step. `handles` uint64, `ids` and `ranks` int32 and `logprobs` float32 are parallel."""
+    """Engine to front, once a step. `numbers` uint64, `ids` and `ranks` int32 and `logprobs` float32 are parallel."""
 
-    handles: bytes
+    numbers: bytes
     ids: bytes
     logprobs: bytes
     ranks: bytes
     others: Others | None
     prompts: list[ScoredPrompt]
     ended: list[Ended]
-    held: list[tuple[int, int]]  # handle, and how many of its last tokens must not be sent yet
+    held: list[tuple[int, int]]  # number, and how many of its last tokens must not be sent yet
     load: Load
     prefill_tokens: int
     decode_tokens: int
@@ -296,7 +296,7 @@ class Step(msgspec.Struct, tag=True, array_like=True):
     def of(cls, result: StepResult, load: Load) -> Step:
         """The frame of a step's result."""
         return cls(
-            handles=result.numbers.tobytes(),
+            numbers=result.numbers.tobytes(),
             ids=result.sampled.ids.tobytes(),
             logprobs=result.sampled.logprobs.tobytes(),
             ranks=result.sampled.ranks.tobytes(),
