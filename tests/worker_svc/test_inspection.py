@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tandem.worker.convert.inspection import inspect
+from tandem.worker.engine.process import build
 from tandem.worker.engine.process.config import EngineConfig
-from tandem.worker.engine.process.main import build
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.model.llama_folders import random_llama
 

@@ -18,9 +18,9 @@ import torch
 from benchmarks.random_llama import RandomCheckpoint, llama
 from tandem.worker.checkpoints.model_config import Experts
 from tandem.worker.engine.guides.guide import Guide
+from tandem.worker.engine.process import build, calibration
 from tandem.worker.engine.process.build import BuiltEngine, build_engine
 from tandem.worker.engine.process.config import BuildError, EngineConfig
-from tandem.worker.engine.process.main import build, calibration
 from tandem.worker.engine.request import Drafting, LogprobOptions, Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.stops import StopSequences
