@@ -59,7 +59,9 @@ def test_every_rpc_of_operators_is_answered_by_the_front_or_by_the_engine():
 
 
 def test_what_changes_a_worker_is_for_operators():
-    assert {method.rpartition("/")[2] for method in OPERATOR_METHODS} == {"ClearPrefixCache", "SetDraining"}
+    methods = {method.removeprefix(f"/{SERVICE.full_name}/") for method in OPERATOR_METHODS}
+    assert methods >= {"ClearPrefixCache", "SetDraining"}
+    assert set(SERVICE.methods_by_name) - methods == {"GetModel", "GetServer", "GetLoad"}
 
 
 def test_ends_have_the_numbers_and_names_of_the_contract():

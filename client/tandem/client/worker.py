@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
+from dataclasses import fields
 from enum import Enum
 
 import grpc
@@ -170,17 +171,5 @@ class Worker:
 
 
 def model_info(response: admin_pb2.GetModelResponse) -> ModelInfo:
-    return ModelInfo(
-        name=response.name,
-        architecture=response.architecture,
-        checkpoint_format=response.checkpoint_format,
-        vocabulary_size=response.vocabulary_size,
-        context_length=response.context_length,
-        eos_ids=list(response.eos_ids),
-        parameters=response.parameters,
-        dtype=response.dtype,
-        layers=response.layers,
-        hidden_size=response.hidden_size,
-        tokenizer_fingerprint=response.tokenizer_fingerprint,
-        quantization=response.quantization,
-    )
+    known = {field.name: getattr(response, field.name) for field in fields(ModelInfo)}
+    return ModelInfo(**known | {"eos_ids": list(response.eos_ids)})

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,7 +23,6 @@ from tandem.worker.engine.defragmentation import defragment, is_fragmented
 from tandem.worker.engine.fork import Forks
 from tandem.worker.engine.grammars import Grammars
 from tandem.worker.engine.in_flight import Flight, foreseeable, work
-from tandem.worker.engine.load import Load
 from tandem.worker.engine.outcome import End, Failure, decide, resume, take_tokens
 from tandem.worker.engine.pages import PageCopy, PageTable
 from tandem.worker.engine.request import Request, RequestStatistics
@@ -132,23 +130,6 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return self.scheduler.has_work or self._flight is not None or bool(self._ended)
-
-    @property
-    def load(self) -> Load:
-        """What runs and waits now, and what was counted."""
-        table, scheduler = self.table, self.scheduler
-        return Load(
-            running_requests=len(scheduler.running),
-            waiting_requests=scheduler.waiting,
-            waiting_tokens=scheduler.waiting_tokens,
-            pages_total=table.total,
-            pages_free=table.free,
-            pages_cached=table.cached,
-            pages_referenced=table.referenced,
-            guide_processes=self.grammars.processes,
-            guide_memory_bytes=self.grammars.memory,
-            statistics=copy(table.statistics),
-        )
 
     def submit(self, request: Request, *others: Request) -> None:
         """Puts a request in the queue, and `others`, samples of the same prompt, once that is computed. Handles must

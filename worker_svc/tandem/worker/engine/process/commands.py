@@ -7,6 +7,7 @@ One method for each RPC of WorkerAdminService that reaches the engine, by its na
 from __future__ import annotations
 
 import logging
+from copy import copy
 
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
@@ -14,6 +15,7 @@ from google.protobuf.message_factory import GetMessageClass
 from tandem.common.by_name import fields_of
 from tandem.inference.v1 import admin_pb2 as pb
 from tandem.worker.engine.engine import Engine
+from tandem.worker.engine.load import Load
 
 logger = logging.getLogger("tandem.worker.engine")
 
@@ -39,9 +41,26 @@ class Commands:
         except AssertionError as failure:
             error = str(failure) or "the page table contradicts itself"
             logger.error("integrity check failed: %s", error)
-        load = self._engine.load
+        load = load_of(self._engine)
         known = fields_of(pb.GetLoadResponse, load, load.statistics)
         return pb.GetLoadResponse(integrity_ok=not error, integrity_error=error, **known)
 
     def ClearPrefixCache(self, request: pb.ClearPrefixCacheRequest) -> pb.ClearPrefixCacheResponse:  # noqa: N802
         return pb.ClearPrefixCacheResponse(pages_cleared=self._engine.clear_cache())
+
+
+def load_of(engine: Engine) -> Load:
+    """What runs and waits now, and what was counted."""
+    table, scheduler = engine.table, engine.scheduler
+    return Load(
+        running_requests=len(scheduler.running),
+        waiting_requests=scheduler.waiting,
+        waiting_tokens=scheduler.waiting_tokens,
+        pages_total=table.total,
+        pages_free=table.free,
+        pages_cached=table.cached,
+        pages_referenced=table.referenced,
+        guide_processes=engine.grammars.processes,
+        guide_memory_bytes=engine.grammars.memory,
+        statistics=copy(table.statistics),
+    )

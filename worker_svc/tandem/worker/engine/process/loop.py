@@ -16,7 +16,7 @@ from tandem.worker.checkpoints.model_config import ConfigError
 from tandem.worker.engine.engine import Engine
 from tandem.worker.engine.guides.guide import Guide
 from tandem.worker.engine.process.build import BuiltEngine, build_engine
-from tandem.worker.engine.process.commands import Commands
+from tandem.worker.engine.process.commands import Commands, load_of
 from tandem.worker.engine.process.config import BuildError, EngineConfig
 from tandem.worker.engine.process.device import device_name
 from tandem.worker.engine.process.messages import (
@@ -120,10 +120,10 @@ def _serve(
                     engine.grammars.forget(message.serial)
                 case Ping(serial):
                     ranks.meet()
-                    transport.send(Reply(serial, engine.load))
+                    transport.send(Reply(serial, load_of(engine)))
                 case Command(serial, rpc, request):
                     response = commands.obey(rpc, request)
-                    transport.send(Reply(serial, engine.load, response))
+                    transport.send(Reply(serial, load_of(engine), response))
                 case Took():
                     engine.learn(StepCost(message.decodes, message.drafts, message.seconds))
                 case Stop():
@@ -131,13 +131,13 @@ def _serve(
         if engine.has_work:
             result = engine.step()
             if not result.empty:  # else all wait for their guides
-                transport.send(Step.of(result, engine.load))
+                transport.send(Step.of(result, load_of(engine)))
             if tell is not None and result.cost is not None:
                 tell(Took(*result.cost))
         elif busy:
             engine.grammars.wait(_GUIDE_WAIT_SECONDS)
         for serial, outcome, error in engine.grammars.take_compiled():
-            transport.send(Reply(serial, engine.load, outcome=int(outcome), error=error))
+            transport.send(Reply(serial, load_of(engine), outcome=int(outcome), error=error))
 
 
 @contextlib.contextmanager
