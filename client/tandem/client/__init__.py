@@ -8,10 +8,10 @@ with Client(tokenizer="localhost:50051", worker="localhost:50052") as client:
             print(chunk.text, end="", flush=True)
 """
 
-from .account import FinishReason, Usage
-from .async_client import AsyncClient
-from .async_stream import AsyncStream
-from .errors import (
+from tandem.client.account import FinishReason, Usage
+from tandem.client.async_client import AsyncClient
+from tandem.client.async_stream import AsyncStream
+from tandem.client.errors import (
     AbortedError,
     AlreadyExistsError,
     CancelledError,
@@ -36,13 +36,13 @@ from .errors import (
     UnimplementedError,
     UnknownError,
 )
-from .guided import Choices, Grammar, Guide, JsonSchema, Regex
-from .operators import WorkerLoad, WorkerState
-from .params import GenerateOptions, StoppingParams
-from .sampling_params import SamplingParams
-from .settings import ConnectionSettings, Credentials, FailoverSettings
-from .sync_client import Client, Stream
-from .types import (
+from tandem.client.guided import Choices, Grammar, Guide, JsonSchema, Regex
+from tandem.client.operators import WorkerLoad, WorkerState
+from tandem.client.params import GenerateOptions, StoppingParams
+from tandem.client.sampling_params import SamplingParams
+from tandem.client.settings import ConnectionSettings, Credentials, FailoverSettings
+from tandem.client.sync_client import Client, Stream
+from tandem.client.types import (
     ChatEncoding,
     ChatMessage,
     Chunk,

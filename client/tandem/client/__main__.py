@@ -1,6 +1,6 @@
 """`python -m tandem.client`: the `tandem` command line."""
 
-from .cli import main
+from tandem.client.cli import main
 
 if __name__ == "__main__":
     main()

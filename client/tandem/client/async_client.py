@@ -12,14 +12,12 @@ from typing import Any, Self, TypeVar, Unpack
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
-from tandem.tokenizer.v1 import tokenizer_pb2_grpc
-
-from . import forks
-from .async_stream import AsyncStream, cancelled_by_caller
-from .conversations import chat_request, conversation_violations
-from .deadline import Deadline
-from .discovery import LOOKUP_SECONDS, WorkersName
-from .errors import (
+from tandem.client import forks
+from tandem.client.async_stream import AsyncStream, cancelled_by_caller
+from tandem.client.conversations import chat_request, conversation_violations
+from tandem.client.deadline import Deadline
+from tandem.client.discovery import LOOKUP_SECONDS, WorkersName
+from tandem.client.errors import (
     ClientClosedError,
     ConfigurationError,
     FieldViolation,
@@ -27,16 +25,23 @@ from .errors import (
     UnavailableError,
     invalid_argument,
 )
-from .metrics import metrics_in
-from .operators import AsyncOperators
-from .params import CallOptions, CountOptions, DecodeOptions, EncodeChatOptions, EncodeOptions, GenerateOptions
-from .pipeline import Pipeline
-from .plan import GenerationPlan, make_plan
-from .prompts import checked_encode_input, ids_of
-from .rpc import CallContext
-from .settings import ConnectionSettings, Credentials, FailoverSettings, open_channel
-from .signatures import spell_out_keywords
-from .text_calls import (
+from tandem.client.metrics import metrics_in
+from tandem.client.operators import AsyncOperators
+from tandem.client.params import (
+    CallOptions,
+    CountOptions,
+    DecodeOptions,
+    EncodeChatOptions,
+    EncodeOptions,
+    GenerateOptions,
+)
+from tandem.client.pipeline import Pipeline
+from tandem.client.plan import GenerationPlan, make_plan
+from tandem.client.prompts import checked_encode_input, ids_of
+from tandem.client.rpc import CallContext
+from tandem.client.settings import ConnectionSettings, Credentials, FailoverSettings, open_channel
+from tandem.client.signatures import spell_out_keywords
+from tandem.client.text_calls import (
     check_call,
     count_messages,
     decode_id_lists,
@@ -45,8 +50,8 @@ from .text_calls import (
     encode_message,
     encode_messages,
 )
-from .texts import TextService
-from .types import (
+from tandem.client.texts import TextService
+from tandem.client.types import (
     ChatEncoding,
     Conversation,
     Encoding,
@@ -58,9 +63,10 @@ from .types import (
     TokenizerInfo,
     Vocabulary,
 )
-from .validation import check_timeout
-from .worker import Worker
-from .workers import WorkerPool
+from tandem.client.validation import check_timeout
+from tandem.client.worker import Worker
+from tandem.client.workers import WorkerPool
+from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 
 T = TypeVar("T")
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from . import forks
-from .errors import CancelledError, ResultNotReadyError, TandemError
-from .pipeline import Pipeline
-from .plan import GenerationPlan
-from .types import Chunk, GenerationResult
+from tandem.client import forks
+from tandem.client.errors import CancelledError, ResultNotReadyError, TandemError
+from tandem.client.pipeline import Pipeline
+from tandem.client.plan import GenerationPlan
+from tandem.client.types import Chunk, GenerationResult
 
 
 class AsyncStream:

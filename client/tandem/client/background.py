@@ -8,7 +8,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from .errors import ClientClosedError, ConfigurationError
+from tandem.client.errors import ClientClosedError, ConfigurationError
 
 T = TypeVar("T")
 LOOK_FOR_SIGNALS_SECONDS = 0.5

@@ -7,11 +7,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TypeGuard
 
+from tandem.client.errors import FieldViolation
+from tandem.client.types import ChatMessage, Conversation, Message, ToolCall
+from tandem.client.validation import Choice, Text
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
-
-from .errors import FieldViolation
-from .types import ChatMessage, Conversation, Message, ToolCall
-from .validation import Choice, Text
 
 CHAT_POLICIES = {"text": pb.SPECIAL_TOKEN_POLICY_TEXT, "plain": pb.SPECIAL_TOKEN_POLICY_PLAIN}
 _KEYS = frozenset(field.name for field in dataclasses.fields(ChatMessage))

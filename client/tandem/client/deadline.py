@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from .errors import deadline_exceeded
+from tandem.client.errors import deadline_exceeded
 
 
 @dataclass(frozen=True, slots=True)

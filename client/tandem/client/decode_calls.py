@@ -20,11 +20,17 @@ from typing import NamedTuple
 
 import grpc.aio
 
+from tandem.client.errors import (
+    ClientClosedError,
+    InternalError,
+    TandemError,
+    deadline_exceeded,
+    from_rpc_error,
+    from_status,
+)
+from tandem.client.rpc import CLOSED, CallContext, Metadata
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
-
-from .errors import ClientClosedError, InternalError, TandemError, deadline_exceeded, from_rpc_error, from_status
-from .rpc import CLOSED, CallContext, Metadata
 
 SERVICE = "tokenizer"
 MAX_STREAMS = 1024  # in one call; more open another

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tandem.client.decode_calls import SERVICE, DecodeCalls, DecodePlace
+from tandem.client.errors import CancelledError, InternalError, ResourceExhaustedError, UnavailableError
+from tandem.client.metrics import ClientMetrics
+from tandem.client.patience import Patience, restarts
+from tandem.client.rpc import CallContext
+from tandem.client.settings import FailoverSettings
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
-
-from .decode_calls import SERVICE, DecodeCalls, DecodePlace
-from .errors import CancelledError, InternalError, ResourceExhaustedError, UnavailableError
-from .metrics import ClientMetrics
-from .patience import Patience, restarts
-from .rpc import CallContext
-from .settings import FailoverSettings
 
 # Servers bound the ids of one request.
 MESSAGE_IDS = 16_384

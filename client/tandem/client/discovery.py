@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Self
 from urllib.parse import urlsplit
 
-from .errors import ConfigurationError
+from tandem.client.errors import ConfigurationError
 
 PREFIX = "dns:///"
 LOOKUP_SECONDS = 5.0  # whoever waits for a name waits so long at most

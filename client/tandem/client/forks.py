@@ -14,7 +14,7 @@ import os
 import threading
 from weakref import WeakSet
 
-from .errors import ConfigurationError
+from tandem.client.errors import ConfigurationError
 
 _GRPC_THREAD = "_poll_wrapper"  # in its name, after the function that it runs
 _ENDING_SECONDS = 0.5  # for it to end; a fork waits so long where somebody else's channel is open

@@ -13,26 +13,25 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator
 
-from tandem.inference.v1 import inference_pb2 as pb
-from tandem.limits.fields import limits_of, stateful
-
-from .affinity import prefix_key
-from .discovery import LOOKUP_SECONDS
-from .errors import (
+from tandem.client.affinity import prefix_key
+from tandem.client.discovery import LOOKUP_SECONDS
+from tandem.client.errors import (
     CancelledError,
     InternalError,
     ResourceExhaustedError,
     StatusError,
     UnavailableError,
 )
-from .metrics import ClientMetrics
-from .patience import Patience, restarts
-from .plan import GenerationPlan
-from .rpc import CallContext
-from .settings import FailoverSettings
-from .types import ModelInfo
-from .worker import Worker
-from .workers import WorkerPool
+from tandem.client.metrics import ClientMetrics
+from tandem.client.patience import Patience, restarts
+from tandem.client.plan import GenerationPlan
+from tandem.client.rpc import CallContext
+from tandem.client.settings import FailoverSettings
+from tandem.client.types import ModelInfo
+from tandem.client.worker import Worker
+from tandem.client.workers import WorkerPool
+from tandem.inference.v1 import inference_pb2 as pb
+from tandem.limits.fields import limits_of, stateful
 
 ABORT_SECONDS = 1.0
 _SAMPLING_LIMITS = limits_of(pb.SamplingParams.DESCRIPTOR)

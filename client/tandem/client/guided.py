@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tandem.client.errors import FieldViolation
 from tandem.inference.v1 import inference_pb2 as pb
 from tandem.limits.fields import limits_of
-
-from .errors import FieldViolation
 
 _LIMITS = limits_of(pb.GuidedDecoding.DESCRIPTOR)
 MAX_GUIDE_BYTES = _LIMITS["grammar"].bound  # of any guide

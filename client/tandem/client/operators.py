@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 import grpc.aio
 
+from tandem.client.params import CallOptions
+from tandem.client.rpc import CallContext, unary
+from tandem.client.signatures import spell_out_keywords
+from tandem.client.text_calls import check_call
+from tandem.client.worker import Worker
 from tandem.inference.v1 import admin_pb2 as pb
-
-from .params import CallOptions
-from .rpc import CallContext, unary
-from .signatures import spell_out_keywords
-from .text_calls import check_call
-from .worker import Worker
 
 if TYPE_CHECKING:  # stubs have it, and at run time it is the class of the plain ones
     from tandem.inference.v1.admin_pb2_grpc import WorkerAdminServiceAsyncStub

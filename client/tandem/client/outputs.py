@@ -9,11 +9,10 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from tandem.client.decoding import TextDecoder
+from tandem.client.plan import GenerationPlan
+from tandem.client.types import Chunk, TopLogprobs
 from tandem.inference.v1 import inference_pb2 as pb
-
-from .decoding import TextDecoder
-from .plan import GenerationPlan
-from .types import Chunk, TopLogprobs
 
 
 class GrowingOutput:

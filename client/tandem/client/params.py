@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
-from .guided import Guide
-from .sampling_params import SamplingOptions, SamplingParams
+from tandem.client.guided import Guide
+from tandem.client.sampling_params import SamplingOptions, SamplingParams
 
 SpecialTokens = Literal["text", "plain", "parse", "parse_listed", "reject"]
 Preset = Literal["creative", "balanced", "focused", "deterministic"]

@@ -16,8 +16,8 @@ import random
 import time
 from collections.abc import Callable
 
-from .errors import StatusError, UnavailableError
-from .settings import FailoverSettings
+from tandem.client.errors import StatusError, UnavailableError
+from tandem.client.settings import FailoverSettings
 
 RESTARTING = frozenset({"DRAINING", "ENGINE_DIED", "ENGINE_RESTARTING", "NO_WORKER", "SHUTTING_DOWN", "STARTING"})
 """Reasons of servers that will be there again, or of which another will do."""

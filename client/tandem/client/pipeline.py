@@ -12,24 +12,23 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+from tandem.client.account import FinishReason, Usage
+from tandem.client.conversations import chat_request
+from tandem.client.decoding import TextDecoder
+from tandem.client.errors import StatusError, TandemError
+from tandem.client.generation import TokenStream
+from tandem.client.metrics import ClientMetrics
+from tandem.client.outputs import GrowingOutput, top_logprobs
+from tandem.client.plan import GenerationPlan
+from tandem.client.prompts import checked_encode_input, ids_of
+from tandem.client.rpc import CallContext
+from tandem.client.sampling import from_message
+from tandem.client.settings import FailoverSettings
+from tandem.client.texts import TextService
+from tandem.client.types import Chunk, Conversation, Encoding, GenerationResult, Output, PromptLogprobs, Timings
+from tandem.client.workers import WorkerPool
 from tandem.inference.v1 import inference_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2
-
-from .account import FinishReason, Usage
-from .conversations import chat_request
-from .decoding import TextDecoder
-from .errors import StatusError, TandemError
-from .generation import TokenStream
-from .metrics import ClientMetrics
-from .outputs import GrowingOutput, top_logprobs
-from .plan import GenerationPlan
-from .prompts import checked_encode_input, ids_of
-from .rpc import CallContext
-from .sampling import from_message
-from .settings import FailoverSettings
-from .texts import TextService
-from .types import Chunk, Conversation, Encoding, GenerationResult, Output, PromptLogprobs, Timings
-from .workers import WorkerPool
 
 # How many last prompt ids the tokenizer gets to see: enough to tell whether the answer begins a text.
 CONTEXT_IDS = 16

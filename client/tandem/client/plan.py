@@ -8,18 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from tandem.client.errors import FieldViolation, invalid_argument
+from tandem.client.guided import Guide, guide_message, guide_violations
+from tandem.client.params import GenerateOptions, SpecialTokens, StoppingParams
+from tandem.client.prompts import prompt_violations
+from tandem.client.sampling import LIMITS as SAMPLING_LIMITS
+from tandem.client.sampling import to_message, violations_between, with_preset
+from tandem.client.sampling_params import SamplingParams
+from tandem.client.types import Prompt
+from tandem.client.validation import RULES, check, check_metadata, check_timeout
 from tandem.inference.v1 import inference_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2
-
-from .errors import FieldViolation, invalid_argument
-from .guided import Guide, guide_message, guide_violations
-from .params import GenerateOptions, SpecialTokens, StoppingParams
-from .prompts import prompt_violations
-from .sampling import LIMITS as SAMPLING_LIMITS
-from .sampling import to_message, violations_between, with_preset
-from .sampling_params import SamplingParams
-from .types import Prompt
-from .validation import RULES, check, check_metadata, check_timeout
 
 STOPPING_FIELDS = tuple(field.name for field in dataclasses.fields(StoppingParams))
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tandem.client.conversations import CHAT_POLICIES, conversation_violations
+from tandem.client.errors import FieldViolation, invalid_argument
+from tandem.client.params import SpecialTokens
+from tandem.client.types import Conversation, Encoding, Prompt, Segment, TextInput
+from tandem.client.validation import Choice, Text, check_ids
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
-
-from .conversations import CHAT_POLICIES, conversation_violations
-from .errors import FieldViolation, invalid_argument
-from .params import SpecialTokens
-from .types import Conversation, Encoding, Prompt, Segment, TextInput
-from .validation import Choice, Text, check_ids
 
 POLICIES = {
     **CHAT_POLICIES,

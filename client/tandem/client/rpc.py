@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
-from .deadline import Deadline
-from .errors import CancelledError, ClientClosedError, StatusError, TandemError, from_rpc_error
-from .patience import Patience
-from .settings import Credentials
+from tandem.client.deadline import Deadline
+from tandem.client.errors import CancelledError, ClientClosedError, StatusError, TandemError, from_rpc_error
+from tandem.client.patience import Patience
+from tandem.client.settings import Credentials
 
 Response = TypeVar("Response")
 

@@ -6,12 +6,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tandem.client.errors import FieldViolation
+from tandem.client.params import StoppingParams
+from tandem.client.sampling_params import SamplingParams
 from tandem.inference.v1 import inference_pb2 as pb
 from tandem.limits.fields import Kind, Limit, limits_of
-
-from .errors import FieldViolation
-from .params import StoppingParams
-from .sampling_params import SamplingParams
 
 # By our names, in their order.
 LIMITS: Mapping[str, Limit] = {limit.name: limit for limit in limits_of(pb.SamplingParams.DESCRIPTOR).values()}

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from .errors import ConfigurationError
+from tandem.client.errors import ConfigurationError
 
 ChannelOption = tuple[str, int | str]
 

@@ -12,16 +12,23 @@ from typing import Any, Self, TypeVar, Unpack
 
 from prometheus_client import CollectorRegistry
 
-from . import forks
-from .async_client import DEFAULT_TIMEOUT_SECONDS, AsyncClient
-from .async_stream import AsyncStream
-from .background import BackgroundLoop, acquire, release, wait
-from .errors import ClientClosedError
-from .operators import Operators
-from .params import CallOptions, CountOptions, DecodeOptions, EncodeChatOptions, EncodeOptions, GenerateOptions
-from .settings import ConnectionSettings, Credentials, FailoverSettings
-from .signatures import spell_out_keywords
-from .types import (
+from tandem.client import forks
+from tandem.client.async_client import DEFAULT_TIMEOUT_SECONDS, AsyncClient
+from tandem.client.async_stream import AsyncStream
+from tandem.client.background import BackgroundLoop, acquire, release, wait
+from tandem.client.errors import ClientClosedError
+from tandem.client.operators import Operators
+from tandem.client.params import (
+    CallOptions,
+    CountOptions,
+    DecodeOptions,
+    EncodeChatOptions,
+    EncodeOptions,
+    GenerateOptions,
+)
+from tandem.client.settings import ConnectionSettings, Credentials, FailoverSettings
+from tandem.client.signatures import spell_out_keywords
+from tandem.client.types import (
     ChatEncoding,
     Chunk,
     Conversation,

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tandem.client.errors import FieldViolation, invalid_argument
+from tandem.client.params import CallOptions, CountOptions, DecodeOptions, EncodeOptions
+from tandem.client.prompts import checked_encode_input
+from tandem.client.types import Encoding, TextInput
+from tandem.client.validation import RULES, check, check_ids, check_metadata, check_timeout
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
-
-from .errors import FieldViolation, invalid_argument
-from .params import CallOptions, CountOptions, DecodeOptions, EncodeOptions
-from .prompts import checked_encode_input
-from .types import Encoding, TextInput
-from .validation import RULES, check, check_ids, check_metadata, check_timeout
 
 _CALL = CallOptions.__optional_keys__
 

@@ -7,16 +7,15 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
+from tandem.client.breakers import beginnings
+from tandem.client.decode_calls import SERVICE, DecodeCalls
+from tandem.client.errors import CancelledError, InternalError, UnavailableError
+from tandem.client.patience import Patience, restarts
+from tandem.client.rpc import CLOSED, CallContext, Response, unary
+from tandem.client.settings import FailoverSettings
+from tandem.client.types import ChatEncoding, Encoding, SpecialToken, TokenizerInfo, Vocabulary
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
-
-from .breakers import beginnings
-from .decode_calls import SERVICE, DecodeCalls
-from .errors import CancelledError, InternalError, UnavailableError
-from .patience import Patience, restarts
-from .rpc import CLOSED, CallContext, Response, unary
-from .settings import FailoverSettings
-from .types import ChatEncoding, Encoding, SpecialToken, TokenizerInfo, Vocabulary
 
 M = TypeVar("M", pb.EncodeInput, pb.DecodeInput)
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .account import FinishReason, Usage, WorkerTimings
-from .params import SpecialTokens
-from .sampling_params import SamplingParams
+from tandem.client.account import FinishReason, Usage, WorkerTimings
+from tandem.client.params import SpecialTokens
+from tandem.client.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Protocol
 
+from tandem.client.errors import FieldViolation
 from tandem.inference.v1 import inference_pb2 as pb
 from tandem.limits.fields import FLOAT32_MAX, FLOAT32_SMALLEST, Kind, Limit, limits_of
 from tandem.tokenizer.v1 import tokenizer_pb2
-
-from .errors import FieldViolation
 
 UINT32_MAX = 2**32 - 1
 UINT64_MAX = 2**64 - 1

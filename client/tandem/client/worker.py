@@ -13,14 +13,13 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
+from tandem.client.discovery import Target
+from tandem.client.errors import UnavailableError
+from tandem.client.metrics import ClientMetrics
+from tandem.client.rpc import CLOSED
+from tandem.client.settings import ConnectionSettings, Credentials, open_channel
+from tandem.client.types import ModelInfo
 from tandem.inference.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
-
-from .discovery import Target
-from .errors import UnavailableError
-from .metrics import ClientMetrics
-from .rpc import CLOSED
-from .settings import ConnectionSettings, Credentials, open_channel
-from .types import ModelInfo
 
 SERVICE = "tandem.inference.v1.InferenceService"
 

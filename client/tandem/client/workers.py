@@ -11,11 +11,11 @@ import contextlib
 import time
 from collections.abc import Collection, Coroutine, Sequence
 
-from .affinity import choose
-from .discovery import LOOKUP_SECONDS, Resolve, Target, WorkersName, resolve
-from .metrics import ClientMetrics
-from .settings import ConnectionSettings, Credentials
-from .worker import Health, Worker
+from tandem.client.affinity import choose
+from tandem.client.discovery import LOOKUP_SECONDS, Resolve, Target, WorkersName, resolve
+from tandem.client.metrics import ClientMetrics
+from tandem.client.settings import ConnectionSettings, Credentials
+from tandem.client.worker import Health, Worker
 
 # Without an answer from every worker after this long, those that answered are enough.
 FIRST_HEALTH_SECONDS = 1.0

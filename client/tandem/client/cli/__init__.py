@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from .chat import chat
-from .generate import generate
-from .models import convert, inspect
-from .operate import COMMANDS
-from .run import run, serve
-from .status import status
-from .tokens import detokenize, tokenize, vocabulary
-from .top import top
+from tandem.client.cli.chat import chat
+from tandem.client.cli.generate import generate
+from tandem.client.cli.models import convert, inspect
+from tandem.client.cli.operate import COMMANDS
+from tandem.client.cli.run import run, serve
+from tandem.client.cli.status import status
+from tandem.client.cli.tokens import detokenize, tokenize, vocabulary
+from tandem.client.cli.top import top
 
 app = typer.Typer(
     name="tandem",

@@ -14,17 +14,17 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.text import Text
 
-from ..async_client import AsyncClient
-from ..errors import FailedPreconditionError
-from ..params import GenerateOptions
-from ..types import ChatEncoding, ChatMessage, Conversation
-from . import options as o
-from .connection_flags import CONNECTION_FLAGS, ConnectionFlags, with_connection_flags
-from .generate import stream_to_terminal
-from .generation_flags import GenerationFlags, with_generation_flags
-from .run import print_line, progress_on_terminal
-from .services import ServicePlan, find_model, interruptible, running_services
-from .terminal import CommandError, errors, harmless, output, print_statistics, reporting_errors
+from tandem.client.async_client import AsyncClient
+from tandem.client.cli import options as o
+from tandem.client.cli.connection_flags import CONNECTION_FLAGS, ConnectionFlags, with_connection_flags
+from tandem.client.cli.generate import stream_to_terminal
+from tandem.client.cli.generation_flags import GenerationFlags, with_generation_flags
+from tandem.client.cli.run import print_line, progress_on_terminal
+from tandem.client.cli.services import ServicePlan, find_model, interruptible, running_services
+from tandem.client.cli.terminal import CommandError, errors, harmless, output, print_statistics, reporting_errors
+from tandem.client.errors import FailedPreconditionError
+from tandem.client.params import GenerateOptions
+from tandem.client.types import ChatEncoding, ChatMessage, Conversation
 
 T = TypeVar("T")
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ..settings import Credentials
-from .shared_flags import with_shared_flags
-from .terminal import CommandError
+from tandem.client.cli.shared_flags import with_shared_flags
+from tandem.client.cli.terminal import CommandError
+from tandem.client.settings import Credentials
 
 ConnectionFlags = Callable[[], Credentials | None]  # raises CommandError
 

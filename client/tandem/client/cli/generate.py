@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from ..async_client import AsyncClient
-from ..params import GenerateOptions
-from ..types import Conversation, GenerationResult
-from . import options as o
-from .connection_flags import ConnectionFlags, with_connection_flags
-from .generation_flags import GenerationFlags, with_generation_flags
-from .services import interruptible
-from .terminal import TextStream, print_statistics, reporting_errors
+from tandem.client.async_client import AsyncClient
+from tandem.client.cli import options as o
+from tandem.client.cli.connection_flags import ConnectionFlags, with_connection_flags
+from tandem.client.cli.generation_flags import GenerationFlags, with_generation_flags
+from tandem.client.cli.services import interruptible
+from tandem.client.cli.terminal import TextStream, print_statistics, reporting_errors
+from tandem.client.params import GenerateOptions
+from tandem.client.types import Conversation, GenerationResult
 
 _LOGPROBS = "Logprobs"
 

@@ -7,14 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
+from tandem.client.cli import options as o
+from tandem.client.cli.shared_flags import with_shared_flags
+from tandem.client.cli.terminal import CommandError
+from tandem.client.params import GenerateOptions
+from tandem.client.sampling import LIMITS
+from tandem.client.sampling_params import HELP
 from tandem.limits.fields import Kind, Limit
-
-from ..params import GenerateOptions
-from ..sampling import LIMITS
-from ..sampling_params import HELP
-from . import options as o
-from .shared_flags import with_shared_flags
-from .terminal import CommandError
 
 GenerationFlags = Callable[[], GenerateOptions]  # raises CommandError, within the command's own handling of errors
 

@@ -22,8 +22,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColum
 from rich.table import Table
 from rich.text import Text
 
-from .services import child_environment
-from .terminal import CommandError, Stopped, errors, output, reporting_errors
+from tandem.client.cli.services import child_environment
+from tandem.client.cli.terminal import CommandError, Stopped, errors, output, reporting_errors
 
 Report = dict[str, Any]
 _PRECISIONS = ("float32", "bfloat16", "fp8", "int8", "int4", "as stored")

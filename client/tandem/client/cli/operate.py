@@ -11,14 +11,14 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.text import Text
 
-from ..async_client import AsyncClient
-from ..operators import WorkerLoad
-from ..settings import ConnectionSettings
-from . import options as o
-from .connection_flags import ConnectionFlags, with_connection_flags
-from .run import progress_on_terminal
-from .services import interruptible
-from .terminal import CommandError, output, reporting_errors
+from tandem.client.async_client import AsyncClient
+from tandem.client.cli import options as o
+from tandem.client.cli.connection_flags import ConnectionFlags, with_connection_flags
+from tandem.client.cli.run import progress_on_terminal
+from tandem.client.cli.services import interruptible
+from tandem.client.cli.terminal import CommandError, output, reporting_errors
+from tandem.client.operators import WorkerLoad
+from tandem.client.settings import ConnectionSettings
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..guided import Choices, Grammar, Guide, JsonSchema, Regex
-from .terminal import CommandError
+from tandem.client.cli.terminal import CommandError
+from tandem.client.guided import Choices, Grammar, Guide, JsonSchema, Regex
 
 TOKENIZER_VARIABLE = "TANDEM_TOKENIZER_ADDRESS"
 WORKER_VARIABLE = "TANDEM_WORKER_ADDRESS"

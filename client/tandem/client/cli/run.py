@@ -11,14 +11,14 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from ..async_client import AsyncClient
-from ..params import GenerateOptions
-from ..types import GenerationResult
-from . import options as o
-from .generate import stream_to_terminal
-from .generation_flags import GenerationFlags, with_generation_flags
-from .services import ServicePlan, find_model, interruptible, running_services
-from .terminal import errors, output, print_statistics, reporting_errors
+from tandem.client.async_client import AsyncClient
+from tandem.client.cli import options as o
+from tandem.client.cli.generate import stream_to_terminal
+from tandem.client.cli.generation_flags import GenerationFlags, with_generation_flags
+from tandem.client.cli.services import ServicePlan, find_model, interruptible, running_services
+from tandem.client.cli.terminal import errors, output, print_statistics, reporting_errors
+from tandem.client.params import GenerateOptions
+from tandem.client.types import GenerationResult
 
 DEFAULT_PROMPT = "Once upon a time"
 DEFAULT_MAX_TOKENS = 200

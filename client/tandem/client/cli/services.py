@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .terminal import CommandError, Stopped, announce
+from tandem.client.cli.terminal import CommandError, Stopped, announce
 
 T = TypeVar("T")
 

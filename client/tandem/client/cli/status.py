@@ -12,18 +12,17 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from rich.table import Table
 
+from tandem.client.cli import options as o
+from tandem.client.cli.connection_flags import ConnectionFlags, with_connection_flags
+from tandem.client.cli.services import interruptible
+from tandem.client.cli.terminal import complain, output, reporting_errors
+from tandem.client.deadline import Deadline
+from tandem.client.discovery import LOOKUP_SECONDS, Target, expand
+from tandem.client.errors import StatusError
+from tandem.client.rpc import CallContext, unary
+from tandem.client.settings import ConnectionSettings, open_channel
 from tandem.inference.v1 import admin_pb2, admin_pb2_grpc
 from tandem.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
-
-from ..deadline import Deadline
-from ..discovery import LOOKUP_SECONDS, Target, expand
-from ..errors import StatusError
-from ..rpc import CallContext, unary
-from ..settings import ConnectionSettings, open_channel
-from . import options as o
-from .connection_flags import ConnectionFlags, with_connection_flags
-from .services import interruptible
-from .terminal import complain, output, reporting_errors
 
 Report = dict[str, Any]
 

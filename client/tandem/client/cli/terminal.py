@@ -17,8 +17,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..errors import StatusError, TandemError
-from ..types import GenerationResult
+from tandem.client.errors import StatusError, TandemError
+from tandem.client.types import GenerationResult
 
 BROKEN_PIPE_EXIT_CODE = 128 + 13  # as if SIGPIPE had ended the process, which is what a shell expects
 

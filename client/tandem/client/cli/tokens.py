@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from ..async_client import AsyncClient
-from ..params import EncodeOptions
-from ..types import Encoding, Vocabulary
-from . import options as o
-from .connection_flags import ConnectionFlags, with_connection_flags
-from .services import interruptible
-from .terminal import TextStream, harmless, output, reporting_errors
+from tandem.client.async_client import AsyncClient
+from tandem.client.cli import options as o
+from tandem.client.cli.connection_flags import ConnectionFlags, with_connection_flags
+from tandem.client.cli.services import interruptible
+from tandem.client.cli.terminal import TextStream, harmless, output, reporting_errors
+from tandem.client.params import EncodeOptions
+from tandem.client.types import Encoding, Vocabulary
 
 _COLOURS = ("on dark_blue", "on dark_green", "on dark_red", "on purple4", "on dark_cyan")
 

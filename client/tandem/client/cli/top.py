@@ -16,17 +16,16 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from tandem.client.cli import options as o
+from tandem.client.cli.connection_flags import ConnectionFlags, with_connection_flags
+from tandem.client.cli.services import interruptible
+from tandem.client.cli.terminal import output, reporting_errors
+from tandem.client.deadline import Deadline
+from tandem.client.discovery import LOOKUP_SECONDS, Target, expand
+from tandem.client.errors import StatusError
+from tandem.client.rpc import CallContext, unary
+from tandem.client.settings import ConnectionSettings, Credentials, open_channel
 from tandem.inference.v1 import admin_pb2, admin_pb2_grpc
-
-from ..deadline import Deadline
-from ..discovery import LOOKUP_SECONDS, Target, expand
-from ..errors import StatusError
-from ..rpc import CallContext, unary
-from ..settings import ConnectionSettings, Credentials, open_channel
-from . import options as o
-from .connection_flags import ConnectionFlags, with_connection_flags
-from .services import interruptible
-from .terminal import output, reporting_errors
 
 _BAR = 48  # characters
 _HISTORY = 48  # looks that the curves remember
