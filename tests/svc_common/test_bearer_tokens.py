@@ -89,7 +89,7 @@ def test_a_changed_file_is_followed_and_a_broken_one_is_not(
         spoil()
         clock[0] += 2
         assert known.refusal(bearer(NEW)) is None
-    assert caplog.text.count("stay good") == 3
+    assert caplog.text.count("stay in use") == 3
     assert not any(token in caplog.text for token in (OLD, NEW)), "secrets are not logged"
 
 

@@ -186,7 +186,7 @@ def test_help_lists_every_setting_with_its_default_and_variable(capsys: pytest.C
         assert f"[env: TANDEM_TEST_{name.upper()}]" in text
 
     assert (
-        "let running requests finish for so long before a stop (default: 30.0) [env: TANDEM_TEST_DRAIN_GRACE_SECONDS]"
+        "seconds for running requests to finish before a stop (default: 30.0) [env: TANDEM_TEST_DRAIN_GRACE_SECONDS]"
         in text
     )
     assert "which model (required) [env: TANDEM_TEST_MODEL]" in text

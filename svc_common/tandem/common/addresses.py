@@ -1,4 +1,4 @@
-"""host:port, written and checked."""
+"""Writes and checks addresses of the form host:port."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tandem.common.errors import StartError
 
 
 def join(host: str, port: int) -> str:
-    """`127.0.0.1:80`, `[::1]:80`."""
+    """Joins host and port: `127.0.0.1:80`, `[::1]:80`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect."""
+    """Tells whether only this machine can connect."""
     if host == "localhost":
         return True
     try:

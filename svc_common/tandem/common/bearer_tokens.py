@@ -2,7 +2,7 @@
 
 A token file has one token a line, if you like behind the caller's name and a colon (`NAME: TOKEN`); empty lines and
 lines that begin with # are skipped. Two lines during a rotation let old and new callers in at once; under one name they
-are one caller. The file is read again when it changes; should that fail, the known tokens stay good.
+are one caller. The file is read again when it changes; should that fail, the known tokens stay in use.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _LARGEST = 1 << 18  # bytes of a file: each call is compared with all tokens
 
 
 class BearerTokens:
-    """The tokens of one file. Until `load`, nobody is let in."""
+    """Holds the tokens of one file. Until `load`, nobody is let in."""
 
     def __init__(self, path: Path, setting: str = "auth_token_file") -> None:
-        """`setting` names the file in errors."""
+        """Remembers the file; `setting` names it in errors."""
         self._path, self._setting = path, setting
         self._names: dict[bytes, str] = {}  # of the callers, by the digests of their tokens
         self._stamp: tuple[int, int, int] | None = None
@@ -46,7 +46,7 @@ class BearerTokens:
             raise StartError(f"{self._setting} {self._path}: {_words(error)}") from None
 
     def refusal(self, metadata: Iterable[tuple[str, str | bytes]]) -> ServiceError | None:
-        """None for a caller with a token of ours, else what to tell it."""
+        """Returns None for a caller with a known token, else the error that it gets."""
         self._look()
         digest = _shown(metadata)
         if digest is None:
@@ -59,8 +59,8 @@ class BearerTokens:
         return _unauthenticated("the bearer token is not one of this server's")
 
     def name(self, metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
-        """Whose token it is: the name in the file, or else the beginning of the token's SHA-256; None: no token of
-        ours."""
+        """Returns the caller's name: that in the file, or else the beginning of the token's SHA-256. None means that
+        the token is not known."""
         digest = _shown(metadata)
         return None if digest is None else self._names.get(digest)
 
@@ -74,7 +74,7 @@ class BearerTokens:
                 self._read()
                 logger.info("%s has changed: %d tokens", self._path, len(self._names))
         except (OSError, ValueError) as error:
-            logger.error("%s: %s; the tokens read before stay good", self._path, _words(error))
+            logger.error("%s: %s; the tokens read before stay in use", self._path, _words(error))
 
     def _read(self) -> None:
         stamp = _stamp(self._path)
@@ -100,7 +100,7 @@ def _unauthenticated(message: str) -> ServiceError:
 
 
 def _shown(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
-    """The digest of the bearer token in the metadata."""
+    """Returns the digest of the bearer token in the metadata."""
     for key, value in metadata:
         if key == "authorization" and isinstance(value, str):
             scheme, _, token = value.partition(" ")
@@ -110,7 +110,7 @@ def _shown(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
 
 
 def _entry(line: str) -> tuple[str, str]:
-    """Name, empty where there is none, and token of a line."""
+    """Splits a line into name (empty where there is none) and token."""
     named = _NAMED.fullmatch(line)
     return (named[1], named[2]) if named else ("", line)
 

@@ -1,4 +1,4 @@
-"""Answers made of what is known under the contract's own names."""
+"""Makes messages from objects whose attributes have the contract's field names."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from google.protobuf.message import Message
 
 
 def fields_of(message: type[Message], *sources: object) -> dict[str, Any]:
-    """The fields of a message that one of `sources` has an attribute for, as keywords for its constructor."""
+    """Returns, as keywords for the message's constructor, each of its fields that one of `sources` has an attribute
+    for."""
     names = message.DESCRIPTOR.fields_by_name
     return {name: getattr(source, name) for source in sources for name in names if hasattr(source, name)}

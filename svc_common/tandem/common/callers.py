@@ -1,4 +1,4 @@
-"""Who may call what, by bearer token, and who a caller is.
+"""Decides by bearer token who may call what, and identifies callers.
 
 | method        | without token files | with `auth_token_file` | with `admin_token_file`                        |
 |---------------|---------------------|------------------------|------------------------------------------------|
@@ -36,18 +36,18 @@ caller_var: ContextVar[str] = ContextVar("caller", default="")  # of the RPC tha
 
 
 class Callers:
-    """The callers of one server."""
+    """Identifies and admits the callers of one server."""
 
     def __init__(
         self, tokens: BearerTokens | None, operators: BearerTokens | None, operator_methods: Collection[str]
     ) -> None:
-        """`operator_methods`: full names, `/package.Service/Method`."""
+        """Takes the token files; `operator_methods` are full names, `/package.Service/Method`."""
         self._tokens, self._operators = tokens, operators
         self._operator_methods = frozenset(operator_methods)
 
     @property
     def have_tokens(self) -> bool:
-        """Whether anybody needs a token."""
+        """Tells whether any method asks for a token."""
         return self._tokens is not None or self._operators is not None
 
     def load(self) -> None:
@@ -57,7 +57,7 @@ class Callers:
                 tokens.load()
 
     def refusal(self, method: str, metadata: Metadata) -> ServiceError | None:
-        """None for a caller who may, else what to tell it."""
+        """Returns None for a caller who may call the method, else the error that it gets."""
         if method.startswith(_OPEN):
             return None
         as_caller = None if self._tokens is None else self._tokens.refusal(metadata)
@@ -75,7 +75,7 @@ class Callers:
         return as_operator
 
     def identify(self, context: grpc.aio.ServicerContext[Any, Any]) -> str:
-        """Who calls; at most 256 characters."""
+        """Returns the caller's identity, at most 256 characters."""
         caller = self._identity(context)
         # Certificates may have many names.
         return caller if len(caller) <= _LONGEST else f"digest:{hashlib.sha256(caller.encode()).hexdigest()}"
@@ -91,5 +91,6 @@ class Callers:
 
 
 def _host(peer: str) -> str:
-    """Of `ipv4:HOST:PORT` or `ipv6:[HOST]:PORT`; others, as `unix:PATH`, are what they are."""
+    """Returns the host of `ipv4:HOST:PORT` or `ipv6:[HOST]:PORT`; other addresses, such as `unix:PATH`, stay as they
+    are."""
     return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer

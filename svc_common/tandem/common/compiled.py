@@ -1,4 +1,5 @@
-"""C sources that a package brings along: compiled by the machine's own compiler when they are first needed, and kept.
+"""Compiles the C sources of a package when they are first needed, with the machine's own compiler, and keeps the
+library.
 
 A library is kept beside its sources (`main`, for images without a compiler) or in `$XDG_CACHE_HOME/tandem`
 (`~/.cache/tandem`) as `NAME-MACHINE-SOURCES-COMPILER-CONTENT.so`:
@@ -45,12 +46,12 @@ Signature: TypeAlias = tuple[Sequence[type[Any]], "type[Any] | None"]  # types o
 
 
 class CompileError(Exception):
-    """A library cannot be made; one line that says why."""
+    """A library cannot be made; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class CSources:
-    """The sources of one shared library in `folder`, and what it offers: functions `tandem_NAME`."""
+    """Describes one shared library: its sources in `folder`, and the functions `tandem_NAME` that it exports."""
 
     folder: Path
     name: str
@@ -61,12 +62,12 @@ class CSources:
     link_flags: Sequence[str] = ()  # where libraries lie on this machine
 
     def load(self, logger: logging.Logger, without: str) -> ctypes.CDLL | None:
-        """The library; None where it cannot be had, which is logged together with what is lost `without` it."""
+        """Returns the library. Where there is none, logs why and what is lost `without` it, and returns None."""
         try:
             library = self._kept(logger) or self._made(logger)
         except (OSError, CompileError) as error:
             reason = str(error).splitlines()[0]
-            logger.warning("the compiled %s are not there (%s): %s; a C compiler helps", self.name, reason, without)
+            logger.warning("compiled %s are not available (%s): %s; install a C compiler", self.name, reason, without)
             return None
         for name, (arguments, result) in self.functions.items():
             function = getattr(library, f"tandem_{name}")
@@ -74,7 +75,7 @@ class CSources:
         return library
 
     def main(self) -> None:
-        """Compiles the library beside its sources and says where it is; ends the process where that fails."""
+        """Compiles the library beside its sources and prints its path; ends the process where that fails."""
         try:
             if problem := _unsafe(self.folder):
                 raise CompileError(f"{self.folder}: {problem}; a library there would not be loaded")
@@ -88,7 +89,7 @@ class CSources:
         sys.stdout.write(f"{made}\n")
 
     def _kept(self, logger: logging.Logger) -> ctypes.CDLL | None:
-        """The library beside its sources or in the cache, if one is there that may be loaded."""
+        """Returns the library beside its sources or in the cache, if one is there that may be loaded."""
         command = _compiler()
         stem, cache = self._stem(command), _cache_folder()
         found = sorted(self.folder.glob(f"{stem}-*-*.so"))
@@ -101,7 +102,7 @@ class CSources:
         return None
 
     def _made(self, logger: logging.Logger) -> ctypes.CDLL:
-        """The library, compiled now; raises OSError or CompileError."""
+        """Compiles and loads the library; raises OSError or CompileError."""
         with contextlib.ExitStack() as stack:
             folder = _writable_cache(logger)
             if folder is None:
@@ -109,8 +110,8 @@ class CSources:
             return ctypes.CDLL(str(self._compile_into(folder)))
 
     def _compile_into(self, folder: Path) -> Path:
-        """Nobody sees a half-written file: it gets its name when it is whole and on the disk. Raises OSError or
-        CompileError."""
+        """Compiles into a temporary file and renames it when it is complete and on the disk, so that nobody sees part
+        of one. Raises OSError or CompileError."""
         command = _compiler()
         if not command:
             raise CompileError(f"no C compiler: neither CC nor {', '.join(_COMPILERS)}")
@@ -134,7 +135,7 @@ class CSources:
 
 
 def _compiler() -> list[str]:
-    """The words of the compiler's command; empty where there is none."""
+    """Returns the words of the compiler's command; empty where there is none."""
     try:
         words = shlex.split(os.environ.get("CC", ""))
     except ValueError as error:
@@ -143,7 +144,7 @@ def _compiler() -> list[str]:
 
 
 def _run(command: Sequence[str]) -> None:
-    """Compiles; a compiler that hangs is ended with everything that it has started. Raises OSError or CompileError."""
+    """Runs the compiler; one that hangs is ended with all its children. Raises OSError or CompileError."""
     with subprocess.Popen(  # noqa: S603
         command,
         stdin=subprocess.DEVNULL,
@@ -167,7 +168,8 @@ def _run(command: Sequence[str]) -> None:
 
 
 def _machine(words: Sequence[str]) -> str:
-    """What the code is for. A library made for the very processor is not taken on another one."""
+    """Names the machine that the code is for. A library compiled with `-march=native` is not loaded on another
+    processor."""
     machine = platform.machine()
     if not any(word.endswith("=native") for word in words):
         return machine
@@ -179,7 +181,7 @@ def _hash(words: Sequence[str]) -> str:
 
 
 def _cache_folder() -> Path | None:
-    """Where libraries are kept; None where there is no home."""
+    """Returns the folder where libraries are kept; None where there is no home."""
     if root := os.environ.get("XDG_CACHE_HOME"):
         return Path(root) / "tandem"
     try:
@@ -189,7 +191,7 @@ def _cache_folder() -> Path | None:
 
 
 def _writable_cache(logger: logging.Logger) -> Path | None:
-    """The folder where libraries are kept, if they can be; a reason why not is logged."""
+    """Returns the folder where libraries are kept, if it can be written safely; otherwise logs the reason."""
     folder = _cache_folder()
     if folder is None:
         problem: str | None = "there is no home"
@@ -203,12 +205,12 @@ def _writable_cache(logger: logging.Logger) -> Path | None:
             problem = error.strerror or str(error)
     if problem is None:
         return folder
-    logger.warning("what is compiled is not kept: %s: %s", folder or "~/.cache", problem)
+    logger.warning("compiled libraries cannot be kept in %s: %s", folder or "~/.cache", problem)
     return None
 
 
 def _unsafe(path: Path) -> str | None:
-    """Why a file or folder could have been written by somebody else."""
+    """Explains why somebody else could have written a file or folder; empty if nobody could."""
     try:
         state = path.stat() if path.is_dir() else path.lstat()
     except OSError as error:
@@ -223,7 +225,7 @@ def _unsafe(path: Path) -> str | None:
 
 
 def _altered(path: Path) -> str | None:
-    """Why a file's content is not the one that its name tells."""
+    """Explains why a file's content is not the one that its name tells; empty if it is."""
     try:
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()[:_CONTENT_DIGITS]

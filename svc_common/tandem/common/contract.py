@@ -1,4 +1,4 @@
-"""Requests against the limits of the contract: what a field holds that it may not, whatever the others hold.
+"""Checks requests against the limits of the contract, each field by itself.
 
 What several fields must keep together, and what depends on the model, each service's own validation says.
 """
@@ -16,7 +16,8 @@ from tandem.limits.fields import Kind, Limit, shown
 
 
 def limit_violations(request: Message, limits: Mapping[str, Limit]) -> Iterator[FieldViolation]:
-    """Every field of `request` that is out of its `limits` (`tandem.limits.fields.limits_of`), with what is allowed."""
+    """Yields every field of `request` that is out of its `limits` (`tandem.limits.fields.limits_of`), with the allowed
+    range."""
     for limit in limits.values():
         if limit.kind is Kind.FLAG or not limit.is_in(request):
             continue

@@ -1,4 +1,4 @@
-"""Whether another process computes."""
+"""Measures whether another process computes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time that a process and those below it have used; 0 when it is gone."""
+    """Returns the processor seconds that a process and its children have used; 0 when it is gone."""
     total = 0.0
     pids = [pid]
     while pids:

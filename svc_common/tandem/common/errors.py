@@ -1,4 +1,4 @@
-"""What a handler raises: one exception that carries a gRPC status, a reason for programs and advice for people.
+"""The exception that handlers raise: it carries a gRPC status, a reason for programs and a message for people.
 
 | status              | made by                | typical use                                          |
 |---------------------|------------------------|------------------------------------------------------|
@@ -66,7 +66,7 @@ class StartError(Exception):
 
 
 def invalid_argument(violations: Sequence[FieldViolation]) -> ServiceError:
-    """The request is wrong in the named fields, on any server and at any time."""
+    """Makes the error of a request that is wrong in the named fields, on any server and at any time."""
     assert violations, "an invalid argument names at least one field"
     named = [f"{violation.field}: {violation.description}" for violation in violations[:_NAMED_IN_MESSAGE]]
     if len(violations) > len(named):
@@ -77,7 +77,8 @@ def invalid_argument(violations: Sequence[FieldViolation]) -> ServiceError:
 
 
 def not_found(what: str, name: str, known: Sequence[str]) -> ServiceError:
-    """`what` is a word such as "model"; `known` are the names that would have worked."""
+    """Makes the error of an unknown name; `what` is a word such as "model", `known` are the names that would have
+    worked."""
     here = ", ".join(repr(each) for each in known) if known else "none"
     return ServiceError(
         grpc.StatusCode.NOT_FOUND,
@@ -88,7 +89,8 @@ def not_found(what: str, name: str, known: Sequence[str]) -> ServiceError:
 
 
 def unimplemented(fields: Sequence[str]) -> ServiceError:
-    """The request sets fields that the contract has and this version does not serve; none is silently ignored."""
+    """Makes the error of a request with fields that the contract has and this version does not serve; none is silently
+    ignored."""
     assert fields, "an unimplemented request names at least one field"
     return ServiceError(
         grpc.StatusCode.UNIMPLEMENTED,
@@ -99,33 +101,33 @@ def unimplemented(fields: Sequence[str]) -> ServiceError:
 
 
 def resource_exhausted(message: str, *, reason: str, retry_after: float | None) -> ServiceError:
-    """A bound of this server is reached; `retry_after` seconds from now it may be different."""
+    """Makes the error of a limit of this server that is reached; the client may retry after `retry_after` seconds."""
     return ServiceError(grpc.StatusCode.RESOURCE_EXHAUSTED, message, reason=reason, retry_after=retry_after)
 
 
 def unavailable(
     message: str, *, reason: str, retry_after: float | None = None, metadata: Mapping[str, str] | None = None
 ) -> ServiceError:
-    """This server cannot serve now; another one may at once."""
+    """Makes the error of a server that cannot serve now; another one may at once."""
     code = grpc.StatusCode.UNAVAILABLE
     return ServiceError(code, message, reason=reason, retry_after=retry_after, metadata=metadata)
 
 
 def draining() -> ServiceError:
-    """This server is about to stop; another one may serve at once."""
+    """Makes the error of a server that is about to stop; another one may serve at once."""
     return unavailable("this server is draining and takes no new work", reason="DRAINING")
 
 
 def failed_precondition(message: str, *, reason: str) -> ServiceError:
-    """The request is well formed, but does not fit what is served here."""
+    """Makes the error of a request that is well formed, but does not fit what is served here."""
     return ServiceError(grpc.StatusCode.FAILED_PRECONDITION, message, reason=reason)
 
 
 def already_exists(message: str, *, reason: str) -> ServiceError:
-    """Something with that identity is here already."""
+    """Makes the error of an identity that is in use already."""
     return ServiceError(grpc.StatusCode.ALREADY_EXISTS, message, reason=reason)
 
 
 def internal(message: str, *, reason: str) -> ServiceError:
-    """Our fault, and known well enough to be described. Unknown faults need nothing: any exception becomes INTERNAL."""
+    """Makes the error of a known fault of the server. Any other exception becomes INTERNAL by itself."""
     return ServiceError(grpc.StatusCode.INTERNAL, message, reason=reason)

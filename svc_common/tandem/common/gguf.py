@@ -41,7 +41,7 @@ class GgufError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Where a tensor lies."""
+    """One tensor of the file: its type, shape and place."""
 
     shape: tuple[int, ...]  # slowest dimension first, as in torch; the file has it the other way round
     kind: int  # `ggml_type`
@@ -57,33 +57,31 @@ class GgufHeader:
 
 
 def one_line(text: str) -> str:
-    """What a damaged file holds may be in a message: other than printable characters are escaped, and the middle of a
-    long text is left out."""
+    """Escapes other than printable characters and shortens long text, for messages that quote a damaged file."""
     if len(text) > _LONGEST_MESSAGE:
         text = f"{text[: _LONGEST_MESSAGE // 2]} ... {text[-_LONGEST_MESSAGE // 2 :]}"
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def are_parts(names: Sequence[str]) -> bool:
-    """Whether files of these names are parts of one model; the first of them in order has its keys."""
+    """Tells whether files of these names are parts of one model; the first of them in order has its keys."""
     found = {(match[1], match[3]) if (match := PART_NAME.fullmatch(name)) else None for name in names}
     return len(found) == 1 and None not in found
 
 
 def read_metadata(path: Path, wanted: Callable[[str], bool]) -> dict[str, Any]:
-    """The values of the keys that are wanted: numbers, booleans, str, list[bytes] for arrays of strings and array.array
-    for arrays of numbers. Raises GgufError.
-    """
+    """Returns the values of the wanted keys: numbers, booleans, str, list[bytes] for arrays of strings and array.array
+    for arrays of numbers. Raises GgufError."""
     return _with_reader(path, lambda reader: reader.metadata(wanted))
 
 
 def read_header(path: Path, wanted: Callable[[str], bool]) -> GgufHeader:
-    """As `read_metadata`, and the tensors. Raises GgufError."""
+    """Returns the same values and the tensors. Raises GgufError."""
     return _with_reader(path, lambda reader: reader.header(wanted))
 
 
 def read_raw(path: Path, wanted: Callable[[str], bool]) -> dict[str, bytes]:
-    """The values of the wanted keys as they stand in the file, the type's number before each. Raises GgufError."""
+    """Returns the wanted values as bytes of the file, each behind the number of its type. Raises GgufError."""
     return _with_reader(path, lambda reader: reader.raw(wanted))
 
 
@@ -140,7 +138,7 @@ class _Reader:
     def _keys(
         self, wanted: Callable[[str], bool], raw: Callable[[str], bool] = lambda key: False
     ) -> tuple[int, dict[str, Any]]:
-        """The number of tensors, and the wanted values; with `raw`, their bytes."""
+        """Returns the number of tensors and the wanted values; with `raw`, their bytes."""
         if self._data[:4] != MAGIC:
             raise GgufError(self._path, "does not begin with GGUF")
         self._at = 4

@@ -1,4 +1,4 @@
-"""One method of a server: its handler, guarded. Every RPC passes here, whatever its kind.
+"""Wraps the handler of one method. Every RPC passes here, whatever its kind.
 
 | what happens                                    | what the client gets                           |
 |-------------------------------------------------|------------------------------------------------|
@@ -51,7 +51,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class GuardedMethod:
-    """One method of one server: its handler, wrapped."""
+    """Wraps the handler of one method of one server."""
 
     def __init__(
         self,
@@ -65,9 +65,9 @@ class GuardedMethod:
         limits: MessageLimits | None,
         turns: Turns,
     ) -> None:
-        """`path` is /package.Service/Method. `refusal` says why work is not let in now; None: the method is no work.
-        `identify` says who calls. `calls` are those it is counted among; None: it is not counted. Without `limits`, no
-        large message is taken."""
+        """Takes the handler of `path`, /package.Service/Method. `refusal` returns the error while no work is let in
+        (None: the method is no work), `identify` the caller. The method counts among `calls` (None: it does not).
+        Without `limits`, no large message is taken."""
         self._path = path
         self._metrics = metrics
         self._running = running
@@ -80,12 +80,12 @@ class GuardedMethod:
         self.wrapped = self._wrap(handler)
 
     def refusal(self) -> ServiceError | None:
-        """Why an RPC of this method is not let in now."""
+        """Returns the error with which an RPC of this method is refused now, or None."""
         error = self._refusal() if self._refusal is not None else None
         return error or (self._calls.refusal() if self._calls is not None else None)
 
     def refusing(self, error: ServiceError) -> Handler:
-        """A handler that ends the RPC with `error`; it does not wait for a request."""
+        """Returns a handler that ends the RPC with `error` without reading a request."""
 
         async def refuse(requests: object, context: Context) -> None:
             async def body() -> None:
@@ -142,7 +142,7 @@ class GuardedMethod:
             yield await self._parsed(raw)
 
     async def _parsed(self, raw: Any) -> object:
-        """The message of these bytes. Raises ServiceError."""
+        """Parses the message when its turn has come. Raises ServiceError."""
         if raw is grpc.aio.EOF:  # a call that needs a message has none
             raise self._malformed()
         try:
@@ -174,7 +174,7 @@ class GuardedMethod:
         )
 
     async def _guard(self, context: Context, body: Callable[[], Awaitable[T]]) -> T | None:
-        """Runs a handler, keeps the books, and answers."""
+        """Runs a handler, records its metrics and log lines, and answers."""
         task = asyncio.current_task()
         assert task is not None
         rpc = RunningRpc(self._path, task, work=self._refusal is not None)
@@ -213,7 +213,7 @@ class GuardedMethod:
         return None
 
     async def _attempt(self, context: Context, rpc: RunningRpc, body: Callable[[], Awaitable[T]]) -> T:
-        """Runs a handler; all that may go wrong becomes a ServiceError, an abort by hand or a cancellation."""
+        """Runs a handler; whatever goes wrong becomes a ServiceError, an explicit abort or a cancellation."""
         try:
             if self._refusal is not None and (refusal := self._refusal()) is not None:
                 raise refusal
@@ -245,7 +245,7 @@ class GuardedMethod:
 
 
 def unexpected(error: BaseException, where: str) -> ServiceError:
-    """Logs a fault that nobody foresaw; the client gets its number and none of its words."""
+    """Logs an unexpected exception; the client gets its error id and none of its text."""
     error_id = secrets.token_hex(6)
     kind = type(error).__name__
     logger.error(
@@ -274,7 +274,7 @@ def _name(code: object) -> str:
 
 
 def _how_cancelled(context: Context, budget: float | None) -> str:
-    """A client that gives up at its deadline sends the same cancellation as one that has changed its mind.
+    """Tells whether the deadline passed or the client cancelled: both arrive as the same cancellation.
 
     The server's own clock for the deadline starts when the request arrives and the wire rounds the time, so the
     cancellation may come a little before it ends: the last 2 %, and the last 50 ms, count as the deadline.

@@ -1,4 +1,4 @@
-"""grpc.health.v1 with a Watch that pushes.
+"""Implements grpc.health.v1 with a Watch that pushes.
 
 The name "" is liveness: SERVING as long as the process answers. Every other name is readiness. Watch sends the present
 status at once and each later one as it changes; fast changes may be merged, the last one always arrives. When the
@@ -24,7 +24,7 @@ _Response = health_pb2.HealthCheckResponse
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """Liveness under "", readiness under each of `names`."""
+    """Tells liveness under "", readiness under each of `names`."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = frozenset(names)
@@ -39,13 +39,13 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
             self._wake()
 
     def close(self) -> None:
-        """NOT_SERVING, and the end of every Watch."""
+        """Tells NOT_SERVING and ends every Watch."""
         self._ready = False
         self._closed = True
         self._wake()
 
     def status(self, name: str) -> int:
-        """The present status under a name."""
+        """Returns the present status of a name."""
         if name == LIVENESS:
             return int(_Response.SERVING)
         if name in self._names:

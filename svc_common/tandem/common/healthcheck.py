@@ -19,7 +19,7 @@ from tandem.common.peers import PeerFiles
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Runs the command line; returns its exit code."""
     parser = argparse.ArgumentParser(prog="tandem.common.healthcheck", description="Ask a server for its health.")
     parser.add_argument("address", help="HOST:PORT")
     parser.add_argument("service", nargs="?", default="", help="full service name (readiness); none: liveness")

@@ -1,4 +1,4 @@
-"""Who is let in: the first thing that every RPC meets.
+"""Admits or refuses every RPC before anything else is done for it.
 
 | why not                                  | what the client gets                                |
 |------------------------------------------|-----------------------------------------------------|
@@ -27,7 +27,7 @@ from tandem.common.turns import Turns
 
 
 class AdmissionInterceptor(grpc.aio.ServerInterceptor):
-    """Admission of one server; each method it lets in is a `GuardedMethod`.
+    """Admits the RPCs of one server; each method it lets in is a `GuardedMethod`.
 
     `work` are the proto services whose new RPCs are refused while the server does not accept, or while `max_calls` of
     them are open; methods in `reachable` are let in nevertheless. `limits` are those of large requests, by the path of
@@ -83,7 +83,7 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):
         return method.wrapped if refusal is None else method.refusing(refusal)
 
     def _refusal(self) -> ServiceError | None:
-        """Why new work is not let in now."""
+        """Returns the error while new work is not let in, or None."""
         if self._lifecycle.accepting:
             return None
         if self._lifecycle.state == "starting":

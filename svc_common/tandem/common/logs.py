@@ -1,4 +1,4 @@
-"""Logs on standard error, for people or for machines, with the request id of the RPC in which a line was written.
+"""Writes logs to standard error, for people or for machines, with the request id of the RPC.
 
 Prompts and answers never belong into a log record. Text of exceptions may quote its input, so it is cut short.
 """
@@ -42,7 +42,8 @@ def configure_logging(format: str, level: str, service: str) -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: ts, level, service, logger, message, request_id, trace_id, exception, extra fields."""
+    """Formats one JSON object a line: ts, level, service, logger, message, request_id, trace_id, exception, extra
+    fields."""
 
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -68,7 +69,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class HumanFormatter(logging.Formatter):
-    """`12:31:07.123 info  tandem.common.server: text (request 3f2a)`, then the traceback if there is one."""
+    """Formats `12:31:07.123 info  tandem.common.server: text (request 3f2a)`, then the traceback if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
@@ -89,7 +90,7 @@ class HumanFormatter(logging.Formatter):
 
 
 def _plain(value: object) -> object:
-    """What JSON can say as it is; everything else in words. NaN and infinity are not JSON."""
+    """Turns what JSON cannot hold into text; NaN and infinity are not JSON."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

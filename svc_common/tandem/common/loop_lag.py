@@ -1,4 +1,4 @@
-"""How late the event loop is: the one number that shows blocking calls and starvation."""
+"""Measures how late the event loop is: blocking calls and starvation show here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _INTERVAL = 0.25  # seconds
 
 
 async def watch_event_loop(lag: Histogram) -> None:
-    """Observes, until cancelled, by how many seconds a timer was late."""
+    """Records in seconds, until cancelled, how late a timer was."""
     while True:
         due = time.perf_counter() + _INTERVAL
         await asyncio.sleep(_INTERVAL)

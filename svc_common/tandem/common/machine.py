@@ -1,4 +1,4 @@
-"""What this machine is, and how much of it our process may have: its affinity and its control group count."""
+"""Describes this machine, and how much of it our process may use under its affinity and control group."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ _PROC = Path("/proc")
 
 
 def available_cores() -> int:
-    """Cores that this process may use, at least one: its affinity, and the quota of its control group."""
+    """Returns how many cores this process may use, at least one: by its affinity and the quota of its control group."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, _, period = _read(_GROUP / "cpu.max").partition(" ")
     return min(cores, max(1, int(quota) // int(period))) if quota.isdecimal() and period.isdecimal() else cores
 
 
 def memory() -> int:
-    """Bytes that this process could have if it were alone."""
+    """Returns the bytes of memory that this process could have if it were alone."""
     limit = _read(_GROUP / "memory.max")
     whole = _pages("SC_PHYS_PAGES")
     return min(whole, int(limit)) if limit.isdecimal() else whole
 
 
 def free_memory() -> int:
-    """Bytes that nothing occupies."""
+    """Returns the bytes of memory that nothing occupies."""
     return min(_pages("SC_AVPHYS_PAGES"), _group_room())
 
 
 def obtainable_memory() -> int:
-    """Bytes that a new program can have, files in memory given up."""
+    """Returns the bytes of memory that a new program can have, the page cache included."""
     lines = _read(_PROC / "meminfo").splitlines()
     found = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     return min(next(found, _pages("SC_AVPHYS_PAGES")), _group_room())
 
 
 def processor_name() -> str:
-    """The processor's own name."""
+    """Returns the processor's own name."""
     return processor_fact("model name") or "cpu"
 
 
 def processor_fact(*names: str) -> str:
-    """The first line of /proc/cpuinfo with one of these names; empty without one."""
+    """Returns the first value in /proc/cpuinfo under one of these names; empty without one."""
     for line in _read(_PROC / "cpuinfo").splitlines():
         if line.startswith(names):
             return line.partition(":")[2].strip()
@@ -50,7 +50,7 @@ def processor_fact(*names: str) -> str:
 
 
 def _group_room() -> int:
-    """Bytes between what our control group has and its limit."""
+    """Returns the bytes between our control group's use and its limit."""
     limit, current = _read(_GROUP / "memory.max"), _read(_GROUP / "memory.current")
     return max(0, int(limit) - int(current)) if limit.isdecimal() and current.isdecimal() else sys.maxsize
 

@@ -1,4 +1,4 @@
-"""How many elements a request message may have, checked on its bytes before anything is made of them.
+"""Limits the elements of a request message, counted on its bytes before it is parsed.
 
 Parsing holds the interpreter lock and the event loop: 16 MiB of empty messages take protobuf 0.6 s, and Python
 minutes to look at. What is within these limits is parsed in some 30 ms at most. They are about all of a message
@@ -45,7 +45,7 @@ SOURCES = CSources(
 
 
 class Limit(NamedTuple):
-    """Of one field in a whole message: most elements, and most bytes of one, where it has text or bytes."""
+    """Limits one field in a whole message: its elements, and the bytes of each where it has text or bytes."""
 
     entries: int | None = None
     size: int | None = None
@@ -55,12 +55,12 @@ Limits = Mapping[str, Limit]  # by the name of a message and its field, as "Enco
 
 
 class MalformedMessageError(Exception):
-    """Not a protobuf message."""
+    """The bytes are not a protobuf message."""
 
 
 def limits_of_service(service: ServiceDescriptor, limits: Limits | None = None) -> dict[str, MessageLimits]:
-    """Those of its methods' requests by the method's path, `/package.Service/Method`; `limits` are those that the
-    contract leaves to the service."""
+    """Returns the limits of a service's requests by the path of the method, `/package.Service/Method`; `limits` are
+    those that the contract leaves to the service."""
     _library()  # now, and not when the first large request holds everybody up
     return {
         f"/{service.full_name}/{method.name}": MessageLimits(method.input_type, limits or {})
@@ -69,7 +69,7 @@ def limits_of_service(service: ServiceDescriptor, limits: Limits | None = None) 
 
 
 class MessageLimits:
-    """Those of one kind of request. Raises KeyError where a field that needs a limit has none."""
+    """Checks messages of one type. Raises KeyError where a field that needs a limit has none."""
 
     def __init__(self, message: Descriptor, limits: Limits) -> None:
         self._slots: list[tuple[str, Limit]] = [("", Limit())]  # the first is for all that is not counted
@@ -79,11 +79,11 @@ class MessageLimits:
 
     @property
     def paths(self) -> dict[str, Limit]:
-        """The limited fields by their paths in the request."""
+        """Returns the limited fields by their paths in the request."""
         return dict(self._slots[1:])
 
     def violations(self, raw: bytes) -> list[FieldViolation]:
-        """What `raw` has too much of. Raises MalformedMessageError."""
+        """Returns a violation for each limit that `raw` exceeds. Raises MalformedMessageError."""
         counts, longest = array("q", bytes(8 * len(self._slots))), array("q", bytes(8 * len(self._slots)))
         library = _library()
         if library is None:
@@ -101,7 +101,7 @@ class MessageLimits:
 
     @property
     def quick(self) -> bool:
-        """Whether counting takes no longer than it should on an event loop."""
+        """Tells whether the message is small enough to be counted on an event loop."""
         return _library() is not None
 
     def _exceeded(self, counts: array[int], longest: array[int], least: str) -> Iterator[FieldViolation]:
@@ -114,7 +114,8 @@ class MessageLimits:
     def _add_node(
         self, message: Descriptor, path: str, limits: Limits, above: dict[str, int], owner: FieldDescriptor | None
     ) -> int:
-        """A message within itself is one node, so that all of its levels are counted together."""
+        """Adds the node of a message type. A message within itself is one node, so that all of its levels are counted
+        together."""
         if message.full_name in above:
             return above[message.full_name]
         node = len(self._nodes) // 2
@@ -139,12 +140,13 @@ class MessageLimits:
 
 
 def needs_limit(field: FieldDescriptor) -> bool:
-    """Whether a request can be made large by this field."""
+    """Tells whether this field can make a request large."""
     return bool(field.is_repeated) or field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 
 
 def _stated(field: FieldDescriptor, owner: FieldDescriptor | None) -> Limit:
-    """What the contract says of a field of a message that is the value of the field `owner`. Raises KeyError."""
+    """Returns the limit that the contract sets for a field, or for a field of the message in the field `owner`. Raises
+    KeyError."""
     stated = field.GetOptions().Extensions[limits_pb2.field]
     if stated.most and field.is_repeated:
         return Limit(stated.most, stated.most_each or None) if _kind(field) == _TEXT else Limit(stated.most)
@@ -179,7 +181,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 class _Counting:
-    """The same as the C function, for one message."""
+    """Counts the elements of one message in Python, as the C function does."""
 
     def __init__(self, nodes: array[int], fields: array[int], counts: array[int], longest: array[int]) -> None:
         self._nodes, self._fields, self._counts, self._longest = nodes, fields, counts, longest
@@ -240,7 +242,7 @@ _GO_ON = bytes(range(0x80, 0x100))
 
 
 def _varint(raw: bytes, at: int, end: int) -> tuple[int, int]:
-    """A number and where it ends. Raises IndexError."""
+    """Returns a varint and the index behind it. Raises IndexError."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= end:

@@ -1,4 +1,4 @@
-"""The metrics that every server has. Each owns its registry; nothing is global, so tests can run many."""
+"""Metrics that every server has. Each server owns its registry; nothing is global, so tests can run many."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5,
 
 
 def version() -> str:
-    """The version of the installed distribution."""
+    """Returns the version of the installed distribution."""
     try:
         return importlib.metadata.version("tandem-llm")
     except importlib.metadata.PackageNotFoundError:
@@ -27,7 +27,7 @@ def version() -> str:
 
 @dataclass(slots=True)
 class MethodMetrics:
-    """The children of one RPC method: looking labels up costs more than counting."""
+    """Keeps the labelled metrics of one RPC method: looking labels up costs more than counting."""
 
     _handled: Counter
     _service: str
@@ -46,7 +46,7 @@ class MethodMetrics:
 
 
 class ServerMetrics:
-    """One registry per server. Add its own metrics to `registry`.
+    """Owns the registry of one server, which adds its own metrics to `registry`.
 
     | metric                                | type      | meaning                                                  |
     |---------------------------------------|-----------|----------------------------------------------------------|
@@ -80,7 +80,7 @@ class ServerMetrics:
 
 
 class ServiceMetrics(ServerMetrics):
-    """Those of every gRPC service.
+    """Adds the metrics of every gRPC service.
 
     | metric                                | type      | meaning                                                  |
     |---------------------------------------|-----------|----------------------------------------------------------|
@@ -114,7 +114,7 @@ class ServiceMetrics(ServerMetrics):
         )
 
     def method(self, service: str, method: str) -> MethodMetrics:
-        """The children for one method; ask once and keep it."""
+        """Makes the labelled metrics of one method; ask once and keep them."""
         return MethodMetrics(
             self._handled,
             service,
@@ -125,5 +125,5 @@ class ServiceMetrics(ServerMetrics):
         )
 
     def unknown_method(self) -> None:
-        """Counts a call of a method that nobody serves; its name is the caller's invention and no label."""
+        """Counts a call of an unknown method; its name comes from the caller and is no label."""
         self._handled.labels("unknown", "unknown", "UNIMPLEMENTED").inc()

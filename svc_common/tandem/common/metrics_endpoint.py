@@ -1,4 +1,4 @@
-"""GET /metrics and /healthz on a port of their own, from threads: a busy event loop still answers a scrape."""
+"""Serves GET /metrics and /healthz on a port of their own, from threads: a busy event loop still answers a scrape."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PATIENCE = 10.0  # seconds that a client may be silent
 
 
 class MetricsEndpoint:
-    """An HTTP server with two pages.
+    """Serves two pages over HTTP.
 
     `/metrics` speaks Prometheus' or OpenMetrics' format, as the scraper asks. `/healthz` answers 200 with the state in
     words; `/healthz?ready` answers 503 while the service is not ready.
@@ -40,7 +40,7 @@ class MetricsEndpoint:
         self._thread: threading.Thread | None = None
 
     def start(self) -> str:
-        """Listens and answers "host:port". Raises StartError when the port is not to be had."""
+        """Listens and returns "host:port". Raises StartError when the port cannot be bound."""
         check_bindable(self._host, self._port, "metrics")
         try:
             server = make_server(self._host, self._port, self._app(), _server_class(self._host), _Handler)
@@ -88,7 +88,7 @@ class _Handler(WSGIRequestHandler):
     timeout = _PATIENCE  # a client that connects and says nothing does not keep a thread for ever
 
     def log_message(self, format: str, *args: object) -> None:
-        """A scrape every few seconds is not news."""
+        """Logs nothing: scrapes come every few seconds."""
 
 
 def _server_class(host: str) -> type[WSGIServer]:
@@ -109,6 +109,6 @@ def _server_class(host: str) -> type[WSGIServer]:
             return host
 
         def handle_error(self, request: object, client_address: object) -> None:
-            """A scraper that hangs up in the middle is not news either."""
+            """Ignores scrapers that hang up in the middle."""
 
     return Server

@@ -1,4 +1,4 @@
-"""The RPCs that are open now: how many may be, what a drain waits for, and what it cuts when its grace is over."""
+"""Keeps the RPCs that are open now: how many may be, which a drain waits for, and which it ends after its grace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class RunningRpc:
 
 
 class OpenCalls:
-    """How many calls are open, from their arrival on, their requests read or not. A context manager of one call."""
+    """Counts open calls from their arrival on, whether their requests are read or not. A context manager of one
+    call."""
 
     def __init__(self, most: int, refused: PrometheusCounter) -> None:
         self._most = most
@@ -33,7 +34,7 @@ class OpenCalls:
         self._refused = refused
 
     def refusal(self) -> ServiceError | None:
-        """Why one more is not let in now."""
+        """Returns the error while no further call is let in, or None."""
         if self._open < self._most:
             return None
         self._refused.inc()
@@ -49,7 +50,7 @@ class OpenCalls:
 
 
 class RunningRpcs:
-    """A set that can be waited for."""
+    """A set of RPCs that can be waited for."""
 
     def __init__(self) -> None:
         self._rpcs: set[RunningRpc] = set()
@@ -59,33 +60,34 @@ class RunningRpcs:
         return len(self._rpcs)
 
     def add(self, rpc: RunningRpc) -> None:
-        """An RPC begins."""
+        """Adds an RPC that begins."""
         self._rpcs.add(rpc)
 
     def remove(self, rpc: RunningRpc) -> None:
-        """An RPC has ended."""
+        """Removes an RPC that has ended."""
         self._rpcs.remove(rpc)
         self._left.set()
 
     @property
     def work(self) -> int:
-        """How many RPCs a drain waits for."""
+        """Returns how many RPCs a drain waits for."""
         return sum(rpc.work for rpc in self._rpcs)
 
     def by_method(self) -> dict[str, int]:
-        """How many run of each method, for a log line."""
+        """Returns how many RPCs of each method run, for a log line."""
         return dict(Counter(rpc.method for rpc in self._rpcs))
 
     async def wait_for_work(self, timeout: float) -> bool:
-        """Waits until none of the work runs; False if some still does after `timeout` seconds."""
+        """Waits until no work runs; returns False if some still does after `timeout` seconds."""
         return await self._wait(timeout, lambda: self.work == 0)
 
     async def wait_until_empty(self, timeout: float) -> bool:
-        """Waits until nothing runs; False if something still does after `timeout` seconds."""
+        """Waits until nothing runs; returns False if something still does after `timeout` seconds."""
         return await self._wait(timeout, lambda: not self._rpcs)
 
     async def cut(self, timeout: float, *, spare: str) -> bool:
-        """Ends every RPC (its client hears UNAVAILABLE) and waits; False if some still run after `timeout` seconds.
+        """Ends every RPC (its client gets UNAVAILABLE) and waits; returns False if some still run after `timeout`
+        seconds.
 
         Methods that begin with `spare` are waited for only: they end by themselves.
         """

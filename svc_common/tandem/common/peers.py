@@ -1,4 +1,4 @@
-"""How one of our services, or a health check, connects to another one: plainly, or by TLS and with a token."""
+"""Connects one of our services, or a health check, to another one: in plain text, or by TLS and with a token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import grpc
 
 @dataclass(frozen=True, slots=True)
 class PeerFiles:
-    """PEM files and tokens, read whenever a connection is made. All methods raise OSError or ValueError."""
+    """Names PEM files and token files, read whenever a connection is made. All methods raise OSError or ValueError."""
 
     tls: bool = False  # with the system's authorities
     ca: Path | None = None  # with these authorities instead
@@ -20,17 +20,17 @@ class PeerFiles:
     token: Path | None = None
 
     def credentials(self) -> grpc.ChannelCredentials | None:
-        """None: a plain connection."""
+        """Returns the channel's credentials; None means a connection in plain text."""
         if not self.tls and self.ca is None:
             return None
         return grpc.ssl_channel_credentials(*(_pem(path) for path in (self.ca, self.key, self.certificate)))
 
     def options(self) -> list[tuple[str, str | int]]:
-        """Of the channel."""
+        """Returns the options of the channel."""
         return [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Of each call."""
+        """Returns the metadata of each call."""
         if self.token is None:
             return ()
         try:

@@ -1,4 +1,4 @@
-"""ServiceError -> the bytes on the wire: status message, `google.rpc.Status` details, trailing metadata.
+"""Turns a ServiceError into bytes on the wire: status message, `google.rpc.Status` details, trailing metadata.
 
 All of it travels as HTTP/2 trailers. gRPC clients accept 8 KiB of them by default and replace a longer status by one of
 their own, which would hide the error. So message and details have byte budgets, and what does not fit is left out, last
@@ -28,7 +28,7 @@ Trailers = tuple[tuple[str, str | bytes], ...]
 
 
 def clip(text: str, limit: int) -> str:
-    """At most `limit` bytes of UTF-8, cut between characters; what UTF-8 cannot say (lone surrogates) becomes "?"."""
+    """Cuts text between characters to at most `limit` bytes of UTF-8; lone surrogates become "?"."""
     raw = text.encode("utf-8", "replace")
     if len(raw) <= limit:
         return raw.decode()
@@ -36,7 +36,7 @@ def clip(text: str, limit: int) -> str:
 
 
 def to_wire(error: ServiceError) -> tuple[grpc.StatusCode, str, Trailers]:
-    """Status code, status message and trailing metadata of an error."""
+    """Returns the status code, status message and trailing metadata of an error."""
     status = to_status(error)
     trailers: list[tuple[str, str | bytes]] = [("grpc-status-details-bin", status.SerializeToString())]
     retry_after = _sane_retry(error.retry_after)
@@ -46,7 +46,7 @@ def to_wire(error: ServiceError) -> tuple[grpc.StatusCode, str, Trailers]:
 
 
 def to_status(error: ServiceError) -> Any:
-    """The `google.rpc.Status` of an error."""
+    """Returns the `google.rpc.Status` of an error."""
     status = status_pb2.Status(code=error.code.value[0], message=clip(error.message, _MESSAGE_BYTES))
     for detail in _details(error, _sane_retry(error.retry_after), _DETAIL_BYTES):
         status.details.add().Pack(detail)
@@ -83,7 +83,7 @@ def _details(error: ServiceError, retry_after: float | None, room: int) -> list[
 
 
 def _sane_retry(seconds: float | None) -> float | None:
-    """A delay that a Duration and a 32-bit count of milliseconds can hold; NaN is no advice."""
+    """Limits a delay to what a Duration and a 32-bit count of milliseconds can hold; NaN becomes none."""
     if seconds is None or math.isnan(seconds):
         return None
     return min(max(seconds, 0.0), _LONGEST_RETRY)

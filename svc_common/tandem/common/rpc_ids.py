@@ -1,4 +1,4 @@
-"""Who asked: the request id and the trace id of an RPC, from its metadata into the log and back to the client."""
+"""Carries the request id and the trace id of an RPC from its metadata into the log and back to the client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(
 
 
 def adopt_ids(context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    """The ids that the log shows: the client's own where they are well formed."""
+    """Sets the ids that the log shows: the client's own where they are well formed."""
     request_id = trace_id = ""
     for key, value in context.invocation_metadata() or ():
         if key == REQUEST_ID and isinstance(value, str) and _REQUEST_ID.fullmatch(value):
@@ -30,7 +30,7 @@ def adopt_ids(context: grpc.aio.ServicerContext[Any, Any]) -> None:
 
 
 def trace_id_of(traceparent: str) -> str:
-    """The trace id of a W3C `traceparent`; empty where it is none."""
+    """Returns the trace id of a W3C `traceparent`; empty where it is malformed."""
     match = _TRACEPARENT.fullmatch(traceparent)
     return match[1] if match else ""
 

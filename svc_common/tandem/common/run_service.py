@@ -30,14 +30,14 @@ _ORPHAN_GRACE = 2.0  # seconds for running requests when our parent is gone
 
 
 class Server(Protocol):
-    """What runs as a process, whatever it speaks: `RunningService` is one."""
+    """What runs as a process, whatever protocol it speaks; `RunningService` is one."""
 
     lifecycle: Lifecycle
     address: str  # "host:port", once bound
     metrics_address: str | None
 
     async def bind(self) -> None:
-        """Opens the ports; from here on probes are answered, and work is refused. Raises StartError."""
+        """Opens the ports; from here on probes are answered and work is refused. Raises StartError."""
         ...
 
     async def start(self) -> None:
@@ -45,16 +45,16 @@ class Server(Protocol):
         ...
 
     async def drain(self, *, propagation: float, grace: float) -> None:
-        """Lets what runs finish, within `grace` seconds, and takes nothing new after `propagation` seconds."""
+        """Lets running work finish within `grace` seconds, and takes nothing new after `propagation` seconds."""
         ...
 
     async def stop(self) -> None:
-        """Ends what still runs, closes the ports and lets go of everything. A second call does nothing."""
+        """Ends what still runs, closes the ports and releases all resources. A second call does nothing."""
         ...
 
 
 def run_service(service: Service, settings: ServiceSettings) -> int:
-    """Serves a gRPC service until its end, as `run_server`."""
+    """Serves a gRPC service until its end, like `run_server`."""
     return run_server(lambda: RunningService(service, settings), settings, service.metrics.service)
 
 
@@ -135,7 +135,7 @@ def _leave_anyway(exit_code: int) -> None:
 
 
 async def _start_unless_stopped(running: Server) -> bool:
-    """False if the end was asked for before the start was complete."""
+    """Starts the server; returns False if its end was requested first."""
     start = asyncio.create_task(running.start())
     stop = asyncio.create_task(running.lifecycle.wait_stop_requested())
     try:
@@ -151,7 +151,7 @@ async def _start_unless_stopped(running: Server) -> bool:
 
 
 def _write_address_file(path: Path, running: Server) -> None:
-    """Whole or not at all: a parent that waits for the file never reads half of it."""
+    """Writes the file whole or not at all: a parent that waits for it never reads half of it."""
     content = {"address": running.address, "metrics": running.metrics_address, "pid": os.getpid()}
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:

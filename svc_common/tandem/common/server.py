@@ -1,12 +1,12 @@
-"""One running service: its gRPC server, health, metrics port and event-loop watch, from bind to the last breath.
+"""Runs one service from bind to stop: its gRPC server, health, metrics port and event-loop watch.
 
-Stopping, in this order, so that no balancer and no request is surprised:
+Stopping, in this order, so that balancers learn of it before requests fail:
 
 1. health says NOT_SERVING;
 2. for the propagation delay new RPCs are still served, while balancers hear of it;
 3. new RPCs are refused with UNAVAILABLE; health and admin answer on;
 4. running RPCs may finish within the grace; what is left ends with UNAVAILABLE, so that clients resume elsewhere;
-5. watchers hear the end, the port closes, the service lets go of its resources, the metrics port closes last.
+5. watchers hear the end, the port closes, the service releases its resources, the metrics port closes last.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _RELEASE_SECONDS = 20.0  # for the service's own stop
 
 
 def server_options(settings: ServiceSettings) -> list[tuple[str, int]]:
-    """Channel arguments of every server."""
+    """Returns the channel arguments of every server."""
     return [
         ("grpc.so_reuseport", 0),  # two servers on one port by accident would share it in silence
         ("grpc.max_receive_message_length", settings.max_message_bytes),
@@ -65,7 +65,7 @@ def server_options(settings: ServiceSettings) -> list[tuple[str, int]]:
 
 
 class RunningService:
-    """Start with `bind`, then `start`; end with `drain` and `stop`."""
+    """Serves one service. Start it with `bind`, then `start`; end it with `drain` and `stop`."""
 
     def __init__(self, service: Service, settings: ServiceSettings) -> None:
         self._service = service
@@ -111,7 +111,7 @@ class RunningService:
         self.lifecycle.on_change(self._show_state)
 
     async def bind(self) -> None:
-        """Opens both ports; from here on probes are answered, and work is refused. Raises StartError."""
+        """Opens both ports; from here on probes are answered and work is refused. Raises StartError."""
         if api_implementation.Type() != "upb":
             logger.warning(
                 "protobuf runs on its slow %r implementation instead of upb: expect half the throughput",
@@ -131,7 +131,7 @@ class RunningService:
         try:
             port = self._open(join(host, port))
         except RuntimeError:
-            raise StartError(f"cannot serve gRPC on {join(host, port)}: the port is not to be had") from None
+            raise StartError(f"cannot serve gRPC on {join(host, port)}: the port cannot be bound") from None
         self.address = join(host, port)
         await self._server.start()
 
@@ -141,7 +141,7 @@ class RunningService:
         self.lifecycle.mark_started()
 
     async def drain(self, *, propagation: float, grace: float) -> None:
-        """Steps 1 to 4 above; seconds."""
+        """Does steps 1 to 4 above; the arguments are seconds."""
         lifecycle = self.lifecycle
         lifecycle.mark_stopping()
         if lifecycle.started:
@@ -150,10 +150,12 @@ class RunningService:
         if self.running.work:
             logger.info("waiting up to %g s for running requests", grace, extra={"running": self.running.by_method()})
         if not await self.running.wait_for_work(grace):
-            logger.warning("the grace is over: cutting what runs", extra={"running": self.running.by_method()})
+            logger.warning(
+                "the grace period is over: running requests are ended", extra={"running": self.running.by_method()}
+            )
 
     async def stop(self) -> None:
-        """Step 5. Also after a start that failed half-way; a second call does nothing."""
+        """Does step 5, also after a start that failed half-way; a second call does nothing."""
         if self._stopped:
             return
         self._stopped = True
@@ -161,7 +163,7 @@ class RunningService:
         self.lifecycle.mark_refusing()
         self._health.close()
         if not await self.running.cut(_OBEY_SECONDS, spare=f"/{HEALTH}/"):
-            logger.error("handlers do not end when told to", extra={"running": self.running.by_method()})
+            logger.error("handlers do not end after cancellation", extra={"running": self.running.by_method()})
         await self._server.stop(_FLUSH_SECONDS)
         try:
             await asyncio.wait_for(self._service.stop(), _RELEASE_SECONDS)

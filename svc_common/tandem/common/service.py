@@ -1,4 +1,4 @@
-"""What a service is, and the one object that says whether it may take work."""
+"""The interface of a service, and the object that decides whether it may take work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ State = Literal["starting", "serving", "draining", "stopped"]
 
 
 class Service(Protocol):
-    """What a service gives.
+    """The interface of a service.
 
     These attributes are optional; methods are full names (`/package.Service/Method`):
 
@@ -28,16 +28,17 @@ class Service(Protocol):
 
     @property
     def name(self) -> str:
-        """The full proto service name: readiness is told under it, and its new RPCs are refused while draining."""
+        """Returns the full proto service name: readiness is told under it, and its new RPCs are refused while
+        draining."""
         ...
 
     @property
     def metrics(self) -> ServiceMetrics:
-        """Its registry."""
+        """Returns the service's metrics with their registry."""
         ...
 
     async def start(self, lifecycle: Lifecycle) -> None:
-        """Makes ready; the port answers health and admin meanwhile. May be cancelled. Raises StartError.
+        """Makes the service ready; the port answers health and admin meanwhile. May be cancelled. Raises StartError.
 
         Runs on the event loop that also answers probes: long work belongs into threads or processes.
         """
@@ -48,12 +49,12 @@ class Service(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Lets go of everything. Called once, also after a start that failed or was cancelled."""
+        """Releases all resources. Called once, also after a start that failed or was cancelled."""
         ...
 
 
 class Lifecycle:
-    """Readiness and draining. Use it from the event loop only.
+    """Tracks readiness and draining. Use it from the event loop only.
 
     Health is SERVING exactly when the service has started, says that it is ready, and neither drains nor stops.
     New RPCs are accepted from the end of `start` on until draining refuses them; a service that is not ready for a
@@ -73,7 +74,7 @@ class Lifecycle:
 
     @property
     def state(self) -> State:
-        """starting -> serving <-> draining -> stopped."""
+        """Returns the state: starting -> serving <-> draining -> stopped."""
         if self._stopped:
             return "stopped"
         if self._stopping or self._draining:
@@ -82,28 +83,28 @@ class Lifecycle:
 
     @property
     def serving(self) -> bool:
-        """What health says."""
+        """Tells whether health says SERVING."""
         return self.state == "serving" and self._ready
 
     @property
     def accepting(self) -> bool:
-        """Whether new RPCs of the service are let in."""
+        """Tells whether new RPCs of the service are let in."""
         return self._started and not self._draining and not self._refusing and not self._stopped
 
     @property
     def started(self) -> bool:
-        """Whether `start` has returned."""
+        """Tells whether `start` has returned."""
         return self._started
 
     def set_ready(self, ready: bool) -> None:
-        """Tells that the service can (not) work now. While draining it is remembered, not shown."""
+        """Sets whether the service can work now. While draining it is remembered, not shown."""
         self._ready = ready
         self._changed()
 
     def set_draining(self, draining: bool) -> None:
         """Refuses new RPCs at once, or takes that back. A stop that has begun cannot be taken back."""
         if draining != self._draining:
-            logger.info("draining was asked for" if draining else "draining was taken back")
+            logger.info("draining was requested" if draining else "draining was revoked")
         self._draining = draining
         self._changed()
 
@@ -125,22 +126,22 @@ class Lifecycle:
         self._listeners.append(listener)
 
     def mark_started(self) -> None:
-        """`start` has returned."""
+        """Records that `start` has returned."""
         self._started = True
         self._changed()
 
     def mark_stopping(self) -> None:
-        """NOT_SERVING from now on; RPCs are still let in, as balancers need time to hear of it."""
+        """Tells NOT_SERVING from now on; RPCs are still let in, as balancers need time to learn of it."""
         self._stopping = True
         self._changed()
 
     def mark_refusing(self) -> None:
-        """New RPCs are refused from now on."""
+        """Refuses new RPCs from now on."""
         self._refusing = True
         self._changed()
 
     def mark_stopped(self) -> None:
-        """The end."""
+        """Records that the service has stopped."""
         self._stopped = True
         self._changed()
 

@@ -1,4 +1,4 @@
-"""Settings from flags, environment, a TOML file and defaults, in that order of precedence.
+"""Reads settings from flags, environment, a TOML file and defaults, in that order of precedence.
 
 One field gives one flag (`--log-level`), one environment variable (`TANDEM_WORKER_LOG_LEVEL`) and one key of the file
 (`log_level` or `log-level`). pydantic-settings makes the flags and reads the variables. What it lacks is here: it
@@ -40,7 +40,7 @@ _METAVARS = {"int": "N", "float": "X", "str": "TEXT", "Path": "PATH", "tuple[str
 
 
 def _items(value: object) -> object:
-    """One variable holds a list as JSON, or as its items between commas."""
+    """Reads a list from one variable: as JSON, or as items between commas."""
     if not isinstance(value, str):
         return value
     if not value.lstrip().startswith("["):
@@ -55,7 +55,7 @@ Strings = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items)]
 
 
 class ServerSettings(BaseSettings):
-    """What every server can be told. A server's own class says `cli_prog_name` and `env_prefix`."""
+    """Settings of every server. A server's own class sets `cli_prog_name` and `env_prefix`."""
 
     model_config = SettingsConfigDict(
         extra="forbid",
@@ -78,16 +78,22 @@ class ServerSettings(BaseSettings):
     log_format: Literal["human", "json"] = Field(default="human", description="for a terminal or for a collector")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="lowest level shown")
     max_message_bytes: int = Field(
-        default=16 << 20, ge=1024, le=(1 << 31) - 1, description="longest request message that is accepted"
+        default=16 << 20,
+        ge=1024,
+        le=(1 << 31) - 1,
+        description="length of the longest request message that is accepted",
     )
     max_concurrent_calls: int = Field(
-        default=4096, ge=1, description="calls that may be open at once; more are refused with advice when to come back"
+        default=4096, ge=1, description="calls that may be open at once; more are refused with a time to retry after"
     )
     drain_propagation_seconds: float = Field(
-        default=0.0, ge=0, le=3600, description="still accept for so long after health has said NOT_SERVING"
+        default=0.0,
+        ge=0,
+        le=3600,
+        description="seconds in which requests are still accepted after health says NOT_SERVING",
     )
     drain_grace_seconds: float = Field(
-        default=30.0, ge=0, le=86400, description="let running requests finish for so long before a stop"
+        default=30.0, ge=0, le=86400, description="seconds for running requests to finish before a stop"
     )
     tls_certificate: Path | None = Field(
         default=None,
@@ -105,7 +111,7 @@ class ServerSettings(BaseSettings):
         default=None, description="write the addresses here, as JSON, once requests are served"
     )
     exit_when_stdin_closes: bool = Field(
-        default=False, description="stop when standard input ends: our parent holds it open as long as it lives"
+        default=False, description="stop when standard input ends: a parent process holds it open while it lives"
     )
 
     @model_validator(mode="after")
@@ -124,12 +130,12 @@ class ServerSettings(BaseSettings):
         *_: PydanticBaseSettingsSource,
         **others: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What is made in code reads neither flags nor variables; `load_settings` does."""
+        """Reads neither flags nor variables where settings are made in code; `load_settings` does."""
         return (init_settings,)
 
 
 class ServiceSettings(ServerSettings):
-    """What every gRPC service can be told."""
+    """Settings of every gRPC service."""
 
     reflection: bool = Field(default=False, description="gRPC server reflection, for grpcurl and the like")
 
@@ -157,7 +163,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _flags(cls: type[ServerSettings], argv: Sequence[str]) -> dict[str, Any]:
-    """The flags that were given. Prints help or version and exits when asked to."""
+    """Returns the flags that were given. Prints help or version and exits when asked to."""
 
     def add(parser: _Parser, *names: str, **told: Any) -> None:
         told["help"] = re.sub(r" \(default: (\0|\(\)|)\)", "", told["help"])
@@ -177,7 +183,7 @@ def _flags(cls: type[ServerSettings], argv: Sequence[str]) -> dict[str, Any]:
 
 
 def _environment(cls: type[ServerSettings]) -> dict[str, Any]:
-    """The variables with our prefix. Those that mean nothing get a warning, for which the log is not set up yet."""
+    """Returns the variables with our prefix. Unknown ones become warnings for later: the log is not set up yet."""
     values = EnvSettingsSource(cls)()
     for variable, text in sorted(os.environ.items()):
         suffix = variable.removeprefix(_variable(cls, ""))
@@ -195,7 +201,7 @@ def _environment(cls: type[ServerSettings]) -> dict[str, Any]:
 
 
 def _file(cls: type[ServerSettings], path: str) -> dict[str, Any]:
-    """The keys of a TOML file; an unknown one is an error."""
+    """Returns the keys of a TOML file; an unknown one is an error."""
     try:
         content = tomllib.loads(Path(path).read_text("utf-8"))
     except OSError as error:
@@ -233,7 +239,7 @@ def _prog(cls: type[ServerSettings]) -> str:
 
 
 def _variable(cls: type[ServerSettings], name: str) -> str:
-    """The environment variable of a setting."""
+    """Returns the environment variable of a setting."""
     return f"{cls.model_config.get('env_prefix', '')}{name.upper()}"
 
 

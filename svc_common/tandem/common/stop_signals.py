@@ -1,4 +1,4 @@
-"""What asks a process to end: SIGTERM, SIGINT, the end of standard input."""
+"""Turns SIGTERM, SIGINT and the end of standard input into a request to stop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandem.common.service import Lifecycle
 
 @contextlib.contextmanager
 def stop_on_signals(lifecycle: Lifecycle, *, supervised: bool) -> Iterator[None]:
-    """SIGTERM or SIGINT asks for a drain; the second one ends the process at once, with code 128 + its number.
+    """Requests a drain at SIGTERM or SIGINT; the second one ends the process at once, with code 128 + its number.
 
     These are plain signal handlers, not the event loop's: the second signal must work when the loop is stuck.
     `supervised`: SIGINT is ignored, because Ctrl-C reaches our parent as well, and that one tells us what to do.
@@ -44,7 +44,7 @@ def stop_on_signals(lifecycle: Lifecycle, *, supervised: bool) -> Iterator[None]
 
 
 def stop_on_end_of_stdin(lifecycle: Lifecycle) -> threading.Event:
-    """Asks for a drain when standard input ends, which is how we learn of the death of a parent, SIGKILL included.
+    """Requests a drain when standard input ends, which is how we learn that a parent died, even by SIGKILL.
 
     The event that is answered is set then.
     """
@@ -66,7 +66,7 @@ def leave_with_parent() -> None:
 
 
 def _when_stdin_ends(act: Callable[[], None]) -> None:
-    """In a thread of its own."""
+    """Calls `act` in a thread of its own when standard input ends."""
 
     def watch() -> None:
         # Not through sys.stdin: the interpreter could not close it at its end while this thread reads.

@@ -1,4 +1,4 @@
-"""TLS and mutual TLS from PEM files, which are read again when they change: certificates are rotated while we run."""
+"""Reads PEM files for TLS and mutual TLS, again when they change: certificates are rotated while we run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Certificate chain, private key and, for mutual TLS, the authorities of client certificates."""
+    """Names the certificate chain, the private key and, for mutual TLS, the authorities of client certificates."""
 
     certificate: Path
     key: Path
@@ -30,7 +30,7 @@ class TlsFiles:
         return tuple(path for path in (self.certificate, self.key, self.client_ca) if path is not None)
 
     def stamp(self) -> Stamp:
-        """Changes when a file does. Raises OSError."""
+        """Returns a value that changes when a file does. Raises OSError."""
         stats = [os.stat(path) for path in self.paths]  # noqa: PTH116  (follows the links of mounted secrets)
         return tuple((each.st_mtime_ns, each.st_size, each.st_ino) for each in stats)
 
@@ -53,7 +53,7 @@ class TlsFiles:
 
 
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """Credentials that follow the files. Raises StartError when they are no good now.
+    """Makes credentials that follow the files. Raises StartError when the files are unusable now.
 
     Files that are no good later (half of a rotation) are reported, and the certificate in use stays.
     """
@@ -64,7 +64,7 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     current = files.load()
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
-        """gRPC asks before each handshake; None: nothing new."""
+        """Returns new credentials, or None for no change; gRPC calls it before each handshake."""
         nonlocal stamp
         try:
             now = files.stamp()

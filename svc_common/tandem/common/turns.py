@@ -1,6 +1,5 @@
-"""Steps that hold the event loop for milliseconds: one at a time, and a pause behind each for all others. However many
-large requests come at once, nobody waits for more than one of them.
-"""
+"""Runs steps that hold the event loop for milliseconds one at a time, with a pause behind each. However many large
+requests come at once, other tasks wait for one of them at most."""
 
 from __future__ import annotations
 
@@ -15,14 +14,14 @@ T = TypeVar("T")
 
 
 class Turns:
-    """Of one event loop."""
+    """Gives turns on one event loop."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
     async def run(self, step: Callable[[], T]) -> T:
-        """What `step` returns or raises, when its turn has come. The pause behind it is as long as it took, and the
-        caller does not wait for it."""
+        """Runs `step` when its turn has come and returns or raises what it does. The pause behind it is as long as it
+        took, and the caller does not wait for it."""
         await self._lock.acquire()
         began = time.perf_counter()
         try:
