@@ -33,8 +33,14 @@ from local_engine import EngineUnavailableError, engine_answers, local_engine, r
 from local_images import local_base_image, local_prometheus_image
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-SERVICES = ("tokenizer", "worker", "prometheus")
-JOBS = {"tandem-tokenizer": 1, "tandem-worker": 2, "prometheus": 1}  # targets of each job, with two workers
+OWN_SERVICES = ("tokenizer", "worker", "http")
+SERVICES = (*OWN_SERVICES, "prometheus")
+JOBS = {
+    "tandem-tokenizer": 1,
+    "tandem-worker": 2,
+    "tandem-http": 1,
+    "prometheus": 1,
+}  # targets of each job, with two workers
 BUILD_SECONDS = 1800  # torch is large
 STOP_SECONDS = 30  # a process that has not ended by then is killed, and its exit code tells
 
@@ -91,8 +97,9 @@ def free_ports(count: int) -> range:
 
 def project_environment(base: dict[str, str]) -> dict[str, str]:
     """A project of its own, on free ports, with the demo model: nothing that runs here already is disturbed."""
-    tokenizer, prometheus, first_worker, last_worker = free_ports(4)
+    tokenizer, prometheus, http, first_worker, last_worker = free_ports(5)
     own = {
+        "COMPOSE_PROFILES": "http",
         "COMPOSE_PROJECT_NAME": f"tandem-test-{os.getpid()}",
         "TANDEM_VERSION": f"test-{os.getpid()}",
         "MODEL_DIR": "./models/demo",
@@ -100,6 +107,7 @@ def project_environment(base: dict[str, str]) -> dict[str, str]:
         "BIND_ADDRESS": "127.0.0.1",
         "TOKENIZER_PORT": str(tokenizer),
         "PROMETHEUS_PORT": str(prometheus),
+        "HTTP_PORT": str(http),
         "WORKER_PORT": f"{first_worker}-{last_worker}",  # one of them for each worker
         "WORKER_THREADS": "1",
     }
@@ -137,6 +145,29 @@ def check_completion(stack: Stack) -> None:
     check(bool(texts[0].strip()), "the completion is empty")
     check(texts[0] == texts[1], f"two workers answer the same request differently: {texts!r}")
     say(f"two workers answered alike: {texts[0]!r}")
+
+
+def over_http(stack: Stack, prompt: str, **parameters: object) -> str:
+    """The text of a completion through the HTTP door, streamed."""
+    body = json.dumps({"model": "demo", "prompt": prompt, "stream": True, **parameters}).encode()
+    url = f"http://{stack.address('http', 8000)}/v1/completions"
+    request = urllib.request.Request(url, body, {"content-type": "application/json"})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=60) as response:
+        events = [line[len(b"data: ") :].strip() for line in response if line.startswith(b"data: ")]
+    check(events[-1] == b"[DONE]", f"the stream ends with {events[-1:]}")
+    return "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
+
+
+def check_http(stack: Stack) -> None:
+    """The door gives the text that the SDK gives."""
+    from tandem.client import Client
+
+    addresses = {"tokenizer": stack.address("tokenizer", 50051), "worker": stack.address("worker", 50052)}
+    with Client(**addresses) as client:
+        expected = client.generate("ROMEO:\n", max_tokens=40, seed=7, timeout=60).text
+    told = over_http(stack, "ROMEO:\n", max_tokens=40, seed=7)
+    check(told == expected, f"over HTTP {told!r} instead of {expected!r}")
 
 
 def check_discovery(stack: Stack) -> None:
@@ -220,6 +251,7 @@ def some_traffic(stack: Stack) -> None:
     """A little of everything that the dashboards draw as a ratio or a quantile: without it they say 0/0."""
     from tandem.client import Client, Regex
 
+    over_http(stack, "ROMEO:\n", max_tokens=8)
     for index in range(1, 3):
         addresses = {"tokenizer": stack.address("tokenizer", 50051), "worker": stack.address("worker", 50052, index)}
         with Client(**addresses, timeout=60) as client:
@@ -294,7 +326,7 @@ def process_facts(stack: Stack, container: str) -> dict[str, str]:
 
 def check_logs(stack: Stack) -> None:
     """The services have nothing to warn of: compiled code, say, that the images do not have."""
-    for service in ("tokenizer", "worker"):
+    for service in OWN_SERVICES:
         lines = stack.compose("logs", "--no-log-prefix", "--no-color", service).splitlines()
         told = [json.loads(line[line.index("{") :]) for line in lines if "{" in line]
         check(len(told) >= 2, f"{service} logs {lines}")
@@ -302,14 +334,15 @@ def check_logs(stack: Stack) -> None:
         check(not warnings, f"{service} logs {warnings}")
 
 
-def check_tokenizer_has_no_torch(stack: Stack) -> None:
+def check_small_images_have_no_torch(stack: Stack) -> None:
     listing = "import importlib.metadata as m; print(*sorted(d.name.lower() for d in m.distributions()))"
-    image = stack.image("tokenizer")
-    installed = stack.docker("run", "--rm", "--network=none", "--entrypoint=python", image, "-c", listing).split()
-    check("tandem-llm" in installed, f"the image lists {installed}")
-    heavy = {"torch", "triton", "safetensors"} & set(installed)
-    check(not heavy, f"the tokenizer image has {heavy}")
-    say(f"the tokenizer image has {len(installed)} distributions, none of them torch")
+    for service in ("tokenizer", "http"):
+        image = stack.image(service)
+        installed = stack.docker("run", "--rm", "--network=none", "--entrypoint=python", image, "-c", listing).split()
+        check("tandem-llm" in installed, f"the image lists {installed}")
+        heavy = {"torch", "triton", "safetensors"} & set(installed)
+        check(not heavy, f"the {service} image has {heavy}")
+        say(f"the {service} image has {len(installed)} distributions, none of them torch")
 
 
 def check_gpu_overlay(stack: Stack) -> None:
@@ -358,7 +391,7 @@ def running(stack: Stack) -> Iterator[None]:
     finally:
         with contextlib.suppress(Exception), step("taking the stack down"):
             stack.compose("down", "--volumes", "--remove-orphans", "--timeout=10")
-        for service in ("tokenizer", "worker"):
+        for service in OWN_SERVICES:
             with contextlib.suppress(Exception):
                 stack.docker("image", "rm", "--force", stack.image(service))
 
@@ -368,10 +401,11 @@ def smoke_test(environment: dict[str, str]) -> None:
     with running(stack):
         with step("a completion through each worker"):
             check_completion(stack)
+            check_http(stack)
             check_discovery(stack)
         with step("hardening"):
             check_hardening(stack)
-            check_tokenizer_has_no_torch(stack)
+            check_small_images_have_no_torch(stack)
             check_gpu_overlay(stack)
             check_logs(stack)
         with step("Prometheus"):

@@ -39,6 +39,7 @@ COLUMNS = 24  # of Grafana's grid
 
 MODEL = 'model_name=~"$model",instance=~"$instance"'
 TOKENIZER = 'tokenizer=~"$tokenizer",instance=~"$instance"'
+HTTP = 'job="tandem-http",instance=~"$instance"'
 SERVICE = 'job=~"tandem-.+",instance=~"$instance"'
 
 
@@ -496,6 +497,67 @@ TOKENIZER_SERVICE: dict[str, tuple[Panel, ...]] = {
     ),
 }
 
+HTTP_DOOR: dict[str, tuple[Panel, ...]] = {
+    "Requests": (
+        Panel(
+            "Requests",
+            "reqps",
+            "By status; 499 are those whose caller left, 429 and 503 were told when to come back.",
+            one(rate("tandem_http_requests_total", HTTP, "status"), "{{status}}"),
+            stacked=True,
+        ),
+        Panel(
+            "Running",
+            "none",
+            "Requests that run now, by route.",
+            one(f"sum by (route) (tandem_http_in_flight{{{HTTP}}})", "{{route}}"),
+            stacked=True,
+        ),
+        Panel(
+            "Time of a request",
+            "s",
+            "From its headers to the end of its answer.",
+            quantiles("tandem_http_request_seconds", HTTP, 0.5, 0.95, 0.99),
+        ),
+        Panel(
+            "Time to first token",
+            "s",
+            "From the call at the door until output was there.",
+            quantiles("tandem_client_time_to_first_token_seconds", HTTP, 0.5, 0.95, 0.99),
+        ),
+    ),
+    "Tokens and workers": (
+        Panel(
+            "Tokens a second",
+            "none",
+            "Of requests that came to their end; cached ones are among those of the prompts.",
+            one(rate("tandem_http_tokens_total", HTTP, "kind"), "{{kind}}"),
+        ),
+        Panel(
+            "Workers",
+            "none",
+            "Those that the doors know, by health.",
+            one(f"sum by (health) (tandem_client_workers{{{HTTP}}})", "{{health}}"),
+        ),
+        Panel(
+            "Answers",
+            "reqps",
+            "How the generations behind requests ended, and how often another server took one over.",
+            (
+                Series(rate("tandem_client_requests_total", HTTP, "outcome"), "{{outcome}}"),
+                Series(rate("tandem_client_failovers_total", HTTP) + " or vector(0)", "taken over"),
+            ),
+        ),
+        Panel(
+            "Parts of the first token",
+            "s",
+            "Means: encoding, queue and prefill, first text.",
+            one(mean("tandem_client_hop_seconds", HTTP, "hop"), "{{hop}}"),
+            stacked=True,
+        ),
+    ),
+}
+
 BOTH_SERVICES: dict[str, tuple[Panel, ...]] = {
     "RPCs": (
         Panel(
@@ -661,6 +723,7 @@ def dashboards() -> dict[str, str]:
         "tokenizer.json": build(
             "Tandem: tokenizer", "tandem-tokenizer", TOKENIZER_SERVICE, tokenizer, instance("tandem-tokenizer")
         ),
+        "http.json": build("Tandem: HTTP door", "tandem-http", HTTP_DOOR, instance("tandem-http")),
         "services.json": build("Tandem: services", "tandem-services", BOTH_SERVICES, instance("tandem-.+")),
     }
 

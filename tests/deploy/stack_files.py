@@ -13,7 +13,9 @@ from typing import Any
 import yaml
 from prometheus_client import CollectorRegistry
 
+from tandem.client.metrics import metrics_in
 from tandem.common.metrics import ServiceMetrics
+from tandem.http.metrics import HttpMetrics
 from tandem.tokenizer.rpc.metrics import TokenizerMetrics
 from tandem.worker.front.metrics import WorkerMetrics
 
@@ -78,10 +80,12 @@ class Dockerfile:
 
 
 def exported_names() -> set[str]:
-    """Every series name that a freshly started tokenizer or worker can show."""
+    """Every series name that a freshly started tokenizer, worker or HTTP door can show."""
     worker, tokenizer = ServiceMetrics("tandem-worker"), ServiceMetrics("tandem-tokenizer")
     WorkerMetrics(worker.registry, "demo")
-    registries: list[CollectorRegistry] = [worker.registry, tokenizer.registry, TokenizerMetrics().registry]
+    door = HttpMetrics().registry
+    metrics_in(door)
+    registries: list[CollectorRegistry] = [worker.registry, tokenizer.registry, TokenizerMetrics().registry, door]
     names = set()
     for registry in registries:
         for metric in registry.collect():

@@ -6,6 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -13,6 +14,7 @@ from tandem.common.settings import load_settings
 from tandem.http.settings import HttpSettings
 from tests.deploy.stack_files import Dockerfile, compose, seconds
 from tests.deploy.test_compose import requirements
+from tests.deploy.test_kubernetes import STOP_SECONDS, manifests
 
 
 @pytest.fixture
@@ -69,3 +71,48 @@ def test_its_image_has_neither_torch_nor_a_tokenizer_library(repository: Path) -
     listed = " ".join(requirements(repository, "http"))
     assert "starlette" in listed and "uvicorn" in listed and "grpcio" in listed
     assert "torch" not in listed and "sentencepiece" not in listed
+
+
+@pytest.fixture
+def cluster(repository: Path) -> dict[str, dict[str, Any]]:
+    """The manifests of the component, by kind."""
+    folder = repository / "deploy" / "kubernetes" / "http"
+    listed = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    assert (listed["kind"], listed["resources"]) == ("Component", ["http.yaml"])
+    found = {each["kind"]: each for each in manifests(folder)}
+    for manifest in found.values():
+        kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+    return found
+
+
+def test_the_pods_of_a_cluster_are_as_those_of_the_services(
+    cluster: dict[str, dict[str, Any]],
+    repository: Path,
+    dockerfile: Dockerfile,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pod = cluster["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    for name, value in dockerfile.environment.items() | {(each["name"], each["value"]) for each in container["env"]}:
+        monkeypatch.setenv(name, value)
+    settings = load_settings(HttpSettings, [])
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"http": settings.port, "metrics": settings.metrics_port}
+    assert [(port["port"], port["targetPort"]) for port in cluster["Service"]["spec"]["ports"]] == [(8000, "http")]
+    assert container["readinessProbe"]["httpGet"] == {"path": "/healthz?ready", "port": "metrics"}
+    needed = settings.drain_propagation_seconds + settings.drain_grace_seconds + STOP_SECONDS
+    assert needed <= pod["terminationGracePeriodSeconds"] <= needed + 10
+    labels = cluster["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    for place in ("Service", "PodDisruptionBudget", "Deployment"):
+        selector = cluster[place]["spec"]["selector"]
+        assert selector.get("matchLabels", selector) == labels
+    policy = cluster["NetworkPolicy"]["spec"]
+    assert policy["podSelector"]["matchLabels"] == labels
+    assert [rule["ports"][0]["port"] for rule in policy["ingress"]] == [settings.port, settings.metrics_port]
+    base = {(each["kind"], each["metadata"]["name"]): each for each in manifests(repository / "deploy/kubernetes/base")}
+    tokenizer = base["Deployment", "tandem-tokenizer"]["spec"]["template"]["spec"]
+    assert pod["securityContext"] == tokenizer["securityContext"]
+    assert container["securityContext"] == tokenizer["containers"][0]["securityContext"]
+    for address in (settings.tokenizer_address, *settings.worker_address):
+        name, _, port = address.removeprefix("dns:///").partition(":")
+        assert [each["port"] for each in base["Service", name]["spec"]["ports"]] == [int(port)]

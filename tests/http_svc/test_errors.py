@@ -18,7 +18,9 @@ from tandem.client import (
     UnavailableError,
 )
 from tandem.client.errors import BY_CODE
-from tandem.http.errors import BY_STATUS, from_tandem
+from tandem.http.chat import read_chat
+from tandem.http.completions import read_completion
+from tandem.http.errors import BY_STATUS, ApiError, from_tandem
 from tests.http_svc.conftest import Stack
 
 pytestmark = pytest.mark.slow
@@ -81,9 +83,11 @@ def test_what_is_ignored_on_purpose_is_ignored(client: openai.OpenAI) -> None:
     [
         (b"{", {}, 400, "invalid_json"),
         (b"\xff", {}, 400, "invalid_json"),
-        (b"[" * 100_000, {}, 400, None),
+        (b"[]", {}, 400, None),
         (b"{}", {"content-type": "text/plain"}, 415, "unsupported_media_type"),
         (b" " * (5 << 20), {}, 413, "request_too_large"),
+        (b'{"metadata":[' + b"[]," * 70_000 + b"[]]}", {}, 413, "request_too_large"),
+        (b'{"metadata":' + b"[" * 20_000 + b"]" * 20_000 + b"}", {}, 400, "invalid_json"),
         (json.dumps({**ASKED, "model": "gpt"}).encode(), {}, 404, "model_not_found"),
     ],
 )  # fmt: skip
@@ -95,6 +99,16 @@ def test_bodies_that_are_none(
     assert answer.status_code == status
     assert code is None or answer.json()["error"]["code"] == code
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_what_texts_hold_does_not_count_as_lists_and_objects() -> None:
+    text = json.dumps('[{"a": "\\"}]' * 70_000)
+    fields = read_completion(b'{"model":"demo","prompt":' + text.encode() + b"}")
+    assert fields.prompt == json.loads(text)
+    calls = [{"function": {"name": "f", "arguments": json.dumps([[]] * 70_000)}}]
+    body = {**ASKED, "messages": [{"role": "assistant", "tool_calls": calls}]}
+    with pytest.raises(ApiError, match="called with"):
+        read_chat(json.dumps(body).encode()).prompt()
 
 
 def test_a_long_body_without_a_length_is_cut_off(stack: Stack) -> None:

@@ -31,6 +31,7 @@ from tandem.http.settings import HttpSettings
 from tandem.tokenizer.rpc.server import TokenizerService
 from tandem.tokenizer.settings import TokenizerSettings
 from tests.http_svc.conftest import Stack, tokenizer_folder
+from tests.integration.worker_process import running_worker
 from tests.svc_common.certificates import Authority
 
 pytestmark = pytest.mark.slow
@@ -377,3 +378,33 @@ def test_the_page_tells_all_settings_and_metrics(repository: Path) -> None:
             assert f"`{family.name}{'_total' if family.type == 'counter' else ''}`" in page, family.name
     for name in OWN:
         assert f"`{name}`" in page, name
+
+
+async def test_streams_survive_the_loss_of_a_worker(stack: Stack, tmp_path: Path) -> None:
+    prompts = [f"{name}:" for name in ("ROMEO", "JULIET", "HAMLET", "LEAR", "MACBETH", "OTHELLO", "PUCK", "ARIEL")]
+    asked: dict[str, Any] = {"max_tokens": 150, "seed": 5}
+    flags = (f"--model={stack.model}", f"--tokenizer-address={stack.tokenizer}")
+    async with stack.client() as sdk:
+        expected = [result.text for result in await sdk.generate_batch(prompts, ignore_eos=True, **asked)]
+    async with (
+        running_worker(tmp_path, *flags) as second,
+        running_door(stack, worker_address=(stack.worker, second.address)) as server,
+        openai.AsyncOpenAI(base_url=f"http://{server.address}/v1", api_key="none", max_retries=0) as client,
+    ):
+
+        async def streamed(prompt: str) -> str:
+            stream = await client.completions.create(
+                model="demo", prompt=prompt, stream=True, extra_body={"ignore_eos": True}, **asked
+            )
+            return "".join([chunk.choices[0].text async for chunk in stream])
+
+        async def begun() -> bool:
+            return (await second.load(check=False)).running_requests > 0
+
+        streams = asyncio.gather(*map(streamed, prompts))
+        await until(begun)
+        assert second.process is not None
+        second.process.kill()
+        assert await streams == expected
+        failovers = server.metrics.registry.get_sample_value("tandem_client_failovers_total", {"service": "worker"})
+        assert failovers

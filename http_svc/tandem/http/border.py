@@ -60,6 +60,7 @@ class Border:
         self._tokens = tokens
         self._max_body_bytes = max_body_bytes
         self._max_calls = max_calls
+        self._open = 0  # requests, their bodies read or not; health aside
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -69,17 +70,19 @@ class Border:
         put_call(scope, call)
         in_flight = self._metrics.in_flight.labels(call.route)
         in_flight.inc()
+        counted = call.route not in OPEN_ROUTES
+        self._open += counted
         try:
             await self._serve(call, scope, headers, receive, self._answering(call, send))
         finally:
+            self._open -= counted
             in_flight.dec()
             self._note(call, scope["method"])
 
     async def _serve(self, call: Call, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         try:
             self._refuse(call, headers)
-            body = await self._body(scope["method"], headers, receive)
-            await self._work(call, scope, body, receive, send)
+            await self._work(call, scope, headers, receive, send)
         except ApiError as error:
             await _tell(error, call, send)
         except TandemError as error:
@@ -94,18 +97,16 @@ class Border:
             logger.exception("request failed")
             await _tell(internal(call.request_id), call, send)
 
-    async def _work(self, call: Call, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+    async def _work(self, call: Call, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         """Runs the handler until it is done or its caller is gone. Raises what it raises."""
+        bodies = [await self._body(scope["method"], headers, receive)]  # taken by the handler, so that nobody keeps it
         gone = asyncio.ensure_future(_disconnected(receive))
-        given = False
 
         async def receive_body() -> Message:
-            nonlocal given
-            if given:
+            if not bodies:
                 await asyncio.wait([gone])
                 return {"type": "http.disconnect"}
-            given = True
-            return {"type": "http.request", "body": body, "more_body": False}
+            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
 
         work = asyncio.ensure_future(self._app(scope, receive_body, send))
         call.running = RunningRpc(call.route, work, work=call.route not in OPEN_ROUTES)
@@ -153,7 +154,7 @@ class Border:
             if self._lifecycle.started:
                 raise unavailable("this server is draining and takes no new work", "draining")
             raise unavailable("this server is starting", "starting")
-        if len(self._running) >= self._max_calls:
+        if self._open > self._max_calls:
             message = f"{self._max_calls} requests are open, which is the limit"
             raise ApiError(429, message, type="rate_limit_error", code="too_many_requests", retry_after=1)
 

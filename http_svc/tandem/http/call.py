@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.requests import Request
 from starlette.types import Scope
@@ -35,6 +36,11 @@ class Call:
     running: RunningRpc | None = None
 
     @property
+    def options(self) -> dict[str, Any]:
+        """Keywords of every call of the SDK that is made for it."""
+        return {"request_id": self.request_id, "metadata": self.trace}
+
+    @property
     def dialect(self) -> Dialect:
         """How it is answered."""
         return dialect_of(self.route)
@@ -55,6 +61,13 @@ def call_of(request: Request) -> Call:
     call = request.scope["state"]["call"]
     assert isinstance(call, Call)
     return call
+
+
+async def body_of(request: Request) -> bytes:
+    """The whole body, which nobody else keeps."""
+    body = (await request.receive())["body"]
+    assert isinstance(body, bytes)
+    return body
 
 
 def told_of(error: TandemError, call: Call) -> ApiError:

@@ -27,16 +27,13 @@ from tandem.client import (
     ToolCall,
 )
 from tandem.http.answers import UsageBody, finish_reason, usage_of
-from tandem.http.call import Call, call_of
+from tandem.http.call import Call, body_of, call_of
+from tandem.http.conversations import check_count, conversation_of
 from tandem.http.errors import wrong
 from tandem.http.fields import ABSENT, GenerationFields, Json, check_size, decoder, is_given, object_of, text_of
 from tandem.http.logprobs import ChatLogprobs, chat_logprobs
 from tandem.http.sse import EventStream, event
 from tandem.http.upstream import Upstream
-from tandem.limits.fields import limits_of
-from tandem.tokenizer.v1 import tokenizer_pb2
-
-MAX_MESSAGES = limits_of(tokenizer_pb2.EncodeChatRequest.DESCRIPTOR)["messages"].bound
 
 # --- the request
 
@@ -132,19 +129,18 @@ class HasConversation(Protocol):
     add_generation_prompt: bool
 
 
-def conversation_of(
+def conversation_in(
     fields: HasConversation, arguments: Mapping[str, Any] | None = None, *, with_tools: bool = True
 ) -> Conversation:
-    """As the SDK has it; `arguments` are for the template too. Raises ApiError."""
-    if len(fields.messages) > MAX_MESSAGES:
-        raise wrong("messages", f"must have at most {MAX_MESSAGES} elements, not {len(fields.messages)}")
+    """What a request asks about; `arguments` are for the template too. Raises ApiError."""
+    check_count(len(fields.messages), "messages")
     tools = fields.tools if with_tools and fields.tools else []
     check_size([*tools, fields.chat_template_kwargs], "tools" if tools else "chat_template_kwargs")
-    return Conversation(
-        messages=[message.message(f"messages[{index}]") for index, message in enumerate(fields.messages)],
-        tools=[object_of(tool, f"tools[{index}]") for index, tool in enumerate(tools)],
-        template_arguments={**(arguments or {}), **object_of(fields.chat_template_kwargs, "chat_template_kwargs")},
-        add_generation_prompt=fields.add_generation_prompt,
+    return conversation_of(
+        [message.message(f"messages[{index}]") for index, message in enumerate(fields.messages)],
+        [object_of(tool, f"tools[{index}]") for index, tool in enumerate(tools)],
+        {**(arguments or {}), **object_of(fields.chat_template_kwargs, "chat_template_kwargs")},
+        fields.add_generation_prompt,
     )
 
 
@@ -178,7 +174,7 @@ class ChatFields(GenerationFields, kw_only=True):
     def prompt(self) -> Conversation:
         """The conversation. Raises ApiError."""
         arguments = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        return conversation_of(self, arguments, with_tools=self.shows_tools)
+        return conversation_in(self, arguments, with_tools=self.shows_tools)
 
     def generation(self, call: Call) -> GenerateOptions:
         """The keywords of the SDK. Raises ApiError."""
@@ -272,7 +268,7 @@ class ChatCompletions:
 
     async def create(self, request: Request) -> Response:
         """The answer."""
-        call, fields = call_of(request), read_chat(await request.body())
+        call, fields = call_of(request), read_chat(await body_of(request))
         call.stream = bool(fields.stream)
         options, conversation = fields.generation(call), fields.prompt()
         call.names["prompt"] = "messages"

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from tandem.client import AsyncStream, Chunk, GenerateOptions, GenerationResult, Output, Prompt, Usage, Vocabulary
 from tandem.http.answers import UsageBody, finish_reason, usage_of
-from tandem.http.call import Call, call_of
+from tandem.http.call import Call, body_of, call_of
 from tandem.http.errors import wrong
 from tandem.http.fields import GenerationFields, decoder
 from tandem.http.logprobs import CompletionLogprobs
@@ -106,7 +106,7 @@ class Completions:
 
     async def create(self, request: Request) -> Response:
         """The answer."""
-        call, fields = call_of(request), read_completion(await request.body())
+        call, fields = call_of(request), read_completion(await body_of(request))
         call.stream = bool(fields.stream)
         prompts, options = fields.prompts(), fields.generation()
         call.names["prompts"] = "prompt"
@@ -116,7 +116,10 @@ class Completions:
         answer = _Answers(call, fields, vocabulary)
         client = self._upstream.client
         if fields.stream:
-            streams = [client.stream(prompt, **options) for prompt in prompts]
+            streams = [
+                client.stream(prompt, **cast(GenerateOptions, {**options, "request_id": f"{call.request_id}-{place}"}))
+                for place, prompt in enumerate(prompts)
+            ]
             return EventStream(request, answer.events(streams))
         results = await client.generate_batch(prompts, **options)
         return Response(msgspec.json.encode(await answer.whole(results)), media_type="application/json")

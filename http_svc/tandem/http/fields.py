@@ -16,6 +16,7 @@ from tandem.client.sampling import LIMITS
 from tandem.http.errors import ApiError, from_decoding, wrong
 from tandem.limits.fields import Kind
 
+MAX_CONTAINERS = 1 << 16  # lists and objects of a body
 MAX_JSON_BYTES = 256 << 10  # of tools and template arguments together: Python walks through them
 
 _TYPES: Mapping[Kind, Any] = {
@@ -136,14 +137,32 @@ def decoder(cls: type[F]) -> Callable[[bytes], F]:
     decode = msgspec.json.Decoder(whole).decode
 
     def made(body: bytes) -> F:
+        check_containers(body, "the body")
         try:
             return cast(F, decode(body))
+        except RecursionError:
+            raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
         except msgspec.MsgspecError as error:
             raise from_decoding(error) from None
         except UnicodeDecodeError:
             raise ApiError(400, "the body is not valid UTF-8", code="invalid_json") from None
 
     return made
+
+
+def check_containers(text: bytes, what: str) -> None:
+    """Raises ApiError for JSON that would take Python long to make: a MiB of empty lists takes it a third of a second,
+    in which nobody else is served. What strings hold does not count, and is looked at only where it matters."""
+    if _containers(text) > MAX_CONTAINERS and _containers(_without_strings(text)) > MAX_CONTAINERS:
+        raise ApiError(413, f"{what} has more than {MAX_CONTAINERS} lists and objects", code="request_too_large")
+
+
+def _containers(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{")
+
+
+def _without_strings(text: bytes) -> bytes:
+    return b"".join(text.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
 
 
 def is_given(value: Json) -> bool:

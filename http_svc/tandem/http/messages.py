@@ -26,8 +26,8 @@ from tandem.client import (
     Usage,
 )
 from tandem.http.answers import aborted
-from tandem.http.call import Call, call_of
-from tandem.http.chat import MAX_MESSAGES
+from tandem.http.call import Call, body_of, call_of
+from tandem.http.conversations import check_count, conversation_of
 from tandem.http.errors import wrong
 from tandem.http.fields import ABSENT, Json, OwnFields, check_size, decoder, is_given, object_of, text_of
 from tandem.http.sse import EventStream, named_event
@@ -147,8 +147,9 @@ class PromptFields(OwnFields, kw_only=True):
 
     def conversation(self) -> Conversation:
         """As the SDK has it. Raises ApiError."""
-        if not self.messages or len(self.messages) > MAX_MESSAGES:
-            raise wrong("messages", f"must have 1 to {MAX_MESSAGES} elements")
+        if not self.messages:
+            raise wrong("messages", "must have at least one element")
+        check_count(len(self.messages), "messages")
         if self.messages[-1].role == "assistant":
             raise wrong("messages", "must not end with the assistant's: nothing is said for it", "not_served")
         if self.thinking is not None and self.thinking.type != "disabled":
@@ -163,10 +164,10 @@ class PromptFields(OwnFields, kw_only=True):
             arguments = {"reasoning_effort": self.output_config.effort, **arguments}
         system = [] if self.system is None else [ChatMessage("system", _text(self.system, "system"))]
         given = [each.messages(f"messages[{index}]") for index, each in enumerate(self.messages)]
-        return Conversation(
-            messages=[*system, *(message for several in given for message in several)],
-            tools=[tool.tool(f"tools[{index}]") for index, tool in enumerate(tools)],
-            template_arguments=arguments,
+        return conversation_of(
+            [*system, *(message for several in given for message in several)],
+            [tool.tool(f"tools[{index}]") for index, tool in enumerate(tools)],
+            arguments,
         )
 
 
@@ -236,12 +237,12 @@ class Messages:
 
     async def count(self, request: Request) -> Response:
         """How many tokens a prompt has."""
-        call, fields = call_of(request), read_count(await request.body())
+        call, fields = call_of(request), read_count(await body_of(request))
         return JSONResponse({"input_tokens": len(await self._encode(fields, call))})
 
     async def create(self, request: Request) -> Response:
         """The next message."""
-        call, fields = call_of(request), read_messages(await request.body())
+        call, fields = call_of(request), read_messages(await body_of(request))
         call.stream = bool(fields.stream)
         options = fields.generation(call)
         # The prompt's length is told before anything else.
@@ -260,9 +261,7 @@ class Messages:
         call.names["prompt"] = "messages"
         conversation = fields.conversation()
         await self._upstream.check_model(fields.model, call)
-        return await self._upstream.client.encode_chat(
-            conversation, tokenizer=self._upstream.tokenizer, metadata=call.trace
-        )
+        return await self._upstream.client.encode_chat(conversation, tokenizer=self._upstream.tokenizer, **call.options)
 
 
 class _Answer:

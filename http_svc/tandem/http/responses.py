@@ -26,8 +26,8 @@ from tandem.client import (
     Usage,
 )
 from tandem.http.answers import aborted
-from tandem.http.call import Call, call_of
-from tandem.http.chat import MAX_MESSAGES
+from tandem.http.call import Call, body_of, call_of
+from tandem.http.conversations import check_count, conversation_of
 from tandem.http.errors import wrong
 from tandem.http.fields import ABSENT, Json, OwnFields, StreamOptions, check_size, decoder, is_given, object_of
 from tandem.http.fields import text_of as json_of
@@ -139,10 +139,10 @@ class ResponseFields(OwnFields, kw_only=True):
         if self.reasoning is not None and self.reasoning.effort is not None:
             arguments = {"reasoning_effort": self.reasoning.effort, **arguments}
         first = [] if self.instructions is None else [ChatMessage("system", self.instructions)]
-        return Conversation(
-            messages=[*first, *_messages(self.input)],
-            tools=[_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)],
-            template_arguments=arguments,
+        return conversation_of(
+            [*first, *_messages(self.input)],
+            [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)],
+            arguments,
         )
 
     def generation(self, call: Call) -> GenerateOptions:
@@ -168,8 +168,9 @@ class ResponseFields(OwnFields, kw_only=True):
 def _messages(given: str | list[Item]) -> list[ChatMessage]:
     if isinstance(given, str):
         return [ChatMessage("user", given)]
-    if not given or len(given) > MAX_MESSAGES:
-        raise wrong("input", f"must be a text or have 1 to {MAX_MESSAGES} elements")
+    if not given:
+        raise wrong("input", "must have at least one element")
+    check_count(len(given), "input")
     messages: list[ChatMessage] = []
     for index, item in enumerate(given):
         place = f"input[{index}]"
@@ -269,7 +270,7 @@ class Responses:
 
     async def create(self, request: Request) -> Response:
         """The answer."""
-        call, fields = call_of(request), read_response(await request.body())
+        call, fields = call_of(request), read_response(await body_of(request))
         call.stream = bool(fields.stream)
         call.names["prompt"] = "input"
         options, conversation = fields.generation(call), fields.asked()

@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tandem.client import Encoding
-from tandem.http.call import call_of
-from tandem.http.chat import MessageFields, conversation_of
+from tandem.http.call import body_of, call_of
+from tandem.http.chat import MessageFields, conversation_in
 from tandem.http.errors import wrong
 from tandem.http.fields import ABSENT, Json, decoder
 from tandem.http.upstream import Upstream
@@ -58,16 +58,16 @@ class Tokens:
 
     async def tokenize(self, request: Request) -> Response:
         """Text or messages to ids."""
-        call, fields = call_of(request), read_tokenize(await request.body())
+        call, fields = call_of(request), read_tokenize(await body_of(request))
         if (fields.prompt is None) == (fields.messages is None):
             raise wrong("prompt", "or messages must be given, and only one of them")
         if fields.model:
             await self._upstream.check_model(fields.model, call)
-        options: dict[str, Any] = {"tokenizer": self._upstream.tokenizer, "metadata": call.trace}
+        options: dict[str, Any] = {"tokenizer": self._upstream.tokenizer, **call.options}
         options["pieces"] = fields.return_token_strs
         encoding: Encoding
         if fields.messages is not None:
-            conversation = conversation_of(fields)  # type: ignore[arg-type]  # its messages are not None
+            conversation = conversation_in(fields)  # type: ignore[arg-type]  # its messages are not None
             encoding = await self._upstream.client.encode_chat(conversation, **options)
         else:
             assert fields.prompt is not None
@@ -90,12 +90,12 @@ class Tokens:
 
     async def detokenize(self, request: Request) -> Response:
         """Ids to text, control tokens included."""
-        call, fields = call_of(request), read_detokenize(await request.body())
+        call, fields = call_of(request), read_detokenize(await body_of(request))
         call.names["ids"] = "tokens"
         if fields.model:
             await self._upstream.check_model(fields.model, call)
         text = await self._upstream.client.decode(
-            fields.tokens, tokenizer=self._upstream.tokenizer, metadata=call.trace, unparse_special=True
+            fields.tokens, tokenizer=self._upstream.tokenizer, unparse_special=True, **call.options
         )
         return _json(Detokenized(text))
 

@@ -119,7 +119,7 @@ class Upstream:
 
     def options(self, call: Call, model: str, salt: str = "") -> dict[str, Any]:
         """Keywords of every generation of this request."""
-        found: dict[str, Any] = {"model": model, "tokenizer": self.tokenizer, "metadata": call.trace}
+        found: dict[str, Any] = {"model": model, "tokenizer": self.tokenizer, **call.options}
         if self._salts:
             # Lengths keep every pair of caller and salt apart; the digest has one length.
             found["cache_salt"] = hashlib.sha256(f"{len(call.caller)}:{call.caller}{salt}".encode()).hexdigest()
