@@ -11,9 +11,16 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2
 from prometheus_client import CollectorRegistry
 
-from tandem.client import AsyncClient, FailoverSettings, GenerationResult, InvalidArgumentError, decode_calls
+from tandem.client import (
+    AsyncClient,
+    FailoverSettings,
+    GenerationResult,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    decode_calls,
+)
 from tandem.client.deadline import Deadline
-from tandem.client.decoding import TextDecoder
+from tandem.client.decoding import FULL_CALLS, TextDecoder
 from tandem.client.metrics import ClientMetrics
 from tandem.client.rpc import CallContext
 from tandem.common.run_service import serving
@@ -123,6 +130,20 @@ async def test_what_a_draining_or_full_call_refuses_goes_on_in_another(
         streams += await begin(client, worker, 1)
         assert tokenizer.decode_calls == (11 if full else 2)
         assert texts(await finish(worker, streams)) == {TEXT}
+
+
+async def test_a_tokenizer_that_has_room_in_no_call_is_not_asked_for_ever(
+    worker: CountingWorker, tokenizer: ByteTokenizer, tokenizer_address: str
+) -> None:
+    tokenizer.refuse_streams = [refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS")] * 1000
+    async with (
+        serving_workers(worker) as addresses,
+        AsyncClient(tokenizer_address, addresses, failover=QUICK, timeout=None) as client,
+    ):
+        with pytest.raises(ResourceExhaustedError) as refused:
+            await begin(client, worker, 1)
+    assert refused.value.reason == "TOO_MANY_STREAMS"
+    assert tokenizer.decode_calls == 1 + FULL_CALLS + QUICK.attempts
 
 
 async def test_a_stream_that_is_cancelled_ends_at_the_server_while_others_go_on(

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 import grpc
 import pytest
 import pytest_asyncio
 
+from tandem.inference.v1 import admin_pb2
 from tandem.inference.v1 import inference_pb2 as pb
 from tests.integration.worker_process import Worker, greedy, running_worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 TOKENS = {name: f"the token of {name}" for name in ("flood", "other", "third")}
+OPERATOR = "the token of an operator"
 PLACES = 8
 LONG, SHORT = (300, 200), (20, 40)  # tokens in and out
 
@@ -24,13 +26,18 @@ LONG, SHORT = (300, 200), (20, 40)  # tokens in and out
 async def worker(random_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Worker]:
     folder = tmp_path_factory.mktemp("worker")
     (folder / "tokens").write_text("".join(f"{name}: {token}\n" for name, token in TOKENS.items()))
+    (folder / "operators").write_text(f"{OPERATOR}\n")
     flags = (
         "--page-size=16",
         "--kv-cache-tokens=8192",
         f"--max-running-requests={PLACES}",
         "--max-waiting-requests=24",
     )
-    shared = (f"--auth-token-file={folder / 'tokens'}", "--cache-per-caller")
+    shared = (
+        f"--auth-token-file={folder / 'tokens'}",
+        f"--admin-token-file={folder / 'operators'}",
+        "--cache-per-caller",
+    )
     async with running_worker(folder, "--model", str(random_llama), *flags, *shared) as worker:
         yield worker
 
@@ -119,3 +126,32 @@ async def test_callers_share_no_cached_page_where_the_cache_is_each_callers_own(
     assert (await flood.send(request)).usage.cached_prompt_tokens > 100
     assert (await other.send(request)).usage.cached_prompt_tokens < 16
     assert (await other.send(request)).usage.cached_prompt_tokens > 100
+
+
+async def test_a_request_is_aborted_by_its_own_caller_and_by_operators_and_is_unknown_to_others(worker: Worker) -> None:
+    async def abort(token: str, *ids: str) -> list[str]:
+        metadata = (("authorization", f"Bearer {token}"),)
+        answer = await worker.inference.Abort(pb.AbortRequest(request_ids=ids), timeout=60, metadata=metadata)
+        return list(answer.aborted_ids)
+
+    for token in (TOKENS["flood"], OPERATOR):
+        flood = Caller(worker, "flood")
+        request = greedy([5, 6, 7], 300)
+        request.request_id = "mine"
+        stream = asyncio.create_task(flood.send(request))
+        await flood.first.wait()
+        assert await abort(TOKENS["other"], "mine", "unknown") == []
+        assert await abort(token, "mine", "unknown") == ["mine"]
+        assert (await stream).reason == pb.FINISH_REASON_CANCELLED
+
+
+async def test_a_caller_has_the_load_and_no_check_of_the_page_table(worker: Worker) -> None:
+    def load(token: str, check: bool) -> Awaitable[admin_pb2.GetLoadResponse]:
+        request = admin_pb2.GetLoadRequest(check_integrity=check)
+        return worker.admin.GetLoad(request, timeout=60, metadata=(("authorization", f"Bearer {token}"),))
+
+    assert (await load(TOKENS["other"], check=False)).pages_total
+    assert (await load(OPERATOR, check=True)).integrity_ok
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await load(TOKENS["other"], check=True)
+    assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED

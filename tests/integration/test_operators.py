@@ -100,7 +100,8 @@ async def test_a_cleared_cache_is_cold(address: str, token: Path) -> None:
 
 async def test_who_is_no_operator_may_look_and_not_touch(address: str) -> None:
     async with AsyncClient(worker=address, failover=NO_FAILOVER, timeout=60) as caller:
-        for attempt in (caller.set_draining(True), caller.clear_prefix_cache()):
+        attempts = (caller.set_draining(True), caller.clear_prefix_cache(), caller.get_loads(check_integrity=True))
+        for attempt in attempts:
             with pytest.raises(UnauthenticatedError):
                 await attempt
         assert (await caller.get_loads())[address].integrity_error is None
@@ -109,8 +110,10 @@ async def test_who_is_no_operator_may_look_and_not_touch(address: str) -> None:
     assert code == 1 and "asks for a bearer token" in errors
 
 
-async def test_status_checks_the_page_table_where_it_is_asked_to(address: str) -> None:
-    code, told, _ = await command("status", "--check", f"--worker-address={address}")
+async def test_status_has_an_operator_check_the_page_table_where_it_is_asked_to(address: str, token: Path) -> None:
+    code, _, errors = await command("status", "--check", f"--worker-address={address}")
+    assert code != 0 and "asks for a bearer token" in errors
+    code, told, _ = await command("status", "--check", f"--worker-address={address}", f"--token-file={token}")
     assert code == 0 and "page table" in told and "right" in told
     assert "page table" not in (await command("status", f"--worker-address={address}"))[1]
 

@@ -18,6 +18,8 @@ from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 
 # Servers bound the ids of one request.
 MESSAGE_IDS = 16_384
+# Calls in a row that may be found full by others who were refused with us; a server that goes on so has no room.
+FULL_CALLS = 16
 
 
 class TextDecoder:
@@ -45,6 +47,7 @@ class TextDecoder:
         self._fed.extend(ids)
         replay = self._place is None
         lost = False
+        refused = 0
         while True:
             try:
                 response = await self._send(self._fed if replay else ids, opening=replay, end=end)
@@ -53,6 +56,10 @@ class TextDecoder:
                 if full.reason != "TOO_MANY_STREAMS":
                     raise
                 self.close()
+                refused += 1
+                if refused > FULL_CALLS:
+                    self._patience.failed(full, may_wait=False)
+                    await self._context.sleep(self._patience, full, SERVICE)
                 replay = True
                 continue
             except (UnavailableError, CancelledError) as error:

@@ -63,16 +63,9 @@ class Callers:
         as_caller = None if self._tokens is None else self._tokens.refusal(metadata)
         if self._operators is None:
             return as_caller
-        as_operator = self._operators.refusal(metadata)
-        if as_operator is None:
-            return None
-        if method not in self._operator_methods:
-            return as_caller
-        if self._tokens is not None and as_caller is None:
-            return ServiceError(
-                grpc.StatusCode.PERMISSION_DENIED, "this method is for operators", reason="OPERATORS_ONLY"
-            )
-        return as_operator
+        if method in self._operator_methods:
+            return operator_refusal(self._operators, metadata, known=self._tokens is not None and as_caller is None)
+        return None if self._operators.refusal(metadata) is None else as_caller
 
     def identify(self, context: grpc.aio.ServicerContext[Any, Any]) -> str:
         """Returns the caller's identity, at most 256 characters."""
@@ -88,6 +81,14 @@ class Callers:
         if names := context.peer_identities():
             return f"certificate:{','.join(name.decode(errors='replace') for name in names)}"
         return f"address:{_host(context.peer())}"
+
+
+def operator_refusal(operators: BearerTokens | None, metadata: Metadata, *, known: bool) -> ServiceError | None:
+    """None for who may do what operators do, else what to tell it. `known`: it has a token of a caller."""
+    refusal = None if operators is None else operators.refusal(metadata)
+    if refusal is None or not known:
+        return refusal
+    return ServiceError(grpc.StatusCode.PERMISSION_DENIED, "this is for operators", reason="OPERATORS_ONLY")
 
 
 def _host(peer: str) -> str:

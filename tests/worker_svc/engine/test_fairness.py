@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.worker.engine.engine import Engine
-from tandem.worker.engine.fairness import MAX_REMEMBERED, Fairness
+from tandem.worker.engine.fairness import GUEST_STEPS, MAX_REMEMBERED, Fairness
 from tandem.worker.engine.pages import PageTable
 from tandem.worker.engine.request import Request
 from tandem.worker.engine.scheduler import SCORED_TOKENS, Chunk, Scheduler, SchedulerLimits
@@ -32,9 +32,10 @@ class Watched:
         running: int = 8,
         overlap: bool = False,
         check_every: int = 8,
+        crowd: int | None = None,
     ) -> None:
         self.runner = CountingRunner(pages, page_size)
-        limits = SchedulerLimits(max_batch_tokens=budget, max_running=running)
+        limits = SchedulerLimits(max_batch_tokens=budget, max_running=running, crowd=crowd)
         self.engine = Engine(self.runner, PageTable(pages, page_size), limits, overlap=overlap, costs=Free())
         self.callers: dict[int, str] = {}
         self.given: Counter[str] = Counter()  # tokens computed
@@ -43,6 +44,8 @@ class Watched:
         self.output: Counter[int] = Counter()
         self.ended: set[int] = set()
         self.steps = 0
+        self.decodes: Counter[str] = Counter()  # of the last step
+        self.longest_rest = 0
         self.check_every = check_every
         self._numbers = count()
         self.engine.scheduler = TellingScheduler(self.engine.table, limits, self)
@@ -59,14 +62,19 @@ class Watched:
         scheduler = self.engine.scheduler
         for chunk in chunks:
             self.given[chunk.request.caller] += chunk.length
+        self.decodes = Counter(chunk.request.caller for chunk in chunks if chunk.length == 1)
+        self.longest_rest = max([self.longest_rest, *(each.turn.rested for each in scheduler.running)])
         used = sum(chunk.length for chunk in chunks)
         assert used <= scheduler.limits.max_batch_tokens
         if used == scheduler.limits.max_batch_tokens or sum(c.length for c in chunks if c.scores) >= SCORED_TOKENS:
             return
         planned = {chunk.request.number for chunk in chunks}
-        assert all(each.number in planned for each in scheduler.running if not each.complete), "a running one stands"
+        standing = [each for each in scheduler.running if each.number not in planned and not each.complete]
+        assert all(each.turn.rested for each in standing), "a running one stands"
+        assert not standing or {*scheduler.fairness._many} >= {each.caller for each in standing}
         head = scheduler.queue.head
-        if head is not None and len(scheduler.running) < scheduler.limits.max_running:
+        places = scheduler.limits.max_running - len(scheduler.running)
+        if head is not None and places and not scheduler.fairness.keeps_from(head, places):
             wanted = scheduler.table.pages_for(head.num_tokens)
             assert wanted + len(scheduler.running) > scheduler.table.available, "the next one would have fitted"
 
@@ -111,9 +119,10 @@ REQUESTS = st.tuples(
     budget=st.integers(6, 40),
     running=st.integers(1, 6),
     overlap=st.booleans(),
+    crowd=st.sampled_from([None, 1, 2]),
 )
-def test_whoever_asks_nothing_stands_idle_and_everybody_is_served(requests, pages, budget, running, overlap):
-    watched = Watched(pages=pages, budget=budget, running=running, overlap=overlap, check_every=1)
+def test_whoever_asks_nothing_stands_idle_and_everybody_is_served(requests, pages, budget, running, overlap, crowd):
+    watched = Watched(pages=pages, budget=budget, running=running, overlap=overlap, check_every=1, crowd=crowd)
     wanted: dict[int, int] = {}
     for caller, prompt, output, priority, pause in requests:
         for _ in range(pause):
@@ -197,6 +206,72 @@ def test_the_first_token_beside_a_flood_comes_within_twice_the_steps_that_it_tak
     alone, flooded = steps_to_first_token(flooded=False), steps_to_first_token(flooded=True)
     # A step that is in flight already, or in which the first request of the hog comes first, is lost.
     assert flooded <= 2 * alone + 2
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("callers", ["b", "bcde"])
+def test_beside_few_decodes_a_flood_has_as_many_or_the_crowd_and_each_of_its_streams_goes_on(callers, overlap):
+    crowd = 8
+    watched = Watched(pages=4096, budget=128, running=32, overlap=overlap, crowd=crowd)
+    for _ in range(40):
+        watched.submit("flood", 8, 200)
+    for _ in range(20):
+        watched.step()
+    assert watched.decodes["flood"] == 32, "nobody rests for nobody"
+    asking = {watched.submit(caller, 8, 40): caller for caller in callers}
+    before = dict(watched.output)
+    steps = 0
+    while asking:
+        watched.step()
+        steps += 1
+        assert not any(watched.decodes[caller] for caller in callers) or watched.decodes["flood"] <= crowd
+        for number in [number for number in asking if number in watched.ended]:
+            del asking[number]
+    assert steps <= 40 + 2 + 2 * overlap, "one in each step from the first on"
+    kept = [each.number for each in watched.engine.scheduler.running if before.get(each.number)]
+    assert len(kept) >= 32 - len(callers)
+    assert min(watched.output[number] - before[number] for number in kept) >= steps * (crowd - 1) // 32 - 1
+    assert watched.longest_rest <= 32 // crowd + 1
+
+
+def test_a_place_waits_some_steps_for_the_next_request_of_who_has_left_and_then_no_longer():
+    watched = Watched(pages=4096, budget=128, running=8, crowd=4)
+    for _ in range(12):
+        watched.submit("flood", 8, 200)
+    while len(watched.output) < 8:
+        watched.step()
+    for _ in range(3):
+        number = watched.submit("b", 8, 6)
+        while number not in watched.ended:
+            watched.step()
+        ceded = watched.engine.scheduler.statistics.places_ceded
+        assert ceded == 1, "the first request took a place, the next ones had it kept"
+        assert sum(each.caller == "flood" for each in watched.engine.scheduler.running) == 7
+    for _ in range(GUEST_STEPS + 1):
+        watched.step()
+    assert watched.decodes["flood"] >= 7
+    assert len(watched.engine.scheduler.running) == 8
+
+
+def test_nobody_rests_for_a_lower_priority():
+    watched = Watched(pages=4096, budget=128, running=16, crowd=2)
+    for _ in range(8):
+        watched.submit("flood", 8, 60, priority=1)
+    watched.submit("b", 8, 60)
+    for _ in range(20):
+        watched.step()
+    assert watched.decodes == {"flood": 8, "b": 1}
+
+
+def test_a_caller_alone_and_callers_with_equal_shares_never_rest():
+    for callers in ("a", "abcd"):
+        watched = Watched(pages=4096, budget=128, running=16, crowd=1)
+        for _ in range(8):
+            for caller in callers:
+                watched.submit(caller, 8, 20)
+        while watched.engine.has_work:
+            watched.step()
+        assert watched.longest_rest == 0
 
 
 def test_pages_that_a_flood_holds_are_shared_too():

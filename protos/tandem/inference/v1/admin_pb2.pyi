@@ -246,7 +246,7 @@ class GetLoadRequest(_message.Message):
 
     CHECK_INTEGRITY_FIELD_NUMBER: _builtins.int
     check_integrity: _builtins.bool
-    """re-derive the page table's bookkeeping and report; costs milliseconds"""
+    """Re-derive the page table's bookkeeping and report; costs milliseconds. For operators, as ClearPrefixCache is."""
     def __init__(
         self,
         *,

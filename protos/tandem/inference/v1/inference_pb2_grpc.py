@@ -67,7 +67,8 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Ends running or waiting requests; their streams finish with FINISH_REASON_CANCELLED.
+        """Ends running or waiting requests; their streams finish with FINISH_REASON_CANCELLED. Where the worker asks for
+        tokens, others' requests are as unknown as those that are not there, but for an operator's token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -65,7 +65,9 @@ class InferenceServiceStub:
       5. A stream that ends without `finished` for each index ends with a status other than OK.
     """
     Abort: _grpc.UnaryUnaryMultiCallable[_inference_pb2.AbortRequest, _inference_pb2.AbortResponse]
-    """Ends running or waiting requests; their streams finish with FINISH_REASON_CANCELLED."""
+    """Ends running or waiting requests; their streams finish with FINISH_REASON_CANCELLED. Where the worker asks for
+    tokens, others' requests are as unknown as those that are not there, but for an operator's token.
+    """
 
 @_typing.type_check_only
 class InferenceServiceAsyncStub(InferenceServiceStub):
@@ -84,7 +86,9 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
       5. A stream that ends without `finished` for each index ends with a status other than OK.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_inference_pb2.AbortRequest, _inference_pb2.AbortResponse]  # type: ignore[assignment]
-    """Ends running or waiting requests; their streams finish with FINISH_REASON_CANCELLED."""
+    """Ends running or waiting requests; their streams finish with FINISH_REASON_CANCELLED. Where the worker asks for
+    tokens, others' requests are as unknown as those that are not there, but for an operator's token.
+    """
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -112,6 +116,8 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.AbortRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.AbortResponse, _abc.Awaitable[_inference_pb2.AbortResponse]]:
-        """Ends running or waiting requests; their streams finish with FINISH_REASON_CANCELLED."""
+        """Ends running or waiting requests; their streams finish with FINISH_REASON_CANCELLED. Where the worker asks for
+        tokens, others' requests are as unknown as those that are not there, but for an operator's token.
+        """
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -7,19 +7,26 @@ Models" (OSDI 2024).
     lift      a caller that begins to wait has at least the lowest count of those who wait already; where nobody does,
               that of the last who did. So who was idle has saved nothing up, and who comes back is not forgiven
 
+    rest      where steps take the longer the more requests decode, those of callers with more than an equal share of
+              them take turns while others have less: at most `crowd` in a step, or as many as the others have
+    guest     who had nothing here and comes, or has nothing more and leaves, counts as one of the others for
+              GUEST_STEPS: its first step is short too, and a place waits for its next request
+
 Callers that always have something waiting differ by what is in flight at most, and a caller that is alone gets
-everything. Pure integers, the same on every rank.
+everything. Twice as many decodes take a step twice as long at most, so whoever asks for little keeps about half of the
+rate that it has without the others, and more where decodes cost little. Pure integers, the same on every rank.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tandem.worker.engine.request import Request
 
 MAX_REMEMBERED = 1024  # callers that are gone and had more than others
+GUEST_STEPS = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +38,8 @@ class Fairness:
     _waiting: Counter[str] = field(default_factory=Counter)
     _gone: dict[str, None] = field(default_factory=dict)  # those who are remembered, the latest last
     _last: str = ""  # who waited last
+    _guests: dict[str, int] = field(default_factory=dict)  # for so many more steps
+    _many: frozenset[str] = frozenset()  # those with more than an equal share, in a step in which others have less
 
     @property
     def several(self) -> bool:
@@ -43,6 +52,8 @@ class Fairness:
 
     def enter(self, caller: str) -> None:
         """One more request of a caller is here."""
+        if self._here and not self._here[caller]:
+            self._guests[caller] = GUEST_STEPS
         self._here[caller] += 1
         self._served.setdefault(caller, 0)
         self._gone.pop(caller, None)
@@ -56,7 +67,9 @@ class Fairness:
         if not self._here:  # nobody has waited for what the others had
             self._served.clear()
             self._gone.clear()
+            self._guests.clear()
             return
+        self._guests[caller] = GUEST_STEPS
         self._gone[caller] = None
         if len(self._gone) > MAX_REMEMBERED:
             oldest = next(iter(self._gone))
@@ -89,6 +102,39 @@ class Fairness:
             and newcomer.priority >= other.priority
             and self._served[newcomer.caller] <= self._served[other.caller]
         )
+
+    def rest(self, running: Sequence[Request], crowd: int) -> frozenset[int]:
+        """The numbers of those that sit the next step out, of running requests in order of service. Nobody does for
+        one of a lower priority, and the first never does."""
+        self._many = frozenset()
+        if len(self._here) < 2 and not self._guests:
+            return frozenset()
+        active = [request for request in running if not request.complete and not request.held]
+        held = Counter(request.caller for request in active)
+        callers = len(held.keys() | self._guests.keys())
+        self._guests = {caller: steps - 1 for caller, steps in self._guests.items() if steps > 1}
+        few = [request for request in active if held[request.caller] * callers < len(active)]
+        if not active or (not few and callers == len(held)):
+            return frozenset()
+        self._many = frozenset(caller for caller, count in held.items() if count * callers > len(active))
+        priority = max((request.priority for request in few), default=0)
+        many = [each for each in active[1:] if each.caller in self._many and each.priority <= priority]
+        many = [each for each in many if each.owed == 1 and each.num_computed and not each.scoring]
+        many.sort(key=lambda each: (-each.turn.rested, each.turn.arrival))
+        turns: Counter[str] = Counter()
+        order: list[tuple[int, Request]] = []  # the first of each caller, then each one's second
+        for request in many:
+            order.append((turns[request.caller], request))
+            turns[request.caller] += 1
+        order.sort(key=lambda each: each[0])
+        room = max(crowd, len(few)) - (active[0].caller in self._many)
+        for place, (_, request) in enumerate(order):
+            request.turn.rested = request.turn.rested + 1 if place >= room else 0
+        return frozenset(request.number for request in many if request.turn.rested)
+
+    def keeps_from(self, newcomer: Request, places: int) -> bool:
+        """Whether the last `places` that are free are not for this one, but for guests."""
+        return newcomer.caller in self._many and places <= len(self._guests)
 
     def check(self, waiting: Iterable[Request], running: Iterable[Request]) -> None:
         """Raises AssertionError where the counts are not those of these requests."""

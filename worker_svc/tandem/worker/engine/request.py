@@ -116,6 +116,7 @@ class Turn:
     arrival: int = 0
     overtaken: int = 0  # later arrivals that were admitted first
     charged: int = 0  # tokens that its caller was charged for
+    rested: int = 0  # steps on end without it, for the sake of other callers
 
 
 @dataclass(slots=True)

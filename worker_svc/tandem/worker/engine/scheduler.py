@@ -3,8 +3,9 @@
 One rule and no modes: a request owes the keys and values of its tokens (`owed = num_tokens - num_computed`), and every
 step hands out a budget of tokens. A prefill owes many, a decode owes one, a preempted request owes everything again.
 
-    1. Running requests that owe one token (decodes) get it first; no prefill can hold up a stream. Then their drafts
-       get what there is without taking a page from anybody, up to half of the budget.
+    1. Running requests that owe one token (decodes) get it first; no prefill can hold up a stream. Of a caller with
+       many of them some may sit a step out while others have few (`fairness.py`). Then their drafts get what there is
+       without taking a page from anybody, up to half of the budget.
     2. Running requests that owe more get chunks: by priority, then by what their callers had (`fairness.py`), then by
        arrival. A chunk that does not finish what is owed ends on a page boundary where it can, so that whole pages are
        published.
@@ -46,6 +47,7 @@ class SchedulerLimits:
 
     max_batch_tokens: int
     max_running: int
+    crowd: int | None = None  # decodes of `fairness.rest`; None: nobody rests
 
     def __post_init__(self) -> None:
         if self.max_running < 1:
@@ -189,6 +191,8 @@ class Scheduler:
         admitting = True
         while budget.tokens > 0:
             request, waiting = self._next_prefill(prefills), self.queue.head if admitting else None
+            if waiting is not None and self.fairness.keeps_from(waiting, self.limits.max_running - len(self.running)):
+                waiting = None
             if waiting is not None and (request is None or self.fairness.precedes(waiting, request)):
                 admitting = self._admission(waiting, budget)
                 if admitting:
@@ -205,10 +209,11 @@ class Scheduler:
     def _decodes(self, budget: Budget) -> list[Request]:
         """The first rule; returns the running requests that owe more than a token, in order."""
         prefills: list[Request] = []
-        chunks, size = budget.chunks, self.table.page_size
+        chunks, size, crowd = budget.chunks, self.table.page_size, self.limits.crowd
+        resting = frozenset[int]() if crowd is None else self.fairness.rest(self.running, crowd)
         for request in list(self.running):
             computed, pages, in_flight = request.num_computed, request.pages, request.in_flight
-            waits = request.matcher is not None and request.held
+            waits = request.number in resting or (request.matcher is not None and request.held)
             if waits or ((in_flight.pending or in_flight.ended) and request.complete):
                 continue
             if request.num_tokens + in_flight.pending != computed + 1 or not computed or request.scoring:

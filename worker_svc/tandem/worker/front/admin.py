@@ -11,8 +11,9 @@ from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tandem.common.by_name import fields_of
+from tandem.common.callers import Metadata
 from tandem.common.contract import limit_violations
-from tandem.common.errors import invalid_argument
+from tandem.common.errors import ServiceError, invalid_argument
 from tandem.common.metrics import version
 from tandem.common.run_service import Lifecycle
 from tandem.inference.v1 import admin_pb2 as pb
@@ -40,6 +41,10 @@ class Worker(Protocol):
 
     def serves(self, model: str) -> None:
         """Raises NOT_FOUND unless `model` is empty or the one that is served."""
+        ...
+
+    def operator_refusal(self, metadata: Metadata) -> ServiceError | None:
+        """Why a caller that was let in may not do what operators do."""
         ...
 
 
@@ -77,6 +82,9 @@ class AdminServicer(admin_pb2_grpc.WorkerAdminServiceServicer):
         self, request: pb.GetLoadRequest, context: grpc.aio.ServicerContext[pb.GetLoadRequest, pb.GetLoadResponse]
     ) -> pb.GetLoadResponse:
         if request.check_integrity:
+            refusal = self._worker.operator_refusal(tuple(context.invocation_metadata() or ()))
+            if refusal is not None:
+                raise refusal
             return pb.GetLoadResponse.FromString(await self.forward("GetLoad", request))
         load = self._worker.supervisor.load
         return pb.GetLoadResponse(**fields_of(pb.GetLoadResponse, load, load.statistics))

@@ -18,7 +18,7 @@ import numpy as np
 
 from tandem.common.bearer_tokens import BearerTokens
 from tandem.common.by_name import fields_of
-from tandem.common.callers import caller_var
+from tandem.common.callers import Metadata, caller_var, operator_refusal
 from tandem.common.contract import limit_violations
 from tandem.common.errors import (
     FieldViolation,
@@ -402,12 +402,24 @@ class WorkerService:
         self.admission.leave(running.admitted_tokens, time.monotonic(), len(running.streams), running.caller)
         self.supervisor.abandon(running.streams)
 
-    def abort(self, request_ids: list[str]) -> list[str]:
-        """Ends requests; returns those that were there."""
-        found = [request_id for request_id in dict.fromkeys(request_ids) if request_id in self._running]
-        for request_id in found:
-            self.supervisor.abort(self._running[request_id].streams)
-        return found
+    def operator_refusal(self, metadata: Metadata) -> ServiceError | None:
+        """Why a caller that was let in may not do what operators do."""
+        return operator_refusal(self.operators, metadata, known=self.settings.auth_token_file is not None)
+
+    def abort(self, request_ids: list[str], metadata: Metadata) -> list[str]:
+        """Ends requests; returns those that were there. Where tokens are asked for, others' are not, but for an
+        operator."""
+        everybodys = (
+            self.settings.auth_token_file is None
+            if self.operators is None
+            else (self.operators.refusal(metadata) is None)
+        )
+        caller = caller_var.get()
+        running = (self._running.get(request_id) for request_id in dict.fromkeys(request_ids))
+        found = [each for each in running if each is not None and (everybodys or each.caller == caller)]
+        for each in found:
+            self.supervisor.abort(each.streams)
+        return [each.request_id for each in found]
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -459,7 +471,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """See inference.proto."""
         if violations := list(limit_violations(request, _ABORT_LIMITS)):
             raise invalid_argument(violations)
-        return pb.AbortResponse(aborted_ids=self._worker.abort(list(request.request_ids)))
+        metadata = tuple(context.invocation_metadata() or ())
+        return pb.AbortResponse(aborted_ids=self._worker.abort(list(request.request_ids), metadata))
 
 
 def _digest(request: pb.GenerateRequest) -> bytes:

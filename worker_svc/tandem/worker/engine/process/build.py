@@ -46,6 +46,7 @@ from tandem.worker.model.weights import MadeOf
 logger = logging.getLogger("tandem.worker.engine")
 
 DEFAULT_DRAFT_TOKENS = 4  # with a draft model
+CPU_CROWD = 8  # of `SchedulerLimits`; on a card a step of 64 decodes takes hardly longer than one of eight
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,11 @@ def _engine(
     return Engine(
         runner,
         PageTable(pages.pages, pages.page_size),
-        SchedulerLimits(max_batch_tokens=config.step_tokens, max_running=config.max_running_requests),
+        SchedulerLimits(
+            max_batch_tokens=config.step_tokens,
+            max_running=config.max_running_requests,
+            crowd=CPU_CROWD if runner.device.type == "cpu" else None,
+        ),
         grammars=_grammars(config, checkpoint.config.vocab_size, sorted(checkpoint.eos_ids), ranks),
         draft_runner=draft,
         draft_context_length=draft.model.config.context_length if draft is not None else 0,
