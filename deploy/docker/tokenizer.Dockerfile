@@ -18,11 +18,9 @@ RUN python3 requirements.py pyproject.toml tokenizer > requirements.txt \
       -r requirements.txt \
  && (/opt/tandem/bin/python -m compileall -q -j 0 /opt/tandem/lib || echo "not every module was compiled")
 COPY . .
-# -P: what is installed, and not the sources that lie here, is tried and gets its compiled code.
-RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
+# The C is compiled into the package. -P: what is installed, and not the sources that lie here, is tried.
+RUN TANDEM_WHEEL=${BUILD_PACKAGES:+compiled} python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
  && /opt/tandem/bin/python -P -c "import tandem.tokenizer.rpc.server, tandem.common.healthcheck" \
- && (test -z "$BUILD_PACKAGES" || (/opt/tandem/bin/python -P -m tandem.tokenizer.native \
-      && /opt/tandem/bin/python -P -m tandem.common.message_limits)) \
  && ! /opt/tandem/bin/python -P -c "import torch" 2>/dev/null
 
 FROM ${BASE}

@@ -23,11 +23,9 @@ RUN python3 requirements.py pyproject.toml worker > requirements.txt \
       -r requirements.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
  && (/opt/tandem/bin/python -m compileall -q -j 0 /opt/tandem/lib || echo "not every module was compiled")
 COPY . .
-# -P: what is installed, and not the sources that lie here, is tried and gets its compiled code.
-RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
- && /opt/tandem/bin/python -P -c "import tandem.worker.front.server, tandem.common.healthcheck" \
- && (test -z "$BUILD_PACKAGES" || (/opt/tandem/bin/python -P -m tandem.worker.model.cpu.native \
-      && /opt/tandem/bin/python -P -m tandem.common.message_limits))
+# The C is compiled into the package. -P: what is installed, and not the sources that lie here, is tried.
+RUN TANDEM_WHEEL=${BUILD_PACKAGES:+compiled} python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
+ && /opt/tandem/bin/python -P -c "import tandem.worker.front.server, tandem.common.healthcheck"
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="tandem-worker" \

@@ -208,7 +208,13 @@ def test_the_build_context_holds_all_that_the_wheel_is_made_of(repository: Path)
     allowed = {line[1:] for line in (repository / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     project = tomllib.loads((repository / "pyproject.toml").read_text())
     packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    files = ["pyproject.toml", "constraints.txt", project["project"]["readme"], *project["project"]["license-files"]]
+    files = [
+        "pyproject.toml",
+        "hatch_build.py",
+        "constraints.txt",
+        project["project"]["readme"],
+        *project["project"]["license-files"],
+    ]
     for needed in [*files, *(package.split("/")[0] for package in packages), "deploy/docker/requirements.py"]:
         assert needed in allowed, needed
         assert (repository / needed).exists(), needed

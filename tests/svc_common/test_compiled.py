@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
 import resource
 import shutil
@@ -26,7 +28,7 @@ logging.basicConfig(format="%(message)s", stream=sys.stderr)
 compiled._COMPILE_SECONDS = float(sys.argv[2])
 sources = compiled.CSources(Path(sys.argv[1]), "answer", ("answer.c",), (), {"answer": ([], compiled.ctypes.c_int)})
 if sys.argv[3:] == ["beside"]:
-    sources.main()
+    print(sources.compile_into(sources.folder, portable=True))
 else:
     library = sources.load(logging.getLogger("test"), "nothing is answered")
     print(library.tandem_answer() if library else None)
@@ -196,7 +198,7 @@ def test_where_others_may_write_to_the_cache_the_library_is_made_in_a_private_pl
     counting.cache.chmod(0o777)
     before = counting.runs
     assert counting.answer() == "42"
-    assert f"what is compiled is not kept: {counting.cache}: others may write to it (mode 777)" in counting.log
+    assert f"compiled libraries cannot be kept in {counting.cache}: others may write to it (mode 777)" in counting.log
     assert counting.runs == before + 1
     assert len(counting.kept()) == kept
     assert list(counting.temporary.iterdir()) == []
@@ -212,7 +214,7 @@ def test_without_a_cache_that_can_be_written_the_library_is_made_in_a_private_pl
     else:
         machine.environment["XDG_CACHE_HOME"] = str(machine.sources / "answer.c")
     assert machine.answer() == "42"
-    assert "what is compiled is not kept" in machine.log
+    assert "compiled libraries cannot be kept in" in machine.log
     assert list(machine.temporary.iterdir()) == []
 
 
@@ -285,13 +287,12 @@ def test_another_compiler_or_another_processor_has_a_library_of_its_own(machine:
     assert native.name.startswith("answer-")
 
 
-def test_a_library_beside_its_sources_needs_no_compiler_and_only_the_last_one_stays(machine: Machine) -> None:
-    first = machine.compile_beside()
+def test_a_library_beside_its_sources_needs_no_compiler(machine: Machine) -> None:
+    machine.compile_beside()
     machine.write(43)
-    second = machine.compile_beside()
-    assert sorted(machine.sources.glob("*.so")) == [second] != [first]
+    library = machine.compile_beside()
     # Python would prefer `answer.so` to `answer.py`, and find no module in it
-    assert not second.name.partition(".")[0].isidentifier()
+    assert not library.name.partition(".")[0].isidentifier()
     machine.environment |= {"PATH": str(machine.tools), "CC": ""}
     assert (machine.answer(), machine.log) == ("43", "")
     assert not machine.cache.exists()
@@ -300,9 +301,44 @@ def test_a_library_beside_its_sources_needs_no_compiler_and_only_the_last_one_st
     assert "no C compiler" in machine.log
 
 
-def test_nothing_is_compiled_beside_sources_that_others_may_write_to(machine: Machine) -> None:
-    machine.sources.chmod(0o777)
-    process = machine.start("beside")
-    out, errors = process.communicate(timeout=120)
-    assert (out, process.returncode) == ("", 1)
-    assert "others may write to it" in errors
+def test_a_library_beside_its_sources_may_be_as_open_as_they_are(counting: Machine) -> None:
+    """As a umask of 2 leaves them: who may write the sources has no need to write the library."""
+    library = counting.compile_beside()
+    library.chmod(0o664)
+    (counting.sources / "answer.c").chmod(0o664)
+    counting.sources.chmod(0o775)
+    assert (counting.answer(), counting.log, counting.runs) == ("42", "", 1)
+    library.chmod(0o666)
+    assert counting.answer() == "42"
+    assert f"{library} is not loaded: others may write to it (mode 666)" in counting.log
+    assert counting.runs == 2
+
+
+def test_a_library_beside_its_sources_that_this_system_cannot_load_is_made_again(counting: Machine) -> None:
+    library = counting.compile_beside()
+    strange = b"not for this system"
+    stem, _, content = library.stem.rpartition("-")
+    other = library.with_name(f"{stem}-{hashlib.sha256(strange).hexdigest()[: len(content)]}.so")
+    library.unlink()
+    other.write_bytes(strange)
+    assert counting.answer() == "42"
+    assert f"{other} is not loaded: {other}: " in counting.log
+    assert counting.runs == 2
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="-march is another flag elsewhere")
+def test_a_library_for_others_is_for_the_oldest_processor_whatever_the_compilers_command_says(machine: Machine) -> None:
+    machine.environment["CC"] = str(machine.compiler(f'echo "$@" >> {machine.tools}/words; exec cc "$@"'))
+    machine.environment["CC"] += " -march=native"
+    library = machine.compile_beside()
+    words = (machine.tools / "words").read_text().split()
+    assert [word for word in words if word.startswith("-march")] == ["-march=native", "-march=x86-64"]
+    assert f"-{os.uname().machine}-" in library.name
+    machine.environment |= {"PATH": str(machine.tools), "CC": ""}
+    assert (machine.answer(), machine.log) == ("42", "")
+
+
+def test_without_its_instructions_a_library_is_not_even_made(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    martian = compiled.CSources(tmp_path, "answer", ("answer.c",), (), {}, instructions=("martian",))
+    assert martian.load(logging.getLogger("test"), "nothing is answered") is None
+    assert caplog.records == []

@@ -48,8 +48,8 @@ REQUESTS: list[type[Message]] = [
 @pytest.fixture(params=["C", "Python"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "Python":
-        monkeypatch.setattr(message_limits, "_library", lambda: None)
-    elif message_limits._library() is None:
+        monkeypatch.setattr(message_limits, "library", lambda: None)
+    elif message_limits.library() is None:
         pytest.skip("no C compiler")
     return str(request.param)
 
@@ -114,7 +114,7 @@ def test_both_ways_agree_on_any_bytes_and_refuse_no_message_that_protobuf_parses
 
     with pytest.MonkeyPatch.context() as patch:
         in_c = look()
-        patch.setattr(message_limits, "_library", lambda: None)
+        patch.setattr(message_limits, "library", lambda: None)
         assert look() == in_c
     try:
         kind.FromString(raw)
@@ -174,4 +174,4 @@ def test_the_compiled_function_is_the_one_that_counts() -> None:
     """A machine with a compiler must not fall back to Python in silence."""
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         pytest.skip("no C compiler")
-    assert isinstance(message_limits._library(), ctypes.CDLL)
+    assert isinstance(message_limits.library(), ctypes.CDLL)

@@ -1,8 +1,7 @@
-"""Compiles the C sources of a package when they are first needed, with the machine's own compiler, and keeps the
-library.
+"""Compiles the C sources of a package: for a wheel, or when they are first needed, with the machine's own compiler.
 
-A library is kept beside its sources (`main`, for images without a compiler) or in `$XDG_CACHE_HOME/tandem`
-(`~/.cache/tandem`) as `NAME-MACHINE-SOURCES-COMPILER-CONTENT.so`:
+A library lies beside its sources, where a wheel has brought it, or in `$XDG_CACHE_HOME/tandem` (`~/.cache/tandem`) as
+`NAME-MACHINE-SOURCES-COMPILER-CONTENT.so`:
 
 | part | what it tells |
 |---|---|
@@ -12,8 +11,15 @@ A library is kept beside its sources (`main`, for images without a compiler) or 
 | CONTENT | hash of the file itself |
 
 Loading a library runs its code, and a damaged one ends the process with SIGBUS. So nothing is loaded whose content is
-not that of its name, or that anybody but this user and root could have written. What is refused is said in the log and
-compiled again: where it is kept, or, where that folder is not safe or cannot be written, for this process alone.
+not that of its name, or that anybody could have written but this user, root and, beside the sources, who may write
+these: they would be compiled instead. What is refused is said in the log and compiled again: into the cache, or, where
+that is not safe or cannot be written, for this process alone.
+
+What a wheel brings runs on every processor of its kind: it is compiled for the oldest one, and code for newer ones asks
+first (`__builtin_cpu_supports`), or is named by `instructions`.
+
+The build of a wheel runs each module with a line `SOURCES = CSources(...)`, with nothing else installed: such a module
+imports other packages within functions only.
 """
 
 from __future__ import annotations
@@ -29,7 +35,6 @@ import shutil
 import signal
 import stat
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +45,7 @@ from tandem.common.machine import processor_fact
 
 _COMPILE_SECONDS = 300.0  # the largest takes 20 s of an idle processor
 _COMPILERS = ("cc", "gcc", "clang")
+_OLDEST = {"x86_64": ("-march=x86-64",)}  # some compilers are built to take a later one
 _CONTENT_DIGITS = 32
 
 Signature: TypeAlias = tuple[Sequence[type[Any]], "type[Any] | None"]  # types of a function's arguments, and its result
@@ -59,10 +65,18 @@ class CSources:
     headers: Sequence[str]
     functions: Mapping[str, Signature]
     flags: Sequence[str] = ("-O3", "-shared", "-fPIC")
-    link_flags: Sequence[str] = ()  # where libraries lie on this machine
+    instructions: Sequence[str] = ()  # of x86-64 that all of its code is made of, as /proc/cpuinfo names them
+
+    @property
+    def for_this_machine(self) -> bool:
+        """Tells whether it can be compiled here, for this processor or a later one."""
+        return not self.instructions or platform.machine() == "x86_64"
 
     def load(self, logger: logging.Logger, without: str) -> ctypes.CDLL | None:
-        """Returns the library. Where there is none, logs why and what is lost `without` it, and returns None."""
+        """Returns the library; None where the processor lacks instructions. Where there is no library, logs why and
+        what is lost `without` it, and returns None."""
+        if not set(self.instructions) <= set(processor_fact("flags").split()):
+            return None
         try:
             library = self._kept(logger) or self._made(logger)
         except (OSError, CompileError) as error:
@@ -74,30 +88,22 @@ class CSources:
             function.argtypes, function.restype = arguments, result
         return library
 
-    def main(self) -> None:
-        """Compiles the library beside its sources and prints its path; ends the process where that fails."""
-        try:
-            if problem := _unsafe(self.folder):
-                raise CompileError(f"{self.folder}: {problem}; a library there would not be loaded")
-            older = list(self.folder.glob(f"{self.name}-*.so"))
-            made = self._compile_into(self.folder)
-        except (OSError, CompileError) as error:
-            raise SystemExit(str(error)) from error
-        for library in older:
-            if library != made:
-                library.unlink(missing_ok=True)
-        sys.stdout.write(f"{made}\n")
-
     def _kept(self, logger: logging.Logger) -> ctypes.CDLL | None:
         """Returns the library beside its sources or in the cache, if one is there that may be loaded."""
         command = _compiler()
         stem, cache = self._stem(command), _cache_folder()
-        found = sorted(self.folder.glob(f"{stem}-*-*.so"))
-        found += [] if cache is None else sorted(cache.glob(f"{stem}-{_hash(command)}-*.so"))
-        for path in found:
-            problem = _unsafe(path.parent) or _unsafe(path) or _altered(path)
+        beside = sorted(self.folder.glob(f"{stem}-*-*.so"))
+        found = [(path, _unsafe(path, self.folder / self.sources[0])) for path in beside]
+        if cache is not None:
+            kept = sorted(cache.glob(f"{stem}-{_hash(command)}-*.so"))
+            found += [(path, _unsafe(cache) or _unsafe(path)) for path in kept]
+        for path, problem in found:
+            problem = problem or _altered(path)
             if problem is None:
-                return ctypes.CDLL(str(path))
+                try:
+                    return ctypes.CDLL(str(path))
+                except OSError as error:  # made for another C library, say
+                    problem = str(error)
             logger.warning("%s is not loaded: %s", path, problem)
         return None
 
@@ -107,28 +113,33 @@ class CSources:
             folder = _writable_cache(logger)
             if folder is None:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-")))
-            return ctypes.CDLL(str(self._compile_into(folder)))
+            return ctypes.CDLL(str(self.compile_into(folder)))
 
-    def _compile_into(self, folder: Path) -> Path:
-        """Compiles into a temporary file and renames it when it is complete and on the disk, so that nobody sees part
-        of one. Raises OSError or CompileError."""
+    def compile_into(self, folder: Path, *, portable: bool = False) -> Path:
+        """Compiles the library for this machine, or, `portable`, for all of its kind, whatever `CC` says.
+
+        Compiles into a temporary file and renames it when it is complete and on the disk, so that nobody sees part of
+        one. Raises OSError or CompileError.
+        """
         command = _compiler()
         if not command:
             raise CompileError(f"no C compiler: neither CC nor {', '.join(_COMPILERS)}")
         with tempfile.TemporaryDirectory(dir=folder, prefix=".making-") as private:
             made = Path(private) / f"{self.name}.so"
             sources = [str(self.folder / name) for name in self.sources]
-            _run([*command, *self.flags, "-o", str(made), *sources, *self.link_flags, "-lm"])
+            processor = _OLDEST.get(platform.machine(), ()) if portable else ()
+            _run([*command, *self.flags, *processor, "-o", str(made), *sources, "-lm"])
             made.chmod(0o755)
             with made.open("rb") as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest()[:_CONTENT_DIGITS]
                 os.fsync(file.fileno())
-            target = folder / f"{self._stem(command)}-{_hash(command)}-{content}.so"
+            stem = self._stem(()) if portable else self._stem(command)
+            target = folder / f"{stem}-{_hash(command)}-{content}.so"
             made.replace(target)
         return target
 
     def _stem(self, command: Sequence[str]) -> str:
-        digest = hashlib.sha256(repr((*self.flags, *self.link_flags)).encode())
+        digest = hashlib.sha256(repr(tuple(self.flags)).encode())
         for name in (*self.headers, *self.sources):
             digest.update((self.folder / name).read_bytes())
         return f"{self.name}-{_machine([*command, *self.flags])}-{digest.hexdigest()[:16]}"
@@ -209,17 +220,18 @@ def _writable_cache(logger: logging.Logger) -> Path | None:
     return None
 
 
-def _unsafe(path: Path) -> str | None:
-    """Explains why somebody else could have written a file or folder; empty if nobody could."""
+def _unsafe(path: Path, source: Path | None = None) -> str | None:
+    """Explains why somebody who cannot write `source` could have written a file or folder; empty if nobody could."""
     try:
         state = path.stat() if path.is_dir() else path.lstat()
+        trusted = None if source is None else source.stat()
     except OSError as error:
         return error.strerror or str(error)
     if not stat.S_ISDIR(state.st_mode) and not stat.S_ISREG(state.st_mode):
         return "it is not a plain file"
-    if state.st_uid not in (0, os.geteuid()):
+    if state.st_uid not in (0, os.geteuid(), *([] if trusted is None else [trusted.st_uid])):
         return f"it belongs to user {state.st_uid}"
-    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH) & ~(0 if trusted is None else trusted.st_mode):
         return f"others may write to it (mode {stat.S_IMODE(state.st_mode):o})"
     return None
 

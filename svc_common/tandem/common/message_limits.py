@@ -4,24 +4,20 @@ Parsing holds the interpreter lock and the event loop: 16 MiB of empty messages 
 minutes to look at. What is within these limits is parsed in some 30 ms at most. They are about all of a message
 together; what is allowed in each part of it, with all that is wrong told at once, the services' own validation says.
 
-Counting is a C function where a compiler is at hand (`python -m tandem.common.message_limits` compiles it beside its
-source, for images without one), and Python that can be run in a thread elsewhere.
+Counting is a C function (`field_counter.py`) where the wheel brings it or a compiler is at hand, and Python that can be
+run in a thread elsewhere.
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import logging
 from array import array
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, ServiceDescriptor
 
-from tandem.common.compiled import CSources
 from tandem.common.errors import FieldViolation
+from tandem.common.field_counter import library
 from tandem.limits.v1 import limits_pb2
 
 MAX_FIELDS = 1 << 19  # fields of one message at all levels together, those that we do not know included
@@ -29,19 +25,6 @@ _DEEPEST = 64  # messages within messages
 
 _OTHER, _MESSAGE, _TEXT, _VARINT, _FIXED32, _FIXED64 = range(6)
 _WHOLE, _MALFORMED, _TOO_MANY_FIELDS = range(3)
-
-SOURCES = CSources(
-    Path(__file__).parent,
-    "message_limits",
-    ("message_limits.c",),
-    (),
-    {
-        "count_fields": (
-            [ctypes.c_char_p, ctypes.c_int64, *[ctypes.c_void_p] * 4, ctypes.c_int64],
-            ctypes.c_int32,
-        )
-    },
-)
 
 
 class Limit(NamedTuple):
@@ -61,7 +44,7 @@ class MalformedMessageError(Exception):
 def limits_of_service(service: ServiceDescriptor, limits: Limits | None = None) -> dict[str, MessageLimits]:
     """Returns the limits of a service's requests by the path of the method, `/package.Service/Method`; `limits` are
     those that the contract leaves to the service."""
-    _library()  # now, and not when the first large request holds everybody up
+    library()  # now, and not when the first large request holds everybody up
     return {
         f"/{service.full_name}/{method.name}": MessageLimits(method.input_type, limits or {})
         for method in service.methods
@@ -85,12 +68,12 @@ class MessageLimits:
     def violations(self, raw: bytes) -> list[FieldViolation]:
         """Returns a violation for each limit that `raw` exceeds. Raises MalformedMessageError."""
         counts, longest = array("q", bytes(8 * len(self._slots))), array("q", bytes(8 * len(self._slots)))
-        library = _library()
-        if library is None:
+        compiled = library()
+        if compiled is None:
             found = _Counting(self._nodes, self._fields, counts, longest).count(raw, 0, len(raw), 0, 0)
         else:
             addresses = (each.buffer_info()[0] for each in (self._nodes, self._fields, counts, longest))
-            found = library.tandem_count_fields(raw, len(raw), *addresses, MAX_FIELDS)
+            found = compiled.tandem_count_fields(raw, len(raw), *addresses, MAX_FIELDS)
         if found == _MALFORMED:
             raise MalformedMessageError
         cut = found == _TOO_MANY_FIELDS
@@ -101,8 +84,8 @@ class MessageLimits:
 
     @property
     def quick(self) -> bool:
-        """Tells whether the message is small enough to be counted on an event loop."""
-        return _library() is not None
+        """Tells whether counting is quick enough for an event loop."""
+        return library() is not None
 
     def _exceeded(self, counts: array[int], longest: array[int], least: str) -> Iterator[FieldViolation]:
         for (path, limit), count, size in zip(self._slots, counts, longest, strict=True):
@@ -173,11 +156,6 @@ def _kind(field: FieldDescriptor) -> int:
             return _FIXED64
         case _:
             return _VARINT
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | None:
-    return SOURCES.load(logging.getLogger("tandem.common"), "large requests are counted slowly, in threads")
 
 
 class _Counting:
@@ -253,7 +231,3 @@ def _varint(raw: bytes, at: int, end: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
     raise IndexError
-
-
-if __name__ == "__main__":
-    SOURCES.main()

@@ -1,10 +1,9 @@
 """What torch has no quick kernel for on a CPU, in C: products with half-precision, int8 and int4 weights (here), and
 the rest of a layer (`layers.py`).
 
-The sources are compiled by the machine's C compiler (`CC`, else cc, gcc or clang) when they are first needed, which
-takes a few seconds, and kept in `$XDG_CACHE_HOME/tandem` (`~/.cache/tandem`), or beside them by
-`python -m tandem.worker.model.cpu.native`, for images without a compiler; `tandem.common.compiled` says what is loaded.
-Where there is neither, torch's own operations serve, slower.
+A wheel brings them compiled; else the machine's C compiler (`CC`, else cc, gcc or clang) makes them when they are first
+needed, which takes a few seconds; `tandem.common.compiled` says what is loaded. Where there is neither, torch's own
+operations serve, slower.
 
 Measured on one Zen 3 core, W `[11264, 2048]`, milliseconds:
 

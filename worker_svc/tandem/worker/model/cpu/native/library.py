@@ -5,11 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-import platform
-import sys
 from pathlib import Path
-
-import torch
 
 from tandem.common.compiled import CSources, Signature
 
@@ -47,19 +43,15 @@ SOURCES = CSources(
     ("products.c", "quantized_wide.c", "rows.c", "attention.c", "layer.c"),
     ("numbers.h", "operations.h", "quantized.h"),
     _FUNCTIONS,
+    # Of OpenMP's, the one that torch has loaded by the same name serves both; else their threads would compete.
     ("-O3", "-mavx2", "-mfma", "-mf16c", "-ffp-contract=off", "-shared", "-fPIC", "-fopenmp"),
-    # torch brings its own OpenMP: the same one has to serve both, or their threads would compete.
-    (f"-L{Path(torch.__file__).parent / 'lib'}",),
+    ("avx2", "fma", "f16c"),
 )
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The functions `tandem_...` of the sources; None where they cannot be had, which is logged."""
-    if platform.machine() not in ("x86_64", "AMD64") or sys.platform != "linux":
-        return None
-    if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
-        return None
     return SOURCES.load(logging.getLogger("tandem.worker.engine"), "half-precision and quantized weights will be slow")
 
 
