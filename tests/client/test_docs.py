@@ -1,8 +1,15 @@
-"""The snippets of docs/sdk.md run as they stand, but for the addresses; its tables name what exists."""
+"""The snippets of docs/sdk.md run as they stand, but for the addresses; its tables name what exists.
+
+So do the examples in docstrings, where `client` is a client that is open.
+"""
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import doctest
 import inspect
+import io
 import re
 import subprocess
 import sys
@@ -10,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.client import AsyncClient, Client, errors, params
+from tandem.client import AsyncClient, AsyncStream, Client, Stream, errors, params
 from tandem.client.plan import GenerationPlan
 from tests.client.fakes import ServersThread
 
@@ -52,3 +59,36 @@ def test_help_names_every_keyword(client: type[Client] | type[AsyncClient]) -> N
     parameters = inspect.signature(client.generate).parameters
     assert set(params.GenerateOptions.__annotations__) < set(parameters)
     assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+
+
+EXAMPLES = {
+    f"{cls.__name__}.{name}": examples
+    for cls in (Client, Stream, AsyncClient, AsyncStream)
+    for name, member in {"": cls, **vars(cls)}.items()
+    if (examples := doctest.DocTestParser().get_examples(inspect.getdoc(member) or ""))
+}
+WITH_EXAMPLES = ("encode", "count_tokens", "decode", "generate", "stream", "chat", "generate_batch")
+
+
+@pytest.mark.parametrize("place", EXAMPLES)
+async def test_examples_run(client: AsyncClient, servers: ServersThread, place: str) -> None:
+    with Client(servers.tokenizer_address, servers.worker_address) as plain:
+        names = {"client": client if place.startswith("Async") else plain}
+        for example in EXAMPLES[place]:
+            code = compile(example.source, place, "single", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            with contextlib.redirect_stdout(io.StringIO()) as shown:
+                waiting = eval(code, names)  # it is our own
+                if code.co_flags & inspect.CO_COROUTINE:
+                    await waiting
+            assert shown.getvalue() == example.want
+
+
+def test_the_main_calls_have_examples() -> None:
+    assert {f"{cls}.{name}" for cls in ("Client", "AsyncClient") for name in WITH_EXAMPLES} <= EXAMPLES.keys()
+
+
+def test_both_clients_are_documented_alike() -> None:
+    for name, method in vars(AsyncClient).items():
+        if not name.startswith("_") and name != "close" and inspect.isfunction(method):
+            plain = (method.__doc__ or "").replace("await ", "").replace("async ", "")
+            assert (getattr(Client, name).__doc__ or "").split() == plain.split(), name

@@ -80,11 +80,19 @@ class AsyncClient(AsyncOperators):
         async with AsyncClient(tokenizer="localhost:50051", worker="localhost:50052") as client:
             result = await client.generate("Once upon a time", max_tokens=64, temperature=0)
 
-    Addresses are gRPC targets ("host:port", "unix:/path"); one of the two may be left out by who does not need it. The
-    worker "dns:///name:port" is every address that the name has, also those that it gets later. With several workers,
-    each prompt goes to the one that has most likely cached its beginning, among those whose health is SERVING. An
-    object belongs to one event loop; any number of calls may run at once. `timeout` is the budget in seconds of a call
-    that names none; None means no limit.
+    Addresses are gRPC targets ("host:port", "unix:/path"). Leave out the worker to only encode and decode, or the
+    tokenizer to generate from ids with `detokenize=False`. The worker "dns:///name:port" stands for every address that
+    the name resolves to, now and later. With several workers, each prompt goes to the one that has most likely cached
+    its beginning, among those whose health is SERVING.
+
+    `timeout` is the budget in seconds of a call that names none; None means no limit. Any number of calls may run at
+    once, all on the event loop that the client was first used on. Cancelling the task of a call ends it at both
+    services.
+
+    Every call raises InvalidArgumentError for wrong arguments before anything is sent, and names all of them. It raises
+    DeadlineExceededError when its timeout is over, UnavailableError when a service is away for longer than `failover`
+    allows, ResourceExhaustedError when a service's queue is full, ConfigurationError when the client lacks the address
+    that the call needs, and ClientClosedError after `close`.
     """
 
     def __init__(
@@ -134,7 +142,8 @@ class AsyncClient(AsyncOperators):
         await self.close()
 
     async def close(self) -> None:
-        """Ends what still runs and closes the connections. Closing twice does nothing; calls after it raise."""
+        """Cancels the calls that still run and closes the connections. Closing twice does nothing; later calls raise
+        ClientClosedError."""
         if self._closed or forks.broken():
             return
         self._closed = True
@@ -155,7 +164,20 @@ class AsyncClient(AsyncOperators):
     # --- text to ids and back
 
     async def encode(self, text: TextInput, **options: Unpack[EncodeOptions]) -> Encoding:
-        """The token ids of a text. Special tokens in a str are plain characters unless `special_tokens` says else."""
+        """Returns the token ids of a text as an `Encoding`; BOS and EOS are added as the model expects.
+
+        Control tokens that are spelled in a str are ordinary characters, so a user's text cannot inject one. Parse them
+        (`special_tokens="parse"`) only in text that you trust; a list of `Segment` has a policy for each part. With
+        `add_special=False` no BOS and EOS are added. `offsets` and `pieces` fill the lists of these names, and
+        `truncate_to` cuts the end.
+
+            >>> encoding = await client.encode("hello world", add_special=False, pieces=True)
+            >>> b"".join(encoding.pieces)
+            b'hello world'
+
+        Raises NotFoundError for a tokenizer that is not served, and InvalidArgumentError for a control token in the
+        text when `special_tokens="reject"`.
+        """
         message = encode_message(text, options)
         return await self._texts().encode(
             options.get("tokenizer", ""),
@@ -166,7 +188,7 @@ class AsyncClient(AsyncOperators):
         )
 
     async def encode_batch(self, texts: Sequence[TextInput], **options: Unpack[EncodeOptions]) -> list[Encoding]:
-        """As `encode`, for many texts, in order."""
+        """Returns the `Encoding` of each text, in order; the keywords are those of `encode`."""
         messages = encode_messages(texts, options)
         return await self._texts().encode_batch(
             options.get("tokenizer", ""),
@@ -179,7 +201,8 @@ class AsyncClient(AsyncOperators):
     async def encode_chat(
         self, messages: Sequence[Message] | Conversation, **options: Unpack[EncodeChatOptions]
     ) -> ChatEncoding:
-        """The token ids of a conversation, as the model's chat template has it. They may be used as a prompt."""
+        """Returns the token ids of a conversation, as the model's chat template renders it. They can be used as a
+        prompt. Raises FailedPreconditionError when the model has no chat template."""
         conversation = _conversation(messages)
         check_call(options, EncodeChatOptions.__optional_keys__)
         if violations := conversation_violations(conversation):
@@ -194,22 +217,35 @@ class AsyncClient(AsyncOperators):
         return await self._texts().encode_chat(request, self._context(options))
 
     async def count_tokens(self, text: TextInput, **options: Unpack[CountOptions]) -> int:
-        """How many ids `encode` would give."""
+        """Returns the number of ids that `encode` returns for the text, BOS and EOS included.
+
+        >>> encoding = await client.encode("hello world")
+        >>> await client.count_tokens("hello world") == len(encoding)
+        True
+        """
         return (await self.count_tokens_batch([text], **options))[0]
 
     async def count_tokens_batch(self, texts: Sequence[TextInput], **options: Unpack[CountOptions]) -> list[int]:
-        """As `count_tokens`, for many texts, in order."""
+        """Returns the number of ids of each text, in order; the keywords are those of `count_tokens`."""
         messages = count_messages(texts, options)
         return await self._texts().count(options.get("tokenizer", ""), messages, self._context(options))
 
     async def decode(self, ids: Sequence[int] | Encoding, **options: Unpack[DecodeOptions]) -> str:
-        """The text of token ids; bytes that are not valid UTF-8 become U+FFFD (see `decode_bytes`)."""
+        """Returns the text of token ids. Bytes that are not valid UTF-8 become U+FFFD; `decode_bytes` keeps them.
+
+        Control tokens are dropped unless `unparse_special=True`.
+
+            >>> await client.decode(await client.encode("hello world"))
+            'hello world'
+
+        Raises InvalidArgumentError for an id that is not in the vocabulary.
+        """
         plain, how = decode_ids(ids), decode_options(options)
         decoded = await self._texts().decode(options.get("tokenizer", ""), plain, how, self._context(options))
         return decoded.text
 
     async def decode_bytes(self, ids: Sequence[int] | Encoding, **options: Unpack[DecodeOptions]) -> bytes:
-        """As `decode`: the exact bytes, which may be no valid UTF-8."""
+        """Returns the exact bytes of token ids, which may not be valid UTF-8; the keywords are those of `decode`."""
         plain, how = decode_ids(ids), decode_options(options)
         decoded = await self._texts().decode(options.get("tokenizer", ""), plain, how, self._context(options))
         return decoded.raw or decoded.text.encode()
@@ -217,54 +253,91 @@ class AsyncClient(AsyncOperators):
     async def decode_batch(
         self, id_lists: Sequence[Sequence[int] | Encoding], **options: Unpack[DecodeOptions]
     ) -> list[str]:
-        """As `decode`, for many lists, in order."""
+        """Returns the text of each list of ids, in order; the keywords are those of `decode`."""
         plain, how = decode_id_lists(id_lists), decode_options(options)
         return await self._texts().decode_batch(options.get("tokenizer", ""), plain, how, self._context(options))
 
     async def list_tokenizers(self, **options: Unpack[CallOptions]) -> list[TokenizerInfo]:
-        """The tokenizers that are loaded, the default first."""
+        """Returns the tokenizers that are loaded, the default first, without their special tokens."""
         check_call(options)
         return await self._texts().tokenizers(self._context(options))
 
     async def get_tokenizer(self, name: str = "", **options: Unpack[CallOptions]) -> TokenizerInfo:
-        """What one tokenizer is, with its special tokens; "": the default."""
+        """Describes one tokenizer with its special tokens; "" names the default. Raises NotFoundError."""
         check_call(options)
         return await self._texts().tokenizer(name, self._context(options))
 
     async def get_vocabulary(self, name: str = "", **options: Unpack[CallOptions]) -> Vocabulary:
-        """The bytes, type and score of every id; "": of the default tokenizer."""
+        """Returns the bytes, type and score of every id of a tokenizer; "" names the default. Raises NotFoundError."""
         check_call(options)
         return await self._texts().vocabulary(name, self._context(options))
 
     # --- generation
 
     def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> AsyncStream:
-        """An answer as it is made. Arguments are checked here; calls start when the stream is entered or first read."""
+        """Returns a stream that yields the continuation of a prompt in chunks, as they are made.
+
+            >>> async with client.stream("Once upon a time", max_tokens=8) as stream:
+            ...     text = "".join([chunk.text async for chunk in stream])
+            >>> text == stream.result.text
+            True
+
+        The keywords are those of `generate`. They are checked here, and wrong ones raise InvalidArgumentError at once.
+        The calls start when the stream is entered or first read; later errors are raised by the iteration, after all
+        chunks that came before them.
+        """
         return AsyncStream(self._plan(prompt, options), lambda plan: self._answer(plan, deliver_chunks=True))
 
     async def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> GenerationResult:
-        """A whole answer. Cancelling the task ends it at both services."""
+        """Returns the continuation of a prompt when it is complete, with its ids, usage and timings.
+
+            >>> result = await client.generate("Once upon a time", max_tokens=8, temperature=0)
+            >>> result.usage.completion_tokens, result.finish_reason.name
+            (8, 'MAX_TOKENS')
+
+        Without `max_tokens` generation goes on until the model ends it or its context is full. Sampling parameters that
+        are not given have the model's defaults. When a worker goes away in the middle, another one continues
+        (`FailoverSettings`).
+
+        Raises NotFoundError for a model that is not served, and UnimplementedError for a parameter that the worker does
+        not support.
+        """
         return await self._whole_answer(self._plan(prompt, options))
 
     def stream_chat(
         self, messages: Sequence[Message] | Conversation, **options: Unpack[GenerateOptions]
     ) -> AsyncStream:
-        """As `stream`: the answer to a conversation. A `Conversation` also names tools and templates."""
+        """Returns a stream that yields the answer to a conversation in chunks; it is used as that of `stream`. A
+        `Conversation` also holds tools and a chat template."""
         plan = self._plan(_conversation(messages), options, "")
         return AsyncStream(plan, lambda plan: self._answer(plan, deliver_chunks=True))
 
     async def chat(
         self, messages: Sequence[Message] | Conversation, **options: Unpack[GenerateOptions]
     ) -> GenerationResult:
-        """As `generate`: the answer to a conversation."""
+        """Returns the answer to a conversation when it is complete; the keywords are those of `generate`.
+
+            >>> result = await client.chat([{"role": "user", "content": "Tell me a story."}], max_tokens=8)
+            >>> result.usage.completion_tokens
+            8
+
+        A `Conversation` also holds tools and a chat template. Raises FailedPreconditionError when the model has no chat
+        template.
+        """
         return await self._whole_answer(self._plan(_conversation(messages), options, ""))
 
     async def generate_batch(
         self, prompts: Sequence[Prompt], *, concurrency: int = 64, **options: Unpack[GenerateOptions]
     ) -> list[GenerationResult]:
-        """Answers to many prompts, in order, at most `concurrency` at a time; the timeout is for all together.
+        """Returns the results of many prompts, in order. At most `concurrency` run at a time; the timeout is for all of
+        them together.
 
-        The first error cancels the others and is raised. Request ids are the given (or a random) one and "-0", "-1"...
+            >>> results = await client.generate_batch(["Once upon a time", "In the beginning"], max_tokens=8)
+            >>> [result.usage.completion_tokens for result in results]
+            [8, 8]
+
+        The first error cancels the other prompts and is raised. Request ids are the given (or a random) one followed by
+        "-0", "-1" and so on.
         """
         if isinstance(prompts, str | Encoding) or not isinstance(prompts, Sequence):
             raise invalid_argument([FieldViolation("prompts", "must be a list of prompts")])
@@ -294,13 +367,14 @@ class AsyncClient(AsyncOperators):
             await asyncio.wait(tasks)
 
     async def get_models(self, **options: Unpack[CallOptions]) -> dict[str, ModelInfo | None]:
-        """What each worker serves, by address; None for one that does not tell."""
+        """Returns what each worker serves, by address; None for a worker that does not tell."""
         check_call(options)
         context = self._context(options)
         return await self._of_each_worker(lambda worker: worker.model(context.timeout("worker")), context)
 
     async def _of_each_worker(self, ask: Callable[[Worker], Awaitable[T]], context: CallContext) -> dict[str, T]:
-        """Answers by address. All workers are asked; then the first error is raised, with the address."""
+        """Returns the answers of all workers by address. All are asked; then the first error is raised, with the
+        address in its message."""
         _, pool = self._connect()
         if pool is None:
             raise _no_worker()
@@ -320,7 +394,7 @@ class AsyncClient(AsyncOperators):
     # --- inside
 
     def _plan(self, prompt: Prompt, options: GenerateOptions, field: str = "prompt") -> GenerationPlan:
-        """Checked arguments, and whether this client can do it."""
+        """Checks the arguments, and that the client has the addresses that the call needs."""
         self._check_open()
         plan = make_plan(prompt, options, self._timeout, field)
         if not self._worker_addresses:
@@ -341,7 +415,7 @@ class AsyncClient(AsyncOperators):
         encoding: Encoding | None = None,
         deadline: Deadline | None = None,
     ) -> Pipeline:
-        """Starts an answer."""
+        """Starts a generation."""
         texts, pool = self._connect()
         assert pool is not None, "checked by _plan"
         answer = Pipeline(
@@ -368,7 +442,7 @@ class AsyncClient(AsyncOperators):
             await answer.closed()
 
     async def _encode_prompts(self, plans: list[GenerationPlan], deadline: Deadline) -> list[Encoding | None]:
-        """The encodings of those prompts that are text, made together. Conversations are encoded one by one later."""
+        """Encodes the prompts that are text, in one batch. Conversations are encoded one by one later."""
         encodings: list[Encoding | None] = [None] * len(plans)
         places = [
             index
@@ -419,7 +493,7 @@ class AsyncClient(AsyncOperators):
         return texts
 
     def _connect(self) -> tuple[TextService | None, WorkerPool | None]:
-        """The services. Channels are made at first use, because they belong to the event loop that then runs."""
+        """Returns the services. Channels are made at first use and belong to the event loop that runs then."""
         self._check_open()
         forks.check()
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""One answer as it is made, asynchronously."""
+"""An answer while it is made, on the caller's event loop."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tandem.client.types import Chunk, GenerationResult
 
 
 class AsyncStream:
-    """An async context manager and an async iterator of `Chunk`.
+    """An answer while it is made: an async context manager and an async iterator of `Chunk`.
 
-        async with client.stream("Once upon a time", max_tokens=64) as stream:
-            async for chunk in stream:
-                print(chunk.text, end="")
-        print(stream.result.finish_reason)
+        >>> async with client.stream("Once upon a time", max_tokens=8) as stream:
+        ...     text = "".join([chunk.text async for chunk in stream])
+        >>> stream.result.finish_reason.name
+        'MAX_TOKENS'
 
-    Leaving the block early, `cancel()`, or dropping the object ends the calls at both services. Errors are raised by
-    the iteration, after everything that came before them.
+    Leaving the block early, calling `cancel()` or dropping the object ends the calls at both services. Errors are
+    raised by the iteration, after all chunks that came before them.
     """
 
     def __init__(self, plan: GenerationPlan, start: Callable[[GenerationPlan], Pipeline]) -> None:
@@ -51,41 +51,42 @@ class AsyncStream:
         return chunk
 
     async def next_chunk(self) -> Chunk | None:
-        """The next chunk; None at the end."""
+        """Returns the next chunk, or None at the end. Raises the error that ended the stream early."""
         return await self._pipeline().next_chunk()
 
     async def collect(self) -> GenerationResult:
-        """Waits for the end; the result."""
+        """Waits for the end and returns the result. Raises the error that ended the stream early."""
         return await self._pipeline().finish()
 
     def cancel(self) -> None:
-        """Ends the calls; whoever iterates gets CancelledError. After the end, nothing happens."""
+        """Ends the calls; the iteration raises CancelledError. After the end it does nothing."""
         self._pipeline().cancel(cancelled_by_caller(self._plan))
 
     async def close(self) -> None:
-        """As `cancel`, and waits until no call is open any more."""
+        """Ends the calls as `cancel` does, and waits until all are closed."""
         if self._running is not None:
             self.cancel()
             await self._running.closed()
 
     @property
     def request_id(self) -> str:
-        """What the servers' logs call this answer."""
+        """The id of this answer in the servers' logs."""
         return self._plan.request_id
 
     @property
     def text(self) -> str:
-        """All text so far, also after an error."""
+        """The text that has arrived so far; it stays readable after an error."""
         return self._running.text if self._running else ""
 
     @property
     def output_ids(self) -> list[int]:
-        """All ids so far whose text is complete."""
+        """The ids that have arrived so far and whose text is complete."""
         return self._running.output_ids if self._running else []
 
     @property
     def result(self) -> GenerationResult:
-        """After the end: everything about the answer. Raises what ended the stream early, or ResultNotReadyError."""
+        """The result, once the stream has ended. Raises ResultNotReadyError before that, or the error that ended the
+        stream early."""
         if self._running is not None:
             if self._running.result is not None:
                 return self._running.result
@@ -94,7 +95,7 @@ class AsyncStream:
         raise ResultNotReadyError("the stream has not ended: iterate to its end, or use collect()")
 
     def _pipeline(self) -> Pipeline:
-        """The calls; they start when the stream is entered or first read."""
+        """Returns the calls, which start when the stream is entered or first read."""
         if self._running is None:
             self._running = self._start(self._plan)
             abandon = weakref.finalize(self, _abandon, asyncio.get_running_loop(), self._running)
@@ -107,6 +108,6 @@ def cancelled_by_caller(plan: GenerationPlan) -> CancelledError:
 
 
 def _abandon(loop: asyncio.AbstractEventLoop, pipeline: Pipeline) -> None:
-    """Nobody can read the answer any more. Runs wherever the object was collected, perhaps in another thread."""
+    """Cancels the calls of a stream that was dropped. Runs in whichever thread collected the object."""
     if not pipeline.done and not loop.is_closed() and not forks.broken():
         loop.call_soon_threadsafe(pipeline.cancel, cancelled_by_caller(pipeline.plan))

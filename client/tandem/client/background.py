@@ -1,4 +1,4 @@
-"""The event loop that drives synchronous clients: one daemon thread a process, there while a client is open."""
+"""The event loop that drives synchronous clients: one daemon thread for the whole process, while a client is open."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BackgroundLoop:
         self._thread.start()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Starts the coroutine."""
+        """Starts the coroutine and returns its future."""
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise ConfigurationError("a Client cannot be used inside its own event loop; use AsyncClient")
@@ -51,7 +51,7 @@ _shared: BackgroundLoop | None = None
 
 
 def acquire() -> BackgroundLoop:
-    """The loop of this process; made when the first client needs it."""
+    """Returns the loop of this process, which the first client starts."""
     global _shared
     with _lock:
         if _shared is None:
@@ -61,7 +61,7 @@ def acquire() -> BackgroundLoop:
 
 
 def release(loop: BackgroundLoop) -> None:
-    """The last one out ends the thread."""
+    """Gives the loop back; the last client to do so ends the thread."""
     global _shared
     with _lock:
         loop._users -= 1
@@ -72,7 +72,7 @@ def release(loop: BackgroundLoop) -> None:
 
 
 def wait(future: concurrent.futures.Future[T]) -> T:
-    """The future's result. An interrupt of the waiting thread (Ctrl-C) cancels what it waits for."""
+    """Waits for the future's result. An interrupt of the waiting thread (Ctrl-C) cancels the call."""
     try:
         # A signal that comes just before the thread sleeps, or to another thread, does not wake it: look now and then.
         while not future.done():

@@ -1,17 +1,27 @@
-"""What the SDK raises.
+"""The exceptions of the SDK.
 
 TandemError
 ├── ClientClosedError            the client was closed before or during the call
-├── ConfigurationError           the client was built without what this call needs, or with what cannot work
-├── ResultNotReadyError          `.result` was asked for before the stream ended
-└── StatusError                  a call ended with a gRPC status; one subclass for each code
-    ├── InvalidArgumentError     .violations names every field; also raised before anything is sent
-    ├── UnimplementedError       .fields names what this version does not serve
+├── ConfigurationError           the client was built without what this call needs, or with settings that cannot work
+├── ResultNotReadyError          `.result` was read before the stream ended
+└── StatusError                  a call ended with a gRPC status other than OK; one subclass for each code
+    ├── CancelledError           the caller or the server cancelled the call
+    ├── UnknownError             the server gave a status that says nothing more
+    ├── InvalidArgumentError     .violations names every wrong field; also raised before anything is sent
+    ├── DeadlineExceededError    the call's timeout was over; also a TimeoutError
+    ├── NotFoundError            no tokenizer or model of that name is served
+    ├── AlreadyExistsError       a request with that request_id is running
+    ├── PermissionDeniedError    the credentials do not allow the call
+    ├── UnauthenticatedError     credentials are missing or not valid
     ├── ResourceExhaustedError   .retry_after says when to try again; without it the request itself is too large
-    ├── DeadlineExceededError    also a TimeoutError
-    └── CancelledError, UnknownError, NotFoundError, AlreadyExistsError, PermissionDeniedError,
-        UnauthenticatedError, FailedPreconditionError (QuarantinedError), AbortedError, OutOfRangeError,
-        InternalError, UnavailableError, DataLossError
+    ├── FailedPreconditionError  the server is not in the state that the call needs
+    │   └── QuarantinedError     engines died on this request; it is not computed again
+    ├── AbortedError             the call lost against a concurrent one; may be retried
+    ├── OutOfRangeError          the operation went past the valid range
+    ├── UnimplementedError       .fields names what the server does not support
+    ├── InternalError            a defect of the server
+    ├── UnavailableError         the server cannot be reached, drains or restarts; may be retried
+    └── DataLossError            data was lost or damaged
 """
 
 from __future__ import annotations
@@ -31,14 +41,14 @@ _REQUEST_ID_KEY = "x-request-id"
 
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
-    """One field of a request that is out of range."""
+    """A field of a request with a value that is not allowed."""
 
     field: str  # path, for example "sampling.temperature" or "input.segments[2].text"
     description: str  # what is allowed
 
 
 class TandemError(Exception):
-    """Everything that this package raises on purpose."""
+    """The base class of all errors that this package raises."""
 
 
 class ClientClosedError(TandemError):
@@ -46,18 +56,19 @@ class ClientClosedError(TandemError):
 
 
 class ConfigurationError(TandemError):
-    """The client lacks what this call needs (an address), or was given what cannot work (unreadable certificates)."""
+    """The client lacks something that this call needs (an address), or has settings that cannot work (unreadable
+    certificates)."""
 
 
 class ResultNotReadyError(TandemError):
-    """The result of a stream was asked for before the stream ended."""
+    """The result of a stream was read before the stream ended."""
 
 
 class StatusError(TandemError):
     """A call ended with a gRPC status other than OK.
 
-    `service` is where it came from: "tokenizer", "worker", or "client" when nothing was sent. `reason` is a constant in
-    capitals that programs can compare ("" when the server gave none). `retry_after` is in seconds.
+    `service` says where it came from: "tokenizer", "worker", or "client" when nothing was sent. `reason` is a constant
+    in capitals that programs can compare ("" when the server gave none). `retry_after` is in seconds.
     """
 
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.UNKNOWN
@@ -84,7 +95,7 @@ class StatusError(TandemError):
 
     @property
     def retryable(self) -> bool:
-        """Whether the same request may succeed later, or elsewhere."""
+        """True when the same request may succeed later, or at another server."""
         return False
 
     def __str__(self) -> str:
@@ -99,31 +110,31 @@ def _rebuild(cls: type[StatusError], message: str, fields: dict[str, Any]) -> St
 
 
 class CancelledError(StatusError):
-    """The call was cancelled, by the caller or by the server. Not asyncio's: that one ends the task itself."""
+    """The caller or the server cancelled the call. It is not asyncio.CancelledError, which ends the task itself."""
 
     code = grpc.StatusCode.CANCELLED
 
 
 class UnknownError(StatusError):
-    """The server answered with a status that says nothing more."""
+    """The server gave a status that says nothing more."""
 
     code = grpc.StatusCode.UNKNOWN
 
 
 class InvalidArgumentError(StatusError):
-    """Fields of the request are out of range; `violations` names each of them."""
+    """Fields of the request have values that are not allowed; `violations` names each of them."""
 
     code = grpc.StatusCode.INVALID_ARGUMENT
 
 
 class DeadlineExceededError(StatusError, TimeoutError):
-    """The time that `timeout` allows for the whole call was over."""
+    """The call took longer than its `timeout` allows."""
 
     code = grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 class NotFoundError(StatusError):
-    """No tokenizer or model of that name is served there."""
+    """No tokenizer or model of that name is served."""
 
     code = grpc.StatusCode.NOT_FOUND
 
@@ -163,7 +174,7 @@ class FailedPreconditionError(StatusError):
 
 
 class QuarantinedError(FailedPreconditionError):
-    """Engines died when they began to compute this request. It is not sent to others, and not computed again."""
+    """Engines died when they began to compute this request. It is not sent to other workers and not computed again."""
 
 
 class AbortedError(StatusError):
@@ -183,24 +194,24 @@ class OutOfRangeError(StatusError):
 
 
 class UnimplementedError(StatusError):
-    """The server does not serve this method or one of these fields."""
+    """The server does not support this method or one of these fields."""
 
     code = grpc.StatusCode.UNIMPLEMENTED
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields that this server does not serve; empty when it is the method."""
+        """The fields that this server does not support; empty when it is the method."""
         return tuple(name.strip() for name in self.metadata.get("fields", "").split(",") if name.strip())
 
 
 class InternalError(StatusError):
-    """A defect of the server, or a stream that broke its own rules."""
+    """The server has a defect, or a stream broke the contract."""
 
     code = grpc.StatusCode.INTERNAL
 
 
 class UnavailableError(StatusError):
-    """The server cannot be reached, drains, or lost its engine. Safe to send again."""
+    """The server cannot be reached, drains, or lost its engine. It is safe to send the request again."""
 
     code = grpc.StatusCode.UNAVAILABLE
 
@@ -210,7 +221,7 @@ class UnavailableError(StatusError):
 
 
 class DataLossError(StatusError):
-    """Data was lost or damaged for good."""
+    """Data was lost or damaged."""
 
     code = grpc.StatusCode.DATA_LOSS
 
@@ -242,7 +253,7 @@ _QUARANTINED = "REQUEST_QUARANTINED"
 
 
 class RpcFailure(Protocol):
-    """What a failed call tells: `grpc.aio.AioRpcError` has this shape."""
+    """The shape of a failed call's error, which `grpc.aio.AioRpcError` has."""
 
     def code(self) -> grpc.StatusCode: ...
     def details(self) -> str | None: ...
@@ -254,7 +265,7 @@ _UNSENT = 'Failed "execute_batch"'
 
 
 def from_rpc_error(error: RpcFailure, *, service: str, request_id: str = "") -> StatusError:
-    """The exception for a failed call, with everything that its rich details carry."""
+    """Returns the exception for a failed call, with the rich details of its status."""
     code, message = error.code(), error.details() or ""
     # grpc.aio says INTERNAL of its own when a message cannot be sent because the connection has just gone, and never
     # asks for the call's real status.
@@ -271,7 +282,8 @@ def from_status(
     service: str,
     request_id: str = "",
 ) -> StatusError:
-    """As `from_rpc_error`, from the parts. Details that cannot be parsed are ignored: the status still counts."""
+    """Returns the exception for a status and its trailing metadata. Details that cannot be parsed are ignored; the
+    status still counts."""
     reason, retry_after = "", None
     violations: list[FieldViolation] = []
     metadata: dict[str, str] = {}
@@ -332,7 +344,7 @@ def _details(
 
 
 def invalid_argument(violations: Sequence[FieldViolation], *, request_id: str = "") -> InvalidArgumentError:
-    """The error for arguments that were found wrong before anything was sent."""
+    """Returns the error for arguments that were found wrong before anything was sent."""
     words = "; ".join(f"{v.field} {v.description}" for v in violations)
     return InvalidArgumentError(
         words, service="client", reason="INVALID_FIELDS", request_id=request_id, violations=violations
@@ -340,5 +352,5 @@ def invalid_argument(violations: Sequence[FieldViolation], *, request_id: str = 
 
 
 def deadline_exceeded(waiting_for: str, *, service: str, request_id: str = "") -> DeadlineExceededError:
-    """The error for a budget that ran out between two calls."""
+    """Returns the error for a timeout that ran out between two calls."""
     return DeadlineExceededError(f"the deadline passed while {waiting_for}", service=service, request_id=request_id)

@@ -1,4 +1,4 @@
-"""What an answer must match: a JSON schema, a regular expression, one of some choices, or a grammar."""
+"""Guided decoding: the answer matches a JSON schema, a regular expression, one of some choices, or a grammar."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ MAX_CHOICES = _LIMITS["choices.choices"].bound
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema:
-    """The answer is a JSON document that the schema allows; JSON itself where the schema is `{}`."""
+    """The answer is a JSON document that the schema allows. The schema `{}` allows any JSON."""
 
     schema: Mapping[str, Any] | str  # a str is the schema's own JSON
 
 
 @dataclass(frozen=True, slots=True)
 class Regex:
-    """The whole answer matches; Rust's syntax, without look-around and back references."""
+    """The whole answer matches a regular expression in Rust's syntax, without look-around and back references."""
 
     pattern: str
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The answer is one of these."""
+    """The answer is one of these strings."""
 
     choices: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The answer is a sentence of this grammar; the syntax is Lark's, its root the rule `start`."""
+    """The answer is a sentence of a grammar in Lark's syntax, whose start rule is `start`."""
 
     lark: str
 
@@ -48,7 +48,7 @@ Guide = JsonSchema | Regex | Choices | Grammar
 
 
 def guide_violations(guide: object) -> Iterator[FieldViolation]:
-    """What can be known before the worker compiles it."""
+    """Yields the violations that can be found before the worker compiles the guide."""
     match guide:
         case None:
             return
@@ -85,7 +85,7 @@ def guide_violations(guide: object) -> Iterator[FieldViolation]:
 
 
 def guide_message(guide: Guide | None) -> pb.GuidedDecoding | None:
-    """A valid guide, for the wire."""
+    """Returns the message of a valid guide."""
     if guide is None:
         return None
     if isinstance(guide, Choices):

@@ -1,4 +1,4 @@
-"""What operators ask of workers, and have them do: calls of all workers of a client, answered by address.
+"""Operators' calls: each goes to all workers of a client, and the answers come by address.
 
 An RPC of WorkerAdminService is a method of `AsyncOperators` and a line of `Operators`.
 """
@@ -30,7 +30,7 @@ Response = TypeVar("Response")
 
 
 class WorkerState(Enum):
-    """Whether a worker takes requests."""
+    """The state of a worker's server."""
 
     UNKNOWN = "unknown"  # it says something that this version does not know
     STARTING = "starting"
@@ -49,7 +49,7 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """What runs and waits at a worker, the pages of its cache, and counters since its engine started."""
+    """The requests that run and wait at a worker, the pages of its KV cache, and counters since its engine started."""
 
     running_requests: int
     waiting_requests: int
@@ -68,7 +68,7 @@ class WorkerLoad:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs or waits."""
+        """True when no request runs or waits."""
         return not self.running_requests and not self.waiting_requests
 
     @classmethod
@@ -79,24 +79,28 @@ class WorkerLoad:
 
 @spell_out_keywords
 class AsyncOperators(ABC):
-    """Part of `AsyncClient`."""
+    """The part of `AsyncClient` for operators."""
 
     async def get_loads(
         self, *, check_integrity: bool = False, **options: Unpack[CallOptions]
     ) -> dict[str, WorkerLoad]:
-        """What runs and waits at each worker, by address; `check_integrity` has it check its page table too."""
+        """Returns the load of each worker, by address. With `check_integrity` each worker also checks its page table.
+        Raises PermissionDeniedError for a token that is not an operator's."""
         request = pb.GetLoadRequest(check_integrity=check_integrity)
         return await self._ask_workers(lambda admin: admin.GetLoad, request, options, WorkerLoad.of)
 
     async def set_draining(self, draining: bool, **options: Unpack[CallOptions]) -> dict[str, WorkerState]:
-        """Has each worker refuse new requests while running ones finish, or take requests again; their states then."""
+        """Lets each worker refuse new requests while running ones finish (True), or take requests again (False).
+        Returns their states afterwards, by address. Raises PermissionDeniedError for a token that is not an operator's.
+        """
         request = pb.SetDrainingRequest(draining=draining)
         return await self._ask_workers(
             lambda admin: admin.SetDraining, request, options, lambda it: _STATES.get(it.state, WorkerState.UNKNOWN)
         )
 
     async def clear_prefix_cache(self, **options: Unpack[CallOptions]) -> dict[str, int]:
-        """Has each worker forget the prefixes that no running request uses; how many pages those were."""
+        """Lets each worker drop the cached prefixes that no running request uses. Returns the number of pages dropped,
+        by address. Raises PermissionDeniedError for a token that is not an operator's."""
         request = pb.ClearPrefixCacheRequest()
         return await self._ask_workers(
             lambda admin: admin.ClearPrefixCache, request, options, lambda it: it.pages_cleared
@@ -125,7 +129,7 @@ class AsyncOperators(ABC):
 
 
 class Operators(ABC):
-    """Part of `Client`."""
+    """The part of `Client` for operators."""
 
     _async: AsyncOperators
 
@@ -136,7 +140,7 @@ class Operators(ABC):
     def _waiting(
         call: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
     ) -> Callable[Concatenate[Operators, P], T]:
-        """The same call for who waits for its end."""
+        """Makes a method that waits for the end of the asynchronous one."""
 
         @functools.wraps(call)
         def waiting(self: Operators, /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,4 +1,4 @@
-"""What a caller may ask of a generation: sampling, stopping, output, and how the call itself is made.
+"""The options of a generation: sampling, stopping, output, and the call itself.
 
 A value that is None is not sent: the model's own default applies. Nothing is checked when an object is built; a call
 checks everything together (`validation.py`) and names all violations at once.
@@ -20,7 +20,7 @@ Strategy = Literal["greedy", "top_k", "top_p", "temperature", "combined"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoppingParams:
-    """When generation ends."""
+    """The conditions that end a generation."""
 
     # At least 1, or 0 with prompt_logprobs; None, or more than fits: as many as fit into the context.
     max_tokens: int | None = None
@@ -33,7 +33,7 @@ class StoppingParams:
 
 
 class CallOptions(TypedDict, total=False):
-    """Keywords of every call."""
+    """The keywords of every call."""
 
     timeout: float | None  # seconds for everything together; None: no limit; default: the client's
     request_id: str  # at most 128 bytes, for the servers' logs; default: a random one
@@ -41,7 +41,7 @@ class CallOptions(TypedDict, total=False):
 
 
 class CountOptions(CallOptions, total=False):
-    """Keywords of `count_tokens` and `count_tokens_batch`."""
+    """The keywords of `count_tokens` and `count_tokens_batch`."""
 
     tokenizer: str  # name; default "": the service's default
     special_tokens: (
@@ -51,7 +51,7 @@ class CountOptions(CallOptions, total=False):
 
 
 class EncodeOptions(CountOptions, total=False):
-    """Keywords of `encode` and `encode_batch`."""
+    """The keywords of `encode` and `encode_batch`."""
 
     truncate_to: int | None  # at most so many tokens; the end is cut
     offsets: bool  # fill byte_offsets and code_point_offsets
@@ -59,7 +59,7 @@ class EncodeOptions(CountOptions, total=False):
 
 
 class EncodeChatOptions(CallOptions, total=False):
-    """Keywords of `encode_chat`, beside the fields of `Conversation`."""
+    """The keywords of `encode_chat`, beside the fields of `Conversation`."""
 
     tokenizer: str  # name; default "": the service's default
     rendered_text: bool  # fill rendered_text
@@ -68,7 +68,7 @@ class EncodeChatOptions(CallOptions, total=False):
 
 
 class DecodeOptions(CallOptions, total=False):
-    """Keywords of `decode`, `decode_bytes` and `decode_batch`. The words are llama.cpp's."""
+    """The keywords of `decode`, `decode_bytes` and `decode_batch`, named as in llama.cpp."""
 
     tokenizer: str  # name; default "": the service's default
     remove_special: bool  # drop a leading BOS and a trailing EOS
@@ -77,9 +77,9 @@ class DecodeOptions(CallOptions, total=False):
 
 
 class GenerateOptions(CallOptions, SamplingOptions, total=False):
-    """Keywords of `generate`, `stream` and `generate_batch`.
+    """The keywords of `generate`, `stream`, `chat`, `stream_chat` and `generate_batch`.
 
-    Every field of `SamplingParams` and `StoppingParams` may be given directly; it replaces the one of the object.
+    Every field of `SamplingParams` and `StoppingParams` can be given directly; it replaces the field of the object.
     """
 
     preset: Preset | None  # what the other fields are where they are not given

@@ -46,14 +46,15 @@ T = TypeVar("T")
 
 
 class Stream:
-    """One answer as it is made: a context manager and an iterator of `Chunk`.
+    """An answer while it is made: a context manager and an iterator of `Chunk`.
 
-        with client.stream("Once upon a time", max_tokens=64) as stream:
-            for chunk in stream:
-                print(chunk.text, end="")
-        print(stream.result.finish_reason)
+        >>> with client.stream("Once upon a time", max_tokens=8) as stream:
+        ...     text = "".join(chunk.text for chunk in stream)
+        >>> stream.result.finish_reason.name
+        'MAX_TOKENS'
 
-    Leaving the block early, `cancel()` (from any thread), or dropping the object ends the calls at both services.
+    Leaving the block early, calling `cancel()` (from any thread) or dropping the object ends the calls at both
+    services. Errors are raised by the iteration, after all chunks that came before them.
     """
 
     def __init__(self, client: Client, stream: AsyncStream) -> None:
@@ -79,15 +80,15 @@ class Stream:
         return chunk
 
     def collect(self) -> GenerationResult:
-        """Waits for the end; the result."""
+        """Waits for the end and returns the result. Raises the error that ended the stream early."""
         return self._client._run(self._stream.collect())
 
     def cancel(self) -> None:
-        """Ends the calls; whoever iterates gets CancelledError. After the end, nothing happens."""
+        """Ends the calls; the iteration raises CancelledError. After the end it does nothing."""
         self.close()
 
     def close(self) -> None:
-        """As `cancel`, and waits until no call is open any more."""
+        """Ends the calls as `cancel` does, and waits until all are closed."""
         if forks.broken():
             return
         with contextlib.suppress(ClientClosedError):  # a closed client has closed its streams
@@ -95,22 +96,23 @@ class Stream:
 
     @property
     def request_id(self) -> str:
-        """What the servers' logs call this answer."""
+        """The id of this answer in the servers' logs."""
         return self._stream.request_id
 
     @property
     def text(self) -> str:
-        """All text so far, also after an error."""
+        """The text that has arrived so far; it stays readable after an error."""
         return self._stream.text
 
     @property
     def output_ids(self) -> list[int]:
-        """All ids so far whose text is complete."""
+        """The ids that have arrived so far and whose text is complete."""
         return self._stream.output_ids
 
     @property
     def result(self) -> GenerationResult:
-        """After the end: everything about the answer. Raises what ended the stream early, or ResultNotReadyError."""
+        """The result, once the stream has ended. Raises ResultNotReadyError before that, or the error that ended the
+        stream early."""
         return self._stream.result
 
 
@@ -121,7 +123,8 @@ class Client(Operators):
         with Client(tokenizer="localhost:50051", worker="localhost:50052") as client:
             print(client.generate("Once upon a time", max_tokens=64, temperature=0).text)
 
-    As `AsyncClient`, which documents the arguments. May be used from any number of threads at once.
+    `AsyncClient` describes the arguments and the errors of all calls. A client may be used from any number of threads
+    at once.
     """
 
     def __init__(
@@ -157,7 +160,8 @@ class Client(Operators):
         self.close()
 
     def close(self) -> None:
-        """Ends what still runs, in every thread, and closes the connections. Closing twice does nothing."""
+        """Cancels the calls that still run, in every thread, and closes the connections. Closing twice does nothing;
+        later calls raise ClientClosedError."""
         if forks.broken():
             return
         with self._lock:
@@ -173,77 +177,144 @@ class Client(Operators):
     # --- text to ids and back
 
     def encode(self, text: TextInput, **options: Unpack[EncodeOptions]) -> Encoding:
-        """The token ids of a text. Special tokens in a str are plain characters unless `special_tokens` says else."""
+        """Returns the token ids of a text as an `Encoding`; BOS and EOS are added as the model expects.
+
+        Control tokens that are spelled in a str are ordinary characters, so a user's text cannot inject one. Parse them
+        (`special_tokens="parse"`) only in text that you trust; a list of `Segment` has a policy for each part. With
+        `add_special=False` no BOS and EOS are added. `offsets` and `pieces` fill the lists of these names, and
+        `truncate_to` cuts the end.
+
+            >>> encoding = client.encode("hello world", add_special=False, pieces=True)
+            >>> b"".join(encoding.pieces)
+            b'hello world'
+
+        Raises NotFoundError for a tokenizer that is not served, and InvalidArgumentError for a control token in the
+        text when `special_tokens="reject"`.
+        """
         return self._run(self._async.encode(text, **options))
 
     def encode_batch(self, texts: Sequence[TextInput], **options: Unpack[EncodeOptions]) -> list[Encoding]:
-        """As `encode`, for many texts, in order."""
+        """Returns the `Encoding` of each text, in order; the keywords are those of `encode`."""
         return self._run(self._async.encode_batch(texts, **options))
 
     def encode_chat(
         self, messages: Sequence[Message] | Conversation, **options: Unpack[EncodeChatOptions]
     ) -> ChatEncoding:
-        """The token ids of a conversation, as the model's chat template has it. They may be used as a prompt."""
+        """Returns the token ids of a conversation, as the model's chat template renders it. They can be used as a
+        prompt. Raises FailedPreconditionError when the model has no chat template."""
         return self._run(self._async.encode_chat(messages, **options))
 
     def count_tokens(self, text: TextInput, **options: Unpack[CountOptions]) -> int:
-        """How many ids `encode` would give."""
+        """Returns the number of ids that `encode` returns for the text, BOS and EOS included.
+
+        >>> encoding = client.encode("hello world")
+        >>> client.count_tokens("hello world") == len(encoding)
+        True
+        """
         return self._run(self._async.count_tokens(text, **options))
 
     def count_tokens_batch(self, texts: Sequence[TextInput], **options: Unpack[CountOptions]) -> list[int]:
-        """As `count_tokens`, for many texts, in order."""
+        """Returns the number of ids of each text, in order; the keywords are those of `count_tokens`."""
         return self._run(self._async.count_tokens_batch(texts, **options))
 
     def decode(self, ids: Sequence[int] | Encoding, **options: Unpack[DecodeOptions]) -> str:
-        """The text of token ids; bytes that are not valid UTF-8 become U+FFFD (see `decode_bytes`)."""
+        """Returns the text of token ids. Bytes that are not valid UTF-8 become U+FFFD; `decode_bytes` keeps them.
+
+        Control tokens are dropped unless `unparse_special=True`.
+
+            >>> client.decode(client.encode("hello world"))
+            'hello world'
+
+        Raises InvalidArgumentError for an id that is not in the vocabulary.
+        """
         return self._run(self._async.decode(ids, **options))
 
     def decode_bytes(self, ids: Sequence[int] | Encoding, **options: Unpack[DecodeOptions]) -> bytes:
-        """As `decode`: the exact bytes, which may be no valid UTF-8."""
+        """Returns the exact bytes of token ids, which may not be valid UTF-8; the keywords are those of `decode`."""
         return self._run(self._async.decode_bytes(ids, **options))
 
     def decode_batch(self, id_lists: Sequence[Sequence[int] | Encoding], **options: Unpack[DecodeOptions]) -> list[str]:
-        """As `decode`, for many lists, in order."""
+        """Returns the text of each list of ids, in order; the keywords are those of `decode`."""
         return self._run(self._async.decode_batch(id_lists, **options))
 
     def list_tokenizers(self, **options: Unpack[CallOptions]) -> list[TokenizerInfo]:
-        """The tokenizers that are loaded, the default first."""
+        """Returns the tokenizers that are loaded, the default first, without their special tokens."""
         return self._run(self._async.list_tokenizers(**options))
 
     def get_tokenizer(self, name: str = "", **options: Unpack[CallOptions]) -> TokenizerInfo:
-        """What one tokenizer is, with its special tokens; "": the default."""
+        """Describes one tokenizer with its special tokens; "" names the default. Raises NotFoundError."""
         return self._run(self._async.get_tokenizer(name, **options))
 
     def get_vocabulary(self, name: str = "", **options: Unpack[CallOptions]) -> Vocabulary:
-        """The bytes, type and score of every id; "": of the default tokenizer."""
+        """Returns the bytes, type and score of every id of a tokenizer; "" names the default. Raises NotFoundError."""
         return self._run(self._async.get_vocabulary(name, **options))
 
     # --- generation
 
     def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Stream:
-        """An answer as it is made. Arguments are checked here; calls start when the stream is entered or first read."""
+        """Returns a stream that yields the continuation of a prompt in chunks, as they are made.
+
+            >>> with client.stream("Once upon a time", max_tokens=8) as stream:
+            ...     text = "".join([chunk.text for chunk in stream])
+            >>> text == stream.result.text
+            True
+
+        The keywords are those of `generate`. They are checked here, and wrong ones raise InvalidArgumentError at once.
+        The calls start when the stream is entered or first read; later errors are raised by the iteration, after all
+        chunks that came before them.
+        """
         return Stream(self, self._async.stream(prompt, **options))
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> GenerationResult:
-        """A whole answer."""
+        """Returns the continuation of a prompt when it is complete, with its ids, usage and timings.
+
+            >>> result = client.generate("Once upon a time", max_tokens=8, temperature=0)
+            >>> result.usage.completion_tokens, result.finish_reason.name
+            (8, 'MAX_TOKENS')
+
+        Without `max_tokens` generation goes on until the model ends it or its context is full. Sampling parameters that
+        are not given have the model's defaults. When a worker goes away in the middle, another one continues
+        (`FailoverSettings`).
+
+        Raises NotFoundError for a model that is not served, and UnimplementedError for a parameter that the worker does
+        not support.
+        """
         return self._run(self._async.generate(prompt, **options))
 
     def stream_chat(self, messages: Sequence[Message] | Conversation, **options: Unpack[GenerateOptions]) -> Stream:
-        """As `stream`: the answer to a conversation. A `Conversation` also names tools and templates."""
+        """Returns a stream that yields the answer to a conversation in chunks; it is used as that of `stream`. A
+        `Conversation` also holds tools and a chat template."""
         return Stream(self, self._async.stream_chat(messages, **options))
 
     def chat(self, messages: Sequence[Message] | Conversation, **options: Unpack[GenerateOptions]) -> GenerationResult:
-        """As `generate`: the answer to a conversation."""
+        """Returns the answer to a conversation when it is complete; the keywords are those of `generate`.
+
+            >>> result = client.chat([{"role": "user", "content": "Tell me a story."}], max_tokens=8)
+            >>> result.usage.completion_tokens
+            8
+
+        A `Conversation` also holds tools and a chat template. Raises FailedPreconditionError when the model has no chat
+        template.
+        """
         return self._run(self._async.chat(messages, **options))
 
     def generate_batch(
         self, prompts: Sequence[Prompt], *, concurrency: int = 64, **options: Unpack[GenerateOptions]
     ) -> list[GenerationResult]:
-        """Answers to many prompts, in order, at most `concurrency` at a time; the timeout is for all together."""
+        """Returns the results of many prompts, in order. At most `concurrency` run at a time; the timeout is for all of
+        them together.
+
+            >>> results = client.generate_batch(["Once upon a time", "In the beginning"], max_tokens=8)
+            >>> [result.usage.completion_tokens for result in results]
+            [8, 8]
+
+        The first error cancels the other prompts and is raised. Request ids are the given (or a random) one followed by
+        "-0", "-1" and so on.
+        """
         return self._run(self._async.generate_batch(prompts, concurrency=concurrency, **options))
 
     def get_models(self, **options: Unpack[CallOptions]) -> dict[str, ModelInfo | None]:
-        """What each worker serves, by address; None for one that does not tell."""
+        """Returns what each worker serves, by address; None for a worker that does not tell."""
         return self._run(self._async.get_models(**options))
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:

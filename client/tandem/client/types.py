@@ -1,4 +1,4 @@
-"""What the SDK takes and gives: prompts, encodings, chunks of a stream, results."""
+"""The SDK's records: prompts, encodings, chunks of a stream, results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tandem.client.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of a prompt with its own special-token policy. No token spans two segments."""
+    """A part of a prompt with its own special-token policy. No token spans two segments."""
 
     text: str | bytes  # bytes must be valid UTF-8
     special_tokens: SpecialTokens = "text"
@@ -23,7 +23,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """Token ids of one input. The optional lists are parallel to `ids`, empty unless they were asked for."""
+    """The token ids of one input. The optional lists are parallel to `ids`, and empty unless they were asked for."""
 
     ids: list[int]
     fingerprint: str  # of the tokenizer; a worker that knows its own refuses a prompt of another
@@ -39,7 +39,7 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """What an assistant wanted to be called."""
+    """A call of a tool that an assistant's message asks for."""
 
     name: str
     arguments: Mapping[str, Any] | str = field(default_factory=dict)  # or a JSON object as text, as models write it
@@ -62,7 +62,8 @@ Message = ChatMessage | Mapping[str, Any]  # a mapping has the keys of OpenAI's 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A prompt that the model's chat template makes of messages. What they hold never becomes a control token."""
+    """A prompt that the model's chat template renders from messages. The messages' content never becomes a control
+    token."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()  # the JSON schema of each
@@ -74,7 +75,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class ChatEncoding(Encoding):
-    """A conversation's ids. What follows is empty unless it was asked for."""
+    """The ids of a conversation. The fields below are empty unless they were asked for."""
 
     rendered_text: str = ""
     content_ranges: list[tuple[int, int]] = field(default_factory=list)  # [start, end) of ids from messages' contents
@@ -86,7 +87,8 @@ TextInput = str | Segment | Sequence[Segment]
 
 @dataclass(frozen=True, slots=True)
 class TopLogprobs:
-    """Tokens at one position, in parallel lists: the most probable in order of rank, then those that were asked for."""
+    """The logprobs of several tokens at one position, in parallel lists: the most probable ones by rank, then those of
+    `logprob_ids`."""
 
     ids: list[int]
     logprobs: list[float]
@@ -95,7 +97,8 @@ class TopLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Of the tokens of a prompt, in parallel lists. The first has no logprob: None, and rank 0."""
+    """The logprobs of a prompt's tokens, in parallel lists. The first token has none: its logprob is None and its rank
+    0."""
 
     logprobs: list[float | None]
     ranks: list[int]
@@ -103,16 +106,16 @@ class PromptLogprobs:
 
     @property
     def total(self) -> float:
-        """The logprob of the whole prompt behind its first token."""
+        """The logprob of the whole prompt after its first token."""
         return math.fsum(value for value in self.logprobs if value is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What is new in a stream. Texts joined are `result.text`, ids joined are `result.output_ids`.
+    """The new part of a stream. All texts joined are `result.text`, and all ids joined are `result.output_ids`.
 
-    An id is given once all of its text is: while the tokenizer holds back bytes of an unfinished character or of a
-    possible stop string, the ids that they belong to wait too. A slow reader gets fewer, larger chunks.
+    An id comes when all of its text has come: while the tokenizer holds back bytes of an unfinished character or of a
+    possible stop string, their ids wait too. A slow reader gets fewer, larger chunks.
     """
 
     text: str
@@ -125,7 +128,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One of the outputs of an answer."""
+    """One of the outputs of a generation."""
 
     index: int  # with best_of, 0 is the best
     text: str
@@ -141,9 +144,9 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Timings(WorkerTimings):
-    """Seconds, none below 0; None where unknown. Those of the worker are measured by the (last) one, the others at the
-    client. Encoding and decoding follow each other, and so do the worker's queue, prefill and decode, which make up its
-    total; neither takes longer than the total."""
+    """Times in seconds, at least 0; None where unknown. `worker_*` are measured by the (last) worker, the others by the
+    client. Encoding and decoding do not overlap, and neither takes longer than the total; the worker's queue, prefill
+    and decode add up to its total."""
 
     total_seconds: float
     encode_seconds: float | None = None  # None: the prompt came as ids
@@ -153,7 +156,7 @@ class Timings(WorkerTimings):
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """A finished generation. What belongs to one output is that of the first, which is the best one with best_of."""
+    """A finished generation. Fields of one output are those of `outputs[0]`, the best one with best_of."""
 
     text: str
     output_ids: list[int]  # without those of a matched stop string (unless include_stop)
@@ -179,17 +182,17 @@ class GenerationResult:
 
     @property
     def total_logprob(self) -> float | None:
-        """Of the output; None unless logprobs were asked for."""
+        """The logprob of the whole output; None unless logprobs were asked for."""
         return None if self.logprobs is None else math.fsum(self.logprobs)
 
     @property
     def time_to_first_token(self) -> float | None:
-        """Seconds from the call until the first output was here."""
+        """The seconds from the call to the first output; None when there was none."""
         return self.timings.time_to_first_token
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Completion tokens a second after the first; None for fewer than two."""
+        """The completion tokens per second after the first one; None for fewer than two."""
         first = self.timings.time_to_first_token
         if first is None or self.usage.completion_tokens < 2 or self.timings.total_seconds <= first:
             return None
@@ -198,6 +201,8 @@ class GenerationResult:
 
 @dataclass(frozen=True, slots=True)
 class SpecialToken:
+    """A token that is matched in text as a whole."""
+
     id: int
     text: str
     control: bool  # False: user-defined, ordinary text that always stays one token
@@ -205,7 +210,7 @@ class SpecialToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerInfo:
-    """What a tokenizer is."""
+    """The description of a tokenizer."""
 
     name: str
     vocabulary_type: str  # "spm", "bpe", "wpm", "ugm" or "rwkv"
@@ -233,7 +238,7 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a worker serves."""
+    """The description of the model that a worker serves."""
 
     name: str
     architecture: str
@@ -249,8 +254,8 @@ class ModelInfo:
     quantization: str = ""  # of most weights: "int8", "int4" or "fp8"; "": none
 
     def answers_like(self, other: ModelInfo) -> bool:
-        """Whether a generation may move between the two: every described fact is equal but the worker's knowledge of
-        its tokenizer, which one of them may lack."""
+        """Returns True when a generation may move from one to the other: all fields are equal, except that one worker
+        may not know its tokenizer."""
         fingerprints = {self.tokenizer_fingerprint, other.tokenizer_fingerprint} - {""}
         return len(fingerprints) < 2 and (
             (self.name, self.architecture, self.vocabulary_size, self.parameters, self.layers)
