@@ -17,6 +17,7 @@ import math
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
@@ -100,8 +101,11 @@ class Watch:
         return sample
 
 
-async def soak(minutes: float, seed: int, folder: Path) -> list[str]:
-    """Runs it; what is wrong."""
+async def soak(
+    more: Callable[[Traffic, float], Callable[[], bool]], interval: float, seed: int
+) -> tuple[Watch, list[Sample], Traffic]:
+    """Runs it, looking every `interval` seconds; `more` tells for a share of the whole whether it goes on. Returns what
+    was seen, and the services at rest: after a first bit of everything, and at the end."""
     with tempfile.TemporaryDirectory() as name:
         own = Path(name)
         flags = (f"--tokenizer=demo={DEMO}", "--log-level=error", "--chat-render-seconds=1")
@@ -117,12 +121,22 @@ async def soak(minutes: float, seed: int, folder: Path) -> list[str]:
                 watch = Watch([first.pid, second.pid], client, traffic)
                 for number in range(KEPT_GUIDES):  # as many processes of guides as will stay
                     await guided(client, Random(number))
-                quiet = []  # the services at rest: after a first bit of everything, and at the end
+                quiet = []
                 for share in (WARM_UP, 1 - WARM_UP):
-                    until = time.monotonic() + minutes * 60 * share
-                    running = asyncio.create_task(traffic.run(lambda until=until: time.monotonic() < until))
-                    await watch.until(running, minutes * 60 / 100)
+                    running = asyncio.create_task(traffic.run(more(traffic, share)))
+                    await watch.until(running, interval)
                     quiet.append(await watch.quiet())
+    return watch, quiet, traffic
+
+
+async def soak_for(minutes: float, seed: int, folder: Path) -> list[str]:
+    """Runs it for so long; what is wrong."""
+
+    def more(_: Traffic, share: float) -> Callable[[], bool]:
+        until = time.monotonic() + minutes * 60 * share
+        return lambda: time.monotonic() < until
+
+    watch, quiet, traffic = await soak(more, minutes * 60 / 100, seed)
     tell(watch.samples, quiet[-1], traffic, folder)
     return complaints(watch.samples, *quiet) + traffic.unexpected[:10]
 
@@ -151,7 +165,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "tandem-soak"))
     options = parser.parse_args()
-    found = asyncio.run(soak(options.minutes, options.seed, options.folder))
+    found = asyncio.run(soak_for(options.minutes, options.seed, options.folder))
     print("\n".join(["FAILED:", *found]) if found else "nothing grows, and everything returned")
     return 1 if found else 0
 
