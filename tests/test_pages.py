@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -42,3 +43,27 @@ def test_the_map_names_every_package_and_the_core_is_short():
     core = re.findall(r"^\d+\. \[\w+\.py\]\(\.\./(worker_svc/tandem/worker/engine/\w+\.py)\)", page, flags=re.MULTILINE)
     assert len(core) == 11
     assert sum(len((ROOT / path).read_text().splitlines()) for path in core) <= CORE_LINES
+
+
+def literals() -> str:
+    """Every text in the code of the services and the SDK, one a line; what is put into it at run time is left out."""
+    found: list[str] = []
+    for path in [*ROOT.glob("*_svc/tandem/**/*.py"), *ROOT.glob("svc_common/**/*.py"), *ROOT.glob("client/**/*.py")]:
+        constants = (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
+        found += [value.replace("\n", " ") for value in constants if isinstance(value, str)]
+    return "\n".join(found)
+
+
+def test_messages_and_reasons_of_the_page_on_troubles_are_those_of_the_code():
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    connections = page.split("\n## Connections\n")[1].split("\n## ")[0]  # most of them are gRPC's
+    symptoms = [line.split("|")[1] for line in page.replace(connections, "").splitlines() if line.startswith("| ")]
+    quoted = [text for symptom in symptoms for text in re.findall(r"`([^`]+)`", symptom)]
+    said = literals()
+    for reason in (text for text in quoted if re.fullmatch(r"[A-Z_]+", text)):
+        assert f"\n{reason}\n" in said, reason
+    messages = [text for text in quoted if text.count(" ") > 2 and "vs. 16777216" not in text]  # that one is gRPC's
+    assert len(messages) > 40
+    for message in messages:
+        words = re.sub(r"\.\.\.", "", message).split()
+        assert any(" ".join(words[i : i + 3]) in said for i in range(len(words) - 2)), message
