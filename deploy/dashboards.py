@@ -172,7 +172,7 @@ SERVING: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel(
-            "Prompt tokens that wait",
+            "Prompt tokens of waiting requests",
             "none",
             "The queue has a limit of tokens too.",
             one(f"tandem_num_tokens_waiting{{{MODEL}}}", "{{instance}}"),
@@ -183,7 +183,7 @@ SERVING: dict[str, tuple[Panel, ...]] = {
             "Callers with requests that run or wait, by worker; requests a second that made way for another caller's.",
             (
                 Series(f"tandem_active_callers{{{MODEL}}}", "{{instance}} callers"),
-                Series(rate("tandem_places_ceded_total", MODEL), "requests that made way"),
+                Series(rate("tandem_places_ceded_total", MODEL), "requests preempted for fairness"),
             ),
         ),
         Panel(
@@ -194,7 +194,7 @@ SERVING: dict[str, tuple[Panel, ...]] = {
             stacked=True,
         ),
         Panel(
-            "Refused, and computed in vain",
+            "Refused requests, and wasted tokens",
             "none",
             "Requests a second that found the queue full, of them those over a share, end engines or "
             "met a drain; tokens a second computed for readers that had gone.",
@@ -316,7 +316,7 @@ SERVING: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Steps without their guesses",
             "percentunit",
-            "Of all forward passes: guesses were at hand, and computing them seemed dearer than what they would gain.",
+            "Of all forward passes: drafts were there, but would have cost more time than they save.",
             one(ratio("tandem_spec_decode_num_declined_steps_total", "tandem_engine_steps_total", MODEL), "declined"),
             ceiling=1,
         ),
@@ -327,7 +327,7 @@ SERVING: dict[str, tuple[Panel, ...]] = {
             quantiles("tandem_guide_compile_seconds", MODEL, 0.5, 0.95),
         ),
         Panel(
-            "Guides by how their compilation ended",
+            "Guide compilations by outcome",
             "none",
             "A second. Crashed and over_budget: somebody sends what hurts a compiler; the log names the requests.",
             one(rate("tandem_guide_compilations_total", MODEL, "outcome"), "{{outcome}}"),

@@ -12,7 +12,7 @@ from tandem.worker.engine.account import FinishReason
 from tandem.worker.engine.engine import Finish
 from tandem.worker.engine.outcome import End
 from tandem.worker.engine.process.messages import Ended
-from tandem.worker.front.streams import OutputStream, ranked
+from tandem.worker.front.streams import OutputStream, best_outputs
 from tandem.worker.front.validation import Delivery
 from tests.worker_svc.engine.counting import counting_request
 
@@ -115,11 +115,11 @@ async def test_outputs_are_ranked_by_total_logprob_over_a_power_of_their_length(
     for output, logprobs in zip(outputs, [[-1.0, -1.0, -1.0], [-1.5], [], [-0.5, -1.9]], strict=True):
         for logprob in logprobs:
             output.push(7, logprob, 0.0)
-    waiting = asyncio.create_task(ranked(outputs, 3, 1.0))
+    waiting = asyncio.create_task(best_outputs(outputs, 3, 1.0))
     for output in outputs:
         await asyncio.sleep(0)
         assert not waiting.done()
         output.end(ENDED)
     # Means: -1, -1.5, (empty), -1.2. Totals: -3, -1.5, (empty), -2.4.
     assert [output.number for output in await waiting] == [0, 3, 1]
-    assert [output.number for output in await ranked(outputs, 4, 0.0)] == [1, 3, 0, 2]
+    assert [output.number for output in await best_outputs(outputs, 4, 0.0)] == [1, 3, 0, 2]

@@ -25,19 +25,19 @@ class WorkerSettings(EngineConfig, ServiceSettings):
     engine_stall_seconds: float = Field(
         default=0.0,
         ge=0,
-        description="an engine that neither steps nor answers for so long is killed and started again; 0: 60 on a GPU, "
-        "30 on a CPU, where time in which it computes counts a tenth",
+        description="seconds after which an engine that neither steps nor answers is killed and restarted; 0: 60 on a "
+        "GPU, 30 on a CPU, where time in which it computes counts a tenth",
     )
     max_waiting_requests: int = Field(default=1024, ge=0, description="requests that may wait; more are refused")
     max_waiting_tokens: int = Field(default=1 << 20, ge=1, description="prompt tokens that may wait; more are refused")
     cache_per_caller: bool = Field(
         default=False,
-        description="prompts share cached pages only with those of the same caller, so that no time to first token "
-        "tells what others have asked",
+        description="prompts share cached pages only with those of the same caller, so that times to first token do "
+        "not tell what others have asked",
     )
     admin_token_file: Path | None = Field(
         default=None,
-        description="file of operators' bearer tokens; with it, only who has one of them may drain the worker or clear "
+        description="file of operators' bearer tokens; with it, only their holders may drain the worker or clear "
         "its cache",
     )
     tokenizer_address: str = Field(

@@ -37,30 +37,28 @@ class EngineStatistics:
     )
     cached_prompt_tokens: int = shown("prefix_cache_hits", "Prompt tokens found in the prefix cache")
     output_tokens: int = shown("generation_tokens", "Tokens generated")
-    preemptions: int = shown("num_preemptions", "Requests that lost their pages to others")
-    places_ceded: int = shown("places_ceded", "Requests that made way for another caller's")
-    evictions: int = shown("kv_cache_evicted_pages", "Cached pages that made room")
-    merged_pages: int = shown("kv_cache_merged_pages", "Pages given back because their content was there already")
+    preemptions: int = shown("num_preemptions", "Requests preempted for lack of KV cache pages")
+    places_ceded: int = shown("places_ceded", "Requests preempted for another caller's share")
+    evictions: int = shown("kv_cache_evicted_pages", "Cached pages evicted for new ones")
+    merged_pages: int = shown("kv_cache_merged_pages", "Pages freed because an equal page was cached")
     moved_pages: int = shown("kv_cache_moved_pages", "Pages moved by defragmentation")
-    draft_tokens_proposed: int = shown("spec_decode_num_draft_tokens", "Draft tokens that were computed")
-    draft_tokens_accepted: int = shown("spec_decode_num_accepted_tokens", "Draft tokens that became output")
-    drafts_declined: int = shown("spec_decode_num_declined_steps", "Steps whose drafts seemed dear")
+    draft_tokens_proposed: int = shown("spec_decode_num_draft_tokens", "Draft tokens verified")
+    draft_tokens_accepted: int = shown("spec_decode_num_accepted_tokens", "Draft tokens accepted")
+    drafts_declined: int = shown("spec_decode_num_declined_steps", "Steps whose drafts cost more than they gain")
     guide_masks_over_budget: int = shown("guide_masks_over_budget", "Requests that ended because a mask took too long")
-    guide_left_out_rows: int = shown(
-        "guide_left_out_rows", "Rows of a step that went without them: their mask was late"
-    )
-    guide_process_deaths: int = shown("guide_process_deaths", "Guides' processes that ended while they were needed")
-    overlapped_steps: int = shown("engine_overlapped_steps", "Forward passes launched before the last one was read")
-    overlap_wasted_tokens: int = shown("engine_overlap_wasted_tokens", "Tokens computed behind the end of a request")
+    guide_left_out_rows: int = shown("guide_left_out_rows", "Rows left out of a step because their mask was late")
+    guide_process_deaths: int = shown("guide_process_deaths", "Guides' processes that ended while in use")
+    overlapped_steps: int = shown("engine_overlapped_steps", "Forward passes launched before the previous one was read")
+    overlap_wasted_tokens: int = shown("engine_overlap_wasted_tokens", "Tokens computed after the end of a request")
 
 
 @dataclass(slots=True)
 class Load:
     """What runs and waits now, how the pages of the cache are used, and the counters."""
 
-    running_requests: int = shown("num_requests_running", "Requests that run")
-    waiting_requests: int = shown("num_requests_waiting", "Requests that wait")
-    waiting_tokens: int = shown("num_tokens_waiting", "Prompt tokens that wait")
+    running_requests: int = shown("num_requests_running", "Running requests")
+    waiting_requests: int = shown("num_requests_waiting", "Waiting requests")
+    waiting_tokens: int = shown("num_tokens_waiting", "Prompt tokens of waiting requests")
     pages_total: int = 0
     pages_free: int = 0
     pages_cached: int = shown(
@@ -70,7 +68,7 @@ class Load:
         "kv_cache_usage_perc", "Share of KV cache pages that running requests use, 0 to 1", share_of="pages_total"
     )
     guide_processes: int = shown("guide_processes", "Guides that have a process, in use or kept")
-    guide_memory_bytes: int = shown("guide_memory_bytes", "Memory of guides' processes beside what they share")
+    guide_memory_bytes: int = shown("guide_memory_bytes", "Memory of guides' processes without what they share")
     statistics: EngineStatistics = field(default_factory=EngineStatistics)
 
 

@@ -1,4 +1,4 @@
-"""The worker's control plane: what the front knows it answers itself, all else it passes on to the engine."""
+"""Serves the worker's control plane: the front answers what it knows itself, and passes the rest on to the engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPERATOR_METHODS = tuple(
 
 
 class Worker(Protocol):
-    """Of whom the control plane tells; `WorkerService` is one."""
+    """What the control plane needs of the worker; `WorkerService` has it."""
 
     settings: WorkerSettings
     supervisor: EngineSupervisor
@@ -49,7 +49,7 @@ class Worker(Protocol):
 
 
 class AdminServicer(admin_pb2_grpc.WorkerAdminServiceServicer):
-    """See admin.proto. RPCs that are not here are methods of the engine's `Commands`."""
+    """Implements admin.proto. RPCs that are not here are methods of the engine's `Commands`."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -99,7 +99,7 @@ class AdminServicer(admin_pb2_grpc.WorkerAdminServiceServicer):
         return pb.SetDrainingResponse(state=self._state())
 
     async def forward(self, rpc: str, request: Message) -> bytes:
-        """The engine's serialized response."""
+        """Passes an RPC on to the engine and returns its serialized response."""
         if violations := list(limit_violations(request, limits_of(_SERVICE.methods_by_name[rpc].input_type))):
             raise invalid_argument(violations)
         return await self._worker.supervisor.command(rpc, request.SerializeToString())
@@ -115,7 +115,7 @@ class AdminServicer(admin_pb2_grpc.WorkerAdminServiceServicer):
 
 
 def admin_servicer(worker: Worker) -> AdminServicer:
-    """With a method for every RPC of the service."""
+    """Makes a servicer with a method for every RPC of the service."""
     others = _SERVICE.methods_by_name.keys() - vars(AdminServicer).keys()
     complete = type("AdminServicer", (AdminServicer,), {rpc: _forwarding(rpc) for rpc in others})
     servicer: AdminServicer = complete(worker)

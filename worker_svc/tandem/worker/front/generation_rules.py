@@ -19,18 +19,18 @@ DEFAULT_LOOKUP_NGRAM = 3
 
 
 def samples_of(request: pb.GenerateRequest) -> int:
-    """How many answers are made."""
+    """Returns how many answers are made."""
     n = request.n if request.HasField("n") else 1
     return max(1, request.best_of if request.HasField("best_of") else n)
 
 
-def ranks(request: pb.GenerateRequest) -> bool:
-    """Whether more answers are made than returned."""
+def returns_best(request: pb.GenerateRequest) -> bool:
+    """Tells whether more answers are made than returned, so that the best are chosen."""
     return samples_of(request) > (request.n if request.HasField("n") else 1)
 
 
 def sample_violations(request: pb.GenerateRequest) -> Iterator[FieldViolation]:
-    """Between n, best_of and what was made elsewhere."""
+    """Yields what is wrong between n, best_of and resumed output."""
     if request.HasField("best_of") and request.HasField("n") and 1 <= request.best_of < request.n:
         yield FieldViolation("best_of", f"must be at least n {request.n}, not {request.best_of}")
     if request.resumed_output_ids and samples_of(request) > 1:
@@ -42,7 +42,7 @@ def sample_violations(request: pb.GenerateRequest) -> Iterator[FieldViolation]:
 
 
 def guide_of(guided: pb.GuidedDecoding) -> tuple[str, str] | None:
-    """Kind and text of what the output must match."""
+    """Returns kind and text of what the output must match; None without a guide."""
     kind = guided.WhichOneof("guide")
     if kind is None:
         return None
@@ -52,7 +52,7 @@ def guide_of(guided: pb.GuidedDecoding) -> tuple[str, str] | None:
 
 
 def guide_violations(request: pb.GenerateRequest) -> Iterator[FieldViolation]:
-    """Of `guided`: its size; whether it can be compiled, the engine finds out."""
+    """Yields violations of the sizes of `guided`; the engine finds out whether it can be compiled."""
     if not request.HasField("guided"):
         return
     guide = guide_of(request.guided)
@@ -67,7 +67,7 @@ def guide_violations(request: pb.GenerateRequest) -> Iterator[FieldViolation]:
 
 
 def draft_tokens(speculation: pb.SpeculationParams, info: EngineInfo) -> int:
-    """Drafts at most; 0 is no speculation."""
+    """Returns the most drafts of a step; 0 is no speculation."""
     if speculation.HasField("max_draft_tokens"):
         return speculation.max_draft_tokens
     if speculation.HasField("prompt_lookup_ngram"):
@@ -76,7 +76,7 @@ def draft_tokens(speculation: pb.SpeculationParams, info: EngineInfo) -> int:
 
 
 def lookup_ngram(speculation: pb.SpeculationParams, info: EngineInfo) -> int:
-    """Length of what prompt lookup looks for; 0: a draft model is asked instead."""
+    """Returns the length of the n-gram that prompt lookup searches for; 0: a draft model is asked instead."""
     if speculation.HasField("prompt_lookup_ngram"):
         return speculation.prompt_lookup_ngram
     return 0 if info.draft_model else DEFAULT_LOOKUP_NGRAM

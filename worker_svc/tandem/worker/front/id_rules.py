@@ -1,4 +1,4 @@
-"""Token ids of a request: all of them must be of the model's vocabulary. Pure."""
+"""Checks that all token ids of a request are of the model's vocabulary. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandem.limits.fields import Kind, Limit
 
 
 def id_violations(request: Message, limits: Mapping[str, Limit], vocabulary_size: int) -> Iterator[FieldViolation]:
-    """What is wrong with the ids of every field that has some and is not too long already."""
+    """Yields a violation for the first wrong id of every field of ids; fields that are too long already are skipped."""
     for limit in limits.values():
         if limit.kind not in (Kind.IDS, Kind.SEQUENCES, Kind.BIASES):
             continue
@@ -31,7 +31,7 @@ def id_violations(request: Message, limits: Mapping[str, Limit], vocabulary_size
 
 
 def _ids(field: str, ids: Sequence[int], vocabulary_size: int) -> Iterator[FieldViolation]:
-    """Names the first id that is out of the vocabulary."""
+    """Yields the first id that is out of the vocabulary."""
     array = np.asarray(ids, dtype=np.int64)
     bad = np.flatnonzero(array >= vocabulary_size)
     if bad.size:

@@ -1,4 +1,4 @@
-"""How many elements a large request to the worker may have in all (`tandem.common.message_limits`), by the contract."""
+"""Limits the elements of a large request to the worker (`tandem.common.message_limits`), by the contract."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tandem.inference.v1 import admin_pb2, inference_pb2
 
 
 def request_limits() -> dict[str, MessageLimits]:
-    """By the path of the method."""
+    """Returns the limits by the path of the method."""
     services = (
         inference_pb2.DESCRIPTOR.services_by_name["InferenceService"],
         admin_pb2.DESCRIPTOR.services_by_name["WorkerAdminService"],

@@ -35,7 +35,8 @@ _FINISHED = {FinishReason.MAX_TOKENS: "length", FinishReason.STOP_TOKEN: "stop",
 
 
 class WorkerMetrics:
-    """All children are made once: a look-up by label costs four times an increment."""
+    """Records the worker's metrics. Labelled children are made once: a look-up by label costs four times an
+    increment."""
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
         def gauge(name: str, text: str) -> Gauge:
@@ -51,12 +52,12 @@ class WorkerMetrics:
         self._load = [(name, each.share_of, gauge(each.name, each.help)) for name, each in metrics_of(Load)]
         self._counters = [(name, counter(each.name, each.help)) for name, each in metrics_of(EngineStatistics)]
         self.engine_up = gauge("engine_up", "1 while the engine is ready")
-        self.engine_restarts = counter("engine_restarts", "Engines that were started after one died")
-        self.engine_stalls = counter("engine_stalls", "Engines that were killed because they said nothing any more")
-        self.failed_starts = counter("engine_failed_starts", "Engines that did not start in the place of one that died")
+        self.engine_restarts = counter("engine_restarts", "Engines started after one died")
+        self.engine_stalls = counter("engine_stalls", "Engines killed because they stopped responding")
+        self.failed_starts = counter("engine_failed_starts", "Restarts of the engine that failed")
         self.step_age = gauge("engine_step_age_seconds", "Time since the last step while requests run or wait, else 0")
-        self.quarantined = counter("requests_quarantined", "Requests refused because engines die with them")
-        self.sent_away = counter("requests_sent_away", "Requests without a token that a drain has ended")
+        self.quarantined = counter("requests_quarantined", "Requests refused because engines crash on them")
+        self.sent_away = counter("requests_sent_away", "Requests without a token that a drain ended")
         self.refused = counter("requests_refused", "Requests refused because the queue was full")
         self.refused_by_share = counter(
             "requests_refused_by_share",
@@ -86,7 +87,7 @@ class WorkerMetrics:
         }
         compilations = Counter(
             "tandem_guide_compilations",
-            "Guides by how their compilation ended",
+            "Guide compilations by outcome",
             ["model_name", "outcome"],
             registry=registry,
         )
@@ -104,17 +105,17 @@ class WorkerMetrics:
         self._last = EngineStatistics()
 
     def engine_started(self) -> None:
-        """Its counters begin at zero again."""
+        """Forgets the last counters, since those of a new engine begin at zero."""
         self._last = EngineStatistics()
         self.engine_up.set(1)
 
     def engine_ended(self) -> None:
-        """Nothing runs."""
+        """Sets the gauges to an engine that is gone."""
         self.engine_up.set(0)
         self._show(Load())
 
     def step(self, step: Step) -> None:
-        """A step's frame has come."""
+        """Records what a step's frame tells."""
         self._show(step.load)
         last, self._last = self._last, step.load.statistics
         for name, counter in self._counters:
@@ -131,16 +132,16 @@ class WorkerMetrics:
             gauge.set(value / max(1, getattr(load, share_of)) if share_of else value)
 
     def guide_compiled(self, outcome: CompileOutcome, seconds: float) -> None:
-        """A guide was compiled, or was not."""
+        """Records how, and after how long, a compilation ended."""
         self._compilations[outcome].inc()
         self._guide_compile.observe(seconds)
 
     def first_token(self, seconds: float) -> None:
-        """A request's first token has come to the front."""
+        """Records the time to a request's first token."""
         self._ttft.observe(seconds)
 
     def finished(self, ended: Ended, prompt_tokens: int, output_tokens: int, seconds: float) -> None:
-        """A request has finished."""
+        """Records a finished request."""
         self._finished[ended.reason].inc()
         self._e2e.observe(seconds)
         self._queue.observe(ended.statistics.queue_seconds)

@@ -1,4 +1,4 @@
-"""Requests with which engines die.
+"""Quarantines requests that make engines crash.
 
 A request is a *suspect* when an engine dies in a step that computed it, before it has given it a token. It may have
 been there by bad luck, so it is sent elsewhere like any other, and its suspicions are counted:
@@ -29,13 +29,14 @@ REMEMBERED_REQUESTS = 1024
 
 
 def told_suspicions(value: str | bytes | None) -> int:
-    """The count that a caller has sent; what is no count is none. Never so high that it alone means quarantine."""
+    """Returns the count that the caller has sent, 0 if it is malformed. It is capped below what quarantines by
+    itself."""
     text = value.decode("ascii", "replace") if isinstance(value, bytes) else value or ""
     return min(int(text), MAX_SUSPICIONS - 1) if text.isdecimal() and len(text) < 10 else 0
 
 
 def digest(request: bytes) -> bytes:
-    """What stands for a serialized request."""
+    """Returns a digest of a serialized request."""
     return hashlib.blake2b(request, digest_size=16).digest()
 
 
@@ -47,30 +48,30 @@ class _Suspicion:
 
 
 class Quarantine:
-    """What a worker remembers of requests with which its engines died."""
+    """Remembers the requests that were suspected."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._known: OrderedDict[bytes, _Suspicion] = OrderedDict()  # the oldest suspicion first
 
     def __bool__(self) -> bool:
-        """Whether anything is remembered: without that no digest is needed."""
+        """Tells whether anything is remembered: without that no digest is needed."""
         self._forget_old()
         return bool(self._known)
 
     def count(self, key: bytes) -> int:
-        """How often the request was suspected, as far as is remembered."""
+        """Returns how often the request was suspected, as far as is remembered."""
         found = self._known.get(key)
         return found.count if found is not None else 0
 
     def holds(self, key: bytes) -> bool:
-        """Whether the request is quarantined."""
+        """Tells whether the request is quarantined."""
         found = self._known.get(key)
         return found is not None and found.quarantined
 
     def suspect(self, key: bytes, before: int, *, alone: bool, crashed: bool) -> bool:
-        """An engine died in the first step of the request, which was suspected `before` times, and now `alone` or
-        beside others; whether it is quarantined from now on."""
+        """Counts a suspicion: an engine died in the first step of the request, which was suspected `before` times and
+        was `alone` in its first step or not. Returns whether it is quarantined from now on."""
         count = 1 + max(before, 0)
         quarantined = count >= MAX_SUSPICIONS or (alone and crashed)
         self._known[key] = _Suspicion(count, self._clock() + REMEMBERED_SECONDS, quarantined)
@@ -80,7 +81,7 @@ class Quarantine:
         return quarantined
 
     def clear(self, key: bytes) -> None:
-        """The request has a token."""
+        """Forgets the request, which has a token."""
         self._known.pop(key, None)
 
     def _forget_old(self) -> None:
@@ -102,7 +103,8 @@ class Probation:
         self._holder = request
 
     def leave(self, request: object) -> None:
-        """It has a token, or has ended; of no effect for requests whose turn it is not."""
+        """Gives the turn to the next request, once this one has a token or has ended; does nothing for requests whose
+        turn it is not."""
         if self._holder is request:
             self._holder = None
             self._lock.release()

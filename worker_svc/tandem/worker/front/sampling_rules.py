@@ -1,4 +1,4 @@
-"""SamplingParams of the wire: what is allowed, and the engine's form of it.
+"""Checks SamplingParams of the wire and converts them to the engine's form.
 
 Pure. Ranges and defaults are those of the contract (`tandem.limits`); here stands what holds between fields.
 """
@@ -26,7 +26,7 @@ _SCALARS: Mapping[Kind, Callable[[float], float]] = {
 
 
 def sampling_violations(request: pb.GenerateRequest, eos_ids: Sequence[int]) -> Iterator[FieldViolation]:
-    """What is wrong with a request's SamplingParams although each field alone is right."""
+    """Yields what is wrong between fields of SamplingParams that are each valid alone."""
     sampling = request.sampling
     values = dict(_given(sampling))
     if values.get("mirostat.version"):
@@ -53,8 +53,8 @@ def sampling_violations(request: pb.GenerateRequest, eos_ids: Sequence[int]) -> 
 
 
 def to_sampling(sampling: pb.SamplingParams, defaults: Mapping[str, float], context_length: int, seed: int) -> Sampling:
-    """The engine's form of valid parameters: given values, then the model's `defaults`, then ours. `seed` is used where
-    none is given. Windows longer than the context are cut to it."""
+    """Converts valid parameters to the engine's form: given values, then the model's `defaults`, then ours. `seed` is
+    used where none is given. Windows longer than the context are cut to it."""
     values = dict(_given(sampling))
     mirostat = bool(values.get("mirostat.version"))
     parameters: dict[str, Any] = {}
@@ -71,15 +71,14 @@ def to_sampling(sampling: pb.SamplingParams, defaults: Mapping[str, float], cont
 
 
 def _plain(limit: Limit, values: Sequence[Any]) -> tuple[Any, ...]:
-    """A repeated field as tuples."""
+    """Converts a repeated field to tuples."""
     if limit.kind is Kind.BIASES:
         return tuple((each.id, each.bias) for each in values)
     return tuple(tuple(each.ids) for each in values) if limit.kind is Kind.SEQUENCES else tuple(values)
 
 
 def effective_sampling(sampling: Sampling, asked: pb.SamplingParams) -> pb.SamplingParams:
-    """What Accepted reports where a request `asked` for this: every scalar, the seed included, and its lists, which
-    protobuf copies."""
+    """Returns what Accepted reports for the request's `asked`: every scalar, the seed included, and its lists."""
     message = pb.SamplingParams()
     message.CopyFrom(asked)
     for limit in LIMITS.values():
@@ -89,5 +88,5 @@ def effective_sampling(sampling: Sampling, asked: pb.SamplingParams) -> pb.Sampl
 
 
 def _given(sampling: pb.SamplingParams) -> Iterator[tuple[str, float]]:
-    """The numbers that are set, by path."""
+    """Returns the numbers that are set, by path."""
     return ((limit.path, value) for limit, value in given(sampling, LIMITS))

@@ -45,12 +45,12 @@ from tandem.worker.engine.process.handle import EngineDeath, EngineHandle, Engin
 from tandem.worker.engine.process.messages import Ended, EngineInfo, Step, Submit, TopTokens, Vocabulary
 from tandem.worker.front.admin import OPERATOR_METHODS, admin_servicer
 from tandem.worker.front.admission import Admission
-from tandem.worker.front.generation_rules import DEFAULT_LENGTH_PENALTY, ranks, samples_of
+from tandem.worker.front.generation_rules import DEFAULT_LENGTH_PENALTY, returns_best, samples_of
 from tandem.worker.front.limits import request_limits
 from tandem.worker.front.metrics import WorkerMetrics
 from tandem.worker.front.quarantine import SUSPICIONS_KEY, Probation, Quarantine, digest, told_suspicions
 from tandem.worker.front.sampling_rules import effective_sampling
-from tandem.worker.front.streams import OutputStream, Tokens, next_due, ranked
+from tandem.worker.front.streams import OutputStream, Tokens, best_outputs, next_due
 from tandem.worker.front.supervisor import EngineSupervisor
 from tandem.worker.front.tokenizer_check import check_tokenizer, read_peer_files
 from tandem.worker.front.validation import validate, wants_logprobs
@@ -86,12 +86,12 @@ class _Running:
 
     @property
     def begun(self) -> bool:
-        """It has a token."""
+        """Tells whether the request has a token."""
         return any(stream.sent or stream.pending for stream in self.streams)
 
 
 class WorkerService:
-    """`Service` of tandem.common: the engine, the data plane and the control plane."""
+    """Implements `Service` of tandem.common: the engine, the data plane and the control plane."""
 
     name = "tandem.inference.v1.InferenceService"
     reachable_while_draining = (f"/{name}/Abort",)
@@ -130,7 +130,7 @@ class WorkerService:
         return ProcessEngine(config, log_format=self.settings.log_format, log_level=self.settings.log_level)
 
     def _silence(self, info: EngineInfo | None) -> Silence | None:
-        """How long an engine may be silent; without information, in its start, as long as it computes."""
+        """Limits how long an engine may be silent; without information, in its start, as long as it computes."""
         if self.settings.engine == "thread":  # for debugging, and nothing ends a thread
             return None
         if info is None:
@@ -156,7 +156,7 @@ class WorkerService:
         except EngineStartError as error:
             raise StartError(str(error)) from error
         if not info.row_invariant:
-            logger.warning("on this machine a row's result depends on its company: answers may differ in last digits")
+            logger.warning("on this machine a row's bits depend on the batch: the same request may get other tokens")
         if self.settings.tokenizer_address:
             self.fingerprint, self.vocabulary = await check_tokenizer(self.settings, info)
             self.supervisor.send_vocabulary(self.vocabulary)
@@ -183,7 +183,7 @@ class WorkerService:
     # ------------------------------------------------------------------------------------------------ Observer
 
     def engine_up(self, info: EngineInfo) -> None:
-        """An engine is ready."""
+        """Called when an engine is ready."""
         self.worker_metrics.engine_started()
         if self.supervisor.restarts:
             self.worker_metrics.engine_restarts.inc()
@@ -193,21 +193,21 @@ class WorkerService:
             self.lifecycle.set_ready(True)
 
     def engine_down(self, why: str) -> None:
-        """The engine is gone: not ready until the next one is."""
+        """Called when the engine is gone: the worker is not ready until the next one is."""
         self.worker_metrics.engine_ended()
         if self.lifecycle is not None:
             self.lifecycle.set_ready(False)
 
     def engine_stalled(self) -> None:
-        """It was silent for too long."""
+        """Called when the engine was silent for too long."""
         self.worker_metrics.engine_stalls.inc()
 
     def start_failed(self) -> None:
-        """An engine that was to take another's place did not start."""
+        """Called when an engine that was to replace another one did not start."""
         self.worker_metrics.failed_starts.inc()
 
     def lost_with(self, streams: Sequence[OutputStream], death: EngineDeath) -> dict[OutputStream, ServiceError]:
-        """Counts the suspicions of those that had their first step, and quarantines whom that makes too many."""
+        """Counts the suspicions of the requests that were in their first step; returns the errors of their streams."""
         first_steps = set(death.suspects)
         suspects = {
             running.request_id: running
@@ -227,9 +227,9 @@ class WorkerService:
         count = running.suspicions + 1
         held = self.quarantine.suspect(running.key, running.suspicions, alone=alone, crashed=crashed)
         logger.error(
-            "request %s was in its first step when the engine ended, %s; %d such ends: %s",
+            "the engine ended in the first step of request %s, %s; count %d: %s",
             running.request_id,
-            "alone" if alone else "beside others",
+            "the only one" if alone else "one of several",
             count,
             "it is quarantined" if held else "it may be sent again",
         )
@@ -244,12 +244,12 @@ class WorkerService:
         )
 
     def engine_lost(self, why: str) -> None:
-        """Only the operator can help."""
+        """Asks for the end of the process, since only the operator can help."""
         if self.lifecycle is not None:
             self.lifecycle.request_stop(exit_code=1, why=why)
 
     def engine_step(self, step: Step) -> None:
-        """Keeps the metrics, and forgives whom engines have survived."""
+        """Updates the metrics, and clears suspected requests that have a token."""
         self.worker_metrics.step(step)
         if self._suspected:
             for number in np.frombuffer(step.numbers, dtype=np.uint64).tolist():
@@ -260,25 +260,25 @@ class WorkerService:
                     self._probation.leave(running)
 
     def request_ended(self, stream: OutputStream, ended: Ended) -> None:
-        """Keeps the metrics."""
+        """Updates the metrics."""
         running = self._by_stream.get(stream)
         if running is not None:
             output = stream.sent + stream.pending
             seconds = time.monotonic() - running.received_at
             if ended.reason == Failure.GUIDE:
                 # Why, its caller is told; it may quote the guide.
-                logger.warning("request %s ends: its guide has reached a limit", running.request_id)
+                logger.warning("request %s ended: its guide reached a limit", running.request_id)
             self.worker_metrics.finished(ended, running.prompt_tokens, output, seconds)
 
     # ------------------------------------------------------------------------------------------------ draining
 
     @property
     def refusing(self) -> bool:
-        """New requests are refused now."""
+        """Tells whether new requests are refused now."""
         return self.lifecycle is not None and self.lifecycle.started and not self.lifecycle.accepting
 
     def _lifecycle_changed(self) -> None:
-        """What has no token when a drain begins to refuse goes elsewhere at once: it would wait in vain for its turn,
+        """Ends requests without a token when a drain begins to refuse: they would wait for a turn that does not come,
         and lose nothing but a place in this queue."""
         if not self.refusing:
             return
@@ -289,7 +289,7 @@ class WorkerService:
             for stream in running.streams:
                 stream.fail(draining())
         if away:
-            logger.info("draining: %d requests that have no token yet end now", len(away))
+            logger.info("draining: ended %d requests without a token", len(away))
             self.worker_metrics.sent_away.inc(len(away))
 
     # ------------------------------------------------------------------------------------------------ requests
@@ -300,7 +300,7 @@ class WorkerService:
             raise not_found("model", model, [self.model_name])
 
     async def open(self, request: pb.GenerateRequest, told: int = 0) -> tuple[_Running, Submit]:
-        """Checks a request, lets it in and hands it to the engine; raises ServiceError. `told` is how often its sender
+        """Checks a request, admits it and hands it to the engine; raises ServiceError. `told` is how often its sender
         says that an engine died in its first step."""
         received_at = time.monotonic()
         caller = caller_var.get()
@@ -354,8 +354,8 @@ class WorkerService:
         return running, submit
 
     def _suspicions(self, request: pb.GenerateRequest, told: int) -> tuple[bytes, int]:
-        """The digest of the request, where one is needed, and how often it was suspected; raises FAILED_PRECONDITION
-        for one that is quarantined."""
+        """Returns the digest of the request, where one is needed, and how often it was suspected; raises
+        FAILED_PRECONDITION for one that is quarantined."""
         if not told and not self.quarantine:
             return b"", 0
         key = _digest(request)
@@ -366,8 +366,8 @@ class WorkerService:
         return key, count
 
     async def _compile(self, submit: Submit, request_id: str, caller: str) -> None:
-        """Raises INVALID_ARGUMENT for a guide that is wrong, FAILED_PRECONDITION where none can be served, and
-        RESOURCE_EXHAUSTED where there is no memory for another one."""
+        """Has the engine compile the guide. Raises INVALID_ARGUMENT for a guide that is wrong, FAILED_PRECONDITION
+        where none can be served, and RESOURCE_EXHAUSTED where there is no memory for another one."""
         assert submit.guide is not None
         kind, _ = submit.guide
         began = time.monotonic()
@@ -378,7 +378,7 @@ class WorkerService:
         finally:
             self.worker_metrics.guide_compiled(outcome, time.monotonic() - began)
         if outcome in (CompileOutcome.OVER_BUDGET, CompileOutcome.CRASHED):
-            logger.warning("request %s: its guide (%s) is refused: %s", request_id, kind, error)
+            logger.warning("request %s: refused its guide (%s): %s", request_id, kind, error)
         if outcome is CompileOutcome.UNAVAILABLE:
             raise failed_precondition(
                 f"guided decoding is not available: {error} (start the worker with tokenizer_address)",
@@ -391,7 +391,7 @@ class WorkerService:
             raise invalid_argument([FieldViolation(f"guided.{kind}", error)])
 
     def close(self, running: _Running) -> None:
-        """The reader has left or has everything."""
+        """Releases a request whose reader has left or has everything."""
         del self._running[running.request_id]
         self._suspected.pop(running.streams[0].number, None)
         self._probation.leave(running)
@@ -423,7 +423,7 @@ class WorkerService:
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
-    """The data plane."""
+    """Implements the data plane."""
 
     def __init__(self, worker: WorkerService) -> None:
         self._worker = worker
@@ -431,7 +431,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(  # noqa: N802
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
     ) -> AsyncIterator[pb.GenerateResponse]:
-        """See inference.proto."""
+        """Implements Generate of inference.proto."""
         worker = self._worker
         metadata = dict(context.invocation_metadata() or ())
         running, submit = await worker.open(request, told_suspicions(metadata.get(SUSPICIONS_KEY)))
@@ -468,7 +468,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Abort(  # noqa: N802
         self, request: pb.AbortRequest, context: grpc.aio.ServicerContext[pb.AbortRequest, pb.AbortResponse]
     ) -> pb.AbortResponse:
-        """See inference.proto."""
+        """Implements Abort of inference.proto."""
         if violations := list(limit_violations(request, _ABORT_LIMITS)):
             raise invalid_argument(violations)
         metadata = tuple(context.invocation_metadata() or ())
@@ -476,7 +476,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
 
 def _digest(request: pb.GenerateRequest) -> bytes:
-    """The same for a request that is sent again, under another id or from where it was lost."""
+    """Returns a digest that stays the same when a request is sent again, under another id or resumed."""
     same = pb.GenerateRequest()
     same.CopyFrom(request)
     same.ClearField("request_id")
@@ -492,12 +492,12 @@ def _quarantined(count: int) -> ServiceError:
 
 
 async def _in_turn(running: _Running, request: pb.GenerateRequest) -> AsyncIterator[tuple[int, OutputStream]]:
-    """Each output that has something to say, with its index, until all have said everything. When more samples are
-    made than returned, nothing is said before all have ended, because only then their ranks are known."""
+    """Yields each output that has something to send, with its index, until all have sent everything. When more samples
+    are made than returned, nothing is sent before all have ended, because only then the best are known."""
     streams = running.streams
-    if ranks(request):
+    if returns_best(request):
         penalty = request.length_penalty if request.HasField("length_penalty") else DEFAULT_LENGTH_PENALTY
-        streams = await ranked(streams, max(1, request.n), penalty)
+        streams = await best_outputs(streams, max(1, request.n), penalty)
     indices = {stream: index for index, stream in enumerate(streams)}
     while streams:
         for stream in await next_due(streams):
@@ -518,7 +518,7 @@ def _top_logprobs(tokens: TopTokens) -> pb.TopLogprobs:
 
 
 def prompt_parts(request: pb.GenerateRequest, stream: OutputStream) -> Iterator[pb.PromptLogprobs]:
-    """The prompt, with the logprobs of its tokens where they were asked for."""
+    """Returns the prompt, with the logprobs of its tokens where they were asked for."""
     ids = request.prompt_ids
     wanted = request.output.prompt_logprobs
     scored = stream.prompt

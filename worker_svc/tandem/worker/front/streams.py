@@ -1,4 +1,4 @@
-"""What lies between the engine's steps and one gRPC stream.
+"""Queues the tokens of each output between the engine's steps and one gRPC stream.
 
 Tokens pile up while the stream waits for its reader, and go out as one message when it comes back: a slow reader costs
 one growing list of ids, which max_tokens bounds, and never holds up the engine or another reader. The last tokens of an
@@ -20,7 +20,7 @@ from tandem.worker.front.validation import Delivery
 
 @dataclass(slots=True)
 class Tokens:
-    """Tokens of one output and what is known of each, in parallel lists."""
+    """Holds tokens of one output and what is known of each, in parallel lists."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Tokens:
         return len(self.ids)
 
     def cut(self, end: int) -> Tokens:
-        """Takes the first `end` of them out."""
+        """Removes and returns the first `end` of them."""
         taken = Tokens(self.ids[:end], self.logprobs[:end], self.ranks[:end], self.others[:end])
         for each in (self.ids, self.logprobs, self.ranks, self.others):
             del each[:end]
@@ -64,21 +64,21 @@ class OutputStream:
 
     @property
     def over(self) -> bool:
-        """Nothing will be pushed any more."""
+        """Tells whether the stream has ended or failed, so that nothing will be pushed any more."""
         return self.ended is not None or self.error is not None
 
     @property
     def pending(self) -> int:
-        """Tokens that have come and were not taken, those that are held back included."""
+        """Returns how many tokens have come and were not taken, those that are held back included."""
         return len(self._tokens)
 
     @property
     def score(self) -> tuple[float, int]:
-        """Total logprob and number of the tokens that were not taken."""
+        """Returns the total logprob and the number of the tokens that were not taken."""
         return math.fsum(self._tokens.logprobs), len(self._tokens)
 
     def push(self, token: int, logprob: float, now: float, rank: int = 0, others: TopTokens | None = None) -> None:
-        """One more token."""
+        """Adds one token."""
         tokens = self._tokens
         if not tokens.ids:
             self._pending_since = now
@@ -91,24 +91,24 @@ class OutputStream:
             self.wake.set()
 
     def hold(self, count: int) -> None:
-        """The last `count` tokens must not be taken yet; called in the same turn as their `push`."""
+        """Keeps the last `count` tokens from being taken; called in the same turn as their `push`."""
         self._held = count
 
     def end(self, ended: Ended) -> None:
-        """The request has finished; the last `ended.trim` tokens are not part of its output."""
+        """Ends the stream of a finished request; the last `ended.trim` tokens are not part of its output."""
         self._held = 0
         self._tokens.trim(ended.trim)
         self.ended = ended
         self.wake.set()
 
     def fail(self, error: ServiceError) -> None:
-        """The request will never finish; what is pending is not delivered."""
+        """Ends the stream with an error; what is pending is not delivered."""
         self.error = error
         self.wake.set()
 
     def seconds_until_due(self, now: float) -> float | None:
-        """0 or less if a message is due: enough tokens, the oldest has waited long enough, or the end. None if only
-        the engine can tell."""
+        """Returns the seconds until a message is due: 0 or less for enough tokens, a wait that is over, or the end;
+        None if only the engine can tell."""
         ready = len(self._tokens) - self._held
         if self.over or ready >= self.delivery.interval_tokens:
             return 0.0
@@ -116,11 +116,11 @@ class OutputStream:
         return self._pending_since + delay - now if delay is not None and ready > 0 else None
 
     async def ready(self) -> None:
-        """Returns when a message is due. Raises what the stream failed with."""
+        """Waits until a message is due. Raises what the stream failed with."""
         await next_due([self])
 
     def take(self) -> Tokens:
-        """The tokens that have come since the last call, but for those that are held back."""
+        """Returns the tokens that have come since the last call, but for those that are held back."""
         taken = self._tokens.cut(len(self._tokens) - self._held)
         self._pending_since = time.monotonic()
         self.sent += len(taken)
@@ -129,7 +129,8 @@ class OutputStream:
 
 
 async def next_due(streams: Sequence[OutputStream]) -> list[OutputStream]:
-    """Waits until one of these outputs of a request has a message due; all that have. Raises what one failed with."""
+    """Waits until one of these outputs of a request has a message due; returns all that have. Raises what one failed
+    with."""
     wake = streams[0].wake
     while True:
         now = time.monotonic()
@@ -151,10 +152,10 @@ async def next_due(streams: Sequence[OutputStream]) -> list[OutputStream]:
                 continue
 
 
-async def ranked(streams: Sequence[OutputStream], count: int, length_penalty: float) -> list[OutputStream]:
-    """Waits for the end of all samples of a request; the best `count` of them, the best first, by the total logprob of
-    the output over its length to the power of `length_penalty`. An empty output ranks last, of equals the first sample
-    first. Raises what one failed with."""
+async def best_outputs(streams: Sequence[OutputStream], count: int, length_penalty: float) -> list[OutputStream]:
+    """Waits for the end of all samples of a request; returns the best `count` of them, the best first, by the total
+    logprob of the output over its length to the power of `length_penalty`. An empty output comes last, and of equals
+    the first sample first. Raises what one failed with."""
     while not all(stream.over for stream in streams):
         streams[0].wake.clear()
         await streams[0].wake.wait()
@@ -162,8 +163,8 @@ async def ranked(streams: Sequence[OutputStream], count: int, length_penalty: fl
         if stream.error is not None:
             raise stream.error
 
-    def rank(stream: OutputStream) -> float:
+    def badness(stream: OutputStream) -> float:
         total, length = stream.score
         return -total / length**length_penalty if length else math.inf
 
-    return sorted(streams, key=rank)[:count]
+    return sorted(streams, key=badness)[:count]

@@ -51,43 +51,43 @@ _SHORTEST_ADVICE = 0.5  # seconds; a load may take longer than the last one
 
 
 class Observer(Protocol):
-    """Who wants to know; `WorkerService` does."""
+    """Is told what happens to the engine; `WorkerService` is one."""
 
     def engine_up(self, info: EngineInfo) -> None:
-        """An engine is ready."""
+        """Called when an engine is ready."""
         ...
 
     def engine_down(self, why: str) -> None:
-        """The engine is gone."""
+        """Called when the engine is gone."""
         ...
 
     def engine_stalled(self) -> None:
-        """It was silent for too long; `engine_down` follows."""
+        """Called when the engine was silent for too long; `engine_down` follows."""
         ...
 
     def start_failed(self) -> None:
-        """An engine that was to take another's place did not start."""
+        """Called when an engine that was to replace another one did not start."""
         ...
 
     def lost_with(self, streams: Sequence[OutputStream], death: EngineDeath) -> dict[OutputStream, ServiceError]:
-        """What the streams that were open when the engine died end with, where that is more than UNAVAILABLE."""
+        """Returns the errors of streams that were open when the engine died, where they are more than UNAVAILABLE."""
         ...
 
     def engine_lost(self, why: str) -> None:
-        """It cannot be started any more."""
+        """Called when the engine cannot be started any more."""
         ...
 
     def engine_step(self, step: Step) -> None:
-        """A step is done; called before its tokens reach the streams."""
+        """Called after a step, before its tokens reach the streams."""
         ...
 
     def request_ended(self, stream: OutputStream, ended: Ended) -> None:
-        """A request has finished."""
+        """Called when a request has finished."""
         ...
 
 
 class EngineSupervisor:
-    """One engine after the other; all methods on one event loop."""
+    """Runs one engine after the other; all methods are for one event loop."""
 
     def __init__(
         self,
@@ -97,8 +97,8 @@ class EngineSupervisor:
         *,
         silence: Callable[[EngineInfo | None], Silence | None] = lambda info: None,
     ) -> None:
-        """`silence` bounds how long an engine may say nothing, or its start (which has no information yet) make no
-        progress; None: for ever."""
+        """Sets the supervisor up; `silence` limits how long an engine may say nothing, or its start (which has no
+        information yet) make no progress. None: for ever."""
         self._make_engine = make_engine
         self._observer = observer
         self._progress = progress
@@ -137,29 +137,29 @@ class EngineSupervisor:
         self._fail_all(unavailable("the worker has stopped", reason="ENGINE_DIED"))
 
     def require_info(self) -> EngineInfo:
-        """What the running engine is; raises UNAVAILABLE without one."""
+        """Returns what the running engine is; raises UNAVAILABLE without one."""
         self._require_engine()
         assert self.info is not None
         return self.info
 
     @property
     def running(self) -> bool:
-        """Whether there is an engine now."""
+        """Tells whether there is an engine now."""
         return self._engine is not None
 
     @property
     def step_age(self) -> float:
-        """Seconds since the last step, or since there is something to do if that is less; 0 while there is nothing."""
+        """Returns the seconds since the last step, or since there is work if that is less; 0 without work."""
         return time.monotonic() - self._stepped_at if self._streams else 0.0
 
     @property
     def retry_after(self) -> float:
-        """Seconds after which an engine is likely to run: what the last start took, not all in the same moment."""
+        """Returns the seconds after which an engine is likely to run: what the last start took, spread over callers."""
         left = self._load_seconds - (time.monotonic() - self._down_since)
         return spread(max(_SHORTEST_ADVICE, left))
 
     def take_numbers(self, count: int) -> int:
-        """The first of `count` numbers for the samples of the next request."""
+        """Returns the first of `count` numbers for the samples of the next request."""
         first, self._next_number = self._next_number, self._next_number + count
         return first
 
@@ -172,7 +172,7 @@ class EngineSupervisor:
         self._streams.update((stream.number, stream) for stream in streams)
 
     def abandon(self, streams: Sequence[OutputStream]) -> None:
-        """Nobody reads the streams any more; ends what still runs of their request."""
+        """Forgets streams that nobody reads any more; ends what still runs of their request."""
         known = [stream for stream in streams if self._streams.pop(stream.number, None) is not None]
         self.abort([stream for stream in known if not stream.over])
 
@@ -182,7 +182,7 @@ class EngineSupervisor:
             self._engine.send(Abort([stream.number for stream in streams]))
 
     def send_vocabulary(self, vocabulary: Vocabulary) -> None:
-        """Tells the engine what its ids say."""
+        """Tells the engine the bytes of its ids."""
         if self._engine is not None:
             self._engine.send(vocabulary)
 
@@ -204,7 +204,8 @@ class EngineSupervisor:
             ) from None
 
     async def _ask(self, message: Callable[[int], Inbound], forget: Callable[[int], Inbound] | None = None) -> Reply:
-        """The answer to a message with a new serial; the engine is told to `forget` it by whoever stops waiting."""
+        """Sends a message with a new serial and returns the answer; whoever stops waiting has the engine `forget`
+        it."""
         serial = next(self._serials)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._require_engine().send(message(serial))
@@ -285,14 +286,14 @@ class EngineSupervisor:
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # also a panic in Rust code; nobody else would hear of it
-            logger.critical("nobody looks after the engine any more", exc_info=error)
-            self._fail_all(unavailable("the worker ends because of a defect", reason="ENGINE_DIED"))
-            self._observer.engine_lost(f"unexpected {type(error).__name__} beside the engine")
+            logger.critical("the engine's supervisor failed", exc_info=error)
+            self._fail_all(unavailable("the worker stops because of an internal error", reason="ENGINE_DIED"))
+            self._observer.engine_lost(f"unexpected {type(error).__name__} in the engine's supervisor")
         else:
             self._observer.engine_lost(f"the engine could not be started {MAX_FAILED_STARTS} times in a row")
 
     async def _run_until_down(self) -> None:
-        """Returns when the engine is gone, however it went, and all who waited for it know."""
+        """Waits until the engine is gone, however it ended, and all who waited for it know."""
         engine = self._engine
         assert engine is not None
         dead = asyncio.create_task(engine.wait_until_dead())
@@ -304,7 +305,7 @@ class EngineSupervisor:
             if hung:
                 stalled.result()  # or why that cannot be told any more
             why = self._hung() if hung else dead.result().why
-            logger.error("the engine ended: %s; %d open streams fail", why, len(self._streams))
+            logger.error("the engine ended: %s; failing %d open streams", why, len(self._streams))
             self._engine, self._down_since = None, time.monotonic()
             if hung:
                 self._observer.engine_stalled()
@@ -322,7 +323,7 @@ class EngineSupervisor:
             await asyncio.gather(dead, stalled, return_exceptions=True)
 
     async def _stalled(self, engine: EngineHandle) -> None:
-        """Returns when the engine has stalled."""
+        """Waits until the engine has stalled."""
         if self._silence is None:
             await asyncio.Event().wait()
             return
@@ -355,7 +356,7 @@ class EngineSupervisor:
             if not start.done():
                 watch.result()
                 assert self._silence is not None
-                logger.error("the engine's start made no progress for %g s: it is killed", self._silence.limit)
+                logger.error("the engine's start made no progress for %g s: killing it", self._silence.limit)
                 engine.kill()
             info = await start
         finally:
@@ -391,7 +392,7 @@ class EngineSupervisor:
                 info = await self._started(engine)
             except Exception as error:  # whatever it is: the next attempt may do
                 if not isinstance(error, EngineStartError):
-                    logger.exception("unexpected %s in the start of an engine", type(error).__name__)
+                    logger.exception("unexpected %s while starting an engine", type(error).__name__)
                 logger.error("the engine could not be restarted (%d of %d): %s", attempt, MAX_FAILED_STARTS, error)
                 self._observer.start_failed()
                 await asyncio.sleep(pause)

@@ -27,7 +27,7 @@ _NO_TEXT = (pb.TOKEN_TYPE_CONTROL, pb.TOKEN_TYPE_UNKNOWN, pb.TOKEN_TYPE_UNUSED)
 
 
 def read_peer_files(settings: WorkerSettings) -> tuple[grpc.ChannelCredentials | None, Metadata]:
-    """What the channel and each call to the tokenizer service need; raises StartError."""
+    """Reads the files for the channel and the calls to the tokenizer service; raises StartError."""
     peer = settings.tokenizer_peer()
     try:
         return peer.credentials(), peer.metadata()
@@ -44,8 +44,8 @@ def _hint(code: grpc.StatusCode, plain: bool) -> str:
 
 
 async def check_tokenizer(settings: WorkerSettings, info: EngineInfo) -> tuple[str, Vocabulary]:
-    """The tokenizer's fingerprint and what its ids say; raises StartError if it is not there in time or has more ids
-    than the model."""
+    """Returns the tokenizer's fingerprint and the bytes of its ids; raises StartError if it does not answer in time or
+    has more ids than the model."""
     address = settings.tokenizer_address
     credentials, metadata = read_peer_files(settings)
     options = [*settings.tokenizer_peer().options(), *_RECONNECT]
@@ -87,8 +87,8 @@ async def check_tokenizer(settings: WorkerSettings, info: EngineInfo) -> tuple[s
 async def _answer(
     stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub, settings: WorkerSettings, metadata: Metadata
 ) -> pb.GetTokenizerResponse:
-    """Asks until the service is there: it may start beside us. Raises with the last reason why it was not, which a call
-    that waits for the connection by itself would not tell."""
+    """Asks until the service answers: it may start beside us. Raises the last reason why it did not, which a call that
+    waits for the connection by itself would not tell."""
     request = pb.GetTokenizerRequest(tokenizer=settings.tokenizer_name)
     until = time.monotonic() + settings.tokenizer_wait_seconds
     told = 0.0

@@ -1,4 +1,4 @@
-"""A GenerateRequest of the wire to a Submit for the engine, or every violation by name.
+"""Converts a GenerateRequest of the wire to a Submit for the engine, or names every violation.
 
 Pure: no engine, no clock, no randomness but the seed that is handed in. Three refusals, in this order:
 
@@ -27,7 +27,7 @@ from tandem.worker.front.generation_rules import (
     guide_of,
     guide_violations,
     lookup_ngram,
-    ranks,
+    returns_best,
     sample_violations,
     samples_of,
 )
@@ -56,8 +56,9 @@ def validate(
     caller: str = "",
     cache_per_caller: bool = False,
 ) -> tuple[Submit, Delivery]:
-    """The engine's form of a request of `caller`; raises ServiceError. `seed` is used where the request has none,
-    `fingerprint` is the served tokenizer's, empty if unknown. With `cache_per_caller`, callers share no cached page."""
+    """Returns the engine's form of a request of `caller`; raises ServiceError. `seed` is used where the request has
+    none, `fingerprint` is the served tokenizer's, empty if unknown. With `cache_per_caller`, callers share no cached
+    page."""
     _refuse_unknown(request)
     violations = list(_violations(request, info))
     if violations:
@@ -96,7 +97,7 @@ def validate(
 def _logprobs(request: pb.GenerateRequest) -> LogprobOptions:
     output = request.output
     return LogprobOptions(
-        sampled=wants_logprobs(output) or ranks(request),  # ranking needs them
+        sampled=wants_logprobs(output) or returns_best(request),  # ranking needs them
         top=output.top_logprobs,
         ids=tuple(output.logprob_ids),
         processed=output.logprobs_mode == pb.LOGPROBS_MODE_PROCESSED,
@@ -105,7 +106,7 @@ def _logprobs(request: pb.GenerateRequest) -> LogprobOptions:
 
 
 def wants_logprobs(output: pb.OutputOptions) -> bool:
-    """Whether the sampled tokens' logprobs are sent."""
+    """Tells whether the sampled tokens' logprobs are sent."""
     return output.logprobs or output.top_logprobs > 0 or bool(output.logprob_ids)
 
 
@@ -116,7 +117,7 @@ def _refuse_unknown(request: pb.GenerateRequest) -> None:
 
 
 def _unknown_fields(message: Message, prefix: str) -> Iterator[str]:
-    """Fields of a later version of the contract, by their numbers."""
+    """Yields the fields of a later version of the contract, by their numbers."""
     unknown = UnknownFieldSet(message)
     yield from (f"{prefix}{unknown[place].field_number}" for place in range(len(unknown)))
     for descriptor, value in message.ListFields():
@@ -138,7 +139,7 @@ def _violations(request: pb.GenerateRequest, info: EngineInfo) -> Iterator[Field
 
 
 def scores_only(request: pb.GenerateRequest) -> bool:
-    """Whether the prompt is scored and nothing is generated."""
+    """Tells whether the prompt is scored and nothing is generated."""
     stopping = request.stopping
     return request.output.prompt_logprobs and stopping.HasField("max_tokens") and not stopping.max_tokens
 

@@ -1,4 +1,4 @@
-"""Notices an engine that neither steps nor answers.
+"""Detects an engine that neither steps nor answers.
 
     silence   time since the engine's last step, answer or report of progress while an answer is owed
 
@@ -24,7 +24,7 @@ _COMPUTING = 0.01  # of a processor; below, a process does nothing
 
 @dataclass(slots=True)
 class Silence:
-    """How long an engine has said nothing."""
+    """Measures how long an engine has said nothing."""
 
     limit: float  # seconds after which it counts as stalled
     computing: float  # how much of the time in which it computes is counted, 0 to 1
@@ -33,16 +33,16 @@ class Silence:
 
     @property
     def tick_seconds(self) -> float:
-        """Time between two ticks."""
+        """The time between two ticks."""
         return min(_LONGEST_TICK, max(_SHORTEST_TICK, self.limit / _TICKS))
 
     def heard(self) -> None:
-        """The engine lives."""
+        """Resets the silence: the engine has answered."""
         self.seconds, self._used = 0.0, None
 
     def tick(self, elapsed: float, used: float) -> bool:
-        """`elapsed` seconds after the last tick an answer is owed, and the engine has used `used` seconds of processors
-        since it began; whether it has stalled."""
+        """Adds `elapsed` seconds in which an answer was owed; the engine has used `used` seconds of processors since it
+        began. Returns whether it has stalled."""
         elapsed = min(elapsed, _LATE * self.tick_seconds)
         computes = self._used is not None and used - self._used >= _COMPUTING * elapsed
         self._used = used
@@ -51,8 +51,8 @@ class Silence:
 
 
 async def until_stalled(silence: Silence, used: Callable[[], float], ping: Callable[[], None]) -> None:
-    """Returns when an engine has stalled. `used` is its processor time in seconds, `ping` asks it for an answer; who
-    hears it calls `silence.heard`."""
+    """Waits until an engine has stalled. `used` is its processor time in seconds, `ping` asks it for an answer; whoever
+    receives it calls `silence.heard`."""
     before = time.monotonic()
     while True:
         ping()

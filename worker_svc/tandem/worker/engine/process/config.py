@@ -39,7 +39,7 @@ class EngineConfig(BaseModel):
     )
     reproducible: bool = Field(
         default=True,
-        description="the same bits for a request in any company; on CUDA it costs speed, on a CPU it is so",
+        description="a request's bits do not depend on the batch; costs speed on CUDA, is always so on a CPU",
     )
     cuda_graphs: bool = Field(default=True, description="record steps of decodes at start and replay them, on CUDA")
     overlap: Literal["auto", "on", "off"] = Field(
@@ -82,8 +82,8 @@ class EngineConfig(BaseModel):
     )
     speculate: Literal["auto", "always"] = Field(
         default="auto",
-        description="requests that ask for drafts get them where more tokens per second are likely (auto), or always, "
-        "as if what computes them cost nothing",
+        description="compute drafts where they are likely to give more tokens per second (auto), or always, "
+        "as if they were free",
     )
     draft_model: str = Field(
         default="", description="checkpoint of a small model with the same vocabulary, which guesses for the large one"
@@ -92,13 +92,13 @@ class EngineConfig(BaseModel):
         default=DEFAULT_COMPILE_SECONDS,
         gt=0,
         le=600,
-        description="processor time in which a guide must be compiled; else it is refused",
+        description="processor seconds in which a guide must be compiled; else it is refused",
     )
     guide_mask_seconds: float = Field(
         default=DEFAULT_MASK_SECONDS,
         gt=0,
         le=600,
-        description="processor time that a guide may take between two tokens; else its request ends",
+        description="processor seconds that a guide may take between two tokens; else its request ends",
     )
     guide_memory_mb: int = Field(
         default=DEFAULT_MEMORY_MB, ge=64, le=65_536, description="memory that the process of one guide may take, MiB"
