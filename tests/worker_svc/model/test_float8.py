@@ -9,6 +9,7 @@ import torch
 
 from tandem.worker.checkpoints import open_checkpoint
 from tandem.worker.engine.process.build import quantization_name
+from tandem.worker.model.cpu.wide_panels import WidePanels
 from tandem.worker.model.cuda.kernels.float8 import rows_to_float8
 from tandem.worker.model.float8 import Float8Rows, Float8Weight, scaled_product, to_float8
 from tandem.worker.model.linear import PlainWeight
@@ -76,7 +77,7 @@ def test_a_model_keeps_its_embedding_output_and_norms(tmp_path: Path) -> None:
     whole = logits_in_chunks(load_transformer(open_checkpoint(tmp_path), "cpu", torch.float32), ids, [43])
     model = load_transformer(open_checkpoint(tmp_path), "cpu", torch.float32, quantization="fp8")
     assert quantization_name(model) == "fp8"
-    assert isinstance(model.output.weights[0], PlainWeight)
+    assert isinstance(model.output.weights[0], PlainWeight | WidePanels)
     assert isinstance(model.embedding.stored, PlainWeight)
     logits = logits_in_chunks(model, ids, [43])
     assert torch.equal(logits_in_chunks(model, ids, [5, 1]), logits)

@@ -17,7 +17,6 @@ from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.operations import NativeOperations
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import Plain, kv_format
-from tandem.worker.model.linear import onednn_serves
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.operations import TorchOperations
 from tandem.worker.model.runner import ModelRunner, Work
@@ -88,7 +87,7 @@ def test_a_layer_in_one_call_has_the_bits_of_one_in_pieces(
     kind: Quantization | None, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(llama("tiny", 128), windows=(window, 0), num_layers=2)
-    half = torch.float16 if onednn_serves(torch.device("cpu"), torch.bfloat16) else torch.bfloat16
+    half = torch.bfloat16
     checkpoint = RandomCheckpoint(config, "cpu", half)
     model = load_transformer(checkpoint, "cpu", half, quantization=kind, operations=OURS)
     assert all(layer.compiled is not None for layer in model.layers)  # type: ignore[union-attr]
@@ -97,6 +96,7 @@ def test_a_layer_in_one_call_has_the_bits_of_one_in_pieces(
     answers = []
     for most in (0, native_layer.MOST_ROWS):
         monkeypatch.setattr(native_layer, "MOST_ROWS", most)
+        monkeypatch.setattr(native_layer, "MOST_WIDE_ROWS", most)
         runner = ModelRunner(model, KVCache(shape, "cpu"))
         whole = runner.forward([Work(tokens, 0, np.arange(4), 3)])
         runner.forward([Work(tokens[:17], 0, np.arange(4, 8), 0)])

@@ -30,7 +30,8 @@ def cancelling(rows: int, columns: int, sign: int, seed: int) -> torch.Tensor:
 
 def plain(matrix: torch.Tensor, dtype: torch.dtype, *, shared: bool = False) -> Weight:
     weight = PlainWeight(matrix.to(dtype), shared=shared)
-    weight.settle()
+    if not shared:
+        weight.settle()
     return weight
 
 

@@ -5,12 +5,13 @@ of these kinds; `weights.py` chooses when the first rows come:
 
 | weight | where |
 |---|---|
-| `PlainWeight` | in the model's dtype: on a GPU, and on a CPU that computes in it |
+| `PlainWeight` | in the model's dtype: on a GPU, and on a CPU without products of our own for it |
+| `WidePanels` | bf16 or fp32 on a CPU with AVX-512, bf16 also by AMX (`cpu/wide_panels.py`) |
 | `HalfPanels` | bf16 or fp16 on a CPU without instructions for them: products in fp32, half the memory to read |
 | `QuantizedWeight` | int8 and int4 (`quantization.py`) |
 | `Float8Weight` | fp8 (`float8.py`) |
 
-On a CPU there are two libraries for `x W^T` in fp32. For a few rows and a large W, MKL rearranges all of W at each
+On a CPU torch has two libraries for `x W^T` in fp32. For a few rows and a large W, MKL rearranges all of W at each
 call; oneDNN can be given a W that was rearranged once. One Zen 3 core, W `[11264, 2048]`, milliseconds:
 
 | rows                 | 1   | 4   | 8   | 16  | 64  | 512 |
@@ -31,9 +32,10 @@ import torch.nn.functional as F
 
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.panels import empty_panels, fill_panels, first_panels, panel_rows
+from tandem.worker.model.cpu.wide_panels import WidePanels
 from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.operations import Product
-from tandem.worker.model.product_rows import MOST_IN_A_CALL, Prepare, RowCounts, in_calls, row_counts
+from tandem.worker.model.product_rows import RowCounts, in_calls, row_counts
 from tandem.worker.model.quantization import QuantizedWeight
 
 REARRANGE_FROM = 1 << 18  # numbers in a matrix that oneDNN is given rearranged
@@ -61,10 +63,10 @@ class PlainWeight(torch.nn.Module):
         """`shared`: something else reads it too, so that it stays as it is."""
         super().__init__()
         self.weight = weight if isinstance(weight, torch.nn.Parameter) else torch.nn.Parameter(weight, False)
-        self.product: Product = F.linear  # on a device; a CPU's are called by `in_calls`
+        self.product: Product | None = None  # instead of the library's
         self._on_cpu = weight.device.type == "cpu"
         self._shared = shared
-        self._multiply: Product | None = None  # on a CPU, once it is chosen
+        self._multiply: Product | None = None  # the library's on a CPU, once it is chosen
 
     def __len__(self) -> int:
         return self.weight.shape[0]
@@ -77,20 +79,17 @@ class PlainWeight(torch.nn.Module):
         return _row_counts(self._chosen(), self.weight).multiple
 
     def _chosen(self) -> Product:
-        """The library's product that a CPU computes with: for a large matrix oneDNN's, and for a small one too where
-        the other depends on the number of rows."""
+        """The library's product that a CPU computes with: for a large matrix oneDNN's, and for a small one the one that
+        takes more rows in a call."""
         if self._multiply is None:
-            weight, serves = self.weight, onednn_serves(self.weight.device, self.weight.dtype)
-            large = self._shared and serves and weight.numel() >= SHARED_FROM
-            if weight.is_mkldnn or large:
-                self._multiply = _onednn_product
-            elif self._shared and serves:
-                both: tuple[Product, ...] = (F.linear, _onednn_product)
-                self._multiply = max(both, key=lambda product: _row_counts(product, weight).most)
-            else:
-                self._multiply = F.linear
-        chosen: Product = self._multiply
-        return chosen
+            weight = self.weight
+            both: list[Product] = [F.linear, _onednn_product]
+            if weight.is_mkldnn or (self._shared and weight.numel() >= SHARED_FROM):
+                both = both[1:]
+            if not onednn_serves(weight.device, weight.dtype):
+                both = [F.linear]
+            self._multiply = max(both, key=lambda product: _row_counts(product, weight).most)
+        return self._multiply
 
     def fill(self, row: int, rows: torch.Tensor) -> None:
         """Stores rows from `row` on."""
@@ -102,18 +101,15 @@ class PlainWeight(torch.nn.Module):
 
     def settle(self) -> None:
         """Rearranges the weight where that pays; afterwards only `forward` may look at it."""
-        if self._shared or not onednn_serves(self.weight.device, self.weight.dtype):
-            return
-        if not rearranges(self.weight.numel(), self.weight.device, self.weight.dtype):
-            as_it_is = _row_counts(F.linear, self.weight).most
-            if as_it_is == MOST_IN_A_CALL or _row_counts(_onednn_product, self.weight, _rearranged).most <= as_it_is:
-                return
-        self.weight = torch.nn.Parameter(_rearranged(self.weight.data), requires_grad=False)
+        if rearranges(self.weight.numel(), self.weight.device, self.weight.dtype):
+            self.weight = torch.nn.Parameter(_rearranged(self.weight.data), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[N, in] -> [N, out]`."""
-        if not self._on_cpu:
+        if self.product is not None:
             return self.product(x, self.weight)
+        if not self._on_cpu:
+            return F.linear(x, self.weight)
         multiply = self._chosen()
         return in_calls(multiply, x, self.weight, _row_counts(multiply, self.weight))
 
@@ -133,9 +129,9 @@ def _onednn_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return product
 
 
-def _row_counts(multiply: Product, weight: torch.Tensor, prepare: Prepare | None = None) -> RowCounts:
+def _row_counts(multiply: Product, weight: torch.Tensor) -> RowCounts:
     outputs, columns = weight.shape
-    return row_counts(multiply, outputs, columns, weight.dtype, _rearranged if weight.is_mkldnn else prepare)
+    return row_counts(multiply, outputs, columns, weight.dtype, _rearranged if weight.is_mkldnn else None)
 
 
 class HalfPanels(torch.nn.Module):
@@ -174,7 +170,7 @@ class HalfPanels(torch.nn.Module):
         return panel_rows(self.panels, index)
 
 
-Weight = PlainWeight | HalfPanels | QuantizedWeight | Float8Weight
+Weight = PlainWeight | HalfPanels | WidePanels | QuantizedWeight | Float8Weight
 
 
 class Linear(torch.nn.Module):
@@ -211,9 +207,19 @@ def rearranges(numbers: int, device: torch.device, dtype: torch.dtype) -> bool:
     return numbers >= REARRANGE_FROM and onednn_serves(device, dtype)
 
 
-def panels_serve(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether weights of this dtype can be kept in panels, for products in float32."""
-    return dtype in (torch.bfloat16, torch.float16) and device.type == "cpu" and native.available()
+Panels = type[WidePanels] | type[HalfPanels]
+
+
+def panels_for(dtype: torch.dtype, quantized: Callable[[], bool]) -> Panels | None:
+    """How a CPU keeps weights of this dtype for compiled products of rows in float32; None if torch's products serve
+    better. `quantized` tells whether most other weights are, whose products are compiled."""
+    if not native.available():
+        return None
+    if native.wide_serves(dtype):
+        return WidePanels
+    if dtype not in (torch.bfloat16, torch.float16):
+        return None
+    return HalfPanels if not onednn_serves(torch.device("cpu"), dtype) or quantized() else None
 
 
 def onednn_serves(device: torch.device, dtype: torch.dtype) -> bool:

@@ -9,8 +9,9 @@ import torch
 from tandem.worker.checkpoints.checkpoint import DTYPES, Checkpoint, CheckpointError
 from tandem.worker.checkpoints.grouped import Quantization
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.model.linear import onednn_serves, panels_serve
-from tandem.worker.model.operations import Operations
+from tandem.worker.model.cpu.operations import cpu_operations
+from tandem.worker.model.linear import panels_for
+from tandem.worker.model.operations import Operations, TorchOperations
 from tandem.worker.model.parallel import ALONE, Ranks
 from tandem.worker.model.transformer import Transformer
 from tandem.worker.model.weights import MadeOf, WeightFiller
@@ -36,16 +37,15 @@ def load_transformer(
     this one's part of it. Raises CheckpointError.
     """
     whole = config or checkpoint.config
-    # A processor that does not compute in the dtype keeps matrices and the cache in it, and all else in float32. Any
-    # does so if the matrices are quantized: their products, and whole layers, are compiled for float32.
+    # Where products are compiled, a CPU keeps matrices and the cache in the dtype, and all else in float32.
     device = torch.device(device)
-    in_panels = panels_serve(device, dtype) and (
-        not onednn_serves(device, dtype) or _mostly_quantized(checkpoint, quantization)
-    )
-    computed = torch.float32 if in_panels else dtype
+    operations, panels = operations or cpu_operations(), None
+    if device.type == "cpu" and isinstance(operations, TorchOperations):
+        panels = panels_for(dtype, lambda: _mostly_quantized(checkpoint, quantization))
+    computed = torch.float32 if panels is not None else dtype
     model = Transformer(whole, device, computed, operations, ranks)
     destinations = model.destinations()
-    filler = WeightFiller(device, dtype, quantization, model.operations.quantized_weight, half_panels=in_panels)
+    filler = WeightFiller(device, dtype, quantization, model.operations.quantized_weight, panels=panels)
     done = 0
     for name, source in checkpoint.tensors():
         target = destinations.pop(name)

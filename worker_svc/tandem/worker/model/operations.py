@@ -27,11 +27,11 @@ ScaledProduct = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tenso
 class Products(NamedTuple):
     """How matrices of floats are multiplied."""
 
-    plain: Product  # of the model's dtype
+    plain: Product | None = None  # of the model's dtype; None: by the library, as the weight calls it
     float8: ScaledProduct | None = None  # None: as the weight does
 
 
-LIBRARY = Products(F.linear)
+LIBRARY = Products()
 
 
 class Plan(Protocol):

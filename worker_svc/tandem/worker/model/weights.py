@@ -18,8 +18,9 @@ import torch
 
 from tandem.worker.checkpoints.checkpoint import StoredMatrix
 from tandem.worker.checkpoints.grouped import Grouped, Quantization
+from tandem.worker.model.cpu.wide_panels import WidePanels
 from tandem.worker.model.float8 import Float8Rows, Float8Weight, to_float8
-from tandem.worker.model.linear import HalfPanels, Linear, PlainWeight, Weight, rearranges
+from tandem.worker.model.linear import HalfPanels, Linear, Panels, PlainWeight, Weight, rearranges
 from tandem.worker.model.parallel import ALONE, Ranks
 from tandem.worker.model.quantization import INT8, QuantizedWeight, quantize
 
@@ -79,11 +80,11 @@ class WeightFiller:
         quantization: MadeOf = "stored",
         quantized_weight: Callable[..., QuantizedWeight] = QuantizedWeight,
         *,
-        half_panels: bool = False,
+        panels: Panels | None = None,
     ) -> None:
-        """`dtype` is that of plain matrices, which lie in panels if `half_panels`.
+        """`dtype` is that of plain matrices, which lie in `panels` if there are such.
         `quantized_weight` is called like the class, and makes one in the device's own order."""
-        self._half_panels = half_panels
+        self._panels = panels
         self._device = torch.device(device)
         self._dtype = dtype
         self._quantization = quantization
@@ -164,7 +165,7 @@ class WeightFiller:
             assert isinstance(last, Float8Weight)
             last.fill(row - first, rows)
             return
-        assert isinstance(last, PlainWeight | HalfPanels)
+        assert isinstance(last, PlainWeight | HalfPanels | WidePanels)
         kept = rows.to(self._dtype)
         self._check_finite(rows, kept)
         last.fill(row - first, kept)
@@ -187,8 +188,8 @@ class WeightFiller:
         if isinstance(like, Float8Rows):
             return Float8Weight(rows, columns, self._device)
         multiplied = isinstance(module, Linear) or module.tied
-        if multiplied and self._half_panels:
-            return HalfPanels(rows, columns, self._dtype)
+        if multiplied and self._panels is not None:
+            return self._panels(rows, columns, self._dtype)
         numbers = rows * columns
         stageable = numbers * self._dtype.itemsize <= _STAGING_BYTES and self._staged is None
         if not (stageable and isinstance(module, Linear) and rearranges(numbers, self._device, self._dtype)):
@@ -205,7 +206,7 @@ def _takes(weight: Weight, rows: Rows) -> bool:
         return isinstance(weight, QuantizedWeight) and weight.takes(rows)
     if isinstance(rows, Float8Rows):
         return isinstance(weight, Float8Weight)
-    return isinstance(weight, PlainWeight | HalfPanels)
+    return isinstance(weight, PlainWeight | HalfPanels | WidePanels)
 
 
 def _pieces(source: Source) -> Iterator[tuple[int, Source]]:

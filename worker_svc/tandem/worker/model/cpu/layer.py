@@ -20,12 +20,14 @@ from tandem.worker.model.cpu.native import PANEL
 from tandem.worker.model.cpu.native.layers import FORMATS, LANES, WORTH_A_THREAD
 from tandem.worker.model.cpu.native.library import calls
 from tandem.worker.model.cpu.operations import NativeOperations, NativePlan, stores_as_given
+from tandem.worker.model.cpu.wide_panels import WidePanels
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.linear import HalfPanels, Linear
 from tandem.worker.model.operations import Operations, Plan
 from tandem.worker.model.quantization import QuantizedWeight
 
-MOST_ROWS = 64  # with more, products take so long that nothing else matters
+MOST_ROWS = 64  # with more, quantized products take so long that nothing else matters
+MOST_WIDE_ROWS = 2048  # with plain ones, room for what a layer computes is had once instead of once a layer
 
 _Pointer, _Size, _Number, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
@@ -34,7 +36,7 @@ class _Weight(ctypes.Structure):
     _fields_ = (
         *((name, _Pointer) for name in ("numbers", "scale", "least")),
         *((name, _Number) for name in ("bits", "half", "per_channel")),
-        *((name, _Size) for name in ("inputs", "panels", "groups", "group")),
+        *((name, _Size) for name in ("inputs", "outputs", "panels", "groups", "group")),
     )
 
 
@@ -60,8 +62,13 @@ class _Step(ctypes.Structure):
 class CompiledLayer:
     """A layer's weights as the library takes them."""
 
-    def __init__(self, layer: _Layer, room: int) -> None:
-        self.struct, self.room = layer, room
+    def __init__(self, layer: _Layer, room: int, *, wide: bool) -> None:
+        self.struct, self.room, self._wide = layer, room, wide
+
+    @property
+    def most_rows(self) -> int:
+        """Up to how many rows a call pays."""
+        return MOST_WIDE_ROWS if self._wide else MOST_ROWS
 
     @classmethod
     def of(
@@ -88,7 +95,8 @@ class CompiledLayer:
         )
         # As much as products in the smallest groups need, whatever this layer's are: another's may be stored otherwise.
         widest = max(-(-matrix.in_features // max(GROUPS)) * max(GROUPS) for matrix in matrices)
-        return cls(layer, widest + 4 * widest // min(GROUPS))
+        wide = all(isinstance(weight, WidePanels) for matrix in matrices for weight in matrix.weights)
+        return cls(layer, widest + 4 * widest // min(GROUPS), wide=wide)
 
     def run(
         self, step: CompiledStep, x: torch.Tensor, delta: torch.Tensor | None, pages: tuple[torch.Tensor, torch.Tensor]
@@ -165,8 +173,9 @@ def compiled_steps(
     plans: Mapping[int, Plan],
 ) -> dict[int, CompiledStep]:
     """By window; empty where a step's layers are to be computed piece by piece."""
-    serves = layer is not None and type(operations) is NativeOperations and slots.shape[1] <= MOST_ROWS
-    if layer is None or not serves or not stores_as_given(cache):
+    if layer is None or slots.shape[1] > layer.most_rows:
+        return {}
+    if type(operations) is not NativeOperations or not stores_as_given(cache):
         return {}
     return {
         window: CompiledStep(layer, cache, rotation, slots, plan)
@@ -177,13 +186,18 @@ def compiled_steps(
 
 def _weight(matrix: Linear) -> _Weight | None:
     """None if its product is not compiled, or has a bias, or columns that fill up a panel."""
-    if matrix.bias is not None or len(matrix.weights) != 1 or matrix.out_features % PANEL:
+    if matrix.bias is not None or len(matrix.weights) != 1:
         return None
-    weight = matrix.weights[0]
+    weight, inputs, outputs = matrix.weights[0], matrix.in_features, matrix.out_features
+    if isinstance(weight, WidePanels):
+        bf16 = weight.panels.dtype == torch.bfloat16
+        return _Weight(numbers=weight.panels.data_ptr(), half=bf16, inputs=inputs, outputs=outputs)
+    if outputs % PANEL:
+        return None
     if isinstance(weight, HalfPanels):
         panels = weight.panels
         bf16 = panels.dtype == torch.bfloat16
-        return _Weight(panels.data_ptr(), None, None, 16, bf16, 0, matrix.in_features, len(panels), 1, 1)
+        return _Weight(numbers=panels.data_ptr(), bits=16, half=bf16, inputs=inputs, panels=len(panels))
     if type(weight) is not QuantizedWeight or not weight.compiled:
         return None
     return _Weight(
@@ -193,7 +207,7 @@ def _weight(matrix: Linear) -> _Weight | None:
         bits=weight.kind.bits,
         half=weight.scale.dtype == torch.float16,
         per_channel=weight.scale.shape[1] == 1 and weight.groups > 1,
-        inputs=matrix.in_features,
+        inputs=inputs,
         panels=len(weight.q),
         groups=weight.groups,
         group=weight.group,

@@ -1,5 +1,4 @@
-"""What torch has no quick kernel for on a CPU, in C: products with half-precision, int8 and int4 weights (here), and
-the rest of a layer (`layers.py`).
+"""A CPU's kernels in C: products with plain, int8 and int4 weights (here), and the rest of a layer (`layers.py`).
 
 A wheel brings them compiled; else the machine's C compiler (`CC`, else cc, gcc or clang) makes them when they are first
 needed, which takes a few seconds; `tandem.common.compiled` says what is loaded. Where there is neither, torch's own
@@ -21,6 +20,14 @@ The same on one Zen 5 core, with AVX2 alone / with AVX-512 and VNNI (`quantized_
 |---------------------------------|-----------|-----------|-----------|-----------|-----------|
 | int8 in groups of 32            | 0.9 / 0.8 | 1.3 / 0.8 | 2.5 / 1.1 | 5.0 / 2.6 | 41 / 18   |
 | int4 in groups of 32            | 0.7 / 0.3 | 1.4 / 0.7 | 2.9 / 1.2 | 5.5 / 2.6 | 43 / 19   |
+
+The products of bf16 and fp32 for AVX-512 (`panels_wide.c`) beside oneDNN's with a W that was rearranged once, two cores
+of a Xeon with AMX that others use too, W `[11264, 2048]`, ours / oneDNN in milliseconds, medians:
+
+| rows | 1         | 4         | 16        | 32        | 128         | 512         |
+|------|-----------|-----------|-----------|-----------|-------------|-------------|
+| bf16 | 1.8 / 2.0 | 1.9 / 1.9 | 2.0 / 2.0 | 2.1 / 2.7 | 4.0 / 3.9   | 14.6 / 14.6 |
+| fp32 | 3.7 / 3.8 | 3.9 / 4.0 | 5.1 / 5.8 | 6.2 / 7.8 | 18.1 / 20.5 | 78 / 79     |
 """
 
 from __future__ import annotations
@@ -30,6 +37,7 @@ import torch
 from tandem.worker.model.cpu.native.library import calls, library
 
 PANEL = 16  # rows of a weight that lie interleaved
+WIDE_TILE = 32  # inputs of bf16 that `wide_product` takes at once
 
 
 def available() -> bool:
@@ -83,5 +91,40 @@ def half_product(x: torch.Tensor, panels: torch.Tensor) -> torch.Tensor:
     bf16 = panels.dtype == torch.bfloat16
     calls().tandem_half_product(
         bf16, panels.data_ptr(), x.data_ptr(), out.data_ptr(), rows, k, len(panels), torch.get_num_threads()
+    )
+    return out
+
+
+def wide_serves(dtype: torch.dtype) -> bool:
+    """Whether the processor has the instructions for `wide_product` with weights of this dtype."""
+    if not available() or dtype not in (torch.float32, torch.bfloat16):
+        return False
+    return bool(calls().tandem_wide_serves() & (1 if dtype == torch.float32 else 2))
+
+
+def allow_amx(allowed: bool) -> bool:
+    """Whether `wide_product` may use AMX from now on, as it does at first; whether the processor has it. For
+    comparisons: the bits differ."""
+    calls().tandem_allow_amx(allowed)
+    return bool(calls().tandem_wide_serves() & 4)
+
+
+def wide_product(x: torch.Tensor, panels: torch.Tensor, outputs: int) -> torch.Tensor:
+    """`x [rows, k]` fp32 times the panels of `WidePanels`: `[rows, outputs]` fp32. With bf16, x is rounded to it."""
+    x = x.contiguous()
+    rows, k = x.shape
+    out = torch.empty((rows, outputs))
+    bf16 = panels.dtype == torch.bfloat16
+    room = torch.empty(rows * -(-k // WIDE_TILE) * WIDE_TILE)
+    calls().tandem_wide_product(
+        bf16,
+        panels.data_ptr(),
+        x.data_ptr(),
+        room.data_ptr(),
+        out.data_ptr(),
+        rows,
+        k,
+        outputs,
+        torch.get_num_threads(),
     )
     return out

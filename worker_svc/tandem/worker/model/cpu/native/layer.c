@@ -5,8 +5,8 @@
 
 typedef struct {
     const void *numbers, *scale, *least;
-    int32_t bits, half, per_channel;  // bits: 16, 8, 4; half: with 16, bf16; else fp16 scales
-    int64_t inputs, panels, groups, group;
+    int32_t bits, half, per_channel;  // bits: 16, 8, 4, or 0 of wide panels; half: with 16 and 0, bf16; else fp16 scales
+    int64_t inputs, outputs, panels, groups, group;
 } Weight;
 
 typedef struct {
@@ -28,7 +28,8 @@ typedef struct {
 } Step;
 
 static void product(const Weight *w, const float *x, float *out, const Step *s) {
-    if (w->bits == 16) tandem_half_product(w->half, w->numbers, x, out, s->rows, w->inputs, w->panels, s->threads);
+    if (w->bits == 0) tandem_wide_product(w->half, w->numbers, x, s->room, out, s->rows, w->inputs, w->outputs, s->threads);
+    else if (w->bits == 16) tandem_half_product(w->half, w->numbers, x, out, s->rows, w->inputs, w->panels, s->threads);
     else
         tandem_quantized_product(w->bits, w->numbers, w->scale, w->least, w->half, w->per_channel, x, w->inputs, s->room,
                                  out, s->rows, w->panels, w->groups, w->group, s->threads);

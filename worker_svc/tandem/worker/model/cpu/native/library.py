@@ -16,6 +16,9 @@ _FUNCTIONS: dict[str, Signature] = {
         None,
     ),
     "allow_wide": ([_NUMBER], _NUMBER),
+    "wide_serves": ([], _NUMBER),
+    "allow_amx": ([_NUMBER], None),
+    "wide_product": ([_NUMBER, *[_POINTER] * 4, *[_SIZE] * 3, _NUMBER], None),
     "half_product": ([_NUMBER, *[_POINTER] * 3, *[_SIZE] * 3, _NUMBER], None),
     "add_norm": ([*[_POINTER] * 4, *[_SIZE] * 2, _FLOAT, _NUMBER], None),
     "swiglu": ([*[_POINTER] * 2, *[_SIZE] * 3, _NUMBER], None),
@@ -40,7 +43,7 @@ _FUNCTIONS: dict[str, Signature] = {
 SOURCES = CSources(
     Path(__file__).parent,
     "operations",
-    ("products.c", "quantized_wide.c", "rows.c", "attention.c", "layer.c"),
+    ("products.c", "quantized_wide.c", "panels_wide.c", "rows.c", "attention.c", "layer.c"),
     ("numbers.h", "operations.h", "quantized.h"),
     _FUNCTIONS,
     # Of OpenMP's, the one that torch has loaded by the same name serves both; else their threads would compete.

@@ -7,6 +7,9 @@ void tandem_quantized_product(int bits, const void *weight, const void *scale, c
                               int64_t panels, int64_t groups, int64_t group, int threads);
 void tandem_half_product(int bf16, const uint16_t *weight, const float *x, float *out, int64_t rows, int64_t k,
                          int64_t panels, int threads);
+int tandem_wide_serves(void);
+void tandem_wide_product(int bf16, const void *weight, const float *x, void *room, float *out, int64_t rows, int64_t k,
+                         int64_t outputs, int threads);
 void tandem_add_norm(float *x, const float *delta, const float *weight, float *out, int64_t rows, int64_t size,
                      float eps, int threads);
 void tandem_swiglu(const float *gate_up, float *out, int64_t rows, int64_t size, int64_t stride, int threads);
