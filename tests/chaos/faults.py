@@ -20,6 +20,9 @@ from tests.chaos.proxy import Proxy
 
 Undo = Callable[[], None]
 Fault = Callable[[Fleet, int], Awaitable[Undo]]
+ENGINE_MEMORY = 256 << 20  # bytes of address space; its libraries alone need more than that
+OUT_OF_MEMORY = ("MemoryError", "Cannot allocate memory", "failed to map segment", "bad_alloc", "out of memory")
+REFUSED_SECONDS = 60.0  # until an engine has said so, at most
 HELD_SECONDS = 3.0  # for which a fault that ends by itself lasts
 
 ENGINE = "tandem.worker.engine.process.main"
@@ -109,14 +112,20 @@ def _descriptors(of: Callable[[Fleet, int], Member], *, kill_engine: bool) -> Fa
 
 
 async def _memory_limit(fleet: Fleet, number: int) -> Undo:
-    """The engine gets no more memory than it has; it is a new one that has more."""
+    """The engine is made again with too little memory for its libraries, as the log must say, and later with enough.
+
+    A limit for an engine that runs would refuse it nothing: what it frees is enough for what it takes.
+    """
     worker = _worker(fleet, number)
+    seen = len(worker.said())
     for engine in worker.children(ENGINE):
-        before = engine.rlimit(resource.RLIMIT_AS)
-        engine.rlimit(resource.RLIMIT_AS, (engine.memory_info().vms, before[1]))
-        await asyncio.sleep(HELD_SECONDS)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            engine.rlimit(resource.RLIMIT_AS, before)
+        engine.kill()
+    async with asyncio.timeout(REFUSED_SECONDS):
+        while not any(words in worker.said(seen) for words in OUT_OF_MEMORY):
+            with contextlib.suppress(psutil.Error):
+                for engine in worker.children(ENGINE):
+                    engine.rlimit(resource.RLIMIT_AS, (ENGINE_MEMORY, resource.RLIM_INFINITY))
+            await asyncio.sleep(0.02)
     return _nothing
 
 

@@ -70,6 +70,10 @@ class Member:
                 env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary)},
             )
 
+    def said(self, since: int = 0) -> str:
+        """What its processes have written, from the character `since` on."""
+        return (self.folder / "log").read_text(errors="replace")[since:]
+
     def front(self) -> psutil.Process:
         """The process itself. Raises psutil.NoSuchProcess while there is none."""
         if self.process is None:
