@@ -1,7 +1,4 @@
-"""Ids and positions as arrays: 4 bytes each, made, cut and sent without an object of Python for every one of them.
-
-Nearly all of numpy's work leaves the interpreter lock to others, so that a million ids hold nobody up.
-"""
+"""Ids and positions as arrays: 4 bytes each, made, cut and sent without a Python object for each."""
 
 from __future__ import annotations
 
@@ -19,12 +16,12 @@ _AT_ONCE = 16_384  # ids that become objects of Python, or arrays that become on
 
 
 def ids_of(values: Sequence[int]) -> Ids:
-    """The values as an array."""
+    """Returns the values as an array."""
     return np.array(values, np.uint32) if len(values) else NONE
 
 
 def joined(parts: Sequence[Ids]) -> Ids:
-    """The parts one after the other; a single one as it is."""
+    """Returns the parts joined; a single part is returned as it is."""
     if len(parts) == 1:
         return parts[0]
     if len(parts) > _AT_ONCE:  # other threads get their turn between them
@@ -33,14 +30,14 @@ def joined(parts: Sequence[Ids]) -> Ids:
 
 
 def starts_of(lengths: NDArray[np.integer]) -> Ids:
-    """Where each part begins when parts of these lengths follow one another."""
+    """Returns the position where each part begins when parts of these lengths follow one another."""
     starts = np.zeros(len(lengths), np.uint32)
     np.cumsum(lengths[:-1], out=starts[1:], dtype=np.uint32)
     return starts
 
 
 def joined_pieces(pieces: Sequence[bytes], ids: Ids) -> bytes:
-    """The bytes of all ids. In parts, so that other threads get their turn between them."""
+    """Returns the bytes of all ids. Joins them in parts, so that other threads get their turn in between."""
     piece = pieces.__getitem__
     parts = [b"".join(map(piece, ids[at : at + _AT_ONCE].tolist())) for at in range(0, len(ids), _AT_ONCE)]
     return parts[0] if len(parts) == 1 else b"".join(parts)

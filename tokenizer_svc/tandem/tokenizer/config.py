@@ -1,4 +1,4 @@
-"""What a model says about its tokenizer, and the fingerprint over all that decides how it behaves."""
+"""The model's settings of its tokenizer, and the fingerprint of everything that decides its behaviour."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tandem.tokenizer.vocabulary import TokenTable, Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class TokenizerConfig:
-    """What a model says about its tokenizer, beside the vocabulary itself."""
+    """The model's settings of its tokenizer, beside the vocabulary itself."""
 
     source: str  # the format it came from
     bos_id: int | None = None
@@ -32,7 +32,8 @@ class TokenizerConfig:
 
 
 def fingerprint_of(vocabulary: Vocabulary, table: TokenTable, config: TokenizerConfig) -> str:
-    """SHA-256 over all that decides how text becomes ids and ids become text, in a form no file format shows in."""
+    """Returns the SHA-256 of everything that decides how text becomes ids and ids become text. It does not depend on
+    the file format."""
     digest = hashlib.sha256(b"tandem tokenizer fingerprint, form 1\n")
 
     def add(label: str, data: bytes) -> None:

@@ -1,9 +1,4 @@
-"""Remembers what texts were encoded to, whole segments and what lies between special tokens.
-
-These are the only places where a text can be cut without changing its ids. A conversation's earlier messages lie
-between them, so its next turn costs its new text only. Entries are kept up to a bound in bytes; those that were not
-asked for since they were last passed over go first (the clock algorithm, which needs no lock to read).
-"""
+"""Remembers the ids of encoded texts: whole segments, and the texts between special tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +12,7 @@ _ENTRY_BYTES = 500  # what an entry costs beside its text and ids
 
 
 class Remembered:
-    """What one text was encoded to, and whether it ended in a special token."""
+    """The ids of one text, and True in its flag when the text ended in a special token."""
 
     __slots__ = ("asked", "ends_special", "ids", "size")
 
@@ -29,7 +24,7 @@ class Remembered:
 
 
 class EncodeCache:
-    """At most `max_bytes` of texts and ids. Safe to use from many threads."""
+    """Holds at most `max_bytes` of texts and ids. Safe to use from many threads."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -40,7 +35,7 @@ class EncodeCache:
         self.misses = 0
 
     def get(self, key: Hashable) -> Remembered | None:
-        """What is known for `key`."""
+        """Returns the entry of `key`, or None."""
         entry = self._entries.get(key)
         if entry is None:
             self.misses += 1
@@ -50,7 +45,7 @@ class EncodeCache:
         return entry
 
     def put(self, key: Hashable, text: str, ids: Ids, ends_special: bool = False) -> None:
-        """Remembers `ids` for `key`, of which `text` is the larger part, and forgets others where it must."""
+        """Stores `ids` under `key`, of which `text` is the larger part, and evicts other entries where it must."""
         # Python keeps text with one, two or four bytes a character; four is the safe side.
         size = (len(text) if text.isascii() else 4 * len(text)) + ids.nbytes + _ENTRY_BYTES
         if size * _LARGEST_SHARE > self._max_bytes:
@@ -71,6 +66,6 @@ class EncodeCache:
                     self.bytes -= entry.size
 
     def check(self) -> None:
-        """Asserts that the books are right; for tests."""
+        """Asserts that the accounting is correct; for tests."""
         assert self.bytes == sum(entry.size for entry in self._entries.values())
         assert 0 <= self.bytes <= self._max_bytes

@@ -1,4 +1,4 @@
-"""What is encoded, and what comes of it: segments of text with a policy each, ids with their positions, errors."""
+"""The input and output of encoding: segments of text with a policy each, ids with their positions, errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tandem.tokenizer.vocabulary import SpecialToken
 
 
 class Policy(IntEnum):
-    """What happens where text contains the text of a special token; numbers as on the wire."""
+    """The treatment of text that is the text of a special token. The numbers are those of the contract."""
 
     TEXT = 1
     PARSE = 2
@@ -35,7 +35,7 @@ class SpecialTokenInText(ValueError):  # noqa: N818 - what it reports is a fact 
 
 
 class TokenIdError(ValueError):
-    """An id lies outside of the vocabulary."""
+    """An id is not in the vocabulary."""
 
     def __init__(self, index: int, token_id: int, size: int) -> None:
         super().__init__(f"id {token_id} at index {index} is not below the vocabulary size {size}")
@@ -44,7 +44,7 @@ class TokenIdError(ValueError):
 
 
 class TruncationError(ValueError):
-    """Fewer tokens are allowed than `add_special` adds, and those are never cut."""
+    """The limit is below the number of tokens that `add_special` adds, which are never cut."""
 
 
 class Segment(NamedTuple):
@@ -57,9 +57,9 @@ class Segment(NamedTuple):
 
 @dataclass(slots=True)
 class Encoding:
-    """Ids and, where asked for, positions. `front` and `back` count what `add_special` added at either end.
+    """Ids and, where asked for, their positions. `front` and `back` count what `add_special` added at either end.
 
-    Arrays are what the service works with; `ids` and both kinds of offsets are the same as lists.
+    The service works with the arrays; `ids` and both kinds of offsets are the same values as lists.
     """
 
     id_array: Ids
@@ -90,7 +90,7 @@ class Encoding:
         return len(self.id_array) < self.total_tokens
 
     def truncate(self, max_tokens: int, left: bool = False) -> None:
-        """Cuts the end (or with `left` the beginning) of what lies between the added special tokens."""
+        """Cuts the end (or with `left` the beginning) of the ids between the added special tokens."""
         if max_tokens < self.front + self.back:
             raise TruncationError(
                 f"at least {self.front + self.back} tokens are needed, because add_special adds that many"

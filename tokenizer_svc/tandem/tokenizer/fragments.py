@@ -30,7 +30,7 @@ _WORD = regex.compile(rf"[\p{{Alphabetic}}\p{{M}}\p{{Nd}}\p{{Pc}}\p{{Join_Contro
 
 
 class Fragment(NamedTuple):
-    """A stretch `text[start:end]`, plain text where `token` is None."""
+    """A stretch `text[start:end]`; it is plain text where `token` is None."""
 
     start: int
     end: int
@@ -41,7 +41,7 @@ class FragmentSplitter:
     """Splits text at one set of special tokens. Ties between equal texts go to the lowest id."""
 
     def __init__(self, tokens: Sequence[SpecialToken], leftmost: bool = False) -> None:
-        """`leftmost`: by the rule of the `tokenizers` library."""
+        """With `leftmost` the rule of the `tokenizers` library applies."""
         self._by_id = {token.id: token for token in tokens}
         late = [token for token in tokens if leftmost and token.normalized]
         self._late = FragmentSplitter([replace(token, normalized=False) for token in late], leftmost) if late else None
@@ -64,7 +64,7 @@ class FragmentSplitter:
             return re.compile("|".join(re.escape(token.text) for token in self._longest_first))
 
     def split(self, text: str) -> list[Fragment]:
-        """The fragments of `text` in order; white space that a token swallows is in none of them."""
+        """Returns the fragments of `text` in order; white space that a token swallows is in none of them."""
         if not text:
             return []
         if self._late is None:
@@ -84,13 +84,14 @@ class FragmentSplitter:
         return self._split_in_one_pass(text) if self._one_pass else self._split_longest_first(text)
 
     def masked(self, text: str) -> str:
-        """As many characters in which no token is found, and which are beside one what those of `text` would be."""
+        """Returns a text of the same length in which no token is found, and whose characters have the same effect on a
+        token beside them as those of `text`."""
         if any(token.single_word for token in self._by_id.values()):
             return "".join(_TAKEN_WORD if _WORD.match(each) else _TAKEN for each in text)
         return _TAKEN * len(text)
 
     def first_match(self, text: str) -> tuple[SpecialToken, int] | None:
-        """The leftmost special token in `text` and where it starts, in code points."""
+        """Returns the leftmost special token in `text` and its start, in code points."""
         for start, _, token_id in self.split(text):
             if token_id is not None:
                 return self._by_id[token_id], start
@@ -117,7 +118,8 @@ class FragmentSplitter:
         return fragments
 
     def _split_longest_first(self, text: str) -> list[Fragment]:
-        """Each token's pass blanks out what it takes, so that shorter tokens see only what is left."""
+        """Splits token by token, the longest first: each pass blanks out its matches, so that shorter tokens see only
+        what is left."""
         rest = text
         taken: list[tuple[int, int, int | None]] = []  # start, end, token; None for swallowed white space
         for token in self._longest_first:
@@ -164,7 +166,7 @@ class FragmentSplitter:
 
 
 def _any_of(texts: Iterable[str]) -> str:
-    """A pattern for the longest of `texts` at a place. Beginnings that they share are looked at once: 256 alternatives
+    """Returns a pattern for the longest of `texts` at a position. Common prefixes are matched once: 256 alternatives
     one after the other took 4 microseconds a match."""
     groups: dict[str, list[str]] = {}
     for text in texts:
@@ -188,8 +190,8 @@ def _shared_beginning(left: str, right: str) -> str:
 
 
 def can_overlap(tokens: Sequence[SpecialToken]) -> bool:
-    """Whether one leftmost pass could take a short token where the rule takes a longer one that starts inside it,
-    or whether swallowed white space could be part of a token."""
+    """Returns True when one leftmost pass could take a short token where the rule takes a longer one that starts inside
+    it, or when swallowed white space could be part of a token."""
     strips = any(token.lstrip or token.rstrip for token in tokens)
     if strips and any(token.text[0] in WHITE_SPACE or token.text[-1] in WHITE_SPACE for token in tokens):
         return True

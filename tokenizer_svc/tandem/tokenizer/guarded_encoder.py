@@ -1,9 +1,4 @@
-"""Text that must become none of some tokens, whatever the vocabulary makes of it: what the policy PLAIN encodes by.
-
-Not cutting special tokens out of text is not enough. Their texts may be pieces of the vocabulary too, as USER_DEFINED
-tokens of SentencePiece models are. Where the vocabulary makes one of those, its text is encoded in halves, and a
-character that cannot be halved as its bytes.
-"""
+"""Encodes text so that some tokens never come out of it, whatever the vocabulary does: for the policy PLAIN."""
 
 from __future__ import annotations
 
@@ -16,7 +11,7 @@ from tandem.tokenizer.vocabulary import TextEncoder, TokenTable, TokenType
 
 
 class GuardedEncoder:
-    """Encodes as `encoder`, but gives none of `kept_out`. Safe to use from many threads."""
+    """Encodes as `encoder` does, but never returns an id of `kept_out`. Safe to use from many threads."""
 
     def __init__(self, encoder: TextEncoder, table: TokenTable, kept_out: Iterable[int], unk_id: int | None) -> None:
         self._encoder = encoder
@@ -52,7 +47,7 @@ class GuardedEncoder:
         return np.concatenate([part for part, _ in found]), np.concatenate([part for _, part in found])
 
     def _spell(self, text: str) -> tuple[Ids, Ids]:
-        """Other ids for the text, and where each begins in it."""
+        """Returns other ids for the text, and where each begins in it."""
         if len(text) > 1:
             middle = len(text) // 2
             halves = [self._spell_unless_allowed(half) for half in (text[:middle], text[middle:])]

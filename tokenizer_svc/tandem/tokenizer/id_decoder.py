@@ -1,9 +1,4 @@
-"""Ids to bytes and text: table work, every id stands for bytes.
-
-- Decoding strips one space prefix, from the first id only, and not where `remove_special` took away a BOS. That of a
-  byte-level vocabulary stays.
-- `remove_special` drops the BOS and EOS that `add_special` would have put there, no others.
-"""
+"""Decodes ids to bytes and text by tables: every id stands for bytes."""
 
 from __future__ import annotations
 
@@ -33,19 +28,19 @@ class IdDecoder:
         self._piece_fields = lru_cache(2)(self._make_piece_fields)
 
     def is_control(self, token_id: int) -> bool:
-        """Whether the id can only come from parsing: a CONTROL or UNKNOWN token."""
+        """Returns True when the id can only come from parsing: a CONTROL or UNKNOWN token."""
         return token_id in self._controls
 
     def pieces(self, ids: Sequence[int]) -> list[bytes]:
-        """The bytes of each id, control tokens as their text."""
+        """Returns the bytes of each id, control tokens as their text."""
         return list(map(self.table.pieces.__getitem__, ids))
 
     def pieces_size(self, ids: Ids) -> int:
-        """How many bytes those have."""
+        """Returns how many bytes the pieces of these ids have."""
         return int(self._shown_lengths[ids].sum(dtype=np.int64))
 
     def piece_fields(self, ids: Ids, tag: bytes) -> bytes:
-        """The same as the field of a message that has this tag, without an object of Python for each."""
+        """Returns the pieces as the field of a message that has this tag, without a Python object for each."""
         return self._piece_fields(tag).join(ids)
 
     def _make_piece_fields(self, tag: bytes) -> PieceJoiner:
@@ -58,7 +53,7 @@ class IdDecoder:
         unparse_special: bool = False,
         clean_spaces: bool = False,
     ) -> bytes:
-        """The bytes of a whole id list. Raises TokenIdError."""
+        """Returns the bytes of a list of ids. Raises TokenIdError."""
         self.check_ids(ids)
         array = ids if isinstance(ids, np.ndarray) else ids_of(ids)
         strip = self._strips_prefix
@@ -85,7 +80,7 @@ class IdDecoder:
         unparse_special: bool = False,
         clean_spaces: bool = False,
     ) -> list[bytes | memoryview]:
-        """The same of many lists: the field `decoded` of a response, in parts. All `ids` are valid; list n goes from
+        """Returns the field `decoded` of a response for many lists, in parts. All `ids` are valid; list n goes from
         `edges[n]` to `edges[n + 1]`."""
         begins, ends = edges[:-1].copy(), edges[1:].copy()
         if clean_spaces or self.table.forms is not None:
@@ -106,7 +101,7 @@ class IdDecoder:
         return joiner.join_fields(IdRuns(ids, begins, ends, spaces))
 
     def decode(self, ids: Sequence[int], remove_special: bool = False, unparse_special: bool = False) -> str:
-        """The text of a whole id list; bytes that are not UTF-8 become U+FFFD. Raises TokenIdError."""
+        """Returns the text of a list of ids; bytes that are not UTF-8 become U+FFFD. Raises TokenIdError."""
         return self.decode_bytes(ids, remove_special, unparse_special).decode("utf-8", "replace")
 
     def stream(
@@ -120,10 +115,12 @@ class IdDecoder:
         graphemes: bool = False,
         min_ids: int = 0,
     ) -> StreamDecoder:
-        """A stream that follows `context_ids`. Without stop strings it gives what `decode` gives.
+        """Returns a decoder for a stream that follows `context_ids`. Without stop strings it gives what `decode`
+        gives.
 
         After a context that ends in text, a leading space is text; after one that ends in a control token it is the
-        prefix that encoding would have put there. With a file's own decoder, what follows shown context is not first.
+        prefix that encoding would have put there. With a file's own decoder, an id behind visible context is not the
+        first.
         """
         self.check_ids(context_ids)
         forms = self._shown_forms if unparse_special else self._hidden_forms
@@ -168,7 +165,7 @@ class IdDecoder:
         return None if self.table.forms is None else self.table.forms.without(self.table.control_ids())
 
     def decoded_size(self, ids: Ids) -> int:
-        """An upper bound of the bytes that valid ids decode to."""
+        """Returns an upper bound of the bytes that valid ids decode to."""
         return int(self._piece_lengths[ids].sum(dtype=np.int64))
 
     @cached_property
@@ -194,13 +191,13 @@ class IdDecoder:
                     raise TokenIdError(index, token_id, size)
 
     def _dropped(self) -> tuple[int | None, int | None]:
-        """The ids that remove_special takes away at the front and at the back."""
+        """Returns the ids that remove_special drops at the front and at the back."""
         config = self.config
         return (config.bos_id if config.adds_bos else None, config.eos_id if config.adds_eos else None)
 
 
 def _with_first_form(forms: DecodedForms, ids: Ids, text: bytes) -> bytes:
-    """The text of ids, where the first of them that shows anything is shown as the first of a text."""
+    """Returns the text of ids; the first of them that shows anything is shown as the first of a text."""
     index = next((index for index in map(int, ids) if forms.rest[index]), None)
     if index is None or index not in forms.first:
         return text

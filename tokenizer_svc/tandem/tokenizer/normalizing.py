@@ -1,9 +1,4 @@
-"""Text in another form, as the `tokenizers` library makes it, and where each character of it comes from.
-
-Characters come from where the library says. It counts along the text as it was: a character that is made of one begins
-where that one does, one that is made of several at the first that is not used up, and what else a character is taken
-apart to begins with it. For marks that change places this is a place nearby.
-"""
+"""Normalizes text as the `tokenizers` library does, and tells where each character comes from."""
 
 from __future__ import annotations
 
@@ -25,20 +20,21 @@ _MANY_MARKS = regex.compile(r"[\p{M}\uff9e\uff9f]{64}")
 
 
 class Normalizer:
-    """Steps of STEPS, one after the other."""
+    """Applies steps of STEPS, one after the other."""
 
     def __init__(self, steps: Sequence[str]) -> None:
         self.steps = tuple(steps)
         self._plain: list[Callable[[str], str]] = [_plain(step) for step in steps]
 
     def apply(self, text: str) -> str:
-        """The text in its other form."""
+        """Returns the normalized text."""
         for step in self._plain:
             text = step(text)
         return text
 
     def locate(self, text: str) -> tuple[str, Origins]:
-        """The same, and for each character of it the number of the character of `text` that it comes from."""
+        """Returns the normalized text, and for each of its characters the index of the character of `text` that it
+        comes from."""
         origins = list(range(len(text)))
         for step in self.steps:
             text, found = _located(step, text)
@@ -56,8 +52,8 @@ def _plain(step: str) -> Callable[[str], str]:
 
 
 def normalized(form: Form, text: str) -> str:
-    """As by `unicodedata`, whose time for marks in a row grows with the square of their number, which holds up all
-    threads."""
+    """Normalizes as `unicodedata` does, whose time for marks in a row grows with the square of their number and holds
+    up all threads."""
     if text.isascii() or unicodedata.is_normalized(form, text):
         return text
     if _MANY_MARKS.search(text) is None:
@@ -99,7 +95,7 @@ def _apart(characters: str) -> list[_Made]:
 
 
 def _ordered(made: list[_Made]) -> list[_Made]:
-    """Marks that follow one another, by their combining class."""
+    """Returns marks that follow one another, sorted by combining class."""
     ordered: list[_Made] = []
     marks: list[_Made] = []
     for each in [*made, ("", 0)]:
@@ -113,7 +109,7 @@ def _ordered(made: list[_Made]) -> list[_Made]:
 
 
 def _composed(made: list[_Made]) -> list[_Made]:
-    """Characters joined to the last one that stands by itself, unless one like them, or a higher one, is between."""
+    """Joins characters to the last starter, unless one of the same or a higher combining class is between."""
     composed: list[_Made] = []
     base = -1
     last = 0  # the class of what stands behind the base

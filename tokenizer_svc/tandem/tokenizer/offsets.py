@@ -1,4 +1,4 @@
-"""Positions of tokens in text: bytes of UTF-8 to code points."""
+"""Converts positions of tokens from bytes of UTF-8 to code points."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from tandem.tokenizer.arrays import Ids
 
 
 def to_code_points(data: bytes, byte_offsets: Ids) -> Ids:
-    """The code point in which each byte offset of `data` lies; offsets ascend, and may be the end."""
+    """Returns the index of the code point in which each byte offset of `data` lies; offsets ascend, and may be the
+    end."""
     if data.isascii():
         return byte_offsets
     begun = np.empty(len(data) + 1, np.uint32)  # characters that begin before each byte, or with it

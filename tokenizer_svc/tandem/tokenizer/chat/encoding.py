@@ -1,8 +1,4 @@
-"""A rendered conversation to ids: special tokens are found in what the template wrote, and nowhere else.
-
-All other text is encoded as it stands, across the borders between template and content, so that an ordinary
-conversation gets exactly the ids that its rendered text has.
-"""
+"""Encodes a rendered conversation: special tokens are found in what the template wrote, and nowhere else."""
 
 from __future__ import annotations
 
@@ -39,8 +35,8 @@ class ChatEncoding:
 def encode_runs(
     tokenizer: Tokenizer, runs: Sequence[tuple[Origin, str]], with_ranges: bool, policy: Policy = Policy.PLAIN
 ) -> ChatEncoding:
-    """Ids of a rendered conversation. `policy` is for all but the tokens that the template wrote: PLAIN, or TEXT, which
-    makes USER_DEFINED tokens of what anybody wrote."""
+    """Returns the ids of a rendered conversation. `policy` applies to all text that the template did not write: PLAIN,
+    or TEXT, which turns the text of USER_DEFINED tokens into these tokens."""
     text = "".join(part for _, part in runs)
     splitter = tokenizer.meaning_splitter if policy is Policy.PLAIN else tokenizer.control_splitter
     visible = "".join(part if origin == Origin.TEMPLATE else splitter.masked(part) for origin, part in runs)

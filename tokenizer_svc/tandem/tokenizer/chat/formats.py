@@ -1,4 +1,4 @@
-"""The chat formats of model families whose files often have no template."""
+"""The chat formats of model families whose files often lack a template."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LLAMA2_TOKENS = 32_000
 
 
 def template_of(tokenizer: Tokenizer) -> str | None:
-    """The model's own template, or that of the family its vocabulary shows it to be of."""
+    """Returns the model's own template, or that of the family that its vocabulary belongs to."""
     if tokenizer.config.chat_template is not None:
         return tokenizer.config.chat_template
     texts = {token.text for token in tokenizer.table.specials}

@@ -17,7 +17,7 @@ _OWN_VARIABLES = ("messages", "tools", "add_generation_prompt")
 
 
 class JsonTextError(ValueError):
-    """Texts that are not the JSON they should be: pairs of a field and what is wrong with it."""
+    """Some texts are not the JSON that they should be; the error holds pairs of a field and what is wrong with it."""
 
     def __init__(self, violations: Sequence[tuple[str, str]]) -> None:
         super().__init__("; ".join(f"{field}: {description}" for field, description in violations))
@@ -25,7 +25,7 @@ class JsonTextError(ValueError):
 
 
 def read_question(question: Mapping[str, Any]) -> dict[str, Any]:
-    """What `template.render` takes: a question with objects in place of their texts. Raises JsonTextError."""
+    """Returns the question that `template.render` takes, with objects in place of their texts. Raises JsonTextError."""
     reader = _Reader()
     arguments = reader.read(question["arguments"], "template_arguments")
     for name in _OWN_VARIABLES:
@@ -39,7 +39,7 @@ def read_question(question: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """A JSON object. Raises ValueError, whose text says what is wrong with it."""
+    """Reads a JSON object. Raises ValueError, whose text says what is wrong."""
     try:
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
     except json.JSONDecodeError as error:
@@ -57,7 +57,7 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 class _RefusedError(ValueError):
-    """JSON to Python's reader, but nothing that can be used."""
+    """Python's reader accepts the text, but the value cannot be used."""
 
 
 class _Reader:

@@ -1,12 +1,4 @@
-"""Text whose characters remember where they came from, through whatever a template does to them.
-
-While a template runs, each character of a message's content is replaced by a private-use character that stands for it.
-What comes out is then unambiguous: a private-use character is content, anything else was written by the template. No
-marker text can be forged, and an operation that nobody thought of cannot lose the origin: it is in the characters.
-
-Templates also look at content: they strip it, split it, compare it. White space therefore stays as it is, and `Foreign`
-takes the texts that a template compares with into the same alphabet.
-"""
+"""Text whose characters remember their origin, through whatever a template does to them."""
 
 from __future__ import annotations
 
@@ -29,11 +21,11 @@ class Origin(IntEnum):
 
 
 class TooManyCharactersError(ValueError):
-    """More distinct characters than there are private ones."""
+    """A text has more distinct characters than there are private ones."""
 
 
 class Alphabet:
-    """Gives each (character, origin) a private character, as they come."""
+    """Gives each (character, origin) a private character, when it first comes."""
 
     def __init__(self, forbidden: Iterable[str] = ()) -> None:
         """`forbidden` are characters that the template itself writes."""
@@ -43,7 +35,7 @@ class Alphabet:
         self._plain: dict[str, tuple[str, Origin]] = {}
 
     def write(self, text: str, origin: Origin) -> str:
-        """`text` in private characters, white space as it is."""
+        """Returns `text` in private characters; white space stays as it is."""
         known = self._private[origin]
         for character in set(text) - known.keys():
             if character.isspace():
@@ -57,13 +49,13 @@ class Alphabet:
         return "".join(map(known.__getitem__, text))
 
     def read(self, text: str) -> str:
-        """The plain text behind any mixture."""
+        """Returns the plain text of any mixture."""
         plain = self._plain
         return "".join(plain[each][0] if each in plain else each for each in str.__iter__(text))
 
     def runs(self, text: str) -> list[tuple[Origin, str]]:
-        """The stretches of a mixture by origin. White space belongs to what is on both sides of it, else to the
-        template."""
+        """Yields the stretches of a mixture by origin. White space belongs to the origin on both of its sides, or else
+        to the template."""
         runs: list[tuple[Origin, str]] = []
         part: list[str] = []
         space: list[str] = []
@@ -104,7 +96,7 @@ class Alphabet:
 
 
 class Foreign(str):
-    """Text from outside in private characters, which compares and splits as the plain text would."""
+    """Text from outside in private characters. It compares and splits as the plain text would."""
 
     __slots__ = ("_alphabet", "_origin")
     _alphabet: Alphabet
@@ -122,7 +114,7 @@ class Foreign(str):
 
     @property
     def _plain(self) -> str:
-        """What it stands for; a template cannot reach names with an underscore."""
+        """The plain text; templates cannot reach names with an underscore."""
         return self._alphabet.read(self)
 
     def __str__(self) -> str:
@@ -130,15 +122,15 @@ class Foreign(str):
         return self
 
     def __repr__(self) -> str:
-        """What templates show where they print a list or a dictionary that holds it: foreign as a whole."""
+        """Returns what templates show where they print a list or a dictionary that holds it: all of it is foreign."""
         return self._alphabet.write(repr(self._plain), self._origin)
 
     def __html__(self) -> Markup:
-        """What becomes of it beside text that a template marked as safe."""
+        """Returns the text as it is used beside text that a template marked as safe."""
         return Markup(self._alphabet.write(escape(self._plain), self._origin))  # noqa: S704 - escaped just now
 
     def __float__(self) -> float:
-        """The filters `int` and `float` ask for it."""
+        """Serves the filters `int` and `float`, which ask for it."""
         return float(self._plain)
 
     def __iter__(self) -> Iterator[str]:
@@ -169,7 +161,7 @@ class Foreign(str):
         return isinstance(other, str) and self._alphabet.read(other) in self._plain
 
     def _again(self, value: Any) -> Any:
-        """A result of a method of str, in the same alphabet."""
+        """Returns the result of a method of str in the same alphabet."""
         if type(value) is str:
             return Foreign._from_private(value, self._alphabet, self._origin)
         if isinstance(value, (list, tuple)):
@@ -177,7 +169,7 @@ class Foreign(str):
         return value
 
     def _argument(self, value: Any) -> Any:
-        """A text to look for, in the alphabet of this one."""
+        """Returns a text to search for in the alphabet of this one."""
         if isinstance(value, str):
             return self._alphabet.write(self._alphabet.read(value), self._origin)
         return tuple(map(self._argument, value)) if isinstance(value, tuple) else value
@@ -186,12 +178,12 @@ class Foreign(str):
         return self._again(str.__getitem__(self, key))
 
     def replace(self, old: Any, new: Any, count: Any = -1) -> Any:
-        """What is put in keeps its own origin."""
+        """Replaces `old`; the new text keeps its own origin."""
         return self._again(str.replace(self, self._argument(old), new, count))
 
 
 def on_plain_text(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of a text, given the plain one; a text that it answers with is as foreign as the one it got."""
+    """Makes a function work on the plain text; a text that it returns is as foreign as its argument."""
 
     def call(value: Any, *arguments: Any, **options: Any) -> Any:
         if not isinstance(value, Foreign):
@@ -203,7 +195,7 @@ def on_plain_text(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _searching(name: str) -> Callable[..., Any]:
-    """A method of str whose text arguments are looked for in the receiver."""
+    """Makes a method of str search for its text arguments in the receiver's alphabet."""
     method = getattr(str, name)
 
     def call(self: Foreign, *arguments: Any) -> Any:
@@ -214,7 +206,8 @@ def _searching(name: str) -> Callable[..., Any]:
 
 
 def _of_plain_text(name: str) -> Callable[..., Any]:
-    """A method of str that asks for or changes letters, which private characters have none of."""
+    """Makes a method of str that tests or changes letters work on the plain text, because private characters are no
+    letters."""
     method = getattr(str, name)
 
     def call(self: Foreign, *arguments: Any) -> Any:

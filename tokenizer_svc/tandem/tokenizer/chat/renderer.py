@@ -1,4 +1,4 @@
-"""Keeps renderer processes, asks them, and kills the one whose template takes too long."""
+"""Keeps renderer processes, sends them requests, and kills one whose template takes too long."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}  # 
 
 
 class _DisturbedError(Exception):
-    """The process was stopped or killed by somebody, which says nothing about the template."""
+    """Somebody stopped or killed the process, which says nothing about the template."""
 
 
 class ChatRenderer:
-    """At most `processes` of them, started when first needed. Use it from one event loop."""
+    """Renders in at most `processes` processes, which start when first needed. Use it from one event loop."""
 
     def __init__(self, slots: CallerSlots, seconds: float, max_characters: int, niceness: int = 0) -> None:
         """There is a process for each of the `slots`; `niceness` is what the processes add to ours."""
@@ -44,7 +44,7 @@ class ChatRenderer:
         self._all: set[asyncio.subprocess.Process] = set()
 
     async def render(self, request: Mapping[str, Any], caller: str) -> list[tuple[Origin, str]]:
-        """The rendered text by origin. Raises JsonTextError, RenderError, NoSlotError."""
+        """Returns the rendered text by origin. Raises JsonTextError, RenderError or NoSlotError."""
         async with self._slots.slot(caller):
             return await self._ask(json.dumps(request, ensure_ascii=False).encode() + b"\n")
 
@@ -67,7 +67,7 @@ class ChatRenderer:
             ) from None
 
     async def _ask_once(self, line: bytes, process: asyncio.subprocess.Process | None) -> list[tuple[Origin, str]]:
-        """By an idle process, or by a new one. Raises _DisturbedError."""
+        """Asks an idle process, or starts one. Raises _DisturbedError."""
         process = process or await self._start()
         try:
             answer = await self._within(self._seconds, process, line)
@@ -93,8 +93,8 @@ class ChatRenderer:
         return [(Origin(origin), text) for origin, text in answer["runs"]]
 
     async def _within(self, seconds: float, process: asyncio.subprocess.Process, line: bytes) -> dict[str, Any] | None:
-        """What a process answers, None when it has ended. Raises TimeoutError after so many seconds, _DisturbedError
-        when it does not even compute."""
+        """Returns the answer of a process, or None when it has ended. Raises TimeoutError after so many seconds, and
+        _DisturbedError when the process does not compute at all."""
         exchange = asyncio.create_task(self._exchange(process, line))
         try:
             left = seconds

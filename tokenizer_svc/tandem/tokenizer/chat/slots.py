@@ -1,4 +1,4 @@
-"""Places for a few jobs at once, shared fairly by callers: who runs least comes next, and each may have so many."""
+"""A limit on jobs that run at once, shared fairly by callers: the caller with the fewest running jobs is next."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 
 class NoSlotError(Exception):
-    """More jobs wait than may, of everybody or of this caller."""
+    """Too many jobs wait, of all callers or of this one."""
 
 
 class CallerSlots:
@@ -25,7 +25,7 @@ class CallerSlots:
 
     @asynccontextmanager
     async def slot(self, caller: str) -> AsyncIterator[None]:
-        """Waits for a place and holds it. Raises NoSlotError."""
+        """Waits for a slot and holds it. Raises NoSlotError."""
         queue = self._waiting.get(caller, ())
         if (count := self._running[caller] + len(queue)) >= self._per_caller:
             raise NoSlotError(f"{count} conversations of this caller wait or run, which is the limit")
@@ -71,7 +71,7 @@ class CallerSlots:
         self._free += 1
 
     def _remove(self, caller: str, turn: asyncio.Future[None]) -> None:
-        """The caller goes to the end of the row."""
+        """Moves the caller to the end of the queue."""
         queue = self._waiting.pop(caller, deque())
         with suppress(ValueError):
             queue.remove(turn)

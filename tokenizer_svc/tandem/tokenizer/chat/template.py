@@ -33,14 +33,15 @@ ROLES = frozenset(("developer", "system", "user", "assistant", "tool", "function
 
 
 class RenderError(ValueError):
-    """A template that cannot be rendered with these messages: what it says, or what is wrong with it."""
+    """A template cannot be rendered with these messages; the error holds the template's own message, or what is wrong
+    with it."""
 
 
 def render(request: Mapping[str, Any], max_characters: int) -> list[tuple[Origin, str]]:
-    """The rendered text by origin.
+    """Returns the rendered text by origin.
 
     `request` has `template`, `messages`, `tools`, `add_generation_prompt`, `arguments` and the texts of special tokens
-    in `special_tokens` (for instance bos_token). Raises RenderError.
+    in `special_tokens` (for example bos_token). Raises RenderError.
     """
     template = request["template"]
     alphabet = Alphabet(forbidden=template)
@@ -92,7 +93,8 @@ def _environment(alphabet: Alphabet) -> ImmutableSandboxedEnvironment:
 
 
 def _message(message: Mapping[str, Any], alphabet: Alphabet) -> dict[str, Any]:
-    """The content is content, a known role the template's own word, and all else is data."""
+    """Marks the parts of a message: the content is content, a known role is the template's own word, and the rest is
+    data."""
     found = {
         key: _foreign(value, alphabet, Origin.CONTENT if key == "content" else Origin.DATA)
         for key, value in message.items()
@@ -111,7 +113,8 @@ def _foreign(value: Any, alphabet: Alphabet, origin: Origin) -> Any:
 
 
 def _to_json(alphabet: Alphabet) -> Callable[..., Foreign]:
-    """The filter. JSON of data is data as a whole: its quotes are ours, but what they enclose is not."""
+    """Implements the filter `tojson`. The JSON of data is data as a whole: the quotes are the template's, but what they
+    enclose is not."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, str):
@@ -134,12 +137,13 @@ def _to_json(alphabet: Alphabet) -> Callable[..., Foreign]:
 
 
 class _Generation(Extension):
-    """`{% generation %}` ... `{% endgeneration %}`: around what an assistant said, for training; the text stays."""
+    """Implements `{% generation %}` ... `{% endgeneration %}`, which marks an assistant's words for training; the text
+    stays."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's name and type
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """A block with a scope of its own, as transformers makes it."""
+        """Parses a block with its own scope, as transformers does."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_inside"), [], [], body).set_lineno(line)
@@ -149,7 +153,7 @@ class _Generation(Extension):
 
 
 class _Dict:
-    """`dict` without what can be reached from a class."""
+    """A `dict` without access to its class."""
 
     def __call__(self, *arguments: Any, **values: Any) -> dict[Any, Any]:
         return dict(*arguments, **values)
@@ -159,7 +163,7 @@ class _Dict:
 
 
 class _Namespace(Namespace):
-    """`namespace` that takes no names of Python's internals."""
+    """A `namespace` that takes no names of Python's internals."""
 
     def __init__(*arguments: Any, **values: Any) -> None:  # so that `self` may be a name
         self, *given = arguments
@@ -179,7 +183,8 @@ def _check_name(name: Any) -> None:
 
 
 def _safe(value: Any) -> Markup:
-    """Nothing here is HTML; but what is marked so is left alone where text beside it is escaped."""
+    """Implements the filter `safe`. The output is not HTML, but text that is marked safe is not escaped where the text
+    beside it is."""
     return Markup(str.__str__(value) if isinstance(value, Foreign) else value)  # noqa: S704
 
 

@@ -13,7 +13,7 @@ _NEAR = 256  # how far from the end a certain border is looked for
 
 
 class GraphemeHold:
-    """Takes text in any parts, and gives it out in whole characters."""
+    """Takes text in any parts and returns it in whole characters."""
 
     __slots__ = ("held",)
 
@@ -21,7 +21,7 @@ class GraphemeHold:
         self.held = ""
 
     def push(self, text: str) -> str:
-        """What can be sent now."""
+        """Returns the text that can be sent now."""
         if not text:
             return ""
         text = self.held + text
@@ -34,13 +34,14 @@ class GraphemeHold:
         return text[:start]
 
     def flush(self) -> str:
-        """What was held back."""
+        """Returns the text that was held back."""
         held, self.held = self.held, ""
         return held
 
 
 def _certain_border(text: str) -> int:
-    """A place near the end, between two ASCII letters, digits or spaces, where a character surely begins."""
+    """Returns a position near the end, between two ASCII letters, digits or spaces, where a character is certain to
+    begin."""
     for at in range(len(text) - 1, max(0, len(text) - _NEAR), -1):
         if text[at] in _PLAIN and text[at - 1] in _PLAIN:
             return at

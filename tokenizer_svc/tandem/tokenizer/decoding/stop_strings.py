@@ -1,8 +1,4 @@
-"""Stop strings: where one stands in a text, and how much of a text's end may yet become one.
-
-What a stream does with the next id depends on the id and on the text that it holds back, and on nothing else. So it is
-found out once for all streams of the same stop strings, as far as it fits into a bound.
-"""
+"""Stop strings: where one stands in a text, and how much of the text's end may still become one."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ _REMEMBERED = 4096  # what follows an id, for all streams of the same stop strin
 
 
 class StopMatch(NamedTuple):
-    """Where a stop string stands in a text, in code points."""
+    """The position of a stop string in a text, in code points."""
 
     start: int
     end: int
@@ -22,7 +18,7 @@ class StopMatch(NamedTuple):
 
 
 class StopMatcher:
-    """Finds any of several strings in a text, and the end of a text that may yet become one of them."""
+    """Finds any of several strings in a text, and the end of a text that may still become one of them."""
 
     __slots__ = ("_first_characters", "_longest", "_sorted", "_stops")
 
@@ -35,8 +31,8 @@ class StopMatcher:
         self._longest = max(map(len, self._stops))
 
     def find(self, text: str, passed: int = 0) -> StopMatch | None:
-        """The stop string whose end comes first in `text`, the longest of them where two end together. One that ends
-        within the first `passed` characters is none."""
+        """Returns the stop string whose end comes first in `text`, the longest one where several end together. A string
+        that ends within the first `passed` characters does not count."""
         best: StopMatch | None = None
         for stop in self._stops:
             begin = max(0, passed + 1 - len(stop))
@@ -48,7 +44,7 @@ class StopMatcher:
         return best
 
     def held(self, text: str) -> int:
-        """How many characters at the end of `text`, which holds no stop string that counts, may begin one."""
+        """Returns how many characters at the end of `text`, which holds no stop string that counts, may begin one."""
         length = len(text)
         for start in range(max(0, length - self._longest + 1), length):
             if text[start] in self._first_characters:
@@ -60,8 +56,8 @@ class StopMatcher:
 
 
 class Held(dict[int, "tuple[str, Held] | None"]):
-    """A stream that holds `text` back, whole characters. Leads from an id to the text that may be sent and to what is
-    held then; to None where the id is no whole characters, or completes a stop string."""
+    """The state of a stream that holds `text` back, which is whole characters. It maps an id to the text that may be
+    sent and the next state, or to None where the id is not whole characters or completes a stop string."""
 
     __slots__ = ("_states", "raw", "text")
 
@@ -78,8 +74,8 @@ class Held(dict[int, "tuple[str, Held] | None"]):
 
 
 class StopStates:
-    """What streams of the same stop strings hold. `texts` are those of ids, None where they are no whole characters.
-    Safe to share between threads."""
+    """The states of all streams with the same stop strings. `texts` are the texts of ids, None where an id is not whole
+    characters. Safe to share between threads."""
 
     def __init__(self, stops: StopMatcher, texts: Mapping[int, str | None]) -> None:
         self.stops = stops
@@ -89,7 +85,7 @@ class StopStates:
         self.nothing = self.at("")
 
     def at(self, text: str) -> Held:
-        """A stream that holds this back."""
+        """Returns the state of a stream that holds this text back."""
         held = self._known.get(text)
         if held is None:
             held = Held(self, text)
@@ -98,7 +94,8 @@ class StopStates:
         return held
 
     def step(self, held: str, index: int) -> tuple[str, Held] | None:
-        """As `Held` leads from an id."""
+        """Returns the text that may be sent after an id, and the next state; None where the id is not whole characters
+        or completes a stop string."""
         text = self._texts[index]
         if text is None:
             return None
@@ -109,6 +106,6 @@ class StopStates:
         return text[:sent], self.at(text[sent:])
 
     def has_room(self) -> bool:
-        """Takes the room for one thing more, where there is some."""
+        """Reserves room for one more entry, and returns False where there is none."""
         self._room -= self._room > 0
         return self._room > 0

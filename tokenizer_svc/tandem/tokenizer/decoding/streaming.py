@@ -44,7 +44,7 @@ class StreamPieces:
 
 
 class _Texts(dict[int, "str | None"]):
-    """The texts of those ids that were asked for; None where the bytes are no whole characters."""
+    """The texts of the ids that were looked up; None where the bytes are not whole characters."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self._pieces = pieces
@@ -59,7 +59,7 @@ class _Texts(dict[int, "str | None"]):
 
 
 class _Edges:
-    """The bytes of ids after the rules for the first and the last id of a stream."""
+    """Applies the rules for the first and the last id of a stream to the bytes of its ids."""
 
     __slots__ = ("_drop_first", "_drop_last", "_first_pieces", "_pieces", "_started", "_strip_space", "_waiting")
 
@@ -81,11 +81,11 @@ class _Edges:
 
     @property
     def are_passed(self) -> bool:
-        """Whether from now on each id stands for its piece."""
+        """True when each further id stands for its piece."""
         return self._started and self._drop_last is None
 
     def parts(self, ids: Sequence[int]) -> tuple[list[bytes], int]:
-        """The bytes of each id, and how many ids that waited until now stand in front of these."""
+        """Returns the bytes of each id, and how many ids that had to wait are put in front of them."""
         pieces = self._pieces
         parts = [pieces[index] for index in ids]
         if not parts:
@@ -117,7 +117,8 @@ class _Edges:
 
 
 class StreamDecoder(ABC):
-    """One stream. `push` ids as they come, and read off where it stands; `done` once it ended or met a stop string.
+    """Decodes one stream. `push` ids as they come and read the properties; `done` is True once the stream ended or met
+    a stop string.
 
     `ids_consumed` counts the ids of the whole stream so far, `trim_ids` those at their end that lie wholly within or
     behind `matched_stop`.
@@ -136,17 +137,18 @@ class StreamDecoder(ABC):
 
     @abstractmethod
     def push(self, ids: Sequence[int], end: bool = False) -> str:
-        """The new text of more ids, each a valid index of the vocabulary; with `end` no more follow and nothing is held
-        back. Raises ValueError where the stream is done."""
+        """Returns the new text of more ids, each a valid index of the vocabulary; with `end` no more follow and nothing
+        is held back. Raises ValueError where the stream is done."""
 
     @property
     def holds_back(self) -> bool:
-        """Whether text may be kept back that is whole: for stop strings, or for a character of several code points."""
+        """True when complete text may be held back: for stop strings, or for a character of several code
+        points."""
         return self._graphemes is not None
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of UTF-8 that are kept back."""
+        """How many bytes of UTF-8 are held back."""
         return len(self._raw) + (len(self._graphemes.held.encode()) if self._graphemes is not None else 0)
 
     def _check_open(self) -> None:
@@ -195,8 +197,8 @@ class PlainStream(StreamDecoder):
 
 
 class WatchedStream(StreamDecoder):
-    """A stream with stop strings. It is in one of two states: what is held back is whole characters and the next id
-    needs no decoder, but a look at what follows `_held`; or, where that is None, bytes are decoded and searched."""
+    """A stream with stop strings. It is in one of two states: either the text held back is whole characters, and
+    `_held` tells what the next id leads to; or `_held` is None, and bytes are decoded and searched."""
 
     __slots__ = ("_held", "_include_stop", "_min_ids", "_passed", "_pieces", "_states", "_stops", "_trail")
 
@@ -303,7 +305,8 @@ class WatchedStream(StreamDecoder):
         return text if match is None else self._stopped(raw, text, match)
 
     def _match(self, parts: list[bytes], ordinal: int) -> str:
-        """A stop string is complete somewhere in `parts`: finds the id that completes it, and ends the stream there."""
+        """Handles a stop string that is complete somewhere in `parts`: finds the id that completes it and ends the
+        stream there."""
 
         def search(count: int) -> tuple[bytes, str, StopMatch | None]:
             raw = self._raw + b"".join(parts[:count])
@@ -321,7 +324,7 @@ class WatchedStream(StreamDecoder):
         return self._stopped(raw, text, match)
 
     def _stopped(self, raw: bytes, text: str, match: StopMatch) -> str:
-        """The last of the text. The ids behind those that begin in front of the stop string are trimmed."""
+        """Returns the last text. The ids behind those that begin in front of the stop string are trimmed."""
         self.matched_stop = match.stop
         at, start = len(raw), _byte_position(raw, match.start)
         for ordinal, size in reversed(self._trail):
@@ -332,7 +335,7 @@ class WatchedStream(StreamDecoder):
         return text[: match.end if self._include_stop else match.start]
 
     def _remember(self, parts: Sequence[bytes], ordinal: int) -> None:
-        """Keeps of which ids the bytes are that are held back."""
+        """Records which ids the held bytes belong to."""
         if self._raw:
             self._trail += [(number, len(part)) for number, part in enumerate(parts, ordinal) if part]
             self._forget()
@@ -356,12 +359,12 @@ def stream_decoder(
     graphemes: bool = False,
     min_ids: int = 0,
 ) -> StreamDecoder:
-    """A stream of ids, whose bytes are `pieces`.
+    """Returns a decoder for a stream of ids, whose bytes are `pieces`.
 
-    `strip_space`: the stream begins a text, so a first id that begins with a space carries SentencePiece's prefix.
-    `first_pieces`: the first id that shows anything shows what stands there instead. `drop_first` and `drop_last` name
-    an id that is left out where it is the first or the last one of the stream. `graphemes`: a character of several code
-    points is never split over two deltas. `min_ids`: no stop string counts that is complete within so many first ids.
+    With `strip_space` the stream begins a text, so a first id that begins with a space carries SentencePiece's prefix.
+    `first_pieces` replace the bytes of the first id that shows anything. `drop_first` and `drop_last` name an id that
+    is left out where it is the first or the last one of the stream. With `graphemes` a character of several code points
+    is never split over two deltas. A stop string that is complete within the first `min_ids` ids does not count.
     """
     known = pieces if isinstance(pieces, StreamPieces) else StreamPieces(pieces)
     edges = _Edges(known.pieces, strip_space, first_pieces, drop_first, drop_last)
@@ -370,7 +373,7 @@ def stream_decoder(
 
 
 def _byte_position(raw: bytes, characters: int) -> int:
-    """Where the character number `characters` of `raw`, decoded with replacement, begins, in bytes."""
+    """Returns the byte position of the character number `characters` in `raw`, decoded with replacement."""
     at = 0
     while characters:
         window = raw[at : at + _WINDOW]

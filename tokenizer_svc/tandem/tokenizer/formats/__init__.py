@@ -19,7 +19,7 @@ _EXPECTED = "expected a SentencePiece model, a tiktoken rank file, a tokenizer.j
 
 
 def load_tokenizer(path: Path | str, *, llama3_version: str = "auto") -> Tokenizer:
-    """The tokenizer in a file or a model folder.
+    """Loads the tokenizer of a file or a model folder.
 
     A `tokenizer_config.json` beside the file is honoured. `llama3_version` ("3.0", "3.1", "auto") chooses Meta's table
     of special tokens for a Llama 3 rank file that has none. Raises FormatError.

@@ -8,7 +8,8 @@ from itertools import accumulate, pairwise
 
 
 def _alphabet() -> str:
-    """The character of each byte: printable Latin-1 stands for itself, the other bytes, in order, for U+0100 and on."""
+    """Returns the character of each byte: printable Latin-1 stands for itself, the other bytes, in order, for U+0100
+    and on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return "".join(chr(byte) if byte in printable else chr(next(others)) for byte in range(256))
@@ -19,7 +20,7 @@ _ENCODING = codecs.charmap_build(ALPHABET)
 
 
 def from_alphabet(text: str) -> bytes:
-    """The bytes that a token's text stands for; a character outside of the alphabet stands for itself in UTF-8."""
+    """Returns the bytes of a token's text; a character outside of the alphabet stands for itself in UTF-8."""
     try:
         return codecs.charmap_encode(text, "strict", _ENCODING)[0]
     except UnicodeEncodeError:
@@ -29,7 +30,7 @@ def from_alphabet(text: str) -> bytes:
 
 
 def from_alphabet_all(texts: Sequence[str]) -> list[bytes]:
-    """The same for many texts, all at once where they keep to the alphabet: one character is one byte there."""
+    """Returns the bytes of many texts, in one pass where they keep to the alphabet: one character is one byte there."""
     try:
         joined = codecs.charmap_encode("".join(texts), "strict", _ENCODING)[0]
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""What can be wrong with a tokenizer file."""
+"""The error of tokenizer files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tandem.common.gguf import one_line
 
 
 class FormatError(Exception):
-    """A tokenizer cannot be read: one line with the file, what is wrong, and what was expected."""
+    """A tokenizer cannot be read. The message is one line with the file, what is wrong, and what was expected."""
 
     def __init__(self, path: Path, problem: str) -> None:
         self.path = path

@@ -26,7 +26,7 @@ _TYPES = bytes([TokenType.UNUSED, *range(1, 256)])  # 0 stands for no type
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What goes without saying for one `tokenizer.ggml.model`."""
+    """The values that a file of one `tokenizer.ggml.model` may leave out."""
 
     adds_bos: bool = False
     adds_eos: bool = False
@@ -51,7 +51,7 @@ DEFAULTS = {
 
 
 class GgufFields:
-    """Typed access to the metadata. Everything raises FormatError."""
+    """Typed access to the metadata. Every method raises FormatError."""
 
     def __init__(self, path: Path, metadata: Mapping[str, Any]) -> None:
         self.path = path
@@ -69,7 +69,7 @@ class GgufFields:
         self.scores = self._read_scores()
 
     def get(self, name: str, kind: type | tuple[type, ...], default: Any) -> Any:
-        """The value of `tokenizer.ggml.NAME`."""
+        """Returns the value of `tokenizer.ggml.NAME`."""
         value = self._metadata.get(PREFIX + name, default)
         if value is not default and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
             raise FormatError(self.path, f"{PREFIX}{name} has the wrong type {type(value).__name__}")
@@ -116,7 +116,7 @@ class GgufFields:
             raise FormatError(self.path, f"{PREFIX}{name} has {len(values)} entries for {len(self.texts)} tokens")
 
     def id(self, name: str) -> int | None:
-        """A token that has a role; None where there is none."""
+        """Returns the token that has a role, or None where there is none."""
         value = self.get(f"{name}_token_id", int, None)
         if value is None:
             default = self.defaults.ids.get(name)
@@ -128,16 +128,16 @@ class GgufFields:
         return int(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """A boolean of the file."""
+        """Returns a boolean of the file."""
         return bool(self.get(name, bool, default))
 
     def text(self, key: str) -> str:
-        """The value of any key that is a text; empty where there is none."""
+        """Returns the value of any key that is a text, or "" where it is missing."""
         value = self._metadata.get(key, "")
         if not isinstance(value, str):
             raise FormatError(self.path, f"{key} has the wrong type {type(value).__name__}, expected a text")
         return value
 
     def has(self, name: str) -> bool:
-        """Whether the file has `tokenizer.ggml.NAME`."""
+        """Returns True when the file has `tokenizer.ggml.NAME`."""
         return PREFIX + name in self._metadata

@@ -31,12 +31,12 @@ _SPECIAL_TYPES = [TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED]
 
 
 def is_gguf(head: bytes) -> bool:
-    """Whether a file that begins with `head` is a GGUF file."""
+    """Returns True when a file that begins with `head` is a GGUF file."""
     return head.startswith(MAGIC)
 
 
 def load(path: Path) -> Tokenizer:
-    """Raises FormatError."""
+    """Loads the tokenizer of a GGUF file. Raises FormatError."""
     try:
         metadata = read_metadata(path, lambda key: key.startswith(PREFIX) or key in _OTHER_KEYS)
     except GgufError as error:

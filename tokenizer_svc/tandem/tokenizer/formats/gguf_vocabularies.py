@@ -35,7 +35,7 @@ _SPACE, _LINE_BREAK = b" \n"
 
 
 def build(fields: GgufFields, pre: PreTokenizer) -> tuple[Vocabulary, list[bytes]]:
-    """Raises FormatError, and ValueError or RuntimeError where the parts do not fit together."""
+    """Builds the vocabulary. Raises FormatError, and ValueError or RuntimeError where the parts do not fit together."""
     match fields.model:
         case "gpt2" if pre.raw_text:
             return _raw_byte_pairs(fields, pre)
@@ -56,7 +56,8 @@ def build(fields: GgufFields, pre: PreTokenizer) -> tuple[Vocabulary, list[bytes
 
 
 def unguarded(fields: GgufFields, pieces: Sequence[bytes]) -> Vocabulary | None:
-    """llama.cpp puts control tokens into RWKV's tree with all others."""
+    """Returns the vocabulary that also finds control tokens in plain text, or None: llama.cpp puts those of RWKV into
+    its tree with all others."""
     if fields.model != "rwkv":
         return None
     return RwkvVocabulary([(piece, index) for index, piece in enumerate(pieces)], fields.id("unknown"))
@@ -70,8 +71,8 @@ def _unescaped(index: int, text: str) -> bytes:
 
 
 def _merges(fields: GgufFields) -> tuple[list[bytes], Places, Places]:
-    """What each merge makes, and how many characters that and its left part have. There are hundreds of thousands: no
-    loop is ours."""
+    """Returns what each merge makes, and how many characters that and its left part have. There are hundreds of
+    thousands of merges, so no Python loop runs over them."""
     merges: list[bytes] | None = fields.get("merges", list, None)
     if merges is None:
         raise ValueError(f"there are no {PREFIX}merges")
@@ -92,7 +93,8 @@ def _merges(fields: GgufFields) -> tuple[list[bytes], Places, Places]:
 
 
 def _byte_pairs(fields: GgufFields, pre: PreTokenizer) -> tuple[BpeVocabulary, list[bytes]]:
-    """Tokens in GPT-2's alphabet of bytes. Ranks are single bytes in id order, then what the merges make."""
+    """Builds a vocabulary whose tokens are written in GPT-2's alphabet of bytes. Merge ranks are the single bytes in id
+    order, then what the merges make."""
     types = np.frombuffer(fields.types, np.uint8)
     normal = types == TokenType.NORMAL
     others = np.flatnonzero(~normal).tolist()
@@ -139,7 +141,8 @@ def _byte_pairs(fields: GgufFields, pre: PreTokenizer) -> tuple[BpeVocabulary, l
 
 
 def _raw_byte_pairs(fields: GgufFields, pre: PreTokenizer) -> tuple[RawBpeVocabulary, list[bytes]]:
-    """Pieces that no merge makes, but for single characters, can only come from the text of special tokens."""
+    """Builds a vocabulary of raw text. Pieces of several characters that no merge makes can only come from the text of
+    special tokens."""
     products, _, cuts = _merges(fields)
     texts = [product.decode() for product in products]
     pairs = dict.fromkeys((text[:cut], text[cut:]) for text, cut in zip(texts, cuts.tolist(), strict=True))
@@ -190,8 +193,8 @@ def _scored(fields: GgufFields) -> ModelProto:
 
 
 def _sentencepiece(fields: GgufFields, scores: Sequence[float], kinds: Sequence[int], unk_id: int) -> ModelProto:
-    """The model as the sentencepiece library wants it. Only text that no special token was found in comes to it, so
-    USER_DEFINED tokens are ordinary pieces there, as for llama.cpp; CONTROL tokens can never come out of text."""
+    """Returns the model as the sentencepiece library takes it. It only gets text in which no special token was found,
+    so USER_DEFINED tokens are ordinary pieces there, as in llama.cpp; CONTROL tokens never come from text."""
     unigram = fields.model == "t5"
     model = ModelProto()
     model.trainer_spec.model_type = model.trainer_spec.UNIGRAM if unigram else model.trainer_spec.BPE
@@ -223,7 +226,8 @@ def _sentencepiece(fields: GgufFields, scores: Sequence[float], kinds: Sequence[
 
 
 def _with_bytes(fields: GgufFields, kinds: Sequence[int]) -> Sequence[int]:
-    """The types, of bytes too where the file has no types: llama.cpp finds the tokens of bytes by their text."""
+    """Returns the types, and marks the tokens of bytes where the file has no types: llama.cpp finds them by their
+    text."""
     if fields.has("token_type"):
         return kinds
     found = [index for index, text in enumerate(fields.texts) if _BYTE_PIECE.fullmatch(text)]
@@ -234,7 +238,8 @@ def _with_bytes(fields: GgufFields, kinds: Sequence[int]) -> Sequence[int]:
 
 
 def _word_pieces(fields: GgufFields) -> WpmVocabulary:
-    """A piece that begins a word has U+2581 in front; one that goes on has nothing."""
+    """Builds WordPiece's vocabulary: a piece that begins a word has U+2581 in front, one that continues a word has
+    nothing."""
     begin: dict[str, int] = {}
     inside: dict[str, int] = {}
     for index, text in enumerate(fields.texts):

@@ -1,10 +1,4 @@
-"""The decoder of a `tokenizer.json`: what it makes of each token, at the beginning of a text and behind another token.
-
-A stream of ids becomes text as it comes, so a decoder is served where a token's text depends on nothing but whether it
-is the first that is shown. These are, as `tokenizers` has them: Replace of a text, WordPiece, Metaspace, Strip,
-ByteFallback and ByteLevel; Fuse, and behind it a Strip of one character at the beginning. BPEDecoder and CTC look at
-what follows or came before, and are refused by name, as is any other order.
-"""
+"""The decoder of a `tokenizer.json`: the text of each token at the beginning of a text and behind another token."""
 
 from __future__ import annotations
 
@@ -25,7 +19,7 @@ Change = Callable[[str, bool], str]  # of a token's text; whether it is the firs
 
 
 def read_decoder(decoder: Mapping[str, Any] | None, texts: Sequence[str]) -> DecodedForms | None:
-    """The forms of tokens whose texts are given; None where there is no decoder. Raises ValueError."""
+    """Returns the decoded forms of the given tokens, or None where there is no decoder. Raises ValueError."""
     if decoder is None:
         return None
     changes: list[Change] = []

@@ -46,7 +46,7 @@ _NUMBER_BYTE_AND_OTHER = re.compile(
 
 
 def load(path: Path, content: Mapping[str, Any], sidecar: Sidecar) -> Tokenizer:
-    """Raises FormatError."""
+    """Loads a `tokenizer.json`. Raises FormatError."""
     try:
         return _Loader(path, content, sidecar).load()
     except (ValueError, RuntimeError) as error:  # sentencepiece reports a bad model as RuntimeError
@@ -71,7 +71,7 @@ class _Loader:
         self._ids = {text: index for index, text in enumerate(self._texts) if index in self._known}
 
     def _check_options(self) -> None:
-        """Raises ValueError for an option of the model that would change its answers and is not served."""
+        """Raises ValueError for an option of the model that would change its ids and is not supported."""
         for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
             if self._kind == "BPE" and self._model.get(option):
                 raise ValueError(f"the model BPE with {option} {self._model[option]!r} is not served")
@@ -92,7 +92,7 @@ class _Loader:
                 raise ValueError(f"the special token {text!r} with single_word, which text may become, is not served")
 
     def _keeps_form(self, token: SpecialToken) -> bool:
-        """Whether the normalizer makes the token's text of nothing else, and nothing else of it."""
+        """Returns True when the normalizer turns the token's text into itself, and no other text into it."""
         pipeline, text = self._pipeline, token.text
         plain = text.isascii() and " " not in text
         if pipeline.forms:  # the next character may be a part of the last one
@@ -207,14 +207,15 @@ class _Loader:
         return [piece_bytes(text, kind) for text, kind in zip(self._texts, self._types, strict=True)]
 
     def _is_text(self, index: int) -> bool:
-        """Whether the model may make this token of text: also one that was added once more, to be found as a whole."""
+        """Returns True when the model may make this token of text, also one that was added again to be found as a
+        whole."""
         if self._types[index] == TokenType.USER_DEFINED and index in self._own:
             text = self._texts[index]
             return not self._pipeline.byte_level or from_alphabet(text) == text.encode()
         return self._types[index] == TokenType.NORMAL
 
     def _word_pieces(self) -> list[bytes]:
-        """As llama.cpp shows them: a space in front of what begins a word."""
+        """Returns the pieces as llama.cpp shows them: with a space in front of what begins a word."""
         prefix = self._model.get("continuing_subword_prefix", "##")
         pieces: list[bytes] = []
         for text, kind in zip(self._texts, self._types, strict=True):
@@ -227,7 +228,8 @@ class _Loader:
     # -- vocabularies
 
     def _merges(self) -> dict[tuple[str, str], str]:
-        """The pairs in the order of their ranks, and what they make. Of equal ones the last counts in the library."""
+        """Returns the pairs in the order of their merge ranks, and what they make. The library uses the last one of
+        equal pairs."""
         products: dict[tuple[str, str], str] = {}
         if self._model.get("merges") is None:
             raise ValueError("there is no model.merges, expected a list")
@@ -310,7 +312,8 @@ class _Loader:
         return model
 
     def _sentencepiece_token(self, index: int, made: Set[str] | None) -> tuple[str, int]:
-        """The text and type of a token; one that no text becomes is a control token. `made`: what merges make."""
+        """Returns the text and type of a token; a token that no text becomes is a control token. `made` holds what
+        merges make."""
         text, kind = self._texts[index], self._types[index]
         if not text or kind == TokenType.UNUSED:
             return f"<no text {index}>", TokenType.CONTROL

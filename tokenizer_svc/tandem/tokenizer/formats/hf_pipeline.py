@@ -1,16 +1,4 @@
-"""What the normalizer, pre-tokenizer and post-processor of a `tokenizer.json` amount to.
-
-| family     | normalizer                                    | pre-tokenizer                                           |
-|------------|-----------------------------------------------|---------------------------------------------------------|
-| byte level | NFC, NFD, NFKC, NFKD, Lowercase, StripAccents | Split, Digits, Punctuation, then ByteLevel; behind that |
-|            |                                               | only what cuts at digits                                |
-| metaspace  | Prepend and Replace of spaces by U+2581; or   | WhitespaceSplit, then Metaspace; Split at spaces, of    |
-|            | Precompiled, Strip, Replace of several spaces | which the normalizer has left none                      |
-| BERT       | BertNormalizer                                | BertPreTokenizer                                        |
-
-TemplateProcessing, BertProcessing and RobertaProcessing say what add_special adds. Anything else, and any other order,
-is refused by name.
-"""
+"""Reads the normalizer, pre-tokenizer and post-processor of a `tokenizer.json`."""
 
 from __future__ import annotations
 
@@ -50,7 +38,7 @@ _WORD = r"\p{L}\p{M}\p{N}\p{Pc}"  # its \w; theirs have other numbers
 
 @dataclass(slots=True)
 class Pipeline:
-    """The steps in front of the model."""
+    """The steps before the model."""
 
     byte_level: bool = False
     cuts: list[str] = field(default_factory=list)
@@ -66,7 +54,7 @@ class Pipeline:
 
 
 def read_pipeline(content: Mapping[str, Any]) -> Pipeline:
-    """Raises ValueError for a step that is not served."""
+    """Reads the steps before the model. Raises ValueError for a step that is not supported."""
     normalizers = list(_steps(content.get("normalizer"), "normalizers"))
     pre_tokenizers = list(_steps(content.get("pre_tokenizer"), "pretokenizers"))
     if any(step["type"] == "ByteLevel" for step in pre_tokenizers):
@@ -77,7 +65,7 @@ def read_pipeline(content: Mapping[str, Any]) -> Pipeline:
 
 
 def template_ends(post_processor: Step | None) -> tuple[list[int], list[int]]:
-    """The ids that the post-processor puts in front of a single text and behind it. Raises ValueError."""
+    """Returns the ids that the post-processor puts before and behind a single text. Raises ValueError."""
     front: list[int] = []
     back: list[int] = []
     for step in _steps(post_processor, "processors"):
@@ -163,7 +151,8 @@ def _cut_of_digits(step: Step, pipeline: Pipeline) -> str:
 
 
 def _split(step: Step) -> str:
-    """A split whose matches are pieces. One that removes what is between them must have a pattern without gaps."""
+    """Reads a split whose matches are pieces. One that removes the text between them must have a pattern without
+    gaps."""
     pattern: Any = step["pattern"].get("Regex")
     if pattern is None and step["pattern"].get("String"):
         pattern = re.escape(step["pattern"]["String"])
@@ -184,7 +173,7 @@ def _split(step: Step) -> str:
 
 
 def _translated(pattern: str) -> str:
-    """The pattern as the engines here read it. Raises ValueError where they cannot."""
+    """Returns the pattern in the syntax of the engines used here. Raises ValueError where that is not possible."""
     parts: list[str] = []
     sets = 0  # that are open
     before = ""
@@ -226,7 +215,7 @@ def _metaspace(normalizers: Sequence[Step], pre_tokenizers: Sequence[Step]) -> P
 
 
 class _Metaspace:
-    """The steps of a metaspace pipeline, taken one after the other."""
+    """Reads the steps of a metaspace pipeline, one after the other."""
 
     def __init__(self) -> None:
         self._pipeline = Pipeline()

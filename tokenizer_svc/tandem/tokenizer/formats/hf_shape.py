@@ -1,7 +1,4 @@
-"""The shape of a `tokenizer.json`: each key that is read has the type that it must have, or is named.
-
-Values are looked at where they are used. Keys that nothing reads are not looked at.
-"""
+"""Checks the shape of a `tokenizer.json`: each key that is read has the right type, or the error names it."""
 
 from __future__ import annotations
 
@@ -58,7 +55,7 @@ _STEPS = {
 
 
 def model_kind(model: Mapping[str, Any]) -> str:
-    """What older files leave out."""
+    """Returns the model's type, which older files leave out."""
     return model.get("type") or ("Unigram" if "unk_id" in model else "BPE")
 
 

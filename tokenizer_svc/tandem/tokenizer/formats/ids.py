@@ -1,4 +1,4 @@
-"""How far the ids of a vocabulary may reach: a mistyped one must not allocate memory."""
+"""Bounds the ids of a vocabulary: a mistyped id must not allocate memory."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ MAX_GAPS = 1 << 16  # ids that stand for nothing; vocabularies leave some hundre
 
 
 def check_reach(highest: int, tokens: int, field: str) -> None:
-    """Raises ValueError where a vocabulary of so many tokens, up to the id `highest`, is no vocabulary. `field` is what
-    the ids come from."""
+    """Raises ValueError when the id `highest` is too large for a vocabulary of so many tokens. `field` is the place
+    that the ids come from."""
     if highest >= MAX_ID:
         raise ValueError(f"{field} has the id {highest}, which is out of any range")
     if (gaps := highest + 1 - tokens) > MAX_GAPS:

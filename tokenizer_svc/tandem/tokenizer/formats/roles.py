@@ -1,8 +1,4 @@
-"""Which tokens have a role that files rarely tell. As in llama.cpp, the text of a token does.
-
-A token of such a text is a control token whatever its file calls it: otherwise untrusted text could end an answer, or
-open a fill-in-the-middle prompt.
-"""
+"""Tokens with a role that files rarely state. As in llama.cpp, the token's text decides."""
 
 from __future__ import annotations
 
@@ -48,6 +44,6 @@ CONTROL_TEXTS = END_OF_GENERATION_TEXTS | _FILL_IN_END_TEXTS | _FILL_IN_TEXTS
 
 
 def end_of_generation_ids(texts: Iterable[tuple[int, str]], eos_id: int | None) -> frozenset[int]:
-    """The ids among (id, text) of special tokens that end an answer, and `eos_id`."""
+    """Returns the ids among (id, text) of special tokens that end an answer, and `eos_id`."""
     found = {index for index, text in texts if text in END_OF_GENERATION_TEXTS or text in _FILL_IN_END_TEXTS}
     return frozenset(found if eos_id is None else found | {eos_id})

@@ -9,7 +9,7 @@ _NAMED = {"t": b"\t", "n": b"\n", "r": b"\r"}
 
 
 def unescape(text: str) -> bytes:
-    """The bytes of a token. Raises ValueError for an escape that ends too soon."""
+    """Returns the bytes of a token. Raises ValueError for an escape that ends too soon."""
     parts: list[bytes] = []
     at = 0
     for match in _ESCAPE.finditer(text):

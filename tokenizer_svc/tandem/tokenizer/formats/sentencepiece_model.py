@@ -24,7 +24,7 @@ BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def parse(data: bytes) -> ModelProto | None:
-    """The model in `data`, or None where it is none."""
+    """Returns the model in `data`, or None where it is not one."""
     model = ModelProto()
     try:
         model.ParseFromString(data)
@@ -34,7 +34,7 @@ def parse(data: bytes) -> ModelProto | None:
 
 
 def load(path: Path, model: ModelProto, sidecar: Sidecar) -> Tokenizer:
-    """Raises FormatError."""
+    """Loads a SentencePiece model. Raises FormatError."""
     trainer = model.trainer_spec
     if trainer.model_type not in (trainer.BPE, trainer.UNIGRAM):
         kind = trainer.ModelType.Name(trainer.model_type)
@@ -84,7 +84,7 @@ def load(path: Path, model: ModelProto, sidecar: Sidecar) -> Tokenizer:
 
 
 def _apply_added_tokens(path: Path, model: ModelProto, sidecar: Sidecar) -> None:
-    """Tokens that the folder adds behind the model's own, or whose type it changes."""
+    """Applies the tokens that the folder adds behind the model's own, or whose type it changes."""
     added = sidecar.added_tokens
     if added:
         try:
@@ -145,7 +145,7 @@ def _specials(model: ModelProto, sidecar: Sidecar) -> tuple[SpecialToken, ...]:
 
 
 def piece_bytes(piece: str, kind: int) -> bytes:
-    """What a piece of that type decodes to."""
+    """Returns the bytes that a piece of that type decodes to."""
     match kind:
         case TokenType.BYTE:
             found = BYTE_PIECE.fullmatch(piece)

@@ -32,7 +32,7 @@ class AddedToken:
 
 @dataclass(frozen=True, slots=True)
 class Sidecar:
-    """The parts of `tokenizer_config.json` that change behaviour. None: the file does not say."""
+    """The parts of `tokenizer_config.json` that change behaviour. None means that the file does not say."""
 
     added_tokens: Mapping[int, AddedToken] = field(default_factory=dict)
     special_texts: Mapping[str, str] = field(default_factory=dict)  # "bos_token" -> "<s>"
@@ -43,7 +43,7 @@ class Sidecar:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """A JSON file that holds one object. Raises FormatError."""
+    """Reads a JSON file that holds one object. Raises FormatError."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise FormatError(path, f"larger than {_MAX_BYTES} bytes, which no such file is")
@@ -64,7 +64,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_sidecar(folder: Path) -> Sidecar:
-    """Reads what is there; an empty Sidecar where nothing is. Raises FormatError."""
+    """Reads the files that exist, and returns an empty Sidecar when none does. Raises FormatError."""
     path = folder / "tokenizer_config.json"
     config = read_json_object(path) if path.is_file() else {}
     named = folder / "special_tokens_map.json"
@@ -104,7 +104,7 @@ def _token_text(path: Path, name: str, value: object) -> str | None:
 
 
 def _chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
-    """One template, or the one named "default" of a list."""
+    """Returns the only template, or the one named "default" of a list."""
     value = config.get("chat_template")
     if value is None or isinstance(value, str):
         return value
@@ -137,7 +137,7 @@ def _added_tokens(path: Path, value: object) -> dict[int, AddedToken]:
 
 
 def read_added_token(index: int, entry: Mapping[str, Any]) -> AddedToken:
-    """One entry of `added_tokens_decoder`, or of `added_tokens` in a `tokenizer.json`."""
+    """Reads one entry of `added_tokens_decoder`, or of `added_tokens` in a `tokenizer.json`."""
     return AddedToken(
         index,
         entry["content"],

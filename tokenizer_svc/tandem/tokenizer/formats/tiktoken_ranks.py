@@ -27,12 +27,13 @@ _FIRST_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 
 
 def is_tiktoken_ranks(head: bytes) -> bool:
-    """Whether a file that begins with `head` is a rank file."""
+    """Returns True when a file that begins with `head` is a rank file."""
     return _FIRST_LINE.match(head) is not None
 
 
 def llama3_special_texts(version: str) -> list[str]:
-    """Meta's special tokens in id order, from id 128000 on, of version "3.0" or "3.1" (also right for 3.2 and 3.3)."""
+    """Returns Meta's special tokens in id order, from id 128000 on, of version "3.0" or "3.1" (also right for 3.2 and
+    3.3)."""
     named = {
         0: "<|begin_of_text|>",
         1: "<|end_of_text|>",
@@ -56,7 +57,8 @@ def llama3_special_texts(version: str) -> list[str]:
 
 
 def load(path: Path, data: bytes, sidecar: Sidecar, llama3_version: str) -> Tokenizer:
-    """Raises FormatError. `llama3_version` is "3.0", "3.1" or "auto"; the sidecar's own table goes before it."""
+    """Loads a rank file. `llama3_version` is "3.0", "3.1" or "auto"; the sidecar's own table takes precedence. Raises
+    FormatError."""
     pieces = _read_ranks(path, data)
     if len(pieces) != LLAMA3_RANKS:
         raise FormatError(
@@ -126,7 +128,7 @@ def _build(path: Path, pieces: list[bytes], added: Mapping[int, AddedToken], sid
 
 
 def _read_ranks(path: Path, data: bytes) -> list[bytes]:
-    """The bytes of each rank, checked to be ranks 0, 1, 2, ... with no bytes twice."""
+    """Returns the bytes of each rank, checked to be ranks 0, 1, 2, ... with no bytes twice."""
     lines = data.split(b"\n")
     if lines and not lines[-1].strip():
         lines.pop()
@@ -152,8 +154,8 @@ def _read_ranks(path: Path, data: bytes) -> list[bytes]:
 
 
 def _version_of(folder: Path) -> str:
-    """Meta's params.json knows `use_scaled_rope` from 3.1 on. 3.1's table is 3.0's with names for three reserved
-    tokens, so that is what a bare file gets."""
+    """Returns the version: Meta's params.json has `use_scaled_rope` from 3.1 on. The table of 3.1 is that of 3.0 with
+    names for three reserved tokens, so a file without params.json gets it."""
     path = folder / "params.json"
     if path.is_file():
         return "3.1" if read_json_object(path).get("use_scaled_rope") else "3.0"

@@ -1,4 +1,4 @@
-"""Texts to ids by one of the C functions that take many texts at once."""
+"""Encodes texts with one of the C functions that take many texts at once."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ _UNKNOWN, _NO_MEMORY = -1, -2
 
 
 class NotServed(ValueError):  # noqa: N818 - a fact, and no mistake of anybody
-    """This is not for the compiled functions, or there are none; others have to do it."""
+    """The compiled functions do not support this, or there are none; another engine has to do it."""
 
 
 class CompiledEncoder:
-    """Encodes with `function` and what it works on. Safe to use from many threads at once."""
+    """Encodes with `function` and its arguments. Safe to use from many threads at once."""
 
     def __init__(
         self, function: Callable[..., int], works_on: ctypes.Structure, learn: Callable[[Ids], None] | None = None
     ) -> None:
-        """`learn` looks up what the function does not know about characters; None: it knows all."""
+        """`learn` looks up what the function does not know about characters; None means that it knows all."""
         self._function = function
         self._learn = learn
         self._works_on = works_on
         self._address = ctypes.addressof(works_on)
 
     def encode(self, text: str) -> Ids:
-        """The ids of a text, which is valid Unicode."""
+        """Returns the ids of a text, which is valid Unicode."""
         data = text.encode()
         out = np.empty(len(data) + 1, np.uint32)
         return out[: self._run(data, array("q", (len(data),)), array("q", (0,)), out, None)]
 
     def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
-        """The same, and where each id begins in the UTF-8 of the text, in bytes."""
+        """Returns the ids, and where each begins in the UTF-8 of the text, in bytes."""
         data = text.encode()
         out, offsets = np.empty(len(data) + 1, np.uint32), np.empty(len(data) + 1, np.uint32)
         total = self._run(data, array("q", (len(data),)), array("q", (0,)), out, offsets)
         return out[:total], offsets[:total]
 
     def encode_many(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of each text, by one call."""
+        """Returns the ids of each text, by one call."""
         if not texts:
             return []
         parts = list(map(str.encode, texts))
@@ -62,7 +62,7 @@ class CompiledEncoder:
         return found
 
     def _run(self, data: bytes, ends: array[int], counts: array[int], out: Ids, offsets: Ids | None) -> int:
-        """How many ids there are; `counts` becomes how many there are up to the end of each text."""
+        """Returns how many ids there are; fills `counts` with how many there are up to the end of each text."""
         while True:
             total = self._function(
                 self._address,
@@ -82,12 +82,13 @@ class CompiledEncoder:
 
 
 def pointer(buffer: Any) -> object:
-    """To a buffer that is not empty. Quicker than numpy's own, which costs as much as encoding fifty characters."""
+    """Returns a pointer to a buffer that is not empty. It is quicker than numpy's own, which costs as much as encoding
+    fifty characters."""
     return ctypes.byref(ctypes.c_char.from_buffer(buffer))
 
 
 def joined_tokens(tokens: Sequence[bytes]) -> tuple[bytes, Ids]:
-    """The tokens' bytes one after the other, and where each of them begins, and at last where they end."""
+    """Returns the tokens' bytes joined, and the position where each begins, followed by the end of the last."""
     starts = np.zeros(len(tokens) + 1, np.uint32)
     np.cumsum(np.fromiter(map(len, tokens), np.uint32, len(tokens)), out=starts[1:])
     return b"".join(tokens), starts

@@ -1,4 +1,4 @@
-"""The C functions of this package: where their sources are, what they are called, and what they take."""
+"""The C functions of this package: their sources, names and arguments."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ SOURCES = CSources(
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The functions `tandem_...` of the sources; None where they cannot be had, which is logged."""
+    """Returns the functions `tandem_...` of the sources, or None where there is no library, which is logged."""
     return SOURCES.load(logging.getLogger("tandem.tokenizer"), "encoding will be slower")

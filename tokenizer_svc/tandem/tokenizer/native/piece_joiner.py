@@ -1,4 +1,4 @@
-"""Ids to bytes by `join_pieces.c`, or else by Python."""
+"""Joins the bytes of ids by `join_pieces.c`, or else by Python."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ assert DECODED == TEXT == bytes([1 << 3 | 2])  # which it writes
 
 
 class IdRuns(NamedTuple):
-    """Stretches of an array of ids, one behind the other, each a text. `spaces`: which of them lose a space that the
-    first of their ids begins with."""
+    """Stretches of an array of ids, one behind the other, each a text. `spaces` says which of them lose a space that
+    their first id begins with."""
 
     ids: Ids
     begins: Places  # [texts]
@@ -30,7 +30,7 @@ class IdRuns(NamedTuple):
 
 
 class PieceJoiner:
-    """Joins the pieces of ids, all of which are there. Safe to use from many threads at once."""
+    """Joins the pieces of ids, which are all valid. Safe to use from many threads at once."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self._pieces = pieces
@@ -39,7 +39,7 @@ class PieceJoiner:
         self._bytes = data + bytes(_WIDE)
 
     def join(self, ids: Ids) -> bytes:
-        """The bytes of all ids."""
+        """Returns the bytes of all ids."""
         if self._library is None or len(ids) <= _FEW:
             return joined_pieces(self._pieces, ids)
         ids = np.ascontiguousarray(ids, np.uint32)
@@ -50,7 +50,7 @@ class PieceJoiner:
         return out[:size].tobytes()
 
     def join_fields(self, runs: IdRuns) -> list[bytes | memoryview]:
-        """The texts as `decoded` of a response, in parts."""
+        """Returns the texts as `decoded` of a response, in parts."""
         ids, begins, ends, spaces = map(np.ascontiguousarray, runs)
         texts, done, at = len(begins), 0, 0
         parts: list[bytes | memoryview] = []
