@@ -1,11 +1,14 @@
-"""The demo model behind a door: a tokenizer service with a chat template, a worker and the door, each a process."""
+"""The demo model behind a door: a tokenizer service with a chat template, a worker and the door."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +16,11 @@ from typing import Any
 import grpc.aio
 import httpx
 import openai
+import psutil
 import pytest
-import pytest_asyncio
 
 from tandem.client import AsyncClient
-from tests.integration.worker_process import Worker, service_process
+from tests.integration.worker_process import Worker
 
 # Says whatever a template may be given.
 TEMPLATE = """{{ bos_token }}{% for message in messages %}{{ message.role | upper }}:
@@ -73,24 +76,29 @@ def tokenizer_folder(folder: Path, model: Path) -> Path:
     return target
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def stack(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> AsyncIterator[Stack]:
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterator[Stack]:
+    """All three by `tandem serve`, which leaves nothing behind."""
     folder = tmp_path_factory.mktemp("stack")
     model = repository / "models" / "demo"
-    async with AsyncExitStack() as services:
-        enter = services.enter_async_context
-        tokenizer, _ = await enter(
-            service_process("tandem.tokenizer", folder, f"--tokenizer={tokenizer_folder(folder, model)}")
-        )
-        flags = ("--threads=1", f"--model={model}", f"--tokenizer-address={tokenizer}", "--max-running-requests=64")
-        worker, _ = await enter(service_process("tandem.worker", folder, *flags))
-        door, _ = await enter(service_process("tandem.http", folder, *door_flags(tokenizer, worker)))
-        yield Stack(tokenizer, worker, door, model)
-
-
-def door_flags(tokenizer: str, worker: str) -> tuple[str, ...]:
-    """What a door needs to know."""
-    return f"--tokenizer-address={tokenizer}", f"--worker-address={worker}"
+    command = [sys.executable, "-m", "tandem.client", "serve", f"--model={model}", "--drain=1"]
+    command += [f"--{name}-port=0" for name in ("tokenizer", "worker", "http")]
+    command += [f"--tokenizer={tokenizer_folder(folder, model)}", "--worker-flag=--threads=1"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+    try:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "ready\n")
+        said = dict(line.strip().split("=") for line in itertools.takewhile(bool, lines))
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) >= 3, (folder / "log").read_text()
+        door = said["OPENAI_BASE_URL"].removeprefix("http://").removesuffix("/v1")
+        yield Stack(said["TANDEM_TOKENIZER_ADDRESS"], said["TANDEM_WORKER_ADDRESS"], door, model)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+    assert process.returncode == 130, (folder / "log").read_text()
+    assert not psutil.wait_procs(children, timeout=0)[1]
 
 
 @pytest.fixture

@@ -6,11 +6,8 @@ import asyncio
 import contextlib
 import json
 import logging
-import signal
 import socket
 import ssl
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +15,6 @@ from typing import Any
 
 import httpx
 import openai
-import psutil
 import pytest
 
 from tandem.common.run_service import serving
@@ -120,7 +116,8 @@ async def test_sixty_four_streams_at_once_are_all_right(stack: Stack, async_clie
 
 async def test_a_drain_finishes_streams_and_refuses_what_is_new(stack: Stack) -> None:
     async with running_door(stack) as server, caller(server) as client:
-        async with client.stream("POST", "/v1/chat/completions", json={**LONG, "stream": True}) as response:
+        asked = {**LONG, "max_tokens": 200, "stream": True}
+        async with client.stream("POST", "/v1/chat/completions", json=asked) as response:
             lines = response.aiter_lines()
             await anext(lines)
             drain = asyncio.create_task(server.drain(propagation=0, grace=60))
@@ -346,29 +343,6 @@ async def test_metrics_and_one_line_in_the_log_without_any_text(stack: Stack, ca
     assert "tandem_client_requests_total" in metrics and secret not in metrics
 
 
-def test_tandem_serve_opens_the_door_and_leaves_nothing(repository: Path) -> None:
-    ports = [f"--{name}-port=0" for name in ("tokenizer", "worker", "http")]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tandem.client", "serve", *ports, "--worker-flag=--threads=1", "--drain=1"],
-        cwd=repository,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        said = dict(line.strip().partition("=")[::2] for line in iter(process.stdout.readline, "ready\n") if line)
-        children = psutil.Process(process.pid).children(recursive=True)
-        client = openai.OpenAI(base_url=said["OPENAI_BASE_URL"], api_key="none")
-        [model] = client.models.list().data
-        assert client.completions.create(model=model.id, prompt="ROMEO:", max_tokens=2).choices[0].text
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(60)
-    _, alive = psutil.wait_procs(children, timeout=0)
-    assert process.returncode == 130 and len(children) >= 3 and not alive
-
-
 def test_the_page_tells_all_settings_and_metrics(repository: Path) -> None:
     page = (repository / "docs" / "http.md").read_text()
     for name in HttpSettings.model_fields.keys() - ServerSettings.model_fields.keys():
@@ -381,8 +355,8 @@ def test_the_page_tells_all_settings_and_metrics(repository: Path) -> None:
 
 
 async def test_streams_survive_the_loss_of_a_worker(stack: Stack, tmp_path: Path) -> None:
-    prompts = [f"{name}:" for name in ("ROMEO", "JULIET", "HAMLET", "LEAR", "MACBETH", "OTHELLO", "PUCK", "ARIEL")]
-    asked: dict[str, Any] = {"max_tokens": 150, "seed": 5}
+    prompts = [f"{name}:" for name in ("ROMEO", "JULIET", "HAMLET", "LEAR", "PUCK", "ARIEL")]
+    asked: dict[str, Any] = {"max_tokens": 100, "seed": 5}
     flags = (f"--model={stack.model}", f"--tokenizer-address={stack.tokenizer}")
     async with stack.client() as sdk:
         expected = [result.text for result in await sdk.generate_batch(prompts, ignore_eos=True, **asked)]
