@@ -1,4 +1,4 @@
-"""Guided decoding: a guide (JSON schema, regex, choices, Lark grammar) says which ids may come next.
+"""Guided decoding: a guide (JSON schema, regex, choices, Lark grammar) restricts which ids may come next.
 
 Each guide lives in a process of its own, which compiles it and makes its masks. llguidance never runs in the engine:
 

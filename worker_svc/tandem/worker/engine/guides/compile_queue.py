@@ -1,4 +1,4 @@
-"""The guides that callers wait to have compiled: callers take turns, and none of them has all compilers."""
+"""Queues the guides that callers wait to have compiled: callers take turns, and none of them has all compilers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Wanted:
 
 
 class CompileQueue:
-    """Belongs to a host."""
+    """The queue of a host."""
 
     def __init__(self) -> None:
         self._queues: OrderedDict[str, deque[Wanted]] = OrderedDict()  # of callers, the next one first
@@ -32,11 +32,11 @@ class CompileQueue:
         return bool(self._queues)
 
     def add(self, wanted: Wanted) -> None:
-        """A caller begins to wait."""
+        """Adds a guide that a caller begins to wait for."""
         self._queues.setdefault(wanted.caller, deque()).append(wanted)
 
     def forget(self, serial: int) -> None:
-        """Nobody waits for it any more."""
+        """Drops a guide that nobody waits for any more."""
         for caller, queue in list(self._queues.items()):
             for wanted in [wanted for wanted in queue if wanted.serial == serial]:
                 queue.remove(wanted)
@@ -44,7 +44,7 @@ class CompileQueue:
                 del self._queues[caller]
 
     def start(self, begun: Iterable[Wanted]) -> Iterator[Wanted]:
-        """Those that may begin now, beside those that have; each leads."""
+        """Yields the guides that may begin to compile now, beside those that do, and marks them as leading."""
         by_caller: dict[str, int] = {}
         for wanted in begun:
             by_caller[wanted.caller] = by_caller.get(wanted.caller, 0) + wanted.leads

@@ -22,11 +22,11 @@ MAX_MESSAGE = 500  # characters
 
 
 class GuideError(ValueError):
-    """The guide cannot be served; says what is wrong and where."""
+    """The guide cannot be served; the message says what is wrong and where."""
 
 
 def grammar_of(guide: Guide) -> str:
-    """llguidance's form of a guide; raises GuideError."""
+    """Returns llguidance's form of a guide; raises GuideError."""
     try:
         match guide.kind:
             case "json_schema":
@@ -45,7 +45,7 @@ def grammar_of(guide: Guide) -> str:
 
 
 def compile_guide(guide: Guide, tokenizer: llguidance.LLTokenizer) -> LLMatcher:
-    """A matcher at the beginning; raises GuideError."""
+    """Compiles a guide into a matcher at its beginning; raises GuideError."""
     if violation := depth_violation(guide):
         raise GuideError(violation)
     matcher = LLMatcher(tokenizer, grammar_of(guide), log_level=0, limits=_limits())
@@ -61,12 +61,13 @@ def _limits() -> llguidance.LLParserLimits:
 
 
 def one_line(message: str) -> str:
-    """A message of llguidance, for a status."""
+    """Shortens a message of llguidance to one line for a status."""
     return " ".join(message.split())[:MAX_MESSAGE]
 
 
 def _place(schema_text: str) -> str:
-    """The JSON pointer of the smallest sub-schema that cannot be compiled by itself; empty if it is the whole."""
+    """Returns the JSON pointer of the smallest sub-schema that cannot be compiled by itself; empty if it is the
+    whole."""
     root = json.loads(schema_text)
     shared = {key: root[key] for key in ("$defs", "definitions") if isinstance(root, dict) and key in root}
     checks = 0
@@ -95,7 +96,7 @@ def _place(schema_text: str) -> str:
 
 
 def _children(schema: object) -> list[tuple[str, object]]:
-    """The sub-schemas of a schema with their JSON pointers."""
+    """Yields the sub-schemas of a schema with their JSON pointers."""
     if not isinstance(schema, dict):
         return []
     found: list[tuple[str, object]] = []

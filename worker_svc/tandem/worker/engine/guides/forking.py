@@ -1,4 +1,4 @@
-"""The engine's end of the nursery: starts it, tells it for whom to fork, starts it again where it ends."""
+"""Runs the nursery from the engine: starts it, tells it for whom to fork, and restarts it where it ends."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME")
 
 
 class Forking:
-    """A nursery, or none while it is not to be had."""
+    """Runs a nursery, or none while none can be started."""
 
     def __init__(self, words: Words, memory_bytes: int, selector: selectors.BaseSelector) -> None:
-        """`selector` hears of its end, with no data."""
+        """`selector` reports the nursery's end, with no data."""
         self._memory_bytes, self._selector = memory_bytes, selector
         self._words = os.fdopen(os.memfd_create("tandem-vocabulary"), "wb")
         self._words.write(msgspec.msgpack.encode(words))
@@ -42,19 +42,20 @@ class Forking:
         self.start()
 
     def start(self) -> bool:
-        """Whether there is a nursery; makes one if need be, but after too many that bore nothing only after a rest."""
+        """Starts a nursery if there is none, but after too many that forked nothing only after a pause; returns whether
+        there is one."""
         if self._nursery is None and time.monotonic() >= self._rest_until:
             self._barren = 0
             self._start()
         return self._nursery is not None
 
     def fork(self, process: GuideProcess) -> None:
-        """Has a process forked, as soon as the nursery is ready to hear of it."""
+        """Requests a process, as soon as the nursery is ready to read the request."""
         self._unsent.append(process)
         self.flush()
 
     def flush(self) -> None:
-        """Tells the nursery of as many as it is ready to hear of."""
+        """Sends the nursery as many requests as it is ready to read."""
         # Its end is heard soon.
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while self._unsent and self._control is not None:
@@ -63,11 +64,11 @@ class Forking:
                 self._unsent.popleft().theirs.close()
 
     def bore(self) -> None:
-        """A process has come of the nursery."""
+        """Records that the nursery has forked a process."""
         self._barren = 0
 
     def ended(self) -> None:
-        """The nursery is gone, and what it forked with it: a new one, unless it was the last of too many."""
+        """Replaces a nursery that has ended, with all that it forked, unless too many ended in a row."""
         self._end()
         self._barren += 1
         logger.error("the process that starts guides' processes has ended (%d in a row)", self._barren)
@@ -78,7 +79,7 @@ class Forking:
             self._rest_until = time.monotonic() + REST_SECONDS
 
     def stop(self) -> None:
-        """Ends it for good."""
+        """Ends the nursery for good."""
         self._end()
         self._words.close()
 

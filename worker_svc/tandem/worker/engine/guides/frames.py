@@ -1,4 +1,4 @@
-"""What an engine and its guides' processes tell each other: length, processor seconds, memory, a msgpack struct."""
+"""The messages between an engine and its guides' processes: length, processor seconds, memory, a msgpack struct."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _READ_BYTES = 1 << 18
 
 
 class Words(msgspec.Struct, array_like=True):
-    """To the nursery, in a file: the bytes of all ids, and which are no text."""
+    """Gives the nursery, in a file, the bytes of all ids, and which are no text."""
 
     size: int  # of the model's vocabulary, which may have ids behind the last of `pieces`
     eos_ids: list[int]
@@ -24,22 +24,22 @@ class Words(msgspec.Struct, array_like=True):
 
 
 class Compile(msgspec.Struct, tag=True, array_like=True):
-    """To a new process: its guide. Answered by `Compiled`."""
+    """Gives a new process its guide. Answered by `Compiled`."""
 
     kind: str
     text: str
 
 
 class Check(msgspec.Struct, tag=True, array_like=True):
-    """Does the guide allow this output (int32)? Answered by `Checked`."""
+    """Asks whether the guide allows this output (int32). Answered by `Checked`."""
 
     serial: int
     output: bytes
 
 
 class Advance(msgspec.Struct, tag=True, array_like=True):
-    """More output (int32) of a request, of `position` tokens by now. Answered by its state. A session that is not known
-    begins."""
+    """Gives more output (int32) of a request, of `position` tokens by now. Answered by its state. A session that is not
+    known begins."""
 
     session: int
     position: int
@@ -48,14 +48,14 @@ class Advance(msgspec.Struct, tag=True, array_like=True):
 
 
 class Fill(msgspec.Struct, tag=True, array_like=True):
-    """What may come next? Answered by a mask."""
+    """Asks what may come next. Answered by a mask."""
 
     session: int
     position: int
 
 
 class Walk(msgspec.Struct, tag=True, array_like=True):
-    """What may come after each of these drafts? Answered by masks, as many as drafts are allowed."""
+    """Asks what may come after each of these drafts. Answered by masks, as many as drafts are allowed."""
 
     session: int
     number: int
@@ -63,7 +63,7 @@ class Walk(msgspec.Struct, tag=True, array_like=True):
 
 
 class Close(msgspec.Struct, tag=True, array_like=True):
-    """The request is over. Not answered."""
+    """Says that the request is over. Not answered."""
 
     session: int
 
@@ -72,27 +72,27 @@ Asked = Compile | Check | Advance | Fill | Walk | Close
 
 
 class Born(msgspec.Struct, tag=True, array_like=True):
-    """First of all: the process is there."""
+    """Says, first of all, that the process is there."""
 
     pid: int
 
 
 class Compiled(msgspec.Struct, tag=True, array_like=True):
-    """What is wrong with the guide; empty: nothing. With `unavailable` no guide can be served."""
+    """Says what is wrong with the guide; empty: nothing. With `unavailable` no guide can be served."""
 
     error: str
     unavailable: bool = False
 
 
 class Checked(msgspec.Struct, tag=True, array_like=True):
-    """How many of the tokens are allowed."""
+    """Says how many of the tokens are allowed."""
 
     serial: int
     allowed: int
 
 
 class Answer(msgspec.Struct, tag=True, array_like=True):
-    """What a matcher says; `error`, if any, ends its request."""
+    """Carries what a matcher says; `error`, if any, ends its request."""
 
     session: int
     position: int  # or number, of a walk
@@ -112,14 +112,14 @@ Received = TypeVar("Received")
 
 
 class ChannelClosedError(Exception):
-    """The other end has left."""
+    """The other end has closed the connection."""
 
 
 class Channel(Generic[Received]):
     """One end of a stream of messages. Sending never blocks; `receive` blocks where the socket does."""
 
     def __init__(self, connection: socket.socket, received: Any) -> None:
-        """`received`: the type of what comes."""
+        """`received` is the type of the messages that come."""
         self.socket = connection
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(received)
@@ -128,7 +128,7 @@ class Channel(Generic[Received]):
         self.memory = 0  # of the other end, KiB
 
     def send(self, message: object) -> None:
-        """Hands over a message; what does not fit now goes with a later `flush`."""
+        """Sends a message; what does not fit now goes with a later `flush`."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         frame = self._encoder.encode(message)
         self._outbox += _HEADER.pack(len(frame), usage.ru_utime + usage.ru_stime, usage.ru_maxrss)
@@ -137,11 +137,11 @@ class Channel(Generic[Received]):
 
     @property
     def flushed(self) -> bool:
-        """Whether nothing waits to be sent."""
+        """Tells whether nothing waits to be sent."""
         return not self._outbox
 
     def flush(self) -> bool:
-        """Sends what it can; whether nothing waits to be sent any more."""
+        """Sends what it can; returns whether nothing waits to be sent any more."""
         try:
             while self._outbox:
                 del self._outbox[: self.socket.send(self._outbox)]
@@ -152,7 +152,7 @@ class Channel(Generic[Received]):
         return True
 
     def receive(self) -> list[Received]:
-        """The messages that have come, after waiting for bytes once; raises ChannelClosedError."""
+        """Returns the messages that have come, after waiting for bytes once; raises ChannelClosedError."""
         try:
             found = self.socket.recv(_READ_BYTES)
         except BlockingIOError:
@@ -177,6 +177,6 @@ class Channel(Generic[Received]):
 
 
 def shared(broadcast: Callable[[bytes], bytes]) -> Callable[[list[Answer]], list[Answer]]:
-    """Rank 0's answers, on all ranks."""
+    """Carries rank 0's answers to all ranks."""
     encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(list[Answer])
     return lambda answers: decoder.decode(broadcast(encoder.encode(answers)))

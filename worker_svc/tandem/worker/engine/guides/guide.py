@@ -1,4 +1,4 @@
-"""A guide as it was asked for, and what can be said of it before it is compiled. Pure."""
+"""Describes a guide as it was asked for, and checks what can be checked before it is compiled. Pure."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _LARK = re.compile(
 
 
 class Guide(NamedTuple):
-    """What the output must match."""
+    """Says what the output must match."""
 
     kind: str  # "json_schema", "regex", "choices" (a JSON list) or "grammar" (Lark)
     text: str
 
 
 def depth_violation(guide: Guide) -> str:
-    """What is wrong with how deep its references or rules lead into each other; empty if nothing."""
+    """Explains how its references or rules are nested too deeply; empty if they are not."""
     if guide.kind == "json_schema" and (depth := reference_depth(guide.text)) > MAX_REFERENCE_DEPTH:
         return f"$ref leads to $ref {depth} times in a row; at most {MAX_REFERENCE_DEPTH} are allowed"
     if guide.kind == "grammar" and (depth := rule_depth(guide.text)) > MAX_RULE_DEPTH:
@@ -41,8 +41,8 @@ def depth_violation(guide: Guide) -> str:
 
 
 def reference_depth(schema_text: str) -> int:
-    """How many `$ref` a compiler follows into each other at most, when it compiles each definition once; 0 for what is
-    no JSON."""
+    """Returns how many `$ref` a compiler follows into each other at most, when it compiles each definition once; 0 for
+    what is no JSON."""
     try:
         root = json.loads(schema_text)
     except (ValueError, RecursionError):
@@ -63,7 +63,7 @@ def reference_depth(schema_text: str) -> int:
 
 
 def _nodes(schema: object) -> Iterator[dict[str, object]]:
-    """Every object in a schema, but for those of definitions, which count where they are used."""
+    """Yields every object in a schema, but for those of definitions, which count where they are used."""
     remaining = [schema]
     while remaining:
         node = remaining.pop()
@@ -88,7 +88,7 @@ def _resolved(root: object, reference: str) -> object:
 
 
 def rule_depth(grammar: str) -> int:
-    """How many rules and terminals of a Lark grammar lead to each other at most."""
+    """Returns how many rules and terminals of a Lark grammar lead to each other at most."""
     uses: dict[str, list[str]] = {}
     names: list[str] = []
     for found in _LARK.finditer(grammar):
@@ -101,7 +101,7 @@ def rule_depth(grammar: str) -> int:
 
 
 def _depth(uses: Mapping[str, list[str]], start: str) -> int:
-    """The longest way of a depth-first walk from `start` that enters every name once; an edge counts 1."""
+    """Returns the longest path of a depth-first walk from `start` that enters every name once; an edge counts 1."""
     deepest, entered = 0, {start}
     way = [iter(uses[start])]
     while way:

@@ -57,7 +57,7 @@ _NO_PROCESS = "the processes that guided decoding needs cannot be started"
 
 @dataclass(slots=True)
 class _Session:
-    """What the matcher of a request has been asked last, so that another process can be asked again."""
+    """Remembers what the matcher of a request was asked last, so that another process can be asked again."""
 
     guide: Guide
     output: Tokens = field(default_factory=lambda: np.empty(0, np.int32))  # a view of the request's
@@ -71,7 +71,7 @@ class _Session:
 
 
 class GuideHost:
-    """See above. Serials and sessions are the caller's numbers."""
+    """Runs the guides' processes. Serials and sessions are the caller's numbers."""
 
     def __init__(self, words: Words, limits: GuideLimits, statistics: EngineStatistics) -> None:
         self._limits = limits
@@ -88,8 +88,8 @@ class GuideHost:
     # ------------------------------------------------------------------------------------------------ what is asked
 
     def compile(self, serial: int, guide: Guide, output: bytes, caller: str) -> None:
-        """Begins to compile a guide, in the caller's turn, and to check that it allows `output` (int32). What somebody
-        else has had compiled, or has being compiled, takes no turn."""
+        """Begins to compile a guide, in the caller's turn, and to check that it allows `output` (int32). A guide that
+        was compiled for somebody else, or is being compiled, takes no turn."""
         wanted = Wanted(serial, guide, output, caller)
         if guide in self._processes:
             self._begin(wanted)
@@ -98,7 +98,7 @@ class GuideHost:
             self._start_compilations()
 
     def forget(self, serial: int) -> None:
-        """Nobody waits for a compilation any more."""
+        """Drops a compilation that nobody waits for any more."""
         self._results = [result for result in self._results if result.serial != serial]
         self._queue.forget(serial)
         begun = self._compiling.pop(serial, None)
@@ -114,7 +114,7 @@ class GuideHost:
         self._start_compilations()
 
     def advance(self, session: int, guide: Guide, output: Tokens, *, forced: bool = False) -> None:
-        """Tells a matcher the whole output so far; a "state" will be answered."""
+        """Sends a matcher the whole output so far; the answer is a "state"."""
         known = self._sessions.get(session)
         if known is None:
             known = self._sessions[session] = _Session(guide)
@@ -123,7 +123,7 @@ class GuideHost:
         self._send(session, known)
 
     def fill(self, session: int) -> None:
-        """Asks for the mask of what may come next; a "mask" will be answered."""
+        """Asks for the mask of what may come next; the answer is a "mask"."""
         known = self._sessions[session]
         known.mask, known.answered = True, False
         if known.process is None:
@@ -132,7 +132,7 @@ class GuideHost:
             self._send_fill(session, known)
 
     def walk(self, session: int, number: int, drafts: Sequence[int]) -> None:
-        """Asks for the masks behind drafts; a "walk" will be answered."""
+        """Asks for the masks behind drafts; the answer is a "walk"."""
         known = self._sessions[session]
         known.walk = (number, list(drafts))
         known.answered = False
@@ -142,7 +142,7 @@ class GuideHost:
             self._send_walk(session, known)
 
     def close(self, session: int) -> None:
-        """The request is over."""
+        """Closes the session of a request that is over."""
         known = self._sessions.pop(session, None)
         if known is None or known.process is None:
             return
@@ -164,33 +164,33 @@ class GuideHost:
 
     @property
     def busy(self) -> bool:
-        """Whether answers are on their way."""
+        """Tells whether answers are on their way."""
         return bool(self._compiling or self._queue or self._results or self._answers) or any(
             process.owed or not process.born for process in self._processes.values()
         )
 
     @property
     def processes(self) -> int:
-        """Guides that have one, or will have one soon."""
+        """Counts the guides that have a process, or will have one soon."""
         return len(self._processes)
 
     @property
     def memory(self) -> int:
-        """Bytes that all guides' processes take beside what they share."""
+        """Returns the bytes that all guides' processes take beside what they share."""
         return sum(process.memory for process in self._processes.values())
 
     def results(self) -> list[CompileResult]:
-        """Compilations that are done."""
+        """Returns the compilations that are done."""
         results, self._results = self._results, []
         return results
 
     def answers(self) -> list[Answer]:
-        """What matchers have said."""
+        """Returns the answers of matchers."""
         answers, self._answers = self._answers, []
         return answers
 
     def poll(self, seconds: float) -> None:
-        """Hears what has come, after waiting for something so long at most."""
+        """Reads what has come, after waiting for something so long at most."""
         for key, _ in self._selector.select(max(0.0, seconds)):
             if key.data is None:
                 self._nursery_ended()
@@ -223,7 +223,7 @@ class GuideHost:
                 self._died(process, "ended with what started it")
 
     def _process(self, guide: Guide) -> GuideProcess | None:
-        """The guide's process, a new one if need be; None if none can be made."""
+        """Returns the guide's process, a new one if need be; None if none can be started."""
         process = self._processes.get(guide)
         if process is None:
             if not self._forking.start():
@@ -265,7 +265,7 @@ class GuideHost:
 
     @property
     def _full(self) -> bool:
-        """Whether those in use leave no room for another guide."""
+        """Tells whether those in use leave no room for another guide."""
         used = sum(process.memory for process in self._processes.values() if self._needed(process))
         return used > ADMITTED_SHARE * self._limits.total_memory_bytes
 
@@ -419,7 +419,7 @@ class GuideHost:
     # ------------------------------------------------------------------------------------------------ ends
 
     def _refuse(self, process: GuideProcess, outcome: CompileOutcome, why: str, *, ours: bool = False) -> None:
-        """Ends a process and all who use it."""
+        """Ends a process and fails all that use it."""
         waiting, sessions = self._users(process)
         self._drop(process)
         for wanted in waiting:
@@ -428,7 +428,7 @@ class GuideHost:
             self._fail(session, known, why, ours=ours)
 
     def _over_budget(self, process: GuideProcess) -> None:
-        """Whoever it works for has had his share; the others get another process."""
+        """Ends a process whose request has used up its budget; the others get another process."""
         owed = process.owed[0]
         if owed.what in ("compiled", "checked"):
             why = f"it takes more than {self._limits.compile_seconds:g} s to compile, which is the limit here"
@@ -438,7 +438,7 @@ class GuideHost:
         self._end(process, owed, why, "takes too long", CompileOutcome.OVER_BUDGET, spared=0)
 
     def _died(self, process: GuideProcess, how: str) -> None:
-        """It has ended, or is to end, without our having ended it for its time."""
+        """Ends a process that has died, or is to, for another reason than its budget."""
         owed = process.owed[0] if process.owed else None
         why = (
             f"its process has ended twice, most likely because it nests too deeply or needs more than "
@@ -449,8 +449,8 @@ class GuideHost:
     def _end(
         self, process: GuideProcess, owed: Owed | None, why: str, how: str, outcome: CompileOutcome, spared: int
     ) -> None:
-        """Ends a process. What it worked on fails, unless it was spared less than `spared` times; everything else that
-        it was asked is asked again."""
+        """Ends a process. What it worked on fails after more than `spared` deaths; everything else that it was asked is
+        asked again."""
         self._drop(process)
         waiting, sessions = self._users(process)
         if waiting or sessions:

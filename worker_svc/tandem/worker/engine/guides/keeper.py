@@ -1,4 +1,4 @@
-"""The process of one guide: compiles it, and has a matcher for each request that uses it.
+"""Runs the process of one guide: compiles it, and has a matcher for each request that uses it.
 
 It does one thing at a time, in the order asked, so that the engine knows by what is not answered which request it is
 that takes too long or brings the process down.
@@ -63,7 +63,7 @@ def _bound(memory_bytes: int) -> None:
 
 
 class _Keeper:
-    """The guide, once it is compiled, and where each request stands in it."""
+    """Holds the guide, once it is compiled, and where each request stands in it."""
 
     def __init__(self, channel: Channel[Asked], tokenizer: llguidance.LLTokenizer | str) -> None:
         self._channel, self._tokenizer = channel, tokenizer
@@ -71,7 +71,7 @@ class _Keeper:
         self._matchers: dict[int, llguidance.LLMatcher] = {}
 
     def obey(self, message: Asked) -> None:
-        """Answers a message."""
+        """Carries out a message and answers it."""
         match message:
             case Compile(kind, text):
                 self._channel.send(self._compile(Guide(kind, text)))

@@ -1,4 +1,4 @@
-"""Has a process end when the one that started it does, however that ends and whatever this one does."""
+"""Ends a process when the one that started it ends, however that happens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int) -> None:
-    """The kernel kills this process when the thread that started it ends; `parent` is that thread's process."""
+    """Has the kernel kill this process when the thread that started it ends; `parent` is that thread's process."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the kernel knew
         os.kill(os.getpid(), signal.SIGKILL)

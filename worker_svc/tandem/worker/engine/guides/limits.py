@@ -1,4 +1,4 @@
-"""What a guide may be and cost. docs/guided.md tells it to callers."""
+"""Limits what a guide may be and cost; docs/guided.md lists them for callers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DEFAULT_TOTAL_MEMORY_MB = 2048
 
 @dataclass(frozen=True, slots=True)
 class GuideLimits:
-    """What an operator may choose."""
+    """The limits that an operator may choose."""
 
     compile_seconds: float = DEFAULT_COMPILE_SECONDS  # of processor time
     mask_seconds: float = DEFAULT_MASK_SECONDS  # of processor time, each mask

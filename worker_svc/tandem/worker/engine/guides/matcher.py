@@ -1,4 +1,4 @@
-"""Where one request stands in its grammar, as far as its guide's process has said. All ranks keep it alike."""
+"""Tracks where one request stands in its grammar, as far as its guide's process has said. All ranks keep it alike."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Matcher:
     left_out: int = 0  # steps
 
     def move(self) -> None:
-        """The output has grown: what is known is of the past."""
+        """Drops what is known, since the output has grown."""
         self.decided = self.known = self.ended = self.walked = False
         self.mask = None
         self.drafts, self.forced, self.draft_masks, self.draft_ends = [], [], [], []
@@ -49,25 +49,25 @@ class Matcher:
 
     @property
     def over(self) -> bool:
-        """It cannot go on."""
+        """Tells whether it cannot go on."""
         return bool(self.error) or (self.known and self.ended and self.asked > 0)
 
     @property
     def ready(self) -> bool:
-        """Whether all that a step needs of it is there."""
+        """Tells whether all that a step needs of it is there."""
         return self.over or (self.mask is not None and (self.walked or not self.drafts))
 
     def ends_after(self, draft: int) -> bool:
-        """Whether the grammar has ended after drafts[draft]."""
+        """Tells whether the grammar has ended after drafts[draft]."""
         return draft < len(self.draft_ends) and self.draft_ends[draft]
 
     def leave_out(self) -> None:
-        """A step goes without it."""
+        """Records that a step goes without the request."""
         self.late = True
         self.drafts, self.draft_masks, self.draft_ends, self.walked = [], [], [], False
 
     def wait(self) -> bool:
-        """Whether it is still to be left out of a step."""
+        """Tells whether it is still to be left out of a step."""
         if not self.late:
             return False
         if not self.ready:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class _Vocabulary:
-    """What llguidance asks of a tokenizer."""
+    """Offers llguidance what it asks of a tokenizer."""
 
     bos_token_id = None
 
@@ -43,15 +43,15 @@ class _Vocabulary:
         self.tokenizer: llguidance.LLTokenizer | None = None
 
     def __call__(self, text: str) -> list[int]:
-        """Ids of a text that is forced. Longest pieces first: every spelling is allowed, and this one takes the fewest
-        steps."""
+        """Returns the ids of a text that is forced. Longest pieces first: every spelling is allowed, and this one takes
+        the fewest steps."""
         if not isinstance(text, str):
             raise TypeError("text only")
         return self.tokenizer.greedy_tokenize(text) if self.tokenizer is not None else []
 
 
 def build_tokenizer(words: Words) -> llguidance.LLTokenizer:
-    """llguidance's form of a vocabulary."""
+    """Returns llguidance's form of a vocabulary."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
     vocabulary = _Vocabulary(words)

@@ -1,4 +1,4 @@
-"""How compilations end."""
+"""Lists how compilations end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class CompileOutcome(enum.IntEnum):
-    """Travels as a number; the names are a metric's label."""
+    """How a compilation ended. Travels as a number; the names are a metric's label."""
 
     COMPILED = 0
     REFUSED = 1  # the guide is wrong
@@ -19,7 +19,7 @@ class CompileOutcome(enum.IntEnum):
 
 
 class CompileResult(NamedTuple):
-    """One compilation is done."""
+    """Carries the result of one compilation."""
 
     serial: int
     outcome: CompileOutcome

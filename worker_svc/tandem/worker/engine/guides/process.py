@@ -1,4 +1,4 @@
-"""The engine's end of one guide's process: what it was asked, and since when it owes an answer."""
+"""Tracks one guide's process from the engine: what it was asked, and since when it owes an answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Owed(NamedTuple):
 
 
 class GuideProcess:
-    """From the moment its socket is made; it is asked nothing before it is born."""
+    """A guide's process, from the moment its socket is made; it is asked nothing before it is forked."""
 
     def __init__(self, guide: Guide, starved_seconds: float) -> None:
         self.guide = guide
@@ -50,16 +50,16 @@ class GuideProcess:
 
     @property
     def born(self) -> bool:
-        """Whether it has been forked."""
+        """Tells whether it has been forked."""
         return self._pid > 0
 
     @property
     def idle(self) -> bool:
-        """Whether it owes nothing and has all that it was sent."""
+        """Tells whether it owes nothing and has all that it was sent."""
         return self._pid > 0 and not self.owed and self.channel.flushed
 
     def bear(self, born: Born) -> None:
-        """It has been forked."""
+        """Records that it has been forked."""
         self._pid = born.pid
         self._shared_memory = self.channel.memory
         with contextlib.suppress(OSError):  # it has ended already
@@ -73,17 +73,17 @@ class GuideProcess:
         self.channel.send(message)
 
     def answered(self) -> Owed:
-        """The first of what is owed has come."""
+        """Removes and returns the first of what is owed, which has come."""
         self._begin()
         return self.owed.popleft()
 
     @property
     def memory(self) -> int:
-        """Bytes beside what all guides share, at its largest."""
+        """Returns the most bytes that it took beside what all guides share."""
         return max(0, max(self.channel.memory, self._seen_memory) - self._shared_memory) << 10
 
     def look(self) -> None:
-        """Brings `memory` up to date, where it has worked on one thing for a while."""
+        """Updates `memory` where it has worked on one thing for a while."""
         now = time.monotonic()
         if not self.owed or now - max(self._since, self._looked) < _LOOK_SECONDS:
             return
@@ -94,23 +94,23 @@ class GuideProcess:
 
     @property
     def waited(self) -> float:
-        """Seconds since it was made, or began with what it works on."""
+        """Returns the seconds since it was made, or began with what it works on."""
         return time.monotonic() - self._since
 
     @property
     def over_budget(self) -> bool:
-        """Whether what it works on has taken its processor time."""
+        """Tells whether what it works on has used up its processor time."""
         if not self.owed or self.waited < self.owed[0].budget:
             return False
         return self._processor_seconds() - self._seconds >= 0.9 * self.owed[0].budget
 
     @property
     def starved(self) -> bool:
-        """Whether it was given time enough and did not use it: it is stopped, or the machine does too much."""
+        """Tells whether it was given time enough and did not use it: it is stopped, or the machine is overloaded."""
         return bool(self.owed) and self.waited >= max(self._starved_seconds, STARVED * self.owed[0].budget)
 
     def kill(self) -> None:
-        """Ends it, whatever it does."""
+        """Kills it."""
         self.theirs.close()
         self.channel.socket.close()
         if self._pidfd is not None:

@@ -1,4 +1,4 @@
-"""Logits to the next token: see `pipeline.py` for the stages and their order."""
+"""Turns logits into the next token: see `pipeline.py` for the stages and their order."""
 
 from tandem.worker.engine.sampler.launch import Launched, launch, prepare
 from tandem.worker.engine.sampler.pipeline import sample

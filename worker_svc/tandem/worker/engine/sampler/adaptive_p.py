@@ -17,33 +17,34 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tandem.worker.engine.sampler.table import Rules
+from tandem.worker.engine.sampler.table import Parameters
 
 _WIDTH = 0.3
 _SHARPNESS = 10.0
 
 
-def used(rules: Rules) -> npt.NDArray[np.bool_]:
-    """Rows that have it."""
-    used: npt.NDArray[np.bool_] = rules["adaptive_p_target"] >= 0
+def used(parameters: Parameters) -> npt.NDArray[np.bool_]:
+    """Tells which rows use adaptive-p."""
+    used: npt.NDArray[np.bool_] = parameters["adaptive_p_target"] >= 0
     return used
 
 
-def aim(rules: Rules) -> npt.NDArray[np.float64]:
-    """The probability that the next draw aims at, `[rows]`."""
-    aim: npt.NDArray[np.float64] = np.clip(2 * rules["adaptive_p_target"] - rules["state"], 0.0, 1.0)
+def aim(parameters: Parameters) -> npt.NDArray[np.float64]:
+    """Returns the probability that the next draw aims at, `[rows]`."""
+    aim: npt.NDArray[np.float64] = np.clip(2 * parameters["adaptive_p_target"] - parameters["state"], 0.0, 1.0)
     return aim
 
 
 def log_weights(logprobs: torch.Tensor, aim: torch.Tensor) -> torch.Tensor:
-    """Of tokens with these logprobs `[rows, n]` for an aim a row, `[rows]`; -inf where there is no token."""
+    """Returns the log weights of tokens with these logprobs `[rows, n]` for an aim a row, `[rows]`; -inf where there is
+    no token."""
     distance = (logprobs.exp() - aim.unsqueeze(1)).abs_().div_(_WIDTH)
     weights = distance.square().mul_(-_SHARPNESS).div_(1 + distance)
     return weights.masked_fill_(logprobs == float("-inf"), float("-inf"))
 
 
-def moved(rules: Rules, logprobs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The means after draws of tokens that had these logprobs, `[rows]`."""
-    decay = rules["adaptive_p_decay"]
-    mean: npt.NDArray[np.float64] = decay * rules["state"] + (1 - decay) * np.exp(logprobs)
+def moved(parameters: Parameters, logprobs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Returns the means after draws of tokens that had these logprobs, `[rows]`."""
+    decay = parameters["adaptive_p_decay"]
+    mean: npt.NDArray[np.float64] = decay * parameters["state"] + (1 - decay) * np.exp(logprobs)
     return mean

@@ -1,4 +1,4 @@
-"""Where DRY's sequence breakers stand in the tokens of a request. Numpy alone."""
+"""Finds where DRY's sequence breakers stand in the tokens of a request. Numpy alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Breakers:
-    """Sequence breakers, so that their number costs nothing when they are looked for."""
+    """Holds sequence breakers so that a search costs the same however many there are."""
 
     single: Ids  # those of one token, which are never penalized
     heads: Ids  # the first token of each
@@ -22,7 +22,7 @@ class Breakers:
 
     @classmethod
     def of(cls, sequences: Iterable[tuple[int, ...]]) -> Breakers:
-        """Made once a request."""
+        """Prepares the breakers, once a request."""
         tails: dict[int, dict[int, set[tuple[int, ...]]]] = {}
         for head, *tail in sorted(set(sequences), key=len, reverse=True):
             tails.setdefault(head, {}).setdefault(len(tail), set()).add(tuple(tail))
@@ -31,8 +31,8 @@ class Breakers:
         return cls(np.array(single, np.int64), np.array(list(tails), np.int64), tails, longest)
 
     def reach(self, tokens: npt.NDArray[np.int32], most: int) -> int:
-        """How many tokens stand behind the last breaker in `tokens`; all of them where it has none. Numbers above
-        `most` are not told apart. Of several that begin at the same token, the longest counts."""
+        """Returns how many tokens stand behind the last breaker in `tokens`; all of them where it has none. Numbers
+        above `most` are not told apart. Of several that begin at the same token, the longest counts."""
         begin = max(0, len(tokens) - most - self.longest)
         for place in reversed((begin + np.flatnonzero(np.isin(tokens[begin:], self.heads))).tolist()):
             for length, followers in self.tails[int(tokens[place])].items():

@@ -1,4 +1,5 @@
-"""What may be chosen at all: grammar masks, stops before min_tokens, allowed and banned ids and sequences, and biases.
+"""Restricts what may be chosen: grammar masks, stops before min_tokens, allowed and banned ids and sequences, and
+biases.
 
 What is forbidden gets a logit of -inf, in place. Each function takes all rows that need it at once.
 """
@@ -10,26 +11,30 @@ import numpy.typing as npt
 import torch
 
 from tandem.worker.engine.sampler.rows import Rows
-from tandem.worker.engine.sampler.table import Ids, Rules, SamplingTable
+from tandem.worker.engine.sampler.table import Ids, Parameters, SamplingTable
 
 _FORBIDDEN = float("-inf")
 
 
-def constrain(logits: torch.Tensor, rows: Rows, rules: Rules, table: SamplingTable) -> None:
-    """Applies in place, to `logits` `[rows, vocabulary]`, whatever `rules` has for a row."""
+def constrain(logits: torch.Tensor, rows: Rows, parameters: Parameters, table: SamplingTable) -> None:
+    """Applies the constraints of each row in `parameters` to `logits` `[rows, vocabulary]`, in place."""
     if rows.mask is not None:
         _apply_mask(logits, rows.mask)
-    if (confined := np.flatnonzero(rules["confined"])).size:
-        places, ids = _spread(confined, [table.lists(slot).allowed_ids for slot in rules["slot"][confined].tolist()])
+    if (confined := np.flatnonzero(parameters["confined"])).size:
+        places, ids = _spread(
+            confined, [table.lists(slot).allowed_ids for slot in parameters["slot"][confined].tolist()]
+        )
         _confine(logits, confined, places, ids)
-    if (early := np.flatnonzero(rows.positions < rules["min_position"])).size:
-        _forbid(logits, *_spread(early, [table.lists(slot).stop_ids for slot in rules["slot"][early].tolist()]))
-    if (banned := np.flatnonzero(rules["banned"])).size:
-        _forbid(logits, *_spread(banned, [table.lists(slot).banned_ids for slot in rules["slot"][banned].tolist()]))
-    if (sequences := np.flatnonzero(rules["bans_sequences"])).size:
+    if (early := np.flatnonzero(rows.positions < parameters["min_position"])).size:
+        _forbid(logits, *_spread(early, [table.lists(slot).stop_ids for slot in parameters["slot"][early].tolist()]))
+    if (banned := np.flatnonzero(parameters["banned"])).size:
+        _forbid(
+            logits, *_spread(banned, [table.lists(slot).banned_ids for slot in parameters["slot"][banned].tolist()])
+        )
+    if (sequences := np.flatnonzero(parameters["bans_sequences"])).size:
         _forbid(logits, *_spread(sequences, [_banned_next(rows, row) for row in sequences.tolist()]))
-    if (biased := np.flatnonzero(rules["biased"])).size:
-        lists = [table.lists(slot) for slot in rules["slot"][biased].tolist()]
+    if (biased := np.flatnonzero(parameters["biased"])).size:
+        lists = [table.lists(slot) for slot in parameters["slot"][biased].tolist()]
         places, ids = _spread(biased, [each.bias_ids for each in lists])
         device = logits.device
         index = (torch.from_numpy(places).to(device), torch.from_numpy(ids).to(device))
@@ -37,7 +42,7 @@ def constrain(logits: torch.Tensor, rows: Rows, rules: Rules, table: SamplingTab
 
 
 def _spread(rows: Ids, lists: list[Ids]) -> tuple[Ids, Ids]:
-    """The lists one after the other, and beside each element its row."""
+    """Joins the lists, and returns the row of each element beside it."""
     return np.repeat(rows, [len(each) for each in lists]), np.concatenate(lists)
 
 
@@ -65,7 +70,7 @@ def _forbid(logits: torch.Tensor, places: Ids, ids: Ids) -> None:
 
 
 def _banned_next(rows: Rows, row: int) -> Ids:
-    """The last ids of the banned sequences whose beginnings stand at the end of the row's tokens."""
+    """Returns the last ids of the banned sequences whose beginnings stand at the end of the row's tokens."""
     request, position = rows.requests[row], int(rows.positions[row])
     longest = max(len(sequence) for sequence in request.sampling.banned_sequences) - 1
     tail = tuple(request.tokens[max(0, position - longest) : position].tolist())

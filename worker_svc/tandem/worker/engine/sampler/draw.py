@@ -1,4 +1,4 @@
-"""From what is kept to one token: inverts the cumulative distribution with one uniform number a row.
+"""Draws one token from what is kept: inverts the cumulative distribution with one uniform number a row.
 
 A `Distribution` says what the token was drawn from: logits from `low` to `high` have the probability
 p = exp((logit - high) / temperature) / mass, all others none. Where it aims (adaptive_p), the token was drawn by
@@ -20,7 +20,7 @@ _BLOCK = 1 << 20  # logits that are worked on at once: they stay in the processo
 
 @dataclass(slots=True)
 class Distribution:
-    """`[rows]` float64 each."""
+    """The distribution that each row is drawn from, `[rows]` float64 each."""
 
     low: torch.Tensor
     high: torch.Tensor
@@ -33,12 +33,12 @@ class Distribution:
     def plain(
         cls, low: torch.Tensor, high: torch.Tensor, temperature: torch.Tensor, mass: torch.Tensor
     ) -> Distribution:
-        """One that aims at nothing."""
+        """Makes a distribution that aims at nothing."""
         return cls(low, high, temperature, mass, torch.full_like(mass, float("nan")), torch.ones_like(mass))
 
     @classmethod
     def of_largest(cls, largest: torch.Tensor) -> Distribution:
-        """Everything on the largest logit."""
+        """Makes a distribution with all of its mass on the largest logit."""
         one = torch.ones_like(largest, dtype=torch.float64)
         return cls.plain(largest.to(torch.float64, copy=True), largest.to(torch.float64, copy=True), one, one.clone())
 
@@ -48,7 +48,7 @@ class Distribution:
             mine[rows] = its
 
     def select(self, rows: torch.Tensor) -> Distribution:
-        """Some of the rows."""
+        """Returns some of the rows."""
         return Distribution(*(each[rows] for each in self._columns))
 
     @property
@@ -56,7 +56,7 @@ class Distribution:
         return self.low, self.high, self.temperature, self.mass, self.aim, self.aimed_mass
 
     def logprobs(self, logits: torch.Tensor) -> torch.Tensor:
-        """Of every token: `[rows, vocabulary] -> [rows, vocabulary]` float32."""
+        """Returns the logprobs of every token: `[rows, vocabulary] -> [rows, vocabulary]` float32."""
         values = self._before_aiming(logits)
         aims = ~self.aim.isnan()
         if bool(aims.any()):
@@ -65,7 +65,7 @@ class Distribution:
         return values
 
     def before_aiming(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """The logprob of one token a row before adaptive_p, `[rows]` float64."""
+        """Returns the logprob of one token a row before adaptive_p, `[rows]` float64."""
         chosen = logits.gather(1, ids.unsqueeze(1)).squeeze(1).double()
         return (chosen - self.high) / self.temperature - self.mass.log()
 
@@ -76,7 +76,7 @@ class Distribution:
 
 
 def draw_kept(o: Ordered, temperature: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, Distribution]:
-    """Draws a place among the ordered values, `[rows]`; nothing may be open."""
+    """Draws an index into the ordered values, `[rows]`, of which none may be `open`."""
     high = o.top
     shifted = (o.values - high.unsqueeze(1)) / temperature.unsqueeze(1)
     weights = torch.where(o.kept, torch.exp(shifted.clamp_max(0.0)), 0.0)
@@ -87,7 +87,7 @@ def draw_kept(o: Ordered, temperature: torch.Tensor, uniforms: torch.Tensor) -> 
 
 
 def has_kernel(logits: torch.Tensor) -> bool:
-    """Whether our kernel chooses among them."""
+    """Tells whether our kernel chooses among them."""
     return logits.is_cuda
 
 

@@ -19,16 +19,16 @@ import torch
 
 from tandem.worker.engine.sampler.breakers import Breakers
 from tandem.worker.engine.sampler.rows import Rows
-from tandem.worker.engine.sampler.table import Rules, SamplingTable
+from tandem.worker.engine.sampler.table import Parameters, SamplingTable
 from tandem.worker.engine.sampling import Sampling
 
 _LOG_LARGEST_FLOAT = 88.7228391  # a longer repetition would overflow the power: its exponent is cut there
 _SMALLEST_BASE_THAT_GROWS = 1.000001
 
 
-def penalize_continuations(logits: torch.Tensor, rows: Rows, rules: Rules, table: SamplingTable) -> None:
+def penalize_continuations(logits: torch.Tensor, rows: Rows, parameters: Parameters, table: SamplingTable) -> None:
     """Applies DRY in place to the rows that use it."""
-    active = np.flatnonzero(rules["dry_multiplier"] > 0)
+    active = np.flatnonzero(parameters["dry_multiplier"] > 0)
     if not active.size:
         return
     found = [
@@ -38,7 +38,7 @@ def penalize_continuations(logits: torch.Tensor, rows: Rows, rules: Rules, table
             table.lists(slot).breakers,
         )
         for row, position, slot in zip(
-            active.tolist(), rows.positions[active].tolist(), rules["slot"][active].tolist(), strict=True
+            active.tolist(), rows.positions[active].tolist(), parameters["slot"][active].tolist(), strict=True
         )
     ]
     places = np.repeat(active, [len(ids) for ids, _ in found])
@@ -52,7 +52,7 @@ def penalize_continuations(logits: torch.Tensor, rows: Rows, rules: Rules, table
 def continuations(
     tokens: npt.NDArray[np.int32], sampling: Sampling, breakers: Breakers
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """The ids that would continue a repetition at the end of `tokens`, each once, and their penalties."""
+    """Returns the ids that would continue a repetition at the end of `tokens`, each once, and their penalties."""
     nothing = np.empty(0, np.int64), np.empty(0, np.float32)
     allowed, most = sampling.dry_allowed_length, len(tokens)
     if most <= allowed:

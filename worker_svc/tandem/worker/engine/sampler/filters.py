@@ -26,14 +26,14 @@ import torch
 from tandem.worker.engine.randomness import Stage, uniform
 from tandem.worker.engine.sampler.ordered import Ordered
 from tandem.worker.engine.sampler.sums import row_sums
-from tandem.worker.engine.sampler.table import Rules
+from tandem.worker.engine.sampler.table import Parameters
 from tandem.worker.engine.sampling import Sampling
 
 _LEAST_CURVATURE = 1e-6  # below, llama.cpp takes every second derivative for equal
 
 
 def top_n_sigma(o: Ordered, use: torch.Tensor, n: torch.Tensor) -> None:
-    """What is at most n standard deviations of all logits below the largest."""
+    """Keeps what is at most n standard deviations of all logits below the largest."""
     logits = o.logits.double()
     there = logits > float("-inf")
     count = there.sum(dim=-1)
@@ -43,14 +43,14 @@ def top_n_sigma(o: Ordered, use: torch.Tensor, n: torch.Tensor) -> None:
 
 
 def top_k(o: Ordered, use: torch.Tensor, k: torch.Tensor) -> None:
-    """The k largest."""
+    """Keeps the k largest."""
     use = use & (k < o.count())
     o.exact &= ~(use & (k > o.values.shape[1]))
     o.keep_to(k.clamp_max(o.values.shape[1]), use)
 
 
 def tail_free(o: Ordered, use: torch.Tensor, z: torch.Tensor) -> None:
-    """Up to where the curvature has spent z of its sum."""
+    """Keeps the tokens up to where the curvature has spent z of its sum."""
     use = use & (o.count() > 2)
     if o.values.shape[1] < 3:
         return
@@ -78,7 +78,7 @@ def _first_above(increasing: torch.Tensor, bound: torch.Tensor, none: torch.Tens
 
 
 def typical(o: Ordered, use: torch.Tensor, p: torch.Tensor) -> None:
-    """What is as surprising as the entropy says, with a mass of p."""
+    """Keeps what is as surprising as the entropy says, with a mass of p."""
     total = o.total()
     entropy = o.entropy()
     surprise = total.log().unsqueeze(1) - (o.values - o.values[:, :1])
@@ -98,7 +98,7 @@ def typical(o: Ordered, use: torch.Tensor, p: torch.Tensor) -> None:
 
 
 def top_p(o: Ordered, use: torch.Tensor, p: torch.Tensor) -> None:
-    """The most probable, with a mass of p."""
+    """Keeps the most probable, with a mass of p."""
     target = p * o.total() + o.mass_before(o.first)
     reached = o.kept & (o.mass >= target.unsqueeze(1))
     enough = reached.any(dim=-1)
@@ -107,12 +107,12 @@ def top_p(o: Ordered, use: torch.Tensor, p: torch.Tensor) -> None:
 
 
 def min_p(o: Ordered, use: torch.Tensor, p: torch.Tensor) -> None:
-    """What has p times the probability of the most probable."""
+    """Keeps what has p times the probability of the most probable."""
     _at_least(o, use, o.top + p.log())
 
 
 def top_a(o: Ordered, use: torch.Tensor, a: torch.Tensor) -> None:
-    """What has a times its square."""
+    """Keeps what has a times the square of the probability of the most probable."""
     top = o.top
     _at_least(o, use, top + a.log() + (top - o.values[:, 0]) - o.total().log())
 
@@ -122,7 +122,7 @@ def _at_least(o: Ordered, use: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def exclude_top(o: Ordered, use: torch.Tensor, threshold: torch.Tensor) -> None:
-    """Without those that reach the threshold, but the last of them."""
+    """Removes those that reach the threshold, but for the least probable of them."""
     likely = o.kept & (o.weights >= (threshold * o.total()).unsqueeze(1))
     count = likely.sum(dim=-1)
     o.exact &= ~(use & o.open & (count >= o.values.shape[1] - o.first))
@@ -131,23 +131,23 @@ def exclude_top(o: Ordered, use: torch.Tensor, threshold: torch.Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """One stage of the chain: the parameter that switches it on, and that which it reads."""
+    """One stage of the chain: the parameter that switches it on, and the one that it reads."""
 
     parameter: str
     keep: Callable[[Ordered, torch.Tensor, torch.Tensor], None]
     reads: str = ""  # if not `parameter`
     coin: Stage | None = None  # `parameter` is a probability, and a number of this stage decides
 
-    def used(self, rules: Rules) -> npt.NDArray[np.bool_]:
-        """Rows that have it."""
-        used: npt.NDArray[np.bool_] = rules[self.parameter] != getattr(_OFF, self.parameter)
+    def used(self, parameters: Parameters) -> npt.NDArray[np.bool_]:
+        """Tells which rows use it."""
+        used: npt.NDArray[np.bool_] = parameters[self.parameter] != getattr(_OFF, self.parameter)
         return used
 
-    def runs(self, rules: Rules, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Rows in which it runs at these positions."""
-        runs = self.used(rules)
+    def runs(self, parameters: Parameters, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Tells in which rows it runs at these positions."""
+        runs = self.used(parameters)
         if self.coin is not None and runs.any():
-            runs &= uniform(rules["seed"], positions.astype(np.uint64), self.coin) < rules[self.parameter]
+            runs &= uniform(parameters["seed"], positions.astype(np.uint64), self.coin) < parameters[self.parameter]
         return runs
 
 

@@ -1,4 +1,4 @@
-"""Sampling that nobody waits for: on a card, the ids of a step stay there for the next one, and come to the host later.
+"""Samples without waiting: on a GPU, the ids of a step stay there for the next one, and come to the host later.
 
 Rows of which nothing is asked but the largest logit, or a temperature, are drawn by one kernel, which `sample` uses for
 them too: a row has the same token whatever the others ask for. A step with any other row is sampled at once.
@@ -16,13 +16,13 @@ from tandem.worker.engine.randomness import uniform
 from tandem.worker.engine.sampler import adaptive_p
 from tandem.worker.engine.sampler.pipeline import changes_logits, narrows, sample, takes_the_largest
 from tandem.worker.engine.sampler.rows import Alternatives, Rows, Sampled
-from tandem.worker.engine.sampler.table import Rules, SamplingTable
+from tandem.worker.engine.sampler.table import Parameters, SamplingTable
 from tandem.worker.engine.sampler.temperature import COLDEST
 
 
 @dataclass(slots=True)
 class Launched:
-    """A step's tokens, on their way to the host."""
+    """Holds a step's tokens, on their way to the host."""
 
     ids: torch.Tensor  # [rows] int64, on the device
     _sampled: Sampled | None = None
@@ -30,7 +30,7 @@ class Launched:
     _arrived: torch.cuda.Event | None = None
 
     def read(self) -> Sampled:
-        """Waits for them."""
+        """Waits for the tokens and returns them."""
         if self._sampled is None:
             if self._arrived is not None:
                 self._arrived.synchronize()
@@ -49,7 +49,7 @@ class Launched:
 
 
 def prepare(vocabulary: int, device: torch.device) -> None:
-    """Compiles on a card what rows are drawn by, so that no request waits for that."""
+    """Compiles, on a GPU, the kernels that draw rows, so that no request waits for that."""
     if device.type == "cuda":
         from tandem.worker.model.cuda.kernels.choose import choose  # Triton is not installed where there is no CUDA
 
@@ -61,33 +61,35 @@ def prepare(vocabulary: int, device: torch.device) -> None:
 
 def launch(logits: torch.Tensor, rows: Rows, table: SamplingTable) -> Launched:
     """Draws the token of each row, as `sample` does, and waits only where that must be."""
-    rules = table.gather(rows.requests)
-    if logits.is_cuda and is_plain(rows, rules):
-        return launch_plain(logits[: len(rows)], rows, rules)
-    sampled = sample(logits, rows, table, rules)
+    parameters = table.gather(rows.requests)
+    if logits.is_cuda and is_plain(rows, parameters):
+        return launch_plain(logits[: len(rows)], rows, parameters)
+    sampled = sample(logits, rows, table, parameters)
     return Launched(_sent(sampled.ids.astype(np.int64), logits.device), sampled)
 
 
-def is_plain(rows: Rows, rules: Rules) -> bool:
-    """Whether every row asks for nothing but the largest logit, or a temperature."""
+def is_plain(rows: Rows, parameters: Parameters) -> bool:
+    """Tells whether every row asks for nothing but the largest logit, or a temperature."""
     plain = (
-        ~changes_logits(rows, rules)
-        & ~adaptive_p.used(rules)
+        ~changes_logits(rows, parameters)
+        & ~adaptive_p.used(parameters)
         & (
-            takes_the_largest(rules)
-            | ~(narrows(rules) | rules["temperature_first"] | (rules["dynamic_temperature_range"] > 0))
+            takes_the_largest(parameters)
+            | (parameters["temperature_last"] & ~narrows(parameters) & (parameters["dynamic_temperature_range"] <= 0))
         )
     )
-    return bool((plain & ~rules["reports"]).all())
+    return bool((plain & ~parameters["reports"]).all())
 
 
-def launch_plain(logits: torch.Tensor, rows: Rows, rules: Rules) -> Launched:
-    """One kernel for all rows of `logits` `[rows, vocabulary]`, which stay as they are."""
+def launch_plain(logits: torch.Tensor, rows: Rows, parameters: Parameters) -> Launched:
+    """Draws all rows of `logits` `[rows, vocabulary]`, which stay as they are, by one kernel."""
     from tandem.worker.model.cuda.kernels.choose import choose  # Triton is not installed where there is no CUDA
 
     device = logits.device
-    warm = np.where(takes_the_largest(rules), 0.0, np.maximum(rules["temperature"], COLDEST)).astype(np.float32)
-    uniforms = uniform(rules["seed"], rows.positions.astype(np.uint64))
+    warm = np.where(takes_the_largest(parameters), 0.0, np.maximum(parameters["temperature"], COLDEST)).astype(
+        np.float32
+    )
+    uniforms = uniform(parameters["seed"], rows.positions.astype(np.uint64))
     chosen = choose(logits, _sent(warm, device), _sent(uniforms, device))
     on_card = device.type == "cuda"
     here = [torch.empty(len(rows), dtype=each.dtype, pin_memory=on_card) for each in (chosen.ids, chosen.largest)]

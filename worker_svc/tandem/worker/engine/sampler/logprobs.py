@@ -1,4 +1,4 @@
-"""Logprobs and ranks: of the chosen token, of the most probable ones, and of ids that were asked for."""
+"""Computes logprobs and ranks: of the chosen token, of the most probable ones, and of ids that were asked for."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ MOST_PROBABLE = 64
 def chosen_logprobs(
     logprobs: torch.Tensor, chosen: torch.Tensor
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
-    """Of one id a row: `logprobs` `[rows, vocabulary]`, `chosen` `[rows]`. A rank of 1 is the most probable; equal
-    tokens share a rank."""
+    """Returns the logprobs and ranks of one id a row: `logprobs` `[rows, vocabulary]`, `chosen` `[rows]`. A rank of 1
+    is the most probable; equal tokens share a rank."""
     values = logprobs.gather(1, chosen.unsqueeze(1))
     ranks = (logprobs > values).sum(dim=-1) + 1
     return values.squeeze(1).cpu().numpy(), ranks.cpu().numpy().astype(np.int32)
 
 
 def alternatives(logprobs: torch.Tensor, options: Sequence[LogprobOptions]) -> Alternatives:
-    """What each row wants to know of other tokens: the most probable in order of rank (those that are possible at all;
-    at most MOST_PROBABLE), then the ids it asks for."""
+    """Returns what each row reports of other tokens: the most probable in order of rank (those that are possible at
+    all; at most MOST_PROBABLE), then the ids it asks for."""
     tops = np.array([each.top for each in options])
     owners, ids, values, ranks = [], [], [], []
     if tops.any():

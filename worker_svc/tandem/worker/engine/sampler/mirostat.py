@@ -21,13 +21,13 @@ import numpy.typing as npt
 import torch
 
 from tandem.worker.engine.sampler.ordered import Ordered
-from tandem.worker.engine.sampler.table import Rules
+from tandem.worker.engine.sampler.table import Parameters
 
 _FITTED = 100
 
 
 def keep_by_zipf(o: Ordered, use: torch.Tensor, mu: torch.Tensor) -> None:
-    """Version 1."""
+    """Keeps what version 1 does."""
     width = min(_FITTED, o.values.shape[1])
     if width < 2:
         return
@@ -51,13 +51,15 @@ def keep_by_zipf(o: Ordered, use: torch.Tensor, mu: torch.Tensor) -> None:
 
 
 def keep_by_surprise(o: Ordered, use: torch.Tensor, mu: torch.Tensor) -> None:
-    """Version 2."""
+    """Keeps what version 2 does."""
     least = torch.exp2(-mu) * o.total()
     o.keep_to((o.weights >= least.unsqueeze(1)).sum(dim=-1), use)
 
 
-def moved(rules: Rules, logprobs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The bounds after draws whose tokens have these logprobs, `[rows]`."""
+def moved(parameters: Parameters, logprobs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Returns the bounds after draws whose tokens have these logprobs, `[rows]`."""
     surprise = -logprobs / math.log(2)
-    mu: npt.NDArray[np.float64] = rules["state"] - rules["mirostat_eta"] * (surprise - rules["mirostat_tau"])
+    mu: npt.NDArray[np.float64] = parameters["state"] - parameters["mirostat_eta"] * (
+        surprise - parameters["mirostat_tau"]
+    )
     return mu

@@ -1,4 +1,4 @@
-"""The largest logits of each row in order, and the interval of them that is still kept.
+"""Keeps the largest logits of each row in order, and the interval of them that is still kept.
 
 Every filter keeps an interval of the ordered logits: it cuts the small ones, or the large ones, and equal logits stay
 together. So a few hundred candidates answer for the whole vocabulary, as long as the cut lies among them. What each
@@ -36,7 +36,8 @@ class Ordered:
 
     @classmethod
     def of(cls, logits: torch.Tensor, values: torch.Tensor) -> Ordered:
-        """`values` are the largest of each row of `logits`, in descending order; each row has a finite one."""
+        """Makes the rows; `values` are the largest of each row of `logits`, in descending order; each row has a finite
+        one."""
         values = values.double()
         weights = torch.exp(values - values[:, :1])
         count = (values > float("-inf")).sum(dim=-1)
@@ -53,35 +54,35 @@ class Ordered:
 
     @property
     def places(self) -> torch.Tensor:
-        """`[n]`: 0, 1, 2..."""
+        """Returns the indices `[n]`: 0, 1, 2..."""
         return torch.arange(self.values.shape[1], device=self.values.device)
 
     @property
     def kept(self) -> torch.Tensor:
-        """`[rows, n]` bool."""
+        """Tells which values are kept, `[rows, n]` bool."""
         return (self.places >= self.first.unsqueeze(1)) & (self.places < self.end.unsqueeze(1))
 
     @property
     def top(self) -> torch.Tensor:
-        """The largest logit that is kept, `[rows]`."""
+        """Returns the largest logit that is kept, `[rows]`."""
         return self.at(self.first)
 
     def at(self, places: torch.Tensor) -> torch.Tensor:
-        """The values at one place a row, `[rows]`."""
+        """Returns the values at one place a row, `[rows]`."""
         return self.values.gather(1, places.unsqueeze(1)).squeeze(1)
 
     def mass_before(self, places: torch.Tensor) -> torch.Tensor:
-        """The weights before one place a row together, `[rows]`."""
+        """Returns the sum of the weights before one place a row, `[rows]`."""
         before = self.mass.gather(1, (places - 1).clamp_min(0).unsqueeze(1)).squeeze(1)
         return torch.where(places > 0, before, 0.0)
 
     def total(self) -> torch.Tensor:
-        """The mass of what is kept, `[rows]`."""
+        """Returns the mass of what is kept, `[rows]`."""
         inside = self.mass_before(self.end) - self.mass_before(self.first)
         return torch.where(self.open, inside + self._mass_beyond(), inside) if bool(self.open.any()) else inside
 
     def entropy(self) -> torch.Tensor:
-        """Of what is kept, in nats, `[rows]`."""
+        """Returns the entropy of what is kept, in nats, `[rows]`."""
         total = self.total()
         shifted = torch.where(self.kept, self.values - self.values[:, :1], 0.0)
         moment = (torch.where(self.kept, self.weights, 0.0) * shifted).cumsum(dim=-1)[:, -1]
@@ -90,7 +91,7 @@ class Ordered:
         return (total.log() - moment / total).clamp_min(0.0)
 
     def count(self) -> torch.Tensor:
-        """How many tokens are kept, `[rows]`."""
+        """Counts the tokens that are kept, `[rows]`."""
         size = self.end - self.first
         if not bool(self.open.any()):
             return size
@@ -98,14 +99,15 @@ class Ordered:
         return torch.where(self.open, size + beyond, size)
 
     def _mass_beyond(self) -> torch.Tensor:
-        """Of the logits that are no values, `[rows]`."""
+        """Returns the mass of the logits that are not among the values, `[rows]`."""
         if self._rest is None:
             weights = (self.logits - self.values[:, :1].float()).exp_()
             self._rest = (row_sums(weights) - self.mass[:, -1]).clamp_min(0.0)
         return self._rest
 
     def _moment_beyond(self) -> torch.Tensor:
-        """The sum of weight times logit (the largest is 0) over the logits that are no values, `[rows]`."""
+        """Returns the sum of weight times logit (the largest is 0) over the logits that are not among the values,
+        `[rows]`."""
         shifted = self.logits - self.values[:, :1].float()
         # What is forbidden has no weight, and no logit that could be multiplied.
         whole = row_sums(shifted.exp().mul_(shifted.clamp_min_(-1e4)))
@@ -129,7 +131,7 @@ class Ordered:
         self.first = torch.where(use, first, self.first)
 
     def select(self, rows: torch.Tensor) -> Ordered:
-        """Some of the rows."""
+        """Returns some of the rows."""
         return Ordered(
             self.logits,
             *(
@@ -140,7 +142,7 @@ class Ordered:
 
 
 def candidates(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The CANDIDATES largest of each row (or all, where there are fewer) in descending order, and their ids."""
+    """Returns the CANDIDATES largest of each row (or all, where there are fewer) in descending order, and their ids."""
     rows, vocabulary = logits.shape
     groups = vocabulary // _GROUP
     if groups <= 2 * CANDIDATES:
@@ -158,9 +160,9 @@ def candidates(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def least_of_mass(logits: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """The largest logit of each row that, with all above it, has `share` `[rows]` of the mass: top_p of rows that are
-    too flat for candidates, without ordering them. Buckets of falling logits are weighed, and only the one in which the
-    share is reached is ordered."""
+    """Finds the largest logit of each row that, with all above it, has `share` `[rows]` of the mass: top_p of rows that
+    are too flat for candidates, without ordering them. Buckets of falling logits are weighed, and only the one in which
+    the share is reached is ordered."""
     top = logits.amax(dim=-1, keepdim=True)
     fallen = top - logits
     weights = torch.exp(-fallen).numpy()
@@ -183,7 +185,7 @@ def least_of_mass(logits: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
 
 
 def in_order(logits: torch.Tensor) -> torch.Tensor:
-    """All logits of each row, descending."""
+    """Returns all logits of each row, descending."""
     if logits.device.type == "cpu":  # a tenth of the time of torch.sort, which orders the places too
         return torch.from_numpy(-np.sort(-logits.numpy(), axis=-1))
     return logits.sort(dim=-1, descending=True).values

@@ -1,4 +1,4 @@
-"""Penalties for what was said before.
+"""Penalizes tokens for what was said before.
 
 Tokens count from the last one backwards, prompt and output alike. With the window n and the decay d, the token at
 distance i (the last one has 0) counts with the weight
@@ -22,15 +22,15 @@ import numpy as np
 import torch
 
 from tandem.worker.engine.sampler.rows import Rows
-from tandem.worker.engine.sampler.table import Rules
+from tandem.worker.engine.sampler.table import Parameters
 
 
-def penalize(logits: torch.Tensor, rows: Rows, rules: Rules) -> None:
+def penalize(logits: torch.Tensor, rows: Rows, parameters: Parameters) -> None:
     """Applies the penalties in place to the rows that have some."""
-    active = np.flatnonzero(rules["penalizes"])
+    active = np.flatnonzero(parameters["penalizes"])
     if not active.size:
         return
-    rule = rules[active]
+    rule = parameters[active]
     reach = np.minimum(rule["repetition_window"] + rule["repetition_decay"], rows.positions[active])
     windows = [
         rows.requests[row].tokens[position - length : position][::-1]

@@ -1,4 +1,4 @@
-"""Logits to the next token, for all rows of a step at once.
+"""Turns logits into the next token, for all rows of a step at once.
 
 The stages, in llama.cpp's default order; a stage runs only if some row uses it:
 
@@ -33,35 +33,35 @@ from tandem.worker.engine.sampler.logprobs import alternatives, chosen_logprobs
 from tandem.worker.engine.sampler.ordered import Ordered, candidates, in_order, least_of_mass
 from tandem.worker.engine.sampler.penalties import penalize
 from tandem.worker.engine.sampler.rows import Alternatives, Rows, Sampled
-from tandem.worker.engine.sampler.table import Rules, SamplingTable, column
+from tandem.worker.engine.sampler.table import Parameters, SamplingTable, column
 from tandem.worker.engine.sampler.temperature import COLDEST, effective
 
 _BLOCK = 1 << 20  # logits that are ordered as a whole at once
 
 
-def sample(logits: torch.Tensor, rows: Rows, table: SamplingTable, rules: Rules | None = None) -> Sampled:
-    """Draws the token of each row from `logits` `[>= len(rows), vocabulary]` (float32; overwritten). `rules` are what
-    the table has for the rows, where that was gathered already."""
+def sample(logits: torch.Tensor, rows: Rows, table: SamplingTable, parameters: Parameters | None = None) -> Sampled:
+    """Draws the token of each row from `logits` `[>= len(rows), vocabulary]` (float32; overwritten). `parameters` are
+    what the table has for the rows, where that was gathered already."""
     count = len(rows)
     logits = logits[:count]
-    rules = table.gather(rows.requests) if rules is None else rules
-    wanted = np.flatnonzero(rules["reports"])
+    parameters = table.gather(rows.requests) if parameters is None else parameters
+    wanted = np.flatnonzero(parameters["reports"])
     raw = [row for row in wanted.tolist() if not rows.requests[row].logprobs.processed]
     raw_logprobs = torch.log_softmax(logits[raw], dim=-1) if raw else None
     largest = logits.amax(dim=-1)  # a NaN anywhere in a row comes out here
     finite = torch.isfinite(largest).cpu().numpy()
 
-    if changes_logits(rows, rules).any():
-        constrain(logits, rows, rules, table)
-        penalize(logits, rows, rules)
-        penalize_continuations(logits, rows, rules, table)
+    if changes_logits(rows, parameters).any():
+        constrain(logits, rows, parameters, table)
+        penalize(logits, rows, parameters)
+        penalize_continuations(logits, rows, parameters, table)
         largest = logits.amax(dim=-1)
     possible = (largest > float("-inf")).cpu().numpy() | ~finite
 
     sound = finite & possible
-    greedy = takes_the_largest(rules)
-    if (first := np.flatnonzero(sound & rules["temperature_first"] & ~greedy)).size:
-        _scale(logits, rules, first)
+    greedy = takes_the_largest(parameters)
+    if (first := np.flatnonzero(sound & ~parameters["temperature_last"] & ~greedy)).size:
+        _scale(logits, parameters, first)
     ids = torch.zeros(count, dtype=torch.int64, device=logits.device)
     distribution = Distribution.of_largest(largest)
     if (rest := np.flatnonzero(greedy | ~sound)).size:
@@ -69,9 +69,9 @@ def sample(logits: torch.Tensor, rows: Rows, table: SamplingTable, rules: Rules 
         ids[places] = _argmax(_rows_of(logits, rest))
     if (drawn := np.flatnonzero(sound & ~greedy)).size:
         places = torch.from_numpy(drawn).to(logits.device)
-        ids[places], of = _draw(_rows_of(logits, drawn), rules[drawn], rows.positions[drawn])
+        ids[places], of = _draw(_rows_of(logits, drawn), parameters[drawn], rows.positions[drawn])
         distribution.put(places, of)
-        _learn(logits, ids, distribution, rules, table, drawn)
+        _learn(logits, ids, distribution, parameters, table, drawn)
 
     result = Sampled(
         ids.cpu().numpy().astype(np.int32),
@@ -91,15 +91,16 @@ def sample(logits: torch.Tensor, rows: Rows, table: SamplingTable, rules: Rules 
     return result
 
 
-def changes_logits(rows: Rows, rules: Rules) -> npt.NDArray[np.bool_]:
-    """Rows whose logits are changed before anything is chosen; most have none of this, and are not looked at twice."""
-    changes: npt.NDArray[np.bool_] = rules["changes"] | (rows.positions < rules["min_position"])
+def changes_logits(rows: Rows, parameters: Parameters) -> npt.NDArray[np.bool_]:
+    """Tells whose logits are changed before anything is chosen; most rows have none of this, and are not looked at
+    twice."""
+    changes: npt.NDArray[np.bool_] = parameters["changes"] | (rows.positions < parameters["min_position"])
     return changes | (rows.mask is not None)
 
 
-def takes_the_largest(rules: Rules) -> npt.NDArray[np.bool_]:
-    """Rows that draw nothing."""
-    greedy: npt.NDArray[np.bool_] = rules["greedy"]
+def takes_the_largest(parameters: Parameters) -> npt.NDArray[np.bool_]:
+    """Tells which rows draw nothing."""
+    greedy: npt.NDArray[np.bool_] = parameters["greedy"]
     return greedy
 
 
@@ -118,24 +119,26 @@ def _argmax(logits: torch.Tensor) -> torch.Tensor:
     return logits.argmax(dim=-1)
 
 
-def _draw(logits: torch.Tensor, rules: Rules, positions: npt.NDArray[np.int64]) -> tuple[torch.Tensor, Distribution]:
+def _draw(
+    logits: torch.Tensor, parameters: Parameters, positions: npt.NDArray[np.int64]
+) -> tuple[torch.Tensor, Distribution]:
     """Draws from `logits` `[rows, vocabulary]`, whose largest is finite."""
     device = logits.device
-    uniforms = torch.from_numpy(uniform(rules["seed"], positions.astype(np.uint64))).to(device)
+    uniforms = torch.from_numpy(uniform(parameters["seed"], positions.astype(np.uint64))).to(device)
     ids = torch.empty(len(logits), dtype=torch.int64, device=device)
     high = logits.amax(dim=-1).double()
     low = torch.full_like(high, float("-inf"))
-    fixed = np.where(rules["temperature_first"], 1.0, np.maximum(rules["temperature"], COLDEST))
+    fixed = np.where(parameters["temperature_last"], np.maximum(parameters["temperature"], COLDEST), 1.0)
     temperature = torch.from_numpy(fixed).to(device)
     distribution = Distribution.of_largest(high)
     wide = np.ones(len(logits), dtype=np.bool_)
-    narrow = np.flatnonzero(narrows(rules))
+    narrow = np.flatnonzero(narrows(parameters))
     if narrow.size:
         places = torch.from_numpy(narrow).to(device)
         chosen = _rows_of(logits, narrow)
         values, value_ids = candidates(chosen)
         ordered = Ordered.of(chosen, values)
-        temperature[places] = _filter(ordered, rules[narrow], positions[narrow])
+        temperature[places] = _filter(ordered, parameters[narrow], positions[narrow])
         high[places] = ordered.top  # XTC may have cut what is above, and left the rest open
         settled = torch.nonzero(ordered.exact & ~ordered.open).squeeze(1)
         if settled.numel():
@@ -145,76 +148,77 @@ def _draw(logits: torch.Tensor, rules: Rules, positions: npt.NDArray[np.int64]) 
             distribution.put(at, of)
             wide[narrow[settled.cpu().numpy()]] = False
         undecided = np.flatnonzero(~ordered.exact.cpu().numpy())
-        if device.type == "cpu" and (flat := undecided[_only_top_p(rules[narrow[undecided]])]).size:
+        if device.type == "cpu" and (flat := undecided[_only_top_p(parameters[narrow[undecided]])]).size:
             undecided = np.setdiff1d(undecided, flat)
             size = max(1, _BLOCK // logits.shape[1])
             for start in range(0, flat.size, size):
                 block = narrow[flat[start : start + size]]
                 at = torch.from_numpy(block).to(device)
-                low[at] = least_of_mass(logits[at], column(rules[block], "top_p", device))
+                low[at] = least_of_mass(logits[at], column(parameters[block], "top_p", device))
         size = max(1, _BLOCK // logits.shape[1])
         for start in range(0, undecided.size, size):
             block = narrow[undecided[start : start + size]]
             at = torch.from_numpy(block).to(device)
             whole = Ordered.of(logits[at], in_order(logits[at]))
-            temperature[at] = _filter(whole, rules[block], positions[block])
+            temperature[at] = _filter(whole, parameters[block], positions[block])
             low[at], high[at] = whole.at(whole.end - 1), whole.top
     if (broad := np.flatnonzero(wide)).size:
         at = torch.from_numpy(broad).to(device)
         ids[at], of = draw_wide(_rows_of(logits, broad), low[at], high[at], temperature[at], uniforms[at])
         distribution.put(at, of)
-    if (aiming := np.flatnonzero(adaptive_p.used(rules))).size:
+    if (aiming := np.flatnonzero(adaptive_p.used(parameters))).size:
         at = torch.from_numpy(aiming).to(device)
-        aim = torch.from_numpy(adaptive_p.aim(rules[aiming])).to(device)
+        aim = torch.from_numpy(adaptive_p.aim(parameters[aiming])).to(device)
         ids[at], of = draw_aimed(_rows_of(logits, aiming), distribution.select(at), aim, uniforms[at])
         distribution.put(at, of)
     return ids, distribution
 
 
-def narrows(rules: Rules) -> npt.NDArray[np.bool_]:
-    """Rows that look at the order of their logits."""
-    return _look_at_order(rules, *CHAIN)
+def narrows(parameters: Parameters) -> npt.NDArray[np.bool_]:
+    """Tells which rows look at the order of their logits."""
+    return _look_at_order(parameters, *CHAIN)
 
 
-def _look_at_order(rules: Rules, *chain: Filter) -> npt.NDArray[np.bool_]:
-    """Rows of which one of these filters, mirostat, or a temperature that follows the entropy looks at the order."""
-    look: npt.NDArray[np.bool_] = rules["mirostat"] > 0
-    look |= (rules["dynamic_temperature_range"] > 0) & ~rules["temperature_first"]
+def _look_at_order(parameters: Parameters, *chain: Filter) -> npt.NDArray[np.bool_]:
+    """Tells in which rows one of these filters, mirostat, or a temperature that follows the entropy looks at the
+    order."""
+    look: npt.NDArray[np.bool_] = parameters["mirostat"] > 0
+    look |= (parameters["dynamic_temperature_range"] > 0) & parameters["temperature_last"]
     for each in chain:
-        look |= each.used(rules)
+        look |= each.used(parameters)
     return look
 
 
-def _only_top_p(rules: Rules) -> npt.NDArray[np.bool_]:
-    """Rows whose order of logits nothing but top_p looks at."""
-    return ~_look_at_order(rules, *(each for each in CHAIN if each.parameter != "top_p"))
+def _only_top_p(parameters: Parameters) -> npt.NDArray[np.bool_]:
+    """Tells in which rows nothing but top_p looks at the order of the logits."""
+    return ~_look_at_order(parameters, *(each for each in CHAIN if each.parameter != "top_p"))
 
 
-def _filter(o: Ordered, rules: Rules, positions: npt.NDArray[np.int64]) -> torch.Tensor:
+def _filter(o: Ordered, parameters: Parameters, positions: npt.NDArray[np.int64]) -> torch.Tensor:
     """Runs the filters over the rows of `o`; returns the temperatures that are still to be applied, `[rows]`."""
     device = o.values.device
-    filtered = rules["mirostat"] == 0
-    stages = [(each.keep, filtered & each.runs(rules, positions), each.reads or each.parameter) for each in CHAIN]
+    filtered = parameters["mirostat"] == 0
+    stages = [(each.keep, filtered & each.runs(parameters, positions), each.reads or each.parameter) for each in CHAIN]
     stages += [
-        (mirostat.keep_by_zipf, rules["mirostat"] == 1, "state"),
-        (mirostat.keep_by_surprise, rules["mirostat"] == 2, "state"),
+        (mirostat.keep_by_zipf, parameters["mirostat"] == 1, "state"),
+        (mirostat.keep_by_surprise, parameters["mirostat"] == 2, "state"),
     ]
     for stage, use, name in stages:
         if use.any():
-            stage(o, torch.from_numpy(use).to(device), column(rules, name, device))
-    last = torch.from_numpy(~rules["temperature_first"]).to(device)
-    return torch.where(last, effective(o, rules), 1.0) if bool(last.any()) else torch.ones_like(o.mass[:, 0])
+            stage(o, torch.from_numpy(use).to(device), column(parameters, name, device))
+    last = column(parameters, "temperature_last", device)
+    return torch.where(last, effective(o, parameters), 1.0) if bool(last.any()) else torch.ones_like(o.mass[:, 0])
 
 
-def _scale(logits: torch.Tensor, rules: Rules, rows: npt.NDArray[np.int64]) -> None:
+def _scale(logits: torch.Tensor, parameters: Parameters, rows: npt.NDArray[np.int64]) -> None:
     """Applies the temperature of some rows before their filters, in place."""
     places = torch.from_numpy(rows).to(logits.device)
     chosen = logits[places]
     largest = chosen.amax(dim=-1, keepdim=True)
-    if (rules["dynamic_temperature_range"][rows] > 0).any():
-        temperature = effective(Ordered.of(chosen, candidates(chosen)[0]), rules[rows])
+    if (parameters["dynamic_temperature_range"][rows] > 0).any():
+        temperature = effective(Ordered.of(chosen, candidates(chosen)[0]), parameters[rows])
     else:
-        temperature = torch.from_numpy(np.maximum(rules["temperature"][rows], COLDEST)).to(logits.device)
+        temperature = torch.from_numpy(np.maximum(parameters["temperature"][rows], COLDEST)).to(logits.device)
     # The largest becomes 0 before the division, so that no temperature, however small, overflows.
     logits[places] = (chosen - largest).div_(temperature.float().unsqueeze(1))
 
@@ -223,17 +227,17 @@ def _learn(
     logits: torch.Tensor,
     ids: torch.Tensor,
     distribution: Distribution,
-    rules: Rules,
+    parameters: Parameters,
     table: SamplingTable,
     drawn: npt.NDArray[np.int64],
 ) -> None:
     """Moves the state of the drawn rows that have one."""
-    for used, moved in ((rules["mirostat"] > 0, mirostat.moved), (adaptive_p.used(rules), adaptive_p.moved)):
+    for used, moved in ((parameters["mirostat"] > 0, mirostat.moved), (adaptive_p.used(parameters), adaptive_p.moved)):
         rows = drawn[used[drawn]]
         if rows.size:
             places = torch.from_numpy(rows).to(logits.device)
             logprobs = distribution.select(places).before_aiming(logits[places], ids[places])
-            table.set_state(rules["slot"][rows], moved(rules[rows], logprobs.cpu().numpy()))
+            table.set_state(parameters["slot"][rows], moved(parameters[rows], logprobs.cpu().numpy()))
 
 
 def _report(result: Sampled, rows: Rows, ids: torch.Tensor, parts: list[tuple[list[int], torch.Tensor]]) -> None:

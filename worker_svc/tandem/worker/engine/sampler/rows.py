@@ -1,4 +1,4 @@
-"""What the sampler is asked, and what it answers: one row a token that is to be chosen."""
+"""The sampler's input and output: one row for each token that is to be chosen."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Rows:
 
     @classmethod
     def next_tokens(cls, requests: Sequence[Request]) -> Rows:
-        """One row a request, for its next token."""
+        """Makes one row a request, for its next token."""
         positions = np.fromiter((request.num_tokens for request in requests), dtype=np.int64, count=len(requests))
         return cls(requests, positions)
 
@@ -47,11 +47,11 @@ class Alternatives:
 
     @classmethod
     def nothing(cls, rows: int) -> Alternatives:
-        """None for any row."""
+        """Makes an empty entry for each row."""
         return cls(np.zeros(rows, np.int32), np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32))
 
     def take(self, rows: npt.NDArray[np.int64]) -> Alternatives:
-        """Those of some rows, in this order."""
+        """Returns those of some rows, in this order."""
         if not self.ids.size:
             return Alternatives.nothing(len(rows))
         ends = np.cumsum(self.counts)
@@ -61,7 +61,7 @@ class Alternatives:
 
     @classmethod
     def joined(cls, parts: Sequence[Alternatives]) -> Alternatives:
-        """One after the other."""
+        """Joins the parts one after the other."""
         return cls(
             np.concatenate([part.counts for part in parts]),
             np.concatenate([part.ids for part in parts]),
@@ -82,7 +82,7 @@ class Sampled:
     alternatives: Alternatives
 
     def take(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> Sampled:
-        """Some of the rows, in this order."""
+        """Returns some of the rows, in this order."""
         rows = np.asarray(rows, dtype=np.int64)
         return Sampled(
             self.ids[rows],
@@ -95,7 +95,7 @@ class Sampled:
 
     @classmethod
     def nothing(cls) -> Sampled:
-        """No row."""
+        """Returns a result without rows."""
         none = np.empty(0, np.int32)
         bools = np.empty(0, np.bool_)
         return cls(none, np.empty(0, np.float32), none, bools, bools, Alternatives.nothing(0))

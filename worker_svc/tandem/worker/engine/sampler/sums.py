@@ -1,4 +1,4 @@
-"""Sums over the vocabulary whose bits depend on nothing but their row.
+"""Sums over the vocabulary so that the bits depend on nothing but the row.
 
 A plain sum of torch splits a long row over threads when there are few rows, and then adds up in another order. Here
 a row is added in groups of GROUP numbers, and the groups one after the other in float64.
@@ -12,7 +12,7 @@ GROUP = 32
 
 
 def group_sums(x: torch.Tensor) -> torch.Tensor:
-    """`[rows, n] -> [rows, ceil(n / GROUP)]`, float64; the last group may be smaller."""
+    """Sums groups: `[rows, n] -> [rows, ceil(n / GROUP)]`, float64; the last group may be smaller."""
     rows, n = x.shape
     whole = n // GROUP * GROUP
     sums = x[:, :whole].reshape(-1, GROUP).sum(dim=-1).view(rows, -1).double()
@@ -22,13 +22,13 @@ def group_sums(x: torch.Tensor) -> torch.Tensor:
 
 
 def row_sums(x: torch.Tensor) -> torch.Tensor:
-    """`[rows, n] -> [rows]`, float64."""
+    """Sums rows: `[rows, n] -> [rows]`, float64."""
     return group_sums(x).cumsum(dim=-1)[:, -1]
 
 
 def invert(weights: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each row the first place at which the sum of `weights` `[rows, n]` exceeds `uniforms` `[rows]` times the
-    whole sum, and the whole sum. The place has weight itself, unless nothing has any."""
+    """Finds for each row the first index at which the sum of `weights` `[rows, n]` exceeds `uniforms` `[rows]` times
+    the whole sum, and returns it with the whole sum. The index has weight itself, unless nothing has any."""
     n = weights.shape[1]
     groups = group_sums(weights).cumsum(dim=-1)
     total = groups[:, -1:]

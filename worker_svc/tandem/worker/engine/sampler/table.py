@@ -1,4 +1,4 @@
-"""The parameters of all requests as arrays by slot, so that a step gathers instead of looping over requests."""
+"""Keeps the parameters of all requests as arrays by slot, so that a step gathers instead of looping over requests."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tandem.worker.engine.sampler.breakers import Breakers
 from tandem.worker.engine.sampling import Sampling
 
 Ids = npt.NDArray[np.int64]
-Rules = npt.NDArray[np.void]  # one row of `_ROW` a row of the step
+Parameters = npt.NDArray[np.void]  # one row of `_ROW` a row of the step
 
 _TYPES = {"float": np.float64, "int": np.int64}
 _NUMBERS = {each.name: _TYPES[str(each.type)] for each in fields(Sampling) if str(each.type) in _TYPES}
 # What is worked out once a request, so that most steps look at nothing else.
 _DERIVED = {
-    "temperature_first": np.bool_,
+    "temperature_last": np.bool_,
     "state": np.float64,  # of mirostat or adaptive_p: the one number here that changes
     "penalizes": np.bool_,
     "min_position": np.int64,  # before it, what would stop is masked
@@ -48,13 +48,14 @@ class Lists:
     breakers: Breakers
 
 
-def column(rules: Rules, name: str, device: torch.device) -> torch.Tensor:
-    """One parameter of all rows, on the device."""
-    return torch.from_numpy(rules[name].copy()).to(device)
+def column(parameters: Parameters, name: str, device: torch.device) -> torch.Tensor:
+    """Returns one parameter of all rows, on the device."""
+    return torch.from_numpy(parameters[name].copy()).to(device)
 
 
 class SamplingTable:
-    """One slot a request, from its first draw to its end; a preempted request keeps its slot, and with it its state."""
+    """Gives each request a slot, from its first draw to its end; a preempted request keeps its slot, and with it its
+    state."""
 
     def __init__(self, slots: int) -> None:
         self._rows = np.zeros(slots, dtype=_ROW)
@@ -64,13 +65,13 @@ class SamplingTable:
         self._newest: Lists | None = None
         self._newest_given: tuple[object, ...] = ((),) * 4
 
-    def gather(self, requests: Sequence[Request]) -> Rules:
-        """The parameters of each request, one row of the structured array a request."""
+    def gather(self, requests: Sequence[Request]) -> Parameters:
+        """Returns the parameters of each request, one row of the structured array a request."""
         slots = [self._slot_of(request) for request in requests]  # may replace the array
         return self._rows[slots]
 
     def lists(self, slot: int) -> Lists:
-        """The parameters that are no scalars."""
+        """Returns the parameters that are no scalars."""
         lists = self._lists[slot]
         assert lists is not None, "a slot in use"
         return lists
@@ -99,7 +100,7 @@ class SamplingTable:
         return slot
 
     def _lists_of(self, request: Request) -> Lists:
-        """The samples of a prompt come one behind the other and share what is long."""
+        """Makes the lists of a request: the samples of a prompt come one behind the other and share what is long."""
         s = request.sampling
         given = (s.logit_bias, s.allowed_ids, s.banned_ids, s.dry_sequence_breakers)
         if self._newest is None or any(a is not b for a, b in zip(given, self._newest_given, strict=True)):
@@ -120,7 +121,7 @@ def _row(request: Request, slot: int) -> tuple[float | int, ...]:
     greedy = cold and s.typical_p == 1 and s.xtc_probability == 0
     row: dict[str, float | int] = {name: getattr(s, name) for name in _NUMBERS}
     row |= {
-        "temperature_first": not s.temperature_last or s.mirostat > 0,
+        "temperature_last": s.temperature_last and s.mirostat == 0,
         "state": 2 * s.mirostat_tau if s.mirostat else s.adaptive_p_target,
         "penalizes": penalizes,
         "dry_multiplier": dry_multiplier,
