@@ -21,25 +21,12 @@ ARCHITECTURES = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
+    "smollm3": "smollm3",
+    "seed_oss": "seed_oss",
+    "arcee": "arcee",
+    "ernie4_5": "ernie4_5",
 }
-_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-    "mlp.experts.gate": "ffn_gate_exps",
-    "mlp.experts.up": "ffn_up_exps",
-    "mlp.experts.down_proj": "ffn_down_exps",
-}
-_TOP_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+PERMUTED = ("llama", "smollm3", "arcee")  # by llama.cpp's converter
 
 
 def save_gguf(
@@ -59,7 +46,7 @@ def save_gguf(
     for key, value in (metadata or {}).items():
         writer.kv_data[0].pop(key, None)
         _add(writer, key, value)
-    for name, tensor in _tensors(model, architecture == "llama"):
+    for name, tensor in _tensors(model, architecture in PERMUTED):
         quantized = kind if tensor.dim() > 1 and "ffn_gate_inp" not in name else "F32"
         data = _encoded(tensor, quantized, len(name))
         writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[quantized])
@@ -106,6 +93,9 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 def _tensors(model: Any, permute: bool) -> list[tuple[str, torch.Tensor]]:
     """The model's parameters under llama.cpp's names, as views of them where they are not permuted copies."""
     found = []
+    architecture = ARCHITECTURES[model.config.model_type]
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
     for name, parameter in model.named_parameters():
         tensor = parameter.data
         if name.endswith("experts.gate_up_proj"):
@@ -115,13 +105,10 @@ def _tensors(model: Any, permute: bool) -> list[tuple[str, torch.Tensor]]:
             found += [(f"blk.{layer}.ffn_up_exps.weight", tensor[:, half:])]
             continue
         stem, _, suffix = name.rpartition(".") if name.endswith(("weight", "bias")) else (name, "", "weight")
-        if stem in _TOP_NAMES:
-            found.append((f"{_TOP_NAMES[stem]}.{suffix}", tensor))
-            continue
-        _, _, layer, rest = stem.split(".", 3)
+        rest = stem.split(".", 3)[-1]
         if permute and rest in ("self_attn.q_proj", "self_attn.k_proj"):
             tensor = _Permuted.of(tensor, model.config, rest)
-        found.append((f"blk.{layer}.{_NAMES[rest]}.{suffix}", tensor))
+        found.append((f"{names.get_name(stem)}.{suffix}", tensor))
     return found
 
 

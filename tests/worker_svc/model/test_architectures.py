@@ -15,12 +15,14 @@ from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.row_invariance import choose_padding
 from tandem.worker.model.runner import ModelRunner
 from tandem.worker.model.transformer import Transformer
+from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.model.llama_folders import (
     PAGE_SIZE,
     logits_in_chunks,
     new_cache,
     randomized,
     some_ids,
+    step,
 )
 
 SIZES: dict[str, Any] = {
@@ -40,6 +42,16 @@ SIZES: dict[str, Any] = {
 EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 5}
 QWEN_EXPERTS = {"num_experts_per_tok": 3, "num_experts": 6, "moe_intermediate_size": 28}
 WINDOW = 21
+SMOLLM3 = {"num_hidden_layers": 8, "tie_word_embeddings": True, "head_dim": None, "pad_token_id": 0}
+MINISTRAL3 = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 24,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.5,
+}
 
 # The class, and what its configuration says beyond SIZES.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -79,7 +91,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         QWEN_EXPERTS | {"norm_topk_prob": True, "mlp_only_layers": [1]},
     ),
     "qwen3 moe, every second layer": ("Qwen3Moe", QWEN_EXPERTS | {"decoder_sparse_step": 2}),
+    "smollm3": ("SmolLM3", SMOLLM3),
+    "smollm3, layers that are listed": ("SmolLM3", SMOLLM3 | {"no_rope_layers": [0, 1] * 4, "attention_bias": True}),
+    "ministral3": ("Ministral3", {"rope_parameters": MINISTRAL3}),
+    "ministral3 with a window": ("Ministral3", {"rope_parameters": MINISTRAL3, "sliding_window": WINDOW}),
+    "seed oss": ("SeedOss", {}),
+    "seed oss, biases everywhere": ("SeedOss", {"attention_out_bias": True}),
+    "internlm3": ("InternLM3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}}),
+    "arcee": ("Arcee", {"head_dim": 8}),
+    "ernie4_5": ("Ernie4_5", {}),
+    "ernie4_5, output apart": ("Ernie4_5", {"tie_word_embeddings": False, "rope_parameters": {"rope_theta": 100.0}}),
 }
+# Those that llama.cpp knows, beside those whose files `test_gguf.py` looks at.
+GGUF = ["smollm3", "seed oss", "arcee", "ernie4_5"]
+COMPANY = ["smollm3", "ministral3", "arcee", "ernie4_5"]
+NEW = ("SmolLM3", "Ministral3", "SeedOss", "InternLM3", "Arcee", "Ernie4_5")
 
 # theta 100: wavelengths of 6 to 290 positions with 12 coordinates, on both sides of every boundary below.
 SCALINGS: dict[str, dict[str, Any]] = {
@@ -116,8 +142,12 @@ def saved(kind: str, folder: Path, **changes: Any) -> Any:
     settings = {key: value for key, value in (SIZES | changes).items() if value is not None or key == "sliding_window"}
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**settings)
-    model = randomized(getattr(transformers, f"{kind}ForCausalLM")(config))
+    attention = {"attn_implementation": "eager"}
+    model = randomized(transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **attention))
     model.save_pretrained(folder)
+    if kind == "InternLM3":  # whose own class transformers has as Llama's
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"architectures": ["InternLM3ForCausalLM"]}))
     return model
 
 
@@ -144,6 +174,32 @@ def test_logits_equal_transformers_around_the_window(name: str, tmp_path: Path) 
     ours = loaded(tmp_path)
     for length in (WINDOW - 1, WINDOW + 1, 3 * WINDOW):
         assert_logits_agree(ours, theirs, length)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if MODELS[name][0] in NEW])
+def test_greedy_answers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    kind, changes = MODELS[name]
+    theirs, prompt = saved(kind, tmp_path, **changes), some_ids(97, 9)
+    ours, answer = loaded(tmp_path), list(prompt)
+    cache, pages = new_cache(ours, 80), list(range(5))
+    logits = step(ours, cache, [(answer, 0, pages)])
+    for _ in range(64):
+        answer.append(int(logits[-1].argmax()))
+        logits = step(ours, cache, [(answer[-1:], len(answer) - 1, pages)])
+    settings = {"do_sample": False, "max_new_tokens": 64, "pad_token_id": 0, "eos_token_id": None}
+    with torch.inference_mode():
+        theirs.generation_config.eos_token_id = None
+        expected = theirs.generate(torch.tensor([prompt]), **settings)
+    assert answer == expected[0].tolist()
+
+
+@pytest.mark.parametrize("name", GGUF)
+def test_a_gguf_file_computes_what_the_folder_does(name: str, tmp_path: Path) -> None:
+    kind, changes = MODELS[name]
+    theirs = saved(kind, tmp_path, **changes)
+    path = save_gguf(theirs, tmp_path / "model.gguf")
+    assert open_checkpoint(path).config == open_checkpoint(tmp_path).config
+    assert_logits_agree(loaded(path), theirs, 2 * WINDOW)
 
 
 def test_mistral_with_layer_types_is_what_transformers_automodel_makes_of_it(tmp_path: Path) -> None:
@@ -178,7 +234,7 @@ def test_dynamic_scaling_is_that_of_a_sequence_which_fills_the_context(context_l
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "mistral", "mixtral", "qwen3 moe"])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "mistral", "mixtral", "qwen3 moe", *COMPANY])
 def test_rows_do_not_depend_on_company(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     kind, changes = MODELS[name]
     saved(kind, tmp_path, **changes)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,13 +49,6 @@ _KINDS: Mapping[int, torch.dtype | BlockKind] = {
     30: torch.bfloat16,
     **{kind.number: kind for kind in BLOCK_KINDS.values()},
 }
-# What a file says in `general.architecture`: our name, whether q and k are permuted, normalized, q, k and v biased.
-_ARCHITECTURES = {
-    "llama": ("llama", True, False, False),
-    "qwen2": ("qwen2", False, False, True),
-    "qwen3": ("qwen3", False, True, False),
-    "qwen3moe": ("qwen3_moe", False, True, False),
-}
 LAYER_NAMES = {
     "attention.norm": "attn_norm.weight",
     "attention.q": "attn_q.weight",
@@ -78,6 +71,33 @@ LAYER_NAMES = {
     "experts.down": "ffn_down_exps.weight",
 }
 TOP_NAMES = {"embedding": "token_embd.weight", "output": "output.weight", "norm": "output_norm.weight"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Architecture:
+    """What a file that says this in `general.architecture` leaves unsaid."""
+
+    name: str  # ours
+    permuted: bool = False  # RoPE pairs of q and k are neighbours
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    divisors: bool = False  # llama.cpp reads a tensor of RoPE's divisors
+    unrotated_every: int = 0  # layers whose number, from 1 on, is a multiple of it are not rotated
+    layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER_NAMES, repr=False)
+    always: Mapping[str, Any] = field(default_factory=dict)  # fields of ModelConfig that are so in every such model
+
+
+_POST_NORM = {"mlp.norm": "post_attention_norm.weight"}
+_ARCHITECTURES = {
+    "llama": _Architecture("llama", permuted=True, divisors=True),
+    "qwen2": _Architecture("qwen2", qkv_bias=True),
+    "qwen3": _Architecture("qwen3", qk_norm=True),
+    "qwen3moe": _Architecture("qwen3_moe", qk_norm=True),
+    "smollm3": _Architecture("smollm3", permuted=True, unrotated_every=4),
+    "seed_oss": _Architecture("seed_oss", layer_names=LAYER_NAMES | _POST_NORM),
+    "arcee": _Architecture("arcee", permuted=True, always={"activation": "relu2", "gated": False}),
+    "ernie4_5": _Architecture("ernie4_5", permuted=True),
+}
 ROPE_DIVISORS = "rope_freqs.weight"
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Texts of tokens that end an answer, whatever the file says: llama.cpp's rule, for the families that are served.
@@ -116,7 +136,7 @@ class GgufCheckpoint:
         self._mapped = {tensor.file.data_ptr() for tensor in files.tensors.values()}
         stored = {name: _stored(name, tensor) for name, tensor in files.tensors.items()}
         _check_apart(files.tensors, stored)
-        self.config, self._permuted = _read_config(path, files, self._divisors())
+        self.config, self._architecture = _read_config(path, files, self._divisors())
         stored.pop(ROPE_DIVISORS, None)
         match_tensors(path, self._expected(), stored)
         self.dtype = main_dtype(stored.values())
@@ -130,9 +150,9 @@ class GgufCheckpoint:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor | StoredMatrix]]:
         """See `Checkpoint.tensors`."""
         for name in self.config.tensor_shapes():
-            place = place_of(name)
+            place = self._place(name)
             tensor = self._view(place.stored, place.expert)
-            if self._permuted and name.endswith((".q", ".k", ".q_bias", ".k_bias")):
+            if self._architecture.permuted and name.endswith((".q", ".k", ".q_bias", ".k_bias")):
                 heads = self.config.num_heads if ".q" in name else self.config.num_kv_heads
                 order = halves_order(heads, self.config.head_dim)
                 if isinstance(tensor, QuantizedTensor):
@@ -153,13 +173,16 @@ class GgufCheckpoint:
     def _expected(self) -> dict[str, tuple[int, ...]]:
         expected: dict[str, tuple[int, ...]] = {}
         for name, shape in self.config.tensor_shapes().items():
-            place = place_of(name)
+            place = self._place(name)
             if place.expert is None:
                 expected[place.stored] = shape
             else:
                 assert self.config.experts is not None
                 expected[place.stored] = (self.config.experts.count, *shape)
         return expected
+
+    def _place(self, name: str) -> Place:
+        return place_of(name, self._architecture.layer_names)
 
     def _view(self, name: str, expert: int | None = None) -> torch.Tensor | QuantizedTensor:
         """A tensor, or one expert's part of it, as it lies in the file."""
@@ -192,15 +215,15 @@ class Place:
     expert: int | None
 
 
-def place_of(name: str) -> Place:
+def place_of(name: str, layer_names: Mapping[str, str] = LAYER_NAMES) -> Place:
     """Where a canonical tensor is found."""
     if not name.startswith("layers."):
         return Place(TOP_NAMES[name], None)
     _, layer, part = name.split(".", 2)
     if not part.startswith("experts."):
-        return Place(f"blk.{layer}.{LAYER_NAMES[part]}", None)
+        return Place(f"blk.{layer}.{layer_names[part]}", None)
     _, expert, matrix = part.split(".")
-    return Place(f"blk.{layer}.{LAYER_NAMES[f'experts.{matrix}']}", int(expert))
+    return Place(f"blk.{layer}.{layer_names[f'experts.{matrix}']}", int(expert))
 
 
 def _wanted(key: str) -> bool:
@@ -236,20 +259,21 @@ def _check_apart(tensors: Mapping[str, Located], stored: Mapping[str, StoredTens
         ends[located.path] = (located.tensor.offset + stored[name].bytes, name)
 
 
-def _read_config(path: Path, files: GgufFiles, divisors: tuple[float, ...]) -> tuple[ModelConfig, bool]:
+def _read_config(path: Path, files: GgufFiles, divisors: tuple[float, ...]) -> tuple[ModelConfig, _Architecture]:
     metadata = files.metadata
     kind = metadata.get("general.architecture")
     if not isinstance(kind, str) or kind not in _ARCHITECTURES:
         raise CheckpointError(
             f"{path}: general.architecture {kind!r} is not served; served are {', '.join(_ARCHITECTURES)}"
         )
-    name, permuted, qk_norm, qkv_bias = _ARCHITECTURES[kind]
+    architecture = _ARCHITECTURES[kind]
+    name = architecture.name
     prefix = f"{kind}."
     plain = {key: _plain(value) for key, value in metadata.items() if not key.startswith("tokenizer.")}
     check_fields(Fields(path, plain), known_keys(kind), NEUTRAL_FAMILIES)
     own = {key.removeprefix(prefix): value for key, value in plain.items() if key.startswith(prefix)}
     fields = Fields(path, own, prefix)
-    if divisors and kind != "llama":
+    if divisors and not architecture.divisors:
         raise CheckpointError(f"{path}: tensor {ROPE_DIVISORS} is there, which llama.cpp does not know of {kind}")
     embedding = files.tensors.get(TOP_NAMES["embedding"])
     if embedding is None or len(embedding.tensor.shape) != 2:
@@ -267,7 +291,7 @@ def _read_config(path: Path, files: GgufFiles, divisors: tuple[float, ...]) -> t
             raise fields.error(key, f"is {fields.integer(key)}, but a head has {only}; others are not served")
     if 0 < fields.integer("attention.sliding_window", 0) < context_length:
         raise fields.error("attention.sliding_window", "is set, which llama.cpp does not know of this architecture")
-    layers = fields.integer("block_count")
+    layers, every = fields.integer("block_count"), architecture.unrotated_every
     experts = _experts(fields, kind)
     if experts is not None and kind == "llama":
         name = "mixtral"
@@ -288,12 +312,14 @@ def _read_config(path: Path, files: GgufFiles, divisors: tuple[float, ...]) -> t
         rope_theta=fields.number("rope.freq_base", 10000.0),
         rope_scaling=_rope_scaling(fields, divisors, context_length),
         tie_embeddings=TOP_NAMES["output"] not in files.tensors,
-        qkv_bias=qkv_bias or "blk.0.attn_q.bias" in files.tensors,
+        qkv_bias=architecture.qkv_bias or "blk.0.attn_q.bias" in files.tensors,
         output_bias="blk.0.attn_output.bias" in files.tensors,
-        qk_norm=qk_norm,
+        qk_norm=architecture.qk_norm,
+        unrotated_layers=tuple(range(every - 1, layers, every)) if every and 0 < layers <= 1 << 12 else (),
         experts=experts,
+        **architecture.always,
     )
-    return config, permuted
+    return config, architecture
 
 
 def _plain(value: Any) -> Any:

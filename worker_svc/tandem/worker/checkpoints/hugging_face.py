@@ -26,12 +26,15 @@ from tandem.worker.checkpoints.checkpoint import (
     main_dtype,
     match_tensors,
     release_mapped,
+    rows_in_order,
 )
 from tandem.worker.checkpoints.fields import Fields
-from tandem.worker.checkpoints.hugging_face_config import EMBEDDING, OUTPUT, architecture_of, read_config
+from tandem.worker.checkpoints.hugging_face_architectures import EMBEDDING, OUTPUT
+from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config
 from tandem.worker.checkpoints.hugging_face_fields import GENERATION
 from tandem.worker.checkpoints.known_fields import check_fields
 from tandem.worker.checkpoints.packed import PackedMatrix, Packing, packing_of
+from tandem.worker.checkpoints.row_order import halves_order
 from tandem.worker.checkpoints.sampling_defaults import sampling_defaults
 
 _log = logging.getLogger(__name__)
@@ -58,7 +61,7 @@ class HuggingFaceCheckpoint:
         self._files = _open_files(path)  # stored name -> the open file that has it
         stored = {name: _stored(file, name) for name, file in self._files.items()}
         self._embedding = EMBEDDING
-        tied = config.boolean("tie_word_embeddings", False)
+        tied = config.boolean("tie_word_embeddings", self._architecture.tied)
         if tied and OUTPUT in stored:
             if EMBEDDING not in stored:
                 self._embedding = OUTPUT
@@ -72,7 +75,10 @@ class HuggingFaceCheckpoint:
         self.config = read_config(config, self._architecture, tied)
         shapes = {self._stored_name(name): shape for name, shape in self.config.tensor_shapes().items()}
         self._packed: dict[str, PackedMatrix] = {}
+        self._copy: torch.Tensor | None = None  # rows in another order than they lie in the file
         packing = packing_of(config)
+        if packing is not None and self._architecture.interleaved:
+            raise config.error("quantization_config", f"of {self._architecture.class_name} is not served")
         self.stored_as = bytes_by_dtype(tensor for tensor in stored.values() if not isinstance(tensor.dtype, str))
         if packing is not None:
             self._unpack(packing, shapes, stored)
@@ -93,11 +99,21 @@ class HuggingFaceCheckpoint:
         for name in self.config.tensor_shapes():
             stored_name = self._stored_name(name)
             packed = self._packed.get(stored_name)
-            yield name, self._read(stored_name) if packed is None else packed
+            if packed is not None:
+                yield name, packed
+            elif self._architecture.interleaved and name.endswith((".q", ".k", ".q_bias", ".k_bias")):
+                heads = self.config.num_heads if ".q" in name else self.config.num_kv_heads
+                mapped = self._read(stored_name)
+                self._copy = rows_in_order(mapped, halves_order(heads, self.config.head_dim))
+                release_mapped(mapped)
+                yield name, self._copy
+            else:
+                yield name, self._read(stored_name)
 
     def release(self, piece: torch.Tensor | StoredMatrix) -> None:
         """See `Checkpoint.release`."""
-        release_mapped(piece)
+        if not (isinstance(piece, torch.Tensor) and self._copy is not None and _same_memory(piece, self._copy)):
+            release_mapped(piece)
 
     def _stored_name(self, name: str) -> str:
         return self._embedding if name == "embedding" else self._architecture.stored_name(name)
@@ -157,6 +173,11 @@ class HuggingFaceCheckpoint:
         release_mapped(first)
         release_mapped(second)
         return same
+
+
+def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether both are views of the same storage."""
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def _open_files(path: Path) -> dict[str, Any]:

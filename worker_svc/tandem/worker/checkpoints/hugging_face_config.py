@@ -6,14 +6,13 @@ are known are listed in `hugging_face_fields.py`; every other one is refused by 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tandem.worker.checkpoints.fields import Fields, build
-from tandem.worker.checkpoints.hugging_face_fields import CONFIG, ROPE
+from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES, Architecture
+from tandem.worker.checkpoints.hugging_face_fields import CONFIG, ROPE, ROPE_OF
 from tandem.worker.checkpoints.known_fields import check_fields
-from tandem.worker.checkpoints.model_config import Experts, ModelConfig, RopeScaling, yarn_attention_factor
+from tandem.worker.checkpoints.model_config import Experts, ModelConfig, QueryGrowth, RopeScaling, yarn_attention_factor
 
 KEYS = {
     "num_layers": "num_hidden_layers",
@@ -38,91 +37,6 @@ ROPE_KEYS = {
 }
 
 _Number = TypeVar("_Number", int, float)
-
-_LAYER_NAMES = {
-    "attention.norm": "input_layernorm.weight",
-    "attention.q": "self_attn.q_proj.weight",
-    "attention.k": "self_attn.k_proj.weight",
-    "attention.v": "self_attn.v_proj.weight",
-    "attention.output": "self_attn.o_proj.weight",
-    "attention.q_bias": "self_attn.q_proj.bias",
-    "attention.k_bias": "self_attn.k_proj.bias",
-    "attention.v_bias": "self_attn.v_proj.bias",
-    "attention.output_bias": "self_attn.o_proj.bias",
-    "attention.q_norm": "self_attn.q_norm.weight",
-    "attention.k_norm": "self_attn.k_norm.weight",
-    "mlp.norm": "post_attention_layernorm.weight",
-    "mlp.gate": "mlp.gate_proj.weight",
-    "mlp.up": "mlp.up_proj.weight",
-    "mlp.down": "mlp.down_proj.weight",
-    "router": "mlp.gate.weight",
-    "experts.gate": "mlp.experts.{}.gate_proj.weight",
-    "experts.up": "mlp.experts.{}.up_proj.weight",
-    "experts.down": "mlp.experts.{}.down_proj.weight",
-}
-_MIXTRAL_NAMES = _LAYER_NAMES | {
-    "router": "block_sparse_moe.gate.weight",
-    "experts.gate": "block_sparse_moe.experts.{}.w1.weight",
-    "experts.up": "block_sparse_moe.experts.{}.w3.weight",
-    "experts.down": "block_sparse_moe.experts.{}.w2.weight",
-}
-EMBEDDING, OUTPUT, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """One of transformers' model classes, and the defaults of its configuration."""
-
-    name: str  # transformers' model_type, and what we call it
-    class_name: str
-    layer_names: Mapping[str, str] = field(default_factory=lambda: _LAYER_NAMES, repr=False)
-    special_ids: Mapping[str, int] = field(default_factory=lambda: {"bos_token_id": 1, "eos_token_id": 2})
-    rope_theta: float = 10000.0
-    head_dim: int | None = None  # None: the hidden size over the heads
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    attention_bias: bool = False  # whether it knows this field, which gives biases to q, k, v and the output
-    sliding_window: int | None = None  # where the file does not say it
-    use_sliding_window: bool = False  # whether it knows this field, without which it has no window
-    window_by_layer: bool = False  # whether the window can be that of some layers only
-
-    def stored_name(self, name: str) -> str:
-        """A canonical tensor's name in the files."""
-        if not name.startswith("layers."):
-            return {"embedding": EMBEDDING, "output": OUTPUT, "norm": NORM}[name]
-        _, layer, part = name.split(".", 2)
-        if part.startswith("experts."):
-            _, expert, matrix = part.split(".")
-            stored = self.layer_names[f"experts.{matrix}"].format(expert)
-        else:
-            stored = self.layer_names[part]
-        return f"model.layers.{layer}.{stored}"
-
-
-_QWEN_WINDOW: Mapping[str, Any] = {"sliding_window": 4096, "use_sliding_window": True}
-ARCHITECTURES = {
-    each.name: each
-    for each in (
-        Architecture("llama", "LlamaForCausalLM", attention_bias=True),
-        Architecture("mistral", "MistralForCausalLM", sliding_window=4096),
-        Architecture("ministral", "MinistralForCausalLM", sliding_window=4096, window_by_layer=True),
-        Architecture("qwen2", "Qwen2ForCausalLM", special_ids={}, qkv_bias=True, **_QWEN_WINDOW, window_by_layer=True),
-        Architecture(
-            "qwen3",
-            "Qwen3ForCausalLM",
-            special_ids={},
-            head_dim=128,
-            qk_norm=True,
-            attention_bias=True,
-            **_QWEN_WINDOW,
-            window_by_layer=True,
-        ),
-        Architecture("mixtral", "MixtralForCausalLM", _MIXTRAL_NAMES, rope_theta=1e6),
-        Architecture(
-            "qwen3_moe", "Qwen3MoeForCausalLM", special_ids={}, qk_norm=True, attention_bias=True, **_QWEN_WINDOW
-        ),
-    )
-}
 
 
 def architecture_of(config: Fields) -> Architecture:
@@ -163,12 +77,14 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         head_dim = hidden_size // heads
     layers = config.integer("num_hidden_layers")
     rope = _rope_fields(config)
-    scaling = _rope_scaling(config, rope)
+    scaling = _rope_scaling(config, rope, architecture)
     theta = _stated_once(rope, "rope_theta", config.number("rope_theta", None), rope.number("rope_theta", None))
     context_length = config.integer("max_position_embeddings")
     if scaling is not None and scaling.kind == "dynamic":
         context_length = int(context_length * scaling.factor)
-    bias = architecture.attention_bias and config.boolean("attention_bias", False)
+    known = architecture.attention_bias
+    bias = known is not None and config.boolean("attention_bias", known)
+    output_bias = config.boolean("attention_out_bias", False) if architecture.output_bias_apart else bias
     return build(
         ModelConfig,
         config,
@@ -187,11 +103,35 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         rope_scaling=scaling,
         tie_embeddings=tied,
         qkv_bias=architecture.qkv_bias or bias,
-        output_bias=bias,
+        output_bias=output_bias,
         qk_norm=architecture.qk_norm,
         windows=_windows(config, architecture, layers),
+        unrotated_layers=_unrotated(config, layers) if architecture.no_rope_layers else (),
+        query_growth=_query_growth(config, rope) if architecture.query_growth else None,
         experts=_experts(config, architecture, layers),
+        **architecture.always,
     )
+
+
+def _unrotated(config: Fields, layers: int) -> tuple[int, ...]:
+    """The layers whose queries and keys are not rotated."""
+    listed = config.values.get("no_rope_layers")
+    if listed is None:
+        every = config.integer("no_rope_layer_interval", 4)
+        if every < 1:
+            raise config.error("no_rope_layer_interval", f"must be at least 1, but is {every}")
+        return tuple(range(every - 1, min(layers, 1 << 12), every))
+    if not isinstance(listed, list) or len(listed) < layers or any(type(one) is not int for one in listed):
+        raise config.error("no_rope_layers", f"must be a list of 1 (rotated) or 0 for each of the {layers} layers")
+    return tuple(layer for layer in range(layers) if not listed[layer])
+
+
+def _query_growth(config: Fields, rope: Fields) -> QueryGrowth:
+    trained = rope.integer("original_max_position_embeddings", None)
+    if trained is None:
+        raise config.error("rope_parameters", "do not say original_max_position_embeddings, which queries grow by")
+    keys = {"query_growth.beta": "llama_4_scaling_beta", "query_growth.every": "original_max_position_embeddings"}
+    return build(QueryGrowth, rope, keys, beta=rope.number("llama_4_scaling_beta"), every=trained)
 
 
 def _rope_fields(config: Fields) -> Fields:
@@ -209,7 +149,7 @@ def _stated_once(rope: Fields, key: str, beside: _Number | None, among: _Number 
     return beside if among is None else among
 
 
-def _rope_scaling(config: Fields, rope: Fields) -> RopeScaling | None:
+def _rope_scaling(config: Fields, rope: Fields, architecture: Architecture) -> RopeScaling | None:
     for key, value in rope.values.items():
         if isinstance(value, dict):
             raise rope.error(key, "is an object; rope parameters that differ by layer are not served")
@@ -219,7 +159,7 @@ def _rope_scaling(config: Fields, rope: Fields) -> RopeScaling | None:
         raise rope.error("rope_type", f"{kind!r} and type {old!r} contradict each other")
     if kind not in ROPE:
         raise rope.error("rope_type", f"{kind!r} is not served; served are {', '.join(ROPE)}")
-    check_fields(rope, ROPE[kind])
+    check_fields(rope, ROPE[kind] | ROPE_OF.get(architecture.name, {}))
     trained = config.integer("max_position_embeddings")
     key = "original_max_position_embeddings"
     original = _stated_once(rope, key, config.integer(key, None), rope.integer(key, None))

@@ -96,6 +96,14 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "attention_bias decoder_sparse_step mlp_only_layers moe_intermediate_size norm_topk_prob num_experts")
     | _QWEN_WINDOWS
     | _EXPERTS,
+    "smollm3": _CONFIG
+    | rules(USED, "attention_bias no_rope_layers no_rope_layer_interval use_sliding_window")
+    | {"use_sliding_window": Only((False,)), "sliding_window": NEUTRAL, "max_window_layers": NEUTRAL},
+    "ministral3": _CONFIG | rules(USED, "sliding_window"),
+    "seed_oss": _CONFIG | rules(USED, "attention_bias attention_out_bias") | rules(NEUTRAL, "residual_dropout"),
+    "internlm3": _CONFIG | rules(Only((False,)), "qkv_bias bias"),
+    "arcee": _CONFIG | rules(USED, "attention_bias") | {"hidden_act": Only(("relu2",))},
+    "ernie4_5": _CONFIG,
 }
 
 _PLAIN_ROPE: Table = rules(USED, "rope_type type rope_theta") | {"partial_rotary_factor": Only((1,))}
@@ -109,6 +117,11 @@ ROPE: Mapping[str, Table] = {
     "dynamic": _PLAIN_ROPE | rules(USED, "factor"),
     "llama3": _PLAIN_ROPE | rules(USED, _LLAMA3),
     "yarn": _PLAIN_ROPE | rules(USED, _YARN),
+}
+
+# Beside these, by our name of the architecture. Neutral is what the field of the same name beside the others says too.
+ROPE_OF: Mapping[str, Table] = {
+    "ministral3": {"llama_4_scaling_beta": USED, "max_position_embeddings": NEUTRAL},
 }
 
 # By `quant_method`. Neutral is how the numbers were found and which kernel another program multiplies them with; which

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 # Largest sizes that are taken for real. They bound what a broken or hostile file can make us allocate or list before
 # its tensors are compared with it.
@@ -22,6 +22,8 @@ _LIMITS: Mapping[str, int] = {
     "head_dim": 1 << 10,
     "context_length": 1 << 22,
 }
+Activation: TypeAlias = Literal["silu", "relu2"]  # relu2: the square of what is above 0
+Rope: TypeAlias = Literal["model", "none"]  # how a layer rotates: as the model says, or not at all
 _MOST_EXPERTS = 1 << 16  # in all layers together
 
 
@@ -103,6 +105,18 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries are multiplied by `1 + beta log(1 + floor(position / every))` after they are rotated (Llama 4)."""
+
+    beta: float
+    every: int
+
+    def __post_init__(self) -> None:
+        _require_finite("query_growth.beta", self.beta, at_least=0.0)
+        _require_size("query_growth.every", self.every, _LIMITS["context_length"])
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """A decoder of the Llama family; raises ConfigError for sizes that do not go together."""
 
@@ -124,7 +138,11 @@ class ModelConfig:
     output_bias: bool = False  # of the attention's output
     qk_norm: bool = False  # each head of q and k is normalized before it is rotated
     windows: tuple[int, ...] = ()  # by layer: a token sees itself and the `window - 1` tokens before it; 0: all
+    unrotated_layers: tuple[int, ...] = ()  # whose queries and keys know no position
+    query_growth: QueryGrowth | None = None
     experts: Experts | None = None
+    activation: Activation = "silu"  # of the feed-forward layer
+    gated: bool = True  # activation(gate x) * up x; else activation(up x)
 
     def __post_init__(self) -> None:
         for name, limit in _LIMITS.items():
@@ -163,6 +181,17 @@ class ModelConfig:
         """Each layer's window; 0 where it sees the whole context."""
         windows = self.windows or (0,) * self.num_layers
         return tuple(window if window < self.context_length else 0 for window in windows)
+
+    @property
+    def layer_ropes(self) -> tuple[Rope, ...]:
+        """How each layer rotates queries and keys."""
+        unrotated = set(self.unrotated_layers)
+        return tuple("none" if layer in unrotated else "model" for layer in range(self.num_layers))
+
+    @property
+    def queries_grow(self) -> bool:
+        """Whether some position of the context has queries that are multiplied by more than 1."""
+        return self.query_growth is not None and self.context_length > self.query_growth.every
 
     def with_context_length(self, context_length: int) -> ModelConfig:
         """The same model serving contexts of another length."""
@@ -216,16 +245,16 @@ class ModelConfig:
     def _feed_forward_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {"mlp.norm": (self.hidden_size,)}
         if not self.has_experts(layer):
-            return shapes | self._three_matrices("mlp", self.intermediate_size)
+            return shapes | self._matrices("mlp", self.intermediate_size)
         assert self.experts is not None
         shapes["router"] = (self.experts.count, self.hidden_size)
         for expert in range(self.experts.count):
-            shapes |= self._three_matrices(f"experts.{expert}", self.experts.intermediate_size)
+            shapes |= self._matrices(f"experts.{expert}", self.experts.intermediate_size)
         return shapes
 
-    def _three_matrices(self, name: str, size: int) -> dict[str, tuple[int, ...]]:
-        return {
-            f"{name}.gate": (size, self.hidden_size),
+    def _matrices(self, name: str, size: int) -> dict[str, tuple[int, ...]]:
+        gate: dict[str, tuple[int, ...]] = {f"{name}.gate": (size, self.hidden_size)} if self.gated else {}
+        return gate | {
             f"{name}.up": (size, self.hidden_size),
             f"{name}.down": (self.hidden_size, size),
         }

@@ -86,7 +86,11 @@ def write_vocabulary(metadata: Mapping[str, bytes], path: Path) -> None:
 
 def describe(config: ModelConfig) -> dict[str, Any]:
     """The keys that describe the model. Raises ConvertError for what llama.cpp does not know."""
-    name = _ARCHITECTURES[config.architecture]
+    name = _ARCHITECTURES.get(config.architecture)
+    if name is None:
+        raise ConvertError(
+            f"{config.architecture} is served, but not converted; converted are {', '.join(_ARCHITECTURES)}"
+        )
     if any(config.windows):
         raise ConvertError(f"GGUF's {name} architecture has no sliding window, which this {config.architecture} has")
     values: dict[str, Any] = {

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from tandem.worker.checkpoints.hugging_face_config import ARCHITECTURES
+from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
 from tandem.worker.checkpoints.model_config import ModelConfig, RopeScaling
 from tandem.worker.convert.pieces import ConvertError, Source, flush, reserve, write_at, write_text
 
 _SHARD_BYTES = 5_000_000_000
+_WRITTEN = ("llama", "mistral", "ministral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
@@ -34,6 +35,10 @@ def write_hugging_face(source: Source, folder: Path) -> None:
 def describe(config: ModelConfig) -> dict[str, Any]:
     """The fields of `config.json`. Raises ConvertError for what this layout cannot say."""
     architecture = ARCHITECTURES[config.architecture]
+    if architecture.name not in _WRITTEN:
+        raise ConvertError(
+            f"{architecture.class_name} is served, but not converted; converted are {', '.join(_WRITTEN)}"
+        )
     if (config.qkv_bias, config.output_bias) not in _possible_biases(config):
         raise ConvertError(
             f"{architecture.class_name} cannot have biases of only some of q, k, v and the output, as this model has"
@@ -54,7 +59,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         "hidden_act": "silu",
         "tie_word_embeddings": config.tie_embeddings,
     }
-    if architecture.attention_bias:
+    if architecture.attention_bias is not None:
         values["attention_bias"] = config.qkv_bias
     if architecture.name == "qwen2" and config.head_dim * config.num_heads != config.hidden_size:
         raise ConvertError(f"{architecture.class_name} has no head_dim, but this model's is {config.head_dim}")
@@ -68,7 +73,7 @@ def _possible_biases(config: ModelConfig) -> tuple[tuple[bool, bool], ...]:
     architecture = ARCHITECTURES[config.architecture]
     if architecture.qkv_bias:
         return ((True, False),)
-    return ((False, False), (True, True)) if architecture.attention_bias else ((False, False),)
+    return ((False, False), (True, True)) if architecture.attention_bias is not None else ((False, False),)
 
 
 def _windows(config: ModelConfig) -> dict[str, Any]:

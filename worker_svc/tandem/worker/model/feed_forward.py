@@ -1,11 +1,12 @@
-"""The gated feed-forward layer: `(silu(x Wgate) * x Wup) Wdown`."""
+"""The feed-forward layer: gated, `(silu(x Wgate) * x Wup) Wdown`, or not, `activation(x Wup) Wdown`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
+from tandem.worker.checkpoints.model_config import Activation, ModelConfig
 from tandem.worker.model.linear import Linear
 from tandem.worker.model.operations import Operations
 
@@ -25,3 +26,27 @@ class FeedForward(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[N, hidden] -> [N, hidden]`."""
         return self.down(self._operations.swiglu(self.gate_up(x), self.intermediate_size))
+
+
+class UngatedFeedForward(torch.nn.Module):
+    """One product for up, and one for down."""
+
+    __call__: Callable[..., torch.Tensor]
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.up = Linear(config.hidden_size, config.intermediate_size, dtype)
+        self.down = Linear(config.intermediate_size, config.hidden_size, dtype)
+        self._activation = ACTIVATIONS[config.activation]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[N, hidden] -> [N, hidden]`."""
+        return self.down(self._activation(self.up(x)))
+
+
+def _squared_relu(x: torch.Tensor) -> torch.Tensor:
+    return x.relu().square_()
+
+
+# By operations whose bits do not depend on the number of rows.
+ACTIVATIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = {"relu2": _squared_relu}

@@ -10,10 +10,13 @@ Coordinates i and i + head_dim / 2 of a head are a pair, which position p rotate
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 import torch
 
-from tandem.worker.checkpoints.model_config import ModelConfig, RopeScaling
+from tandem.worker.checkpoints.model_config import ModelConfig, QueryGrowth, Rope, RopeScaling
+
+Rotation: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # cosines and signed sines, each [N, 1, head_dim]
 
 _BLOCK = 8192  # positions whose angles are worked out at once
 
@@ -88,6 +91,43 @@ class RotaryTable(torch.nn.Module):
         """What `rotate` needs for rows at `positions` `[N]`: cosines and signed sines, each `[N, 1, head_dim]`."""
         cos, sin = self.table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
+class Rotations(torch.nn.Module):
+    """A table for each way in which layers of a model rotate."""
+
+    def __init__(self, config: ModelConfig, device: torch.device | str) -> None:
+        super().__init__()
+        self._head_dim = config.head_dim
+        self._kinds = frozenset(config.layer_ropes)
+        self.model = RotaryTable(config, device)
+
+    def at(self, positions: torch.Tensor) -> dict[Rope, Rotation]:
+        """What `rotate` needs for rows at `positions` `[N]`, each `[N, 1, head_dim]`; by 1 and 0 nothing changes."""
+        rotations: dict[Rope, Rotation] = {}
+        if "model" in self._kinds:
+            rotations["model"] = self.model.at(positions)
+        if "none" in self._kinds:
+            shape, device = (len(positions), 1, self._head_dim), positions.device
+            rotations["none"] = (torch.ones(shape, device=device), torch.zeros(shape, device=device))
+        return rotations
+
+
+class QueryFactors(torch.nn.Module):
+    """What the queries of each position are multiplied by where they grow. Looked up, not computed row by row: the
+    bits of a logarithm may depend on its row."""
+
+    table: torch.Tensor  # [positions / every]
+
+    def __init__(self, growth: QueryGrowth, context_length: int, device: torch.device | str) -> None:
+        super().__init__()
+        self._every = growth.every
+        steps = torch.arange(-(-context_length // growth.every), dtype=torch.float32)
+        self.register_buffer("table", (1 + growth.beta * torch.log(1 + steps)).to(device), persistent=False)
+
+    def at(self, positions: torch.Tensor) -> torch.Tensor:
+        """For rows at `positions` `[N]`: `[N, 1, 1]`."""
+        return self.table.index_select(0, positions // self._every).view(-1, 1, 1)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:

@@ -18,17 +18,17 @@ from functools import cached_property
 
 import torch
 
-from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.model.cpu.layer import CompiledLayer, CompiledStep, compiled_steps
+from tandem.worker.checkpoints.model_config import ModelConfig, Rope
+from tandem.worker.model.cpu.layer import CompiledLayer, CompiledStep, LayerKind, compiled_steps
 from tandem.worker.model.cpu.operations import cpu_operations
-from tandem.worker.model.feed_forward import FeedForward
+from tandem.worker.model.feed_forward import FeedForward, UngatedFeedForward
 from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.linear import Bias, Linear, PlainWeight
 from tandem.worker.model.moe import MixtureOfExperts
 from tandem.worker.model.operations import Operations, Plan, Products
 from tandem.worker.model.parallel import ALONE, Ranks
-from tandem.worker.model.rope import RotaryTable
+from tandem.worker.model.rope import QueryFactors, Rotation, Rotations
 from tandem.worker.model.weights import Embedding
 
 
@@ -65,11 +65,12 @@ class Destination:
 class _Step:
     """What all layers of a forward pass share."""
 
-    rotation: tuple[torch.Tensor, torch.Tensor]  # cosines and signed sines, each [N, 1, head_dim]
+    rotations: Mapping[Rope, Rotation]
+    growth: torch.Tensor | None  # what queries are multiplied by, [N, 1, 1]
     cache: KVCache
     slots: torch.Tensor
     plans: Mapping[int, Plan]  # by window
-    compiled: Mapping[int, CompiledStep]  # by window; where it is missing, layers are computed piece by piece
+    compiled: Mapping[LayerKind, CompiledStep]  # where it is missing, layers are computed piece by piece
 
 
 class Layer(torch.nn.Module):
@@ -87,6 +88,8 @@ class Layer(torch.nn.Module):
         self._q_size = config.q_size
         self._normalized_heads = (config.num_heads, config.num_kv_heads)
         self._window = config.layer_windows[index]
+        self._rope: Rope = config.layer_ropes[index]
+        self._kind: LayerKind = (self._window, self._rope)
         self._scale = config.head_dim**-0.5
         self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, operations)
         self.qkv = Linear(config.hidden_size, config.q_size + 2 * config.kv_size, dtype, bias=config.qkv_bias)
@@ -94,9 +97,11 @@ class Layer(torch.nn.Module):
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps, dtype, operations) if config.qk_norm else None
         self.attention_output = Linear(config.q_size, config.hidden_size, dtype, bias=config.output_bias)
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, operations)
-        self.feed_forward: FeedForward | MixtureOfExperts
+        self.feed_forward: FeedForward | UngatedFeedForward | MixtureOfExperts
         if config.experts is not None and config.has_experts(index):
             self.feed_forward = MixtureOfExperts(config.hidden_size, config.experts, dtype, operations)
+        elif not config.gated:
+            self.feed_forward = UngatedFeedForward(config, dtype)
         else:
             self.feed_forward = FeedForward(config.hidden_size, config.intermediate_size, dtype, operations)
 
@@ -105,14 +110,18 @@ class Layer(torch.nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`x [N, hidden]` and what is still to be added to it, before this layer and after it; x itself is overwritten.
         With `wanted` `[M]`, only those rows come out."""
-        whole = step.compiled.get(self._window)
+        whole = step.compiled.get(self._kind)
         if whole is not None and self.compiled is not None and (wanted is None or len(wanted) == len(x)):
             pages = (step.cache.keys[self._index][0], step.cache.values[self._index][0])
             delta = self.compiled.run(whole, x, delta, pages)
             return (x, delta) if wanted is None else (x.index_select(0, wanted), delta.index_select(0, wanted))
         qkv = self.qkv(self.attention_norm.after_adding(x, delta)).view(self._qkv_shape)
         self._normalize(qkv)
-        queries = self._operations.rotate_and_store(qkv, step.rotation, step.cache, self._index, step.slots)
+        queries = self._operations.rotate_and_store(
+            qkv, step.rotations[self._rope], step.cache, self._index, step.slots
+        )
+        if step.growth is not None:
+            queries = (queries * step.growth).to(queries.dtype)
         keys, values = step.cache.keys[self._index], step.cache.values[self._index]
         attended = step.plans[self._window].attend(keys, values, queries, self._scale).view(-1, self._q_size)
         if wanted is not None:
@@ -124,7 +133,9 @@ class Layer(torch.nn.Module):
     def compiled(self) -> CompiledLayer | None:
         """This layer for a call of its own, once its weights are there; None where that is not to be had."""
         mlp = self.feed_forward
-        if self.q_norm is not None or isinstance(mlp, MixtureOfExperts) or self._ranks.size > 1:
+        if self.q_norm is not None or not isinstance(mlp, FeedForward) or self._ranks.size > 1:
+            return None
+        if self._config.queries_grow:
             return None
         matrices = (self.qkv, self.attention_output, mlp.gate_up, mlp.down)
         return CompiledLayer.of(matrices, (self.attention_norm.weight, self.mlp_norm.weight), self._config)
@@ -161,6 +172,11 @@ class Layer(torch.nn.Module):
             for number, expert in enumerate(self.feed_forward.experts):
                 assert isinstance(expert, FeedForward)
                 places |= _three_matrices(f"experts.{number}", expert)
+        elif isinstance(self.feed_forward, UngatedFeedForward):
+            places |= {
+                "mlp.up": Destination(self.feed_forward.up, 0),
+                "mlp.down": Destination(self.feed_forward.down, 0),
+            }
         else:
             places |= _three_matrices("mlp", self.feed_forward)
         return places
@@ -193,7 +209,11 @@ class Transformer(torch.nn.Module):
         self.config = config = ranks.share(config)
         self.dtype = dtype
         self.operations = operations = operations or cpu_operations()
-        self.rotary = RotaryTable(config, device)
+        self.rotations = Rotations(config, device)
+        self._kinds = frozenset(zip(config.layer_windows, config.layer_ropes, strict=True))
+        self._growth: QueryFactors | None = None
+        if config.query_growth is not None and config.queries_grow:
+            self._growth = QueryFactors(config.query_growth, config.context_length, device)
         with torch.device("meta"):
             tied = config.tie_embeddings
             self.embedding = Embedding(
@@ -224,10 +244,11 @@ class Transformer(torch.nn.Module):
 
         Returns `[M, vocab]` float32.
         """
-        rotation, first = self.rotary.at(positions), self.layers[0]
+        rotations, first = self.rotations.at(positions), self.layers[0]
+        growth = None if self._growth is None else self._growth.at(positions)
         assert isinstance(first, Layer)
-        compiled = compiled_steps(self.operations, first.compiled, cache, rotation, slots, plans)
-        step = _Step(rotation, cache, slots, plans, compiled)
+        compiled = compiled_steps(self.operations, first.compiled, cache, rotations, slots, plans, self._kinds)
+        step = _Step(rotations, growth, cache, slots, plans, compiled)
         x, delta = self.embedding(ids), None
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):

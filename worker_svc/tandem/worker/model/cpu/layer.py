@@ -10,12 +10,13 @@ A layer is served if its matrices are stored for compiled products and it has ne
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
 
 import torch
 
 from tandem.worker.checkpoints.grouped import GROUPS
-from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.model_config import ModelConfig, Rope
 from tandem.worker.model.cpu.native import PANEL
 from tandem.worker.model.cpu.native.layers import FORMATS, LANES, WORTH_A_THREAD
 from tandem.worker.model.cpu.native.library import calls
@@ -25,10 +26,12 @@ from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.linear import HalfPanels, Linear
 from tandem.worker.model.operations import Operations, Plan
 from tandem.worker.model.quantization import QuantizedWeight
+from tandem.worker.model.rope import Rotation
 
 MOST_ROWS = 64  # with more, quantized products take so long that nothing else matters
 MOST_WIDE_ROWS = 2048  # with plain ones, room for what a layer computes is had once instead of once a layer
 
+LayerKind: TypeAlias = tuple[int, Rope]  # its window, and how it rotates
 _Pointer, _Size, _Number, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 
@@ -120,7 +123,7 @@ class CompiledLayer:
 
 
 class CompiledStep:
-    """What all layers with the same window share in one step: where rows go, and room for what they compute."""
+    """What all layers of the same kind share in one step: where rows go, and room for what they compute."""
 
     def __init__(
         self,
@@ -168,19 +171,20 @@ def compiled_steps(
     operations: Operations,
     layer: CompiledLayer | None,
     cache: KVCache,
-    rotation: tuple[torch.Tensor, torch.Tensor],
+    rotations: Mapping[Rope, Rotation],
     slots: torch.Tensor,
     plans: Mapping[int, Plan],
-) -> dict[int, CompiledStep]:
-    """By window; empty where a step's layers are to be computed piece by piece."""
+    kinds: Iterable[LayerKind],
+) -> dict[LayerKind, CompiledStep]:
+    """For each kind of layer; empty where a step's layers are to be computed piece by piece."""
     if layer is None or slots.shape[1] > layer.most_rows:
         return {}
     if type(operations) is not NativeOperations or not stores_as_given(cache):
         return {}
     return {
-        window: CompiledStep(layer, cache, rotation, slots, plan)
-        for window, plan in plans.items()
-        if isinstance(plan, NativePlan)
+        (window, rope): CompiledStep(layer, cache, rotations[rope], slots, plan)
+        for window, rope in kinds
+        if isinstance(plan := plans[window], NativePlan)
     }
 
 

@@ -1,0 +1,185 @@
+"""`config.json` of published models, sizes and all, becomes a model of as many parameters as its name says."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.worker.checkpoints.fields import Fields
+from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config
+
+COMMON: dict[str, Any] = {
+    "attention_dropout": 0.0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.55.0",
+    "use_cache": True,
+}
+
+
+def described(kind: str, model_type: str, **more: Any) -> dict[str, Any]:
+    return COMMON | {"architectures": [f"{kind}ForCausalLM"], "model_type": model_type} | more
+
+
+def sizes(vocab: int, hidden: int, inner: int, layers: int, heads: int, kv_heads: int, context: int) -> dict[str, Any]:
+    return {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": context,
+    }
+
+
+# Its config, and how many thousand million parameters it is said to have.
+PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
+    "SmolLM3-3B": (
+        described(
+            "SmolLM3",
+            "smollm3",
+            **sizes(128256, 2048, 11008, 36, 16, 4, 65536),
+            attention_bias=False,
+            layer_types=["full_attention"] * 36,
+            max_window_layers=28,
+            mlp_bias=False,
+            no_rope_layer_interval=4,
+            no_rope_layers=[1, 1, 1, 0] * 9,
+            pad_token_id=128004,
+            pretraining_tp=2,
+            rms_norm_eps=1e-6,
+            rope_scaling=None,
+            rope_theta=5000000.0,
+            sliding_window=None,
+            use_sliding_window=False,
+        ),
+        3.08,
+    ),
+    "Mistral-Small-24B-2501": (
+        described(
+            "Mistral",
+            "mistral",
+            **sizes(131072, 5120, 32768, 40, 32, 8, 32768),
+            head_dim=128,
+            rms_norm_eps=1e-5,
+            rope_theta=100000000.0,
+            sliding_window=None,
+            tie_word_embeddings=False,
+        ),
+        23.6,
+    ),
+    "the text model of Ministral-3-8B": (
+        described(
+            "Ministral3",
+            "ministral3",
+            **sizes(131072, 4096, 14336, 34, 32, 8, 262144),
+            head_dim=128,
+            rms_norm_eps=1e-5,
+            rope_parameters={
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "factor": 16.0,
+                "llama_4_scaling_beta": 0.1,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 16384,
+                "rope_theta": 1000000.0,
+                "rope_type": "yarn",
+                "type": "yarn",
+            },
+            sliding_window=None,
+            tie_word_embeddings=False,
+        ),
+        8.5,
+    ),
+    "Seed-OSS-36B": (
+        described(
+            "SeedOss",
+            "seed_oss",
+            **sizes(155136, 5120, 27648, 64, 80, 8, 524288),
+            attention_bias=True,
+            attention_out_bias=False,
+            head_dim=128,
+            mlp_bias=False,
+            pad_token_id=1,
+            pretraining_tp=1,
+            residual_dropout=0.1,
+            rms_norm_eps=1e-6,
+            rope_scaling={"rope_type": "default"},
+            rope_theta=10000000.0,
+            tie_word_embeddings=False,
+        ),
+        36.2,
+    ),
+    "internlm3-8b": (
+        described(
+            "InternLM3",
+            "internlm3",
+            **sizes(128512, 4096, 10240, 48, 32, 2, 32768),
+            auto_map={"AutoModelForCausalLM": "modeling_internlm3.InternLM3ForCausalLM"},
+            bias=False,
+            head_dim=128,
+            pad_token_id=2,
+            qkv_bias=False,
+            rms_norm_eps=1e-5,
+            rope_scaling={"factor": 6.0, "rope_type": "dynamic"},
+            rope_theta=50000000,
+            tie_word_embeddings=False,
+        ),
+        8.8,
+    ),
+    "AFM-4.5B": (
+        described(
+            "Arcee",
+            "arcee",
+            **sizes(128005, 2560, 18432, 36, 20, 4, 65536) | {"hidden_act": "relu2"},
+            attention_bias=False,
+            head_dim=128,
+            mlp_bias=False,
+            rms_norm_eps=1e-5,
+            rope_scaling={
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "factor": 20.0,
+                "mscale": 1.0,
+                "original_max_position_embeddings": 4096,
+                "rope_type": "yarn",
+                "type": "yarn",
+            },
+            rope_theta=10000.0,
+            tie_word_embeddings=False,
+        ),
+        4.6,
+    ),
+    "ERNIE-4.5-0.3B": (
+        described(
+            "Ernie4_5",
+            "ernie4_5",
+            **sizes(103424, 1024, 3072, 18, 16, 2, 131072),
+            head_dim=128,
+            pad_token_id=0,
+            rms_norm_eps=1e-5,
+            rope_theta=500000.0,
+            tie_word_embeddings=True,
+            use_bias=False,
+        ),
+        0.36,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_has_the_parameters_that_its_model_is_said_to_have(name: str) -> None:
+    values, billions = PUBLISHED[name]
+    fields = Fields(Path("config.json"), values)
+    architecture = architecture_of(fields)
+    config = read_config(fields, architecture, fields.boolean("tie_word_embeddings", architecture.tied))
+    parameters = sum(math.prod(shape) for shape in config.tensor_shapes().values())
+    assert parameters / 1e9 == pytest.approx(billions, rel=0.02)
