@@ -28,7 +28,7 @@ from tandem.worker.convert.run import convert
 from tandem.worker.model.loading import load_transformer
 from tests.worker_svc.checkpoints.gguf_models import save_gguf
 from tests.worker_svc.model.llama_folders import PAGE_SIZE, logits_in_chunks, new_cache, random_llama, some_ids, step
-from tests.worker_svc.model.test_architectures import MODELS, SCALINGS, WINDOW, saved
+from tests.worker_svc.model.test_architectures import MODELS, NEW, SCALINGS, WINDOW, saved
 
 FAMILIES = ("meta", "hugging-face", "gguf")
 
@@ -117,7 +117,7 @@ def test_a_written_gguf_file_is_read_by_the_gguf_package(tmp_path: Path, shared_
         assert ours.fields[field].contents() == pytest.approx(theirs.fields[field].contents())
 
 
-@pytest.mark.parametrize("name", [*MODELS, *SCALINGS])
+@pytest.mark.parametrize("name", [*(name for name in MODELS if MODELS[name][0] not in NEW), *SCALINGS])
 def test_a_written_folder_loads_in_transformers(name: str, tmp_path: Path) -> None:
     if name in MODELS:
         kind, changes = MODELS[name]
@@ -221,6 +221,16 @@ def test_what_a_family_cannot_say_is_refused_by_name(name: str, family: str, nam
     kind, changes = MODELS.get(name, ("Llama", {"rope_parameters": {"rope_theta": 100.0} | SCALINGS.get(name, {})}))
     saved(kind, tmp_path / "source", **changes)
     with pytest.raises(ConvertError, match=named):
+        converted(tmp_path / "source", tmp_path / "target", family)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", ["smollm3", "ministral3", "arcee", "ernie4_5"])
+def test_what_is_served_but_not_converted_is_refused_by_name(name: str, family: str, tmp_path: Path) -> None:
+    kind, changes = MODELS[name]
+    saved(kind, tmp_path / "source", **changes)
+    with pytest.raises(ConvertError, match=name):
         converted(tmp_path / "source", tmp_path / "target", family)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 

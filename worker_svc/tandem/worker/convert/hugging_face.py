@@ -36,9 +36,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
     """The fields of `config.json`. Raises ConvertError for what this layout cannot say."""
     architecture = ARCHITECTURES[config.architecture]
     if architecture.name not in _WRITTEN:
-        raise ConvertError(
-            f"{architecture.class_name} is served, but not converted; converted are {', '.join(_WRITTEN)}"
-        )
+        raise ConvertError(f"{architecture.name} is served, but not converted; converted are {', '.join(_WRITTEN)}")
     if (config.qkv_bias, config.output_bias) not in _possible_biases(config):
         raise ConvertError(
             f"{architecture.class_name} cannot have biases of only some of q, k, v and the output, as this model has"
