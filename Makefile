@@ -21,6 +21,7 @@ MINUTES ?= 3
 export MODEL PROMPT
 
 STAMP := $(VENV)/.installed
+C_FILES = $(shell find svc_common tokenizer_svc worker_svc -name '*.[ch]')
 BIN := $(VENV)/bin
 
 .PHONY: run test check lint types protos fresh buf chaos soak hostile fuzz compose-test clean
@@ -48,6 +49,7 @@ fresh: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/clang-format --dry-run --Werror $(C_FILES)
 
 types: $(STAMP)
 	$(BIN)/mypy

@@ -86,7 +86,10 @@ def by_this_machine(repository: Path) -> subprocess.Popen[str]:
 def installed(
     repository: Path, tmp_path_factory: pytest.TempPathFactory, by_this_machine: subprocess.Popen[str]
 ) -> Installed:
-    wheel, _ = build(repository, tmp_path_factory.mktemp("wheel"), TANDEM_WHEEL="compiled")
+    # A warning ends the build: there is to be none.
+    wheel, _ = build(
+        repository, tmp_path_factory.mktemp("wheel"), TANDEM_WHEEL="compiled", CC="cc -Wall -Wextra -Werror"
+    )
     folder = tmp_path_factory.mktemp("installed")
     pip("install", "--quiet", "--no-deps", "--no-compile", "--target", folder, wheel)
     return Installed(wheel, folder, repository / "models" / "demo")

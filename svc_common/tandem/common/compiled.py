@@ -52,7 +52,7 @@ Signature: TypeAlias = tuple[Sequence[type[Any]], "type[Any] | None"]  # types o
 
 
 class CompileError(Exception):
-    """A library cannot be made; the message is one line."""
+    """A library cannot be made; the first line of the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +174,8 @@ def _run(command: Sequence[str]) -> None:
                 raise CompileError(f"{command[0]} was not done after {_COMPILE_SECONDS:g} seconds") from None
             raise
     if process.returncode:
-        last = (said.strip() or f"ended with {process.returncode}").splitlines()[-1]
-        raise CompileError(f"{command[0]} failed: {last}")
+        lines = (said.strip() or f"ended with {process.returncode}").splitlines()
+        raise CompileError("\n".join([f"{command[0]} failed: {lines[-1]}", *lines[:-1]]))
 
 
 def _machine(words: Sequence[str]) -> str:
