@@ -59,38 +59,37 @@ static int count(Count *all, const uint8_t *at, const uint8_t *end, int32_t node
         const int32_t *field = tag >> 3 <= last ? fields + 3 * (tag >> 3) : none;
         int64_t *counter = all->counts + field[1];
         switch (tag & 7) {
-            case 0:
-                if (!(at = varint(at, end, &value))) return MALFORMED;
-                *counter += field[0] == VARINT;
-                break;
-            case 1:
-            case 5: {
-                int width = (tag & 7) == 1 ? 8 : 4;
-                if (end - at < width) return MALFORMED;
-                at += width;
-                *counter += field[0] == (width == 8 ? FIXED64 : FIXED32);
-                break;
+        case 0:
+            if (!(at = varint(at, end, &value))) return MALFORMED;
+            *counter += field[0] == VARINT;
+            break;
+        case 1:
+        case 5: {
+            int width = (tag & 7) == 1 ? 8 : 4;
+            if (end - at < width) return MALFORMED;
+            at += width;
+            *counter += field[0] == (width == 8 ? FIXED64 : FIXED32);
+            break;
+        }
+        case 2: {
+            if (!(at = varint(at, end, &value)) || value > (uint64_t)(end - at)) return MALFORMED;
+            const uint8_t *stop = at + value;
+            if (field[0] == MESSAGE) {
+                ++*counter;
+                int found = count(all, at, stop, field[2], depth + 1);
+                if (found != WHOLE) return found;
+            } else if (field[0] == TEXT) {
+                ++*counter;
+                if ((int64_t)value > all->longest[field[1]]) all->longest[field[1]] = (int64_t)value;
+            } else if (field[0] == VARINT) {
+                *counter += ends(at, stop);
+            } else if (field[0] != OTHER) {
+                *counter += (int64_t)value / (field[0] == FIXED32 ? 4 : 8);
             }
-            case 2: {
-                if (!(at = varint(at, end, &value)) || value > (uint64_t)(end - at)) return MALFORMED;
-                const uint8_t *stop = at + value;
-                if (field[0] == MESSAGE) {
-                    ++*counter;
-                    int found = count(all, at, stop, field[2], depth + 1);
-                    if (found != WHOLE) return found;
-                } else if (field[0] == TEXT) {
-                    ++*counter;
-                    if ((int64_t)value > all->longest[field[1]]) all->longest[field[1]] = (int64_t)value;
-                } else if (field[0] == VARINT) {
-                    *counter += ends(at, stop);
-                } else if (field[0] != OTHER) {
-                    *counter += (int64_t)value / (field[0] == FIXED32 ? 4 : 8);
-                }
-                at = stop;
-                break;
-            }
-            default: /* groups, which no message of ours has */
-                return MALFORMED;
+            at = stop;
+            break;
+        }
+        default: /* groups, which no message of ours has */ return MALFORMED;
         }
     }
     return WHOLE;

@@ -3,14 +3,13 @@
 #include <stdint.h>
 #include <string.h>
 
-#define WIDE 16 // bytes that are copied in one go
-#define HEAD 22 // bytes that stand in front of a text on the wire, at most
+#define WIDE 16  // bytes that are copied in one go
+#define HEAD 22  // bytes that stand in front of a text on the wire, at most
 
 // How many bytes the ids stand for; each of them is below the number of pieces.
 int64_t tandem_size(const uint32_t *starts, const uint32_t *ids, int64_t count) {
     int64_t size = 0;
-    for (int64_t n = 0; n < count; n++)
-        size += starts[ids[n] + 1] - starts[ids[n]];
+    for (int64_t n = 0; n < count; n++) size += starts[ids[n] + 1] - starts[ids[n]];
     return size;
 }
 
@@ -19,9 +18,8 @@ void tandem_join(const uint8_t *bytes, const uint32_t *starts, const uint32_t *i
     for (int64_t n = 0; n < count; n++) {
         uint32_t start = starts[ids[n]], size = starts[ids[n] + 1] - start;
         if (size <= WIDE)
-            memcpy(out, bytes + start, WIDE); // one instruction, where a size that nobody foresees is a call
-        else
-            memcpy(out, bytes + start, size);
+            memcpy(out, bytes + start, WIDE);  // one instruction, where a size that nobody foresees is a call
+        else memcpy(out, bytes + start, size);
         out += size;
     }
 }
@@ -35,29 +33,21 @@ static int is_utf8(const uint8_t *p, const uint8_t *end) {
             continue;
         }
         uint8_t lead = *p++, low = 0x80, high = 0xBF;
-        if (lead < 0x80)
-            continue;
-        if (lead < 0xC2 || lead > 0xF4)
-            return 0;
+        if (lead < 0x80) continue;
+        if (lead < 0xC2 || lead > 0xF4) return 0;
         int more = lead < 0xE0 ? 1 : lead < 0xF0 ? 2 : 3;
-        if (end - p < more)
-            return 0;
-        if (lead == 0xE0 || lead == 0xF0)
-            low = lead == 0xE0 ? 0xA0 : 0x90;
-        if (lead == 0xED || lead == 0xF4)
-            high = lead == 0xED ? 0x9F : 0x8F;
-        if (*p < low || *p > high)
-            return 0;
+        if (end - p < more) return 0;
+        if (lead == 0xE0 || lead == 0xF0) low = lead == 0xE0 ? 0xA0 : 0x90;
+        if (lead == 0xED || lead == 0xF4) high = lead == 0xED ? 0x9F : 0x8F;
+        if (*p < low || *p > high) return 0;
         for (p++; --more; p++)
-            if ((*p & 0xC0) != 0x80)
-                return 0;
+            if ((*p & 0xC0) != 0x80) return 0;
     }
     return 1;
 }
 
 static uint8_t *put_varint(uint8_t *out, uint64_t value) {
-    for (; value > 0x7F; value >>= 7)
-        *out++ = (uint8_t)(value | 0x80);
+    for (; value > 0x7F; value >>= 7) *out++ = (uint8_t)(value | 0x80);
     *out++ = (uint8_t)value;
     return out;
 }
@@ -86,9 +76,8 @@ int64_t tandem_texts(const uint8_t *bytes, const uint32_t *starts, const uint32_
         text += inner - head;
         uint8_t first = text[-1];
         tandem_join(bytes, starts, ids + begin, end - begin, text - skipped);
-        text[-1] = first; // where the space was
-        if (!is_utf8(text, text + size))
-            break;
+        text[-1] = first;  // where the space was
+        if (!is_utf8(text, text + size)) break;
         at = text + size;
     }
     *written = at - out;

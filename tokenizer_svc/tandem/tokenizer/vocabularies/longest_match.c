@@ -2,21 +2,20 @@
 
 #include <stdint.h>
 
-#define NONE UINT32_MAX // no id
+#define NONE UINT32_MAX  // no id
 
 // Tokens as a tree of bytes: an entry of the open-addressing table is (node << 8 | byte) << 28 | child. Node 0 is the root.
 typedef struct {
     uint64_t *table;
     uint64_t table_mask;
-    uint32_t *ids;    // of each node the token that ends there, or NONE
-    uint32_t unknown; // what a byte becomes that begins no token; NONE: nothing
+    uint32_t *ids;     // of each node the token that ends there, or NONE
+    uint32_t unknown;  // what a byte becomes that begins no token; NONE: nothing
 } tree;
 
 // The place in the table where the child of a node is, or may be put.
 static inline uint64_t place_of(const tree *t, uint64_t key) {
     uint64_t hash = key * 0x9E3779B97F4A7C15u, place = (hash ^ hash >> 32) & t->table_mask;
-    while (t->table[place] && t->table[place] >> 28 != key)
-        place = (place + 1) & t->table_mask;
+    while (t->table[place] && t->table[place] >> 28 != key) place = (place + 1) & t->table_mask;
     return place;
 }
 
@@ -49,16 +48,14 @@ int64_t tandem_longest(const tree *t, const uint8_t *text, const int64_t *ends, 
             uint64_t node = 0;
             for (int64_t next = at; next < ends[n]; next++) {
                 node = t->table[place_of(t, node << 8 | text[next])] & 0xFFFFFFF;
-                if (!node)
-                    break;
+                if (!node) break;
                 if (t->ids[node] != NONE) {
                     found = t->ids[node];
                     size = next + 1 - at;
                 }
             }
             if (found != NONE) {
-                if (offsets)
-                    offsets[count] = (uint32_t)(at - begin);
+                if (offsets) offsets[count] = (uint32_t)(at - begin);
                 out[count++] = found;
             }
             at += size;

@@ -10,12 +10,12 @@
 
 struct frame {
     int32_t step;
-    const uint8_t *at, *low; // of a loop: where it stands, and the shortest that is allowed
+    const uint8_t *at, *low;  // of a loop: where it stands, and the shortest that is allowed
 };
 
 struct memory {
-    const uint8_t *run, *run_end;        // all characters between them are in the set, the one at `run_end` is not
-    const uint8_t *failed, *failed_high; // from all places between them, both included, the rest does not match
+    const uint8_t *run, *run_end;         // all characters between them are in the set, the one at `run_end` is not
+    const uint8_t *failed, *failed_high;  // from all places between them, both included, the rest does not match
 };
 
 static inline uint32_t mask_at(state *s, const cutter *c, const uint8_t *p, const uint8_t *end, int *size) {
@@ -29,21 +29,16 @@ static inline uint32_t mask_at(state *s, const cutter *c, const uint8_t *p, cons
         return c->masks[point];
     }
     *size = size_of(*p);
-    if (*size == 2)
-        point = (point & 0x1F) << 6 | (p[1] & 0x3F);
-    else if (*size == 3)
-        point = (point & 0x0F) << 12 | (uint32_t)(p[1] & 0x3F) << 6 | (p[2] & 0x3F);
-    else
-        point = (point & 0x07) << 18 | (uint32_t)(p[1] & 0x3F) << 12 | (uint32_t)(p[2] & 0x3F) << 6 | (p[3] & 0x3F);
+    if (*size == 2) point = (point & 0x1F) << 6 | (p[1] & 0x3F);
+    else if (*size == 3) point = (point & 0x0F) << 12 | (uint32_t)(p[1] & 0x3F) << 6 | (p[2] & 0x3F);
+    else point = (point & 0x07) << 18 | (uint32_t)(p[1] & 0x3F) << 12 | (uint32_t)(p[2] & 0x3F) << 6 | (p[3] & 0x3F);
     uint32_t mask = c->masks[point];
-    if (!mask)
-        s->unknown = 1;
+    if (!mask) s->unknown = 1;
     return mask;
 }
 
 static inline const uint8_t *before(const uint8_t *p) {
-    do
-        p--;
+    do p--;
     while ((*p & 0xC0) == 0x80);
     return p;
 }
@@ -51,8 +46,7 @@ static inline const uint8_t *before(const uint8_t *p) {
 // The end of the run of characters that `mask` has; one that is known is not walked again.
 static inline const uint8_t *run_end(state *s, const cutter *c, uint32_t mask, const uint8_t *at, const uint8_t *end,
                                      struct memory *m) {
-    if (m->run && m->run <= at && at <= m->run_end)
-        return m->run_end;
+    if (m->run && m->run <= at && at <= m->run_end) return m->run_end;
     const uint8_t *p = at;
     int size;
     while (mask_at(s, c, p, end, &size) & mask) {
@@ -68,18 +62,14 @@ static inline const uint8_t *run_end(state *s, const cutter *c, uint32_t mask, c
 }
 
 static void remember_failure(struct memory *m, const uint8_t *p) {
-    if (m->failed && p < m->failed && p + size_of(*p) >= m->failed)
-        m->failed = p;
-    else if (m->failed && p > m->failed_high && m->failed_high + size_of(*m->failed_high) >= p)
-        m->failed_high = p;
-    else if (!m->failed || p < m->failed || p > m->failed_high)
-        m->failed = m->failed_high = p;
+    if (m->failed && p < m->failed && p + size_of(*p) >= m->failed) m->failed = p;
+    else if (m->failed && p > m->failed_high && m->failed_high + size_of(*m->failed_high) >= p) m->failed_high = p;
+    else if (!m->failed || p < m->failed || p > m->failed_high) m->failed = m->failed_high = p;
 }
 
 // The longest place from `p` down to `low` that is not known to fail; NULL where there is none.
 static const uint8_t *candidate(const struct memory *m, const uint8_t *p, const uint8_t *low) {
-    if (m->failed && m->failed <= p && p <= m->failed_high)
-        return m->failed <= low ? NULL : before(m->failed);
+    if (m->failed && m->failed <= p && p <= m->failed_high) return m->failed <= low ? NULL : before(m->failed);
     return p;
 }
 
@@ -102,20 +92,17 @@ static const uint8_t *match(state *s, const cutter *c, struct memory *memories, 
                 }
                 low += size;
             }
-            if (failed)
-                break;
+            if (failed) break;
             if (least == most) {
                 at = low;
                 i++;
                 break;
             }
             struct memory *m = memories + i->memory;
-            if (most < 0)
-                stop = run_end(s, c, i->mask, low, end, m);
+            if (most < 0) stop = run_end(s, c, i->mask, low, end, m);
             else {
                 stop = low;
-                for (int32_t n = least; n < most && mask_at(s, c, stop, end, &size) & i->mask; n++)
-                    stop += size;
+                for (int32_t n = least; n < most && mask_at(s, c, stop, end, &size) & i->mask; n++) stop += size;
             }
             if (i->kind == ATOMIC || i[1].kind == MATCH) {
                 at = stop;
@@ -131,47 +118,36 @@ static const uint8_t *match(state *s, const cutter *c, struct memory *memories, 
             i++;
             break;
         }
-        case RUN: // nothing but a match follows
+        case RUN:  // nothing but a match follows
             for (;;) {
                 uint32_t mask = mask_at(s, c, at, end, &size);
                 int next;
-                if (!(mask & i->mask) && !(mask & i->a && mask_at(s, c, at + size, end, &next) & i->b))
-                    break;
+                if (!(mask & i->mask) && !(mask & i->a && mask_at(s, c, at + size, end, &next) & i->b)) break;
                 at += size;
             }
             i++;
             break;
         case LOOK:
-            if ((mask_at(s, c, at, end, &size) & i->mask ? 0 : 1) == i->a)
-                i++;
-            else
-                failed = 1;
+            if ((mask_at(s, c, at, end, &size) & i->mask ? 0 : 1) == i->a) i++;
+            else failed = 1;
             break;
         case END:
-            if (at == end || (i->a && at + 1 == end && *at == '\n'))
-                i++;
-            else
-                failed = 1;
+            if (at == end || (i->a && at + 1 == end && *at == '\n')) i++;
+            else failed = 1;
             break;
         case SPLIT:
-            if (i->mask && !(mask_at(s, c, at, end, &size) & i->mask))
-                i = program + i->a;
+            if (i->mask && !(mask_at(s, c, at, end, &size) & i->mask)) i = program + i->a;
             else {
                 frames[open++] = (struct frame){(int32_t)(i - program), at, NULL};
                 i++;
             }
             break;
-        case JUMP:
-            i = program + i->a;
-            break;
-        case MATCH:
-            return at;
-        default:
-            failed = 1;
+        case JUMP: i = program + i->a; break;
+        case MATCH: return at;
+        default: failed = 1;
         }
         while (failed) {
-            if (!open)
-                return NULL;
+            if (!open) return NULL;
             struct frame *f = frames + open - 1;
             i = program + f->step;
             at = f->at;
@@ -209,24 +185,20 @@ static int cut_threes(state *s, int level, const uint8_t *at, const uint8_t *end
         }
         const uint8_t *stop = at;
         int64_t digits = 0;
-        for (; mask_at(s, c, stop, end, &size) & 1; stop += size)
-            digits++;
+        for (; mask_at(s, c, stop, end, &size) & 1; stop += size) digits++;
         if (apart) {
-            if (!piece(s, level, begun, at))
-                return 0;
+            if (!piece(s, level, begun, at)) return 0;
             begun = at;
         }
         for (; at < stop; digits--) {
             if (digits % 3 == 0) {
-                if (!piece(s, level, begun, at))
-                    return 0;
+                if (!piece(s, level, begun, at)) return 0;
                 begun = at;
             }
             at += size_of(*at);
         }
         if (apart) {
-            if (!piece(s, level, begun, stop))
-                return 0;
+            if (!piece(s, level, begun, stop)) return 0;
             begun = stop;
         }
     }
@@ -240,23 +212,19 @@ int cut(state *s, int level, const uint8_t *begin, const uint8_t *end) {
         return !s->no_memory;
     }
     const cutter *c = s->vocabulary->cutters + level;
-    if (c->kind != PATTERN)
-        return cut_threes(s, level, begin, end, c->kind == THREES_APART) && !s->unknown;
+    if (c->kind != PATTERN) return cut_threes(s, level, begin, end, c->kind == THREES_APART) && !s->unknown;
     struct memory *memories = s->memories;
-    for (int before_it = 0; before_it < level; before_it++)
-        memories += s->vocabulary->cutters[before_it].memories;
+    for (int before_it = 0; before_it < level; before_it++) memories += s->vocabulary->cutters[before_it].memories;
     memset(memories, 0, (size_t)c->memories * sizeof *memories);
     const uint8_t *at = begin, *begun = begin;
     while (at < end) {
         const uint8_t *stop = match(s, c, memories, at, end);
-        if (s->unknown)
-            return 0;
+        if (s->unknown) return 0;
         if (!stop) {
             at += size_of(*at);
             continue;
         }
-        if (!piece(s, level, begun, at) || !cut(s, level + 1, at, stop))
-            return 0;
+        if (!piece(s, level, begun, at) || !cut(s, level + 1, at, stop)) return 0;
         at = begun = stop;
     }
     return piece(s, level, begun, end);
@@ -279,8 +247,7 @@ int64_t tandem_encode(const vocabulary *v, const uint8_t *text, const int64_t *e
     int64_t begin = 0;
     for (int64_t n = 0; n < texts && !s.no_memory && !s.unknown; n++) {
         s.text = text + begin;
-        if (ends[n] > begin)
-            cut(&s, 0, text + begin, text + ends[n]);
+        if (ends[n] > begin) cut(&s, 0, text + begin, text + ends[n]);
         begin = ends[n];
         counts[n] = s.count;
     }

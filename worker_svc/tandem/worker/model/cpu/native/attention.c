@@ -68,7 +68,8 @@ INLINE const float *tile(const Attention *a, const int which, int64_t page, int6
                 int32_t four;
                 memcpy(&four, from + i / 2, sizeof four);
                 const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
-                const __m256i wide = _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(four), shifts), _mm256_set1_epi32(15));
+                const __m256i wide =
+                    _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(four), shifts), _mm256_set1_epi32(15));
                 const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(wide), _mm256_set1_ps(scale[i / group]));
                 _mm256_storeu_ps(room + key * d + i, _mm256_add_ps(scaled, _mm256_set1_ps(low[i / group])));
             }
@@ -77,7 +78,8 @@ INLINE const float *tile(const Attention *a, const int which, int64_t page, int6
     return room;
 }
 
-INLINE void score_tile(const int rows, const int keys, const float *q, const float *k, int64_t d, float *s, int64_t width) {
+INLINE void score_tile(const int rows, const int keys, const float *q, const float *k, int64_t d, float *s,
+                       int64_t width) {
     __m256 sum[QUERIES][KEYS];
     for (int r = 0; r < rows; r++)
         for (int n = 0; n < KEYS; n++) sum[r][n] = _mm256_setzero_ps();
@@ -85,7 +87,8 @@ INLINE void score_tile(const int rows, const int keys, const float *q, const flo
         __m256 key[KEYS];
         for (int n = 0; n < keys; n++) key[n] = _mm256_loadu_ps(k + n * d + i);
         for (int r = 0; r < rows; r++)
-            for (int n = 0; n < keys; n++) sum[r][n] = _mm256_fmadd_ps(key[n], _mm256_loadu_ps(q + r * d + i), sum[r][n]);
+            for (int n = 0; n < keys; n++)
+                sum[r][n] = _mm256_fmadd_ps(key[n], _mm256_loadu_ps(q + r * d + i), sum[r][n]);
     }
     for (int r = 0; r < rows; r++) {
         const __m128 scores = four_sums(sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
@@ -94,10 +97,11 @@ INLINE void score_tile(const int rows, const int keys, const float *q, const flo
     }
 }
 
-INLINE void score_rows(const int rows, const float *q, const float *k, int64_t d, int64_t keys, int64_t page_size, float *s,
-                       int64_t width) {
+INLINE void score_rows(const int rows, const float *q, const float *k, int64_t d, int64_t keys, int64_t page_size,
+                       float *s, int64_t width) {
     int64_t key = 0;
-    for (; key < keys && key + KEYS <= page_size; key += KEYS) score_tile(rows, KEYS, q, k + key * d, d, s + key, width);
+    for (; key < keys && key + KEYS <= page_size; key += KEYS)
+        score_tile(rows, KEYS, q, k + key * d, d, s + key, width);
     for (; key < keys; key++) score_tile(rows, 1, q, k + key * d, d, s + key, width);
 }
 
@@ -118,7 +122,8 @@ INLINE void output_tile(const int rows, const int vectors, const float *p, int64
         for (int n = 0; n < vectors; n++) _mm256_storeu_ps(o + r * d + 8 * n, sum[r][n]);
 }
 
-INLINE void output_rows(const int rows, const float *p, int64_t width, const float *v, int64_t d, int64_t keys, float *o) {
+INLINE void output_rows(const int rows, const float *p, int64_t width, const float *v, int64_t d, int64_t keys,
+                        float *o) {
     int64_t i = 0;
     for (; i + 16 <= d; i += 16) output_tile(rows, 2, p, width, v + i, d, keys, o + i);
     if (i < d) output_tile(rows, 1, p, width, v + i, d, keys, o + i);
@@ -154,6 +159,7 @@ INLINE void soften(float *s, int64_t width, int64_t first, int64_t last, float *
     *l += one_sum(sum);
 }
 
+// clang-format off
 #define BY_ROWS(COUNT, HIGHEST, CALL)                                                                                  \
     for (int64_t row = 0; row < COUNT;) {                                                                              \
         const int64_t left = COUNT - row;                                                                              \
@@ -163,6 +169,7 @@ INLINE void soften(float *s, int64_t width, int64_t first, int64_t last, float *
         else if (left == 2) { CALL(2); row += 2; }                                                                     \
         else { CALL(1); row += 1; }                                                                                    \
     }
+// clang-format on
 
 static void attend(const Attention *a, const int32_t *block, int64_t head, float *room) {
     const int64_t d = a->head_dim, size = a->page_size, width = (size + 7) / 8 * 8;
@@ -180,7 +187,8 @@ static void attend(const Attention *a, const int32_t *block, int64_t head, float
     memset(o, 0, (size_t)(rows * d) * sizeof(float));
     const int64_t oldest = a->window && position >= a->window ? position - a->window + 1 : 0;
     for (int64_t start = oldest / size * size; start < position + tokens; start += size) {
-        const int64_t page = pages[start / size], keys = position + tokens - start < size ? position + tokens - start : size;
+        const int64_t page = pages[start / size],
+                      keys = position + tokens - start < size ? position + tokens - start : size;
         const float *k = tile(a, 0, page, head, keys, key_room), *v = tile(a, 1, page, head, keys, value_room);
         const int64_t looked_at = (keys + 7) / 8 * 8;
 #define CALL(R) score_rows(R, q + row * d, k, d, keys, size, s + row * width, width)
@@ -208,8 +216,20 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
                      int format, const int32_t *blocks, int64_t count, int64_t most, const int32_t *tables,
                      int64_t table_width, const float *q, int64_t stride, float *out, int64_t kv_heads, int64_t group,
                      int64_t head_dim, int64_t page_size, int64_t window, float scale, int threads) {
-    const Attention a = {{{keys, key_constants}, {values, value_constants}}, format, blocks, tables, table_width, q, stride,
-                         out, kv_heads, group, head_dim, page_size, window, scale};
+    const Attention a = {{{keys, key_constants}, {values, value_constants}},
+                         format,
+                         blocks,
+                         tables,
+                         table_width,
+                         q,
+                         stride,
+                         out,
+                         kv_heads,
+                         group,
+                         head_dim,
+                         page_size,
+                         window,
+                         scale};
     const int64_t rows = most * group, width = (page_size + 7) / 8 * 8;
     const int64_t numbers = rows * (2 * head_dim + width + 2) + 2 * page_size * head_dim;
     int failed = 0;

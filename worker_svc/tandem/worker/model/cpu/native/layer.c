@@ -5,7 +5,7 @@
 
 typedef struct {
     const void *numbers, *scale, *least;
-    int32_t bits, half, per_channel;  // bits: 16, 8, 4, or 0 of wide panels; half: with 16 and 0, bf16; else fp16 scales
+    int32_t bits, half, per_channel;  // bits: 16, 8, 4, or 0: wide panels; half: with 16 and 0, bf16; else fp16 scales
     int64_t inputs, outputs, panels, groups, group;
 } Weight;
 
@@ -28,11 +28,12 @@ typedef struct {
 } Step;
 
 static void product(const Weight *w, const float *x, float *out, const Step *s) {
-    if (w->bits == 0) tandem_wide_product(w->half, w->numbers, x, s->room, out, s->rows, w->inputs, w->outputs, s->threads);
+    if (w->bits == 0)
+        tandem_wide_product(w->half, w->numbers, x, s->room, out, s->rows, w->inputs, w->outputs, s->threads);
     else if (w->bits == 16) tandem_half_product(w->half, w->numbers, x, out, s->rows, w->inputs, w->panels, s->threads);
     else
-        tandem_quantized_product(w->bits, w->numbers, w->scale, w->least, w->half, w->per_channel, x, w->inputs, s->room,
-                                 out, s->rows, w->panels, w->groups, w->group, s->threads);
+        tandem_quantized_product(w->bits, w->numbers, w->scale, w->least, w->half, w->per_channel, x, w->inputs,
+                                 s->room, out, s->rows, w->panels, w->groups, w->group, s->threads);
 }
 
 // x [rows, hidden] and `delta`, which is still to be added to it, before the layer (unless `begins`) and after it.
@@ -40,12 +41,12 @@ int tandem_layer(const Layer *l, const Step *s, float *x, float *delta, int begi
     const int64_t d = l->head_dim, heads = l->heads, stride = (heads + 2 * l->kv_heads) * d;
     tandem_add_norm(x, begins ? 0 : delta, l->attention_norm, s->normed, s->rows, l->hidden, l->eps, s->threads);
     product(&l->qkv, s->normed, s->qkv, s);
-    tandem_rotate_and_store(s->qkv, stride, s->cos, s->sin, keys, values, s->format, s->slots, s->rows, heads, l->kv_heads,
-                            d, s->page_size, s->threads);
+    tandem_rotate_and_store(s->qkv, stride, s->cos, s->sin, keys, values, s->format, s->slots, s->rows, heads,
+                            l->kv_heads, d, s->page_size, s->threads);
     if (s->attending != s->rows) memset(s->attended, 0, (size_t)(s->rows * heads * d) * sizeof(float));
-    const int failed = tandem_attention(keys, 0, values, 0, s->format, s->blocks, s->count, s->most, s->tables, s->width,
-                                        s->qkv, stride, s->attended, l->kv_heads, heads / l->kv_heads, d, s->page_size,
-                                        s->window, l->scale, s->attention_threads);
+    const int failed = tandem_attention(keys, 0, values, 0, s->format, s->blocks, s->count, s->most, s->tables,
+                                        s->width, s->qkv, stride, s->attended, l->kv_heads, heads / l->kv_heads, d,
+                                        s->page_size, s->window, l->scale, s->attention_threads);
     product(&l->output, s->attended, delta, s);
     tandem_add_norm(x, delta, l->mlp_norm, s->normed, s->rows, l->hidden, l->eps, s->threads);
     product(&l->gate_up, s->normed, s->gate_up, s);

@@ -21,7 +21,8 @@ INLINE __m256 exponential(__m256 x) {
     const __m256 least = _mm256_set1_ps(-87.3f), most = _mm256_set1_ps(88.37f), one = _mm256_set1_ps(1.0f);
     const __m256 vanishes = _mm256_cmp_ps(x, least, _CMP_LT_OQ);
     x = _mm256_min_ps(most, _mm256_max_ps(least, x));  // in this order of operands NaN goes through
-    const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m256 n =
+        _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m256 r = _mm256_fmadd_ps(n, _mm256_set1_ps(-0.693359375f), x);
     r = _mm256_fmadd_ps(n, _mm256_set1_ps(2.12194440e-4f), r);
     __m256 y = _mm256_set1_ps(1.9875691500e-4f);

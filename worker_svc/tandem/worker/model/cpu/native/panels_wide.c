@@ -30,7 +30,8 @@
 static int amx_allowed = 1;
 
 static int fp32_is_there(void) {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl");
 }
 
 static int bf16_is_there(void) { return fp32_is_there() && __builtin_cpu_supports("avx512bf16"); }
@@ -62,7 +63,8 @@ void tandem_allow_amx(int allowed) { amx_allowed = allowed; }
 
 // From here on, for such processors only.
 #ifdef __clang__
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16,amx-tile,amx-bf16"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16,amx-tile,amx-bf16"))),        \
+                             apply_to = function)
 #elif defined(WITH_AMX)
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512bf16,amx-tile,amx-bf16")
 #else
@@ -71,7 +73,7 @@ void tandem_allow_amx(int allowed) { amx_allowed = allowed; }
 
 typedef struct {
     const uint8_t *weight;
-    float *out;  // [rows, outputs]
+    float *out;                    // [rows, outputs]
     int64_t rows, steps, outputs;  // steps: tiles of bf16, inputs of fp32
     int amx;
 } Wide;
@@ -129,9 +131,9 @@ static void shape_tiles(int upper, int lower) {
 
 // One or two blocks of rows with a pair of panels, tiles from `first` to `last`. Meanwhile what follows at `ahead` is asked
 // for, `pace` bytes for each tile.
-INLINE void amx_sums(const int two, const uint16_t *upper, const uint16_t *lower, int64_t upper_rows, int64_t lower_rows,
-                     const uint8_t *w, int64_t first, int64_t last, float *out, int64_t stride, const uint8_t *ahead,
-                     int64_t pace) {
+INLINE void amx_sums(const int two, const uint16_t *upper, const uint16_t *lower, int64_t upper_rows,
+                     int64_t lower_rows, const uint8_t *w, int64_t first, int64_t last, float *out, int64_t stride,
+                     const uint8_t *ahead, int64_t pace) {
     float *under = out + upper_rows * stride;
     MEMORY_IS_READ;
     if (first == 0) {
@@ -173,8 +175,8 @@ INLINE void amx_sums(const int two, const uint16_t *upper, const uint16_t *lower
 }
 
 // As above; where the pair's outputs are not all there, by way of a room of its own.
-static void amx_block(const Wide *p, const uint16_t *x, int64_t row, int64_t rows, int64_t pair, int64_t first, int64_t last,
-                      const uint8_t *ahead, int64_t pace) {
+static void amx_block(const Wide *p, const uint16_t *x, int64_t row, int64_t rows, int64_t pair, int64_t first,
+                      int64_t last, const uint8_t *ahead, int64_t pace) {
     const int64_t upper_rows = rows < 16 ? rows : 16, lower_rows = rows - upper_rows;
     const uint16_t *upper = x + row * p->steps * TILE, *lower = upper + upper_rows * p->steps * TILE;
     const uint8_t *w = p->weight + pair * p->steps * 2048;
@@ -201,8 +203,8 @@ static void amx_block(const Wide *p, const uint16_t *x, int64_t row, int64_t row
 
 // A block of `rows` with a pair of panels. Of fp32 a step is one input, of bf16 a tile. Meanwhile what
 // follows at `ahead` is asked for, `pace` bytes for each input of fp32 or two of bf16.
-INLINE void sums(const int rows, const int bf16, const void *x, const uint8_t *w, int64_t first, int64_t last, float *out,
-                 int64_t stride, __mmask16 left, __mmask16 right, const uint8_t *ahead, int64_t pace) {
+INLINE void sums(const int rows, const int bf16, const void *x, const uint8_t *w, int64_t first, int64_t last,
+                 float *out, int64_t stride, __mmask16 left, __mmask16 right, const uint8_t *ahead, int64_t pace) {
     __m512 sum[ROWS][2];
     for (int r = 0; r < rows; r++) {
         sum[r][0] = first ? _mm512_maskz_loadu_ps(left, out + r * stride) : _mm512_setzero_ps();
@@ -243,9 +245,7 @@ INLINE void block(const Wide *p, const int bf16, const void *x, int64_t row, int
     const __mmask16 left = lanes(p, pair, 0), right = lanes(p, pair, 1);
     const uint8_t *w = p->weight + pair * p->steps * (bf16 ? 2048 : 128);
     float *out = p->out + row * p->outputs + pair * PAIR;
-    switch (rows) {
-        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
-    }
+    switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) }
 }
 
 // ---------------------------------------------------------------------------------------------------- the product
@@ -278,9 +278,12 @@ static void pairs_of(const Wide *p, const int bf16, const void *x, int64_t from,
                         continue;
                     }
 #endif
-                    if (bf16) block(p, 1, (const uint16_t *)x + row * p->steps * TILE, row, rows, pair, first, last, ahead,
-                                    128 / blocks);
-                    else block(p, 0, (const float *)x + row * p->steps, row, rows, pair, first, last, ahead, 128 / blocks);
+                    if (bf16)
+                        block(p, 1, (const uint16_t *)x + row * p->steps * TILE, row, rows, pair, first, last, ahead,
+                              128 / blocks);
+                    else
+                        block(p, 0, (const float *)x + row * p->steps, row, rows, pair, first, last, ahead,
+                              128 / blocks);
                 }
         }
     }

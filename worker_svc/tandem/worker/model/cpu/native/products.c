@@ -32,8 +32,8 @@ int tandem_allow_wide(int allowed) {
 // ---------------------------------------------------------------------------------------------------- activations
 
 // x [rows, k] -> q [rows, groups * group] int16, scale and sum [rows, groups]. What is not finite makes its scale NaN.
-static void quantize_rows(const float *x, int64_t rows, int64_t k, int64_t groups, int64_t group, int16_t *q, float *scale,
-                          float *sum, int threads) {
+static void quantize_rows(const float *x, int64_t rows, int64_t k, int64_t groups, int64_t group, int16_t *q,
+                          float *scale, float *sum, int threads) {
     const __m256 no_sign = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     const __m256i ones = _mm256_set1_epi16(1);
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * k > 65536)
@@ -153,8 +153,7 @@ INLINE void quantized_tile(const Product *p, const int rows, const int panels, c
     }
     for (int r = 0; r < rows; r++)
         for (int n = 0; n < panels; n++)
-            for (int h = 0; h < 2; h++)
-                _mm256_storeu_ps(out + r * columns + n * PANEL + 8 * h, total[n * rows + r][h]);
+            for (int h = 0; h < 2; h++) _mm256_storeu_ps(out + r * columns + n * PANEL + 8 * h, total[n * rows + r][h]);
 }
 
 #define TILES(ROWS_THERE)                                                                                              \
@@ -213,8 +212,8 @@ void tandem_quantized_product(int bits, const void *weight, const void *scale, c
         by_tiles(sum_rows, tiles + pairs + scales, rows, groups, most, threads);
         x_rows = tiles, scale_rows = tiles + pairs, sum_rows = scale_rows + scales;
     }
-    const Product p = {weight, scale, least, x_rows, (const float *)scale_rows, (const float *)sum_rows, out,
-                       rows, panels, groups, half, per_channel};
+    const Product p = {weight, scale,  least, x_rows,     (const float *)scale_rows, (const float *)sum_rows, out, rows,
+                       panels, groups, half,  per_channel};
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t first = 0; first < panels; first += TOGETHER) {
         const int64_t last = first + TOGETHER < panels ? first + TOGETHER : panels;
@@ -283,8 +282,7 @@ INLINE void half_tile(const int rows, const int panels, const int bf16, const ui
         }
     }
     for (int r = 0; r < rows; r++)
-        for (int n = 0; n < panels; n++)
-            store_in_order(out + r * width + PANEL * n, bf16 && ends, sum[r * panels + n]);
+        for (int n = 0; n < panels; n++) store_in_order(out + r * width + PANEL * n, bf16 && ends, sum[r * panels + n]);
 }
 
 // One row's products wait for each other; those of `TOGETHER` panels fill the time.

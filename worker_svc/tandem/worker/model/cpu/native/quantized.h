@@ -4,8 +4,9 @@
 
 #define PANEL 16
 #define TOGETHER 4  // panels that a thread takes at once
-#define BLOCK 512   // input numbers between two looks at the output: a panel's part stays in the first cache
-                    // for all tiles of rows, which meanwhile ask for the block that comes next (`ahead`)
+// Input numbers between two looks at the output: a panel's part stays in the first cache for all tiles of rows, which
+// meanwhile ask for the block that comes next (`ahead`).
+#define BLOCK 512
 
 typedef struct {
     const uint8_t *weight;  // [panels, width / 2, 16, 2] int8, or [panels, width / 4, 16, 2] of two int4 each
