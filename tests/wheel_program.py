@@ -20,6 +20,7 @@ from tandem.worker.checkpoints.grouped import Quantization
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.native.library import library as operations
 from tandem.worker.model.cpu.operations import NativeOperations
+from tandem.worker.model.cpu.wide_panels import WidePanels
 from tandem.worker.model.linear import HalfPanels, Weight
 from tandem.worker.model.quantization import QuantizedWeight, quantize
 
@@ -45,12 +46,18 @@ def weights(matrix: torch.Tensor) -> Iterator[Weight]:
 
 
 def results() -> Iterator[torch.Tensor]:
-    """Of products with and without AVX-512, and of a layer's other operations."""
+    """Computes products with and without AVX-512 and AMX, and a layer's other operations."""
     torch.manual_seed(1)
     matrix, x, ours = torch.randn(272, 512), torch.randn(37, 512), NativeOperations()
     for wide in (True, False):
         native.allow_wide(wide)
         yield from (weight(x[:rows]) for weight in weights(matrix) for rows in (1, 4, 37))
+    for dtype in filter(native.wide_serves, (torch.bfloat16, torch.float32)):
+        weight = WidePanels(*matrix.shape, dtype)
+        weight.fill(0, matrix.to(dtype))
+        for by_amx in (True, False):
+            native.allow_amx(by_amx)
+            yield from (weight(x[:rows]) for rows in (1, 4, 37))
     yield ours.add_norm(x.clone(), x, x[0], 1e-5)
     yield ours.swiglu(x, 256)
 
