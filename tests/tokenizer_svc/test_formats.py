@@ -139,7 +139,7 @@ def test_broken_sentencepiece_models(tmp_path: Path, small_model: bytes) -> None
         model.pieces[index].type = kind
 
     cases = {
-        "no tokenizer of a known format": small_model[: len(small_model) // 2],
+        "not a tokenizer of a known format": small_model[: len(small_model) // 2],
         "is empty": b"",
         "ids 300 and 301 have the same piece": model_with(
             small_model, lambda model: setattr(model.pieces[301], "piece", model.pieces[300].piece)
@@ -173,11 +173,11 @@ def test_broken_neighbours_of_a_rank_file(tmp_path: Path, ranks: bytes) -> None:
     token = base64.b64decode(ranks.split(b" ", 1)[0]).decode()
     cases: dict[str, str] = {
         "is not valid JSON": "{",
-        "holds no JSON object": "[]",
+        "is not a JSON object": "[]",
         "holds a lone surrogate": json.dumps({"added_tokens_decoder": {"128000": added("x\ud800")}}),
         "neither a text nor a list": '{"chat_template": [{"name": "default", "template": 5}]}',
-        "added_tokens_decoder is no object": '{"added_tokens_decoder": 5}',
-        "which is no id": '{"added_tokens_decoder": {"x": {"content": "a"}}}',
+        "added_tokens_decoder is not an object": '{"added_tokens_decoder": 5}',
+        "which is not an id": '{"added_tokens_decoder": {"x": {"content": "a"}}}',
         "has no text": '{"added_tokens_decoder": {"128000": {}}}',
         "have the same id": json.dumps({"added_tokens_decoder": {"0": added(token + "x")}}),
         "the same text": json.dumps({"added_tokens_decoder": {"128000": added("x"), "128001": added("x")}}),

@@ -201,7 +201,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "normalizer Nmt": {"normalizer": {"type": "Nmt"}},
     "pre-tokenizer Whitespace ": {"pre_tokenizer": {"type": "Whitespace"}},
     "post-processor Strange": {"post_processor": {"type": "Strange"}},
-    "no regular expression": {
+    "not a regular expression": {
         "pre_tokenizer": {
             "type": "Sequence",
             "pretokenizers": [
@@ -211,7 +211,7 @@ BROKEN: dict[str, dict[str, Any]] = {
         }
     },
     "merges[0] is not two tokens": {"merges": ["abc"]},
-    "makes 'zz', which is no token": {"merges": [["z", "z"]]},
+    "makes 'zz', which is not a token": {"merges": [["z", "z"]]},
     "the vocabulary is empty": {"vocab": {}, "added_tokens": []},
     "has the entry": {"vocab": {"a": -1}},
     "at once": {"vocab": {"a": 1, "b": 1}},

@@ -18,7 +18,7 @@ _TOKENIZER_FILES = {"tokenizer.model", "tokenizer.json"}
 
 
 class TokenizerSettings(ServiceSettings):
-    """What an operator may choose; the defaults serve one tokenizer on all cores."""
+    """The operator's settings; the defaults serve one tokenizer on all cores."""
 
     model_config = SettingsConfigDict(cli_prog_name="tandem-tokenizer", env_prefix="TANDEM_TOKENIZER_")
 
@@ -27,14 +27,14 @@ class TokenizerSettings(ServiceSettings):
         description="NAME=PATH or PATH of a tokenizer file or model folder; repeatable, the first is the default",
     )
     load_on_demand: bool = Field(
-        default=False, description="load only the default tokenizer at start, the others when they are first asked for"
+        default=False, description="load only the default tokenizer at start, the others at first use"
     )
     max_loaded_tokenizers: int = Field(
-        default=64, ge=2, description="most tokenizers in memory; on demand, the one not asked for longest goes"
+        default=64, ge=2, description="most tokenizers in memory; on demand, the least recently used is unloaded"
     )
     llama3_version: Literal["auto", "3.0", "3.1"] = Field(
         default="auto",
-        description="whose special tokens a Llama 3 rank file gets where no tokenizer_config.json is beside it",
+        description="version of the special tokens of a Llama 3 rank file without a tokenizer_config.json",
     )
     max_input_bytes: int = Field(default=4 << 20, ge=1, description="longest text of one input")
     max_batch_inputs: int = Field(default=4096, ge=1, le=4096, description="most inputs in one batch")
@@ -42,10 +42,12 @@ class TokenizerSettings(ServiceSettings):
     max_output_bytes: int = Field(default=16 << 20, ge=1, description="longest text or pieces in one response")
     max_streams_per_call: int = Field(default=16_384, ge=1, description="streams open at once in one DecodeStream call")
     max_stream_ids: int = Field(default=65_536, ge=1, description="most ids in one DecodeStream request")
-    threads: int = Field(default=0, ge=0, le=1024, description="for inputs that are not small; 0: the cores we may use")
+    threads: int = Field(
+        default=0, ge=0, le=1024, description="threads for larger inputs; 0: one for each available core"
+    )
     inline_bytes: int = Field(default=4096, ge=0, description="text up to this size is encoded without a thread")
     encode_cache_bytes: int = Field(
-        default=64 << 20, ge=0, description="memory for texts that were encoded before, each tokenizer; 0: none"
+        default=64 << 20, ge=0, description="memory of the encode cache of each tokenizer; 0: no cache"
     )
     max_chat_messages: int = Field(default=4096, ge=1, description="most messages in one conversation")
     chat_renderers: int = Field(default=2, ge=1, le=64, description="processes that render tokenizers' chat templates")
@@ -57,7 +59,7 @@ class TokenizerSettings(ServiceSettings):
         default=2, ge=1, le=64, description="processes that render callers' chat templates"
     )
     caller_template_queue: int = Field(
-        default=4, ge=1, description="conversations with a template of its own that one caller may have, waiting or not"
+        default=4, ge=1, description="conversations with their own template that one caller may have queued or running"
     )
     chat_render_seconds: float = Field(default=2.0, gt=0, description="how long one chat template may take")
     max_queued_jobs: int = Field(default=256, ge=0, description="inputs that may wait for a thread; more are refused")
@@ -68,12 +70,13 @@ class TokenizerSettings(ServiceSettings):
         return self
 
     def tokenizers(self) -> dict[str, Path]:
-        """Name to path, the default first. Raises ValueError for a name that is empty, malformed or given twice."""
+        """Maps names to paths, the default first. Raises ValueError for a name that is empty, malformed or given
+        twice."""
         found: dict[str, Path] = {}
         for entry in self.tokenizer:
             name, path = _name_and_path(entry)
             if not _NAME.fullmatch(name) or len(name) > 256:
-                raise ValueError(f"--tokenizer {entry}: {name!r} is no name; letters, digits and . _ - / make one")
+                raise ValueError(f"--tokenizer {entry}: {name!r} is not a name; use letters, digits and . _ - /")
             if name in found:
                 raise ValueError(f"--tokenizer {entry}: the name {name!r} is given twice; choose names with NAME=PATH")
             found[name] = path
@@ -81,17 +84,17 @@ class TokenizerSettings(ServiceSettings):
 
     @property
     def takes_caller_templates(self) -> bool:
-        """Whether callers may send chat templates of their own."""
+        """True when callers may send chat templates of their own."""
         return self.caller_templates == "yes" or (self.caller_templates == "auto" and is_loopback(self.host))
 
     @property
     def thread_count(self) -> int:
-        """Threads that encode, at least one."""
+        """The number of threads that encode, at least one."""
         return self.threads or available_cores()
 
 
 def _name_and_path(entry: str) -> tuple[str, Path]:
-    """A bare path is named after its folder where the file has a name that every model's has."""
+    """Splits NAME=PATH. A bare path is named after its folder where the file has a name that every model's has."""
     name, equals, path = entry.partition("=")
     if equals and _NAME.fullmatch(name) and not Path(entry).exists():
         return name, Path(path)

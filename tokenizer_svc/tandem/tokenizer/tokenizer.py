@@ -1,16 +1,4 @@
-"""The tokenizer: what every vocabulary type shares.
-
-Encoding goes in two steps, as in llama.cpp: text is split at special tokens (`fragments`), then the vocabulary encodes
-what lies between them. Decoding is in `id_decoder`, and bit by bit in `streaming`.
-
-The rules that are not obvious, written once:
-
-- Segments are encoded apart from each other. A space prefix, where the vocabulary has one, goes in front of the first
-  text and of text that follows a special token; a segment's border alone brings none.
-- USER_DEFINED tokens are cut out of the text under TEXT, PARSE and PARSE_LISTED, as llama.cpp does; CONTROL and UNKNOWN
-  tokens only where a policy says so. Under PLAIN and REJECT text becomes none of them. A token of white space alone is
-  one under every policy: it means what it shows, and code is written with it.
-"""
+"""The tokenizer: everything that all vocabulary types share."""
 
 from __future__ import annotations
 
@@ -66,7 +54,7 @@ class Tokenizer(IdDecoder):
         unguarded: Vocabulary | None = None,
     ) -> None:
         """`unguarded` is for types whose llama.cpp finds control tokens in text that it was told not to parse; only
-        `encode` follows it there."""
+        `encode` does the same."""
         self.vocabulary: Vocabulary = vocabulary
         self._unguarded = unguarded or vocabulary
         self._cache: EncodeCache | None = None
@@ -97,7 +85,7 @@ class Tokenizer(IdDecoder):
         self.fingerprint = fingerprint_of(vocabulary, table, config)
 
     def with_cache(self, cache: EncodeCache) -> Tokenizer:
-        """The same tokenizer, which remembers texts."""
+        """Returns the same tokenizer with a cache of encoded texts."""
         cached = copy(self)
         cached._cache = cache
         return cached
@@ -110,19 +98,23 @@ class Tokenizer(IdDecoder):
     def vocabulary_size(self) -> int:
         return len(self.table)
 
-    # -- text to ids
+    # --- text to ids
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Ids of one text, in llama.cpp's terms and as it answers."""
+        """Returns the ids of one text, exactly those of llama.cpp's `llama_tokenize` with the same arguments.
+
+        With `parse_special` the text of a control token becomes that token: use it only for text that you trust.
+        """
         segment = Segment(text, Policy.PARSE if parse_special else Policy.TEXT)
         return self._encode_segments((segment,), add_special, self._unguarded).ids
 
     def encode_segments(
         self, segments: Sequence[Segment], add_special: bool = True, with_offsets: bool = False
     ) -> Encoding:
-        """Ids of segments that follow one another.
+        """Returns the ids of segments that follow one another.
 
-        Raises LoneSurrogateError where text is not valid Unicode, SpecialTokenInText where a segment must not hold one.
+        Raises LoneSurrogateError where text is not valid Unicode, and SpecialTokenInText where a segment with the
+        policy REJECT contains a control token.
         """
         if with_offsets:
             return self._encode_with_offsets(segments, add_special)
@@ -197,7 +189,7 @@ class Tokenizer(IdDecoder):
         return encoding
 
     def _spans(self, number: int, segment: Segment, wants_prefix: bool) -> Iterator[_Span]:
-        """A segment's special tokens, and the texts between them."""
+        """Yields a segment's special tokens, and the texts between them."""
         text = _checked(segment.text)
         for start, end, token in self._splitter(number, segment).split(text):
             if token is not None:
@@ -209,7 +201,7 @@ class Tokenizer(IdDecoder):
             wants_prefix = self._prefixes_behind_special and token is not None
 
     def encode_many(self, texts: Sequence[str], add_special: bool = True) -> list[Ids]:
-        """Ids of many texts of the policy TEXT, of a tokenizer that `takes_text_whole`."""
+        """Returns the ids of many texts of the policy TEXT; only for a tokenizer that `takes_text_whole`."""
         assert self.takes_text_whole
         checked = list(map(_checked, texts))
         if self._cache is None:
@@ -233,14 +225,12 @@ class Tokenizer(IdDecoder):
         return self.vocabulary.encode_many(texts)
 
     def _spaced(self, text: str) -> str:
-        """A text with the space prefix, where it gets one."""
+        """Returns a text with the space prefix, where it gets one."""
         return text if self.config.prefix_spares_spaces and text[0] in self._spared else " " + text
 
     def cut(self, text: str, count: int) -> list[str]:
-        """`text` in at most `count` parts of about equal length, which have together the ids that it has as a whole.
-
-        One part where no such place is known to be safe.
-        """
+        """Cuts `text` into at most `count` parts of about equal length, whose ids joined are those of the whole text.
+        Returns one part where no such place is known to be safe."""
         border = self.vocabulary.safe_border
         if border is None or self.config.adds_space_prefix or not self._cuttable:
             return [text]
@@ -254,11 +244,11 @@ class Tokenizer(IdDecoder):
         return [*parts, text[at:]]
 
     def added_ids(self) -> tuple[Ids, Ids]:
-        """What add_special puts in front and behind."""
+        """Returns the ids that add_special puts in front and behind."""
         return self._added_arrays
 
     def count_added(self) -> int:
-        """How many tokens add_special adds."""
+        """Returns how many tokens add_special adds."""
         return sum(map(len, self._added_arrays))
 
     @cached_property
@@ -298,7 +288,7 @@ def _is_white_space(token: SpecialToken) -> bool:
 
 
 def _encode_text(text: str, encoder: TextEncoder, cache: EncodeCache | None, guarded: bool) -> Ids:
-    """Ids of a text without special tokens, from memory where a cache is given."""
+    """Returns the ids of a text without special tokens, from the cache where one is given."""
     if cache is None:
         return encoder.encode(text)
     key = (text, Policy.PLAIN) if guarded else text

@@ -1,4 +1,4 @@
-"""What every vocabulary has: typed ids with bytes behind them, and a way from text to ids."""
+"""The interface of vocabularies: typed ids with bytes behind them, and a way from text to ids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandem.tokenizer.arrays import Ids
 
 
 class VocabularyType(IntEnum):
-    """How a vocabulary splits text; names as in llama.cpp, numbers as on the wire."""
+    """The algorithm that splits text; the names are those of llama.cpp, the numbers those of the contract."""
 
     SPM = 1
     BPE = 2
@@ -25,7 +25,7 @@ class VocabularyType(IntEnum):
 
 
 class TokenType(IntEnum):
-    """What one id is; numbers as in SentencePiece, GGUF and on the wire."""
+    """The type of an id; the numbers are those of SentencePiece, GGUF and the contract."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -58,14 +58,15 @@ class SpecialToken:
 
 @dataclass(frozen=True, slots=True)
 class DecodedForms:
-    """What a file's own decoder makes of each id: the first of a text that shows anything is shown as in `first`, if it
-    stands there, and all others as in `rest`. Without it llama.cpp's rule of one stripped space holds."""
+    """The text that a file's own decoder makes of each id: that of `first` for the first id of a text that shows
+    anything, if it has one, and else that of `rest`. Without a decoder llama.cpp's rule of one stripped space applies.
+    """
 
     first: Mapping[int, bytes]
     rest: Sequence[bytes]
 
     def without(self, hidden: Sequence[int]) -> DecodedForms:
-        """The same where some ids are shown as nothing."""
+        """Returns the same forms, with some ids shown as nothing."""
         rest = list(self.rest)
         for index in hidden:
             rest[index] = b""
@@ -74,7 +75,7 @@ class DecodedForms:
 
 @dataclass(frozen=True, slots=True)
 class TokenTable:
-    """What each id is. The index into each sequence is the id.
+    """The bytes and type of each id, which is the index into each sequence.
 
     `pieces` are the bytes that an id decodes to, control tokens as their text and unused ids as nothing.
     """
@@ -104,37 +105,37 @@ class TokenTable:
 
 
 class TextEncoder(Protocol):
-    """Text without special tokens to ids. Implementations are safe to call from many threads."""
+    """Encodes text without special tokens. Implementations are safe to call from many threads."""
 
     def encode(self, text: str) -> Ids:
-        """Ids of `text`, which is valid Unicode and not empty."""
+        """Returns the ids of `text`, which is valid Unicode and not empty."""
         ...
 
     def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
-        """Ids, and for each of them where it starts in the UTF-8 of `text`, in bytes."""
+        """Returns the ids, and for each of them where it starts in the UTF-8 of `text`, in bytes."""
         ...
 
 
 class Vocabulary(TextEncoder, Protocol):
-    """One of the five types."""
+    """A vocabulary of one of the five types."""
 
     type: VocabularyType
 
     @property
     def encoder(self) -> str:
-        """What does the work: `compiled`, or the library that does it, and why."""
+        """Names the engine that encodes: `compiled`, or the library that does it, and why."""
         ...
 
     @property
     def safe_border(self) -> re.Pattern[str] | None:
-        """Matches the empty text between a line break and an ASCII letter, where text may be cut without changing its
-        ids. None: no such place is known."""
+        """A pattern for the empty text between a line break and an ASCII letter, where text may be cut without changing
+        its ids. None means that no such place is known."""
         ...
 
     def encode_many(self, texts: Sequence[str]) -> list[Ids]:
-        """Ids of each of the texts, which may be empty."""
+        """Returns the ids of each of the texts, which may be empty."""
         ...
 
     def behaviour(self) -> Iterator[bytes]:
-        """Everything beyond the token table that decides what `encode` answers, in a canonical form."""
+        """Everything beyond the token table that decides what `encode` returns, in a canonical form."""
         ...

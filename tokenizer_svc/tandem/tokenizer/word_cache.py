@@ -1,8 +1,4 @@
-"""A bounded memory of words that were encoded before.
-
-Text repeats its words, and looking one up costs a twentieth of encoding it. Only vocabularies whose words are encoded
-independently of their neighbours may use this.
-"""
+"""A bounded cache of encoded words."""
 
 from __future__ import annotations
 
@@ -14,8 +10,8 @@ _MAX_CHARACTERS = 64
 
 
 class WordCache:
-    """Encodes lists of words with `encode_many`, once a word. Safe to share between threads: a full memory is replaced
-    as a whole, and every call keeps what it needs in its own hands."""
+    """Encodes lists of words with `encode_many`, each word once. Safe to share between threads: a full cache is
+    replaced as a whole, and every call keeps its own reference to what it needs."""
 
     def __init__(self, encode_many: Callable[[list[str]], Sequence[Sequence[int]]]) -> None:
         self._encode_many = encode_many

@@ -63,7 +63,7 @@ class ChatRenderer:
             return await self._ask_once(line, None)
         except _DisturbedError:
             raise unavailable(
-                "processes that render templates are stopped or killed", reason="RENDERER_LOST", retry_after=spread(1.0)
+                "template renderers were stopped or killed", reason="RENDERER_LOST", retry_after=spread(1.0)
             ) from None
 
     async def _ask_once(self, line: bytes, process: asyncio.subprocess.Process | None) -> list[tuple[Origin, str]]:
@@ -84,7 +84,7 @@ class ChatRenderer:
             await self._kill(process)
             if killed:
                 raise _DisturbedError
-            raise RenderError("the template brought its renderer down, most likely by using too much memory")
+            raise RenderError("the template ended its renderer process, most likely by using too much memory")
         self._idle.append(process)
         if "violations" in answer:
             raise JsonTextError([(field, description) for field, description in answer["violations"]])
@@ -145,14 +145,14 @@ class ChatRenderer:
             ready = await self._within(_START_SECONDS, process, b"")
         except TimeoutError:
             await self._kill(process)
-            raise RuntimeError("a template renderer does not start") from None
+            raise RuntimeError("a template renderer process does not start") from None
         except BaseException:
             await self._kill(process)
             raise
         if ready is None:
             killed = process.returncode in _KILLED
             await self._kill(process)
-            raise _DisturbedError if killed else RuntimeError("a template renderer does not start")
+            raise _DisturbedError if killed else RuntimeError("a template renderer process does not start")
         return process
 
     async def _kill(self, process: asyncio.subprocess.Process) -> None:

@@ -179,7 +179,7 @@ class _Namespace(Namespace):
 
 def _check_name(name: Any) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a namespace takes no names that begin with an underscore, as {name!r}")
+        raise SecurityError(f"a namespace has no names that begin with an underscore: {name!r}")
 
 
 def _safe(value: Any) -> Markup:

@@ -53,7 +53,7 @@ def _load(file: Path, llama3_version: str) -> Tokenizer:
     model = sentencepiece_model.parse(data)
     if model is not None:
         return sentencepiece_model.load(file, model, sidecar)
-    raise FormatError(file, f"is no tokenizer of a known format, or is damaged; {_EXPECTED}")
+    raise FormatError(file, f"is not a tokenizer of a known format, or is damaged; {_EXPECTED}")
 
 
 def _head(file: Path) -> bytes:

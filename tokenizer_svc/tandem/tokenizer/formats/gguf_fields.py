@@ -123,7 +123,7 @@ class GgufFields:
             return default if default is not None and default < len(self.texts) else None
         if not 0 <= value < len(self.texts):
             # Converters write 2^32 - 1 for none; llama.cpp warns and goes on without.
-            logger.warning("%s: %s%s_token_id is %d, which is no id: ignored", self.path, PREFIX, name, value)
+            logger.warning("%s: %s%s_token_id is %d, which is not an id: ignored", self.path, PREFIX, name, value)
             return None
         return int(value)
 

@@ -147,7 +147,7 @@ def _raw_byte_pairs(fields: GgufFields, pre: PreTokenizer) -> tuple[RawBpeVocabu
     texts = [product.decode() for product in products]
     pairs = dict.fromkeys((text[:cut], text[cut:]) for text, cut in zip(texts, cuts.tolist(), strict=True))
     if not are_ranked_by_what_they_make(pairs):
-        raise ValueError(f"{PREFIX}merges that make the same at clashing ranks are not served for raw text")
+        raise ValueError(f"{PREFIX}merges that make the same at clashing ranks are not supported for raw text")
     rank = {product: number for number, product in enumerate(dict.fromkeys(products))}
     scores = array("f", bytes(4 * len(fields.texts)))
     kinds = bytearray(fields.types)
@@ -215,7 +215,7 @@ def _sentencepiece(fields: GgufFields, scores: Sequence[float], kinds: Sequence[
         elif kind in (TokenType.USER_DEFINED, TokenType.UNUSED):
             kind = TokenType.NORMAL
         if "\0" in text:
-            raise ValueError(f"{PREFIX}tokens[{index}] is {text!r}: a null character is not served")
+            raise ValueError(f"{PREFIX}tokens[{index}] is {text!r}: a null character is not supported")
         if not text or text in seen:
             text, kind = f"<no text {index}>", TokenType.CONTROL
         seen.add(text)

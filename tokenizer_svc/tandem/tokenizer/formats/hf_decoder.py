@@ -33,7 +33,7 @@ def read_decoder(decoder: Mapping[str, Any] | None, texts: Sequence[str]) -> Dec
         elif kind == "Fuse" and not strip:
             fused = True
         elif fused or to_bytes is not str.encode:
-            raise ValueError(f"the decoder {kind} is not served in this form, or not at this place")
+            raise ValueError(f"the decoder {kind} is not supported in this form, or not at this place")
         elif kind == "ByteLevel":
             to_bytes, fused = _of_alphabet, True
         elif kind == "ByteFallback":
@@ -69,7 +69,7 @@ def _change(step: Mapping[str, Any]) -> Change:
             pattern = step.get("pattern")
             old = pattern.get("String") if isinstance(pattern, dict) else None
             if not isinstance(old, str) or not old:
-                raise ValueError(f"the decoder Replace with the pattern {pattern!r} is not served")
+                raise ValueError(f"the decoder Replace with the pattern {pattern!r} is not supported")
             new = _text(step, "content")
             return lambda text, first: text.replace(old, new)
         case "WordPiece":
@@ -80,7 +80,7 @@ def _change(step: Mapping[str, Any]) -> Change:
             scheme = step.get("prepend_scheme") or ("always" if step.get("add_prefix_space", True) else "never")
             if scheme not in ("always", "first", "never") or len(replacement) != 1:
                 raise ValueError(
-                    f"the decoder Metaspace with {replacement!r} and prepend_scheme {scheme!r} is not served"
+                    f"the decoder Metaspace with {replacement!r} and prepend_scheme {scheme!r} is not supported"
                 )
             drops = scheme != "never"
             return lambda text, first: text.replace(replacement, "" if first and drops else " ")
@@ -88,7 +88,7 @@ def _change(step: Mapping[str, Any]) -> Change:
             character, start, stop = _character(step), _number(step, "start"), _number(step, "stop")
             return lambda text, first: _stripped(text, character, start, stop)
         case other:
-            raise ValueError(f"the decoder {other} is not served")
+            raise ValueError(f"the decoder {other} is not supported")
 
 
 def _word_piece(text: str, first: bool, prefix: str, cleanup: bool) -> str:

@@ -74,22 +74,22 @@ class _Loader:
         """Raises ValueError for an option of the model that would change its ids and is not supported."""
         for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
             if self._kind == "BPE" and self._model.get(option):
-                raise ValueError(f"the model BPE with {option} {self._model[option]!r} is not served")
+                raise ValueError(f"the model BPE with {option} {self._model[option]!r} is not supported")
         if self._pipeline.metaspace and self._model.get("ignore_merges"):
-            raise ValueError("the model BPE with ignore_merges and without the pre-tokenizer ByteLevel is not served")
+            raise ValueError("BPE with ignore_merges but without the pre-tokenizer ByteLevel is not supported")
         if self._kind == "BPE" and self._pipeline.merges_white_space:
-            raise ValueError("the model BPE with steps that merge white space is not served")
+            raise ValueError("the model BPE with steps that merge white space is not supported")
 
     def _check_added(self) -> None:
         """Raises ValueError for an added token that the library would find in text of another form."""
         for token in self._specials:
             text = token.text
             if token.normalized and not self._keeps_form(token):
-                raise ValueError(f"the added token {text!r} with normalized and this normalizer is not served")
+                raise ValueError(f"the added token {text!r} with normalized and this normalizer is not supported")
             if self._pipeline.byte_level and len(text) == 1 and not text.isascii() and token.id in self._own:
-                raise ValueError(f"the added token {text!r}, which stands for a byte, is not served")
+                raise ValueError(f"the added token {text!r}, which stands for a byte, is not supported")
             if token.single_word and token.type in CONTROL_TYPES and token.id in self._own:
-                raise ValueError(f"the special token {text!r} with single_word, which text may become, is not served")
+                raise ValueError(f"the token {text!r} with single_word, which text may become, is not supported")
 
     def _keeps_form(self, token: SpecialToken) -> bool:
         """Returns True when the normalizer turns the token's text into itself, and no other text into it."""
@@ -122,14 +122,14 @@ class _Loader:
             pieces = self._word_pieces()
             vocabulary = self._words(self._pipeline.bert)
         else:
-            raise ValueError(f"the model {self._kind} with this normalizer and pre-tokenizer is not served")
+            raise ValueError(f"the model {self._kind} with this normalizer and pre-tokenizer is not supported")
         forms = read_decoder(self._content.get("decoder"), self._texts)
         if forms is not None and self._pipeline.byte_level and not forms.first and list(forms.rest) == pieces:
             forms = None  # as most have it
         table = TokenTable(pieces, bytes(self._types), self._specials, scores, forms)
         return Tokenizer(vocabulary, table, self._config())
 
-    # -- tokens
+    # --- tokens
 
     def _entries(self) -> Iterator[tuple[int, str]]:
         vocabulary = self._model["vocab"]
@@ -149,7 +149,7 @@ class _Loader:
             if type(index) is not int or index < 0:
                 raise ValueError(f"model.vocab or added_tokens has the entry {text!r}: {index!r}, expected an id")
             if "\0" in text and not self._pipeline.byte_level:
-                raise ValueError(f"model.vocab or added_tokens has the token {text!r}: a null character is not served")
+                raise ValueError(f"model.vocab or added_tokens has {text!r}: a null character is not supported")
             if found.setdefault(index, text) != text:
                 raise ValueError(
                     f"the id {index} is {found[index]!r} and {text!r} at once, in model.vocab or added_tokens"
@@ -198,10 +198,10 @@ class _Loader:
         lacking = 256 - len({piece for piece in pieces if len(piece) == 1})
         if lacking and (self._unk_id() is not None or self._model.get("byte_fallback")):
             raise ValueError(
-                f"the vocabulary lacks {lacking} bytes; with unk_token or byte_fallback that is not served"
+                f"the vocabulary lacks {lacking} bytes; with unk_token or byte_fallback that is not supported"
             )
         if self._pipeline.cuts_at_number_bytes and any(map(_NUMBER_BYTE_AND_OTHER.search, pieces)):
-            raise ValueError("the pre-tokenizer Digits behind ByteLevel cuts within tokens, which is not served")
+            raise ValueError("the pre-tokenizer Digits behind ByteLevel cuts within tokens, which is not supported")
 
     def _spaced_pieces(self) -> list[bytes]:
         return [piece_bytes(text, kind) for text, kind in zip(self._texts, self._types, strict=True)]
@@ -225,7 +225,7 @@ class _Loader:
                 pieces.append(text.removeprefix(prefix).encode() if text.startswith(prefix) else b" " + text.encode())
         return pieces
 
-    # -- vocabularies
+    # --- vocabularies
 
     def _merges(self) -> dict[tuple[str, str], str]:
         """Returns the pairs in the order of their merge ranks, and what they make. The library uses the last one of
@@ -239,7 +239,7 @@ class _Loader:
                 raise ValueError(f"model.merges[{number}] is not two tokens")
             product = pair[0] + pair[1]
             if product not in self._ids:
-                raise ValueError(f"model.merges[{number}] makes {product!r}, which is no token")
+                raise ValueError(f"model.merges[{number}] makes {product!r}, which is not a token")
             products.pop((pair[0], pair[1]), None)
             products[pair[0], pair[1]] = product
         return products
@@ -287,13 +287,13 @@ class _Loader:
         trainer.model_type = trainer.UNIGRAM if self._kind == "Unigram" else trainer.BPE
         byte_tokens = bytes(self._types).count(TokenType.BYTE)
         if self._model.get("byte_fallback") and byte_tokens != 256:
-            raise ValueError(f"byte_fallback with {byte_tokens} tokens of bytes, not 256, is not served")
+            raise ValueError(f"byte_fallback with {byte_tokens} tokens of bytes, not 256, is not supported")
         trainer.byte_fallback = byte_tokens == 256
         unk_id = self._unk_id()
         if unk_id is None:
             raise ValueError("there is no unknown token: model.unk_token or model.unk_id")
         if self._kind == "BPE" and not trainer.byte_fallback and not self._model.get("fuse_unk"):
-            raise ValueError("the model BPE with neither byte_fallback nor fuse_unk is not served")
+            raise ValueError("the model BPE with neither byte_fallback nor fuse_unk is not supported")
         trainer.unk_id = unk_id
         normalizer.name = "tokenizer.json"
         normalizer.add_dummy_prefix = False
@@ -302,7 +302,7 @@ class _Loader:
             normalizer.precompiled_charsmap = b64decode(self._pipeline.charsmap)
         merges = self._merges() if self._kind == "BPE" else {}
         if not are_ranked_by_what_they_make(merges):
-            raise ValueError("merges that make the same at clashing ranks are not served without ByteLevel")
+            raise ValueError("merges that make the same at clashing ranks are not supported without ByteLevel")
         made = set(merges.values()) if self._kind == "BPE" else None
         for index, score in enumerate(scores):
             text, kind = self._sentencepiece_token(index, made)
@@ -340,7 +340,7 @@ class _Loader:
             begin, inside, unk_id, lowercase=lowercase, max_word_characters=longest, drops_all_controls=True
         )
 
-    # -- what is added
+    # --- what is added
 
     def _role(self, *names: str) -> int | None:
         for name in names:

@@ -86,7 +86,7 @@ def template_ends(post_processor: Step | None) -> tuple[list[int], list[int]]:
                         side = front if number < texts[0] else back
                         side += step["special_tokens"][part["SpecialToken"]["id"]]["ids"]
             case other:
-                raise ValueError(f"the post-processor {other} is not served")
+                raise ValueError(f"the post-processor {other} is not supported")
     return front, back
 
 
@@ -101,10 +101,10 @@ def _steps(step: Step | None, inner: str) -> Iterator[Step]:
 
 
 def _refusal(role: str, step: Step) -> ValueError:
-    return ValueError(f"the {role} {step['type']} is not served in this form, at this place or with this normalizer")
+    return ValueError(f"the {role} {step['type']} is not supported in this form, at this place or with this normalizer")
 
 
-# -- byte level
+# --- byte level
 
 
 def _byte_level(normalizers: Sequence[Step], pre_tokenizers: Sequence[Step]) -> Pipeline:
@@ -118,7 +118,7 @@ def _byte_level(normalizers: Sequence[Step], pre_tokenizers: Sequence[Step]) -> 
         elif step["type"] == "ByteLevel":
             if step.get("add_prefix_space"):
                 if pipeline.cuts or not _MAKE_NO_SPACE.issuperset(pipeline.forms):
-                    raise ValueError("the pre-tokenizer ByteLevel with add_prefix_space is not served behind others")
+                    raise ValueError("the pre-tokenizer ByteLevel with add_prefix_space is not supported behind others")
                 pipeline.space_prefix = "always"
             pipeline.byte_level = True
             if step.get("use_regex", True):
@@ -158,13 +158,13 @@ def _split(step: Step) -> str:
         pattern = re.escape(step["pattern"]["String"])
     behaviour, invert = step["behavior"], bool(step.get("invert"))
     if not isinstance(pattern, str):
-        raise ValueError(f"the pre-tokenizer Split by {step['pattern']} is not served")
+        raise ValueError(f"the pre-tokenizer Split by {step['pattern']} is not supported")
     complete = pattern.endswith((r"|\s+", r"|\s")) and r"[^\s" in pattern
     translated = _translated(pattern.replace(_CONTRACTIONS, _SPELT_OUT).replace(PUBLISHED_WORDS, WORDS))
     if behaviour == "Isolated" or (behaviour == "Removed" and invert and complete):
         return translated
     if invert or behaviour not in _PIECES:
-        raise ValueError(f"the pre-tokenizer Split with the behaviour {behaviour}, invert {invert}, is not served")
+        raise ValueError(f"the pre-tokenizer Split with the behaviour {behaviour}, invert {invert}, is not supported")
     try:
         parse(translated)  # which refuses those that match the empty text
     except NotUnderstood as error:
@@ -186,7 +186,7 @@ def _translated(pattern: str) -> str:
         else:  # `{2}+` quantifies twice here; others read a quantifier that gives nothing back
             strange = before[:1] == "{" and part == "+"
         if strange or part in _STRANGE_ESCAPES:
-            raise ValueError(f"the pre-tokenizer Split by a pattern with {before + part!r} is not served")
+            raise ValueError(f"the pre-tokenizer Split by a pattern with {before + part!r} is not supported")
         before = part
         if part == r"\w":
             part = _WORD if sets else f"[{_WORD}]"
@@ -202,7 +202,7 @@ def _translated(pattern: str) -> str:
     return "".join(parts)
 
 
-# -- metaspace
+# --- metaspace
 
 
 def _metaspace(normalizers: Sequence[Step], pre_tokenizers: Sequence[Step]) -> Pipeline:
@@ -255,7 +255,7 @@ class _Metaspace:
     def finished(self) -> Pipeline:
         pipeline = self._pipeline
         if self._scheme not in ("never", "always", "first"):
-            raise ValueError(f"the pre-tokenizer Metaspace with prepend_scheme {self._scheme!r} is not served")
+            raise ValueError(f"the pre-tokenizer Metaspace with prepend_scheme {self._scheme!r} is not supported")
         if pipeline.space_prefix == "never":
             pipeline.space_prefix = self._scheme
         pipeline.metaspace = pipeline.metaspace or pipeline.replaces_spaces
@@ -264,13 +264,13 @@ class _Metaspace:
         mapped = pipeline.charsmap is not None and not pipeline.replaces_spaces
         fits = pipeline.merges_white_space and mapped and (self._scheme == "always" or not self._words)
         if (self._merges or self._strips or self._words) and not fits:
-            raise ValueError("the normalizers and pre-tokenizers that strip or split at white space are not served so")
+            raise ValueError("these steps that strip or split at white space are not supported together")
         if pipeline.charsmap is not None and pipeline.space_prefix == "prepend":
-            raise ValueError("the normalizers Precompiled and Prepend are not served together")
+            raise ValueError("the normalizers Precompiled and Prepend are not supported together")
         return pipeline
 
 
-# -- BERT
+# --- BERT
 
 
 def _bert(normalizers: Sequence[Step], pre_tokenizers: Sequence[Step]) -> Pipeline:
@@ -278,8 +278,8 @@ def _bert(normalizers: Sequence[Step], pre_tokenizers: Sequence[Step]) -> Pipeli
     if len(normalizers) != 1 or not (step.get("clean_text", True) and step.get("handle_chinese_chars", True)):
         raise _refusal("normalizer", step)
     if [each["type"] for each in pre_tokenizers] != ["BertPreTokenizer"]:
-        raise ValueError("a BertNormalizer without the one pre-tokenizer BertPreTokenizer is not served")
+        raise ValueError("a BertNormalizer without the one pre-tokenizer BertPreTokenizer is not supported")
     lowercase = bool(step.get("lowercase", True))
     if step.get("strip_accents") not in (None, lowercase):
-        raise ValueError("a BertNormalizer that lower-cases without stripping accents is not served")
+        raise ValueError("a BertNormalizer that lower-cases without stripping accents is not supported")
     return Pipeline(bert=lowercase)

@@ -97,7 +97,7 @@ def _check_unigrams(model: Mapping[str, Any], vocabulary: list[Any]) -> None:
         if not (isinstance(entry, list) and len(entry) == 2 and _is(entry[0], _TEXT) and _is(entry[1], _NUMBER)):
             raise ValueError(f"model.vocab[{index}] is {entry!r:.80}, expected a text and a score")
     if model.get("unk_id") is not None and not 0 <= model["unk_id"] < len(vocabulary):
-        raise ValueError(f"model.unk_id is {model['unk_id']}, which is no id of model.vocab")
+        raise ValueError(f"model.unk_id is {model['unk_id']}, which is not an id of model.vocab")
 
 
 def _check_step(step: Any, place: str, inner: str) -> None:

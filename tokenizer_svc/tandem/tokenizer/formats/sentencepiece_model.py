@@ -38,9 +38,9 @@ def load(path: Path, model: ModelProto, sidecar: Sidecar) -> Tokenizer:
     trainer = model.trainer_spec
     if trainer.model_type not in (trainer.BPE, trainer.UNIGRAM):
         kind = trainer.ModelType.Name(trainer.model_type)
-        raise FormatError(path, f"is a SentencePiece model of type {kind}; BPE and UNIGRAM are served")
+        raise FormatError(path, f"is a SentencePiece model of type {kind}; BPE and UNIGRAM are supported")
     if trainer.treat_whitespace_as_suffix:
-        raise FormatError(path, "treats white space as a suffix, which is not served")
+        raise FormatError(path, "treats white space as a suffix, which is not supported")
     for index, piece in enumerate(model.pieces):
         if not isinstance(piece.piece, str):  # protobuf gives bytes where the text is none
             raise FormatError(path, f"the piece of id {index} is not valid UTF-8")
@@ -80,7 +80,7 @@ def load(path: Path, model: ModelProto, sidecar: Sidecar) -> Tokenizer:
         vocabulary = UgmVocabulary(model) if unigram else SpmVocabulary(model)
         return Tokenizer(vocabulary, table, config)
     except (ValueError, RuntimeError) as error:  # sentencepiece reports a bad model as RuntimeError
-        raise FormatError(path, f"is no usable SentencePiece model: {error}") from None
+        raise FormatError(path, f"is not a usable SentencePiece model: {error}") from None
 
 
 def _apply_added_tokens(path: Path, model: ModelProto, sidecar: Sidecar) -> None:
@@ -111,7 +111,7 @@ def _check(path: Path, model: ModelProto) -> None:
     seen: dict[str, int] = {}
     for index, piece in enumerate(model.pieces):
         if "\0" in piece.piece:
-            raise FormatError(path, f"id {index} has the piece {piece.piece!r}: a null character is not served")
+            raise FormatError(path, f"id {index} has the piece {piece.piece!r}: a null character is not supported")
         if piece.piece in seen:
             raise FormatError(path, f"ids {seen[piece.piece]} and {index} have the same piece {piece.piece!r}")
         seen[piece.piece] = index

@@ -46,7 +46,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """Reads a JSON file that holds one object. Raises FormatError."""
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise FormatError(path, f"larger than {_MAX_BYTES} bytes, which no such file is")
+            raise FormatError(path, f"larger than {_MAX_BYTES} bytes, which is too large for such a file")
         text = path.read_bytes().decode("utf-8-sig")
         value = json.loads(text)
     except OSError as error:
@@ -57,9 +57,9 @@ def read_json_object(path: Path) -> dict[str, Any]:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise FormatError(path, "holds a lone surrogate, which is no text") from None
+            raise FormatError(path, "holds a lone surrogate, which is not valid Unicode") from None
     if not isinstance(value, dict):
-        raise FormatError(path, "holds no JSON object")
+        raise FormatError(path, "is not a JSON object")
     return value
 
 
@@ -120,11 +120,11 @@ def _added_tokens(path: Path, value: object) -> dict[int, AddedToken]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise FormatError(path, "added_tokens_decoder is no object")
+        raise FormatError(path, "added_tokens_decoder is not an object")
     added: dict[int, AddedToken] = {}
     for key, entry in value.items():
         if not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10):
-            raise FormatError(path, f"added_tokens_decoder has the key {key!r}, which is no id")
+            raise FormatError(path, f"added_tokens_decoder has the key {key!r}, which is not an id")
         if not (isinstance(entry, dict) and isinstance(entry.get("content"), str)):
             raise FormatError(path, f"added_tokens_decoder[{key}] has no text")
         for name in ("special", "lstrip", "rstrip", "single_word", "normalized"):

@@ -1,4 +1,5 @@
-"""EncodeChat requests to what the template renderer is asked. Every violated field is named."""
+"""Validates EncodeChat requests and turns them into questions to the template renderer. Every violated field is
+named."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ MAX_TOOL_CALLS = limits_of(pb.ChatMessage.DESCRIPTOR)["tool_calls"].bound  # of 
 
 
 def chat_question(request: pb.EncodeChatRequest, tokenizer: Tokenizer, settings: TokenizerSettings) -> dict[str, Any]:
-    """What `ChatRenderer.render` takes; JSON stays text, which the renderer reads. Raises ServiceError."""
+    """Returns the question for `ChatRenderer.render`; JSON stays text, which the renderer reads. Raises
+    ServiceError."""
     size = request.ByteSize() - len(request.chat_template.encode())
     if size > settings.max_input_bytes:
         raise resource_exhausted(
@@ -40,7 +42,7 @@ def chat_question(request: pb.EncodeChatRequest, tokenizer: Tokenizer, settings:
     if request.chat_template and not settings.takes_caller_templates:
         raise ServiceError(
             grpc.StatusCode.PERMISSION_DENIED,
-            "chat_template: this server takes no templates of its callers (setting caller_templates)",
+            "chat_template: this server does not accept templates from callers (setting caller_templates)",
             reason="CALLER_TEMPLATES_OFF",
         )
     violations = Violations()
@@ -94,7 +96,7 @@ def _call(call: pb.ChatToolCall) -> dict[str, Any]:
 
 
 def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
-    """The texts that templates write for special tokens; empty where there is none."""
+    """Returns the texts that templates write for special tokens; empty where there is none."""
     config = tokenizer.config
     named = {"bos_token": config.bos_id, "eos_token": config.eos_id, "unk_token": config.unk_id}
     named |= {"pad_token": config.pad_id, "sep_token": config.sep_id}

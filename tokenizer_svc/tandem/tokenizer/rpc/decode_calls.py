@@ -1,9 +1,4 @@
-"""Decode and BatchDecode behind their wire: few ids at once, more of them by a thread, answers as bytes.
-
-The lists are laid one behind the other, looked at as a whole, and become the answer's bytes without an object of Python
-for each. What that takes is a tenth of a call's time, whose rest is gRPC's and protobuf's: several threads for one call
-gained nothing.
-"""
+"""Serves Decode and BatchDecode: few ids at once, more of them in a thread; the answers are bytes."""
 
 from __future__ import annotations
 
@@ -20,20 +15,20 @@ _INLINE_IDS = 4096  # that are decoded without a thread
 
 
 class DecodeCalls:
-    """For one event loop."""
+    """Serves the calls of one event loop."""
 
     def __init__(self, settings: TokenizerSettings, encoding: EncodeCalls) -> None:
         self._settings = settings
         self._in_pool = encoding.in_pool
 
     async def decode(self, loaded: Loaded, request: pb.DecodeRequest) -> bytes:
-        """A DecodeResponse. Raises ServiceError."""
+        """Returns a DecodeResponse. Raises ServiceError."""
         read = partial(validation.decode_input, request, loaded.tokenizer, self._settings)
         rest = pb.DecodeResponse(fingerprint=loaded.tokenizer.fingerprint)
         return await self._answer(loaded, [request.input], read, request.options, rest)
 
     async def decode_batch(self, loaded: Loaded, request: pb.BatchDecodeRequest) -> bytes:
-        """A BatchDecodeResponse. Raises ServiceError."""
+        """Returns a BatchDecodeResponse. Raises ServiceError."""
         read = partial(validation.decode_inputs, request.inputs, loaded.tokenizer, self._settings)
         rest = pb.BatchDecodeResponse(fingerprint=loaded.tokenizer.fingerprint)
         return await self._answer(loaded, request.inputs, read, request.options, rest)

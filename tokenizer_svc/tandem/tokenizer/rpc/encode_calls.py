@@ -1,8 +1,4 @@
-"""Encode, BatchEncode and CountTokens behind their wire: small inputs at once, others by threads, answers as bytes.
-
-Answers are serialized where they are made, in the threads. Serialized messages that are joined are the merged message:
-repeated fields follow one another. So the parts of an answer are never gathered in one place before they are sent.
-"""
+"""Serves Encode, BatchEncode and CountTokens: small inputs at once, others in threads; the answers are bytes."""
 
 from __future__ import annotations
 
@@ -30,14 +26,14 @@ _PART_BYTES = 16  # of text, which take as long as what a segment costs beside i
 
 
 class EncodeCalls:
-    """For one event loop."""
+    """Serves the calls of one event loop."""
 
     def __init__(self, settings: TokenizerSettings, pool: WorkPool) -> None:
         self._settings = settings
         self._pool = pool
 
     async def encode(self, loaded: Loaded, job: EncodeJob, offsets: bool, pieces: bool) -> bytes:
-        """An EncodeResponse. Raises ServiceError."""
+        """Returns an EncodeResponse. Raises ServiceError."""
         plain = not offsets and not pieces and job.max_tokens is None
         if plain and (parts := self._parts(loaded, job)) is not None:
             return await self._encode_parts(loaded, job, parts)
@@ -49,7 +45,7 @@ class EncodeCalls:
         return await self._answer(loaded, [job], work, pb.EncodeResponse(fingerprint=loaded.tokenizer.fingerprint))
 
     async def encode_batch(self, loaded: Loaded, jobs: Sequence[EncodeJob], offsets: bool, pieces: bool) -> bytes:
-        """A BatchEncodeResponse. Raises ServiceError."""
+        """Returns a BatchEncodeResponse. Raises ServiceError."""
 
         def work(jobs: Sequence[EncodeJob]) -> tuple[bytes, int]:
             parts: list[bytes] = []
@@ -63,7 +59,7 @@ class EncodeCalls:
         return await self._answer(loaded, jobs, work, pb.BatchEncodeResponse(fingerprint=loaded.tokenizer.fingerprint))
 
     async def encode_texts(self, loaded: Loaded, plain: PlainTexts) -> bytes:
-        """A BatchEncodeResponse. Raises ServiceError."""
+        """Returns a BatchEncodeResponse. Raises ServiceError."""
         front, back = loaded.tokenizer.added_ids() if plain.add_special else (NONE, NONE)
         added = len(front) + len(back)
 
@@ -84,7 +80,7 @@ class EncodeCalls:
         return b"".join([*(part for part, _ in made), rest.SerializeToString()])
 
     async def count_texts(self, loaded: Loaded, plain: PlainTexts) -> list[int]:
-        """How many ids each text has. Raises ServiceError."""
+        """Returns how many ids each text has. Raises ServiceError."""
         added = loaded.tokenizer.count_added() if plain.add_special else 0
 
         def work(texts: Sequence[str]) -> list[int]:
@@ -100,7 +96,7 @@ class EncodeCalls:
         return counts
 
     async def count(self, loaded: Loaded, jobs: Sequence[EncodeJob]) -> list[int]:
-        """How many ids each job has. Raises ServiceError."""
+        """Returns how many ids each job has. Raises ServiceError."""
 
         def work(jobs: Sequence[EncodeJob]) -> list[tuple[int, int]]:
             encodings = [_encode(loaded, job, False) for job in jobs]
@@ -111,23 +107,24 @@ class EncodeCalls:
         return [count for count, _ in counts]
 
     async def in_pool(self, functions: list[Callable[[], T]]) -> list[T]:
-        """The results of functions that threads run. Raises RESOURCE_EXHAUSTED where too many wait."""
+        """Runs functions in threads and returns their results. Raises RESOURCE_EXHAUSTED where too many wait."""
         try:
             return await self._pool.run_all(functions)
         except PoolFullError as error:
             raise resource_exhausted(str(error), reason="QUEUE_FULL", retry_after=error.retry_after) from None
 
     def is_little(self, size: int, segments: int) -> bool:
-        """Whether so much text in so many segments is encoded without a thread."""
+        """Returns True when so much text in so many segments is encoded without a thread."""
         return size <= self._settings.inline_bytes and (segments - 1) * _PART_BYTES <= self._settings.inline_bytes
 
     async def read(self, inputs: Sequence[pb.EncodeInput], read: Callable[[], T]) -> T:
-        """What `read` makes of the inputs of a request, whose number is checked: at once where they have little, else
-        in a thread. Raises ServiceError."""
+        """Calls `read` on the inputs of a request, whose number is checked: at once where they are small, else in a
+        thread. Raises ServiceError."""
         return read() if have_little(inputs) else (await self.in_pool([read]))[0]
 
     def pieces(self, loaded: Loaded, ids: Ids, tag: bytes) -> bytes:
-        """The pieces of an answer as fields of this tag. Raises RESOURCE_EXHAUSTED where they are too long for one."""
+        """Returns the pieces of an answer as fields of this tag. Raises RESOURCE_EXHAUSTED where they are too long for
+        one."""
         if (size := loaded.tokenizer.pieces_size(ids)) > self._settings.max_output_bytes:
             raise too_much_output("pieces", size, self._settings)
         return loaded.tokenizer.piece_fields(ids, tag)
@@ -158,7 +155,7 @@ class EncodeCalls:
         work: Callable[[Sequence[Input]], T],
     ) -> list[T]:
         """Does the work at once where it is small, else in as many threads as it can fill. `sizes` are in bytes,
-        `segments` those of all inputs."""
+        `segments` counts those of all inputs."""
         total = sum(sizes)
         loaded.metrics.encoded_bytes.inc(total)
         if self.is_little(total, segments):
@@ -167,7 +164,7 @@ class EncodeCalls:
         return await self.in_pool([partial(work, group) for group in groups])
 
     def _parts(self, loaded: Loaded, job: EncodeJob) -> list[Segment] | None:
-        """A text so large that several threads should share it, where it can be cut."""
+        """Cuts a text that is so large that several threads should share it, where that is possible."""
         if job.size < _SHARED_BYTES or len(job.segments) != 1 or self._pool.threads == 1:
             return None
         [segment] = job.segments
@@ -209,7 +206,7 @@ class EncodeCalls:
 
 
 def _encode(loaded: Loaded, job: EncodeJob, with_offsets: bool) -> Encoding:
-    """Encoded, truncated as the input asks for, and counted."""
+    """Encodes a job, truncates the ids as the input asks for, and counts them."""
     try:
         encoding = loaded.tokenizer.encode_segments(job.segments, job.add_special, with_offsets)
     except SpecialTokenInText as error:
@@ -222,7 +219,7 @@ def _encode(loaded: Loaded, job: EncodeJob, with_offsets: bool) -> Encoding:
 
 
 def _few_at_once(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """The texts in order, together so many as numpy is done with before other threads wait for their turn."""
+    """Yields the texts in order, in groups so small that other threads do not wait long while numpy works on one."""
     start, size = 0, 0
     for index, text in enumerate(texts):
         size += len(text)
@@ -234,7 +231,7 @@ def _few_at_once(texts: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _groups(inputs: Sequence[Input], sizes: Sequence[int], count: int) -> list[Sequence[Input]]:
-    """The inputs in order, in at most `count` groups of about equal size; none is empty."""
+    """Returns the inputs in order, in at most `count` groups of about equal size; none is empty."""
     share = sum(sizes) / count
     groups: list[Sequence[Input]] = []
     start, size = 0, 0

@@ -16,7 +16,7 @@ _MAX_BATCH_IDS = 1 << 20
 
 
 def request_limits(settings: TokenizerSettings) -> dict[str, MessageLimits]:
-    """By the path of the method; what settings say, where the contract does not."""
+    """Returns the limits by the path of the method; settings give those that the contract does not."""
     service = pb.DESCRIPTOR.services_by_name["TokenizerService"]
     text = Limit(size=settings.max_input_bytes)
     batch = Limit(settings.max_batch_inputs)

@@ -24,7 +24,7 @@ logger = logging.getLogger("tandem.tokenizer")
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A tokenizer under its name."""
+    """A tokenizer with its name."""
 
     name: str
     tokenizer: Tokenizer
@@ -33,7 +33,7 @@ class Loaded:
 
 
 class LoadedTokenizers:
-    """At most `max_loaded_tokenizers` of those in the settings; the first is the default. For one event loop."""
+    """Holds at most `max_loaded_tokenizers` of those in the settings; the first is the default. For one event loop."""
 
     def __init__(self, settings: TokenizerSettings, metrics: TokenizerMetrics) -> None:
         self._settings = settings
@@ -43,7 +43,7 @@ class LoadedTokenizers:
         self._locks = {name: asyncio.Lock() for name in self._paths}
 
     async def start(self) -> None:
-        """Loads all, or only the default where the rest is loaded on demand. Raises StartError."""
+        """Loads all tokenizers, or only the default where the others are loaded on demand. Raises StartError."""
         if not self._paths:
             raise StartError("no tokenizer is given; name at least one with --tokenizer PATH")
         limit = self._settings.max_loaded_tokenizers
@@ -61,14 +61,15 @@ class LoadedTokenizers:
                 break
 
     def at_hand(self, name: str) -> Loaded | None:
-        """The tokenizer of that name, the default for the empty one, if it is loaded."""
+        """Returns the tokenizer of that name, "" being the default, if it is loaded."""
         loaded = self._loaded.get(name or self._default)
         if loaded is not None and self._settings.load_on_demand:
             self._loaded[loaded.name] = self._loaded.pop(loaded.name)
         return loaded
 
     async def get(self, name: str) -> Loaded:
-        """The same, loaded if it must be. Raises NOT_FOUND, or FAILED_PRECONDITION where its file cannot be read."""
+        """Returns the tokenizer of that name, and loads it if it must be. Raises NOT_FOUND, or FAILED_PRECONDITION
+        where its file cannot be read."""
         loaded = self.at_hand(name)
         if loaded is not None:
             return loaded
@@ -88,17 +89,17 @@ class LoadedTokenizers:
                 ) from None
 
     def all(self) -> Sequence[Loaded]:
-        """Those that are loaded, the default first, then by name."""
+        """Returns those that are loaded, the default first, then by name."""
         return sorted(self._loaded.values(), key=lambda loaded: (loaded.name != self._default, loaded.name))
 
     async def reload(self) -> None:
-        """Reads the files of all loaded tokenizers again. One that cannot be read stays as it is."""
+        """Reads the files of all loaded tokenizers again. A tokenizer whose file cannot be read stays as it is."""
         for name in list(self._loaded):
             async with self._locks[name]:
                 try:
                     await self._load(name)
                 except FormatError as error:
-                    logger.error("tokenizer %s stays as it was: %s", name, error)
+                    logger.error("tokenizer %s is not reloaded: %s", name, error)
 
     @property
     def _default(self) -> str:
@@ -127,5 +128,5 @@ class LoadedTokenizers:
         while len(self._loaded) > self._settings.max_loaded_tokenizers:
             oldest = next(each for each in self._loaded if each not in (name, self._default))
             del self._loaded[oldest]
-            logger.info("tokenizer %s is dropped: %d others were asked for since", oldest, len(self._loaded))
+            logger.info("tokenizer %s is unloaded: %d others were used more recently", oldest, len(self._loaded))
         return loaded

@@ -1,4 +1,4 @@
-"""What the tokenizer service counts, beside what every service counts."""
+"""The metrics of the tokenizer service, beside those that every service has."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WAIT_BUCKETS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0
 
 
 class InputTokens:
-    """How many tokens inputs had, by bucket; many at once."""
+    """Counts inputs by their number of tokens, many at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,7 +35,7 @@ class InputTokens:
             self._sum += sum(tokens)
 
     def read(self) -> tuple[list[tuple[str, float]], float]:
-        """Cumulative counts by upper bound, and the sum."""
+        """Returns cumulative counts by upper bound, and the sum."""
         with self._lock:
             counts, total = self._counts.cumsum().tolist(), self._sum
         bounds = [*map(floatToGoString, _TOKEN_BUCKETS), "+Inf"]
@@ -56,7 +56,7 @@ class _InputTokensCollector(Collector):
 
 @dataclass(frozen=True, slots=True)
 class NamedMetrics:
-    """The children of one tokenizer; looking labels up costs more than counting."""
+    """The metrics of one tokenizer; looking labels up costs more than counting."""
 
     encoded_tokens: Counter
     encoded_bytes: Counter
@@ -68,7 +68,7 @@ class NamedMetrics:
 
 
 class _CacheCollector(Collector):
-    """Reads the caches when somebody asks, so that counting costs an encode nothing."""
+    """Reads the caches at each scrape, so that counting costs an encode nothing."""
 
     def __init__(self, caches: Mapping[str, EncodeCache]) -> None:
         self._caches = caches
@@ -122,21 +122,21 @@ class TokenizerMetrics(ServiceMetrics):
         self._encoded_tokens = counter("encoded_tokens_total", "Tokens made from text.", "tokenizer")
         self._encoded_bytes = counter("encoded_bytes_total", "Text that was encoded, in bytes.", "tokenizer")
         self._decoded_tokens = counter("decoded_tokens_total", "Ids turned into text.", "tokenizer")
-        self._decoded_bytes = counter("decoded_bytes_total", "Text that ids gave, in bytes.", "tokenizer")
+        self._decoded_bytes = counter("decoded_bytes_total", "Text decoded from ids, in bytes.", "tokenizer")
         self._streams = counter("streams_total", "Decode streams that were opened.", "tokenizer")
-        self._stop_matches = counter("stop_matches_total", "Decode streams that a stop string ended.", "tokenizer")
-        self.stream_messages = counter("stream_messages_total", "Messages of DecodeStream.")
-        self.stream_requests = counter("stream_requests_total", "Requests in them; a batch has many.")
+        self._stop_matches = counter("stop_matches_total", "Decode streams ended by a stop string.", "tokenizer")
+        self.stream_messages = counter("stream_messages_total", "Messages received by DecodeStream.")
+        self.stream_requests = counter("stream_requests_total", "Requests in DecodeStream messages; a batch has many.")
         self.stream_errors = counter("stream_errors_total", "Requests of a batch that were refused.", "grpc_code")
         self._input_tokens: dict[str, InputTokens] = {}
         self.registry.register(_InputTokensCollector(self._input_tokens))
         self._caches: dict[str, EncodeCache] = {}
         self.registry.register(_CacheCollector(self._caches))
-        self.chat_refused = counter("chat_refused_total", "Conversations refused because too many waited.")
+        self.chat_refused = counter("chat_refused_total", "Conversations refused because too many were queued.")
         self.open_streams = gauge("open_streams", "Decode streams that are open now.")
         self.pool_queued = gauge("pool_queued", "Jobs that wait for a thread.")
         self.pool_running = gauge("pool_running", "Jobs that run in a thread.")
-        self.pool_refused = counter("pool_refused_total", "Jobs refused because too many waited.")
+        self.pool_refused = counter("pool_refused_total", "Jobs refused because too many were queued.")
         self.pool_wait = Histogram(
             "tandem_tokenizer_pool_wait_seconds",
             "How long a job waited for a thread.",
@@ -145,7 +145,8 @@ class TokenizerMetrics(ServiceMetrics):
         )
 
     def named(self, tokenizer: str, cache: EncodeCache) -> NamedMetrics:
-        """The children for one tokenizer; ask once and keep them. From now on `cache` is the one that is shown."""
+        """Returns the metrics of one tokenizer; ask once and keep them. From now on `cache` is the one that is
+        shown."""
         self._caches[tokenizer] = cache
         return NamedMetrics(
             self._encoded_tokens.labels(tokenizer),

@@ -1,7 +1,4 @@
-"""Threads for work that would hold the event loop up, and a bound on what may wait for them.
-
-The libraries release the interpreter lock while they encode, so threads use the cores.
-"""
+"""Threads for work that would block the event loop, with a bound on the jobs that wait for them."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ T = TypeVar("T")
 
 
 class PoolFullError(Exception):
-    """Too many jobs wait. `retry_after` (seconds) is a guess from how long jobs took lately."""
+    """Too many jobs wait. `retry_after` (seconds) is an estimate from the duration of recent jobs."""
 
     def __init__(self, queued: int, retry_after: float) -> None:
         super().__init__(f"{queued} jobs wait for a thread, which is the limit")
@@ -38,16 +35,17 @@ class WorkPool:
         self._usual_seconds = 0.01  # of a job, a moving average
 
     async def run(self, function: Callable[[], T]) -> T:
-        """What `function` returns or raises. Raises PoolFullError instead of queueing beyond the bound.
+        """Runs `function` in a thread and returns what it returns or raises. Raises PoolFullError when too many jobs
+        wait.
 
-        When the caller is cancelled, a job that has not begun never does.
+        When the caller is cancelled, a job that has not begun never runs.
         """
         return (await self.run_all([function]))[0]
 
     async def run_all(self, functions: list[Callable[[], T]]) -> list[T]:
-        """As `run` for several jobs at once, all accepted or none; their results in order.
+        """Runs several jobs at once and returns their results in order. All of them are accepted or none.
 
-        When one fails, its error is raised, and those that have not begun never do.
+        When one fails, its error is raised, and those that have not begun never run.
         """
         # A call that is larger than threads and queue together is let in when nothing else runs.
         if self._unfinished and self._unfinished + len(functions) > self.threads + self._max_queued:
@@ -69,7 +67,7 @@ class WorkPool:
             raise
 
     def close(self) -> None:
-        """Drops what waits. Jobs that run are left to end by themselves."""
+        """Drops the jobs that wait. Running jobs are left to end by themselves."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _begun(self, function: Callable[[], T], submitted: float) -> T:

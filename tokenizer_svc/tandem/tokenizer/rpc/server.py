@@ -1,4 +1,4 @@
-"""The gRPC face of the tokenizers: requests are validated, small ones answered at once, others by a thread."""
+"""The gRPC server of the tokenizers: requests are validated, small ones answered at once, others in a thread."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _IDS_PER_CHUNK = 8192
 
 
 class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
-    """The service, as `tandem.common` runs it."""
+    """The service that `tandem.common` runs."""
 
     name = pb.DESCRIPTOR.services_by_name["TokenizerService"].full_name
 
@@ -68,7 +68,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         )
 
     async def start(self, lifecycle: Lifecycle) -> None:
-        """Loads the tokenizers, and from then on again at each SIGHUP. Raises StartError."""
+        """Loads the tokenizers, and loads them again at each SIGHUP. Raises StartError."""
         self._lifecycle = lifecycle
         await self._loaded.start()
         with suppress(ValueError, RuntimeError):  # signals reach the main thread only
@@ -84,7 +84,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(self, server)
 
     async def stop(self) -> None:
-        """Lets threads and processes go."""
+        """Stops threads and processes."""
         with suppress(ValueError, RuntimeError):
             asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
         for task in self._reloads:
@@ -93,7 +93,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         await self._renderer.close()
         await self._caller_renderer.close()
 
-    # -- about tokenizers
+    # --- about tokenizers
 
     async def ListTokenizers(  # noqa: N802 - the method's name on the wire
         self, request: pb.ListTokenizersRequest, context: Context
@@ -133,7 +133,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             max_input_bytes=self._settings.max_input_bytes,
         )
 
-    # -- text to ids, and ids to text; most answer with bytes, serialized where they were made
+    # --- text to ids, and ids to text; most answer with bytes, serialized where they were made
 
     async def Encode(self, request: pb.EncodeRequest, context: Context) -> Any:  # noqa: N802
         loaded = await self._loaded.get(request.tokenizer)
@@ -163,7 +163,8 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def _batch(
         self, inputs: Sequence[pb.EncodeInput], loaded: Loaded, as_texts: bool
     ) -> validation.PlainTexts | list[validation.EncodeJob]:
-        """The inputs; as texts, where all of them are plain and the tokenizer looks for no special tokens in those."""
+        """Returns the inputs; as texts, where all of them are plain and the tokenizer looks for no special tokens in
+        those."""
         validation.check_batch(len(inputs), self._settings)
         as_texts = as_texts and loaded.tokenizer.takes_text_whole
         read = partial(validation.read_batch, inputs, loaded.tokenizer, self._settings, as_texts)
@@ -186,12 +187,13 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             call.close()
 
     def _draining(self) -> ServiceError | None:
-        """A call that carries many answers may live for long: what is new in it goes to another server."""
+        """Returns the refusal of new streams while the server drains: a call that carries many answers may live for
+        long, so new ones go to another server."""
         if self._lifecycle is None or self._lifecycle.accepting:
             return None
         return unavailable("this server is draining and opens no new stream", reason="DRAINING")
 
-    # -- conversations
+    # --- conversations
 
     async def EncodeChat(self, request: pb.EncodeChatRequest, context: Context) -> Any:  # noqa: N802
         loaded = await self._loaded.get(request.tokenizer)
@@ -226,7 +228,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
         return work() if self._encoding.is_little(length, len(runs)) else (await self._in_pool([work]))[0]
 
-    # -- whole vocabularies
+    # --- whole vocabularies
 
     async def DownloadVocabulary(  # noqa: N802
         self, request: pb.DownloadVocabularyRequest, context: Context

@@ -1,4 +1,4 @@
-"""One DecodeStream call: many streams by key, each request answered in order."""
+"""Serves one DecodeStream call: many streams by key, each request answered in order."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class _Stream:
     bytes: int = 0
 
     def count(self) -> None:
-        """Once a stream: two counters a message would cost as much as decoding it."""
+        """Counts once for a stream: two counters for each message would cost as much as decoding it."""
         self.loaded.metrics.decoded_tokens.inc(self.tokens)
         self.loaded.metrics.decoded_bytes.inc(self.bytes)
 
 
 class DecodeStreamCall:
-    """The streams of one call. `close` it however the call ends."""
+    """The streams of one call. Call `close` however the call ends."""
 
     def __init__(
         self,
@@ -49,7 +49,8 @@ class DecodeStreamCall:
         metrics: TokenizerMetrics,
         refusal: Callable[[], ServiceError | None] = lambda: None,
     ) -> None:
-        """`find` the tokenizer of a name; raises ServiceError. `refusal` says why no further stream is opened now."""
+        """`find` returns the tokenizer of a name or raises ServiceError. `refusal` tells why no further stream is
+        opened now."""
         self._find = find
         self._settings = settings
         self._max_ids = settings.max_stream_ids
@@ -60,8 +61,8 @@ class DecodeStreamCall:
         self._spent = 0.0  # of a turn of the event loop
 
     async def handle(self, request: pb.DecodeStreamRequest) -> pb.DecodeStreamResponse:
-        """The one response to a request. Raises ServiceError, which ends the call; what is wrong with a request of a
-        batch is told in its response."""
+        """Returns the one response to a request. Raises ServiceError, which ends the call; an error of one request of a
+        batch is in its response."""
         self._metrics.stream_messages.inc()
         if not request.batch:
             self._metrics.stream_requests.inc()
@@ -87,7 +88,7 @@ class DecodeStreamCall:
     async def _push(
         self, request: pb.DecodeStreamRequest, respond: Callable[..., pb.DecodeStreamResponse]
     ) -> pb.DecodeStreamResponse:
-        """What `respond` makes of the answer."""
+        """Decodes more ids and returns the response that `respond` builds."""
         key = request.stream_key
         stream = self._open.get(key)
         if stream is None:
@@ -124,7 +125,7 @@ class DecodeStreamCall:
         )
 
     async def _decode(self, decoder: StreamDecoder, ids: list[int], end: bool) -> str:
-        """The text of more ids. However they are cut, it is the same."""
+        """Returns the text of more ids, which does not depend on how they are cut."""
         at_once = _HELD_IDS_A_TURN if decoder.holds_back else _IDS_A_TURN
         texts: list[str] = []
         for begin in range(0, max(1, len(ids)), at_once):
@@ -139,7 +140,7 @@ class DecodeStreamCall:
         return "".join(texts)
 
     def _fail(self, key: str, error: ServiceError, respond: Callable[..., pb.DecodeStreamResponse]) -> None:
-        """Ends the stream of this key, if there is one, and says why."""
+        """Ends the stream of this key, if there is one, and returns the error."""
         self._finish(key)
         self._metrics.stream_errors.labels(error.code.name).inc()
         # The same fields on the wire.
@@ -147,7 +148,7 @@ class DecodeStreamCall:
         respond(stream_key=key, done=True, error=told)
 
     def close(self) -> None:
-        """Forgets all streams."""
+        """Drops all streams."""
         for stream in self._open.values():
             stream.count()
         self._metrics.open_streams.dec(len(self._open))
@@ -183,7 +184,7 @@ class DecodeStreamCall:
         loaded.metrics.streams.inc()
 
     def _finish(self, key: str) -> None:
-        """Forgets the stream, if there is one. The key is remembered for who still sends to it."""
+        """Drops the stream, if there is one. Its key is remembered, for requests that still arrive for it."""
         stream = self._open.pop(key, None)
         if stream is not None:
             stream.count()

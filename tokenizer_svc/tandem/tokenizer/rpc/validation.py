@@ -1,4 +1,5 @@
-"""Requests to plain arguments. Every violated field is named, with what is allowed; limits on size are checked here."""
+"""Validates requests and turns them into plain arguments. Every violated field is named, with what is allowed; limits
+on size are checked here."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class EncodeJob(NamedTuple):
 
     @property
     def field(self) -> str:
-        """Its path in the request, for errors that only encoding finds."""
+        """The input's path in the request, for errors that only encoding finds."""
         return _path(self.number)
 
 
@@ -47,7 +48,7 @@ def _path(index: int) -> str:
 
 
 class Violations:
-    """Collects what is wrong, so that a caller hears of all of it at once."""
+    """Collects all violations, so that a caller gets them at once."""
 
     def __init__(self) -> None:
         self._found: list[FieldViolation] = []
@@ -57,15 +58,15 @@ class Violations:
             self._found.append(FieldViolation(field, description))
 
     def raise_any(self) -> None:
-        """Raises INVALID_ARGUMENT where something was added."""
+        """Raises INVALID_ARGUMENT if there are violations."""
         if self._found:
             raise invalid_argument(self._found)
 
 
 class PlainTexts:
-    """The inputs of a batch where each is one text that is not empty, of the policy TEXT, without truncation, and
-    `add_special` is the same for all: what nearly all batches are. There may be thousands, so little is done for one.
-    """
+    """The inputs of a batch where each is one text that is not empty, of the policy TEXT, without truncation, and with
+    the same `add_special`. Nearly all batches are such; they may have thousands of inputs, so the work for each is
+    small."""
 
     def __init__(self, longest: int) -> None:
         self._longest = longest
@@ -74,7 +75,7 @@ class PlainTexts:
         self.add_special = True
 
     def take(self, inputs: Sequence[pb.EncodeInput]) -> bool:
-        """Adds inputs. False where one of them is another kind, or wrong: then nothing here counts."""
+        """Adds inputs. Returns False where one of them is of another kind, or wrong; then none of them counts."""
         for message in inputs:
             segments = message.segments
             if len(segments) != 1 or message.HasField("truncation"):
@@ -95,7 +96,7 @@ class PlainTexts:
 
 
 def have_little(inputs: Sequence[pb.EncodeInput]) -> bool:
-    """Whether these have so few segments and ids that looking at all of them holds nobody up."""
+    """Returns True when these have so few segments and ids that checking them all does not block others."""
     count = len(inputs)
     for message in inputs:
         count += len(message.segments)
@@ -106,7 +107,7 @@ def have_little(inputs: Sequence[pb.EncodeInput]) -> bool:
 
 
 def encode_jobs(inputs: Sequence[pb.EncodeInput], tokenizer: Tokenizer, settings: TokenizerSettings) -> list[EncodeJob]:
-    """The inputs of a batch. Raises ServiceError."""
+    """Returns the inputs of a batch. Raises ServiceError."""
     violations = Violations()
     jobs = [_encode_job(message, index, tokenizer, settings, violations) for index, message in enumerate(inputs)]
     violations.raise_any()
@@ -116,13 +117,13 @@ def encode_jobs(inputs: Sequence[pb.EncodeInput], tokenizer: Tokenizer, settings
 def read_batch(
     inputs: Sequence[pb.EncodeInput], tokenizer: Tokenizer, settings: TokenizerSettings, as_texts: bool
 ) -> PlainTexts | list[EncodeJob]:
-    """The same; with `as_texts` as PlainTexts, where all of them are such. Raises ServiceError."""
+    """Returns the inputs of a batch; with `as_texts` as PlainTexts, where all of them are such. Raises ServiceError."""
     plain = PlainTexts(settings.max_input_bytes)
     return plain if as_texts and plain.take(inputs) else encode_jobs(inputs, tokenizer, settings)
 
 
 def encode_job(request: pb.EncodeRequest, tokenizer: Tokenizer, settings: TokenizerSettings) -> EncodeJob:
-    """The input of a single request. Raises ServiceError."""
+    """Returns the input of a single request. Raises ServiceError."""
     if not request.HasField("input"):
         raise invalid_argument([FieldViolation("input", "is required")])
     violations = Violations()
@@ -218,20 +219,20 @@ def _parse_ids(segment: pb.TextSegment, place: str, tokenizer: Tokenizer, violat
 
 
 class IdLists(NamedTuple):
-    """The lists of a request one behind the other. List n goes from `edges[n]` to `edges[n + 1]`."""
+    """The id lists of a request one behind the other. List n goes from `edges[n]` to `edges[n + 1]`."""
 
     ids: Ids
     edges: Places
 
 
 def decode_inputs(inputs: Sequence[pb.DecodeInput], tokenizer: Tokenizer, settings: TokenizerSettings) -> IdLists:
-    """The id lists of a batch. Raises ServiceError."""
+    """Returns the id lists of a batch. Raises ServiceError."""
     check_batch(len(inputs), settings)
     return _id_lists(inputs, "inputs[{}].ids", tokenizer, settings)
 
 
 def decode_input(request: pb.DecodeRequest, tokenizer: Tokenizer, settings: TokenizerSettings) -> IdLists:
-    """The ids of a single request, one list. Raises ServiceError."""
+    """Returns the ids of a single request as one list. Raises ServiceError."""
     if not request.HasField("input"):
         raise invalid_argument([FieldViolation("input", "is required")])
     return _id_lists([request.input], "input.ids", tokenizer, settings)
@@ -273,7 +274,7 @@ def check_ids(ids: Sequence[int] | Ids, field: str, tokenizer: Tokenizer, violat
 
 
 def check_stream_batch(request: pb.DecodeStreamRequest) -> None:
-    """Raises ServiceError where the requests of a batch must not come together so."""
+    """Raises ServiceError where the requests of a batch cannot come together."""
     violations = Violations()
     if len(request.batch) > MAX_STREAM_BATCH:
         violations.add("batch", f"has {len(request.batch)} entries; at most {MAX_STREAM_BATCH} are allowed")
@@ -287,7 +288,7 @@ def check_stream_batch(request: pb.DecodeStreamRequest) -> None:
 
 
 def check_open(message: pb.DecodeStreamOpen, tokenizer: Tokenizer, path: str) -> None:
-    """Raises ServiceError where a stream must not be opened so; `path` leads to the message."""
+    """Raises ServiceError where a stream's options are wrong; `path` is that of the message."""
     violations = Violations()
     if message.options.clean_spaces:
         violations.add(f"{path}.options.clean_spaces", "must be false: a stream never takes text back")
@@ -307,7 +308,7 @@ def check_batch(count: int, settings: TokenizerSettings) -> None:
 
 
 def too_much_output(what: str, size: int, settings: TokenizerSettings) -> ServiceError:
-    """The answer would be longer than a response may be."""
+    """Returns the error for an answer that is longer than a response may be."""
     return resource_exhausted(
         f"{what} of {size} bytes; at most {settings.max_output_bytes} are sent in one response",
         reason="OUTPUT_TOO_LARGE",

@@ -18,7 +18,8 @@ from tandem.tokenizer.vocabulary import VocabularyType
 
 
 class RawBpeVocabulary:
-    """`model` is a SentencePiece model of type BPE whose pieces that a merge makes have minus its rank as score."""
+    """A vocabulary over `model`, a SentencePiece model of type BPE whose pieces that a merge makes have minus their
+    merge rank as score."""
 
     type = VocabularyType.BPE
     safe_border = None

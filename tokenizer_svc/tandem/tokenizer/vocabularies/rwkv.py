@@ -20,7 +20,8 @@ _MOST_NODES = 1 << 28
 
 
 class RwkvVocabulary:
-    """`tokens` lists (bytes, id). Bytes that begin no token become `unk_id`, or are dropped where it is None.
+    """A vocabulary of `tokens`, which lists (bytes, id). Bytes that begin no token become `unk_id`, or are dropped
+    where it is None.
 
     Text never becomes a control token here: they are left out of `tokens`.
     """
@@ -62,8 +63,9 @@ class _Tree(ctypes.Structure):
 
 
 class CompiledLongest(CompiledEncoder):
-    """`ids` leads from tokens, none of them empty, to their ids. Bytes that begin no token become `unk_id`, or are
-    dropped where it is None. Raises NotServed where the library cannot be had, or there are very many tokens."""
+    """Encodes by the C function. `ids` maps tokens, none of them empty, to their ids. Bytes that begin no token become
+    `unk_id`, or are dropped where it is None. Raises NotServed where there is no library, or there are very many
+    tokens."""
 
     def __init__(self, ids: Mapping[bytes, int], unk_id: int | None) -> None:
         found = library()
@@ -83,7 +85,7 @@ class CompiledLongest(CompiledEncoder):
 
 
 class PlainLongest:
-    """The same as CompiledLongest, in Python."""
+    """Encodes as CompiledLongest does, in Python."""
 
     def __init__(self, ids: dict[bytes, int], unk_id: int | None) -> None:
         self._ids = ids

@@ -23,7 +23,8 @@ _OF_TEXT = (TokenType.NORMAL, TokenType.USER_DEFINED)
 
 
 class SpmVocabulary:
-    """`model` is a SentencePiece model of type BPE. It is changed: its own space prefix is switched off."""
+    """A vocabulary over `model`, a SentencePiece model of type BPE. The model is changed: its own space prefix is
+    switched off."""
 
     type = VocabularyType.SPM
     safe_border = None
@@ -63,7 +64,7 @@ class SpmVocabulary:
         return ids_of(self._processor.EncodeAsIds(text)) if self._merger is None else self._merger.encode(text)
 
     def encode_many(self, texts: Sequence[str]) -> list[Ids]:
-        """Ids of each text, by one call where that is possible."""
+        """Returns the ids of each text, by one call where that is possible."""
         if self._merger is None:
             return [self.encode(text) if text else NONE for text in texts]
         return self._merger.encode_many(texts)
@@ -81,14 +82,15 @@ class SpmVocabulary:
 
 
 def normalizer_behaviour(model: ModelProto) -> bytes:
-    """What a model does to text before it looks at it; its name for that says nothing."""
+    """Returns what a model does to text before it encodes it; the name that it has for that is not reliable."""
     spec = model.normalizer_spec
     flags = repr((spec.remove_extra_whitespaces, spec.escape_whitespaces)).encode()
     return flags + bytes(spec.precompiled_charsmap)
 
 
 def mapped_offsets(processor: SentencePieceProcessor, text: str) -> tuple[Ids, Ids]:
-    """Ids of text that is normalized before it is encoded, and where each one begins in the text as it was."""
+    """Returns the ids of text that is normalized before it is encoded, and where each begins in the text before
+    that."""
     mapping = processor.EncodeAsOffsetMapping(text)
     sizes = np.fromiter((len(character.encode()) for character in text), np.uint32, len(text))
     bytes_before = np.concatenate((NONE, [0], np.cumsum(sizes))).astype(np.uint32)
@@ -96,7 +98,8 @@ def mapped_offsets(processor: SentencePieceProcessor, text: str) -> tuple[Ids, I
 
 
 def _count_literal_spaces(text: str, offsets: Ids) -> Ids:
-    """Offsets that counted each U+2581 of `text` as the one byte of the space it is read as, with its three bytes."""
+    """Corrects offsets that counted each U+2581 of `text` as the one byte of the space that it is read as: it has three
+    bytes."""
     lengths = np.array([len(run.encode()) for run in text.split(SPACE)[:-1]])
     places = np.cumsum(lengths + 1) - 1
     return offsets + np.uint32(2) * np.searchsorted(places, offsets).astype(np.uint32)

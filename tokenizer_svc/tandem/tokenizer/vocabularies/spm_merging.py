@@ -39,14 +39,14 @@ _MERGING = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
 
 
 class SpmMerger:
-    """Text to ids. Make it with `of`."""
+    """Encodes text to ids. Make it with `of`."""
 
     def __init__(self, bpe: CompiledBpe) -> None:
         self._bpe = bpe
 
     @staticmethod
     def of(model: ModelProto, encode: Callable[[list[str]], Sequence[Sequence[int]]]) -> SpmMerger | None:
-        """None where merging bytes is not the same. `encode` is the library's own, for many short texts. Raises
+        """Returns None where merging bytes is not the same. `encode` is the library's own, for many short texts. Raises
         NotServed where there are no compiled functions."""
         pieces = _Pieces.of(model)
         ranked = pieces.ranked(encode)
@@ -88,7 +88,8 @@ class _Pieces(NamedTuple):
         return pieces
 
     def ranked(self, encode: Callable[[list[str]], Sequence[Sequence[int]]]) -> list[str] | None:
-        """The pieces that merging makes, in the order of their ranks; None where that order is not the same."""
+        """Returns the pieces that merging makes, in the order of their merge ranks; None where that order is not the
+        same."""
         known, scores = self.known, self.scores
         if len(self.of_bytes) < 256 or " " not in known or any(map(_INNER_SPACE.search, scores)):
             return None
@@ -105,8 +106,8 @@ class _Pieces(NamedTuple):
         return ranked
 
     def ids_of_ranks(self, ranked: Sequence[str]) -> dict[bytes, list[int]]:
-        """What is merged, in the order of ranks: bytes, the beginnings of characters, and the pieces. For each of them
-        the ids that it stands for."""
+        """Returns everything that is merged, in the order of merge ranks (bytes, the beginnings of characters, and the
+        pieces), with the ids that each stands for."""
         known, of_bytes = self.known, self.of_bytes
         found = {bytes([byte]): [of_bytes[byte]] for byte in range(256)}
         found |= {bytes([byte]): [known[chr(byte)]] for byte in range(128) if chr(byte) in known}
@@ -121,13 +122,14 @@ class _Pieces(NamedTuple):
 
 
 def _is_clear(tied: Sequence[str]) -> bool:
-    """Whether these pieces of one score, longest first, are a single one, or all runs of one character up to the
-    longest."""
+    """Returns True when these pieces of one score, longest first, are a single one, or all runs of one character up to
+    the longest."""
     return len(tied) == 1 or list(tied) == [tied[0][0] * length for length in range(len(tied) + 1, 1, -1)]
 
 
 def _pattern(merging: Sequence[str]) -> str:
-    """Words with the spaces in front of them. Characters that no piece joins to another are words of their own."""
+    """Returns the pattern of words with the spaces in front of them. Characters that no piece joins to another are
+    words of their own."""
     joining = sorted({ord(character) for text in merging for character in text} - {ord(" ")})
     if not joining:
         return r" +|[^ ]"

@@ -18,7 +18,8 @@ from tandem.tokenizer.vocabulary import VocabularyType
 
 
 class UgmVocabulary:
-    """`model` is a SentencePiece model of type UNIGRAM. It is changed: its own space prefix is switched on and off."""
+    """A vocabulary over `model`, a SentencePiece model of type UNIGRAM. The model is changed: its own space prefix is
+    switched on and off."""
 
     type = VocabularyType.UGM
     safe_border = None

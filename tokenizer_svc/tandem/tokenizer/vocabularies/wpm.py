@@ -28,7 +28,8 @@ _ACCENT = regex.compile(r"\p{Mn}")
 
 
 class WpmVocabulary:
-    """`begin` maps the pieces that begin a word to their ids, `inside` those that go on."""
+    """A WordPiece vocabulary. `begin` maps the pieces that begin a word to their ids, `inside` those that continue
+    one."""
 
     type = VocabularyType.WPM
     safe_border = None
@@ -44,7 +45,8 @@ class WpmVocabulary:
         max_word_characters: int | None = None,
         drops_all_controls: bool = False,
     ) -> None:
-        """`drops_all_controls`: also U+000B, U+000C and U+0085, as BERT's library does; else they are white space."""
+        """With `drops_all_controls` U+000B, U+000C and U+0085 are dropped too, as by BERT's library; else they are
+        white space."""
         self._begin, self._inside = begin, inside
         self._unk_id = unk_id
         self._lowercase = lowercase
@@ -61,7 +63,7 @@ class WpmVocabulary:
         return [self.encode(text) if text else NONE for text in texts]
 
     def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
-        """A piece starts at the character that its first one was normalized from."""
+        """Returns ids and offsets. A piece starts at the character that its first one was normalized from."""
         parts = [self._normalize(character) for character in text]
         sources = [number for number, part in enumerate(parts) for _ in part]
         bytes_before = list(accumulate((len(character.encode()) for character in text), initial=0))
@@ -83,7 +85,8 @@ class WpmVocabulary:
             yield b"drops all controls"
 
     def _normalize(self, text: str) -> str:
-        """Accents are dropped, not composed, so that characters can be normalized one by one with the same result."""
+        """Normalizes a text. Accents are dropped, not composed, so that characters can be normalized one by one with
+        the same result."""
         if self._lowercase:
             text = _ACCENT.sub("", normalized("NFD", text))
             # The one letter that Python lower-cases by its neighbours, which neither BERT's library nor llama.cpp does.

@@ -58,12 +58,12 @@ class _Vocabulary(ctypes.Structure):
 
 
 class CompiledBpe(CompiledEncoder):
-    """Cuts text by patterns, one after the other, and merges the pieces by rank.
+    """Cuts text by patterns, one after the other, and merges the pieces by merge rank.
 
-    `ranked` are the tokens' bytes by rank, every single byte among them; those from `merging` on are whole pieces only.
-    A rank stands for itself, or for the ids `expansions` has for it: not more of them than it has bytes. With a list of
-    `merges` these are what counts, and `whole` says whether a piece that is a token is taken as it is; `by_pair` tells
-    whether ranking the products would not have been the same. Safe to use from many threads at once.
+    `ranked` are the tokens' bytes by merge rank, every single byte among them; those from `merging` on are whole pieces
+    only. A merge rank stands for itself, or for its ids in `expansions`: not more of them than it has bytes. With a
+    list of `merges` these decide, and `whole` says whether a piece that is a token is taken as it is; `by_pair` tells
+    whether ranking the products would give other results. Safe to use from many threads at once.
     """
 
     def __init__(
@@ -76,10 +76,8 @@ class CompiledBpe(CompiledEncoder):
         merges: MergeList | None = None,
         whole: bool = True,
     ) -> None:
-        """`expansions`: where the ids of each rank begin in the second array, and at last where they end.
-
-        Raises ValueError where two ranks have the same bytes.
-        """
+        """`expansions` holds where the ids of each merge rank begin in its second array, and at last where they end.
+        Raises ValueError where two merge ranks have the same bytes."""
         self._kept: list[object] = [programs]  # what C has addresses of
         self._merges = self._filled(library, ranked, merging, expansions, whole)
         self.by_pair = merges is not None and not are_ranked_by_product(
@@ -142,7 +140,7 @@ class CompiledBpe(CompiledEncoder):
         return merges
 
     def _splits(self, library: ctypes.CDLL, merges: MergeList | None = None) -> Ids:
-        """Of what each rank is made; with merges by their pairs, which are then what counts."""
+        """Returns the parts of each merge rank; with merges by their pairs, which then decide."""
         if merges is not None:
             entries = 1 << (2 * len(merges.products)).bit_length()
             pairs = np.full((entries, 3), _NO_RANK, np.uint32)
@@ -166,10 +164,8 @@ def compiled_bpe(
     merges: MergeList | None = None,
     whole: bool = True,
 ) -> CompiledBpe:
-    """As CompiledBpe; all of `ranked` are merging where it is not said how many.
-
-    Raises NotServed where other engines have to do it, and ValueError where two ranks have the same bytes.
-    """
+    """Makes a CompiledBpe; all of `ranked` are merging unless it is given how many. Raises NotServed where other
+    engines have to do it, and ValueError where two merge ranks have the same bytes."""
     found = library()
     if found is None:
         raise NotServed("there is no compiled library")
@@ -185,8 +181,8 @@ def compiled_bpe(
 
 
 def are_ranked_by_what_they_make(pairs: Iterable[tuple[str, str]]) -> bool:
-    """Whether pairs of characters, or of what these become, merge by their ranks as by what they make: then
-    SentencePiece, which knows no pairs, does the same by falling scores."""
+    """Returns True when pairs of characters, or of what these become, merge by their merge ranks as by what they make:
+    then SentencePiece, which knows no pairs, does the same by falling scores."""
     ranked, merges = merges_of_bytes(pairs)
     found = library()
     if found is not None:
@@ -195,6 +191,6 @@ def are_ranked_by_what_they_make(pairs: Iterable[tuple[str, str]]) -> bool:
 
 
 def expansions_of(ids: Sequence[Sequence[int]]) -> tuple[Ids, Ids]:
-    """The ids that each rank stands for, as CompiledBpe takes them."""
+    """Returns the ids that each merge rank stands for, as CompiledBpe takes them."""
     first = ids_of([0, *accumulate(map(len, ids))])
     return first, ids_of([index for each in ids for index in each])

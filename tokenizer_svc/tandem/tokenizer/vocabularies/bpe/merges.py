@@ -1,14 +1,4 @@
-"""Merges as files list them, and whether their products alone tell as much.
-
-`tokenizers` and llama.cpp rank pairs of neighbours; what works here ranks what two neighbours become, as tiktoken does,
-whichever two they are. Trained vocabularies mean the same by both, edited ones may not. What decides it:
-
-- What happens within a stretch of text that becomes one token does not depend on what is around it. So a token is made
-  of the same two parts wherever it is made, the ones that its own text is made of when it is merged by itself.
-- So both ways agree on all texts if they make every token of the same two parts, and rank those alike. That is the
-  case, for one, where merging by products makes every token by the first pair that is listed for it: then no listed
-  pair comes before the one that is merged next.
-"""
+"""Merges as files list them, and a check whether their products alone determine the result."""
 
 from __future__ import annotations
 
@@ -22,16 +12,16 @@ from tandem.tokenizer.arrays import Ids, ids_of
 
 
 class MergeList(NamedTuple):
-    """In the order of their ranks. Products are numbered in the order in which they are first made."""
+    """Merges in the order of their merge ranks. Products are numbered in the order in which they are first made."""
 
     products: Ids  # [merges] the number of what each merge makes, among all tokens that have one
     cuts: Ids  # [merges] bytes of its left part
 
 
 def are_ranked_by_product(merges: MergeList, by_product: Ids, by_pair: Callable[[], Ids], whole: bool) -> bool:
-    """Whether ranking products is the same. `by_product` and `by_pair` are for each token the bytes of the first of the
-    two parts of which the one way and the other make it, 0 where it does not; `whole`: a piece that is a token is taken
-    as it is, so it need not be made."""
+    """Returns True when ranking products gives the same result. `by_product` and `by_pair` hold for each token the
+    bytes of the first of the two parts of which the one way and the other make it, 0 where it does not. With `whole` a
+    piece that is a token is taken as it is, so it need not be made."""
     made = np.unique(merges.products)
     first = np.zeros(len(by_product), np.uint32)
     first[merges.products[::-1]] = merges.cuts[::-1]  # of several values for a place the last one stays
@@ -46,7 +36,7 @@ def are_ranked_by_product(merges: MergeList, by_product: Ids, by_pair: Callable[
 
 
 def merges_of_bytes(pairs: Iterable[tuple[str, str]]) -> tuple[list[bytes], MergeList]:
-    """Tokens, and merges that first join the bytes of characters, then these pairs of them."""
+    """Returns the tokens, and merges that first join the bytes of characters, then these pairs of them."""
     pairs = list(pairs)
     numbers = {bytes([byte]): byte for byte in range(256)}
     products: list[int] = []
@@ -69,8 +59,8 @@ def merges_of_bytes(pairs: Iterable[tuple[str, str]]) -> tuple[list[bytes], Merg
 def merge(
     parts: Sequence[int], rank: Callable[[int, int], int | None], products: Sequence[int], stop: int
 ) -> list[int]:
-    """Joins the two neighbours of the lowest rank, the leftmost of equal ones, to `products` of their rank until `stop`
-    parts are left or none have a rank. In time n log n."""
+    """Joins the two neighbours of the lowest merge rank, the leftmost of equal ones, to the `products` of their rank,
+    until `stop` parts are left or none has a rank. Takes time n log n."""
     tokens = list(parts)
     end = len(tokens)
     following, before = list(range(1, end + 1)), list(range(-1, end - 1))
@@ -119,14 +109,14 @@ class PairMerger:
         self._singles = [self._numbers[bytes([byte])] for byte in range(256)]
 
     def merge(self, piece: bytes, stop: int = 1) -> list[int]:
-        """The numbers of the tokens that a piece becomes."""
+        """Returns the numbers of the tokens that a piece becomes."""
         return merge([self._singles[byte] for byte in piece], self._rank, self._products, stop)
 
     def _rank(self, left: int, right: int) -> int | None:
         return self._pairs.get((left, right))
 
     def _merge_by_product(self, piece: bytes, stop: int = 1) -> list[int]:
-        """The same where neighbours have the number of what they become as rank."""
+        """Merges a piece where the merge rank of neighbours is the number of what they become."""
         tokens = self._tokens
 
         def rank(left: int, right: int) -> int | None:
@@ -135,7 +125,7 @@ class PairMerger:
         return merge([self._singles[byte] for byte in piece], rank, range(len(tokens)), stop)
 
     def is_by_product(self, whole: bool) -> bool:
-        """As `are_ranked_by_product`."""
+        """Returns True as `are_ranked_by_product` does."""
         by_product = self._splits(self._merge_by_product)
         return are_ranked_by_product(self._merges, by_product, lambda: self._splits(self.merge), whole)
 

@@ -1,4 +1,4 @@
-"""Patterns as `cutting.c` runs them: steps over sets of characters, and of each character the sets that it is in."""
+"""Compiles patterns for `pre_tokenize.c`: steps over sets of characters, and the sets that each character is in."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ _THREES = {DIGITS_IN_THREES: (THREES_APART, r"\p{N}"), BEFORE_THREES_OF_DIGITS: 
 
 
 def tiktokens(source: str, points: Points) -> Flags:
-    """By the engine in tiktoken, whose tokens are then the bytes of the characters that are in the class."""
+    """Finds a class's characters with the engine in tiktoken: its tokens are the bytes of the characters in the
+    class."""
     found = _class_in_tiktoken(source).encode_to_numpy(_text(points), disallowed_special=())
     taken = np.frombuffer(found.astype(np.uint8).tobytes().decode().encode("utf-32-le"), np.uint32)
     return np.isin(points, taken)
@@ -57,7 +58,7 @@ def _class_in_tiktoken(source: str) -> tiktoken.Encoding:
 
 
 def regexs(source: str, points: Points) -> Flags:
-    """By the `regex` library."""
+    """Finds a class's characters with the `regex` library."""
     taken = "".join(regex.findall(f"(?:{source})+", _text(points)))
     return np.isin(points, np.frombuffer(taken.encode("utf-32-le"), np.uint32))
 
@@ -77,7 +78,7 @@ class CharacterMasks:
         self.learn(np.zeros(1, np.uint32))
 
     def learn(self, points: Points) -> None:
-        """Makes the blocks of these code points known; raises what the engine raises where it does not know a class."""
+        """Looks up the blocks of these code points; raises what the engine raises where it does not know a class."""
         with self._lock:
             blocks = np.unique(points >> _BLOCK)
             blocks = blocks[self.masks[blocks << _BLOCK] == 0]
@@ -108,7 +109,7 @@ class CharacterMasks:
 
 
 def _in_ranges(ranges: list[Range], points: Points) -> Flags:
-    """There may be thousands of ranges, in any order."""
+    """Returns which code points are in the ranges. There may be thousands of ranges, in any order."""
     bounds = np.array([Range(0, 0), *((low + 1, high + 1) for low, high in sorted(ranges))], np.int64)
     last = np.searchsorted(bounds[:, 0], points.astype(np.int64) + 1, "right") - 1  # the last that begins before it
     found: Flags = np.maximum.accumulate(bounds[:, 1])[last] > points
@@ -116,7 +117,7 @@ def _in_ranges(ranges: list[Range], points: Points) -> Flags:
 
 
 class Program(NamedTuple):
-    """One pattern. `memories`: how many of its loops can be long or short."""
+    """A compiled pattern. `memories` counts its loops whose length can vary."""
 
     kind: int
     steps: NDArray[np.void]
@@ -126,7 +127,8 @@ class Program(NamedTuple):
 
 @lru_cache(32)
 def compiled(pattern: str, engine: Engine) -> Program:
-    """Raises NotUnderstood, and what the engine raises where it does not know a class of characters."""
+    """Compiles patterns. Raises NotUnderstood, and what the engine raises where it does not know a class of
+    characters."""
     if pattern in _THREES:
         kind, digits = _THREES[pattern]
         return Program(kind, np.zeros(1, STEP), 0, CharacterMasks((Class(digits),), engine))
@@ -137,7 +139,8 @@ def compiled(pattern: str, engine: Engine) -> Program:
 
 
 class _Compiler:
-    """A step leads to the one behind it. SPLIT, JUMP lead on to the step `a`, which always lies behind them."""
+    """Writes the steps. A step leads to the one behind it; SPLIT and JUMP lead to the step `a`, which always lies
+    behind them."""
 
     def __init__(self, end_may_be_before_a_line_break: bool) -> None:
         self._end = int(end_may_be_before_a_line_break)
@@ -197,7 +200,7 @@ class _Compiler:
             self._lead_here(step)
 
     def _first(self, items: tuple[Item, ...]) -> int | None:
-        """The sets that what matches begins with; None where it may be empty."""
+        """Returns the sets that a match can begin with; None where it may be empty."""
         mask = 0
         for item in items:
             if isinstance(item, Loop):

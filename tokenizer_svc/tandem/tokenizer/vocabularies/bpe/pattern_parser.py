@@ -1,15 +1,4 @@
-"""Reads the patterns by which vocabularies cut text, as far as they use what they have in common.
-
-That is: alternatives that are sequences of
-
-- one character of a set, as often as possible (`?`, `*`, `+`, `{2}`, `{1,3}`), or possessively (`++`)
-- a look at the next character (`(?=...)`, `(?!...)`), or at the end (`$`)
-- alternatives in brackets, at most once: `(?:'s|'t)?`. Where each of them is one character of a set, they are a set.
-- at the very end, characters of a set and others in front of one of a third, as often as possible: `(?:a| (?=b))*`
-
-All else is refused: above all loops over more than one character, so that nothing here takes a text's length squared.
-What a class of characters has in it (`\\p{L}`, `\\s`, or `(?i:s)`) is for the engine to say that the pattern is for.
-"""
+"""Parses the patterns by which vocabularies cut text, as far as they use common syntax."""
 
 from __future__ import annotations
 
@@ -27,18 +16,18 @@ _NAMED = {"n": "\n", "r": "\r", "t": "\t", "f": "\f"}
 
 
 class NotUnderstood(ValueError):  # noqa: N818 - a fact about the pattern, which may be right for all that
-    """The pattern uses what is not served here."""
+    """The pattern uses syntax that is not supported."""
 
 
 class Range(NamedTuple):
-    """Code points, both ends included."""
+    """A range of code points, both ends included."""
 
     low: int
     high: int
 
 
 class Class(NamedTuple):
-    """What the engine understands by `source`."""
+    """A class of characters in the engine's syntax, `source`."""
 
     source: str
 
@@ -77,7 +66,7 @@ class Run(NamedTuple):
 
 
 class Look(NamedTuple):
-    """The next character is in a set; `negative`: it is not, or there is none."""
+    """A look-ahead: the next character is in a set; with `negative` it is not, or there is none."""
 
     characters: Characters
     negative: bool
@@ -89,7 +78,7 @@ class End(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The first of these sequences that leads to a match; `optional`: or nothing."""
+    """The first of these sequences that leads to a match; with `optional` also nothing."""
 
     branches: tuple[tuple[Item, ...], ...]
     optional: bool = False
@@ -99,7 +88,7 @@ Item: TypeAlias = Loop | Run | Look | End | Choice
 
 
 def parse(pattern: str) -> Choice:
-    """Raises NotUnderstood, also for a pattern that matches the empty text."""
+    """Parses a pattern. Raises NotUnderstood, also for a pattern that matches the empty text."""
     reader = _Reader(pattern)
     choice = reader.choice(0)
     if reader.at < len(pattern):
@@ -114,7 +103,7 @@ def parse(pattern: str) -> Choice:
 
 
 def is_nullable(items: tuple[Item, ...]) -> bool:
-    """Whether a sequence matches the empty text."""
+    """Returns True when a sequence matches the empty text."""
     return all(
         item.least == 0
         if isinstance(item, Loop)
@@ -126,7 +115,7 @@ def is_nullable(items: tuple[Item, ...]) -> bool:
 
 
 def _has_early_run(items: tuple[Item, ...], last: bool = True) -> bool:
-    """Whether something follows a run, which then could be walked again and again."""
+    """Returns True when something follows a run, which then could be walked again and again."""
     return any(
         any(_has_early_run(branch, last=False) for branch in item.branches)
         if isinstance(item, Choice)
@@ -146,10 +135,10 @@ class _Reader:
         self.at = 0
 
     def refuse(self) -> NoReturn:
-        raise NotUnderstood(f"what stands at character {self.at} of it is not served")
+        raise NotUnderstood(f"what stands at character {self.at} of it is not supported")
 
     def _next(self, text: str) -> bool:
-        """Steps over `text` where it comes next."""
+        """Skips `text` if it comes next, and returns whether it did."""
         found = self._pattern.startswith(text, self.at)
         self.at += len(text) * found
         return found
@@ -201,7 +190,7 @@ class _Reader:
         return choice if characters is None else Loop(characters)
 
     def _count(self) -> tuple[int, int | None] | None:
-        """The least and most of a quantifier, where one comes next."""
+        """Reads the least and most of a quantifier, if one comes next."""
         if self._next("?"):
             return 0, 1
         if self._next("*"):
@@ -237,7 +226,7 @@ class _Reader:
         self.refuse()
 
     def _characters(self) -> Characters:
-        """One character, or a set of them."""
+        """Reads one character, or a set of them."""
         if self._next("["):
             return self._set()
         if self._next("."):
@@ -308,7 +297,7 @@ class _Reader:
 
 
 def _as_characters(choice: Choice) -> Characters | None:
-    """The set that a choice of single characters is, each after at most one look at it; else None."""
+    """Returns the set that a choice of single characters is, each after at most one look at it; else None."""
     parts: list[Characters] = []
     for branch in choice.branches:
         match branch:
@@ -322,7 +311,8 @@ def _as_characters(choice: Choice) -> Characters | None:
 
 
 def _as_run(choice: Choice) -> Run | None:
-    """The loop over characters, one kind of them with a look at the next one, that a choice is any number of times."""
+    """Returns the loop that a choice is when it matches one kind of characters, with a look at the next one, any number
+    of times."""
     plain: list[Characters] = []
     others: list[tuple[Characters, Characters]] = []
     for branch in choice.branches:

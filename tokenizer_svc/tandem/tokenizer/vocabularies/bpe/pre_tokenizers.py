@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """How one family of vocabularies cuts text, and what goes without saying in its files."""
+    """The patterns of one family of vocabularies, and the values that its files leave out."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False  # a piece that is a token is not merged up from bytes

@@ -1,9 +1,4 @@
-"""Byte-pair encoding by tiktoken: where there is no compiled library, or a pattern is not understood by it.
-
-Some vocabularies cut text by several patterns, each one the pieces of the last. tiktoken knows one pattern, so these
-are cut here and only merged there. Text that no pattern matches is a piece of its own, as in llama.cpp. tiktoken's
-pattern engine overflows its stack on about a million white-space characters in a row; such text is cut here too.
-"""
+"""Byte-pair encoding by tiktoken: where there is no compiled library, or it does not support a pattern."""
 
 from __future__ import annotations
 
@@ -32,14 +27,15 @@ _DIGITS = regex.compile(r"\d+")
 
 
 def by_tiktokens_engine(patterns: Sequence[str]) -> bool:
-    """Whether there is one pattern only, which most likely leaves nothing out."""
+    """Returns True when there is a single pattern, which most likely covers all of the text."""
     return len(patterns) == 1 and patterns[0].endswith(r"|\s+")
 
 
 class TiktokenBpe:
-    """Text to ranks. `ranks` and `whole_pieces` lead from bytes to a rank each, and are in the order of ranks.
+    """Encodes text to merge ranks. `ranks` and `whole_pieces` map bytes to a merge rank each, in the order of merge
+    ranks.
 
-    Raises ValueError where a pattern is none.
+    Raises ValueError where a pattern is not a regular expression.
     """
 
     def __init__(
@@ -50,7 +46,7 @@ class TiktokenBpe:
         merges: MergeList | None = None,
         whole: bool = True,
     ) -> None:
-        """`merges` and `whole` as CompiledBpe has them."""
+        """`merges` and `whole` are those of CompiledBpe."""
         self._ranks = dict(ranks)
         pairs = None if merges is None else PairMerger(list(ranks), merges)
         self._pairs = None if pairs is None or pairs.is_by_product(whole) else pairs
@@ -66,7 +62,7 @@ class TiktokenBpe:
         self._words = WordCache(lambda words: [self._encode_piece(word) for word in words])
 
     def encode(self, text: str) -> Ids:
-        """The ranks."""
+        """Returns the merge ranks of a text."""
         if self._by_pattern is not None and not _has_long_white_space(text):
             try:
                 found = self._by_pattern.encode_to_numpy(text, disallowed_special=())
@@ -78,11 +74,12 @@ class TiktokenBpe:
         return ids_of(self._words.encode(self._cut(text)))
 
     def encode_many(self, texts: Sequence[str]) -> list[Ids]:
-        """The ranks of each text."""
+        """Returns the merge ranks of each text."""
         return [self.encode(text) if text else NONE for text in texts]
 
     def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
-        """The ranks, and where each begins in the UTF-8 of the text: they stand for its bytes one after the other."""
+        """Returns the merge ranks, and where each begins in the UTF-8 of the text: they stand for its bytes one after
+        the other."""
         ranks = self.encode(text)
         return ranks, starts_of(self._lengths[ranks])
 
@@ -91,7 +88,7 @@ class TiktokenBpe:
 
     @cached_property
     def _lengths(self) -> Ids:
-        """Bytes of each rank; dictionaries keep the order of ranks."""
+        """The bytes of each merge rank; dictionaries keep the order of ranks."""
         return ids_of(list(map(len, chain(self._ranks, self._whole_pieces))))
 
     def _encode_piece(self, piece: str) -> list[int]:
@@ -115,13 +112,15 @@ class TiktokenBpe:
 
 
 def _raise_unless_panic(error: BaseException) -> None:
-    """A Rust panic arrives as a BaseException of a class that cannot be imported; it is not allowed out."""
+    """Raises the error again unless it is a Rust panic, which arrives as a BaseException of a class that cannot be
+    imported."""
     if type(error).__name__ != "PanicException":
         raise error
 
 
 def _has_long_white_space(text: str) -> bool:
-    """Whether there is a run of twice `_LONG_RUN` white-space characters (a shorter one may be reported as well)."""
+    """Returns True when there is a run of twice `_LONG_RUN` white-space characters (a shorter one may be reported as
+    well)."""
     return len(text) >= _LONG_RUN and any(
         text[at].isspace() and _LONG_WHITE_SPACE.match(text, at) is not None
         for at in range(_LONG_RUN - 1, len(text), _LONG_RUN)
@@ -129,7 +128,7 @@ def _has_long_white_space(text: str) -> bool:
 
 
 def cutter_of(pattern: str) -> Cutter:
-    """Raises ValueError where the pattern is none."""
+    """Returns a function that cuts text by the pattern. Raises ValueError where it is not a regular expression."""
     if pattern == DIGITS_IN_THREES:
         return lambda text: _in_threes(text, _NUMBERS, apart=True)
     if pattern == BEFORE_THREES_OF_DIGITS:
@@ -138,17 +137,17 @@ def cutter_of(pattern: str) -> Cutter:
 
 
 def by_engine(pattern: str) -> Cutter:
-    """The same by the regular expression itself, whatever it is."""
+    """Cuts text by the regular expression itself, whatever it is."""
     try:
         find = regex.compile(pattern).finditer
     except regex.error as error:
-        raise ValueError(f"a pattern is no regular expression: {error}") from None
+        raise ValueError(f"a pattern is not a regular expression: {error}") from None
 
     return lambda text: _cut_at(text, chain.from_iterable(match.span() for match in find(text)))
 
 
 def _in_threes(text: str, runs: regex.Pattern[str], *, apart: bool) -> list[str]:
-    """Each run is cut into threes from its right end; `apart`, from what is around it too."""
+    """Cuts each run into threes from its right end; with `apart`, also from the text around it."""
     places: list[int] = []
     for match in runs.finditer(text):
         start, end = match.span()
@@ -158,7 +157,7 @@ def _in_threes(text: str, runs: regex.Pattern[str], *, apart: bool) -> list[str]
 
 
 def _cut_at(text: str, places: Iterable[int]) -> list[str]:
-    """`places` rise; where two are the same, or one is at an end, there is no piece between."""
+    """Cuts at `places`, which rise; where two are the same, or one is at an end, there is no piece between."""
     pieces: list[str] = []
     at = 0
     for place in places:

@@ -1,8 +1,4 @@
-"""Byte-level byte-pair encoding (GPT-2, Llama 3): a pattern cuts text into pieces, then byte pairs merge by rank.
-
-`compiled_bpe` does the work, or else `tiktoken_bpe`. Ranks are merge order, and a table leads from rank to id; the two
-differ in some vocabularies.
-"""
+"""Byte-level byte-pair encoding (GPT-2, Llama 3): a pattern cuts text into pieces, then bytes merge by merge rank."""
 
 from __future__ import annotations
 
@@ -30,12 +26,13 @@ _NO_ID = 0xFFFFFFFF  # of bytes that the vocabulary lacks
 
 
 class BpeVocabulary:
-    """`ranked` lists (bytes, id) in merge order, single bytes among them; bytes that are missing are dropped from text.
+    """Lists (bytes, id) in merge order as `ranked`, single bytes among them; bytes that are missing are dropped from
+    text.
 
-    `merges` says of which pairs they are made, where a file says it: their numbers are places in `ranked`, and `whole`
+    `merges` are the pairs that make them, where a file lists those: their numbers are places in `ranked`, and `whole`
     tells whether a piece that is a token is taken as it is. `patterns` are applied one after the other. `whole_pieces`
     are tokens that no merge makes, but which a whole piece may be. A `normalizer` changes text first. Raises ValueError
-    when the ranks hold a token twice or are empty, or a pattern is none.
+    when the ranks hold a token twice or are empty, or a pattern is not a regular expression.
     """
 
     type = VocabularyType.BPE
@@ -96,7 +93,7 @@ class BpeVocabulary:
         return self._ids_of_ranks(self._plain.encode(text))
 
     def encode_many(self, texts: Sequence[str]) -> list[Ids]:
-        """Ids of each text, by one call where that is possible."""
+        """Returns the ids of each text, by one call where that is possible."""
         if self._normalizer is not None:
             texts = list(map(self._normalizer.apply, texts))
         if self._compiled is not None:
@@ -132,7 +129,7 @@ class BpeVocabulary:
         return ids[ids != _NO_ID] if self._lacks_bytes else ids
 
     def _expansions(self) -> tuple[Ids, Ids] | None:
-        """Of each rank the place of its id among all; a byte that is lacking has none."""
+        """Returns the place of each merge rank's id among all; a byte that is missing has none."""
         if self._ranks_are_ids:
             return None
         known = self._ids != _NO_ID
