@@ -68,8 +68,8 @@ def _engine(words: dict[str, str]) -> str:
     stateful = " or ".join(f"self.{limit.name} != {limit.default!r}" for limit in LIMITS.values() if limit.stateful)
     lines += [
         "\n    @property\n    def stateful(self) -> bool:\n",
-        '        """Whether a draw depends on earlier draws and not on tokens alone: such a request is sampled one\n',
-        '        token at a time, in order, and cannot go on from tokens that another worker produced."""\n',
+        '        """Tells whether a draw depends on earlier draws and not on tokens alone: such a request is sampled\n',
+        '        one token at a time, in order, and cannot go on from tokens that another worker produced."""\n',
         f"        return {stateful}\n",
     ]
     return "".join(lines)

@@ -1,4 +1,4 @@
-"""Which ids each row of a step may choose, beyond what the sampler masks by itself.
+"""Computes which ids each row of a step may choose, beyond what the sampler masks by itself.
 
     guided decoding        what the grammar allows after the row's output; made by its process beside the forward pass
     stop sequences         before min_tokens, no id that would complete one
@@ -20,7 +20,7 @@ from tandem.worker.engine.grammars import Grammars
 from tandem.worker.engine.request import Request
 from tandem.worker.engine.scheduler import Chunk
 
-MASK_WAIT_SECONDS = 0.02  # a row that is computed in vain costs a step; nearly all masks take a hundredth of this
+MASK_WAIT_SECONDS = 0.02  # a row that is computed and dropped costs a step; nearly all masks take a hundredth of this
 
 Masks = npt.NDArray[np.int32]
 RowNumbers = npt.NDArray[np.int64]
@@ -41,7 +41,7 @@ class _Constrained:
 
 @dataclass(slots=True)
 class StepConstraints:
-    """The masks of one step, which are being made."""
+    """Makes the masks of one step."""
 
     _constrained: list[_Constrained]
     _count: int  # rows of the step
@@ -66,9 +66,9 @@ class StepConstraints:
         return cls(constrained, row, grammars)
 
     def finish(self, vocabulary_size: int) -> tuple[Masks | None, npt.NDArray[np.bool_], RowNumbers | None]:
-        """Of the rows that are kept: masks `[rows, ceil(vocabulary / 32)]`, None where nothing is constrained, and
-        which are exhausted; and the numbers of these rows, None if it is all of them. The others' chunks are marked as
-        dropped."""
+        """Returns, for the rows that are kept: masks `[rows, ceil(vocabulary / 32)]` (None where nothing is
+        constrained), which are exhausted, and the numbers of these rows (None if it is all of them). The others' chunks
+        are marked as dropped."""
         if not self._constrained:
             return None, np.zeros(self._count, dtype=np.bool_), None
         self._await()
@@ -96,7 +96,7 @@ class StepConstraints:
         return masks[kept], exhausted[kept], kept
 
     def _await(self) -> None:
-        """Until all matchers have answered, or MASK_WAIT_SECONDS."""
+        """Waits until all matchers have answered, or MASK_WAIT_SECONDS."""
         guided = [each.chunk.request for each in self._constrained]
         waiting = [request for request in guided if request.matcher is not None and not _settled(request)]
         if waiting:
@@ -112,7 +112,7 @@ class StepConstraints:
             self._grammars.statistics.guide_left_out_rows += 1
 
     def _refine(self, request: Request, masks: Masks, drafts: list[int]) -> None:
-        """Takes away, in place, from the request's masks `[drafts + 1, words]`."""
+        """Forbids ids in place in the request's masks `[drafts + 1, words]`."""
         stopping = request.stopping
         early = stopping.min_tokens - request.output_tokens  # rows that stand before min_tokens
         if request.matcher is not None:
@@ -137,7 +137,7 @@ def _is_constrained(request: Request) -> bool:
 
 
 def _settled(request: Request) -> bool:
-    """Whether the request's matcher has said all that this step can need."""
+    """Tells whether the request's matcher has said all that this step can need."""
     matcher = request.matcher
     assert matcher is not None
     return matcher.ready or (matcher.known and request.output_tokens >= request.stopping.max_tokens)

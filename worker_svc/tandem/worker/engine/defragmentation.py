@@ -1,4 +1,4 @@
-"""Brings cached chains into contiguous runs while nothing runs.
+"""Moves cached chains into contiguous runs while nothing runs.
 
 Attention reads pages that follow each other where they lie, and gathers scattered ones. Sequences that grow side by
 side interleave their pages; once they are only prompt cache, their chains can be laid out anew: the i-th page of
@@ -18,13 +18,13 @@ WORTHWHILE_BREAKS = 4
 
 
 def is_fragmented(table: PageTable) -> bool:
-    """Whether laying the chains out anew is worth its copies. Takes time in proportion to the published pages."""
+    """Tells whether laying the chains out anew is worth its copies. Takes time in proportion to the published pages."""
     breaks = _breaks(table)
     return breaks >= WORTHWHILE_BREAKS and breaks >= WORTHWHILE_SHARE * table.cached
 
 
 def defragment(table: PageTable, limit: int) -> list[PageCopy]:
-    """Puts up to `limit` pages in their places; returns the copies that make it true. No sequence may be open."""
+    """Moves up to `limit` pages to their places; returns the copies that must follow. No sequence may be open."""
     content: dict[int, int] = {}  # place -> page whose content it gets; what is not named stays
     where: dict[int, int] = {}  # page -> place of its content
     for place, page in enumerate(chains(table)):
@@ -44,8 +44,8 @@ def defragment(table: PageTable, limit: int) -> list[PageCopy]:
 
 
 def chains(table: PageTable) -> list[int]:
-    """Every published page, each chain in order from its root: a parent is followed by its latest child's chain, then
-    by those of the other children."""
+    """Returns every published page, each chain in order from its root: a parent is followed by its latest child's
+    chain, then by those of the other children."""
     order: list[int] = []
     roots = [pages for parent, pages in table._children.items() if isinstance(parent, str)]
     stack = [page for pages in roots for page in pages]
@@ -57,7 +57,7 @@ def chains(table: PageTable) -> list[int]:
 
 
 def _breaks(table: PageTable) -> int:
-    """How many pages do not lie right behind their parent, though the parent has no other child there."""
+    """Counts the pages that do not lie right behind their parent, though the parent has no other child there."""
     total = 0
     for siblings in table._children.values():
         parent = table._published[siblings[0]].parent

@@ -1,4 +1,4 @@
-"""The engine: scheduler, model and sampler, one step after the other.
+"""Runs the engine: scheduler, model and sampler, one step after the other.
 
     submit -> [launch: propose drafts, schedule, forward, masks beside it -> sample -> land: append, publish] -> finish
 
@@ -22,7 +22,7 @@ from tandem.worker.engine.constraints import StepConstraints
 from tandem.worker.engine.defragmentation import defragment, is_fragmented
 from tandem.worker.engine.fork import Forks
 from tandem.worker.engine.grammars import Grammars
-from tandem.worker.engine.in_flight import Flight, foreseeable, work
+from tandem.worker.engine.in_flight import Flight, can_overlap, work
 from tandem.worker.engine.outcome import End, Failure, decide, resume, take_tokens
 from tandem.worker.engine.pages import PageCopy, PageTable
 from tandem.worker.engine.request import Request, RequestStatistics
@@ -52,7 +52,7 @@ class Finish:
 
     @classmethod
     def of(cls, request: Request, end: End) -> Finish:
-        """Now."""
+        """Makes the end of a request as of now."""
         request.statistics.finished = time.monotonic()
         request.count_pages()
         matched = (end.matched_token, end.matched_sequence, end.trim)
@@ -78,7 +78,7 @@ class StepResult:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing was computed and nobody has ended."""
+        """Tells whether nothing was computed and nobody has ended."""
         return not (self.prefill_tokens or self.decode_tokens or self.finished)
 
 
@@ -128,15 +128,15 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """Tells whether a step would do anything."""
         return self.scheduler.has_work or self._flight is not None or bool(self._ended)
 
     def submit(self, request: Request, *others: Request) -> None:
-        """Puts a request in the queue, and `others`, samples of the same prompt, once that is computed. Handles must
-        not be in use."""
+        """Puts a request in the queue, and `others`, samples of the same prompt, once that is computed. Their numbers
+        must not be in use."""
         for each in (request, *others):
             each.statistics.arrived = time.monotonic()
-            each.in_flight.foreseeable = foreseeable(each)
+            each.in_flight.can_overlap = can_overlap(each)
         end = resume(request)
         if end is not None:
             self._ended.append(Finish.of(request, end))
@@ -154,8 +154,8 @@ class Engine:
             self._ended.append(Finish.of(held, End(FinishReason.CANCELLED)))
 
     def tidy(self) -> bool:
-        """Something useful to do while nothing runs: lays out the prompt cache in contiguous runs, a few pages at a
-        time; returns whether there is more to do."""
+        """Lays out the prompt cache in contiguous runs, a few pages at a time, while nothing runs; returns whether
+        there is more to do."""
         if self._tidied_at == self.table.published_ever or self.scheduler.has_work:
             return False
         if not is_fragmented(self.table):
@@ -173,7 +173,7 @@ class Engine:
         self.scheduler.check()
 
     def step(self) -> StepResult:
-        """What one forward pass for whatever is owed gives."""
+        """Does one forward pass for whatever is owed and returns what it gives."""
         ended, self._ended = self._ended, []
         alone, launched_at = self._flight is None, time.monotonic()
         if alone:
@@ -197,29 +197,30 @@ class Engine:
         return result
 
     def learn(self, cost: StepCost) -> None:
-        """What a step took, for the choice of drafts; all ranks must be told the same before the same step."""
+        """Learns what a step took, for the choice of drafts; all ranks must be told the same before the same step."""
         self._speculation.costs.learn(cost)
 
     def _listen(self, ended: list[Finish], seconds: float) -> None:
-        """Hears of the matchers that steps wait for, for so long at most, ends whom that ends, and says who is held."""
+        """Reads the answers of matchers that steps wait for, after waiting so long at most; ends the requests that fail
+        by them, and marks those that are held."""
         guided = [request for request in self.scheduler.running if request.matcher is not None]
         self.grammars.listen(guided, seconds)
         self._decide(guided, ended)
         self.grammars.hold(guided)
 
     def _decide(self, guided: Sequence[Request], ended: list[Finish]) -> None:
-        """Ends those of which their matchers have told it."""
+        """Ends the requests whose matchers have told that they end."""
         for request in guided:
             if not request.in_flight.ended and (end := decide(request)) is not None:
                 self._end(request, ended, end)
 
     def _may_overlap(self) -> bool:
-        """Whether a step may be launched before the one in flight has landed."""
-        foreseen = all(request.in_flight.foreseeable for request in self.scheduler.running)
-        return self.overlap and foreseen and self.scheduler.has_room()
+        """Tells whether a step may be launched before the one in flight has landed."""
+        overlapping = all(request.in_flight.can_overlap for request in self.scheduler.running)
+        return self.overlap and overlapping and self.scheduler.has_room()
 
     def _launch(self, before: Flight | None = None) -> Flight | None:
-        """Sends a step on its way, behind the one `before` that has not landed; None if nothing is owed."""
+        """Launches a step behind the one `before` that has not landed; None if nothing is owed."""
         began = time.monotonic()
         if before is None:
             self._speculation.propose(self.scheduler.running)
@@ -241,7 +242,7 @@ class Engine:
         return Flight(chunks, constraints, logits, scheduled - began, time.monotonic() - scheduled)
 
     def _land(self, flight: Flight, ended: list[Finish]) -> StepResult:
-        """Appends what a step has sampled, and ends whom that ends."""
+        """Appends what a step has sampled, and ends the requests that this finishes."""
         sampled = flight.tokens.read() if flight.tokens is not None else Sampled.nothing()
         result = StepResult(np.empty(0, np.uint64), sampled, ended)
         told = {chunk.request.number for chunk in flight.chunks if chunk.request.in_flight.ended}
@@ -263,7 +264,7 @@ class Engine:
         return result
 
     def _ask(self, flight: Flight, ended: list[Finish]) -> None:
-        """Tells matchers what was sampled, and ends those whose grammar that ends."""
+        """Tells matchers what was sampled, and ends the requests whose grammar is complete."""
         guided = [chunk.request for chunk in flight.sampling if chunk.request.matcher is not None]
         guided = [request for request in guided if not request.in_flight.ended]
         if guided:
@@ -293,7 +294,7 @@ class Engine:
             row += chunk.samples
             if request.in_flight.ended:
                 self.scheduler.statistics.overlap_wasted_tokens += chunk.samples
-                request.in_flight.spoiled |= not all(finite[rows])
+                request.in_flight.corrupted |= not all(finite[rows])
                 continue
             taken, end = take_tokens(request, ids[rows], finite[rows], possible[rows], flight.exhausted[rows])
             keep.extend(range(rows.start, rows.start + taken))
@@ -314,19 +315,19 @@ class Engine:
         return ends
 
     def _end(self, request: Request, ended: list[Finish], end: End) -> None:
-        """Tells the end of a request, wherever it is, and takes it out unless a step in flight still writes for it."""
+        """Reports the end of a request, wherever it is, and removes it unless a step in flight still writes for it."""
         ended.append(Finish.of(request, end))
-        request.in_flight.ended, request.in_flight.spoiled = True, end.broken
+        request.in_flight.ended, request.in_flight.corrupted = True, end.broken
         if not request.in_flight.pending:
             self._remove(request)
         for other in self._forks.release(request):
             self.scheduler.add(other)
 
     def _remove(self, request: Request) -> None:
-        """Gives back what an ended request holds."""
-        spoiled = request.in_flight.spoiled
-        dropped = self.scheduler.remove(request, discard=spoiled or request.sharing.private)
-        if spoiled:  # a masked NaN would still poison the next owner
+        """Frees what an ended request holds."""
+        corrupted = request.in_flight.corrupted
+        dropped = self.scheduler.remove(request, discard=corrupted or request.sharing.private)
+        if corrupted:  # a masked NaN would still poison the next owner
             self._runner.zero(dropped)
         self._sampling.free(request)
         self._speculation.forget(request)

@@ -19,26 +19,27 @@ from tandem.worker.engine.request import Request
 
 
 def sample_seed(seed: int, index: int) -> int:
-    """The seed of sample `index`: the request's own for the first, a pure function of both for the others."""
+    """Returns the seed of sample `index`: the request's own for the first, a pure function of both for the others."""
     if index == 0:
         return seed
     return int.from_bytes(hashlib.blake2b(struct.pack("<QI", seed, index), digest_size=8).digest(), "little")
 
 
 def private_salt(number: int) -> str:
-    """The salt of a group that shares pages with nobody else: no string of the wire holds a lone surrogate."""
+    """Returns the salt of a group that shares pages with nobody else: it has a lone surrogate, which no string of the
+    wire can have."""
     return f"\ud800{number}"
 
 
 @dataclass(slots=True)
 class Forks:
-    """The samples that wait for their prompt."""
+    """Keeps the samples that wait for their prompt."""
 
     _waiting: dict[int, tuple[Request, list[Request]]] = field(default_factory=dict)  # by the first one's number
     _first: dict[int, int] = field(default_factory=dict)  # the first sample's number by the others'
 
     def hold(self, first: Request, others: Sequence[Request]) -> None:
-        """The others wait for the first."""
+        """Holds the other samples until the first has its first token."""
         if others:
             self._waiting[first.number] = (first, list(others))
             for request in others:
@@ -46,14 +47,14 @@ class Forks:
                 self._first[request.number] = first.number
 
     def started(self) -> list[Request]:
-        """Those whose first sample has its first token now, in order; they wait no longer."""
+        """Releases and returns, in order, the samples whose first sample has its first token now."""
         if not self._waiting:
             return []
         firsts = [first for first, _ in self._waiting.values() if first.output_tokens]
         return [request for first in firsts for request in self.release(first)]
 
     def release(self, first: Request) -> list[Request]:
-        """The prompt is computed, or never will be: those that waited for it, in order."""
+        """Returns, in order, the samples that waited for this prompt, which is computed or never will be."""
         if first.number not in self._waiting:
             return []
         _, others = self._waiting.pop(first.number)

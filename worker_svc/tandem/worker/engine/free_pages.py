@@ -1,4 +1,4 @@
-"""The pages that hold nothing, and which of them is handed out next.
+"""Keeps the free pages and chooses which of them is handed out next.
 
 A sequence's next page is the one behind its last, where that is free: attention reads a run of pages where it lies,
 and gathers scattered ones. Else it is the lowest, so that what is free stays together.
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 
 class FreePages:
-    """Of `total` pages, at first all."""
+    """The free pages out of `total`; at first all are."""
 
     def __init__(self, total: int) -> None:
         self.count = total
@@ -23,7 +23,7 @@ class FreePages:
         return bool(self._is_free[page])
 
     def add(self, page: int) -> None:
-        """A page holds nothing any more."""
+        """Adds a page that holds nothing any more."""
         self._is_free[page] = 1
         self.count += 1
         heapq.heappush(self._heap, page)
@@ -31,7 +31,7 @@ class FreePages:
             self._rebuild()
 
     def take(self, preferred: int) -> int:
-        """A page for a sequence: `preferred` if it is free, else the lowest. There must be one."""
+        """Takes a page for a sequence: `preferred` if it is free, else the lowest. There must be one."""
         if not (0 <= preferred < self._total and self._is_free[preferred]):
             # Pages that were taken as preferred are still in the heap; each is skipped once.
             preferred = heapq.heappop(self._heap)
@@ -42,7 +42,7 @@ class FreePages:
         return preferred
 
     def relabel(self, new: Mapping[int, int]) -> None:
-        """What was page p is page `new[p]` now (a permutation)."""
+        """Renumbers the pages: what was page p is page `new[p]` now (a permutation)."""
         before = bytes(self._is_free)
         for old, page in new.items():
             self._is_free[page] = before[old]

@@ -1,4 +1,4 @@
-"""What the engine has of guided decoding: compilations, matchers, and the places where it hears of them.
+"""The engine's side of guided decoding: compilations, matchers, and the points at which it reads their answers.
 
 On rank 0 a `GuideHost` does the work; the other ranks are told what it says, at the same places, so that all decide
 alike. The host comes with the first vocabulary.
@@ -30,7 +30,7 @@ Share = Callable[["list[Answer]"], "list[Answer]"]
 
 
 class Grammars:
-    """Belongs to the engine's thread."""
+    """Compiles guides and drives matchers; used by the engine's thread only."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Grammars:
         leads: bool = True,
         share: Share | None = None,
     ) -> None:
-        """`leads`: this is rank 0. `share` gives all ranks the answers that rank 0 calls it with."""
+        """With `leads`, this is rank 0. `share` gives all ranks the answers that rank 0 calls it with."""
         self._vocabulary_size = vocabulary_size
         self.eos_ids = list(eos_ids)
         self._limits = limits or GuideLimits()
@@ -55,11 +55,11 @@ class Grammars:
 
     @property
     def words(self) -> int:
-        """Width of a mask, in 32-bit words."""
+        """Returns the width of a mask, in 32-bit words."""
         return -(-self._vocabulary_size // 32)
 
     def load(self, pieces: Sequence[bytes], special_ids: Sequence[int]) -> None:
-        """Takes the bytes of each id, and which ids are no text; returns at once."""
+        """Loads the vocabulary: the bytes of each id, and which ids are no text; returns at once."""
         if not self._leads:
             return
         from tandem.worker.engine.guides.frames import Words
@@ -75,11 +75,11 @@ class Grammars:
             self._host.stop()
             self._host = None
 
-    # ------------------------------------------------------------------------------------------------ compiling
+    # --- compiling
 
     def compile(self, serial: int, guide: Guide, resumed: Sequence[int] = (), caller: str = "") -> None:
         """Begins to compile a guide, when it is the caller's turn, and to check that it allows the output `resumed`;
-        `take_compiled` tells the end, on rank 0."""
+        `take_compiled` returns the result on rank 0."""
         if not self._leads:
             return
         if self._host is None:
@@ -88,22 +88,22 @@ class Grammars:
             self._host.compile(serial, guide, np.asarray(resumed, dtype=np.int32).tobytes(), caller)
 
     def forget(self, serial: int) -> None:
-        """Nobody waits for that compilation any more."""
+        """Drops a compilation that nobody waits for any more."""
         if self._host is not None:
             self._host.forget(serial)
 
     @property
     def busy(self) -> bool:
-        """Whether answers are on their way."""
+        """Tells whether answers are on their way."""
         return bool(self._results) or (self._host is not None and self._host.busy)
 
     def wait(self, seconds: float) -> None:
-        """Returns when something has come, or after so long."""
+        """Waits until something has come, or for so long."""
         if self._host is not None and not self._results:
             self._host.poll(seconds)
 
     def take_compiled(self) -> list[CompileResult]:
-        """Compilations that are done; returns at once."""
+        """Returns the compilations that are done, without waiting."""
         results, self._results = self._results, []
         if self._host is not None:
             self._host.poll(0)
@@ -112,43 +112,43 @@ class Grammars:
 
     @property
     def processes(self) -> int:
-        """Guides that have one."""
+        """Returns how many guides have a process."""
         return self._host.processes if self._host is not None else 0
 
     @property
     def memory(self) -> int:
-        """Bytes that the processes of guides take beside what they share."""
+        """Returns the bytes that the processes of guides take beside what they share."""
         return self._host.memory if self._host is not None else 0
 
-    # ------------------------------------------------------------------------------------------------ matchers
+    # --- matchers
 
     def matcher(self, guide: Guide) -> Matcher:
-        """A matcher that has consumed nothing; its process is asked when it is first needed."""
+        """Makes a matcher that has consumed nothing; its process is asked when it is first needed."""
         self._sessions += 1
         return Matcher(guide, self._sessions)
 
     def want(self, requests: Sequence[Request]) -> None:
-        """Has the matchers of requests told their output so far, where that was not done, and then their next masks
-        made: a guide's process does one thing after the other, and whether grammars have ended is needed first."""
+        """Tells matchers their requests' output, where that was not done, and then asks for their next masks: a guide's
+        process does one thing after the other, and whether grammars have ended is needed first."""
         for request in [request for request in requests if self._tell(request)]:
             matcher = request.matcher
             if self._host is not None and matcher is not None and request.output_tokens < request.stopping.max_tokens:
                 self._host.fill(matcher.session)
 
     def ask(self, requests: Sequence[Request]) -> None:
-        """As `want`, and waits a little for whether their grammars have ended."""
+        """Does what `want` does, and waits a little for whether their grammars have ended."""
         self.want(requests)
         self.hear(STATE_WAIT_SECONDS, lambda: all(r.matcher is not None and r.matcher.known for r in requests))
 
     def listen(self, requests: Sequence[Request], seconds: float) -> None:
-        """Hears of the matchers that steps wait for, for so long at most."""
+        """Reads the answers of the matchers that steps wait for, after waiting so long at most."""
         waiting = [request for request in requests if _waits(request)]
         if waiting:
             self.hear(seconds, lambda: not all(map(_waits, waiting)))
 
     @staticmethod
     def hold(requests: Sequence[Request]) -> None:
-        """Says which requests steps go without now."""
+        """Marks the requests that the next steps go without."""
         for request in requests:
             matcher = request.matcher
             assert matcher is not None
@@ -156,7 +156,7 @@ class Grammars:
             matcher.held = matcher.wait() or (full and matcher.asked == request.output_tokens)
 
     def _tell(self, request: Request) -> bool:
-        """Whether there was something to tell."""
+        """Tells a matcher the output that it has not seen; returns whether there was any."""
         matcher = request.matcher
         assert matcher is not None
         position = request.output_tokens
@@ -174,7 +174,7 @@ class Grammars:
         return True
 
     def walk(self, request: Request, drafts: Sequence[int]) -> None:
-        """Has masks made behind drafts; what was wanted before is asked already."""
+        """Asks for masks behind drafts; what was wanted before is asked already."""
         matcher = request.matcher
         assert matcher is not None and matcher.asked == request.output_tokens
         matcher.drafts, matcher.walks, matcher.walked = list(drafts), matcher.walks + 1, False
@@ -182,16 +182,16 @@ class Grammars:
             self._host.walk(matcher.session, matcher.walks, drafts)
 
     def close(self, request: Request) -> None:
-        """The request is over."""
+        """Closes the matcher of a request that is over."""
         matcher = request.matcher
         if matcher is not None and self._matchers.pop(matcher.session, None) is not None and self._host is not None:
             self._host.close(matcher.session)
 
-    # ------------------------------------------------------------------------------------------------ hearing
+    # --- hearing
 
     def hear(self, seconds: float, enough: Callable[[], bool]) -> None:
         """Brings matchers up to date, after waiting so long at most until that is `enough`. All ranks must call it at
-        the same places."""
+        the same points."""
         heard: list[Answer] = []
         if self._leads:
             deadline = time.monotonic() + seconds
@@ -240,7 +240,7 @@ class Grammars:
 
 
 def _waits(request: Request) -> bool:
-    """Whether steps go without a request until its matcher answers."""
+    """Tells whether steps go without a request until its matcher answers."""
     matcher = request.matcher
     assert matcher is not None
     if not matcher.known and not matcher.decided:

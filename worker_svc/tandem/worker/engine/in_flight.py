@@ -10,7 +10,7 @@ left on the device; only then is n read, and told. So the host's work is hidden 
 
 What a request gets is fixed by its own tokens, so overlap changes no bit of an answer, only who shares a step.
 
-It needs requests whose next step can be launched without their last token (`foreseeable`), and pages for all of them:
+It needs requests whose next step can be launched without their last token (`can_overlap`), and pages for all of them:
 who must give pages back is decided when everything is known. While one request of another kind runs, or pages are
 short, steps are launched when the one before has landed.
 """
@@ -45,7 +45,7 @@ class Flight:
 
     @property
     def seconds(self) -> float:
-        """How long its launch took."""
+        """Returns how long its launch took, in seconds."""
         return self.schedule_seconds + self.forward_seconds
 
     @property
@@ -54,7 +54,7 @@ class Flight:
         return [chunk for chunk in self.chunks if chunk.samples and not chunk.dropped]
 
     def sample(self, table: SamplingTable) -> None:
-        """Chooses the tokens; on a card nobody waits for them where that can be."""
+        """Samples the tokens; on a GPU without waiting for them, where that can be."""
         logits, self.logits = self.logits, None
         assert logits is not None, "a step is sampled once"
         masks, exhausted, kept = self.constraints.finish(logits.shape[1])
@@ -67,9 +67,9 @@ class Flight:
                 self.tokens = launch(logits, _rows(sampling, masks), table)
 
 
-def foreseeable(request: Request) -> bool:
-    """Whether a step can be launched without the request's last token being known: neither its drafts, nor what it may
-    sample next, nor the state of its sampler depend on which tokens came before."""
+def can_overlap(request: Request) -> bool:
+    """Tells whether a step can be launched without the request's last token being known: neither its drafts, nor what
+    it may sample next, nor the state of its sampler depend on which tokens came before."""
     s = request.sampling
     return (
         request.matcher is None
@@ -85,7 +85,7 @@ def foreseeable(request: Request) -> bool:
 
 
 def work(chunk: Chunk) -> Work:
-    """What the model is to compute of a chunk."""
+    """Returns what the model is to compute of a chunk."""
     request = chunk.request
     assert request.pages is not None
     tokens, in_flight = request.tokens[chunk.start : chunk.start + chunk.length], request.in_flight
@@ -93,7 +93,7 @@ def work(chunk: Chunk) -> Work:
 
 
 def _rows(chunks: list[Chunk], masks: Masks | None) -> Rows:
-    """One row for the next token of each chunk's request, and one behind each of its drafts."""
+    """Returns one row for the next token of each chunk's request, and one behind each of its drafts."""
     samples = np.array([chunk.samples for chunk in chunks], dtype=np.int64)
     first = np.cumsum(samples) - samples
     ends = np.array([chunk.start + chunk.length for chunk in chunks], dtype=np.int64)

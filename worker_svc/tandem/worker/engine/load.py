@@ -1,4 +1,4 @@
-"""What an engine counts, and what it holds now: each number in one row, with the metric that it becomes.
+"""The counters of an engine and what it holds now: each number in one row, with the metric that it becomes.
 
 All parts of an engine count in one `EngineStatistics`, which travels to the front with each step.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """How a number is shown; a gauge as the share of another field, where that is named."""
+    """Describes the metric of a number; a gauge may be the share of another field."""
 
     name: str  # without `tandem_`
     help: str
@@ -20,7 +20,7 @@ class Metric:
 
 
 def shown(name: str, help: str, *others: Metric, share_of: str = "") -> int:
-    """The declaration of a number that is a metric, or several."""
+    """Declares a number that becomes one metric or several."""
     zero: int = field(default=0, metadata={"metrics": (Metric(name, help, share_of), *others)})
     return zero
 
@@ -73,7 +73,7 @@ class Load:
 
 
 def metrics_of(record: type[EngineStatistics | Load]) -> Iterator[tuple[str, Metric]]:
-    """Each metric that the numbers of a record become, behind the name of its field."""
+    """Yields each metric of a record, behind the name of its field."""
     for each in dataclasses.fields(record):
         for metric in each.metadata.get("metrics", ()):
             yield each.name, metric

@@ -1,4 +1,4 @@
-"""What sampled tokens do to their request: they are appended, drafts are accepted by them, and they may end it.
+"""Applies sampled tokens to their request: appends them, accepts drafts by them, and decides whether they end it.
 
     not finite                    the model's numbers are broken: ERROR
     not possible                  its constraints leave no id: IMPOSSIBLE
@@ -85,7 +85,7 @@ def take_tokens(
 
 
 def decide(request: Request) -> End | None:
-    """The end that the last token is, once the request's matcher has told of it."""
+    """Returns the end that the last token is, once the request's matcher has told of it."""
     matcher = request.matcher
     assert matcher is not None
     if matcher.error:
@@ -101,7 +101,7 @@ def decide(request: Request) -> End | None:
 
 
 def resume(request: Request) -> End | None:
-    """Puts a request where the output that another worker produced leaves it; the end if that was all."""
+    """Puts a request in the state after the output that another worker produced; returns the end if that was all."""
     output = request.known[request.prompt_tokens :].tolist()
     if request.stopping.sequences is not None:
         request.stop_state = request.stopping.sequences.after_all(output)
@@ -121,7 +121,7 @@ def _full(request: Request) -> End | None:
 
 
 def _end_after(request: Request, token: int, draft: int | None) -> End | None:
-    """`draft`: which draft the token is, if it is one."""
+    """Returns the end that a token is, if any; `draft` is which draft the token is, if it is one."""
     stopping = request.stopping
     if token in stopping.stop_ids:
         return End(FinishReason.STOP_TOKEN, matched_token=token)

@@ -1,4 +1,5 @@
-"""The page table's integrity: every number is derived anew from what sequences hold and what pages are called."""
+"""Checks the page table's integrity: every number is derived anew from what sequences hold and what pages are
+called."""
 
 from __future__ import annotations
 

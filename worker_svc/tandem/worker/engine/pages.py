@@ -1,4 +1,4 @@
-"""Which page of the KV cache holds what.
+"""Tracks which page of the KV cache holds what.
 
 A page holds `page_size` consecutive tokens of a sequence. It is in one of three states:
 
@@ -73,18 +73,19 @@ class SequencePages:
 
     @property
     def found_tokens(self) -> int:
-        """Tokens whose keys and values were there when it was opened, those of a page to be copied included."""
+        """Returns the tokens whose keys and values were there when it was opened, those of a page to be copied
+        included."""
         return self.cached_tokens + (self.similar.tokens if self.similar is not None else 0)
 
     @property
     def held(self) -> npt.NDArray[np.int64]:
-        """Page numbers in order, `[count]`; a view that the next operation may invalidate."""
+        """Returns page numbers in order, `[count]`; a view that the next operation may invalidate."""
         return self.pages[: self.count]
 
 
 @dataclass(slots=True)
 class _Published:
-    """What a published page is called and how it hangs in its chain."""
+    """A published page's name and its links in its chain."""
 
     name: Name
     serial: int  # never used again, so that a stale child cannot find a new parent
@@ -117,41 +118,42 @@ class PageTable:
         self._used_at = [0] * self.total
         self._free = FreePages(self.total)
 
-    # ------------------------------------------------------------------------------------------------ what there is
+    # --- what there is
 
     @property
     def free(self) -> int:
-        """Pages that hold nothing."""
+        """Counts the pages that hold nothing."""
         return self._free.count
 
     @property
     def cached(self) -> int:
-        """Pages that hold a prefix and are referenced by nobody."""
+        """Counts the pages that hold a prefix and are referenced by nobody."""
         return self._cached_count
 
     @property
     def referenced(self) -> int:
-        """Pages that running sequences use."""
+        """Counts the pages that running sequences use."""
         return self.total - self._free.count - self._cached_count
 
     @property
     def available(self) -> int:
-        """Pages that a sequence could get now."""
+        """Counts the pages that a sequence could get now."""
         return self._free.count + self._cached_count
 
     @property
     def published_ever(self) -> int:
-        """Grows with every page that is published: a sign of change."""
+        """Counts the pages published so far: a sign of change."""
         return self._next_serial - 1
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that hold so many tokens."""
+        """Returns how many pages hold so many tokens."""
         return -(-tokens // self.page_size)
 
-    # ------------------------------------------------------------------------------------------------ sequences
+    # --- sequences
 
     def cached_prefix(self, tokens: Tokens, salt: str) -> list[int]:
-        """The longest chain of published pages that `tokens` begins with; at least one token is left to compute."""
+        """Returns the longest chain of published pages that `tokens` begins with; at least one token is left to
+        compute."""
         found: list[int] = []
         parent: int | str = salt
         size = self.page_size
@@ -166,7 +168,8 @@ class PageTable:
         return found
 
     def _similar_page(self, tokens: Tokens, prefix: int, parent: int | str) -> SimilarPage | None:
-        """The child of `parent` that begins most like `tokens[prefix:]`; at least one token is left to compute."""
+        """Returns the child of `parent` that begins most like `tokens[prefix:]`; at least one token is left to
+        compute."""
         wanted = tokens[prefix : min(prefix + self.page_size, len(tokens) - 1)]
         best: SimilarPage | None = None
         for page in self._children.get(parent, ())[-SIMILAR_PAGES:]:
@@ -217,7 +220,8 @@ class PageTable:
         return sequence
 
     def reserve(self, sequence: SequencePages, tokens: int) -> bool:
-        """Gives `sequence` room for `tokens` tokens in all; False, and nothing changed, if there is not enough."""
+        """Reserves room for `tokens` tokens of `sequence` in all; returns False, and changes nothing, if there is not
+        enough."""
         missing = self.pages_for(tokens) - sequence.count
         if missing <= 0:
             return True
@@ -295,17 +299,17 @@ class PageTable:
             self._free.add(self._evict())
         return forgotten
 
-    # ------------------------------------------------------------------------------------------------ pages
+    # --- pages
 
     def _reference(self, page: int) -> None:
-        """One more sequence uses a published page."""
+        """Counts one more sequence that uses a published page."""
         if self._references[page] == 0:
             self._cached_count -= 1
         self._references[page] += 1
         self._used_at[page] = self._clock
 
     def _release(self, page: int) -> None:
-        """One sequence less uses a published page."""
+        """Counts one sequence less that uses a published page."""
         self._references[page] -= 1
         self._used_at[page] = self._clock
         if self._references[page] == 0:
@@ -314,13 +318,13 @@ class PageTable:
                 self._add_leaf(page)
 
     def _give_back(self, page: int) -> None:
-        """A page that was never published, from its only sequence."""
+        """Frees a page that was never published, from its only sequence."""
         assert self._references[page] == 1 and page not in self._published
         self._references[page] = 0
         self._free.add(page)
 
     def _take(self, preferred: int) -> int:
-        """A page for a sequence: a free one, best of all `preferred`, or the oldest leaf."""
+        """Takes a page for a sequence: a free one, best of all `preferred`, or the oldest leaf."""
         return self._free.take(preferred) if self._free.count else self._evict()
 
     def _evict(self) -> int:

@@ -16,12 +16,10 @@ from tandem.worker.engine.stops import StopSequences
 if TYPE_CHECKING:
     from tandem.worker.engine.guides.matcher import Matcher
 
-MAX_PRIORITY = 100
-
 
 @dataclass(frozen=True, slots=True)
 class LogprobOptions:
-    """Which logprobs are reported."""
+    """Selects which logprobs are reported."""
 
     sampled: bool = False  # of each output token, with its rank
     top: int = 0  # of the most probable tokens at each position
@@ -31,12 +29,12 @@ class LogprobOptions:
 
     @property
     def wanted(self) -> bool:
-        """Whether anything is reported of an output token."""
+        """Tells whether anything is reported of an output token."""
         return self.sampled or self.width > 0
 
     @property
     def width(self) -> int:
-        """Tokens besides the sampled one that are reported at each position."""
+        """Returns how many tokens besides the sampled one are reported at each position."""
         return self.top + len(self.ids)
 
 
@@ -45,7 +43,7 @@ NO_LOGPROBS = LogprobOptions()
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """When generation ends; `eos_ids` are the model's own, empty where they are ignored."""
+    """Says when generation ends; `eos_ids` are the model's own, empty where they are ignored."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -56,7 +54,7 @@ class Stopping:
 
     @property
     def masked_ids(self) -> list[int]:
-        """Ids that may not be sampled before `min_tokens`, ascending."""
+        """Returns the ids that may not be sampled before `min_tokens`, ascending."""
         return sorted(self.eos_ids | self.stop_ids)
 
 
@@ -72,28 +70,28 @@ class RequestStatistics(Usage):
 
     @property
     def queue_seconds(self) -> float:
-        """Admission to first scheduled."""
+        """Returns the time from admission to first scheduled."""
         return (self.scheduled or self.finished) - self.arrived
 
     @property
     def prefill_seconds(self) -> float:
-        """First scheduled to first token."""
+        """Returns the time from first scheduled to first token."""
         return (self.first_token or self.finished) - (self.scheduled or self.finished)
 
     @property
     def decode_seconds(self) -> float:
-        """First token to last token."""
+        """Returns the time from first token to last token."""
         return self.finished - (self.first_token or self.finished)
 
     @property
     def total_seconds(self) -> float:
-        """Admission to finish."""
+        """Returns the time from admission to finish."""
         return self.finished - self.arrived
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """How a request is speculated on."""
+    """The speculation of a request."""
 
     max_tokens: int  # drafts at most
     ngram: int  # 0: no prompt lookup
@@ -101,7 +99,7 @@ class Drafting:
 
 @dataclass(slots=True)
 class Sharing:
-    """With whom a request shares pages."""
+    """The sharing of pages between requests."""
 
     salt: str = ""
     bypass: bool = False
@@ -111,7 +109,7 @@ class Sharing:
 
 @dataclass(slots=True)
 class Turn:
-    """When a request is served: kept by the scheduler and its queue."""
+    """The place in the queue: kept by the scheduler and its queue."""
 
     arrival: int = 0
     overtaken: int = 0  # later arrivals that were admitted first
@@ -125,9 +123,9 @@ class InFlight:
 
     pending: int = 0  # sampled tokens
     row: int = 0  # of the latest one, among the ids that its step samples
-    foreseeable: bool = False  # `flight.foreseeable`, kept when it is submitted
+    can_overlap: bool = False  # `in_flight.can_overlap`, kept when it is submitted
     ended: bool = False  # and told; only its steps in flight are waited for
-    spoiled: bool = False  # its keys and values are not to be shown to anybody
+    corrupted: bool = False  # its keys and values are not to be shown to anybody
 
 
 @dataclass(slots=True, eq=False)
@@ -172,7 +170,8 @@ class Request:
         bypass: bool = False,
         logprobs: LogprobOptions = NO_LOGPROBS,
     ) -> Request:
-        """`prompt` and `resumed` (output that was produced elsewhere) are ids; `max_tokens` counts `resumed` too."""
+        """Makes a request: `prompt` and `resumed` (output that was produced elsewhere) are ids; `max_tokens` counts
+        `resumed` too."""
         head = np.asarray(prompt, dtype=np.int32)
         known = np.concatenate((head, np.asarray(resumed, dtype=np.int32)))
         tokens = np.zeros(len(head) + stopping.max_tokens, dtype=np.int32)
@@ -182,43 +181,43 @@ class Request:
 
     @property
     def known(self) -> Tokens:
-        """Every token so far; a view."""
+        """Returns every token so far; a view."""
         return self.tokens[: self.num_tokens]
 
     @property
     def scoring(self) -> bool:
-        """Whether logprobs of its prompt are still to be told."""
+        """Tells whether logprobs of its prompt are still to be told."""
         return self.logprobs.prompt and self.scored < self.prompt_tokens
 
     @property
     def held(self) -> bool:
-        """Whether steps go without it until its matcher has answered."""
+        """Tells whether steps go without it until its matcher has answered."""
         return self.matcher is not None and self.matcher.held
 
     @property
     def owed(self) -> int:
-        """Tokens whose keys and values are not there yet."""
+        """Counts the tokens whose keys and values are not there yet."""
         return self.num_tokens + self.in_flight.pending - self.num_computed
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is left to launch: it has ended, or will do so by what is pending."""
+        """Tells whether nothing is left to launch: it has ended, or will do so by what is pending."""
         if pending := self.in_flight.pending:
             return self.in_flight.ended or self.output_tokens + pending >= self.stopping.max_tokens
         return self.in_flight.ended
 
     @property
     def output_tokens(self) -> int:
-        """Tokens produced so far, those of another worker included."""
+        """Counts the tokens produced so far, those of another worker included."""
         return self.num_tokens - self.prompt_tokens
 
     @property
     def order(self) -> tuple[int, int]:
-        """Smaller runs first: by priority, then by arrival."""
+        """Returns the sort key of service: the smaller runs first, by priority, then by arrival."""
         return (-self.priority, self.turn.arrival)
 
     def count_pages(self) -> None:
-        """Keeps the most pages that it has held."""
+        """Remembers the most pages that it has held."""
         if self.pages is not None:
             self.statistics.peak_pages = max(self.statistics.peak_pages, self.pages.count)
 

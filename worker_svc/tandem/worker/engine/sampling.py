@@ -49,6 +49,6 @@ class Sampling:
 
     @property
     def stateful(self) -> bool:
-        """Whether a draw depends on earlier draws and not on tokens alone: such a request is sampled one
-        token at a time, in order, and cannot go on from tokens that another worker produced."""
+        """Tells whether a draw depends on earlier draws and not on tokens alone: such a request is sampled
+        one token at a time, in order, and cannot go on from tokens that another worker produced."""
         return self.mirostat != 0 or self.adaptive_p_target != -1.0

@@ -73,7 +73,7 @@ class Chunk:
 
     @property
     def logits(self) -> int:
-        """How many of its last tokens' logits are wanted."""
+        """Returns how many of its last tokens' logits are wanted."""
         return self.length if self.scores else self.samples
 
 
@@ -87,17 +87,17 @@ class Budget:
     chunks: dict[int, Chunk] = field(default_factory=dict)  # by number
 
     def left(self, request: Request) -> int:
-        """Tokens that a request may get."""
+        """Returns how many tokens a request may get."""
         return min(self.tokens, self.scored) if request.scoring else self.tokens
 
     def spend(self, chunk: Chunk) -> None:
-        """A request gets its chunk."""
+        """Gives a request its chunk."""
         self.chunks[chunk.request.number] = chunk
         self.tokens -= chunk.length
         self.scored -= chunk.length if chunk.scores else 0
 
     def give_back(self, request: Request) -> None:
-        """A request loses its chunk, if it has one."""
+        """Takes a request's chunk back, if it has one."""
         if (chunk := self.chunks.pop(request.number, None)) is not None:
             self.tokens += chunk.length
 
@@ -122,25 +122,25 @@ class Scheduler:
 
     @property
     def statistics(self) -> EngineStatistics:
-        """Of the whole engine."""
+        """Returns the counters of the whole engine."""
         return self.table.statistics
 
     @property
     def waiting(self) -> int:
-        """Requests that wait."""
+        """Counts the requests that wait."""
         return len(self._requests) - len(self.running)
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens that the waiting requests owe."""
+        """Counts the tokens that the waiting requests owe."""
         return self.queue.tokens
 
     @property
     def has_work(self) -> bool:
-        """Any request, running or waiting."""
+        """Tells whether any request runs or waits."""
         return bool(self._requests)
 
-    # ------------------------------------------------------------------------------------------------ arrivals and ends
+    # --- arrivals and ends
 
     def add(self, request: Request) -> None:
         """Puts a request in the queue; it must fit into the cache when it is alone there."""
@@ -153,7 +153,7 @@ class Scheduler:
         self.queue.add(request)
 
     def find(self, number: int) -> Request | None:
-        """The request of a number while it runs or waits."""
+        """Returns the request of a number while it runs or waits."""
         return self._requests.get(number)
 
     def remove(self, request: Request, *, discard: bool = False) -> list[int]:
@@ -180,7 +180,7 @@ class Scheduler:
         request.pages = None
         return dropped
 
-    # ------------------------------------------------------------------------------------------------ steps
+    # --- steps
 
     def schedule(self) -> list[Chunk]:
         """Chooses the chunks of the next step and reserves their pages; empty when nothing waits or runs."""
@@ -207,7 +207,7 @@ class Scheduler:
         return list(budget.chunks.values())
 
     def _decodes(self, budget: Budget) -> list[Request]:
-        """The first rule; returns the running requests that owe more than a token, in order."""
+        """Applies the first rule; returns the running requests that owe more than a token, in order."""
         prefills: list[Request] = []
         chunks, size, crowd = budget.chunks, self.table.page_size, self.limits.crowd
         resting = frozenset[int]() if crowd is None else self.fairness.rest(self.running, crowd)
@@ -249,7 +249,8 @@ class Scheduler:
             budget.tokens -= drafts
 
     def _prefill(self, request: Request, budget: Budget) -> None:
-        """The second rule, for one request that has a place; without tokens left for it, a later step has its turn."""
+        """Applies the second rule to one request that has a place; without tokens left for it, a later step has its
+        turn."""
         left = budget.left(request)
         if request.pages is None or not left:
             return
@@ -263,19 +264,20 @@ class Scheduler:
             self.fairness.charge(request, start + length)
 
     def _admission(self, request: Request, budget: Budget) -> bool:
-        """The third rule: whether a waiting request runs now, after others have made place for it if need be."""
+        """Applies the third rule: returns whether a waiting request runs now, after others have made place for it if
+        need be."""
         return self._admit(request) or (self._make_place(request, budget) and self._admit(request))
 
     def _next_prefill(self, prefills: list[Request]) -> Request | None:
-        """Of running requests in order of service."""
+        """Returns the next of the running requests in order of service."""
         if not prefills or not self.fairness.several:
             return prefills[0] if prefills else None
         served = self.fairness.served
         return min(prefills, key=lambda each: (-each.priority, served(each.caller), each.turn.arrival))
 
     def has_room(self) -> bool:
-        """Whether every running request gets the pages for its next chunk, and the next waiting one its place, without
-        taking them from another one."""
+        """Tells whether every running request gets the pages for its next chunk, and the next waiting one its place,
+        without taking them from another one."""
         head = self.queue.head
         if head is not None and self.fairness.several and self._ceding(head) is not None:
             return False
@@ -287,8 +289,8 @@ class Scheduler:
         return wanted <= self.table.available
 
     def launch(self, chunks: list[Chunk]) -> None:
-        """The step is on its way: what is launched behind it finds its keys and values, and the tokens that it samples
-        are pending."""
+        """Records that the step is launched: what follows finds its keys and values, and the tokens that it samples are
+        pending."""
         row = 0
         for chunk in chunks:
             request = chunk.request
@@ -300,20 +302,21 @@ class Scheduler:
             row += chunk.samples
 
     def count_drafts(self, request: Request, proposed: int, accepted: int) -> None:
-        """One round of speculation on a request is over."""
+        """Counts one round of speculation on a request."""
         request.statistics.draft_tokens_proposed += proposed
         request.statistics.draft_tokens_accepted += accepted
         self.statistics.draft_tokens_proposed += proposed
         self.statistics.draft_tokens_accepted += accepted
 
     def take_copies(self) -> list[PageCopy]:
-        """The copies that must be made before the chunks of the last `schedule` are computed; read all, then write."""
+        """Returns the copies that must be made before the chunks of the last `schedule` are computed; read all, then
+        write."""
         copies, self._copies = self._copies, []
         return copies
 
     def land(self, chunks: list[Chunk]) -> None:
-        """The step is done and its tokens are appended: they are no longer pending, and what is known of its chunks is
-        published. Rejected drafts are not what is known, and their keys and values count for nothing."""
+        """Records that the step is done and its tokens are appended: they are no longer pending, and what is known of
+        its chunks is published. Rejected drafts are not what is known, and their keys and values count for nothing."""
         self.statistics.steps += 1
         size = self.table.page_size
         for chunk in chunks:
@@ -339,7 +342,7 @@ class Scheduler:
             self._preempt(self._victim(), budget)
 
     def _victim(self) -> Request:
-        """Who loses its pages when there are none."""
+        """Returns the request that loses its pages when there are none."""
         last = self.running[-1]
         if not self.fairness.several:
             return last
@@ -350,7 +353,8 @@ class Scheduler:
         return self.fairness.served(request.caller), request.turn.arrival
 
     def _make_place(self, request: Request, budget: Budget) -> bool:
-        """Lets others give up what a waiting request lacks, as far as that is fair; whether anybody did."""
+        """Takes from others what a waiting request lacks, as far as that is fair; returns whether anybody gave it
+        up."""
         before = len(self.running)
         if self.fairness.several:
             while (victim := self._ceding(request)) is not None and not victim.in_flight.pending:
@@ -359,8 +363,8 @@ class Scheduler:
         return len(self.running) < before
 
     def _ceding(self, request: Request) -> Request | None:
-        """The running request that gives up its place, or its pages, for a waiting one that lacks them; None if none
-        is lacking or nobody has to."""
+        """Returns the running request that gives up its place, or its pages, for a waiting one that lacks them; None if
+        none is lacking or nobody has to."""
         if len(self.running) >= self.limits.max_running:
             holds, wanted = dict.fromkeys((each.number for each in self.running), 1), 1
         elif self._lacking is not None and self._lacking[0] is request:
@@ -388,7 +392,7 @@ class Scheduler:
         )
 
     def _preempt(self, request: Request, budget: Budget) -> None:
-        """Takes a request's pages and its chunk, and lets it wait again."""
+        """Takes a request's pages and its chunk, and puts it back in the queue."""
         assert not request.in_flight.pending, "has_room was asked before"
         assert request.number not in self._admitted, "what it shares is not copied yet"
         self.running.remove(request)
@@ -446,7 +450,7 @@ class Scheduler:
         self.queue.count_overtaking(request)
         return True
 
-    # ------------------------------------------------------------------------------------------------ integrity
+    # --- integrity
 
     def check(self) -> None:
         """Derives every number anew; raises AssertionError with what is wrong."""

@@ -1,4 +1,4 @@
-"""Logprobs of prompt tokens, chunk by chunk: never more than a chunk's logits are held.
+"""Scores prompt tokens chunk by chunk: never more than a chunk's logits are held.
 
 The logits of the token at position i say how probable the token at i + 1 is. So a chunk that scores wants the logits
 of all its tokens, and takes nothing from the cache whose logits it still needs: `Request.scored` tokens are told so
@@ -21,7 +21,7 @@ from tandem.worker.engine.scheduler import Chunk
 
 @dataclass(slots=True)
 class PromptScores:
-    """Of the next tokens of a request's prompt, parallel."""
+    """Logprobs of the next tokens of a request's prompt, in parallel arrays."""
 
     number: int
     logprobs: npt.NDArray[np.float32]
@@ -30,8 +30,8 @@ class PromptScores:
 
 
 def score_prompts(chunks: Sequence[Chunk], logits: torch.Tensor) -> tuple[list[PromptScores], torch.Tensor]:
-    """What the chunks that score tell, and the logits of the rows that are sampled, in order; `logits` has rows for
-    both."""
+    """Returns what the chunks that score tell, and the logits of the rows that are sampled, in order; `logits` has rows
+    for both."""
     if not any(chunk.scores for chunk in chunks):
         return [], logits
     scores: list[PromptScores] = []
@@ -46,7 +46,7 @@ def score_prompts(chunks: Sequence[Chunk], logits: torch.Tensor) -> tuple[list[P
 
 
 def _score(chunk: Chunk, logits: torch.Tensor) -> PromptScores:
-    """Of the chunk's tokens but its first, and of the one behind it, as far as they are prompt and not told yet."""
+    """Scores the chunk's tokens but its first, and the one behind it, as far as they are prompt and not told yet."""
     request = chunk.request
     first = max(chunk.start + 1, request.scored)
     end = min(chunk.start + 1 + chunk.length, request.prompt_tokens)

@@ -1,4 +1,4 @@
-"""Stop sequences: which lists of ids end a request, seen one token at a time.
+"""Finds stop sequences, lists of ids that end a request, one token at a time.
 
 An automaton over the ids (Aho and Corasick 1975). A state is the longest end of the output that begins a sequence, so
 one dictionary look-up a token says whether a sequence has ended and how many last tokens may still become one: those
@@ -45,7 +45,7 @@ class StopSequences:
             self._match[state] = Match(place, len(sequence))
 
     def _link(self) -> None:
-        """Where to go on when the next token does not fit: at the longest proper end that begins a sequence."""
+        """Finds where to go on when the next token does not fit: at the longest proper end that begins a sequence."""
         self._fall_back = [0] * len(self._next)
         queue = deque(self._next[0].values())
         while queue:
@@ -57,7 +57,7 @@ class StopSequences:
                 self._match[state] = self._match[self._fall_back[state]]
 
     def after(self, state: int, token: int) -> int:
-        """The state after one more token."""
+        """Returns the state after one more token."""
         while True:
             following = self._next[state].get(token)
             if following is not None:
@@ -67,22 +67,22 @@ class StopSequences:
             state = self._fall_back[state]
 
     def after_all(self, tokens: Iterable[int]) -> int:
-        """The state after `tokens`, from the beginning."""
+        """Returns the state after `tokens`, from the beginning."""
         state = 0
         for token in tokens:
             state = self.after(state, token)
         return state
 
     def match(self, state: int) -> Match | None:
-        """The sequence that has just ended, the longest of several; None if none has."""
+        """Returns the sequence that has just ended, the longest of several; None if none has."""
         return self._match[state]
 
     def held(self, state: int) -> int:
-        """How many last tokens may still become a sequence."""
+        """Returns how many last tokens may still become a sequence."""
         return self._depth[state]
 
     def completing(self, state: int) -> set[int]:
-        """The tokens that would end a sequence now."""
+        """Returns the tokens that would end a sequence now."""
         found: set[int] = set()
         while True:
             found.update(token for token, after in self._next[state].items() if self._match[after] is not None)

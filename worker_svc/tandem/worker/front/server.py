@@ -143,7 +143,7 @@ class WorkerService:
     def _progress(self, done: int, total: int) -> None:
         logger.info("loading %s: %d %% of %.1f MB", self.model_name, 100 * done // max(1, total), total / 1e6)
 
-    # ------------------------------------------------------------------------------------------------ Service
+    # --- Service
 
     async def start(self, lifecycle: Lifecycle) -> None:
         """Starts the engine; raises StartError."""
@@ -180,7 +180,7 @@ class WorkerService:
         """Ends the engine."""
         await self.supervisor.stop()
 
-    # ------------------------------------------------------------------------------------------------ Observer
+    # --- Observer
 
     def engine_up(self, info: EngineInfo) -> None:
         """Called when an engine is ready."""
@@ -270,7 +270,7 @@ class WorkerService:
                 logger.warning("request %s ended: its guide reached a limit", running.request_id)
             self.worker_metrics.finished(ended, running.prompt_tokens, output, seconds)
 
-    # ------------------------------------------------------------------------------------------------ draining
+    # --- draining
 
     @property
     def refusing(self) -> bool:
@@ -292,7 +292,7 @@ class WorkerService:
             logger.info("draining: ended %d requests without a token", len(away))
             self.worker_metrics.sent_away.inc(len(away))
 
-    # ------------------------------------------------------------------------------------------------ requests
+    # --- requests
 
     def serves(self, model: str) -> None:
         """Raises NOT_FOUND unless `model` is empty or the one that is served."""

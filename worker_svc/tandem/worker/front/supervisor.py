@@ -223,7 +223,7 @@ class EngineSupervisor:
             raise unavailable("the engine is being restarted", reason="ENGINE_RESTARTING", retry_after=self.retry_after)
         return self._engine
 
-    # ------------------------------------------------------------------------------------------------ the engine speaks
+    # --- the engine speaks
 
     def _receive(self, message: Outbound) -> None:
         if self._silence is not None:
@@ -275,7 +275,7 @@ class EngineSupervisor:
                 stream.end(ended)
                 self._observer.request_ended(stream, ended)
 
-    # ------------------------------------------------------------------------------------------------ death and return
+    # --- death and return
 
     async def _keep_running(self) -> None:
         try:

@@ -96,7 +96,7 @@ class Ranks:
     def _device(self) -> torch.device:
         return torch.device("cuda" if dist.get_backend(self.group) == "nccl" else "cpu")
 
-    # ------------------------------------------------------------------------------------------------ what a rank has
+    # --- what a rank has
 
     def share(self, config: ModelConfig) -> ModelConfig:
         """The sizes of this rank's part; raises ConfigError for what cannot be shared evenly."""

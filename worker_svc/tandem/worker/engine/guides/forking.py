@@ -71,7 +71,7 @@ class Forking:
         """Replaces a nursery that has ended, with all that it forked, unless too many ended in a row."""
         self._end()
         self._barren += 1
-        logger.error("the process that starts guides' processes has ended (%d in a row)", self._barren)
+        logger.error("the process that forks guide processes ended (%d in a row)", self._barren)
         self._unsent.clear()
         if self._barren < MAX_NURSERIES:
             self._start()
@@ -99,7 +99,7 @@ class Forking:
                     env={name: value for name, value in os.environ.items() if name in _ENVIRONMENT},
                 )
         except OSError as error:
-            logger.error("guides' processes cannot be started: %s", error)
+            logger.error("cannot start guide processes: %s", error)
             self._rest_until = time.monotonic() + REST_SECONDS
             return
         ours.setblocking(False)

@@ -85,7 +85,7 @@ class GuideHost:
         self.statistics = statistics
         self._forking = Forking(words, limits.memory_bytes, self._selector)
 
-    # ------------------------------------------------------------------------------------------------ what is asked
+    # --- what is asked
 
     def compile(self, serial: int, guide: Guide, output: bytes, caller: str) -> None:
         """Begins to compile a guide, in the caller's turn, and to check that it allows `output` (int32). A guide that
@@ -160,7 +160,7 @@ class GuideHost:
         self._forking.stop()
         self._selector.close()
 
-    # ------------------------------------------------------------------------------------------------ what is answered
+    # --- what is answered
 
     @property
     def busy(self) -> bool:
@@ -214,7 +214,7 @@ class GuideHost:
         self._collect()
         self._start_compilations()
 
-    # ------------------------------------------------------------------------------------------------ processes
+    # --- processes
 
     def _nursery_ended(self) -> None:
         self._forking.ended()
@@ -259,7 +259,7 @@ class GuideHost:
             largest = max(self._processes.values(), key=lambda process: process.memory)
             total -= largest.memory
             self.statistics.guide_process_deaths += 1
-            logger.warning("a guide's process takes %d MiB, the most of all, and is ended", largest.memory >> 20)
+            logger.warning("ended the largest guide process, which took %d MiB", largest.memory >> 20)
             why = f"{self._together()}, and this one takes the most: ask for a smaller one, or again later"
             self._refuse(largest, CompileOutcome.EXHAUSTED, why)
 
@@ -283,7 +283,7 @@ class GuideHost:
         self._selector.unregister(process.channel.socket)
         process.kill()
 
-    # ------------------------------------------------------------------------------------------------ compilation
+    # --- compilation
 
     def _start_compilations(self) -> None:
         for wanted in self._queue.start(tuple(self._compiling.values())):
@@ -312,7 +312,7 @@ class GuideHost:
         self._compiling.pop(wanted.serial, None)
         self._results.append(CompileResult(wanted.serial, outcome, error))
 
-    # ------------------------------------------------------------------------------------------------ sessions
+    # --- sessions
 
     def _send(self, session: int, known: _Session) -> None:
         process = known.process
@@ -353,7 +353,7 @@ class GuideHost:
             known.process = None
         self._answers.append(Answer(session, len(known.output), "failed", error=why, ours=ours))
 
-    # ------------------------------------------------------------------------------------------------ hearing
+    # --- hearing
 
     def _hear(self, process: GuideProcess) -> None:
         try:
@@ -416,7 +416,7 @@ class GuideHost:
         waiting = [wanted for wanted in self._compiling.values() if wanted.guide == process.guide]
         return waiting, [(session, self._sessions[session]) for session in sorted(process.sessions)]
 
-    # ------------------------------------------------------------------------------------------------ ends
+    # --- ends
 
     def _refuse(self, process: GuideProcess, outcome: CompileOutcome, why: str, *, ours: bool = False) -> None:
         """Ends a process and fails all that use it."""

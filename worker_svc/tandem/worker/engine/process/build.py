@@ -1,4 +1,4 @@
-"""From a configuration to an engine that is ready to run."""
+"""Builds an engine that is ready to run from a configuration."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ class BuiltEngine:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values of one token, over all ranks and in all caches."""
+        """Returns the bytes of keys and values of one token, over all ranks and in all caches."""
         beside = self.draft_shape.bytes_per_token if self.draft_shape is not None else 0
         return self.shape.bytes_per_token * self.ranks + beside
 
     @property
     def kv_cache_bytes(self) -> int:
-        """Bytes that all caches of all ranks allocate, with their padding pages."""
+        """Returns the bytes that all caches of all ranks allocate, with their padding pages."""
         beside = self.draft_shape.bytes if self.draft_shape is not None else 0
         return self.shape.bytes * self.ranks + beside
 
@@ -131,7 +131,7 @@ def build_engine(
 
 
 def _prepare(config: EngineConfig, ranks: Ranks) -> tuple[int, torch.device]:
-    """Sets the process up for what it is to compute on: how many threads, and which device."""
+    """Sets up the process: how many threads, and which device."""
     if config.tensor_parallel != ranks.size:
         raise BuildError(f"tensor_parallel {config.tensor_parallel} takes processes of its own; set engine to process")
     threads = config.threads or max(1, available_cores() // ranks.local)
@@ -152,7 +152,7 @@ def _load(
     progress: Callable[[int, int], None] | None,
     ranks: Ranks,
 ) -> tuple[Transformer, Transformer | None]:
-    """A rank's part of the model, and the whole draft model, if there is one."""
+    """Loads a rank's part of the model, and the whole draft model, if there is one."""
     operations = choose_operations(device, dtype, reproducible=config.reproducible)
     quantization = _quantization(config)
     with fitting("the weights", "serve a smaller model, quantize it, or set dtype to bfloat16"):
@@ -209,8 +209,8 @@ def _grammars(config: EngineConfig, vocabulary_size: int, eos_ids: Sequence[int]
 def _draft_model(
     config: EngineConfig, large: ModelConfig, device: torch.device, dtype: torch.dtype, operations: Operations
 ) -> Transformer | None:
-    """The model that guesses, if there is one: whole on every rank, so that all guess the same. Raises BuildError where
-    it speaks other ids."""
+    """Loads the draft model, if there is one: whole on every rank, so that all guess the same. Raises BuildError where
+    its vocabulary is another one."""
     if not config.draft_model:
         return None
     checkpoint = open_checkpoint(Path(config.draft_model))
@@ -224,7 +224,7 @@ def _draft_model(
 
 
 def _runner(model: Transformer, cache: KVCache, config: EngineConfig, ranks: Ranks) -> tuple[ModelRunner, bool]:
-    """What runs steps, and whether a row's bits depend on the others; on CUDA with recorded decodes.
+    """Makes the runner, and finds out whether a row's bits depend on the others; on CUDA with recorded decodes.
 
     Experts are chosen on the host, which a recording cannot wait for; several ranks were never recorded.
     """
@@ -249,7 +249,8 @@ def _choose_padding(runner: ModelRunner) -> bool:
 
 
 def served_config(model: ModelConfig, config: EngineConfig) -> ModelConfig:
-    """The model with the operator's own context length and rope; raises BuildError for a context that is too long."""
+    """Returns the model with the operator's own context length and rope; raises BuildError for a context that is too
+    long."""
     longest = int(model.context_length * config.rope_scale * config.rope_alpha)
     if config.context_length > longest:
         wanted = config.context_length / model.context_length
@@ -276,7 +277,7 @@ def _quantization(config: EngineConfig) -> MadeOf:
 
 
 def quantization_name(model: Transformer) -> str:
-    """What most bytes of the model's quantized weights are; empty if none is quantized."""
+    """Names what most bytes of the model's quantized weights are; empty if none is quantized."""
     sizes: dict[str, int] = {}
     for module in model.modules():
         if isinstance(module, QuantizedWeight | Float8Weight):

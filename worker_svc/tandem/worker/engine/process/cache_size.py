@@ -1,4 +1,4 @@
-"""How large the KV cache is: as the operator says, or a share of what is free when all else has its place."""
+"""Sizes the KV cache: as the operator says, or as a share of the memory that is free when all else is allocated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def cache_shapes(
     device: torch.device,
     ranks: Ranks,
 ) -> tuple[CacheShape, CacheShape | None]:
-    """A rank's cache, and the draft model's, which has the same pages. Raises BuildError where that is too little."""
+    """Returns the shapes of a rank's cache, and of the draft model's, which has the same pages. Raises BuildError where
+    memory is too small."""
 
     def shape(model: Transformer, pages: int, stored: str) -> CacheShape:
         sizes = model.config
@@ -50,7 +51,7 @@ def cache_shapes(
 
 
 def _free_pages(config: EngineConfig, page_bytes: int, context_length: int, device: torch.device, ranks: Ranks) -> int:
-    """A share of what is free, but never more than every running request could fill."""
+    """Returns how many pages fit into a share of what is free, but never more than every running request could fill."""
     on_cuda = device.type == "cuda"
     free = free_memory(device) // (1 if on_cuda else ranks.local)
     fraction = config.kv_cache_fraction or (CUDA_CACHE_FRACTION if on_cuda else CPU_CACHE_FRACTION)

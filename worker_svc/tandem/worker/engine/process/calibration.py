@@ -1,4 +1,4 @@
-"""What keys look like, learnt from the model itself, so that few bits are enough for them.
+"""Learns from the model itself what keys look like, so that few bits are enough for them.
 
 Some channels of the keys lie far from zero, always on the same side, and a few are much larger than the others: a range
 that must span all of them leaves few steps for what differs from token to token. So keys are stored as
@@ -58,7 +58,7 @@ class _ListeningCache(KVCache):
 
 
 def key_channels(model: Transformer, device: torch.device, dtype: torch.dtype, bos_id: int | None) -> list[KeyChannels]:
-    """How to normalize every layer's keys; takes `TOKENS` decode steps."""
+    """Computes how to normalize every layer's keys; takes `TOKENS` decode steps."""
     config = model.config
     tokens = min(TOKENS, config.context_length - 1)
     page_size = 16

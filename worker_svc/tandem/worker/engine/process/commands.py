@@ -1,4 +1,4 @@
-"""What the engine does for operators, between two steps.
+"""Carries out operators' commands in the engine, between two steps.
 
 One method for each RPC of WorkerAdminService that reaches the engine, by its name: the front passes on whatever
 `AdminServicer` does not answer itself, and every rank obeys.
@@ -23,18 +23,18 @@ _RPCS = pb.DESCRIPTOR.services_by_name["WorkerAdminService"].methods_by_name
 
 
 class Commands:
-    """Belongs to the engine's thread."""
+    """Carries out commands; used by the engine's thread only."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def obey(self, rpc: str, request: bytes) -> bytes:
-        """Does what an RPC asks for; request and response are serialized."""
+        """Carries out an RPC; request and response are serialized."""
         response: Message = getattr(self, rpc)(GetMessageClass(_RPCS[rpc].input_type).FromString(request))
         return response.SerializeToString()
 
     def GetLoad(self, request: pb.GetLoadRequest) -> pb.GetLoadResponse:  # noqa: N802
-        """With a check of the page table, for which alone the engine is asked."""
+        """Returns the load, with a check of the page table, for which alone the engine is asked."""
         error = ""
         try:
             self._engine.check()

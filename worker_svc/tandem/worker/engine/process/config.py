@@ -1,4 +1,4 @@
-"""What an engine is told: a part of the worker's settings. No torch: the front reads this file too, and stays small."""
+"""Configures an engine: a part of the worker's settings. No torch: the front reads this file too, and stays small."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandem.worker.engine.guides.limits import (
 
 
 class EngineConfig(BaseModel):
-    """How to build an engine; 0 and "auto" let it choose. Each field is a setting of the worker."""
+    """Says how to build an engine; 0 and "auto" let it choose. Each field is a setting of the worker."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
@@ -112,7 +112,7 @@ class EngineConfig(BaseModel):
 
     @property
     def step_tokens(self) -> int:
-        """Tokens that a step may compute: one for each running request at least."""
+        """Returns how many tokens a step may compute: one for each running request at least."""
         return max(self.max_batch_tokens, self.max_running_requests)
 
 

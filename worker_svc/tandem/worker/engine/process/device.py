@@ -1,4 +1,4 @@
-"""Where an engine computes, in what, and what that device says about itself."""
+"""Chooses where an engine computes and in what dtype, and describes that device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tandem.worker.model.operations import Operations
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of a name; "auto" takes a card where there is one. Raises BuildError where it cannot be had."""
+    """Returns the device of a name; "auto" takes a GPU where there is one. Raises BuildError where it is not
+    available."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -32,8 +33,8 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device, checkpoint: Checkpoint) -> torch.dtype:
-    """The chosen dtype. Else the checkpoint's own, where that is half as wide and the device computes in it; a card
-    computes a float32 checkpoint in bf16, a CPU without bf16 instructions all of them in fp32."""
+    """Returns the chosen dtype. Else the checkpoint's own, where that is half as wide and the device computes in it; a
+    GPU computes a float32 checkpoint in bf16, a CPU without bf16 instructions all of them in fp32."""
     if name != "auto":
         return DTYPES[name]
     if device.type == "cuda":
@@ -44,7 +45,7 @@ def choose_dtype(name: str, device: torch.device, checkpoint: Checkpoint) -> tor
 
 
 def choose_operations(device: torch.device, dtype: torch.dtype, *, reproducible: bool) -> Operations:
-    """What computes beside the matrix products on this device."""
+    """Returns what computes beside the matrix products on this device."""
     if device.type != "cuda":
         return cpu_operations()
     from tandem.worker.model.cuda.operations import TritonOperations  # Triton is not installed where there is no CUDA
@@ -62,18 +63,18 @@ def require_kv_format(name: str, device: torch.device) -> None:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on the device."""
+    """Returns the bytes that are free on the device."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine.free_memory()
 
 
 def device_name(device: torch.device) -> str:
-    """The processor's or card's own name."""
+    """Returns the processor's or GPU's own name."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else machine.processor_name()
 
 
 @contextmanager
 def fitting(what: str, advice: str) -> Iterator[None]:
-    """Turns an out-of-memory error of a card into a BuildError that says what did not fit and what to do."""
+    """Turns an out-of-memory error of a GPU into a BuildError that says what did not fit and what to do."""
     try:
         yield
     except torch.OutOfMemoryError as error:

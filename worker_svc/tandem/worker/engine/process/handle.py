@@ -1,4 +1,4 @@
-"""The front's end of an engine: start it, talk to it, notice when it dies.
+"""Starts an engine from the front, talks to it, and notices when it dies.
 
 `ProcessEngine` runs it as a process of its own, `ThreadEngine` in a thread of this one (tests, notebooks). Both live on
 an event loop, take the same messages and give the same ones back.
@@ -71,7 +71,7 @@ class EngineHandle(Protocol):
         ...
 
     def send(self, message: Inbound) -> None:
-        """Hands it a message; never blocks. What is sent to a dead engine is lost."""
+        """Sends it a message without blocking. What is sent to a dead engine is lost."""
         ...
 
     async def wait_until_dead(self) -> EngineDeath:
@@ -79,7 +79,7 @@ class EngineHandle(Protocol):
         ...
 
     def cpu_seconds(self) -> float:
-        """Processor time that it has used."""
+        """Returns the processor seconds that it has used."""
         ...
 
     def kill(self) -> None:
@@ -92,7 +92,7 @@ class EngineHandle(Protocol):
 
 
 class ProcessEngine:
-    """An engine in a process of its own."""
+    """Runs an engine in a process of its own."""
 
     def __init__(self, config: EngineConfig, *, log_format: str = "human", log_level: str = "info") -> None:
         self._config = config
@@ -108,7 +108,7 @@ class ProcessEngine:
 
     @property
     def pid(self) -> int:
-        """Of the running process."""
+        """Returns the process id of the running engine."""
         assert self._process is not None
         return self._process.pid
 
@@ -204,8 +204,8 @@ class ProcessEngine:
         if code is not None:
             return EngineDeath(describe_end(code), crashed(code), self._note.read())
         error = None if self._reader.cancelled() else self._reader.exception()
-        logger.error("what the engine says cannot be read", exc_info=error)
-        return EngineDeath(f"what it says cannot be read: {error!r}", False, self._note.read())
+        logger.error("cannot read the engine's messages", exc_info=error)
+        return EngineDeath(f"its messages cannot be read: {error!r}", False, self._note.read())
 
     def cpu_seconds(self) -> float:
         return cpu_seconds(self.pid) if self._process is not None else 0.0
@@ -225,7 +225,7 @@ class ProcessEngine:
             try:
                 await asyncio.wait_for(process.wait(), KILL_SECONDS)
             except TimeoutError:
-                logger.error("engine process %d was killed and does not end", process.pid)
+                logger.error("engine process %d does not end after SIGKILL", process.pid)
             if process.stdin is not None:
                 process.stdin.close()
         if self._reader is not None:
@@ -243,8 +243,8 @@ class ProcessEngine:
 
 
 def socket_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder that only we may enter, for a socket whose path the system allows: in the usual place for temporary
-    files, or where that has vanished, is full or has too long a name, in another. Raises OSError."""
+    """Makes a folder that only we may enter, for a socket whose path the system allows: in the usual place for
+    temporary files, or where that is missing, full or has too long a name, in another. Raises OSError."""
     first: OSError | None = None
     for place in (None, *_OTHER_FOLDERS):
         try:
@@ -259,7 +259,7 @@ def socket_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def _engine_environment() -> dict[str, str]:
-    """The environment of an engine process; what the operator has set wins.
+    """Returns the environment of an engine process; what the operator has set wins.
 
     Threads that sleep at once must be woken for each of a step's hundreds of operations: a decode step of a small model
     takes 1.4 times as long on idle cores. Threads that spin long hold on to cores that others need: with one busy
@@ -285,7 +285,7 @@ def _engine_environment() -> dict[str, str]:
 
 
 class ThreadEngine:
-    """An engine in a thread of this process."""
+    """Runs an engine in a thread of this process."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
@@ -342,7 +342,7 @@ class ThreadEngine:
         return time.process_time()
 
     def kill(self) -> None:
-        """Nothing ends a thread."""
+        """Does nothing: a thread cannot be ended."""
 
     async def stop(self) -> None:
         self._inbox.put(Stop())

@@ -1,4 +1,4 @@
-"""The engine's main loop: obeys what the front says, steps while there is work, tells what came of it."""
+"""Runs the engine's main loop: obeys the front's messages, steps while there is work, and reports the results."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class Transport(Protocol):
     """Carries messages between the front and the engine, in order."""
 
     def receive(self, *, wait: bool) -> list[Inbound]:
-        """What has come; with `wait`, after waiting for a message for a while."""
+        """Returns what has come; with `wait`, after waiting for a message for a while."""
         ...
 
     def send(self, message: Outbound) -> None:
-        """Hands a message to the front."""
+        """Sends a message to the front."""
         ...
 
 
@@ -68,9 +68,10 @@ def run_engine(
     tell: Callable[[Inbound], None] | None = None,
     note: Callable[[Sequence[int]], None] = lambda numbers: None,
 ) -> bool:
-    """Builds an engine and runs it until it is told to stop; False if it could not be built. With several `ranks`, each
-    of them calls this, with a transport that gives all of them the same messages; what `tell` is given on rank 0 comes
-    to all of them. `note` is given the numbers of the requests that the next step computes for the first time."""
+    """Builds an engine and runs it until it is told to stop; returns False if it could not be built. With several
+    `ranks`, each of them calls this, with a transport that gives all of them the same messages; what `tell` is given on
+    rank 0 comes to all of them. `note` is given the numbers of the requests that the next step computes for the first
+    time."""
     report_compilations(lambda: transport.send(Busy()))
     try:
         report = _throttled(lambda done, total: transport.send(StartProgress(done, total)))
@@ -142,7 +143,7 @@ def _serve(
 
 @contextlib.contextmanager
 def leaving_without_memory() -> Iterator[None]:
-    """Ends a process whose memory is at an end with an exit code that says so."""
+    """Ends a process that is out of memory with an exit code that says so."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -155,7 +156,7 @@ def leaving_without_memory() -> Iterator[None]:
 
 
 def submit(engine: Engine, message: Submit) -> None:
-    """Hands a request's samples to the engine."""
+    """Submits a request's samples to the engine."""
     requests = message.to_requests()
     if message.guide is not None:
         for request in requests:
@@ -177,7 +178,7 @@ def _throttled(report: Callable[[int, int], None]) -> Callable[[int, int], None]
 
 
 def describe(built: BuiltEngine) -> EngineInfo:
-    """What an engine is, for the front."""
+    """Describes the engine for the front."""
     model, shape = built.config, built.shape
     return EngineInfo(
         architecture=model.architecture,

@@ -30,7 +30,7 @@ IDLE_SECONDS = 5  # after which an idle engine takes a turn: other ranks hear th
 
 
 class _ZmqTransport:
-    """Messages over one PAIR socket. When the front stops reading, sending blocks: the engine waits for it."""
+    """Carries messages over one PAIR socket. When the front stops reading, sending blocks: the engine waits for it."""
 
     def __init__(self, endpoint: str) -> None:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)

@@ -1,4 +1,4 @@
-"""What the front and the engine tell each other: typed frames, encoded by msgpack, never pickled.
+"""The messages between the front and the engine: typed frames, encoded by msgpack, never pickled.
 
 Numbers that come by the thousand travel as the bytes of one little-endian array, not as one object each.
 """
@@ -60,7 +60,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
     caller: str = ""  # who is charged for it
 
     def to_requests(self) -> list[Request]:
-        """The engine's own form: one request a sample, all but the first for `Engine.submit` to fork."""
+        """Converts it to the engine's own form: one request a sample, all but the first for `Engine.submit` to fork."""
         return [self._to_request(index) for index in range(self.samples)]
 
     def _to_request(self, index: int) -> Request:
@@ -107,12 +107,12 @@ class Vocabulary(msgspec.Struct, tag=True, array_like=True):
 
     @classmethod
     def of(cls, pieces: Sequence[bytes], special_ids: Sequence[int]) -> Vocabulary:
-        """From one entry an id."""
+        """Makes it from the bytes of each id; None for ids that are no text."""
         lengths = np.fromiter(map(len, pieces), dtype=np.uint32, count=len(pieces))
         return cls(b"".join(pieces), lengths.tobytes(), list(special_ids))
 
     def each(self) -> list[bytes]:
-        """The bytes of each id."""
+        """Yields the bytes of each id."""
         ends = np.cumsum(np.frombuffer(self.lengths, dtype=np.uint32), dtype=np.int64).tolist()
         return [self.pieces[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
@@ -227,13 +227,13 @@ class Ended(msgspec.Struct, array_like=True):
 
     @classmethod
     def of(cls, finish: Finish) -> Ended:
-        """As it is now: a step in flight may still write into the statistics."""
+        """Copies the end of a request as it is now: a step in flight may still write into the statistics."""
         matched = (finish.matched_token, finish.matched_sequence, finish.trim)
         return cls(finish.number, int(finish.reason), *matched, replace(finish.statistics), finish.detail)
 
 
 class Others(msgspec.Struct, array_like=True):
-    """Other tokens at several positions, as in `Alternatives`: int32, int32, float32 and int32 arrays."""
+    """Carries other tokens at several positions, as in `Alternatives`: int32, int32, float32 and int32 arrays."""
 
     counts: bytes
     ids: bytes
@@ -242,7 +242,7 @@ class Others(msgspec.Struct, array_like=True):
 
     @classmethod
     def of(cls, alternatives: Alternatives) -> Others | None:
-        """None where there are none."""
+        """Packs alternatives; returns None where there are none."""
         if not alternatives.ids.size:
             return None
         return cls(
@@ -253,7 +253,7 @@ class Others(msgspec.Struct, array_like=True):
         )
 
     def each(self) -> list[TopTokens]:
-        """One entry a position."""
+        """Returns one entry a position."""
         ids = np.frombuffer(self.ids, dtype=np.int32).tolist()
         logprobs = np.frombuffer(self.logprobs, dtype=np.float32).tolist()
         ranks = np.frombuffer(self.ranks, dtype=np.int32).tolist()
@@ -266,7 +266,7 @@ TopTokens = tuple[list[int], list[float], list[int]]  # ids, logprobs, ranks
 
 
 class ScoredPrompt(msgspec.Struct, array_like=True):
-    """The next part of a prompt's logprobs: float32 and int32 arrays."""
+    """Carries the next part of a prompt's logprobs: float32 and int32 arrays."""
 
     number: int
     logprobs: bytes
@@ -294,7 +294,7 @@ class Step(msgspec.Struct, tag=True, array_like=True):
 
     @classmethod
     def of(cls, result: StepResult, load: Load) -> Step:
-        """The frame of a step's result."""
+        """Packs a step's result."""
         return cls(
             numbers=result.numbers.tobytes(),
             ids=result.sampled.ids.tobytes(),

@@ -1,4 +1,4 @@
-"""The processes of one engine, seen from the front: how they ended, and their end by force.
+"""Ends the processes of one engine by force from the front, and describes how they ended.
 
 An engine is the leader of a process group of its own; ranks that it starts on this machine belong to the group.
 """
@@ -18,12 +18,12 @@ _OWN_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, si
 
 
 def crashed(code: int) -> bool:
-    """Whether a process that ended with this code (negative: by that signal) did so by its own fault."""
+    """Tells whether a process that ended with this code (negative: by that signal) did so by its own fault."""
     return -code in _OWN_SIGNALS if code < 0 else code not in (0, RANK_KILLED, NO_MEMORY)
 
 
 def describe_end(code: int) -> str:
-    """The same in words."""
+    """Describes in words how a process ended with this code."""
     return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
 

@@ -1,4 +1,4 @@
-"""Which requests an engine computes for the first time, in memory that outlives it.
+"""Records which requests an engine computes for the first time, in memory that outlives it.
 
 When an engine dies in a step, a request that has its first one there may be the reason; those that have tokens already
 have passed theirs. The engine notes the former before each step, and the front reads the note when the engine is dead:
@@ -18,11 +18,11 @@ _BYTES = _COUNT.size * (1 + MAX_SUSPECTS)
 
 
 class SuspectNote:
-    """Handles of requests; written by an engine, read by its front. Shared through a descriptor that the engine's
+    """Holds numbers of requests; written by an engine, read by its front. Shared through a descriptor that the engine's
     process inherits."""
 
     def __init__(self, descriptor: int | None = None) -> None:
-        """A new one, or that of a descriptor. Raises OSError when no descriptors or memory are left."""
+        """Makes a new note, or opens that of a descriptor. Raises OSError when no descriptors or memory are left."""
         self.descriptor = os.memfd_create("tandem-suspects") if descriptor is None else descriptor
         if descriptor is None:
             os.ftruncate(self.descriptor, _BYTES)
@@ -37,11 +37,11 @@ class SuspectNote:
             self._last = numbers
 
     def read(self) -> tuple[int, ...]:
-        """What was noted last."""
+        """Returns what was noted last."""
         (count,) = _COUNT.unpack_from(self._memory)
         return struct.unpack_from(f"<{count}Q", self._memory, _COUNT.size)
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Frees the memory."""
         self._memory.close()
         os.close(self.descriptor)

@@ -1,6 +1,6 @@
-"""The processes of one engine: rank 0, which the front talks to, and those that follow it.
+"""Runs one engine as several processes: rank 0, which the front talks to, and those that follow it.
 
-Every rank runs the same loop over the same messages. Rank 0 broadcasts what has come once a turn, be it nothing, so
+Every rank runs the same loop over the same messages. Rank 0 broadcasts what has come once a turn, even nothing, so
 that a request, an abort or a command reaches all of them between the same two steps; so does what a step took by its
 clock, which decides about drafts. Results leave from rank 0 alone.
 
@@ -52,10 +52,10 @@ _OPTIONS = "tandem/options"  # key of what the followers are told
 
 
 class SharedTransport:
-    """What reaches rank 0 reaches all; what they send leaves from rank 0."""
+    """Gives all ranks the messages that reach rank 0, and sends answers from rank 0 alone."""
 
     def __init__(self, ranks: Ranks, front: Transport | None) -> None:
-        """`front`: rank 0's own transport."""
+        """`front` is rank 0's own transport."""
         self._ranks, self._front = ranks, front
         self._own: list[Inbound] = []  # rank 0's, for all
         self._encoder = msgspec.msgpack.Encoder()
@@ -74,14 +74,14 @@ class SharedTransport:
             self._front.send(message)
 
     def tell(self, message: Inbound) -> None:
-        """With what comes next, a message of rank 0 reaches all; of others, none."""
+        """Sends a message of rank 0 to all with the next ones; on other ranks does nothing."""
         if self._front is not None:
             self._own.append(message)
 
 
 @contextlib.contextmanager
 def leading(options: ProcessOptions, config: EngineConfig) -> Iterator[tuple[Ranks, EngineConfig]]:
-    """Rank 0 of the engine's ranks, the others being started and watched, and what it is to build."""
+    """Joins the ranks as rank 0, starts and watches the others, and yields the ranks and what rank 0 is to build."""
     size = config.tensor_parallel
     address = os.environ.get("MASTER_ADDR", "")
     local = int(os.environ.get("LOCAL_WORLD_SIZE", size)) if address else size
@@ -108,7 +108,7 @@ def leading(options: ProcessOptions, config: EngineConfig) -> Iterator[tuple[Ran
         leaving.set()
     except Exception:
         if any(map(_was_killed, followers)):  # then all that has failed here is the connection to it
-            logger.exception("a rank was killed: the engine ends")
+            logger.exception("a rank was killed: stopping the engine")
             raise SystemExit(RANK_KILLED) from None
         raise
     finally:
@@ -130,13 +130,13 @@ def _watch(rank: int, follower: subprocess.Popen[bytes], leaving: threading.Even
     code = follower.wait()
     if leaving.wait(_GRACE_SECONDS):
         return
-    logger.error("rank %d has ended (%s): the engine ends", rank, describe_end(code))
+    logger.error("rank %d ended (%s): stopping the engine", rank, describe_end(code))
     # Whatever the main thread does: it may wait for that rank.
     os._exit(1 if crashed(code) else RANK_KILLED)
 
 
 def _was_killed(follower: subprocess.Popen[bytes]) -> bool:
-    """Whether a rank has ended, or is about to, because somebody else wanted it."""
+    """Tells whether a rank has ended, or is about to, because somebody else ended it."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         return not crashed(follower.wait(_GRACE_SECONDS / 2)) and follower.returncode != 0
     return False
@@ -145,7 +145,7 @@ def _was_killed(follower: subprocess.Popen[bytes]) -> bool:
 def _joined(
     store: Any, config: EngineConfig, rank: int, size: int, local_rank: int, local: int
 ) -> tuple[Ranks, EngineConfig]:
-    """Meets the other ranks."""
+    """Connects to the other ranks."""
     with_cuda = config.device.startswith("cuda") or (config.device == "auto" and torch.cuda.is_available())
     if with_cuda:
         torch.cuda.set_device(local_rank)
@@ -162,7 +162,7 @@ def _joined(
 
 
 def main() -> int:
-    """One of the ranks that follow."""
+    """Runs one of the ranks that follow."""
     if "--leave-with-parent" in sys.argv[1:]:
         leave_with_parent()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

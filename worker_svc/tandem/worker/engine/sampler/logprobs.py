@@ -8,12 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tandem.inference.v1 import inference_pb2 as pb
+from tandem.limits.fields import limits_of
 from tandem.worker.engine.request import LogprobOptions
 from tandem.worker.engine.sampler.rows import Alternatives
 
 # Always so many are looked for: which of several equal tokens are among them may depend on this number, and must not
 # depend on what other rows ask for.
-MOST_PROBABLE = 64
+MOST_PROBABLE = int(limits_of(pb.GenerateRequest.DESCRIPTOR)["output.top_logprobs"].high)
 
 
 def chosen_logprobs(

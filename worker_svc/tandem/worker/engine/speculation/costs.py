@@ -1,4 +1,4 @@
-"""What drafts cost and gain, and so how many are worth it.
+"""Learns what drafts cost and gain, and so how many are worth it.
 
     tokens(D)  decodes + the chances of the D likeliest drafts, each of which needs those before it to be accepted
     ratio(D)   seconds of a step with D drafts to those of one without
@@ -33,7 +33,7 @@ _OUTLIER = 2.0  # times what is expected; what is more is taken for that
 
 
 class StepCost(NamedTuple):
-    """What a step of nothing but decodes took."""
+    """The time of a step of nothing but decodes."""
 
     decodes: int
     drafts: int
@@ -41,23 +41,24 @@ class StepCost(NamedTuple):
 
 
 class Costs(Protocol):
-    """What a step costs."""
+    """Estimates what a step costs."""
 
     def ratio(self, decodes: int, drafts: int) -> float:
-        """Seconds of a step of so many decodes with so many drafts, to those without; never falls with the drafts."""
+        """Returns the seconds of a step of so many decodes with so many drafts, divided by those without; it never
+        falls with the drafts."""
         ...
 
     def most(self, decodes: int) -> int:
-        """Drafts that may be tried in one step; 0 where a step without is wanted."""
+        """Returns how many drafts may be tried in one step; 0 where a step without is wanted."""
         ...
 
     def learn(self, cost: StepCost) -> None:
-        """A step is over."""
+        """Learns from a step that is over."""
         ...
 
 
 class Free:
-    """Rows cost nothing: what decides is whether drafts are accepted."""
+    """Takes rows as free: what decides is whether drafts are accepted."""
 
     def ratio(self, decodes: int, drafts: int) -> float:
         return 1.0
@@ -66,12 +67,12 @@ class Free:
         return 1 << 16
 
     def learn(self, cost: StepCost) -> None:
-        """There is nothing to learn."""
+        """Does nothing: there is nothing to learn."""
 
 
 @dataclass(slots=True)
 class _Plain:
-    """Steps of about as many decodes, without drafts."""
+    """Running means of steps of about as many decodes, without drafts."""
 
     seconds: float
     count: int = 1
@@ -80,7 +81,7 @@ class _Plain:
 
 @dataclass(slots=True)
 class _Drafted:
-    """Steps of about as many decodes and drafts: running means."""
+    """Running means of steps of about as many decodes and drafts."""
 
     drafts: float
     ratio: float
@@ -88,7 +89,7 @@ class _Drafted:
 
 @dataclass(slots=True)
 class MeasuredCosts:
-    """`Costs` from the steps that it is told of."""
+    """Learns `Costs` from the steps that it is told of."""
 
     _plain: dict[int, _Plain] = field(default_factory=dict)
     _drafted: dict[int, dict[int, _Drafted]] = field(default_factory=dict)  # by size of decodes, then of drafts
@@ -142,7 +143,7 @@ class MeasuredCosts:
 
 
 def _about(decodes: int) -> int:
-    """The number itself up to 15, then numbers that differ by an eighth at most."""
+    """Rounds a number: up to 15 it stays, above neighbours differ by an eighth at most."""
     shift = max(0, decodes.bit_length() - 4)
     return decodes >> shift << shift
 
@@ -150,7 +151,7 @@ def _about(decodes: int) -> int:
 def windows(
     costs: Costs, decodes: int, chances: Sequence[float], limits: Sequence[int], rows: int
 ) -> tuple[list[int], bool]:
-    """How many drafts each request gets, and whether some were wanted that are not worth what they cost.
+    """Chooses how many drafts each request gets, and tells whether some were wanted that are not worth what they cost.
 
     decodes: requests that decode, those without drafts included.
     chances: that a draft of request i is accepted, if those before it are.

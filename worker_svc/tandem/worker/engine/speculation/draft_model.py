@@ -1,4 +1,4 @@
-"""A small model that guesses for a large one.
+"""Proposes drafts by a small model.
 
 It has a cache of its own with the same pages under the same numbers, so one page table drives both: what is copied,
 cleared or moved in one cache is in the other. Its keys and values chase those of the request: before it guesses it
@@ -23,7 +23,7 @@ from tandem.worker.model.runner import ModelRunner, Work
 
 
 class DraftModel:
-    """`Proposer` of a second model."""
+    """Proposes drafts by a second model."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class DraftModel:
         self._computed: dict[int, tuple[SequencePages, int]] = {}
 
     def forget(self, request: Request) -> None:
-        """The request is over."""
+        """Forgets a request that is over."""
         self._computed.pop(request.number, None)
 
     def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> None:
@@ -54,8 +54,8 @@ class DraftModel:
             self._guess(guessing, place)
 
     def _catch_up(self, requests: Sequence[Request], counts: Sequence[int]) -> list[tuple[Request, int]]:
-        """Computes what the model has not seen of the requests but for their last tokens; who is ready then, and for
-        how many drafts."""
+        """Computes what the model has not seen of the requests but for their last tokens; returns who is ready then,
+        and for how many drafts."""
         work: list[Work] = []
         ready: list[tuple[Request, int]] = []
         budget = self._max_batch_tokens
@@ -81,7 +81,7 @@ class DraftModel:
         return ready
 
     def _guess(self, requests: list[Request], place: int) -> None:
-        """Draft number `place` of each request, from the token before it."""
+        """Guesses draft number `place` of each request, from the token before it."""
         work = []
         for request in requests:
             assert request.pages is not None

@@ -1,4 +1,4 @@
-"""What speculation keeps of each request: how often its drafts are accepted, and where its n-grams ended."""
+"""Remembers of each request how often its drafts are accepted, and where its n-grams ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INDEXED_TOKENS = 32_768  # of a prompt, its last ones
 
 
 class NGramIndex:
-    """Where each n-gram of a sequence last ended, except for the one at its end."""
+    """Finds where each n-gram of a sequence last ended, except for the one at its end."""
 
     def __init__(self, n: int) -> None:
         self._n = n
@@ -23,7 +23,7 @@ class NGramIndex:
         self._indexed = 0  # n-grams that end at or before this place are there
 
     def continuation(self, tokens: Tokens, count: int) -> Tokens:
-        """What followed the last n tokens when they were last seen, `[0 to count]`; a cycle goes on for ever.
+        """Returns what followed the last n tokens when they were last seen, `[0 to count]`; a cycle goes on for ever.
 
         Costs what is new in `tokens`, which must begin with those of the last call.
         """
@@ -48,7 +48,7 @@ class NGramIndex:
 
 @dataclass(slots=True)
 class Memory:
-    """What was seen of a request's drafts."""
+    """Counts how a request's drafts fared."""
 
     index: NGramIndex | None = None  # where there is prompt lookup
     _accepted: float = 0.0  # drafts, each weighed by how long ago it was
@@ -56,12 +56,13 @@ class Memory:
     _learnt_at: int = 0  # number of tokens
 
     def chance(self, num_tokens: int) -> float:
-        """That a draft is accepted, if those before it are; what was seen of it fades, so that all are tried again."""
+        """Estimates the chance that a draft is accepted, if those before it are; what was seen of it fades, so that all
+        are tried again."""
         weight = self._weight(num_tokens)
         return (FIRST_CHANCE + weight * self._accepted) / (1 + weight * self._tried)
 
     def learn(self, proposed: int, accepted: int, num_tokens: int) -> None:
-        """One round is over, with which the request has `num_tokens`."""
+        """Learns from a round of drafts, after which the request has `num_tokens`."""
         weight = self._weight(num_tokens)
         self._accepted = weight * self._accepted + accepted
         self._tried = weight * self._tried + min(proposed, accepted + 1)

@@ -1,4 +1,4 @@
-"""Drafts: tokens that probably come next, so that one forward pass can tell several.
+"""Proposes drafts: tokens that probably come next, so that one forward pass can verify several.
 
 A step computes a request's last token and its k drafts together and samples after each of them, with the very numbers
 that it would use token by token. Draft after draft is accepted while it equals what was sampled before it; the first
@@ -28,14 +28,14 @@ FORCED_CHANCE = 0.95  # of what a grammar forces, which may be written in other 
 
 
 class Proposer(Protocol):
-    """Finds drafts; a draft model does, beside prompt lookup."""
+    """Proposes drafts beside prompt lookup, as a draft model does."""
 
     def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> None:
         """Writes up to `counts[i]` drafts behind the known tokens of `requests[i]`, and how many into `.drafts`."""
         ...
 
     def forget(self, request: Request) -> None:
-        """The request is over."""
+        """Forgets a request that is over."""
         ...
 
 
@@ -50,7 +50,7 @@ class Speculation:
     _memories: dict[int, Memory] = field(default_factory=dict)  # by the numbers of requests
 
     def propose(self, running: Sequence[Request]) -> None:
-        """Writes drafts behind the known tokens of those that decode and want some."""
+        """Writes drafts behind the known tokens of the requests that decode and want some."""
         # A draw that depends on earlier draws cannot be made before they are.
         wanting = [r for r in running if r.drafting is not None and not r.sampling.stateful]
         if not wanting:
@@ -63,7 +63,7 @@ class Speculation:
             request.drafts = 0
             drafting = request.drafting
             assert drafting is not None
-            # One token is sampled in any case; drafts behind the last one that is wanted would be in vain.
+            # One token is sampled in any case; drafts behind the last one that is wanted are useless.
             limit = min(drafting.max_tokens, request.stopping.max_tokens - request.output_tokens - 1)
             if request.owed != 1 or limit < 1 or (request.matcher is not None and request.matcher.slow):
                 continue
@@ -91,11 +91,11 @@ class Speculation:
             self.model.propose(*zip(*asked, strict=True))
 
     def learn(self, request: Request, proposed: int, accepted: int) -> None:
-        """One round of speculation on a request is over."""
+        """Learns from one round of speculation on a request."""
         self._memory(request).learn(proposed, accepted, request.num_tokens)
 
     def forget(self, request: Request) -> None:
-        """The request is over."""
+        """Forgets a request that is over."""
         self._memories.pop(request.number, None)
         if self.model is not None:
             self.model.forget(request)
@@ -110,8 +110,8 @@ class Speculation:
 
     @staticmethod
     def _guess(request: Request, memory: Memory, count: int) -> tuple[Sequence[int] | Tokens, bool]:
-        """Up to `count` drafts that cost no model: what a grammar forces, and whether it does, or what followed the
-        last tokens before."""
+        """Returns up to `count` drafts that cost no model: what a grammar forces, and whether it does, or what followed
+        the last tokens before."""
         if request.matcher is not None and (forced := request.matcher.forced[:count]):
             return forced, True
         if memory.index is None:
