@@ -1,4 +1,4 @@
-"""Which worker gets a prompt: the one that is likely to have its prefix cached. Pure.
+"""Chooses the worker that gets a prompt: the one that has most likely cached its prefix. Pure.
 
 Rendezvous hashing: each worker scores hash(key, worker) and the highest wins, so that a worker that leaves moves only
 its own keys. Load is bounded (Mirrokni et al., "Consistent Hashing with Bounded Loads", 2016): a worker that already
@@ -24,7 +24,8 @@ T = TypeVar("T")
 
 
 def prefix_key(salt: str, prompt_ids: Sequence[int]) -> str:
-    """Equal for prompts that may share cached pages: 16 hexadecimal digits of the salt and the first tokens."""
+    """Returns a key that is equal for prompts that may share cached pages: 16 hexadecimal digits of the salt and the
+    first tokens."""
     digest = hashlib.blake2b(salt.encode(), digest_size=8)
     digest.update(b"\0" + array("I", prompt_ids[:PREFIX_TOKENS]).tobytes())
     return digest.hexdigest()
@@ -35,7 +36,7 @@ def score(key: str, worker: str) -> int:
 
 
 def choose(key: str, workers: Iterable[T], name: Callable[[T], str], running: Callable[[T], int]) -> T:
-    """The first worker in rendezvous order that is not overloaded. At least one worker must be given."""
+    """Returns the first worker in rendezvous order that is not overloaded. At least one worker must be given."""
     order = sorted(workers, key=lambda worker: score(key, name(worker)), reverse=True)
     fair = (sum(running(worker) for worker in order) + 1) / len(order)
     capacity = max(FREE_REQUESTS, math.ceil(SLACK * fair))

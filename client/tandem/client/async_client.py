@@ -219,9 +219,11 @@ class AsyncClient(AsyncOperators):
     async def count_tokens(self, text: TextInput, **options: Unpack[CountOptions]) -> int:
         """Returns the number of ids that `encode` returns for the text, BOS and EOS included.
 
-        >>> encoding = await client.encode("hello world")
-        >>> await client.count_tokens("hello world") == len(encoding)
-        True
+            >>> encoding = await client.encode("hello world")
+            >>> await client.count_tokens("hello world") == len(encoding)
+            True
+
+        Only the number is sent back, so it is faster than `encode` for long texts.
         """
         return (await self.count_tokens_batch([text], **options))[0]
 

@@ -13,7 +13,8 @@ MAX_CHARACTERS = 40  # of a breaker; what is behind is not looked at, as in llam
 
 
 def beginnings(text: str, pieces: Sequence[bytes]) -> Iterator[tuple[int, str]]:
-    """The ids whose piece contains `text`, or ends with a beginning of it, and what is left of `text` behind each."""
+    """Yields the ids whose piece contains `text` or ends with a beginning of it, each with the rest of `text` behind
+    it."""
     text = text[:MAX_CHARACTERS]
     whole = text.encode()
     ends = tuple(text[:count].encode() for count in range(1, len(text)))

@@ -1,4 +1,4 @@
-"""Conversations to the message that the tokenizer takes, and what is wrong with them."""
+"""Turns conversations into the tokenizer's request, and finds what is wrong with them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEYS = frozenset(field.name for field in dataclasses.fields(ChatMessage))
 
 
 class _WrongFieldError(ValueError):
-    """One field of a conversation."""
+    """One field of a conversation is wrong."""
 
     def __init__(self, field: str, description: str) -> None:
         super().__init__(description)
@@ -25,7 +25,7 @@ class _WrongFieldError(ValueError):
 
 
 def conversation_violations(conversation: Conversation, field: str = "") -> list[FieldViolation]:
-    """What is wrong with a conversation that is called `field`."""
+    """Returns the violations of a conversation; `field` is its path."""
     place = f"{field}." if field else ""
     violations: list[FieldViolation] = []
     if not _is_list(conversation.messages) or not len(conversation.messages):
@@ -59,7 +59,7 @@ def chat_request(
     content_ranges: bool = False,
     pieces: bool = False,
 ) -> pb.EncodeChatRequest:
-    """The message for a conversation without violations."""
+    """Returns the request for a conversation without violations."""
     return pb.EncodeChatRequest(
         tokenizer=tokenizer,
         messages=[_message(message, "messages") for message in conversation.messages],
@@ -75,7 +75,7 @@ def chat_request(
 
 
 def _message(given: Message, field: str) -> pb.ChatMessage:
-    """Raises _WrongFieldError."""
+    """Returns the message of the contract. Raises _WrongFieldError."""
     message = given if isinstance(given, ChatMessage) else _from_mapping(given, field)
     for name in ("role", "content", "name", "tool_call_id"):
         value = getattr(message, name)
@@ -100,7 +100,7 @@ def _message(given: Message, field: str) -> pb.ChatMessage:
 
 
 def _from_mapping(given: object, field: str) -> ChatMessage:
-    """A message as OpenAI's interface writes it."""
+    """Reads a message in the format of OpenAI's API."""
     if not isinstance(given, Mapping):
         raise _WrongFieldError(field, f"must be a ChatMessage or a mapping, not {type(given).__name__}")
     if unknown := sorted(map(str, given.keys() - _KEYS)):
@@ -124,7 +124,7 @@ def _call(given: object, field: str) -> ToolCall:
 
 
 def _json(value: object, field: str, as_text: bool = False) -> str:
-    """A mapping as JSON text, in its order; with `as_text` also a text that is JSON already, which stays as it is.
+    """Returns a mapping as JSON text, in its order. With `as_text` a str that is JSON already stays as it is.
 
     Raises _WrongFieldError.
     """
@@ -147,7 +147,7 @@ def _json(value: object, field: str, as_text: bool = False) -> str:
 
 
 def _plain(value: object) -> object:
-    """What `json` takes: any mapping as a dict whose keys are texts, any sequence as a list."""
+    """Returns a value that `json` takes: any mapping as a dict with str keys, any sequence as a list."""
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):

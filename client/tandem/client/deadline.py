@@ -1,4 +1,4 @@
-"""One time budget for a call that takes several hops."""
+"""The timeout of a call that takes several RPCs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tandem.client.errors import deadline_exceeded
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A point on the monotonic clock; None: never."""
+    """A point on the monotonic clock; None means never."""
 
     at: float | None
 
@@ -20,16 +20,17 @@ class Deadline:
 
     @property
     def left(self) -> float | None:
-        """Seconds that are left, 0 when none are; None: no limit."""
+        """The seconds that are left, 0 when none are; None means no limit."""
         return None if self.at is None else max(0.0, self.at - time.monotonic())
 
     def remaining(self, waiting_for: str, service: str = "client", request_id: str = "") -> float | None:
-        """Seconds that are left, for an RPC's `timeout`; None: no limit. Raises DeadlineExceededError when none are."""
+        """Returns the seconds that are left, for an RPC's `timeout`; None means no limit. Raises DeadlineExceededError
+        when none are."""
         left = self.left
         if left is not None and left <= 0:
             raise deadline_exceeded(waiting_for, service=service, request_id=request_id)
         return left
 
     def cap(self, seconds: float) -> float:
-        """`seconds`, or what is left where that is less."""
+        """Returns `seconds`, or the time that is left where that is less."""
         return seconds if (left := self.left) is None else min(seconds, left)

@@ -48,7 +48,7 @@ ErrorFor = Callable[[CallContext], TandemError]
 
 
 class DecodeCalls:
-    """The calls of one client to one tokenizer service."""
+    """The DecodeStream calls of one client to one tokenizer service."""
 
     def __init__(self, stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub) -> None:
         self.reached = False  # the service has answered before
@@ -57,7 +57,7 @@ class DecodeCalls:
         self._open: set[_SharedCall] = set()
 
     def place(self, tokenizer: str, context: CallContext) -> DecodePlace:
-        """A place for one stream of a tokenizer. Raises DeadlineExceededError."""
+        """Returns a place for one stream of a tokenizer. Raises DeadlineExceededError."""
         seconds = context.timeout(SERVICE)
         shared = tuple(sorted(pair for pair in context.extra.items() if pair[0].lower() not in _OF_ONE_ANSWER))
         kind = (tokenizer, shared)
@@ -76,7 +76,7 @@ class DecodeCalls:
             del self._newest[kind]
 
     async def close(self) -> None:
-        """Cancels all calls; who waits gets ClientClosedError."""
+        """Cancels all calls; those who wait get ClientClosedError."""
         await asyncio.gather(*(call.close() for call in list(self._open)))
         self._open.clear()
         self._newest.clear()
@@ -84,7 +84,7 @@ class DecodeCalls:
 
 
 class DecodePlace:
-    """One stream in a shared call: an exchange at a time. `close` it, so that the server forgets it."""
+    """One stream in a shared call: one exchange at a time. Call `close`, so that the server drops the stream."""
 
     def __init__(self, call: _SharedCall, context: CallContext, seconds: float | None) -> None:
         self.context = context
@@ -99,7 +99,7 @@ class DecodePlace:
     async def exchange(
         self, opening: pb.DecodeStreamOpen | None, ids: Sequence[int], *, end: bool
     ) -> pb.DecodeStreamResponse:
-        """The response to one request. Raises StatusError, after which the place is of no use."""
+        """Sends a request and returns its response. Raises StatusError, after which the place cannot be used."""
         if (error := self._call.error) is not None:
             raise error(self.context)
         if self._expired:
@@ -125,13 +125,13 @@ class DecodePlace:
     # For the call.
 
     def receive(self, response: pb.DecodeStreamResponse) -> None:
-        """The answer to what was sent."""
+        """Takes the response to what was sent."""
         self._over = self._over or response.done
         if self._response is not None and not self._response.done():
             self._response.set_result(response)
 
     def fail(self, error: TandemError) -> None:
-        """No answer will come."""
+        """Ends the wait with an error, because no response will come."""
         if self._response is not None and not self._response.done():
             self._response.set_exception(error)
 
@@ -169,7 +169,7 @@ class _SharedCall:
 
     @property
     def takes_streams(self) -> bool:
-        """Whether a further stream may begin here."""
+        """True when another stream may begin in this call."""
         return (
             self.error is None
             and not self._leaving
@@ -181,7 +181,7 @@ class _SharedCall:
         self._ends.append(listener)
 
     def enter(self, place: DecodePlace) -> str:
-        """The key of a new stream."""
+        """Adds a stream and returns its key."""
         self._places.add(place)
         if self._free_keys:
             return self._free_keys.pop()
@@ -189,7 +189,7 @@ class _SharedCall:
         return str(self._keys)
 
     def leave(self, place: DecodePlace, *, ended: bool) -> None:
-        """A stream is over; unless it has ended at the server, that is told to end it."""
+        """Removes a stream, and tells the server to end it unless it has ended there."""
         if place not in self._places:
             return
         self._places.remove(place)
@@ -248,7 +248,7 @@ class _SharedCall:
             await self._call.write(self._message())
 
     def _message(self) -> pb.DecodeStreamRequest:
-        """The requests that wait, as many as one message may have."""
+        """Takes as many of the waiting requests as one message may have."""
         message = pb.DecodeStreamRequest()
         size = 0
         while self._outbox and len(message.batch) < MESSAGE_REQUESTS:
@@ -261,7 +261,7 @@ class _SharedCall:
         return message
 
     async def _receive(self) -> None:
-        """Until the call ends."""
+        """Hands out responses until the call ends."""
         while True:
             message = await self._call.read()
             if not isinstance(message, pb.DecodeStreamResponse):
@@ -278,7 +278,8 @@ class _SharedCall:
                     place.receive(response)
 
     async def _status(self, *, broken: bool) -> ErrorFor:
-        """What each of those who waited is to be told. `broken`: reading failed, which may be the status too."""
+        """Returns the error for each of those who waited. `broken` means that reading failed, which may be the status
+        too."""
         if broken and not self._call.done():
             self._call.cancel()
             return _incomplete

@@ -23,7 +23,7 @@ FULL_CALLS = 16
 
 
 class TextDecoder:
-    """Text of a growing id list. One `feed` at a time; `close` ends the stream."""
+    """Decodes a growing list of ids. One `feed` at a time; `close` ends the stream."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class TextDecoder:
         self._given: list[str] = []
 
     async def feed(self, ids: Sequence[int], *, end: bool = False) -> pb.DecodeStreamResponse:
-        """The response for these further ids; its `text` is only what is new. Raises StatusError."""
+        """Sends more ids and returns the response; its `text` is only what is new. Raises StatusError."""
         self._fed.extend(ids)
         replay = self._place is None
         lost = False
@@ -83,7 +83,7 @@ class TextDecoder:
             self._place = None
 
     async def _send(self, ids: Sequence[int], *, opening: bool, end: bool) -> pb.DecodeStreamResponse:
-        """One response for any number of ids, in as many messages as it takes."""
+        """Returns one response for any number of ids, which are sent in as many messages as needed."""
         texts = []
         for start in range(0, len(ids) or 1, MESSAGE_IDS):
             part = ids[start : start + MESSAGE_IDS]

@@ -23,7 +23,7 @@ LOOKUP_SECONDS = 5.0  # whoever waits for a name waits so long at most
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where one worker is."""
+    """The address of one worker."""
 
     address: str  # of gRPC: "10.0.0.7:50052"
     authority: str = ""  # "name:port" that it was found under: what its certificate is for, and what proxies are told
@@ -38,7 +38,7 @@ class WorkersName:
 
     @classmethod
     def parse(cls, address: str) -> Self | None:
-        """None for an address of another kind. Raises ConfigurationError."""
+        """Parses dns:///NAME:PORT, and returns None for an address of another kind. Raises ConfigurationError."""
         if not address.startswith(PREFIX):
             return None
         try:
@@ -55,7 +55,7 @@ class WorkersName:
         return f"{PREFIX}{_join(self.host, self.port)}"
 
     def targets(self, hosts: Sequence[str]) -> list[Target]:
-        """Where its workers are."""
+        """Returns the targets of its workers."""
         authority = _join(self.host, self.port)
         return [Target(_join(host, self.port), authority) for host in hosts]
 
@@ -65,11 +65,11 @@ Resolve = Callable[[WorkersName], Awaitable[list[str]]]
 
 
 async def resolve(name: WorkersName) -> list[str]:
-    """As the system does it, sorted: name servers turn the order at each answer. A worker with addresses of both
-    families would be found twice, so only one family counts: IPv4 where there is any.
+    """Resolves a name as the system does, and sorts the addresses, because name servers rotate their order. A worker
+    with addresses of both families would be found twice, so only one family counts: IPv4 where there is any.
 
-    A name server that is silent keeps a lookup for half a minute. So each has a thread of its own, which nobody waits
-    for: those of asyncio would hold up the end of the program.
+    A name server that does not answer blocks a lookup for half a minute. So each lookup has a thread of its own, which
+    nobody waits for: asyncio's threads would delay the end of the program.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[list[str]] = loop.create_future()
@@ -99,7 +99,8 @@ async def resolve(name: WorkersName) -> list[str]:
 
 
 async def expand(addresses: Sequence[str], within: float, find: Resolve = resolve) -> list[Target]:
-    """All that is meant by `addresses` now; a name that cannot be resolved `within` so many seconds stays as it is."""
+    """Returns all targets that `addresses` stand for now; a name that cannot be resolved `within` so many seconds stays
+    as it is."""
     targets: dict[str, Target] = {}
     for address in addresses:
         name = WorkersName.parse(address)

@@ -1,9 +1,9 @@
-"""What a fork leaves of the clients.
+"""Detects clients that a fork has made unusable.
 
 gRPC has a thread that is always inside gRPC: it begins with the first channel of grpc.aio and ends when the last object
 that refers to one is gone; closing them is not enough. A process that forks meanwhile skips gRPC's own preparation, and
-its child has gRPC without the thread: whatever it does with it hangs or crashes. So a closed client lets go of its
-channels, what is left in reference cycles is collected before the fork, and a child that has no chance is told so.
+its child has gRPC without the thread: whatever it does with it hangs or crashes. So a closed client drops its channels,
+those left in reference cycles are collected before the fork, and a child whose gRPC cannot work raises an error.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _in_use = _broken = False
 
 
 def opened(client: object) -> None:
-    """The client has channels from now on."""
+    """Registers a client that has channels from now on."""
     _open.add(client)
 
 
 def closed(client: object) -> None:
-    """It has let go of them."""
+    """Unregisters a client that has dropped its channels."""
     _open.discard(client)
 
 
 def broken() -> bool:
-    """Whether this process was forked while gRPC was in use, so that nothing may touch gRPC here."""
+    """Returns True in a process that was forked while gRPC was in use, so that nothing may touch gRPC here."""
     return _broken
 
 
@@ -48,7 +48,8 @@ def check() -> None:
 
 
 def grpc_runs(seconds: float = 0.0) -> bool:
-    """Whether gRPC's thread is there, and still is after so many seconds: the last channel is gone a little earlier."""
+    """Returns True while gRPC's thread runs, after waiting so many seconds for its end: the last channel is gone a
+    little earlier."""
     threads = [thread for thread in threading.enumerate() if _GRPC_THREAD in thread.name]
     for thread in threads:
         thread.join(seconds)

@@ -1,11 +1,4 @@
-"""The worker hop: token ids in, token ids out, over as many workers as it takes.
-
-Failover. What a worker produces is a pure function of (prompt, parameters, seed, position). So when its stream ends
-UNAVAILABLE, the same request goes to another worker with the effective parameters and the seed that the first one
-reported, and with the ids so far as `resumed_output_ids`; the caller sees one uninterrupted sequence of deltas. Where
-several outputs are made, or a sampler keeps a state (mirostat, adaptive_p), the whole request is made again, and what
-is known of each output is dropped.
-"""
+"""The generation at workers: token ids in, token ids out, over as many workers as it takes."""
 
 from __future__ import annotations
 
@@ -40,7 +33,7 @@ _SUSPICIONS_KEY = "x-suspicions"  # metadata: so that a request that ends engine
 
 class TokenStream:
     """One generation. `outputs` are all ids received so far, by index; `finished` has an entry for each output that is
-    complete, all of them after the last of `events()`."""
+    complete, and all of them after the last of `events()`."""
 
     def __init__(
         self,
@@ -74,7 +67,7 @@ class TokenStream:
         self._running = False  # where it was asked for last
 
     async def events(self) -> AsyncGenerator[pb.Delta | pb.Finished, None]:
-        """All deltas, and the end of each output. Raises StatusError; closing the iterator cancels the RPC."""
+        """Yields all deltas, and the end of each output. Raises StatusError; closing the iterator cancels the RPC."""
         patience = Patience(self._failover)
         tried: set[Worker] = set()
         error: StatusError | None = None
@@ -137,7 +130,7 @@ class TokenStream:
             )
 
     async def _run(self, worker: Worker) -> AsyncGenerator[pb.Delta | pb.Finished, None]:
-        """What one worker says that is new. Sets `accepted` and `finished`."""
+        """Yields the new events of one worker. Sets `accepted` and `finished`."""
         request = self._request
         known = [0 if self._resumable else len(ids) for ids in self.outputs]  # is said again
         with worker.occupied():
@@ -191,7 +184,7 @@ class TokenStream:
         return sum(map(len, self.outputs)) + len(self.finished)
 
     def _ask_for_the_rest(self) -> None:
-        """Makes the request what is still to be made."""
+        """Changes the request to what is still to be generated."""
         request = self._request
         self._sent += 1
         # The old one may still be running somewhere.
@@ -208,7 +201,7 @@ class TokenStream:
                 request.resumed_output_ids.extend(self.outputs[0])
 
     async def _pause(self, patience: Patience, error: StatusError, tried: set[Worker]) -> None:
-        """Waits before those are asked again who were, or until there is somebody."""
+        """Waits before workers are asked again, or until there is one."""
         if tried:
             await self._context.sleep(patience, error, "worker")
         else:
@@ -224,7 +217,7 @@ class TokenStream:
         return await self._pool.pick(self._routing_key, tried, self._context.deadline.cap(LOOKUP_SECONDS))
 
     async def _pick(self, tried: set[Worker]) -> Worker | None:
-        """A worker that was not tried; once output exists, one that serves the same model."""
+        """Returns a worker that was not tried; once output exists, one that serves the same model."""
         while True:
             worker = await self._choose(tried)
             if worker is None or self._model is None or not any(self.outputs):
@@ -235,7 +228,8 @@ class TokenStream:
             tried.add(worker)
 
     def _ended_before_it_was_told(self) -> bool:
-        """Whether the worker was lost between the last token and `finished`; then there is nothing left to ask for."""
+        """Returns True when the worker was lost between the last token and `finished`; then there is nothing left to
+        generate."""
         ids = self.outputs[0]
         if self.accepted is None or not ids or not self._resumable:
             return False
@@ -257,7 +251,8 @@ class TokenStream:
 
 
 def _without(delta: pb.Delta, known: list[int]) -> pb.Delta:
-    """The delta without the first `known[index]` ids of its output; counts them down. Arrays are parallel to ids."""
+    """Returns the delta without the first `known[index]` ids of its output, and counts them down. Arrays are parallel
+    to ids."""
     dropped = min(known[delta.index], len(delta.ids))
     if dropped:
         known[delta.index] -= dropped

@@ -10,7 +10,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 
 class ClientMetrics:
-    """Time to first token as a caller sees it, and which hop it was spent in."""
+    """The metrics of a client: time to first token as the caller sees it, and its parts."""
 
     def __init__(self, registry: CollectorRegistry | None) -> None:
         self.requests = Counter(
@@ -54,7 +54,8 @@ _by_registry: WeakKeyDictionary[CollectorRegistry, ClientMetrics] = WeakKeyDicti
 
 
 def metrics_in(registry: CollectorRegistry | None) -> ClientMetrics:
-    """The metrics of a registry, shared by all clients that name it; None: counted, but nowhere to be seen."""
+    """Returns the metrics of a registry, which all clients that name it share. With None they are counted but not
+    exported."""
     if registry is None:
         return ClientMetrics(None)
     if registry not in _by_registry:

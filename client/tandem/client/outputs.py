@@ -1,6 +1,6 @@
-"""One output of an answer as it grows: ids from the worker, and the text that the tokenizer makes of them.
+"""One output of an answer as it grows: ids from the worker, and their text from the tokenizer.
 
-Ids pile up while the tokenizer works; published text and ids pile up until the reader comes.
+Ids are queued while the tokenizer works; text and ids are queued until the reader takes them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tandem.inference.v1 import inference_pb2 as pb
 
 
 class GrowingOutput:
-    """Its worker's side calls `receive` and `end`, its reader's side `take`; `decode` runs between them."""
+    """The worker's side calls `receive` and `end`, the reader's side `take`; `decode` runs between them."""
 
     def __init__(self, index: int, plan: GenerationPlan, published: Callable[[str], None]) -> None:
-        """`published(new text)` is called whenever there is more to take."""
+        """Calls `published(new text)` whenever there is more to take."""
         self.index = index
         self.ids_out = 0  # how many of the received ids are published
         self.matched_stop: str | None = None
@@ -39,41 +39,41 @@ class GrowingOutput:
 
     @property
     def text(self) -> str:
-        """All text so far."""
+        """The text so far."""
         return "".join(self._texts)
 
     @property
     def output_ids(self) -> list[int]:
-        """All ids so far whose text is complete."""
+        """The ids so far whose text is complete."""
         return self._received[: self.ids_out]
 
     @property
     def logprobs(self) -> list[float] | None:
-        """Parallel to `output_ids`; None unless they were asked for."""
+        """The logprobs of `output_ids`; None unless they were asked for."""
         return self._logprobs[: self.ids_out] if self._plan.with_logprobs else None
 
     @property
     def ranks(self) -> list[int] | None:
-        """Parallel to `output_ids`; None unless logprobs were asked for."""
+        """The ranks of `output_ids`; None unless logprobs were asked for."""
         return self._ranks[: self.ids_out] if self._plan.with_logprobs else None
 
     @property
     def top_logprobs(self) -> list[TopLogprobs] | None:
-        """Parallel to `output_ids`; None unless they were asked for."""
+        """A message's top logprobs as the SDK's record."""
         return self._others[: self.ids_out] if self._plan.with_top_logprobs else None
 
     @property
     def received(self) -> int:
-        """How many ids came, trimmed ones included."""
+        """The number of ids received, trimmed ones included."""
         return len(self._received)
 
     def begin(self, text: str) -> None:
-        """The text begins with this, which nobody had to make."""
+        """Sets the beginning of the text, which is not generated."""
         if text:
             self._texts.append(text)
 
     def receive(self, delta: pb.Delta) -> None:
-        """What the worker has sent."""
+        """Takes a delta from the worker."""
         self._received.extend(delta.ids)
         if self._plan.with_logprobs:
             self._logprobs.extend(delta.logprobs)
@@ -85,12 +85,12 @@ class GrowingOutput:
         self._came.set()
 
     def end(self) -> None:
-        """Nothing more will come."""
+        """Marks the end: no more deltas come."""
         self._ended = True
         self._came.set()
 
     def take(self) -> Chunk | None:
-        """What is new since the last call, if anything is."""
+        """Returns what is new since the last call, or None."""
         if self._texts_read == len(self._texts) and self._ids_read == self.ids_out:
             return None
         new = slice(self._ids_read, self.ids_out)
@@ -106,8 +106,8 @@ class GrowingOutput:
         return chunk
 
     async def decode(self, decoder: TextDecoder, pump: asyncio.Task[None], *, at_end: bool) -> None:
-        """Ids -> text, up to the end or to a stop string. Raises what ended the worker's stream (`pump`) early, after
-        all text before it was given. With `at_end` nothing is decoded before all ids are there."""
+        """Decodes ids until the end or a stop string. Raises the error that ended the worker's stream (`pump`) early,
+        after all text before it was given. With `at_end` nothing is decoded before all ids have come."""
         fed = 0
         while True:
             while not self._ended and not pump.done() and (at_end or fed == len(self._received)):
@@ -132,11 +132,11 @@ class GrowingOutput:
                 return
 
     def wake(self) -> None:
-        """The worker's stream is over, in whatever way."""
+        """Wakes the decoder, because the worker's stream is over."""
         self._came.set()
 
     def _publish(self, text: str, id_count: int) -> None:
-        """Hands out new text, and the ids up to `id_count` that it is made of."""
+        """Publishes new text, and the ids up to `id_count` that it is made of."""
         if text:
             self._texts.append(text)
             if self.decode_seconds is None and self._decode_began is not None:

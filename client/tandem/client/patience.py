@@ -1,11 +1,12 @@
-"""How long one call goes on trying: what counts against it, and the pauses in between.
+"""Decides how long a call is retried: what counts against it, and the pauses in between.
 
-| what happened                                                       | it                                            |
+| what happened                                                       | effect                                        |
 |---------------------------------------------------------------------|-----------------------------------------------|
-| something new came (a token, an answer of the tokenizer)            | forgets all that failed before                |
-| the server says that it restarts or drains; one that was there      | waits, `restart_seconds` in a row at most     |
-| cannot be reached; there is no room for an answer that has begun    |                                               |
-| anything else that may be retried, and what is beyond that bound    | spends one of `attempts`                      |
+| something new came (a token, a response of the tokenizer)           | resets everything                             |
+| the server says that it restarts or drains; a server that was       | waits, at most `restart_seconds` in a row     |
+| reached before cannot be reached; there is no room for an answer    |                                               |
+| that has begun                                                      |                                               |
+| anything else that may be retried, or a wait beyond that bound      | uses one of `attempts`                        |
 
 Pure: no grpc.
 """
@@ -24,12 +25,13 @@ RESTARTING = frozenset({"DRAINING", "ENGINE_DIED", "ENGINE_RESTARTING", "NO_WORK
 
 
 def restarts(error: StatusError, *, reached: bool) -> bool:
-    """Whether the server, which was `reached` before, will be there again: it says so, or it cannot be reached now."""
+    """Returns True when the server is expected back: it says so, or it was `reached` before and cannot be reached
+    now."""
     return error.reason in RESTARTING or (isinstance(error, UnavailableError) and not error.reason and reached)
 
 
 class Patience:
-    """What has failed since something new came."""
+    """Counts the failures since something new came."""
 
     def __init__(self, failover: FailoverSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self._failover = failover
@@ -38,12 +40,13 @@ class Patience:
         self._since: float | None = None  # when it began to fail
 
     def progressed(self) -> None:
-        """Something new has come."""
+        """Resets the counts, because something new has come."""
         self._spent = self._pauses = 0
         self._since = None
 
     def failed(self, error: StatusError, *, may_wait: bool) -> None:
-        """Counts a failure; raises it where it was the last. `may_wait`: time will help, so it spends no attempt."""
+        """Counts a failure, and raises it when it was the last allowed one. `may_wait` means that time will help, so it
+        uses no attempt."""
         now = self._clock()
         if self._since is None:
             self._since = now
@@ -54,10 +57,10 @@ class Patience:
             raise error
 
     def pause(self, error: StatusError, left: float | None) -> float:
-        """Seconds until the same server is asked again; `left` are those of the deadline.
+        """Returns the seconds until the same server is asked again; `left` are those of the deadline.
 
-        Callers that failed together come back spread out: half of the backoff and a quarter of the server's advice are
-        random. Advice that is beyond the deadline is only a guess of the server's: then half of what is left is waited.
+        Callers that failed together retry spread out: half of the backoff and a quarter of the server's advice are
+        random. Where the server's advice is beyond the deadline, half of the time that is left is waited instead.
         """
         self._pauses += 1
         backoff = self._failover.backoff(self._pauses) * (0.5 + random.random() / 2)  # noqa: S311

@@ -1,10 +1,4 @@
-"""Text in, text out: encode, then generation and decoding side by side, as deltas come.
-
-The pump moves ids from the worker into their outputs. One decoder an output takes all that piled up, sends it to
-the tokenizer in one message, and publishes the text; while it waits, ids pile up. So a near tokenizer
-sees each delta at once and a far one sees larger deltas, with no setting for it. Published text and ids wait, merged,
-until the reader comes; they are bounded by max_tokens, so a slow reader never holds up the worker's pages.
-"""
+"""Runs an answer: encodes the prompt, then generates and decodes side by side."""
 
 from __future__ import annotations
 
@@ -37,7 +31,7 @@ ACCOUNT_SECONDS = 1.0
 
 
 class Pipeline:
-    """One answer from prompt to result. Starts at once, on the running event loop."""
+    """One answer from prompt to result. It starts at once, on the running event loop."""
 
     def __init__(
         self,
@@ -77,12 +71,12 @@ class Pipeline:
 
     @property
     def text(self) -> str:
-        """All text so far, of the first output."""
+        """The text of the first output so far."""
         return self._outputs[0].text
 
     @property
     def output_ids(self) -> list[int]:
-        """All ids of the first output so far whose text is complete."""
+        """The ids of the first output so far whose text is complete."""
         return self._outputs[0].output_ids
 
     @property
@@ -90,7 +84,8 @@ class Pipeline:
         return self.result is not None or self.error is not None
 
     async def next_chunk(self) -> Chunk | None:
-        """What is new since the last chunk; None at the end. What ended it early is raised after all that came."""
+        """Returns what is new since the last chunk, or None at the end. Raises the error that ended the answer early,
+        after everything that came before it."""
         while True:
             for output in self._outputs:
                 chunk = output.take()
@@ -104,7 +99,7 @@ class Pipeline:
             await self._output_came.wait()
 
     async def finish(self) -> GenerationResult:
-        """Waits for the end; the result, or what ended it early."""
+        """Waits for the end and returns the result. Raises the error that ended the answer early."""
         while not self.done:
             self._output_came.clear()
             await self._output_came.wait()
@@ -114,7 +109,7 @@ class Pipeline:
         return self.result
 
     def cancel(self, error: TandemError) -> None:
-        """Cancels the RPCs; readers get `error`. Nothing happens when the answer is complete."""
+        """Cancels the RPCs; readers get `error`. Does nothing when the answer is complete."""
         if not self.done:
             self._end(error=error)
             self._task.cancel()
@@ -183,7 +178,7 @@ class Pipeline:
         return TextDecoder(self._texts.decode_calls, opening, self._context, self._failover, self._metrics)
 
     async def _encode(self) -> str:
-        """Fills the prompt's ids; the fingerprint of the tokenizer they are of ("" where unknown)."""
+        """Sets the prompt's ids, and returns the fingerprint of their tokenizer ("" where unknown)."""
         plan = self.plan
         prompt = self._encoding or plan.prompt
         ids = ids_of(prompt)
@@ -220,7 +215,7 @@ class Pipeline:
         return (await self._texts.decode(self.plan.tokenizer, self._prompt_ids, options, self._context)).text
 
     async def _pump(self, tokens: TokenStream) -> None:
-        """Worker -> outputs."""
+        """Moves events from the worker to the outputs."""
         async for event in tokens.events():
             if isinstance(event, pb.Delta):
                 self._outputs[event.index].receive(event)
@@ -336,8 +331,8 @@ def _worker_timings(finished: pb.Finished) -> dict[str, float]:
 
 
 def _usage(prompt_tokens: int, outputs: Sequence[GrowingOutput], finished: Sequence[pb.Finished]) -> Usage:
-    """Of all outputs together: peaks are the largest, of the cached prompt tokens the fewest are told, and all else is
-    the sum. What the worker did not tell of each of them is None."""
+    """Returns the usage of all outputs together: peaks are the largest, cached prompt tokens the fewest, and all else
+    is the sum. A value that not every worker reported is None."""
     told = [one.usage for one in finished if one.HasField("usage")]
     total = {"prompt_tokens": prompt_tokens, "completion_tokens": sum(output.received for output in outputs)}
     if told and len(told) == len(outputs):

@@ -1,4 +1,4 @@
-"""A generation as it was asked for: checked, with one set of parameters, ready to become requests."""
+"""The plan of a generation: checked options, merged into one set of parameters, ready for requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Params = TypeVar("Params", SamplingParams, StoppingParams)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationPlan:
-    """What `generate` and `stream` were asked to do; all of it is valid."""
+    """The options of `generate` and `stream`, all of them valid."""
 
     prompt: Prompt
     sampling: SamplingParams
@@ -68,11 +68,11 @@ class GenerationPlan:
 
     @property
     def breaker_texts(self) -> list[str]:
-        """Sequence breakers of DRY that are still to be found among the tokens."""
+        """The sequence breakers of DRY that are given as text."""
         return [self.dry_breakers] if isinstance(self.dry_breakers, str) else list(self.dry_breakers)
 
     def with_breakers(self, sequences: Sequence[Sequence[int]]) -> GenerationPlan:
-        """The same with these sequence breakers too; raises InvalidArgumentError where they are too many."""
+        """Returns the plan with these sequence breakers too. Raises InvalidArgumentError when there are too many."""
         together = [*(self.sampling.dry_sequence_breakers or ()), *sequences]
         most = SAMPLING_LIMITS["dry_sequence_breakers"].most
         assert most is not None
@@ -83,21 +83,21 @@ class GenerationPlan:
 
     @property
     def with_logprobs(self) -> bool:
-        """Whether logprobs of the output come."""
+        """True when logprobs of the output were asked for."""
         return self.logprobs or self.with_top_logprobs
 
     @property
     def with_top_logprobs(self) -> bool:
-        """Whether other tokens' logprobs come."""
+        """True when logprobs of other tokens were asked for."""
         return bool(self.top_logprobs or len(self.logprob_ids))
 
     @property
     def several(self) -> bool:
-        """Whether the worker makes more than one output."""
+        """True when the worker generates more than one output."""
         return max(self.n, self.best_of or 1) > 1
 
     def decode_open(self, prompt_tail: Sequence[int]) -> tokenizer_pb2.DecodeStreamOpen:
-        """How the text of the answer is made; `prompt_tail` are the last ids of the prompt."""
+        """Returns the opening message of the answer's decode stream; `prompt_tail` are the last ids of the prompt."""
         return tokenizer_pb2.DecodeStreamOpen(
             tokenizer=self.tokenizer,
             context_ids=prompt_tail,
@@ -108,7 +108,7 @@ class GenerationPlan:
         )
 
     def request(self, prompt_ids: Sequence[int], fingerprint: str) -> pb.GenerateRequest:
-        """The request for the first worker."""
+        """Returns the request for the first worker."""
         stopping = self.stopping
         speculates = self.draft_tokens is not None or self.prompt_lookup is not None
         speculation = pb.SpeculationParams(max_draft_tokens=self.draft_tokens, prompt_lookup_ngram=self.prompt_lookup)
@@ -148,7 +148,7 @@ class GenerationPlan:
 def make_plan(
     prompt: Prompt, options: GenerateOptions, default_timeout: float | None, field: str = "prompt"
 ) -> GenerationPlan:
-    """Checks everything together: InvalidArgumentError names all violations, TypeError the unknown options."""
+    """Checks everything together: InvalidArgumentError names all violations, TypeError unknown options."""
     given: dict[str, Any] = dict(options)
     sampling = _merged(SamplingParams, given.pop("sampling", None), given, tuple(SAMPLING_LIMITS))
     stopping = _merged(StoppingParams, given.pop("stopping", None), given, STOPPING_FIELDS)

@@ -1,4 +1,4 @@
-"""Prompts and texts to the messages that the tokenizer takes."""
+"""Turns prompts and texts into the tokenizer's messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POLICY = Choice(tuple(POLICIES))
 
 
 def ids_of(prompt: Prompt) -> Sequence[int] | None:
-    """The token ids of a prompt that already is ids; None for text. An empty list is a prompt of no ids."""
+    """Returns the token ids of a prompt that is ids already, or None for text. An empty list is a prompt of no ids."""
     if isinstance(prompt, Encoding):
         return prompt.ids
     if isinstance(prompt, str | Segment | Conversation):
@@ -32,7 +32,7 @@ def ids_of(prompt: Prompt) -> Sequence[int] | None:
 
 
 def prompt_violations(prompt: Prompt, special_tokens: SpecialTokens, field: str = "prompt") -> list[FieldViolation]:
-    """What is wrong with a prompt, of any kind."""
+    """Returns the violations of a prompt of any kind."""
     if isinstance(prompt, Conversation):
         return conversation_violations(prompt, field)
     if not isinstance(prompt, str | Segment | Encoding) and not _is_list(prompt):
@@ -51,7 +51,7 @@ def encode_input(
     truncate_to: int | None,
     field: str = "input",
 ) -> tuple[pb.EncodeInput, list[FieldViolation]]:
-    """The message for one text, and what is wrong with it (then the message is incomplete)."""
+    """Returns the message for one text, and its violations (the message is incomplete when there are any)."""
     message = pb.EncodeInput(add_special=add_special)
     if truncate_to is not None:
         message.truncation.max_tokens = truncate_to
@@ -90,7 +90,7 @@ def encode_input(
 def checked_encode_input(
     text: TextInput, special_tokens: SpecialTokens, *, add_special: bool, truncate_to: int | None, field: str = "input"
 ) -> pb.EncodeInput:
-    """As `encode_input`; raises InvalidArgumentError."""
+    """Returns the message for one text. Raises InvalidArgumentError."""
     message, violations = encode_input(
         text, special_tokens, add_special=add_special, truncate_to=truncate_to, field=field
     )

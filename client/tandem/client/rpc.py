@@ -1,4 +1,4 @@
-"""What every call shares: deadline, metadata, and typed exceptions."""
+"""The common part of all calls: deadline, metadata and typed exceptions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Metadata = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallContext:
-    """What the calls of one request share over all hops."""
+    """The values that all RPCs of one request share."""
 
     deadline: Deadline
     closed: Callable[[], bool]  # whether the client was closed meanwhile
@@ -48,7 +48,7 @@ class CallContext:
         return (*pairs.items(), *(self.credentials.metadata() if self.credentials else ()))
 
     def timeout(self, service: str) -> float | None:
-        """Seconds for the next RPC; raises DeadlineExceededError when none are left."""
+        """Returns the seconds for the next RPC. Raises DeadlineExceededError when none are left."""
         return self.deadline.remaining(f"waiting for the {service}", service, self.request_id)
 
     async def sleep(self, patience: Patience, after: StatusError, service: str) -> None:
@@ -61,14 +61,14 @@ class CallContext:
         self.deadline.remaining(f"waiting for the {service} ({after.message})", service, self.request_id)
 
     def errors(self, service: str) -> _Errors:
-        """A context that turns what grpc.aio raises into this package's exceptions."""
+        """Returns a context that turns grpc.aio's errors into this package's exceptions."""
         return _Errors(self, service)
 
 
 @dataclass(frozen=True, slots=True)
 class _Errors:
-    """Causes lose their tracebacks here, and our frames let go of their calls: an exception that somebody keeps must
-    not keep gRPC running (see forks.py)."""
+    """Drops the causes' tracebacks and our frames' references to calls: an exception that somebody keeps must not keep
+    gRPC running (see forks.py)."""
 
     context: CallContext
     service: str
@@ -87,7 +87,7 @@ class _Errors:
             raise translated from error
 
     def _translated(self, error: BaseException) -> TandemError | None:
-        """None: it is raised as it is."""
+        """Returns the exception to raise instead; None means that it is raised as it is."""
         service, request_id = self.service, self.context.request_id
         if isinstance(error, grpc.aio.AioRpcError):
             return from_rpc_error(error, service=service, request_id=request_id)
@@ -108,7 +108,7 @@ class _Errors:
 async def unary(
     method: grpc.aio.UnaryUnaryMultiCallable[Any, Response], request: object, context: CallContext, *, service: str
 ) -> Response:
-    """The response, or a StatusError. Cancelling the task cancels the call."""
+    """Returns the response or raises StatusError. Cancelling the task cancels the call."""
     try:
         with context.errors(service):
             return await method(request, timeout=context.timeout(service), metadata=context.metadata())

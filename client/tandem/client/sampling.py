@@ -38,7 +38,7 @@ STRATEGIES: Mapping[str, Mapping[str, float]] = {
 
 
 def with_preset(params: SamplingParams, preset: str | None, strategy: str | None) -> SamplingParams:
-    """The parameters, and where they leave something open the strategy's and then the preset's value."""
+    """Returns the parameters; those that are None get the strategy's value, and then the preset's."""
     values: dict[str, Any] = dict(PRESETS[preset]) if preset is not None else {}
     if strategy == "greedy":
         values = {**_FILTERS_OFF, "temperature": 0.0, **_only(values, "repetition_penalty")}
@@ -55,7 +55,7 @@ def _only(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def violations_between(params: SamplingParams, stopping: StoppingParams) -> list[FieldViolation]:
-    """What is wrong although each field alone is right. Fields of a wrong type have been named before."""
+    """Returns the violations between fields that are valid alone. Fields of a wrong type have been named before."""
     found: list[FieldViolation] = []
     if params.mirostat in (1, 2):
         found.extend(
@@ -81,7 +81,8 @@ def _numbers(ids: object) -> set[int]:
 
 
 def to_message(params: SamplingParams) -> pb.SamplingParams:
-    """Valid parameters as they travel; numbers of other libraries are welcome, protobuf wants Python's own."""
+    """Returns the message of valid parameters. Numbers of other libraries are converted to Python's own, as protobuf
+    requires."""
     message = pb.SamplingParams()
     for name, limit in LIMITS.items():
         value = getattr(params, name)
@@ -103,7 +104,7 @@ def to_message(params: SamplingParams) -> pb.SamplingParams:
 
 
 def from_message(message: pb.SamplingParams) -> SamplingParams:
-    """What a worker reports."""
+    """Returns the parameters that a worker reports."""
     values: dict[str, Any] = {}
     for name, limit in LIMITS.items():
         owner: Any = limit.owner(message)

@@ -1,4 +1,4 @@
-"""How the SDK connects: transport, credentials, and what it does when a server goes away."""
+"""The settings of connections: transport, credentials, and failover."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ChannelOption = tuple[str, int | str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionSettings:
-    """The transport. The defaults suit a local network and the servers of this project."""
+    """The transport's settings. The defaults suit a local network and the servers of this project."""
 
     keepalive_seconds: float = 30.0  # a silent connection is probed this often, so that a vanished machine is noticed
     keepalive_timeout_seconds: float = 10.0
@@ -61,7 +61,7 @@ class Credentials:
             _check_token(self.bearer_token)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What each call carries. Raises ConfigurationError."""
+        """Returns the metadata that each call carries. Raises ConfigurationError."""
         if self.bearer_token is None:
             return ()
         token = self.bearer_token() if callable(self.bearer_token) else self.bearer_token
@@ -69,14 +69,14 @@ class Credentials:
         return (("authorization", f"Bearer {token}"),)
 
     def read(self) -> Credentials:
-        """The same without files. Raises ConfigurationError."""
+        """Returns the same credentials with the content of all files. Raises ConfigurationError."""
         if not self.tls:
             return self
         roots, key, chain = self.pem()
         return replace(self, root_certificates=roots, private_key=key, certificate_chain=chain)
 
     def pem(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Root certificates, private key and certificate chain. Raises ConfigurationError."""
+        """Returns root certificates, private key and certificate chain. Raises ConfigurationError."""
         return (
             _pem("root_certificates", self.root_certificates),
             _pem("private_key", self.private_key),
@@ -86,11 +86,11 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailoverSettings:
-    """What happens when a worker or the tokenizer goes away.
+    """How calls are retried when a worker or the tokenizer goes away.
 
-    A call is sent again, the rest of an answer to another worker, or to the same one when it is back. While servers
-    restart it waits for them, within its own timeout. `attempts` bounds what fails for other reasons; whatever comes
-    new gives all of them back.
+    A call is sent again; the rest of an answer goes to another worker, or to the same one when it is back. While
+    servers restart the call waits for them, within its own timeout. `attempts` bounds the retries after other errors;
+    anything new from the server resets the count.
     """
 
     attempts: int = 3  # in a row without anything new; 0: every error goes to the caller at once
@@ -99,7 +99,7 @@ class FailoverSettings:
     max_backoff_seconds: float = 2.0
 
     def backoff(self, attempt: int) -> float:
-        """Seconds to wait before attempt 1, 2, ..."""
+        """Returns the seconds to wait before attempt 1, 2, ..."""
         doubled = self.initial_backoff_seconds * 2.0 ** min(attempt - 1, 64)
         return min(doubled, self.max_backoff_seconds)
 
@@ -107,8 +107,9 @@ class FailoverSettings:
 def open_channel(
     address: str, connection: ConnectionSettings, credentials: Credentials | None, authority: str = ""
 ) -> grpc.aio.Channel:
-    """A channel of the running event loop. Connects at the first call. `authority` is the server's "name:port", where
-    the address does not tell it: its certificate is checked for that name, unless `server_name` says another."""
+    """Returns a channel of the running event loop, which connects at the first call. `authority` is the server's
+    "name:port" where the address does not tell it: its certificate is checked for that name, unless `server_name` says
+    another."""
     options = connection.options()
     # gRPC refuses calls whose authority is not the name that it checked.
     if authority and (credentials is None or credentials.server_name is None):
@@ -123,7 +124,7 @@ def open_channel(
 
 
 def _check_token(token: object) -> None:
-    """gRPC would raise what nobody understands, with the token in its log."""
+    """Raises ConfigurationError for a token that cannot be sent: gRPC's own error is unclear, and logs the token."""
     if token is not None and not (isinstance(token, str) and token.isascii() and token.isprintable()):
         raise ConfigurationError("bearer_token must be one line of printable ASCII characters")
 

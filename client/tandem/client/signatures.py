@@ -1,4 +1,4 @@
-"""`help(Client.generate)` names every keyword of `**options: Unpack[...]`, not only to type checkers."""
+"""Shows every keyword of `**options: Unpack[...]` in `help(Client.generate)`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The synchronous client: reads exactly like the asynchronous one, which it drives on a background event loop."""
+"""The synchronous client: the methods of the asynchronous one, which it runs on a background event loop."""
 
 from __future__ import annotations
 
@@ -207,9 +207,11 @@ class Client(Operators):
     def count_tokens(self, text: TextInput, **options: Unpack[CountOptions]) -> int:
         """Returns the number of ids that `encode` returns for the text, BOS and EOS included.
 
-        >>> encoding = client.encode("hello world")
-        >>> client.count_tokens("hello world") == len(encoding)
-        True
+            >>> encoding = client.encode("hello world")
+            >>> client.count_tokens("hello world") == len(encoding)
+            True
+
+        Only the number is sent back, so it is faster than `encode` for long texts.
         """
         return self._run(self._async.count_tokens(text, **options))
 

@@ -1,4 +1,4 @@
-"""The arguments of the text calls to messages: checked, every violation named."""
+"""Turns the arguments of the text calls into messages. They are checked, and every violation is named."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CALL = CallOptions.__optional_keys__
 
 
 def check_call(options: Mapping[str, Any], known: frozenset[str] = _CALL) -> None:
-    """Unknown names raise TypeError, wrong values InvalidArgumentError."""
+    """Checks the keywords. Unknown names raise TypeError, wrong values InvalidArgumentError."""
     if unknown := sorted(options.keys() - known):
         raise TypeError(f"unknown option{'s' if len(unknown) > 1 else ''}: {', '.join(unknown)}")
     violations = (

@@ -30,7 +30,7 @@ _TOKEN_TYPES = {number: name.removeprefix("TOKEN_TYPE_").lower() for name, numbe
 
 
 class TextService:
-    """One tokenizer service. Every method raises StatusError."""
+    """The client of one tokenizer service. Every method raises StatusError."""
 
     def __init__(self, stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub, failover: FailoverSettings) -> None:
         self.stub = stub
@@ -40,14 +40,14 @@ class TextService:
         self._breakers: dict[tuple[str, str], list[list[int]]] = {}  # by tokenizer and text
 
     async def close(self) -> None:
-        """Ends what still runs, and lets go of the channel."""
+        """Ends the calls that still run, and drops the channel."""
         await self.decode_calls.close()
         self.stub = CLOSED
 
     async def _ask(
         self, method: grpc.aio.UnaryUnaryMultiCallable[Any, Response], request: object, context: CallContext
     ) -> Response:
-        """The response, however often it takes: no method has side effects."""
+        """Calls a method and retries as needed, because no method has side effects."""
         patience = Patience(self._failover)
         try:
             while True:
@@ -154,7 +154,8 @@ class TextService:
         return Vocabulary(info, pieces, types, scores)
 
     async def breakers(self, tokenizer: str, texts: Sequence[str], context: CallContext) -> list[list[int]]:
-        """Ids of every way in which one of the texts can begin within a token; found once a text."""
+        """Returns the ids of every way in which one of the texts can begin within a token; computed once for each
+        text."""
         wanted = [text for text in dict.fromkeys(texts) if (tokenizer, text) not in self._breakers]
         if wanted:
             pieces = (await self.vocabulary(tokenizer, context)).pieces
@@ -170,19 +171,19 @@ class TextService:
         return [ids for text in dict.fromkeys(texts) for ids in self._breakers[tokenizer, text]]
 
     async def fingerprint(self, name: str, context: CallContext) -> str:
-        """Of the tokenizer of that name; asked once."""
+        """Returns the fingerprint of the tokenizer of that name, which is asked for once."""
         if name not in self._fingerprints:
             self._fingerprints[name] = (await self.tokenizer(name, context)).fingerprint
         return self._fingerprints[name]
 
     def forget_fingerprints(self) -> None:
-        """A worker contradicted one: the tokenizer may have been replaced."""
+        """Drops what is known, because a worker contradicted a fingerprint: the tokenizer may have been replaced."""
         self._fingerprints.clear()
         self._breakers.clear()
 
 
 def _parts(messages: Sequence[M]) -> Iterator[list[M]]:
-    """`messages` in runs that fit one request each; none at all for an empty list."""
+    """Yields `messages` in groups that fit into one request each; none for an empty list."""
     part: list[M] = []
     size = 0
     for message in messages:

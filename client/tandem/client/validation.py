@@ -1,7 +1,4 @@
-"""The rules that a request must keep, checked before anything is sent; those of the contract are read from it.
-
-Each rule says what is allowed; a violation is worded "<field> must be <rule>, not <value>". Pure: no grpc.
-"""
+"""The rules for requests, which are checked before anything is sent; those of the contract are read from it."""
 
 from __future__ import annotations
 
@@ -72,7 +69,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A string that UTF-8 can express, of so many bytes. The value itself is not repeated: it may be private."""
+    """A string that UTF-8 can express, of so many bytes. Violations do not repeat the value, which may be private."""
 
     low: int
     high: int | None = None
@@ -230,7 +227,8 @@ RULES: Mapping[str, Rule] = {
 
 
 def check(values: Mapping[str, object]) -> list[FieldViolation]:
-    """All violations among `values` (name of a rule -> value), in their order. None is absence and always allowed."""
+    """Returns all violations among `values` (name of a rule -> value), in their order. None counts as absent and is
+    always allowed."""
     return [
         violation
         for field, value in values.items()
@@ -240,7 +238,7 @@ def check(values: Mapping[str, object]) -> list[FieldViolation]:
 
 
 def check_ids(field: str, ids: Sequence[int], *, least: int = 0) -> list[FieldViolation]:
-    """Token ids are integers that fit 32 bits; only the first offender is named, lists may be long."""
+    """Checks that token ids are integers of 32 bits. Only the first violation is named, because lists may be long."""
     if len(ids) < least:
         return [FieldViolation(field, f"must have at least {least} element{'s' if least > 1 else ''}")]
     try:
@@ -254,7 +252,7 @@ def check_ids(field: str, ids: Sequence[int], *, least: int = 0) -> list[FieldVi
 
 
 def check_timeout(timeout: object) -> list[FieldViolation]:
-    """Seconds, more than zero; None is no limit."""
+    """Checks a timeout in seconds, which is above zero; None means no limit."""
     if timeout is None:
         return []
     if isinstance(timeout, Real) and not isinstance(timeout, bool) and 0 < float(timeout) <= MAX_TIMEOUT_SECONDS:
@@ -263,7 +261,7 @@ def check_timeout(timeout: object) -> list[FieldViolation]:
 
 
 def check_metadata(metadata: Mapping[str, str]) -> list[FieldViolation]:
-    """What gRPC can carry as ASCII metadata."""
+    """Checks that gRPC can carry the metadata as ASCII."""
     violations = []
     for key, value in metadata.items():
         if not isinstance(key, str) or not key or not key.isascii() or key != key.lower() or key.endswith("-bin"):

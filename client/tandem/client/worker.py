@@ -1,4 +1,4 @@
-"""One worker: its channel, its health, what it serves, and how many of our requests run there."""
+"""One worker: its channel, its health, its model, and how many of our requests run there."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Worker:
 
     @contextlib.contextmanager
     def occupied(self) -> Iterator[None]:
-        """While a request runs there. Raises UnavailableError when the worker is no longer among the known ones."""
+        """Counts a request while it runs there. Raises UnavailableError when the worker was removed."""
         if self.closed:
             raise UnavailableError(f"{self.address} is not a worker any more", service="worker", reason="NO_WORKER")
         self.running += 1
@@ -73,7 +73,8 @@ class Worker:
                 self._idle.set()
 
     async def model(self, within: float | None) -> ModelInfo | None:
-        """What it serves; asked once for all who wait. None: it does not tell, or not `within` so many seconds."""
+        """Returns the model that it serves, asked once for all callers. Returns None when it does not answer `within`
+        so many seconds, or does not tell."""
         if self._model is not None or time.monotonic() < self._describe_after:
             return self._model
         if self._describing is None or self._describing.done():
@@ -89,11 +90,12 @@ class Worker:
             raise
 
     def forget_model(self) -> None:
-        """The worker went away, or contradicted what we knew: whoever answers next may serve something else."""
+        """Drops what is known about the model: the worker went away or contradicted it, so another model may be served
+        now."""
         self._model, self._describe_after = None, 0.0
 
     async def watch(self, changed: asyncio.Event) -> None:
-        """Follows its health for ever; `changed` is set whenever it changes."""
+        """Follows its health for ever, and sets `changed` whenever it changes."""
         shortest, longest = WATCH_BACKOFF_SECONDS
         backoff = shortest
         while True:
@@ -121,7 +123,7 @@ class Worker:
             backoff = min(backoff * 2, longest)
 
     def leave(self) -> None:
-        """It is no longer among the known workers; what runs there goes on."""
+        """Marks the worker as removed; requests that run there go on."""
         if not self._left:
             self._left = True
             self._gauges.labels(self.health.value).dec()

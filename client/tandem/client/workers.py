@@ -1,8 +1,4 @@
-"""The workers that a client knows, and which one gets a prompt.
-
-Those behind a name (`discovery.py`) come and go: the name is looked up again every so often, and at once when no worker
-serves. A worker that the name no longer has gets nothing new; what runs there goes on.
-"""
+"""The pool of workers of a client, and the choice of the one that gets a prompt."""
 
 from __future__ import annotations
 
@@ -56,8 +52,8 @@ class WorkerPool:
         self._settle()
 
     async def pick(self, key: str, avoid: Collection[Worker] = (), within: float = LOOKUP_SECONDS) -> Worker | None:
-        """The worker for `key` among those that serve, `avoid` excepted; None when there is none, or none is known
-        `within` so many seconds."""
+        """Returns the worker for `key` among those that serve, except `avoid`. Returns None when there is none, or when
+        none becomes known `within` so many seconds."""
         if len(self.workers) == 1 and not self._found:
             return None if self.workers[0] in avoid else self.workers[0]
         await self._watch(within)
@@ -70,17 +66,17 @@ class WorkerPool:
 
     @property
     def reached(self) -> bool:
-        """Whether a worker has answered before: then those that cannot be reached are about to come back."""
+        """True when a worker has answered before: then workers that cannot be reached are expected back."""
         return self._reached or any(worker.reached for worker in self.workers)
 
     async def known(self, within: float) -> list[Worker]:
-        """All workers, once names have been looked up, or after so many seconds."""
+        """Returns all workers, once names have been looked up, or after so many seconds."""
         if self._found:
             await self._watch(within)
         return list(self.workers)
 
     def states(self) -> str:
-        """Each worker and its health, for an error message."""
+        """Returns each worker and its health, for an error message."""
         if len(self.workers) == 1 and not self._found:
             return self.workers[0].address
         states = [f"{worker.address} {worker.health.value}" for worker in self.workers]
@@ -90,7 +86,7 @@ class WorkerPool:
         return ", ".join(states)
 
     async def wait_for_change(self, seconds: float) -> None:
-        """Returns when some worker's health changed, or after `seconds`."""
+        """Waits until some worker's health changes, or for `seconds`."""
         self._changed.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), seconds)
@@ -105,7 +101,8 @@ class WorkerPool:
         await asyncio.gather(*(worker.close() for worker in workers))
 
     def _settle(self) -> None:
-        """Makes `workers` what the addresses and names now stand for; those that stay keep what is known of them."""
+        """Updates `workers` to what the addresses and names stand for now; those that stay keep what is known of
+        them."""
         wanted = {target.address: target for target in self._fixed}
         for found in self._found.values():
             for target in found or ():
@@ -138,7 +135,7 @@ class WorkerPool:
         return task
 
     async def _watch(self, within: float) -> None:
-        """Begins to follow names and health, and waits for first answers."""
+        """Starts to follow names and health, and waits for the first answers."""
         until = time.monotonic() + within
         if not self._watching:
             self._watching = True
@@ -174,7 +171,7 @@ class WorkerPool:
                 await asyncio.wait_for(self._look_again.wait(), max(0.0, rest))
 
     async def _look_up(self, name: WorkersName) -> None:
-        """What was found last stays while a lookup fails."""
+        """Looks a name up; the last addresses stay while lookups fail."""
         try:
             found = name.targets(await self._resolve(name))
             self._unresolved.pop(name, None)

@@ -1,4 +1,4 @@
-"""`tandem chat`: a conversation with a model, and how its prompt is made."""
+"""`tandem chat`: a conversation with a model, or the prompt that its chat template makes."""
 
 from __future__ import annotations
 
@@ -103,7 +103,8 @@ def chat(
 
 
 def _refuse_flags_of_running_services(context: typer.Context) -> None:
-    """Variables may be meant for other commands; a flag is not."""
+    """Refuses flags that connect to running services. Their environment variables may be meant for other commands; a
+    flag is not."""
     names = ("tokenizer_address", "worker_address", *CONNECTION_FLAGS)
     sources = {name: context.get_parameter_source(name) for name in names}
     given = [
@@ -151,7 +152,7 @@ async def _converse(
     wanted: GenerateOptions,
     stats: bool,
 ) -> None:
-    """One answer to `first`, or a conversation with who sits at the terminal, until the end of their input."""
+    """Answers `first` once, or holds a conversation at the terminal until the end of the input."""
     said = first
     while True:
         if first is None:
@@ -170,7 +171,8 @@ async def _converse(
 
 
 async def _line(prompt: str) -> str | None:
-    """The next line from the terminal; None at the end. The event loop goes on meanwhile, so Ctrl-C is heard."""
+    """Returns the next line from the terminal, or None at the end. The event loop goes on meanwhile, so Ctrl-C is
+    handled."""
     errors.print(Text(prompt, style="bold green"), end="")
     loop = asyncio.get_running_loop()
     data = b""
@@ -209,7 +211,7 @@ def _is_content(encoding: ChatEncoding) -> list[bool]:
 
 
 def _print_prompt(encoding: ChatEncoding) -> None:
-    """The prompt in two colours, then one line a token, then how many there are."""
+    """Prints the prompt in two colours, then one line for each token, then their number."""
     out = output()
     content = _is_content(encoding)
     pieces = [harmless(piece.decode(errors="replace")) for piece in encoding.pieces]

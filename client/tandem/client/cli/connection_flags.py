@@ -49,13 +49,14 @@ CONNECTION_FLAGS: dict[str, tuple[Any, Any]] = {
 
 
 def _first_token(text: str) -> str:
-    """Of a file like the services' own: one a line, empty lines and those that begin with # are skipped."""
+    """Returns the first token of a token file: one on each line; empty lines and those that begin with # are
+    skipped."""
     lines = (line.strip() for line in text.splitlines())
     return next((line for line in lines if line and not line.startswith("#")), "")
 
 
 def _credentials(given: dict[str, Any]) -> Credentials | None:
-    """None: a plain connection without a token."""
+    """Returns the credentials; None means a plain connection without a token."""
     tls = given["tls"] or given["ca_file"] is not None
     certificate, key, token_file = given["certificate_file"], given["key_file"], given["token_file"]
     if (certificate is None) != (key is None):

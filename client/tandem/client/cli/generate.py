@@ -91,7 +91,7 @@ async def _generate(client: AsyncClient, prompt: str, wanted: GenerateOptions, a
 
 
 async def _several(client: AsyncClient, prompt: str, wanted: GenerateOptions) -> GenerationResult:
-    """Outputs that grow at the same time cannot be shown as they come: each is written whole, under its number."""
+    """Prints several outputs. They grow at the same time, so each is written whole, under its number."""
     result = await client.generate(prompt, **wanted)
     out = TextStream()
     for output in result.outputs:
@@ -107,7 +107,8 @@ async def _several(client: AsyncClient, prompt: str, wanted: GenerateOptions) ->
 async def stream_to_terminal(
     client: AsyncClient, prompt: str | Conversation, wanted: GenerateOptions, *, show_prompt: bool
 ) -> GenerationResult:
-    """Writes the answer to standard output as it comes; on a terminal perhaps behind its prompt."""
+    """Writes the answer to standard output as it comes; on a terminal with the prompt before it where that is asked
+    for."""
     out = TextStream()
     async with client.stream(prompt, **wanted) as stream:
         if show_prompt and out.terminal and isinstance(prompt, str):
@@ -122,5 +123,5 @@ async def stream_to_terminal(
 
 
 def as_dictionary(result: GenerationResult) -> dict[str, Any]:
-    """Everything about an answer, for JSON."""
+    """Returns all fields of a result, for JSON."""
     return dataclasses.asdict(result)

@@ -1,4 +1,4 @@
-"""The flags of a generation, once for every command that makes one."""
+"""The flags of generation, shared by every command that generates."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _LIST_HELP = {
 
 
 def _flag(name: str, limit: Limit) -> Any:
-    """The flag of a sampling parameter."""
+    """Returns the flag of a sampling parameter."""
     if any(word in name for word in ("repetition", "presence", "frequency", "dry")):
         panel = _PENALTIES
     else:
@@ -99,7 +99,7 @@ def with_generation_flags(*, max_tokens: int | None = None) -> Callable[[Callabl
 
 
 def _options(given: dict[str, Any]) -> GenerateOptions:
-    """What the flags ask for; raises CommandError."""
+    """Returns the options that the flags set. Raises CommandError."""
     values: dict[str, Any] = {name: given[name] for name in SAMPLING_FLAGS}
     for name in ("allowed_ids", "banned_ids"):
         values[name] = [id_ for text in given[name] or [] for id_ in _ids(text)] or None

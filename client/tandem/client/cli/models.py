@@ -1,7 +1,4 @@
-"""`tandem inspect` and `tandem convert`: what a checkpoint is, and the same weights in another family's files.
-
-Both are done by the worker's code in a process of its own, because this package works without torch.
-"""
+"""`tandem inspect` and `tandem convert`: describe a checkpoint, and write its weights in another format."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ _PRECISIONS = ("float32", "bfloat16", "fp8", "int8", "int4", "as stored")
 
 
 class Family(StrEnum):
-    """The families of files that can be written."""
+    """The formats of checkpoints that can be written."""
 
     META = "meta"
     HUGGING_FACE = "hugging-face"
@@ -38,7 +35,7 @@ class Family(StrEnum):
 
 
 class Dtype(StrEnum):
-    """What the written matrices are."""
+    """The dtypes of the written matrices."""
 
     AUTO = "auto"
     FLOAT32 = "float32"
@@ -85,7 +82,7 @@ def convert(
 
 
 def _reports(module: str, arguments: Sequence[str]) -> Iterator[Report]:
-    """What one of the worker's programs says, a line at a time; raises CommandError with its own words."""
+    """Yields the output lines of one of the worker's programs. Raises CommandError with the program's own message."""
     if missing := [
         name for name in ("tandem.worker", "torch", "safetensors") if importlib.util.find_spec(name) is None
     ]:
@@ -115,7 +112,7 @@ def _reports(module: str, arguments: Sequence[str]) -> Iterator[Report]:
 
 @contextlib.contextmanager
 def _stopping(process: subprocess.Popen[str]) -> Iterator[None]:
-    """A signal to us ends the process first, which takes its half-written files away; then Stopped is raised."""
+    """Ends the process on a signal, so that it removes its unfinished files; then Stopped is raised."""
 
     def stop(number: int, frame: object) -> None:
         raise Stopped(number)
@@ -134,7 +131,7 @@ def _stopping(process: subprocess.Popen[str]) -> Iterator[None]:
 
 
 def _show(report: Report) -> None:
-    """The report as three tables of plain text."""
+    """Prints the report as three tables of plain text."""
     out = output()
     facts = Table.grid(padding=(0, 2))
     for name, value in _facts(report):
@@ -176,7 +173,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _size(size: int) -> str:
-    """Bytes for people."""
+    """Formats a number of bytes."""
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if size >= 1 << power:
             return f"{size / (1 << power):.1f} {unit}"
@@ -184,7 +181,7 @@ def _size(size: int) -> str:
 
 
 def _count(number: int) -> str:
-    """Parameters for people."""
+    """Formats a number of parameters."""
     for unit, scale in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
         if number >= scale:
             return f"{number / scale:.2f} {unit}"

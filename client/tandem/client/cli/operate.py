@@ -1,4 +1,4 @@
-"""`tandem drain` and `tandem clear-cache`: what operators do to workers that run."""
+"""`tandem drain` and `tandem clear-cache`: operators' commands for running workers."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def _drain(client: AsyncClient, draining: bool, wait: bool, deadline: floa
 
 
 def _busy(loads: dict[str, WorkerLoad]) -> str:
-    """Who is not idle, in words."""
+    """Describes the workers that are not idle."""
     return ", ".join(
         f"{address}: {load.running_requests} running, {load.waiting_requests} waiting"
         for address, load in loads.items()

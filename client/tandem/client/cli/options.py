@@ -149,7 +149,7 @@ HttpFlags = Annotated[
 
 
 def guide(json_schema: Path | None, regex: str | None, choices: list[str] | None, grammar: Path | None) -> Guide | None:
-    """What the answer must match; at most one of them."""
+    """Returns the guide that the flags set; at most one may be given."""
     given = {"--json-schema": json_schema, "--regex": regex, "--choice": choices or None, "--grammar": grammar}
     named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:
@@ -173,17 +173,18 @@ def _read(flag: str, path: Path) -> str:
 
 
 def worker_flags(quantize: str | None, others: list[str] | None) -> list[str]:
-    """What the worker is started with, beside its model and addresses; the caller's own flags come last and win."""
+    """Returns the flags that the worker is started with, beside its model and addresses; the caller's own flags come
+    last and win."""
     return [*([f"--quantize={quantize}"] if quantize else []), *(others or [])]
 
 
 def given_workers(given: list[str] | None) -> list[str]:
-    """From the flags, or else from the environment."""
+    """Returns the addresses from the flags, or else from the environment."""
     return given or [one.strip() for one in os.environ.get(WORKER_VARIABLE, "").split(",") if one.strip()]
 
 
 def worker_addresses(given: list[str] | None) -> list[str]:
-    """The same; none at all is wrong usage."""
+    """Returns the addresses from the flags, or else from the environment. Having none is a usage error."""
     addresses = given_workers(given)
     if not addresses:
         raise CommandError(f"which worker? Give --worker-address HOST:PORT or set {WORKER_VARIABLE}", exit_code=2)
@@ -191,12 +192,12 @@ def worker_addresses(given: list[str] | None) -> list[str]:
 
 
 def unescaped(text: str) -> str:
-    """A shell makes it hard to type a line break."""
+    r"""Resolves escapes such as \n, which are hard to type in a shell."""
     return text.replace("\\n", "\n").replace("\\t", "\t")
 
 
 def text_argument(text: str | None, default: str | None = None) -> str:
-    """The text itself; standard input for "-", and for no text where there is no default."""
+    """Returns the text itself; for "-", and without a text where there is no default, that of standard input."""
     text = default if text is None else text
     if text is not None and text != "-":
         return text

@@ -128,7 +128,7 @@ _line_lock = threading.Lock()
 
 
 def print_line(service: str, line: str) -> None:
-    """A line of a service's log, on standard error. Called from one thread a service."""
+    """Prints a line of a service's log on standard error. Called from one thread for each service."""
     colour = {"tokenizer": "cyan", "worker": "magenta"}.get(service, "green")
     with _line_lock:
         errors.print(Text.assemble((f"{service:>9} | ", colour), line))
@@ -136,7 +136,7 @@ def print_line(service: str, line: str) -> None:
 
 @contextmanager
 def progress_on_terminal(*, spinner: bool) -> Iterator[Callable[[str], None]]:
-    """A function that says what goes on: with a spinner on a terminal, as lines elsewhere; "" clears it."""
+    """Returns a function that shows progress: with a spinner on a terminal, as lines elsewhere; "" clears it."""
     if not spinner or not errors.is_terminal:
         yield lambda words: errors.print(Text(words)) if words else None
         return

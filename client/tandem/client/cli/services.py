@@ -1,13 +1,4 @@
-"""Both services as child processes: started, watched, and never left behind.
-
-How no process survives:
-  - Each child reads a pipe that only we hold open (--exit-when-stdin-closes). If we end in any way, SIGKILL included,
-    the pipe ends and the child stops itself.
-  - Each child leads a session of its own, so Ctrl-C reaches only us, and we stop the children in order: SIGTERM, and
-    SIGKILL to the whole process group after a bound. The group gets a last SIGKILL also after a clean exit, for what a
-    child may have left.
-  - Signals arrive as callbacks of the event loop (`interruptible`), never between fork and bookkeeping.
-"""
+"""Both services as child processes: started, watched, and always stopped at the end."""
 
 from __future__ import annotations
 
@@ -40,7 +31,7 @@ Line = Callable[[str, str], None]  # (service, line of its log)
 
 
 class ServiceProcess:
-    """One service."""
+    """One service as a process."""
 
     def __init__(self, name: str, module: str, arguments: Sequence[str], folder: Path, on_line: Line | None) -> None:
         self.name = name
@@ -72,7 +63,7 @@ class ServiceProcess:
         return self._process.poll()
 
     async def address(self) -> str:
-        """HOST:PORT, once it serves. Raises CommandError with its own words when it ends before."""
+        """Returns HOST:PORT once it serves. Raises CommandError with the service's own message when it ends before."""
         while not self._address_file.exists():
             if self.exit_code is not None:
                 raise self.failure("did not start")
@@ -85,7 +76,7 @@ class ServiceProcess:
         return code
 
     def failure(self, what: str) -> CommandError:
-        """Why it ended, as its log tells."""
+        """Returns why it ended, from its log."""
         self._reader.join(1)
         lines = [line for line in self._last_lines if line.strip()]
         own = next((line for line in reversed(lines) if "cannot start: " in line), lines[-1] if lines else "")
@@ -116,7 +107,7 @@ class ServiceProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServicePlan:
-    """What to start."""
+    """The services to start."""
 
     model: Path
     tokenizer: Path
@@ -148,7 +139,7 @@ class ServicePlan:
 
 
 class Services:
-    """Both services and perhaps the HTTP door, or the tokenizer alone, or those that run so far."""
+    """The running services: both and optionally the HTTP server, or the tokenizer alone."""
 
     def __init__(self, plan: ServicePlan, folder: Path, on_line: Line | None) -> None:
         self._plan = plan
@@ -161,8 +152,8 @@ class Services:
         self.http_address = ""
 
     async def start(self, progress: Callable[[str], None]) -> None:
-        """Starts the tokenizer, then the worker if there is to be one, which asks the tokenizer whether they match, and
-        the HTTP door."""
+        """Starts the tokenizer, then the worker if there is one, which asks the tokenizer whether they match, then the
+        HTTP server."""
         plan = self._plan
         progress("starting the tokenizer")
         tokenizer = self._launch(
@@ -206,15 +197,16 @@ class Services:
         self._started = True
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`; raises CommandError when a service ends meanwhile."""
+        """Returns the result of `work`. Raises CommandError when a service ends meanwhile."""
         return await self._while_running(work)
 
     async def watch(self) -> None:
-        """Never returns; raises CommandError when a service ends."""
+        """Waits for ever. Raises CommandError when a service ends."""
         await self._while_running(asyncio.Event().wait())
 
     async def stop(self) -> None:
-        """The last one first: it may still ask those before it. Bounded; afterwards nothing runs."""
+        """Stops the services, the last one first, which may still call those before it. It takes a bounded time;
+        afterwards nothing runs."""
         for service in reversed(self._running):
             service.terminate()
             with contextlib.suppress(TimeoutError):
@@ -252,7 +244,8 @@ class Services:
 async def running_services(
     plan: ServicePlan, *, progress: Callable[[str], None], on_line: Line | None = None
 ) -> AsyncIterator[Services]:
-    """Both services, ready; stopped at the end, however it comes. A second signal meanwhile kills them at once."""
+    """Starts both services and yields them when they are ready; they are always stopped at the end. A second signal
+    meanwhile kills them at once."""
     with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
         services = Services(plan, Path(folder), on_line)
         _alive.append(services)
@@ -265,7 +258,7 @@ async def running_services(
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Awaits `work` even when a signal cancels us meanwhile; the cancellation counts afterwards."""
+    """Awaits `work` even when a signal cancels us meanwhile; the cancellation is raised afterwards."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -311,24 +304,25 @@ def interruptible(work: Coroutine[Any, Any, T]) -> T:
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Ours, without the settings that only we may decide."""
+    """Returns our environment without the settings that only we may set."""
     dropped = {f"TANDEM_{service}_{name}" for service in ("TOKENIZER", "WORKER", "HTTP") for name in _OURS}
     return {name: value for name, value in environment.items() if name not in dropped}
 
 
 def reachable(address: str) -> str:
-    """An address to connect to, of a server that may listen everywhere."""
+    """Returns an address to connect to, of a server that may listen on all interfaces."""
     host, _, port = address.rpartition(":")
     return f"{ {'0.0.0.0': '127.0.0.1', '[::]': '[::1]', '::': '[::1]'}.get(host, host) }:{port}"  # noqa: S104
 
 
 def tokenizer_name(model: Path) -> str:
-    """The model's name, in the characters that a tokenizer's name may have."""
+    """Returns the model's name in the characters that a tokenizer's name may have."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", model.resolve().name).lstrip("._-") or "default"
 
 
 def find_model(model: Path | None, tokenizer: Path | None) -> tuple[Path, Path]:
-    """The checkpoint folder, and the tokenizer's file or folder; CommandError says what is missing."""
+    """Returns the checkpoint folder, and the tokenizer's file or folder. Raises CommandError that says what is
+    missing."""
     if model is None:
         places = [Path.cwd(), *Path(__file__).resolve().parents]
         model = next((place / "models" / "demo" for place in places if (place / "models" / "demo").is_dir()), None)

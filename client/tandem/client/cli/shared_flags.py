@@ -1,4 +1,4 @@
-"""Flags that several commands have: a decorator adds them, and the command gets one argument in their place."""
+"""Flags that several commands share: a decorator adds them, and the command gets one argument instead of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tandem status`: what the services are and do."""
+"""`tandem status`: shows the services and their state."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def _ask_worker(target: Target, check: bool, context: CallContext) -> Repo
 
 
 def _plain(message: Message) -> Report:
-    """All fields with their names in the proto; 64-bit numbers as numbers."""
+    """Returns all fields with their names in the proto; 64-bit numbers are numbers."""
     fields = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     return {name: int(value) if isinstance(value, str) and value.isdigit() else value for name, value in fields.items()}
 

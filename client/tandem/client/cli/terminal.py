@@ -1,4 +1,4 @@
-"""What the commands show: text on standard output, everything else on standard error, plain when piped."""
+"""The commands' output: text on standard output, everything else on standard error, plain when piped."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ BROKEN_PIPE_EXIT_CODE = 128 + 13  # as if SIGPIPE had ended the process, which i
 
 
 class _StandardError:
-    """Standard error as it is now. One that is gone, as a closed terminal, takes what is written as if it was read:
-    there is nobody left to tell, and what has to be stopped must not go on because of it.
-    """
+    """Standard error as it is now. Writes to one that was closed, as a closed terminal, are dropped: the command must
+    still stop what has to be stopped."""
 
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError):
@@ -61,12 +60,12 @@ class Stopped(BaseException):
 
 
 def output() -> Console:
-    """Standard output: colours on a terminal, plain text in a pipe; never wrapped or highlighted."""
+    """Returns standard output: colours on a terminal, plain text in a pipe; never wrapped or highlighted."""
     return Console(highlight=False, soft_wrap=True)
 
 
 def announce(message: str) -> None:
-    """One line on standard error that nobody waits for: not even a terminal that is paused holds up the caller."""
+    """Prints one line on standard error without waiting: a paused terminal does not block the caller."""
 
     def write() -> None:
         with contextlib.suppress(OSError):
@@ -76,7 +75,7 @@ def announce(message: str) -> None:
 
 
 def complain(message: str) -> None:
-    """One line on standard error. No markup: the message may hold anything."""
+    """Prints one line on standard error. It has no markup, because the message may hold anything."""
     errors.print(Text.assemble(("error: ", "bold red"), message.replace("\n", " ")))
 
 
@@ -117,10 +116,10 @@ def _words(error: StatusError) -> str:
 
 
 class TextStream:
-    """Standard output for text that comes bit by bit.
+    """Standard output for text that comes in pieces.
 
-    A thread writes, so that a reader who does not read (`| less`) cannot keep Ctrl-C from being heard; it uses the file
-    descriptor itself, so that nothing is locked or left in a buffer when the process ends meanwhile.
+    A thread writes, so that a reader that does not read (`| less`) does not block Ctrl-C; it uses the file descriptor
+    itself, so that nothing is locked or left in a buffer when the process ends meanwhile.
     """
 
     def __init__(self) -> None:
@@ -133,7 +132,7 @@ class TextStream:
         threading.Thread(target=self._work, name="stdout", daemon=True).start()
 
     def write(self, text: str, *, dim: bool = False) -> None:
-        """Queues text. Raises what an earlier write ran into, BrokenPipeError for example."""
+        """Queues text. Raises the error of an earlier write, BrokenPipeError for example."""
         if not text:
             return
         self._ends_line = text.endswith("\n")
@@ -143,18 +142,18 @@ class TextStream:
         self.write_bytes(text.encode("utf-8", "replace"))
 
     def write_bytes(self, data: bytes) -> None:
-        """As `write`, exactly these bytes."""
+        """Queues exactly these bytes. Raises the error of an earlier write."""
         if self._error is not None:
             raise self._error
         self._queue.put((data, None))
 
     def end_line(self) -> None:
-        """On a terminal, the next thing begins at the left."""
+        """Ends the line on a terminal, unless the text has ended it."""
         if self.terminal and not self._ends_line:
             self.write("\n")
 
     async def flushed(self) -> None:
-        """Returns when everything is written."""
+        """Waits until everything is written."""
         future = self._loop.create_future()
         self._queue.put((b"", future))
         await future
@@ -182,14 +181,14 @@ def _finish(future: asyncio.Future[None]) -> None:
 
 
 def harmless(text: str) -> str:
-    """Without control characters, which a model could use to write anywhere on a terminal."""
+    """Removes control characters, with which a model could write anywhere on a terminal."""
     if text.isprintable():
         return text
     return "".join(c for c in text if c in "\n\t" or not (ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0))
 
 
 def print_statistics(result: GenerationResult) -> None:
-    """What the answer cost and how it ended, on standard error."""
+    """Prints usage, timings and the finish reason on standard error."""
     usage, timings = result.usage, result.timings
     cached = "" if usage.cached_prompt_tokens is None else f" ({usage.cached_prompt_tokens} cached)"
     rows = [

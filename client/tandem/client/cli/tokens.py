@@ -141,7 +141,7 @@ def _table_line(found: Vocabulary, token: int) -> str:
 
 
 def _shown(piece: bytes) -> str:
-    """As text where it is some, else as bytes."""
+    """Returns the piece as text where it is valid UTF-8, else as bytes."""
     try:
         text = piece.decode()
     except UnicodeDecodeError:
@@ -150,7 +150,7 @@ def _shown(piece: bytes) -> str:
 
 
 def _show(text: str, encoding: Encoding) -> None:
-    """The text with a background for each token, then one line a token."""
+    """Prints the text with a background for each token, then one line for each token."""
     out = output()
     pieces = [harmless(piece.decode(errors="replace")) for piece in encoding.pieces]
     if out.is_terminal:

@@ -1,4 +1,4 @@
-"""`tandem top`: what the workers do, live."""
+"""`tandem top`: shows the workers' load live."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LEVELS = " ▁▂▃▄▅▆▇█"
 
 @dataclass(slots=True)
 class WorkerView:
-    """What was seen of one worker. Rates are between the last two looks."""
+    """The load of one worker. Rates are between the last two looks."""
 
     address: str
     server: admin_pb2.GetServerResponse | None = None
@@ -45,7 +45,7 @@ class WorkerView:
     _seen_at: float = 0.0
 
     def look(self, server: admin_pb2.GetServerResponse, load: admin_pb2.GetLoadResponse, now: float) -> None:
-        """Takes in the answers of one look at `now`, seconds of a steady clock."""
+        """Takes the responses of one look at `now`, in seconds of a monotonic clock."""
         if self.load is not None and load.steps >= self.load.steps and now > self._seen_at:
             seconds = now - self._seen_at
             self.output_rates.append((load.output_tokens - self.load.output_tokens) / seconds)
@@ -72,7 +72,8 @@ def top(
 async def _watch(
     addresses: list[str], interval: float, looks: int, timeout: float | None, credentials: Credentials | None
 ) -> bool:
-    """Whether all workers answered at the last look. Names are looked up at each look: workers come and go."""
+    """Returns True when all workers answered at the last look. Names are looked up at each look, because workers come
+    and go."""
     known: dict[Target, tuple[WorkerView, grpc.aio.Channel]] = {}
     try:
         with Live(console=output(), auto_refresh=False) as live:
@@ -116,7 +117,7 @@ async def _look(view: WorkerView, stub: admin_pb2_grpc.WorkerAdminServiceAsyncSt
 
 
 def picture(view: WorkerView) -> RenderableType:
-    """One worker as a panel."""
+    """Returns one worker as a panel."""
     if view.error or view.load is None or view.server is None:
         return Panel(Text(view.error or "waiting for an answer", style="red"), title=view.address, title_align="left")
     load, server = view.load, view.server
@@ -150,7 +151,7 @@ def picture(view: WorkerView) -> RenderableType:
 
 
 def _bar(parts: list[tuple[int, str]], whole: int) -> Text:
-    """Shares of a whole as a coloured bar; what is there at all is at least one character."""
+    """Returns the shares of a whole as a coloured bar; a share above zero is at least one character."""
     bar = Text()
     for amount, colour in parts:
         width = min(_BAR - len(bar), max(amount > 0, round(_BAR * amount / max(1, whole))))
@@ -160,7 +161,7 @@ def _bar(parts: list[tuple[int, str]], whole: int) -> Text:
 
 
 def _curve(values: deque[float]) -> Text:
-    """The last values as a line of blocks, the largest as a full one."""
+    """Returns the last values as a line of blocks; the largest is a full one."""
     largest = max(values, default=0.0)
     if largest <= 0:
         return Text(" " * _BAR)
