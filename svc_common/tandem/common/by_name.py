@@ -8,7 +8,6 @@ from google.protobuf.message import Message
 
 
 def fields_of(message: type[Message], *sources: object) -> dict[str, Any]:
-    """Returns, as keywords for the message's constructor, each of its fields that one of `sources` has an attribute
-    for."""
+    """Returns each field of the message that one of `sources` has, as keywords for its constructor."""
     names = message.DESCRIPTOR.fields_by_name
     return {name: getattr(source, name) for source in sources for name in names if hasattr(source, name)}

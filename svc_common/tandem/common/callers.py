@@ -92,6 +92,5 @@ def operator_refusal(operators: BearerTokens | None, metadata: Metadata, *, know
 
 
 def _host(peer: str) -> str:
-    """Returns the host of `ipv4:HOST:PORT` or `ipv6:[HOST]:PORT`; other addresses, such as `unix:PATH`, stay as they
-    are."""
+    """Returns the host of `ipv4:HOST:PORT` or `ipv6:[HOST]:PORT`; others, as `unix:PATH`, stay as they are."""
     return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer

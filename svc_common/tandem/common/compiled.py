@@ -179,8 +179,7 @@ def _run(command: Sequence[str]) -> None:
 
 
 def _machine(words: Sequence[str]) -> str:
-    """Names the machine that the code is for. A library compiled with `-march=native` is not loaded on another
-    processor."""
+    """Names the machine that the code is for; a `-march=native` library is not loaded on another processor."""
     machine = platform.machine()
     if not any(word.endswith("=native") for word in words):
         return machine

@@ -16,8 +16,7 @@ from tandem.limits.fields import Kind, Limit, shown
 
 
 def limit_violations(request: Message, limits: Mapping[str, Limit]) -> Iterator[FieldViolation]:
-    """Yields every field of `request` that is out of its `limits` (`tandem.limits.fields.limits_of`), with the allowed
-    range."""
+    """Yields every field out of its `limits` (`tandem.limits.fields.limits_of`), with the allowed range."""
     for limit in limits.values():
         if limit.kind is Kind.FLAG or not limit.is_in(request):
             continue

@@ -77,8 +77,7 @@ def invalid_argument(violations: Sequence[FieldViolation]) -> ServiceError:
 
 
 def not_found(what: str, name: str, known: Sequence[str]) -> ServiceError:
-    """Makes the error of an unknown name; `what` is a word such as "model", `known` are the names that would have
-    worked."""
+    """Makes the error of an unknown name; `what` is a word such as "model", `known` the served names."""
     here = ", ".join(repr(each) for each in known) if known else "none"
     return ServiceError(
         grpc.StatusCode.NOT_FOUND,
@@ -89,8 +88,7 @@ def not_found(what: str, name: str, known: Sequence[str]) -> ServiceError:
 
 
 def unimplemented(fields: Sequence[str]) -> ServiceError:
-    """Makes the error of a request with fields that the contract has and this version does not serve; none is silently
-    ignored."""
+    """Makes the error of fields that this version does not serve yet; none is silently ignored."""
     assert fields, "an unimplemented request names at least one field"
     return ServiceError(
         grpc.StatusCode.UNIMPLEMENTED,

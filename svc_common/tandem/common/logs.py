@@ -42,8 +42,7 @@ def configure_logging(format: str, level: str, service: str) -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats one JSON object a line: ts, level, service, logger, message, request_id, trace_id, exception, extra
-    fields."""
+    """Formats a JSON object a line: ts, level, service, logger, message, request_id, trace_id, exception, extras."""
 
     def __init__(self, service: str) -> None:
         super().__init__()

@@ -97,8 +97,7 @@ class MessageLimits:
     def _add_node(
         self, message: Descriptor, path: str, limits: Limits, above: dict[str, int], owner: FieldDescriptor | None
     ) -> int:
-        """Adds the node of a message type. A message within itself is one node, so that all of its levels are counted
-        together."""
+        """Adds the node of a message type; a message within itself is one node, so its levels count together."""
         if message.full_name in above:
             return above[message.full_name]
         node = len(self._nodes) // 2
@@ -128,8 +127,7 @@ def needs_limit(field: FieldDescriptor) -> bool:
 
 
 def _stated(field: FieldDescriptor, owner: FieldDescriptor | None) -> Limit:
-    """Returns the limit that the contract sets for a field, or for a field of the message in the field `owner`. Raises
-    KeyError."""
+    """Returns the contract's limit of a field, or of a message in the field `owner`. Raises KeyError."""
     stated = field.GetOptions().Extensions[limits_pb2.field]
     if stated.most and field.is_repeated:
         return Limit(stated.most, stated.most_each or None) if _kind(field) == _TEXT else Limit(stated.most)

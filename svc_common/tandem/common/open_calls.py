@@ -25,8 +25,7 @@ class RunningRpc:
 
 
 class OpenCalls:
-    """Counts open calls from their arrival on, whether their requests are read or not. A context manager of one
-    call."""
+    """Counts open calls from their arrival on, requests read or not. A context manager of one call."""
 
     def __init__(self, most: int, refused: PrometheusCounter) -> None:
         self._most = most
@@ -86,8 +85,7 @@ class RunningRpcs:
         return await self._wait(timeout, lambda: not self._rpcs)
 
     async def cut(self, timeout: float, *, spare: str) -> bool:
-        """Ends every RPC (its client gets UNAVAILABLE) and waits; returns False if some still run after `timeout`
-        seconds.
+        """Ends every RPC (its client gets UNAVAILABLE); returns False if some still run after `timeout` seconds.
 
         Methods that begin with `spare` are waited for only: they end by themselves.
         """

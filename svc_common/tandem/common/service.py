@@ -28,8 +28,7 @@ class Service(Protocol):
 
     @property
     def name(self) -> str:
-        """Returns the full proto service name: readiness is told under it, and its new RPCs are refused while
-        draining."""
+        """Returns the full proto service name: its readiness is told, and its new RPCs are refused while draining."""
         ...
 
     @property

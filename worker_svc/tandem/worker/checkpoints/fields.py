@@ -1,4 +1,4 @@
-"""Typed reading of the JSON files beside the weights: every complaint names the file and the field."""
+"""Reads typed fields of the JSON files beside the weights; every error names the file and the field."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Fields:
 
     @classmethod
     def read(cls, path: Path) -> Fields:
-        """The object in a file; raises CheckpointError when there is none."""
+        """Reads the object in a file; raises CheckpointError when there is none."""
         try:
             if path.stat().st_size > MAX_JSON_BYTES:
                 raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES >> 20} MiB, which no such file is")
@@ -44,11 +44,11 @@ class Fields:
         return cls(path, values)
 
     def error(self, key: str, problem: str) -> CheckpointError:
-        """A complaint about one field."""
+        """Makes the error of one field."""
         return CheckpointError(f"{self.path}: {self._prefix}{key} {problem}")
 
     def has(self, key: str) -> bool:
-        """Whether the field is there and not null."""
+        """Tells whether the field is there and not null."""
         return self.values.get(key) is not None
 
     @overload
@@ -56,7 +56,7 @@ class Fields:
     @overload
     def integer(self, key: str, default: _Default) -> int | _Default: ...
     def integer(self, key: str, default: Any = _REQUIRED) -> Any:
-        """A whole number."""
+        """Reads a whole number."""
         value = self._value(key, default, "a whole number")
         if value is not default and type(value) is not int:
             raise self.error(key, f"must be a whole number, but is {shown(value)}")
@@ -67,7 +67,7 @@ class Fields:
     @overload
     def number(self, key: str, default: _Default) -> float | _Default: ...
     def number(self, key: str, default: Any = _REQUIRED) -> Any:
-        """A finite number."""
+        """Reads a finite number."""
         value = self._value(key, default, "a number")
         if value is default:
             return value
@@ -76,21 +76,21 @@ class Fields:
         return float(value)
 
     def boolean(self, key: str, default: bool) -> bool:
-        """True or false."""
+        """Reads true or false."""
         value = self._value(key, default, "true or false")
         if not isinstance(value, bool):
             raise self.error(key, f"must be true or false, but is {shown(value)}")
         return value
 
     def text(self, key: str, default: str | None = None) -> str | None:
-        """A string, or the default."""
+        """Reads a string, or the default."""
         value = self._value(key, default, "a string")
         if value is not None and not isinstance(value, str):
             raise self.error(key, f"must be a string, but is {shown(value)}")
         return value
 
     def object(self, key: str) -> Fields:
-        """A nested object; empty when absent."""
+        """Reads a nested object; empty when absent."""
         value = self.values.get(key)
         if value is None:
             value = {}
@@ -99,7 +99,7 @@ class Fields:
         return Fields(self.path, value, f"{self._prefix}{key}.")
 
     def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
-        """One id or a list of ids, each below `vocab_size`; empty when absent."""
+        """Reads one id or a list of ids, each below `vocab_size`; empty when absent."""
         value = self.values.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         for token_id in ids:
@@ -117,7 +117,7 @@ class Fields:
 
 
 def build(kind: Callable[..., _Built], fields: Fields, keys: Mapping[str, str], /, **values: Any) -> _Built:
-    """A config object whose complaints name the file and, through `keys` (our name -> the file's), the file's field."""
+    """Makes a config object whose errors name the file and, by `keys` (our name -> the file's), its field."""
     try:
         return kind(**values)
     except ConfigError as error:
@@ -132,6 +132,6 @@ def _is_finite(value: float) -> bool:
 
 
 def shown(value: object) -> str:
-    """A value of a file, as it stands in a message."""
+    """Formats a value of a file for a message."""
     text = json.dumps(value, default=repr)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,4 +1,4 @@
-"""ggml's block formats: how GGUF files store rows of numbers, and what numbers those are.
+"""Dequantizes ggml's block formats, in which GGUF files store rows of numbers.
 
 A row is cut into blocks of 32 or 256 numbers, each stored with scales of its own. In all of them `d` (and `dmin`) are
 float16, and nibbles lie in halves: byte i of a run of n holds number i below and number i + n above.
@@ -49,40 +49,40 @@ class QuantizedTensor:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """Returns rows and columns."""
         return self.blocks.shape[0], self.blocks.shape[1] * self.kind.block_numbers
 
     @property
     def nbytes(self) -> int:
-        """Stored bytes."""
+        """Returns the stored bytes."""
         return self.blocks.numel()
 
     def __len__(self) -> int:
         return self.blocks.shape[0]
 
     def __getitem__(self, rows: slice | torch.Tensor) -> QuantizedTensor:
-        """Some rows: a view for a slice, a copy for indices."""
+        """Returns some rows: a view for a slice, a copy for indices."""
         return QuantizedTensor(self.kind, self.blocks[rows])
 
     def dequantize(self) -> torch.Tensor:
-        """The numbers, float32."""
+        """Returns the numbers, float32."""
         rows, columns = self.shape
         return self.kind.decode(self.blocks.reshape(-1, self.kind.block_bytes)).view(rows, columns)
 
     @property
     def mapped(self) -> tuple[torch.Tensor, ...]:
-        """The view of its file."""
+        """Returns the view of its file."""
         return (self.blocks,)
 
     def columns(self, part: slice) -> QuantizedTensor:
-        """Some columns, from the beginning of a block to the end of one; raises ValueError for others."""
+        """Returns some columns, from the beginning of a block to the end of one; raises ValueError for others."""
         size = self.kind.block_numbers
         if part.start % size or part.stop % size:
             raise ValueError(f"columns {part.start} to {part.stop} cut a block of {size} numbers")
         return QuantizedTensor(self.kind, self.blocks[:, part.start // size : part.stop // size].contiguous())
 
     def grouped(self) -> Grouped | None:
-        """The same numbers in groups of 32, for the kinds that are made of such groups; None for the others."""
+        """Returns the same numbers in groups of 32, for the kinds that are made of such groups; None for the others."""
         blocks = self.blocks.reshape(-1, self.kind.block_bytes)
         kind, least = Quantization(4, 32), None
         match self.kind.name:
@@ -107,28 +107,28 @@ class QuantizedTensor:
 
 
 def _stored_half(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """The float16 that each block has at a byte: `[N, 1]`."""
+    """Returns the float16 that each block has at a byte: `[N, 1]`."""
     return blocks[:, at : at + 2].contiguous().view(torch.float16)
 
 
 def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """The same as float32."""
+    """Returns the float16 that each block has at a byte as float32."""
     return _stored_half(blocks, at).float()
 
 
 def _fields(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """`[..., n]` bytes as `[..., 8 / bits, n]` numbers of so many bits each, the lowest first."""
+    """Splits `[..., n]` bytes into `[..., 8 / bits, n]` numbers of so many bits each, the lowest first."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8).unsqueeze(-1)
     return packed.unsqueeze(-2) >> shifts & (1 << bits) - 1
 
 
 def _nibbles(packed: torch.Tensor, run: int) -> torch.Tensor:
-    """`[N, bytes]` as `[N, 2 * bytes]` numbers of 4 bits, in runs of `run` bytes."""
+    """Splits `[N, bytes]` into `[N, 2 * bytes]` numbers of 4 bits, in runs of `run` bytes."""
     return _fields(packed.reshape(len(packed), -1, run), 4).flatten(1)
 
 
 def _single_bits(packed: torch.Tensor) -> torch.Tensor:
-    """`[N, bytes]` as `[N, 8 * bytes]`, bit by bit."""
+    """Splits `[N, bytes]` into `[N, 8 * bytes]`, bit by bit."""
     shifts = torch.arange(8, dtype=torch.uint8)
     return (packed.unsqueeze(-1) >> shifts & 1).flatten(1)
 
@@ -156,7 +156,7 @@ def _q5_1(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _in_runs(q: torch.Tensor, scale: torch.Tensor, low: torch.Tensor | None = None) -> torch.Tensor:
-    """`scale q - low`, where `scale` and `low` `[N, runs]` belong to equal runs of the numbers `q` `[N, ...]`."""
+    """Computes `scale q - low`; `scale` and `low` `[N, runs]` belong to equal runs of the numbers `q` `[N, ...]`."""
     runs = q.reshape(*scale.shape, -1).float().mul_(scale.unsqueeze(-1))
     if low is not None:
         runs.sub_(low.unsqueeze(-1))
@@ -178,8 +178,8 @@ def _q3_k(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _six_bit_pairs(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The 8 scales and 8 minima of `[N, 12]` bytes: 4 of each in the low 6 bits of bytes 0 to 7, the rest in the
-    nibbles of bytes 8 to 11 with their upper bits on top of bytes 0 to 7."""
+    """Unpacks the 8 scales and 8 minima of `[N, 12]` bytes: 4 of each in the low 6 bits of bytes 0 to 7, the rest in
+    the nibbles of bytes 8 to 11 with their upper bits on top of bytes 0 to 7."""
     first, second, nibbles = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = torch.cat((first & 63, nibbles & 15 | first >> 6 << 4), -1)
     minima = torch.cat((second & 63, nibbles >> 4 | second >> 6 << 4), -1)

@@ -56,5 +56,5 @@ _MODEL: Table = (
 
 
 def known_keys(architecture: str) -> Table:
-    """Of a file of this `general.architecture`."""
+    """Returns the known keys of a file of this `general.architecture`."""
     return _GENERAL | {f"{architecture}.{key}": rule for key, rule in _MODEL.items()}

@@ -1,4 +1,4 @@
-"""GGUF files of the Llama family: metadata to a `ModelConfig`, tensors as views of the mapped file.
+"""Reads GGUF files of the Llama family: metadata to a `ModelConfig`, tensors as views of the mapped file.
 
 What differs from other formats:
 
@@ -148,7 +148,7 @@ class GgufCheckpoint:
         self.sampling_defaults: Mapping[str, float | int] = sampling_defaults(Fields(path, advice), SAMPLING)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor | StoredMatrix]]:
-        """See `Checkpoint.tensors`."""
+        """Implements `Checkpoint.tensors`."""
         for name in self.config.tensor_shapes():
             place = self._place(name)
             tensor = self._view(place.stored, place.expert)
@@ -164,7 +164,7 @@ class GgufCheckpoint:
                 yield name, tensor
 
     def release(self, piece: torch.Tensor | StoredMatrix) -> None:
-        """See `Checkpoint.release`."""
+        """Implements `Checkpoint.release`."""
         assert isinstance(piece, torch.Tensor | QuantizedTensor)
         memory = piece.blocks if isinstance(piece, QuantizedTensor) else piece
         if memory.untyped_storage().data_ptr() in self._mapped:  # not a permuted copy of q or k
@@ -185,7 +185,7 @@ class GgufCheckpoint:
         return place_of(name, self._architecture.layer_names)
 
     def _view(self, name: str, expert: int | None = None) -> torch.Tensor | QuantizedTensor:
-        """A tensor, or one expert's part of it, as it lies in the file."""
+        """Returns a tensor, or one expert's part of it, as it lies in the file."""
         located = self._tensors[name]
         tensor, kind = located.tensor, _KINDS[located.tensor.kind]
         size = StoredTensor(tensor.shape, kind).bytes
@@ -216,7 +216,7 @@ class Place:
 
 
 def place_of(name: str, layer_names: Mapping[str, str] = LAYER_NAMES) -> Place:
-    """Where a canonical tensor is found."""
+    """Returns where a canonical tensor is found."""
     if not name.startswith("layers."):
         return Place(TOP_NAMES[name], None)
     _, layer, part = name.split(".", 2)
@@ -227,7 +227,7 @@ def place_of(name: str, layer_names: Mapping[str, str] = LAYER_NAMES) -> Place:
 
 
 def _wanted(key: str) -> bool:
-    """Of the vocabulary only the texts, which may end an answer."""
+    """Tells whether a key is wanted: of the vocabulary only the texts, which may end an answer."""
     return not key.startswith("tokenizer.") or key == "tokenizer.ggml.tokens" or key.endswith("_token_id")
 
 
@@ -250,7 +250,7 @@ def _stored(name: str, located: Located) -> StoredTensor:
 
 
 def _check_apart(tensors: Mapping[str, Located], stored: Mapping[str, StoredTensor]) -> None:
-    """No two tensors of a file share bytes, as those of a damaged header may."""
+    """Checks that no two tensors of a file share bytes, as those of a damaged header may."""
     ends: dict[Path, tuple[int, str]] = {}
     for name, located in sorted(tensors.items(), key=lambda item: item[1].tensor.offset):
         end, before = ends.get(located.path, (0, ""))
@@ -323,7 +323,7 @@ def _read_config(path: Path, files: GgufFiles, divisors: tuple[float, ...]) -> t
 
 
 def _plain(value: Any) -> Any:
-    """A float32 as the shortest number that it stands for; an array of equal numbers as that number."""
+    """Returns a float32 as the shortest number that it stands for, and an array of equal numbers as that number."""
     if isinstance(value, float):
         return float(str(np.float32(value))) if math.isfinite(value) else value
     if isinstance(value, array) and value:
@@ -350,7 +350,7 @@ def _experts(fields: Fields, kind: str) -> Experts | None:
 
 
 def _rope_scaling(fields: Fields, divisors: tuple[float, ...], context_length: int) -> RopeScaling | None:
-    """What the keys say, on top of the divisors: llama.cpp applies both."""
+    """Returns the scaling by keys, on top of the divisors: llama.cpp applies both."""
     factor, older = fields.number("rope.scaling.factor", None), fields.number("rope.scale_linear", None)
     if factor is not None and older not in (None, factor):
         raise fields.error("rope.scaling.factor", f"is {factor:g}, but rope.scale_linear is {older:g}")
@@ -381,7 +381,7 @@ def _rope_scaling(fields: Fields, divisors: tuple[float, ...], context_length: i
 
 
 def rope_divisors(head_dim: int, theta: float, scaling: RopeScaling) -> list[float]:
-    """What the llama3 scaling divides each frequency by."""
+    """Returns what the llama3 scaling divides each frequency by."""
     base = theta ** -(np.arange(0, head_dim, 2) / head_dim)
     turns = scaling.original_context_length * base / (2 * np.pi)
     kept = np.clip((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor), 0, 1)
@@ -390,7 +390,7 @@ def rope_divisors(head_dim: int, theta: float, scaling: RopeScaling) -> list[flo
 
 
 def known_divisors(divisors: tuple[float, ...], theta: float) -> RopeScaling | None:
-    """The llama3 scaling of a published model whose divisors these are."""
+    """Returns the llama3 scaling of a published model whose divisors these are."""
     for factor in (8.0, 16.0, 32.0):
         scaling = RopeScaling("llama3", factor)
         if np.allclose(divisors, rope_divisors(2 * len(divisors), theta, scaling), rtol=1e-5, atol=0):
@@ -399,7 +399,7 @@ def known_divisors(divisors: tuple[float, ...], theta: float) -> RopeScaling | N
 
 
 def _special_ids(path: Path, metadata: Mapping[str, Any], vocab_size: int) -> tuple[int | None, tuple[int, ...]]:
-    """The beginning-of-sequence id and the ids that end an answer. Converters write 2^32 - 1 for none."""
+    """Returns the beginning-of-sequence id and the ids that end an answer. Converters write 2^32 - 1 for none."""
 
     def known(key: str) -> int | None:
         value = metadata.get(f"tokenizer.ggml.{key}")

@@ -1,4 +1,4 @@
-"""A GGUF model in one file, or in parts as llama.cpp's `llama-gguf-split` cuts it.
+"""Opens a GGUF model in one file, or in parts as llama.cpp's `llama-gguf-split` cuts it.
 
 The parts are called NAME-00001-of-00003.gguf. Each has a header of its own tensors, `split.no` (from 0), `split.count`
 and `split.tensors.count` (of all parts); the first one has the model's keys.
@@ -78,7 +78,7 @@ def _located(path: Path, header: GgufHeader) -> dict[str, Located]:
 
 
 def _mapped(path: Path) -> torch.Tensor:
-    """The whole file, `[bytes]` uint8, privately mapped."""
+    """Maps the whole file, `[bytes]` uint8, privately."""
     try:
         return torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
     except (OSError, RuntimeError) as error:

@@ -14,7 +14,7 @@ DEFAULT_INT4_GROUP = 64
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """What weights are turned into; `group` 0: one scale an output channel (int8 only)."""
+    """How weights are quantized; `group` 0: one scale an output channel (int8 only)."""
 
     bits: Literal[4, 8]
     group: int
@@ -38,7 +38,7 @@ class Grouped:
     least: torch.Tensor | None
 
     def dequantize(self) -> torch.Tensor:
-        """`[rows, columns]` float32."""
+        """Returns the numbers, `[rows, columns]` float32."""
         rows, columns = self.q.shape
         group = self.kind.group or columns
         groups = self.scale.shape[1]

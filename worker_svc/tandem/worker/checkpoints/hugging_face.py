@@ -1,4 +1,4 @@
-"""Hugging Face's layout: `config.json`, `generation_config.json` and one or several safetensors files.
+"""Reads Hugging Face's layout: `config.json`, `generation_config.json` and one or several safetensors files.
 
 - Weights are in `model.safetensors`, or spread over files that `model.safetensors.index.json` lists.
 - RoPE pairs are half a head apart, which is also our convention.
@@ -95,7 +95,7 @@ class HuggingFaceCheckpoint:
         self.sampling_defaults = sampling_defaults(generation) if samples else {}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor | StoredMatrix]]:
-        """See `Checkpoint.tensors`."""
+        """Implements `Checkpoint.tensors`."""
         for name in self.config.tensor_shapes():
             stored_name = self._stored_name(name)
             packed = self._packed.get(stored_name)
@@ -111,7 +111,7 @@ class HuggingFaceCheckpoint:
                 yield name, self._read(stored_name)
 
     def release(self, piece: torch.Tensor | StoredMatrix) -> None:
-        """See `Checkpoint.release`."""
+        """Implements `Checkpoint.release`."""
         if not (isinstance(piece, torch.Tensor) and self._copy is not None and _same_memory(piece, self._copy)):
             release_mapped(piece)
 
@@ -119,7 +119,7 @@ class HuggingFaceCheckpoint:
         return self._embedding if name == "embedding" else self._architecture.stored_name(name)
 
     def _special_ids(self, key: str, generation: Fields, config: Fields) -> tuple[int, ...]:
-        """Ids from generation_config.json, else from config.json, else those that the architecture has by default."""
+        """Reads ids from generation_config.json, else config.json, else takes the architecture's defaults."""
         vocab_size = self.config.vocab_size
         for fields in (generation, config):
             if fields.has(key):
@@ -181,7 +181,7 @@ def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _open_files(path: Path) -> dict[str, Any]:
-    """Every stored tensor's name and the open safetensors file that holds it."""
+    """Returns every stored tensor's name and the open safetensors file that holds it."""
     single, index = path / "model.safetensors", path / "model.safetensors.index.json"
     if single.exists():
         file = _open(single)

@@ -1,4 +1,4 @@
-"""From `config.json` to a `ModelConfig`: which architectures are served, and what each leaves unsaid.
+"""Converts `config.json` to a `ModelConfig`: which architectures are served, and what each leaves unsaid.
 
 RoPE is described by `rope_parameters` (transformers 5) or by `rope_theta` and `rope_scaling` (older). The fields that
 are known are listed in `hugging_face_fields.py`; every other one is refused by its name.
@@ -40,7 +40,7 @@ _Number = TypeVar("_Number", int, float)
 
 
 def architecture_of(config: Fields) -> Architecture:
-    """Which of ours a folder holds; refuses what is not served, and every field that is not known of it, by name."""
+    """Returns a folder's architecture; refuses what is not served, and every unknown field, by name."""
     found = _named(config)
     if found.name == "mistral" and config.has("layer_types"):
         found = ARCHITECTURES["ministral"]  # as transformers' AutoModel has it: Mistral itself has one window in all
@@ -68,7 +68,7 @@ def _named(config: Fields) -> Architecture:
 
 
 def read_config(config: Fields, architecture: Architecture, tied: bool) -> ModelConfig:
-    """Raises CheckpointError for impossible or contradicting values, by the field's name."""
+    """Reads the config; raises CheckpointError for impossible or contradicting values, by the field's name."""
     hidden_size, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = config.integer("head_dim", architecture.head_dim)
     if head_dim is None:
@@ -135,7 +135,7 @@ def _query_growth(config: Fields, rope: Fields) -> QueryGrowth:
 
 
 def _rope_fields(config: Fields) -> Fields:
-    """The RoPE parameters, in whichever of the two spellings."""
+    """Returns the RoPE parameters, in whichever of the two spellings."""
     new, old = config.object("rope_parameters"), config.object("rope_scaling")
     if new.values and old.values and new.values != old.values:
         raise config.error("rope_parameters", "and rope_scaling contradict each other; one of them is expected")
@@ -143,7 +143,7 @@ def _rope_fields(config: Fields) -> Fields:
 
 
 def _stated_once(rope: Fields, key: str, beside: _Number | None, among: _Number | None) -> _Number | None:
-    """A RoPE parameter that older files have beside the others, not among them; refuses two that differ."""
+    """Reads a RoPE parameter that older files have beside the others, not among them; refuses two that differ."""
     if beside is not None and among is not None and beside != among:
         raise rope.error(key, f"is {among:g}, but {key} beside it is {beside:g}")
     return beside if among is None else among
@@ -195,7 +195,7 @@ def _rope_scaling(config: Fields, rope: Fields, architecture: Architecture) -> R
 
 
 def _attention_factor(rope: Fields, factor: float) -> float:
-    """YaRN's, where the file leaves it out: from the factor, or from two scales of DeepSeek's."""
+    """Returns YaRN's attention factor that a file leaves out: from the factor, or DeepSeek's two scales."""
     above, below = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
     if not above or not below or factor <= 1:
         return yarn_attention_factor(factor)
@@ -204,7 +204,7 @@ def _attention_factor(rope: Fields, factor: float) -> float:
 
 
 def _windows(config: Fields, architecture: Architecture, layers: int) -> tuple[int, ...]:
-    """Each layer's sliding window; empty where there is none."""
+    """Returns each layer's sliding window; empty where there is none."""
     window = _window(config, architecture)
     if not 0 < layers <= 1 << 12:  # the number of layers is checked later
         return ()
@@ -232,7 +232,7 @@ def _windows(config: Fields, architecture: Architecture, layers: int) -> tuple[i
 
 
 def _window(config: Fields, architecture: Architecture) -> int | None:
-    """The window of those layers that have one."""
+    """Returns the window of those layers that have one."""
     if architecture.use_sliding_window and not config.boolean("use_sliding_window", False):
         return None
     # null says that there is none, unlike a field that is absent

@@ -1,4 +1,5 @@
-"""No field of a checkpoint is quietly left out: it is used, known to change nothing, or refused by its name.
+"""Checks that no field of a checkpoint is quietly left out: it is used, known to change nothing, or refused by its
+name.
 
 A reader has a table of the fields that it knows, and `check_fields` walks over those that a file has.
 
@@ -35,7 +36,7 @@ class Only:
     values: tuple[Any, ...] = ()
 
     def allows(self, value: object) -> bool:
-        """Whether it is one of them; a number is not a boolean here."""
+        """Tells whether the value is one of them; a number is not a boolean here."""
         return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in self.values)
 
 
@@ -45,7 +46,7 @@ Table: TypeAlias = dict[str, Rule]
 
 
 def rules(rule: Rule, *names: str) -> dict[str, Rule]:
-    """A table in which all names, each line of which may have several, have one rule."""
+    """Makes a table in which all names, each line of which may have several, have one rule."""
     return dict.fromkeys(" ".join(names).split(), rule)
 
 

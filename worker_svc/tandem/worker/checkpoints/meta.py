@@ -1,4 +1,4 @@
-"""Meta's layout: `params.json`, `consolidated.00.pth` (and `.01`, ...) and, beside them, `tokenizer.model`.
+"""Reads Meta's layout: `params.json`, `consolidated.00.pth` (and `.01`, ...) and, beside them, `tokenizer.model`.
 
 What differs from other formats:
 
@@ -110,7 +110,7 @@ class MetaCheckpoint:
         self.sampling_defaults: Mapping[str, float | int] = {}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor | StoredMatrix]]:
-        """See `Checkpoint.tensors`."""
+        """Implements `Checkpoint.tensors`."""
         for name, shape in self.config.tensor_shapes().items():
             parts = [shard[stored_name(name)] for shard in self._shards]
             cut = _cut_dimension([tuple(part.shape) for part in parts], shape)
@@ -124,7 +124,7 @@ class MetaCheckpoint:
             yield name, tensor
 
     def _joined(self, name: str, expected: tuple[int, ...] | None) -> StoredTensor:
-        """What the shards' parts of a tensor are together."""
+        """Joins the shards' parts of a tensor."""
         parts = [shard[name] for shard in self._shards]
         shapes = [tuple(part.shape) for part in parts]
         cut = None if expected is None else _cut_dimension(shapes, expected)
@@ -133,14 +133,14 @@ class MetaCheckpoint:
         return StoredTensor(_joined_shape(shapes, cut), parts[0].dtype)
 
     def release(self, piece: torch.Tensor | StoredMatrix) -> None:
-        """See `Checkpoint.release`."""
+        """Implements `Checkpoint.release`."""
         assert isinstance(piece, torch.Tensor)
         if piece.untyped_storage().data_ptr() in self._mapped:  # not a copy, joined or permuted
             release_mapped(piece)
 
 
 def stored_name(name: str) -> str:
-    """A canonical tensor's name in the files."""
+    """Returns a canonical tensor's name in the files."""
     if name.startswith("layers."):
         _, layer, part = name.split(".", 2)
         return f"layers.{layer}.{_LAYER_NAMES[part]}.weight"
@@ -148,8 +148,8 @@ def stored_name(name: str) -> str:
 
 
 def _cut_dimension(shapes: Sequence[tuple[int, ...]], whole: tuple[int, ...]) -> int | None:
-    """Along which dimension parts of these shapes give a tensor of the shape `whole`. None where each is the whole
-    already; where they do not fit, the dimension in which alone they differ from it."""
+    """Returns the dimension along which parts of these shapes give a tensor of the shape `whole`. None where each is
+    the whole already; where they do not fit, the dimension in which alone they differ from it."""
     if len(shapes) == 1 or all(shape == whole for shape in shapes):
         return None
     first = shapes[0]
@@ -158,7 +158,7 @@ def _cut_dimension(shapes: Sequence[tuple[int, ...]], whole: tuple[int, ...]) ->
 
 
 def _joined_shape(shapes: Sequence[tuple[int, ...]], cut: int) -> tuple[int, ...]:
-    """The shape of a concatenation; the first part's where they cannot be concatenated."""
+    """Returns the shape of a concatenation; the first part's where they cannot be concatenated."""
     first = shapes[0]
     rest = {shape[:cut] + shape[cut + 1 :] for shape in shapes}
     if len(rest) > 1 or any(len(shape) != len(first) for shape in shapes) or cut >= len(first):
@@ -169,7 +169,7 @@ def _joined_shape(shapes: Sequence[tuple[int, ...]], cut: int) -> tuple[int, ...
 def _check_alike(
     first: Path, tensors: Mapping[str, torch.Tensor], file: Path, shard: Mapping[str, torch.Tensor]
 ) -> None:
-    """Every shard has the same tensors, of the same dtypes."""
+    """Checks that every shard has the same tensors, of the same dtypes."""
     for name, tensor in tensors.items():
         if name not in shard:
             raise CheckpointError(f"{file}: tensor {name} is missing, which {first.name} has")
@@ -181,7 +181,7 @@ def _check_alike(
 
 
 def _weights_files(path: Path) -> list[Path]:
-    """Every shard, in order; none is missing in between."""
+    """Returns every shard, in order; raises CheckpointError where one in between is missing."""
     found = {file.name for file in path.glob("consolidated.*.pth")}
     names = [f"consolidated.{number:02d}.pth" for number in range(max(1, len(found)))]
     for name in names:
@@ -192,7 +192,7 @@ def _weights_files(path: Path) -> list[Path]:
 
 
 def _load(file: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a .pth file, mapped; nothing but tensors is accepted."""
+    """Loads the tensors of a .pth file, mapped; nothing but tensors is accepted."""
     try:
         with file.open("rb") as stream:
             if stream.read(len(_ZIP_MAGIC)) != _ZIP_MAGIC:
@@ -296,7 +296,7 @@ def _intermediate_size(params: Fields, dim: int) -> int:
 
 
 def intermediate_size_of(dim: int, multiple_of: int, multiplier: float | None) -> int:
-    """Two thirds of 4 dim, times the multiplier, rounded up to a multiple of `multiple_of`."""
+    """Returns two thirds of 4 dim, times the multiplier, rounded up to a multiple of `multiple_of`."""
     size = int(2 * (4 * dim) / 3)
     if multiplier is not None:
         size = int(multiplier * size)

@@ -1,4 +1,4 @@
-"""The sizes and constants of a model, and the tensors that a model of these sizes has.
+"""Describes a model: its sizes and constants, and the tensors that a model of these sizes has.
 
 Differences between architectures are data here, not subclasses.
 """
@@ -38,7 +38,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How the rotation frequencies are stretched beyond the context that a model was first trained on.
+    """Stretches the rotation frequencies beyond the context that a model was first trained on.
 
     - `linear` divides every frequency by `factor` (Chen et al. 2023, https://arxiv.org/abs/2306.15595).
     - `dynamic` raises theta with the context (NTK-aware scaling). The published rule looks at the length that a
@@ -79,12 +79,12 @@ class RopeScaling:
 
     @property
     def description(self) -> str:
-        """What a report calls it."""
+        """Returns its name in a report."""
         return f"{self.kind}, divided" if self.factors else self.kind
 
 
 def yarn_attention_factor(factor: float) -> float:
-    """What YaRN multiplies cosines and sines by where a model does not say it."""
+    """Returns what YaRN multiplies cosines and sines by where a model does not say it."""
     return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
@@ -168,17 +168,17 @@ class ModelConfig:
 
     @property
     def q_size(self) -> int:
-        """Rows of the query projection."""
+        """Returns the rows of the query projection."""
         return self.num_heads * self.head_dim
 
     @property
     def kv_size(self) -> int:
-        """Rows of the key projection, and of the value projection."""
+        """Returns the rows of the key projection, and of the value projection."""
         return self.num_kv_heads * self.head_dim
 
     @property
     def layer_windows(self) -> tuple[int, ...]:
-        """Each layer's window; 0 where it sees the whole context."""
+        """Returns each layer's window; 0 where it sees the whole context."""
         windows = self.windows or (0,) * self.num_layers
         return tuple(window if window < self.context_length else 0 for window in windows)
 
@@ -194,21 +194,21 @@ class ModelConfig:
         return self.query_growth is not None and self.context_length > self.query_growth.every
 
     def with_context_length(self, context_length: int) -> ModelConfig:
-        """The same model serving contexts of another length."""
+        """Returns the same model with another context length."""
         return replace(self, context_length=context_length)
 
     def with_rope(self, scale: float, alpha: float) -> ModelConfig:
-        """The same model with positions divided by `scale` (linear interpolation) and theta raised by `alpha`
+        """Returns the same model with positions divided by `scale` (linear interpolation) and theta raised by `alpha`
         (NTK-aware scaling: about alpha times the context)."""
         theta = self.rope_theta * alpha ** (self.head_dim / (self.head_dim - 2)) if alpha != 1 else self.rope_theta
         return replace(self, rope_scale=self.rope_scale * scale, rope_theta=theta)
 
     def has_experts(self, layer: int) -> bool:
-        """Whether a layer's feed-forward part is a mixture of experts."""
+        """Tells whether a layer's feed-forward part is a mixture of experts."""
         return self.experts is not None and layer not in self.experts.dense_layers
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Canonical name and shape of every tensor that a checkpoint of this model must give, in loading order.
+        """Returns canonical name and shape of every tensor that a checkpoint of this model must give, in loading order.
 
         Matrices are `[out, in]`. The rows of q and k are laid out for RoPE on halves: within a head, row i and row
         i + head_dim / 2 form a pair.

@@ -1,4 +1,4 @@
-"""GPTQ's and AWQ's 4-bit matrices, as `quantization_config` of a Hugging Face folder announces them.
+"""Reads GPTQ's and AWQ's 4-bit matrices, as `quantization_config` of a Hugging Face folder announces them.
 
 Both store, for a matrix `W [out, in]` in groups of inputs, `W = scale (q - zero)`, with `scales` `[groups, out]` and
 eight numbers of 4 bits in each int32 of `qweight` and `qzeros` `[groups, out / 8]`:
@@ -31,7 +31,7 @@ PARTS = ("qweight", "qzeros", "scales", "g_idx")
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How the matrices of a checkpoint are packed."""
+    """Describes how the matrices of a checkpoint are packed."""
 
     layout: Literal["gptq", "awq"]
     group: int  # inputs that share a scale; 0: all of them
@@ -39,7 +39,7 @@ class Packing:
     reordered: bool = False  # `desc_act`: then `g_idx` must be there, and say the plain order
 
     def shapes(self, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
-        """The stored shape of each part of a matrix `[rows, columns]`; GPTQ's `g_idx` may be missing."""
+        """Returns the stored shape of each part of a matrix `[rows, columns]`; GPTQ's `g_idx` may be missing."""
         groups = -(-columns // (self.group or columns))
         if self.layout == "awq":
             return {"qweight": (columns, rows // 8), "qzeros": (groups, rows // 8), "scales": (groups, rows)}
@@ -48,7 +48,7 @@ class Packing:
 
 
 def packing_of(config: Fields) -> Packing | None:
-    """What `quantization_config` says; None without one. Raises CheckpointError for what is not served."""
+    """Reads `quantization_config`; returns None without one. Raises CheckpointError for what is not served."""
     fields = config.object("quantization_config")
     if not fields.values:
         return None
@@ -86,7 +86,7 @@ class PackedMatrix:
 
     @classmethod
     def of(cls, packing: Packing, parts: Mapping[str, torch.Tensor]) -> PackedMatrix:
-        """The whole of a matrix; raises ValueError where `g_idx` is another order than the plain one."""
+        """Makes the whole of a matrix; raises ValueError where `g_idx` is another order than the plain one."""
         rows = parts["scales"].shape[1]
         columns = parts["qweight"].shape[0] * (8 if packing.layout == "gptq" else 1)
         index = parts.get("g_idx")
@@ -99,12 +99,12 @@ class PackedMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """Returns rows and columns."""
         return len(self.rows), len(self.inputs)
 
     @property
     def nbytes(self) -> int:
-        """Stored bytes of the whole matrix that this is of."""
+        """Returns the stored bytes of the whole matrix that this is of."""
         return sum(part.nbytes for part in self.parts.values())
 
     def __len__(self) -> int:
@@ -114,23 +114,23 @@ class PackedMatrix:
         return replace(self, rows=self.rows[rows])
 
     def columns(self, part: slice) -> PackedMatrix:
-        """Some columns; raises ValueError where they begin or end within a group."""
+        """Returns some columns; raises ValueError where they begin or end within a group."""
         if part.start % self._group or part.stop % self._group:
             raise ValueError(f"columns {part.start} to {part.stop} cut a group of {self._group}")
         return replace(self, inputs=self.inputs[part])
 
     @property
     def mapped(self) -> tuple[torch.Tensor, ...]:
-        """The file's views, once the last row is asked for: rows do not lie together in them."""
+        """Returns the file's views, once the last row is asked for: rows do not lie together in them."""
         complete = len(self.rows) and int(self.rows[-1]) == self.parts["scales"].shape[1] - 1
         return tuple(self.parts.values()) if complete else ()
 
     def dequantize(self) -> torch.Tensor:
-        """The numbers, float32."""
+        """Returns the numbers, float32."""
         return self.grouped().dequantize()
 
     def grouped(self) -> Grouped:
-        """The same numbers in groups; float16 scales where every zero is 8, else float32, which holds scale x zero."""
+        """Returns them in groups; float16 scales where every zero is 8, else float32, which holds scale x zero."""
         qweight, group = self.parts["qweight"], self._group
         if self.packing.layout == "gptq":
             words = qweight[self.inputs.start // 8 : self.inputs.stop // 8, self.rows]
@@ -151,14 +151,14 @@ class PackedMatrix:
         return self.packing.group if self.packing.group in GROUPS else GROUPS[-1]
 
     def _zeros(self) -> torch.Tensor:
-        """`[stored groups, rows]`."""
+        """Unpacks the zeros, `[stored groups, rows]`."""
         stored = self.parts["qzeros"]
         if self.packing.layout == "awq":
             return self._interleaved(stored)
         return (stored[:, self.rows // 8] >> (self.rows % 8 * 4).int() & 15) + self.packing.zero_offset
 
     def _interleaved(self, words: torch.Tensor) -> torch.Tensor:
-        """AWQ's numbers `[n, rows]` out of `[n, out / 8]`."""
+        """Unpacks AWQ's numbers `[n, rows]` out of `[n, out / 8]`."""
         shifts = torch.empty_like(_SHIFTS)
         shifts[torch.tensor(_AWQ_ORDER)] = _SHIFTS
         return words[:, self.rows // 8] >> shifts[self.rows % 8] & 15

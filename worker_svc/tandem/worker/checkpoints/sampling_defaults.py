@@ -1,4 +1,4 @@
-"""What a model's makers sample with, where a checkpoint says it."""
+"""Reads what a model's makers sample with, where a checkpoint says it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RANGES: Mapping[str, tuple[float, float | None]] = {
 
 
 def sampling_defaults(fields: Fields, keys: Mapping[str, str] | None = None) -> dict[str, float | int]:
-    """Those that are stated, by our names; `keys` are the file's where they are others. Raises CheckpointError."""
+    """Returns those that are stated, by our names; `keys` are the file's where they differ. Raises CheckpointError."""
     keys = keys or {}
     defaults: dict[str, float | int] = {}
     for name, (least, most) in _RANGES.items():

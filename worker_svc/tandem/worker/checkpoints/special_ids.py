@@ -1,4 +1,4 @@
-"""Where sequences begin and end, read from the `tokenizer.model` of a Meta folder.
+"""Reads the ids where sequences begin and end from the `tokenizer.model` of a Meta folder.
 
 The worker never sees text, but it must stop at the end of an answer, and Meta's `params.json` does not name the ids.
 Two kinds of file bear that name: a SentencePiece model (Llama 1 and 2) states them, and a table of byte-pair ranks
@@ -23,7 +23,7 @@ _DEFAULT_BOS, _DEFAULT_EOS = 1, 2
 
 
 def read_special_ids(file: Path, vocab_size: int) -> tuple[int | None, tuple[int, ...]]:
-    """The beginning-of-sequence id and the ids that end an answer; None and () without a file."""
+    """Returns the beginning-of-sequence id and the ids that end an answer; None and () without a file."""
     try:
         if file.stat().st_size > MAX_TOKENIZER_BYTES:
             raise CheckpointError(f"{file}: larger than {MAX_TOKENIZER_BYTES >> 20} MiB, which no tokenizer is")
@@ -69,7 +69,7 @@ def _from_sentencepiece(content: bytes) -> tuple[int, tuple[int, ...]]:
 
 
 def protobuf_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Field numbers and values of a serialized message; varints as signed 64-bit numbers, the rest as bytes."""
+    """Yields field numbers and values of a serialized message; varints as signed 64-bit numbers, the rest as bytes."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)

@@ -1,2 +1,2 @@
-"""What a checkpoint holds (`inspection.py`), and how it is written in another family's files: one file a family, and
-`run.py` that makes it safe."""
+"""Inspects checkpoints (`inspection.py`), and writes them in another family's files: one file a family, and `run.py`
+that makes it safe."""

@@ -1,4 +1,5 @@
-"""Byte-pair vocabularies as keys of a GGUF file: from a `tokenizer.json`, or from Meta's table of ranks (Llama 3).
+"""Converts byte-pair vocabularies to keys of a GGUF file: from a `tokenizer.json`, or from Meta's table of ranks (Llama
+3).
 
 llama.cpp does not store how text is cut before pairs are merged: it knows some ways by name (`tokenizer.ggml.pre`), and
 so the ways that are recognised here are those of the families that are served.
@@ -23,7 +24,7 @@ _CUTS = {(_WORDS % "{1,3}", True): "llama-bpe", (_WORDS % "", False): "qwen2", (
 
 
 def _alphabet() -> str:
-    """The character that stands for each byte (GPT-2's table)."""
+    """Returns the character that stands for each byte (GPT-2's table)."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return "".join(chr(byte if byte in printable else next(others)) for byte in range(256))
@@ -33,11 +34,11 @@ _ALPHABET = _alphabet()
 
 
 class UnknownTokenizerError(Exception):
-    """A tokenizer that a GGUF file cannot say; the message says why."""
+    """A GGUF file cannot express the tokenizer; the message says why."""
 
 
 def from_json(path: Path, size: int, config: Mapping[str, Any], eos_ids: Sequence[int]) -> dict[str, Any]:
-    """The keys that say what a `tokenizer.json` says, for a model of `size` tokens; `config` is what its
+    """Returns the keys that say what a `tokenizer.json` says, for a model of `size` tokens; `config` is what its
     tokenizer_config.json holds. Raises UnknownTokenizerError."""
     try:
         content = json.loads(path.read_bytes())
@@ -59,7 +60,7 @@ def from_json(path: Path, size: int, config: Mapping[str, Any], eos_ids: Sequenc
 def from_ranks(
     path: Path, size: int, config: Mapping[str, Any], eos_ids: Sequence[int], *, scaled_rope: bool
 ) -> dict[str, Any]:
-    """The same for Meta's table of ranks; `scaled_rope` is what tells Llama 3.1 from 3.0.
+    """Returns the same for Meta's table of ranks; `scaled_rope` is what tells Llama 3.1 from 3.0.
 
     Raises UnknownTokenizerError.
     """
@@ -83,8 +84,8 @@ def from_ranks(
 
 
 def merges_of_ranks(pieces: Sequence[bytes]) -> Iterator[tuple[int, int]]:
-    """The two tokens that each longer token is made of last, in the order of ranks; tokens that merging never makes are
-    left out. A token's bytes are merged as in any text, by the lowest rank, with the ranks before its own."""
+    """Yields the two tokens that each longer token is made of last, in the order of ranks; tokens that merging never
+    makes are left out. A token's bytes are merged as in any text, by the lowest rank, with the ranks before its own."""
     ranks = {piece: index for index, piece in enumerate(pieces)}
     for own, piece in enumerate(pieces):
         parts = [piece[i : i + 1] for i in range(len(piece))]
@@ -109,7 +110,8 @@ def _keys(
     eos_ids: Sequence[int],
     bos: int | str | None,
 ) -> dict[str, Any]:
-    """`specials`: added tokens, and whether they are control tokens; `bos`: the token that goes before every text."""
+    """Makes the keys. `specials`: added tokens, and whether they are control tokens; `bos`: what goes before every
+    text."""
     if max(texts) >= size:
         raise UnknownTokenizerError(f"it has the id {max(texts)}, but the model only {size} rows")
     ids = {text: index for index, text in texts.items()}
@@ -139,7 +141,7 @@ def _keys(
 
 
 def _pre(content: Mapping[str, Any], whole_words: bool) -> str:
-    """llama.cpp's name for the way in which a tokenizer.json cuts text."""
+    """Returns llama.cpp's name for the way in which a tokenizer.json cuts text."""
     cutter = content["pre_tokenizer"]
     steps = cutter["pretokenizers"] if cutter["type"] == "Sequence" else [cutter]
     if steps[-1]["type"] != "ByteLevel":
@@ -158,7 +160,7 @@ def _pre(content: Mapping[str, Any], whole_words: bool) -> str:
 
 
 def _first_token(processor: Any) -> str | None:
-    """The token that a post-processor puts before a text."""
+    """Returns the token that a post-processor puts before a text."""
     for step in processor.get("processors", [processor]) if processor else []:
         if step.get("type") == "TemplateProcessing" and (first := step["single"][0].get("SpecialToken")):
             return str(first["id"])
@@ -170,7 +172,7 @@ def _text(token: Any) -> str:
 
 
 def _llama3_specials(scaled_rope: bool) -> list[str]:
-    """Meta's special tokens in the order of their ids."""
+    """Returns Meta's special tokens in the order of their ids."""
     named = {0: "begin_of_text", 1: "end_of_text", 6: "start_header_id", 7: "end_header_id", 9: "eot_id"}
     if scaled_rope:
         named |= {4: "finetune_right_pad_id", 8: "eom_id", 10: "python_tag"}

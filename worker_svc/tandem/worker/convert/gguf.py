@@ -76,7 +76,7 @@ def write_gguf(source: Source, path: Path) -> None:
 
 
 def write_vocabulary(metadata: Mapping[str, bytes], path: Path) -> None:
-    """A GGUF file that holds nothing but a vocabulary; values with their types in front, as `read_raw` gives them."""
+    """Writes a GGUF file of nothing but a vocabulary; values have their types in front, as from `read_raw`."""
     with path.open("wb") as file:
         file.write(MAGIC + struct.pack("<IQQ", 3, 0, len(metadata)))
         for key, value in metadata.items():
@@ -85,7 +85,7 @@ def write_vocabulary(metadata: Mapping[str, bytes], path: Path) -> None:
 
 
 def describe(config: ModelConfig) -> dict[str, Any]:
-    """The keys that describe the model. Raises ConvertError for what llama.cpp does not know."""
+    """Returns the keys that describe the model. Raises ConvertError for what llama.cpp does not know."""
     name = _ARCHITECTURES.get(config.architecture)
     if name is None:
         raise ConvertError(
@@ -142,7 +142,7 @@ def _divisors(config: ModelConfig) -> list[float]:
 
 
 def _layout(config: ModelConfig, dtype: torch.dtype, divisors: int) -> dict[str, _Tensor]:
-    """Where each stored tensor goes; the experts of a layer share one."""
+    """Returns where each stored tensor goes; the experts of a layer share one."""
     shapes: dict[str, tuple[int, ...]] = {ROPE_DIVISORS: (divisors,)} if divisors else {}
     for name, shape in config.tensor_shapes().items():
         place = place_of(name)
@@ -161,7 +161,7 @@ def _layout(config: ModelConfig, dtype: torch.dtype, divisors: int) -> dict[str,
 
 
 def _tokenizer(source: Source) -> dict[str, Any]:
-    """The vocabulary's keys: ready bytes from a GGUF file, values from a tokenizer.json or tokenizer.model."""
+    """Returns the vocabulary's keys: ready bytes from a GGUF file, values from a tokenizer.json or tokenizer.model."""
     path = source.checkpoint.path
     file = next(iter(path.glob("*.gguf")), None) if path.is_dir() else path
     if file is not None:

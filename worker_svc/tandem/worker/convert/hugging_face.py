@@ -33,7 +33,7 @@ def write_hugging_face(source: Source, folder: Path) -> None:
 
 
 def describe(config: ModelConfig) -> dict[str, Any]:
-    """The fields of `config.json`. Raises ConvertError for what this layout cannot say."""
+    """Returns the fields of `config.json`. Raises ConvertError for what this layout cannot say."""
     architecture = ARCHITECTURES[config.architecture]
     if architecture.name not in _WRITTEN:
         raise ConvertError(f"{architecture.name} is served, but not converted; converted are {', '.join(_WRITTEN)}")
@@ -175,7 +175,7 @@ def _write_tensors(source: Source, folder: Path) -> None:
 
 
 def _shards(sizes: dict[str, int]) -> list[list[str]]:
-    """Names in order, cut where a file would grow too large."""
+    """Yields names in order, cut where a file would grow too large."""
     shards: list[list[str]] = [[]]
     filled = 0
     for name, size in sizes.items():

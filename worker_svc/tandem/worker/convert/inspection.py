@@ -31,7 +31,7 @@ _TOKENIZERS = ("tokenizer.model", "tokenizer.json")
 
 
 def inspect(path: Path, group: int = 0) -> dict[str, Any]:
-    """Everything that is known without reading the weights; `group` is the worker's `quantize_group`. Raises
+    """Returns everything that is known without reading the weights; `group` is the worker's `quantize_group`. Raises
     CheckpointError."""
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
@@ -73,7 +73,7 @@ def inspect(path: Path, group: int = 0) -> dict[str, Any]:
 
 
 def weight_bytes(config: ModelConfig, group: int = 0) -> dict[str, int]:
-    """Bytes of all weights in memory, by precision; `group` 0: what int8 and int4 have without being told."""
+    """Returns the bytes of all weights in memory, by precision; `group` 0: the defaults of int8 and int4."""
     sizes = dict.fromkeys(("float32", "bfloat16", "fp8", "int8", "int4"), 0)
     for name, shape in config.tensor_shapes().items():
         numbers = math.prod(shape)
@@ -92,13 +92,13 @@ def weight_bytes(config: ModelConfig, group: int = 0) -> dict[str, int]:
 
 
 def _grouped_bytes(shape: tuple[int, ...], bits: int, group: int) -> int:
-    """Of a matrix whose rows are filled up to whole groups, each with 4 bytes: a float32, or two float16."""
+    """Returns the bytes of a matrix, rows filled up to whole groups, each with 4 bytes: a float32 or two float16."""
     groups = shape[0] * -(-shape[1] // group)
     return groups * (group * bits // 8 + 4)
 
 
 def kept_bytes(checkpoint: Checkpoint) -> int:
-    """Bytes in memory of a GGUF file whose quantized matrices stay as they are; 0 where none does.
+    """Returns the bytes in memory of a GGUF file whose quantized matrices stay as they are; 0 where none does.
 
     Kinds that are made of groups of 32 keep them; the others become numbers of two bytes.
     """
@@ -115,7 +115,7 @@ def kept_bytes(checkpoint: Checkpoint) -> int:
 
 
 def kv_bytes_per_token(config: ModelConfig) -> dict[str, int]:
-    """Bytes of keys and values of one token over all layers, by how they are stored."""
+    """Returns the bytes of keys and values of one token over all layers, by how they are stored."""
     formats = {"float32": kv_format("auto", torch.float32), "bfloat16": kv_format("auto", torch.bfloat16)}
     formats |= {name: kv_format(name, torch.float32) for name in ("fp8", "int8", "int4")}
     return {
@@ -125,7 +125,7 @@ def kv_bytes_per_token(config: ModelConfig) -> dict[str, int]:
 
 
 def _active_parameters(config: ModelConfig) -> int:
-    """Those that one token is multiplied with: of the experts only the chosen ones, of the embedding one row."""
+    """Counts the parameters used for one token: of the experts only the chosen ones, of the embedding one row."""
     experts = config.experts
     total = 0
     for name, shape in config.tensor_shapes().items():
@@ -146,7 +146,7 @@ def _tokenizer(checkpoint: Checkpoint) -> str | None:
 
 
 def _devices() -> list[dict[str, Any]]:
-    """What the model could be computed on: this machine's memory, and its GPUs."""
+    """Returns the devices that could compute the model: this machine's memory, and its GPUs."""
     memory = {"device": "cpu", "bytes": machine.memory(), "free_bytes": machine.obtainable_memory()}
     cards = []
     if torch.cuda.is_available():
@@ -158,7 +158,7 @@ def _devices() -> list[dict[str, Any]]:
 
 
 def _fits(free: int, weights: dict[str, int], kv: dict[str, int], context: int) -> dict[str, int]:
-    """Tokens of cache that fit beside the weights, by precision; 0: not even one context, or not the weights."""
+    """Returns the tokens of cache that fit beside the weights, by precision; 0: less than one context."""
     room = int(free * _FREE_FRACTION)
     fits = {}
     for name, size in weights.items():
@@ -168,7 +168,7 @@ def _fits(free: int, weights: dict[str, int], kv: dict[str, int], context: int) 
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code: 0, or 1 after {"error": one line}."""
+    """Prints the report; returns the exit code: 0, or 1 after {"error": one line}."""
     parser = argparse.ArgumentParser(prog="python -m tandem.worker.convert.inspection")
     parser.add_argument("path", type=Path)
     parser.add_argument("--quantize-group", type=int, choices=(0, *GROUPS), default=0)

@@ -56,7 +56,7 @@ def write_meta(source: Source, folder: Path) -> None:
 
 
 def describe(config: ModelConfig) -> dict[str, Any]:
-    """The fields of `params.json`. Raises ConvertError for what this layout cannot say."""
+    """Returns the fields of `params.json`. Raises ConvertError for what this layout cannot say."""
     if config.architecture != "llama" or config.qkv_bias or config.output_bias or config.qk_norm:
         with_biases = " with biases" if config.qkv_bias else ""
         raise ConvertError(f"Meta's layout is for Llama without biases; this is {config.architecture}{with_biases}")
@@ -89,7 +89,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
 
 
 def _feed_forward(config: ModelConfig) -> dict[str, Any]:
-    """`multiple_of` and `ffn_dim_multiplier` from which the feed-forward size follows: published ones where they do."""
+    """Returns `multiple_of` and `ffn_dim_multiplier` that give the feed-forward size: published ones where they do."""
     size = config.intermediate_size
     plain = intermediate_size_of(config.hidden_size, 1, None)
     # In between, so that rounding a product down gives the size.
@@ -130,7 +130,7 @@ def _pickled(tensors: dict[str, _Stored]) -> bytes:
 
 
 def _entry(name: str, size: int, at: int) -> zipfile.ZipInfo:
-    """An entry whose data begin at a multiple of the alignment, if its header begins at `at`."""
+    """Makes an entry whose data begin at a multiple of the alignment, if its header begins at `at`."""
     entry = zipfile.ZipInfo(name)
     entry.file_size = size
     begins = at + 30 + len(name) + (20 if size * 1.05 > zipfile.ZIP64_LIMIT else 0)

@@ -1,4 +1,4 @@
-"""What every writer needs: where tensors come from and how their bytes reach a file, a piece at a time."""
+"""Reads tensors and writes their bytes to a file a piece at a time, for every writer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Progress = Callable[[int, int], None]  # bytes read so far, bytes in all
 
 
 class ConvertError(Exception):
-    """A checkpoint cannot be written as that family; one line."""
+    """A checkpoint cannot be written as that family; the message is one line."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Source:
     notes: list[str] = field(default_factory=list)  # what the reader of the result should know
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor | StoredMatrix]]:
-        """Every canonical tensor; progress is told after each."""
+        """Yields every canonical tensor; progress is told after each."""
         done = 0
         for name, tensor in self.checkpoint.tensors():
             yield name, tensor
@@ -46,8 +46,8 @@ class Source:
         dtype: torch.dtype,
         order: torch.Tensor | None = None,
     ) -> Iterator[torch.Tensor]:
-        """Rows of a tensor, in their order or another one, as contiguous uint8; raises CheckpointError for numbers
-        beyond `dtype`."""
+        """Yields rows of a tensor, in their order or another one, as contiguous uint8; raises CheckpointError for
+        numbers beyond `dtype`."""
         rows = max(1, PIECE_BYTES // (4 * math.prod(tensor.shape[1:])))
         for start in range(0, len(tensor), rows):
             stored = tensor[start : start + rows] if order is None else tensor[order[start : start + rows]]
@@ -63,7 +63,7 @@ class Source:
 
 
 def reserve(file: BinaryIO, size: int) -> None:
-    """Takes the room on the disk at once, so that a full one is known before the work; raises OSError."""
+    """Reserves the room on the disk at once, so that a full one is known before the work; raises OSError."""
     if hasattr(os, "posix_fallocate") and size:
         os.posix_fallocate(file.fileno(), 0, size)
     else:
@@ -78,13 +78,13 @@ def write_at(file: BinaryIO, offset: int, pieces: Iterator[torch.Tensor]) -> Non
 
 
 def flush(file: BinaryIO) -> None:
-    """Everything written is on the disk."""
+    """Waits until everything written is on the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def write_text(path: Path, text: str) -> None:
-    """A small file, on the disk."""
+    """Writes a small file, on the disk."""
     with path.open("wb") as file:
         file.write(text.encode())
         flush(file)

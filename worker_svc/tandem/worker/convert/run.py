@@ -66,7 +66,7 @@ def convert(source: Path, target: Path, family: str, dtype: str, progress: Progr
 
 @contextmanager
 def _partial(target: Path) -> Iterator[Path]:
-    """An empty folder beside the target, which is gone at the end; one conversion to a target at a time."""
+    """Makes an empty folder beside the target, which is gone at the end; one conversion to a target at a time."""
     folder = target.absolute().with_name(f".{target.name}.partial")
     folder.mkdir(exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
@@ -120,7 +120,7 @@ def _say(message: dict[str, Any]) -> None:
 
 
 def _throttled(stopped: Sequence[int]) -> Progress:
-    """Says where the work is, a few times a second; raises SystemExit if a signal came whose exception was lost."""
+    """Reports the progress, a few times a second; raises SystemExit if a signal came whose exception was lost."""
     last = 0.0
 
     def progress(done: int, total: int) -> None:
@@ -135,7 +135,7 @@ def _throttled(stopped: Sequence[int]) -> Progress:
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code: 0, 1 after an error that was said, 128 + n after signal n."""
+    """Converts; returns the exit code: 0, 1 after an error that was said, 128 + n after signal n."""
     parser = argparse.ArgumentParser(prog="python -m tandem.worker.convert.run")
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)

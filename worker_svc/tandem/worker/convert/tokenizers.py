@@ -1,4 +1,4 @@
-"""Tokenizers that go along: files are copied, and SentencePiece models and GGUF vocabularies made from each other."""
+"""Carries tokenizers along: files are copied, and SentencePiece models and GGUF vocabularies made from each other."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NORMAL, _UNUSED, _BYTE = 1, 5, 6
 
 
 def copy_tokenizer(source: Path, target: Path) -> list[str]:
-    """Copies a folder's tokenizer files; gives their names."""
+    """Copies a folder's tokenizer files; returns their names."""
     copied = []
     for name in _FILES:
         if (source / name).is_file():
@@ -46,7 +46,7 @@ def copy_tokenizer(source: Path, target: Path) -> list[str]:
 
 
 def gguf_vocabulary(folder: Path, config: ModelConfig, eos_ids: Sequence[int]) -> dict[str, Any]:
-    """The keys of a GGUF file that say what a folder's tokenizer says. Raises UnknownTokenizerError where none can."""
+    """Returns the GGUF keys for a folder's tokenizer. Raises UnknownTokenizerError where none can express it."""
     model, pipeline = folder / "tokenizer.model", folder / "tokenizer.json"
     vocabulary = _sentencepiece_keys(model, config.vocab_size, eos_ids) if model.is_file() else None
     if vocabulary is not None:
@@ -69,8 +69,8 @@ def _sidecar(file: Path) -> dict[str, Any]:
 
 
 def _sentencepiece_keys(file: Path, size: int, eos_ids: Sequence[int]) -> dict[str, Any] | None:
-    """The keys that say what a SentencePiece model says; None if the file is no such model or has more
-    pieces than `size`. Missing pieces are filled up, because llama.cpp wants one for each row of weights."""
+    """Returns the keys that say what a SentencePiece model says; None if the file is no such model or has more pieces
+    than `size`. Missing pieces are filled up, because llama.cpp wants one for each row of weights."""
     try:
         content = file.read_bytes()
         tokens, scores, types = [], [], []
@@ -109,7 +109,7 @@ def _sentencepiece_keys(file: Path, size: int, eos_ids: Sequence[int]) -> dict[s
 
 
 def sentencepiece_model(file: Path) -> bytes | None:
-    """The SentencePiece model that says what a GGUF file's vocabulary says; None if it is of another type."""
+    """Returns the SentencePiece model that says what a GGUF file's vocabulary says; None if it is of another type."""
     keys = read_metadata(file, lambda key: key.startswith("tokenizer.ggml."))
     tokens, scores, types = (keys.get(f"tokenizer.ggml.{name}") for name in ("tokens", "scores", "token_type"))
     if keys.get("tokenizer.ggml.model") != "llama" or not isinstance(tokens, list):

@@ -26,8 +26,7 @@ def sample_seed(seed: int, index: int) -> int:
 
 
 def private_salt(number: int) -> str:
-    """Returns the salt of a group that shares pages with nobody else: it has a lone surrogate, which no string of the
-    wire can have."""
+    """Returns the salt of a group that shares with nobody else: no string of the wire holds a lone surrogate."""
     return f"\ud800{number}"
 
 

@@ -73,8 +73,7 @@ class SequencePages:
 
     @property
     def found_tokens(self) -> int:
-        """Returns the tokens whose keys and values were there when it was opened, those of a page to be copied
-        included."""
+        """Counts the tokens whose keys and values were there when it was opened, a page to be copied included."""
         return self.cached_tokens + (self.similar.tokens if self.similar is not None else 0)
 
     @property
@@ -152,8 +151,7 @@ class PageTable:
     # --- sequences
 
     def cached_prefix(self, tokens: Tokens, salt: str) -> list[int]:
-        """Returns the longest chain of published pages that `tokens` begins with; at least one token is left to
-        compute."""
+        """Returns the longest cached chain that `tokens` begins with; at least one token is left to compute."""
         found: list[int] = []
         parent: int | str = salt
         size = self.page_size
@@ -168,8 +166,7 @@ class PageTable:
         return found
 
     def _similar_page(self, tokens: Tokens, prefix: int, parent: int | str) -> SimilarPage | None:
-        """Returns the child of `parent` that begins most like `tokens[prefix:]`; at least one token is left to
-        compute."""
+        """Returns the child of `parent` most like `tokens[prefix:]`; at least one token is left to compute."""
         wanted = tokens[prefix : min(prefix + self.page_size, len(tokens) - 1)]
         best: SimilarPage | None = None
         for page in self._children.get(parent, ())[-SIMILAR_PAGES:]:
@@ -220,8 +217,7 @@ class PageTable:
         return sequence
 
     def reserve(self, sequence: SequencePages, tokens: int) -> bool:
-        """Reserves room for `tokens` tokens of `sequence` in all; returns False, and changes nothing, if there is not
-        enough."""
+        """Reserves room for `tokens` tokens in all; returns False, and changes nothing, if there is not enough."""
         missing = self.pages_for(tokens) - sequence.count
         if missing <= 0:
             return True

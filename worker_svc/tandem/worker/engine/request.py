@@ -170,8 +170,7 @@ class Request:
         bypass: bool = False,
         logprobs: LogprobOptions = NO_LOGPROBS,
     ) -> Request:
-        """Makes a request: `prompt` and `resumed` (output that was produced elsewhere) are ids; `max_tokens` counts
-        `resumed` too."""
+        """Makes a request from ids: `prompt`, and `resumed` (output from elsewhere), which `max_tokens` counts too."""
         head = np.asarray(prompt, dtype=np.int32)
         known = np.concatenate((head, np.asarray(resumed, dtype=np.int32)))
         tokens = np.zeros(len(head) + stopping.max_tokens, dtype=np.int32)

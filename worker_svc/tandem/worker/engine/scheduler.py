@@ -1,4 +1,4 @@
-"""What the next step computes.
+"""Decides what the next step computes.
 
 One rule and no modes: a request owes the keys and values of its tokens (`owed = num_tokens - num_computed`), and every
 step hands out a budget of tokens. A prefill owes many, a decode owes one, a preempted request owes everything again.
@@ -249,8 +249,7 @@ class Scheduler:
             budget.tokens -= drafts
 
     def _prefill(self, request: Request, budget: Budget) -> None:
-        """Applies the second rule to one request that has a place; without tokens left for it, a later step has its
-        turn."""
+        """Applies the second rule to a request that has a place; without tokens left, a later step has its turn."""
         left = budget.left(request)
         if request.pages is None or not left:
             return
@@ -264,8 +263,7 @@ class Scheduler:
             self.fairness.charge(request, start + length)
 
     def _admission(self, request: Request, budget: Budget) -> bool:
-        """Applies the third rule: returns whether a waiting request runs now, after others have made place for it if
-        need be."""
+        """Applies the third rule: returns whether a waiting request runs now, others making place if need be."""
         return self._admit(request) or (self._make_place(request, budget) and self._admit(request))
 
     def _next_prefill(self, prefills: list[Request]) -> Request | None:
@@ -309,8 +307,7 @@ class Scheduler:
         self.statistics.draft_tokens_accepted += accepted
 
     def take_copies(self) -> list[PageCopy]:
-        """Returns the copies that must be made before the chunks of the last `schedule` are computed; read all, then
-        write."""
+        """Returns the copies to be made before the last `schedule`'s chunks are computed; read all, then write."""
         copies, self._copies = self._copies, []
         return copies
 
@@ -353,8 +350,7 @@ class Scheduler:
         return self.fairness.served(request.caller), request.turn.arrival
 
     def _make_place(self, request: Request, budget: Budget) -> bool:
-        """Takes from others what a waiting request lacks, as far as that is fair; returns whether anybody gave it
-        up."""
+        """Takes from others what a waiting request lacks, if that is fair; returns whether anybody gave it up."""
         before = len(self.running)
         if self.fairness.several:
             while (victim := self._ceding(request)) is not None and not victim.in_flight.pending:

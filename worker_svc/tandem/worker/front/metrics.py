@@ -35,8 +35,7 @@ _FINISHED = {FinishReason.MAX_TOKENS: "length", FinishReason.STOP_TOKEN: "stop",
 
 
 class WorkerMetrics:
-    """Records the worker's metrics. Labelled children are made once: a look-up by label costs four times an
-    increment."""
+    """Records the worker's metrics. Children are made once: a look-up by label costs four times an increment."""
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
         def gauge(name: str, text: str) -> Gauge:

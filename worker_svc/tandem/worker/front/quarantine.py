@@ -29,8 +29,7 @@ REMEMBERED_REQUESTS = 1024
 
 
 def told_suspicions(value: str | bytes | None) -> int:
-    """Returns the count that the caller has sent, 0 if it is malformed. It is capped below what quarantines by
-    itself."""
+    """Returns the caller's count, 0 if it is malformed, capped below what quarantines by itself."""
     text = value.decode("ascii", "replace") if isinstance(value, bytes) else value or ""
     return min(int(text), MAX_SUSPICIONS - 1) if text.isdecimal() and len(text) < 10 else 0
 
@@ -103,8 +102,7 @@ class Probation:
         self._holder = request
 
     def leave(self, request: object) -> None:
-        """Gives the turn to the next request, once this one has a token or has ended; does nothing for requests whose
-        turn it is not."""
+        """Gives the turn to the next, once this one has a token or has ended; ignores those without a turn."""
         if self._holder is request:
             self._holder = None
             self._lock.release()

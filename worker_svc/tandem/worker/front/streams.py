@@ -129,8 +129,7 @@ class OutputStream:
 
 
 async def next_due(streams: Sequence[OutputStream]) -> list[OutputStream]:
-    """Waits until one of these outputs of a request has a message due; returns all that have. Raises what one failed
-    with."""
+    """Waits until one of these outputs has a message due; returns all that have. Raises what one failed with."""
     wake = streams[0].wake
     while True:
         now = time.monotonic()

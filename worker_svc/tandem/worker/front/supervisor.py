@@ -204,8 +204,7 @@ class EngineSupervisor:
             ) from None
 
     async def _ask(self, message: Callable[[int], Inbound], forget: Callable[[int], Inbound] | None = None) -> Reply:
-        """Sends a message with a new serial and returns the answer; whoever stops waiting has the engine `forget`
-        it."""
+        """Sends a message with a new serial and returns the answer; when cancelled, has the engine `forget` it."""
         serial = next(self._serials)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._require_engine().send(message(serial))

@@ -1,4 +1,4 @@
-"""Causal attention over pages, whose bits do not depend on the batch.
+"""Computes causal attention over pages, with bits that do not depend on the batch.
 
 The rule. A query attends to one page of keys (a *tile*) at a time, from position 0 on:
 
@@ -69,10 +69,10 @@ class _Slab:
 
 
 class AttentionPlan:
-    """What one step's attention does, worked out once and used by every layer."""
+    """Plans one step's attention once for all layers."""
 
     def __init__(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, window: int = 0) -> None:
-        """With `window`, a token sees itself and the `window - 1` tokens before it; 0: all of them."""
+        """Takes a step's segments. With `window`, a token sees itself and `window - 1` tokens before it; 0: all."""
         shape = cache.shape
         self._kv_heads = shape.kv_heads
         self._group = num_heads // shape.kv_heads
@@ -174,7 +174,7 @@ class AttentionPlan:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
 
     def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scale: float) -> torch.Tensor:
-        """Attention of queries `q` `[N, heads, head_dim]` over one layer's pages; rows of no segment give zeros."""
+        """Computes attention of `q` `[N, heads, head_dim]` over one layer's pages; rows of no segment give zeros."""
         out = torch.zeros_like(q)
         for slab in self._slabs:
             result = self._attend_slab(slab, keys, values, q, scale)  # [B * Q, heads, head_dim]
@@ -216,7 +216,7 @@ class AttentionPlan:
 
     @staticmethod
     def _by_block(slab: _Slab, x: torch.Tensor, absent: float) -> torch.Tensor:
-        """`[J, ...]` as `[B, T, ...]`, with `absent` in the place of tiles that a block does not have."""
+        """Arranges `[J, ...]` as `[B, T, ...]`, with `absent` in the place of tiles that a block does not have."""
         if slab.job_place is not None:
             places = x.new_full((slab.blocks * slab.tiles, *x.shape[1:]), absent)
             x = places.index_copy_(0, slab.job_place, x)
@@ -224,7 +224,7 @@ class AttentionPlan:
 
 
 def _tree_sum(x: torch.Tensor) -> torch.Tensor:
-    """The sum over dimension 1, neighbours first, so that zeros at the end change nothing; overwrites `x`."""
+    """Sums over dimension 1, neighbours first, so that zeros at the end change nothing; overwrites `x`."""
     while x.shape[1] > 1:
         pairs = x.shape[1] // 2 * 2
         x[:, 0:pairs:2] += x[:, 1:pairs:2]

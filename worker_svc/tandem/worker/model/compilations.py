@@ -1,4 +1,4 @@
-"""Tells when Triton compiles a kernel: a step that does takes seconds, where others take milliseconds."""
+"""Reports when Triton compiles a kernel: a step that does takes seconds, where others take milliseconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def report_compilations(report: Callable[[], None]) -> None:
-    """Has `report` called before and after each compilation on a card; elsewhere nothing is compiled in a step."""
+    """Calls `report` before and after each compilation on a GPU; elsewhere nothing is compiled in a step."""
     if not torch.cuda.is_available():
         return
     from triton import knobs

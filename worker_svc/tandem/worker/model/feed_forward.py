@@ -12,7 +12,7 @@ from tandem.worker.model.operations import Operations
 
 
 class FeedForward(torch.nn.Module):
-    """One product for gate and up, whose rows lie below each other, and one for down."""
+    """Does one product for gate and up, whose rows lie below each other, and one for down."""
 
     __call__: Callable[..., torch.Tensor]
 
@@ -24,7 +24,7 @@ class FeedForward(torch.nn.Module):
         self.down = Linear(intermediate_size, hidden_size, dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`[N, hidden] -> [N, hidden]`."""
+        """Computes `[N, hidden] -> [N, hidden]`."""
         return self.down(self._operations.swiglu(self.gate_up(x), self.intermediate_size))
 
 

@@ -32,12 +32,12 @@ class Float8Rows:
     scale: torch.Tensor
 
     def dequantize(self) -> torch.Tensor:
-        """`[rows, columns]` float32."""
+        """Returns the numbers, `[rows, columns]` float32."""
         return self.q.float() * self.scale
 
 
 def to_float8(rows: torch.Tensor) -> Float8Rows:
-    """`[rows, columns]` of any floating dtype, on any device; a row's largest number becomes the largest e4m3.
+    """Converts `[rows, columns]` of any floating dtype, on any device; a row's largest number becomes the largest e4m3.
 
     What is not finite makes its whole row NaN.
     """
@@ -47,7 +47,7 @@ def to_float8(rows: torch.Tensor) -> Float8Rows:
 
 
 def scaled_product(x: torch.Tensor, weight: Float8Rows) -> torch.Tensor:
-    """`x [N, in]` times `[out, in]`, both in e4m3: `[N, out]` in x's dtype."""
+    """Multiplies `x [N, in]` with `[out, in]`, both in e4m3: `[N, out]` in x's dtype."""
     from tandem.worker.model.cuda.kernels.float8 import rows_to_float8  # Triton is not installed where there is no CUDA
 
     rows = Float8Rows(*rows_to_float8(x))
@@ -88,11 +88,11 @@ class Float8Weight(torch.nn.Module):
         self.scale[row : row + len(rows.q)] = rows.scale
 
     def rows(self, index: torch.Tensor | slice) -> torch.Tensor:
-        """Some rows `[N, in]` as float32 numbers."""
+        """Returns some rows `[N, in]` as float32 numbers."""
         return Float8Rows(self.q[index], self.scale[index]).dequantize()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`[N, in] -> [N, out]` in x's dtype."""
+        """Multiplies: `[N, in] -> [N, out]` in x's dtype."""
         if self.product is not None:
             return self.product(x, self.q, self.scale)
         if self._scaled:

@@ -1,4 +1,4 @@
-"""The paged key and value cache.
+"""Stores keys and values in pages.
 
 For each layer, keys and values are tensors `[pages + 1, kv_heads, page_size, ...]`. A page holds `page_size`
 consecutive tokens of one sequence; within a page the tokens of one head lie together, so that a page is a ready operand
@@ -37,13 +37,13 @@ class CacheShape:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of keys and values of one token over all layers."""
+        """Returns the bytes of keys and values of one token over all layers."""
         vector = sum(size * dtype.itemsize for size, dtype in self.format.parts(self.head_dim))
         return 2 * self.layers * self.kv_heads * vector
 
     @property
     def bytes(self) -> int:
-        """Bytes that `KVCache` allocates, the padding page included."""
+        """Returns the bytes that `KVCache` allocates, the padding page included."""
         return (self.pages + 1) * self.page_size * self.bytes_per_token
 
 
@@ -55,7 +55,7 @@ class KeyChannels(NamedTuple):
 
 
 class KVCache:
-    """Keys and values of every layer, zero at first.
+    """Holds keys and values of every layer, zero at first.
 
     With `key_channels`, one entry a layer, keys are stored normalized.
     """
@@ -83,12 +83,12 @@ class KVCache:
 
     @property
     def padding_page(self) -> int:
-        """The page that belongs to no sequence."""
+        """Returns the page that belongs to no sequence."""
         return self.shape.pages
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of all tensors."""
+        """Returns the bytes of all tensors."""
         return sum(part.nbytes for layer in (*self.keys, *self.values) for part in layer)
 
     def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -102,7 +102,7 @@ class KVCache:
                 part[page, :, place] = numbers
 
     def scale_queries(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """Queries `[N, heads, head_dim]` that give the same attention over the stored keys as `q` over the true ones.
+        """Scales queries `[N, heads, head_dim]`: over the stored keys they attend as `q` over the true ones.
 
         q . k = (q * scale) . stored + q . mean, and what is the same for every key is nothing to a softmax.
         """
@@ -161,7 +161,7 @@ class TileReader:
         self._buffers: dict[str, torch.Tensor] = {}
 
     def runs(self, pages: npt.NDArray[np.int64]) -> list[Run] | None:
-        """`pages` `[jobs]` as runs; None if gathering them costs less than a call for each run."""
+        """Groups `pages` `[jobs]` into runs; None if gathering them costs less than a call for each run."""
         starts = np.concatenate([[0], np.flatnonzero(np.diff(pages) != 1) + 1])
         if len(starts) > 1 and len(pages) * self._page_bytes < len(starts) * _WORTH_A_CALL:
             return None
@@ -169,13 +169,14 @@ class TileReader:
         return [Run(*run) for run in zip(starts.tolist(), pages[starts].tolist(), counts.tolist(), strict=True)]
 
     def times_keys(self, rows: torch.Tensor, layer: Parts, pages: torch.Tensor, runs: list[Run] | None) -> torch.Tensor:
-        """`rows` `[jobs * kv_heads, n, head_dim]` times each job's keys: `[jobs * kv_heads, n, page_size]`, float32."""
+        """Multiplies `rows` `[jobs * kv_heads, n, head_dim]` with each job's keys: `[jobs * kv_heads, n, page_size]`,
+        float32."""
         return self._product("scores", rows, layer, pages, runs, transpose=True)
 
     def times_values(
         self, rows: torch.Tensor, layer: Parts, pages: torch.Tensor, runs: list[Run] | None
     ) -> torch.Tensor:
-        """`rows` `[jobs * kv_heads, n, page_size]` times each job's values: `[jobs * kv_heads, n, head_dim]`,
+        """Multiplies `rows` `[jobs * kv_heads, n, page_size]` with each job's values: `[jobs * kv_heads, n, head_dim]`,
         float32."""
         return self._product("outputs", rows, layer, pages, runs, transpose=False)
 
@@ -203,7 +204,7 @@ class TileReader:
         return out.float()
 
     def _gather(self, layer: Parts, pages: torch.Tensor, runs: list[Run] | None) -> torch.Tensor:
-        """Pages `[jobs, kv_heads, page_size, head_dim]` in the dtype of the products."""
+        """Gathers pages `[jobs, kv_heads, page_size, head_dim]` in the dtype of the products."""
         size = (len(pages), *layer[0].shape[1:3], self._head_dim)
         if self._as_it_is:
             return torch.index_select(layer[0], 0, pages, out=self._room("pages", size, self.dtype))
@@ -219,7 +220,7 @@ class TileReader:
         return self._format.decode(parts, decoded)
 
     def _room(self, name: str, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """The buffer of that name, as a tensor of that size."""
+        """Returns the buffer of that name, as a tensor of that size."""
         count = math.prod(size)
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < count or buffer.dtype != dtype:

@@ -1,4 +1,4 @@
-"""How one token's key or value of one head is stored in a page.
+"""Stores one token's key or value of one head in a page.
 
 | name     | a vector of head_dim numbers x becomes                                            | bytes          |
 |----------|-----------------------------------------------------------------------------------|----------------|
@@ -28,26 +28,26 @@ Parts = tuple[torch.Tensor, ...]  # each begins with the same dimensions, and en
 
 
 class KVFormat(Protocol):
-    """Vectors `[..., head_dim]` to their parts and back."""
+    """Converts vectors `[..., head_dim]` to their parts and back."""
 
     name: str
     normalizes_keys: bool  # whether keys are stored by what `engine/calibration.py` learns of them
 
     def parts(self, head_dim: int) -> list[tuple[int, torch.dtype]]:
-        """Last dimension and dtype of each part."""
+        """Returns last dimension and dtype of each part."""
         ...
 
     def encode(self, x: torch.Tensor) -> Parts:
-        """What is stored of `x`."""
+        """Returns what is stored of `x`."""
         ...
 
     def decode(self, parts: Parts, out: torch.Tensor) -> torch.Tensor:
-        """What is read back, into `out`."""
+        """Reads the parts back, into `out`."""
         ...
 
 
 class Plain:
-    """Numbers as they are, in a float dtype."""
+    """Stores numbers as they are, in a float dtype."""
 
     normalizes_keys = False
 
@@ -66,7 +66,7 @@ class Plain:
 
 
 class Float8(Plain):
-    """One byte a number, a float itself."""
+    """Stores one byte a number, an e4m3 float."""
 
     normalizes_keys = True
 
@@ -80,7 +80,7 @@ class Float8(Plain):
 
 
 class Int8:
-    """One signed byte a number, one scale a vector."""
+    """Stores one signed byte a number, one scale a vector."""
 
     name = "int8"
     normalizes_keys = False
@@ -99,7 +99,7 @@ class Int8:
 
 
 class Int4:
-    """Half a byte a number; a scale and a lowest value for each group of 32."""
+    """Stores half a byte a number; a scale and a lowest value for each group of 32."""
 
     name = "int4"
     normalizes_keys = True
@@ -129,16 +129,16 @@ _TINY = torch.finfo(torch.float32).tiny  # a vector of zeros has no scale of its
 
 
 def _grouped(x: torch.Tensor) -> torch.Tensor:
-    """`[..., head_dim]` as `[..., groups, group]`; a view of what is contiguous."""
+    """Reshapes `[..., head_dim]` to `[..., groups, group]`; a view of what is contiguous."""
     return x.reshape(*x.shape[:-1], -1, int4_group(x.shape[-1]))
 
 
 def int4_group(head_dim: int) -> int:
-    """Numbers of a vector that share a scale and a lowest value."""
+    """Returns how many numbers of a vector share a scale and a lowest value."""
     return INT4_GROUP if head_dim % INT4_GROUP == 0 else head_dim
 
 
 def kv_format(name: str, dtype: torch.dtype) -> KVFormat:
-    """The format of a name; "auto" stores the model's dtype."""
+    """Returns the format of a name; "auto" stores the model's dtype."""
     formats: dict[str, KVFormat] = {"auto": Plain(dtype), "fp8": Float8(), "int8": Int8(), "int4": Int4()}
     return formats[name]

@@ -1,4 +1,4 @@
-"""How a transformer gets the weights of a checkpoint, in the form that this machine computes with."""
+"""Loads the weights of a checkpoint into a transformer, in the form that this machine computes with."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def load_transformer(
     quantization: MadeOf = "stored",
     ranks: Ranks = ALONE,
 ) -> Transformer:
-    """A model with the checkpoint's weights, in `dtype` on `device`.
+    """Loads a model with the checkpoint's weights, in `dtype` on `device`.
 
     `progress(bytes done, bytes in all)` is called after each tensor. `config` serves the weights with other constants,
     for example another context length; `operations` computes by other kernels than torch's. `quantization` is what
@@ -73,7 +73,7 @@ def load_transformer(
 
 
 def _mostly_quantized(checkpoint: Checkpoint, quantization: MadeOf) -> bool:
-    """Whether the layers' matrices will be small integers; the first of them tells."""
+    """Tells whether the layers' matrices will be small integers; the first of them decides."""
     if quantization != "stored":
         return isinstance(quantization, Quantization)
     if checkpoint.stored_as.keys() <= DTYPES.keys():
@@ -83,7 +83,7 @@ def _mostly_quantized(checkpoint: Checkpoint, quantization: MadeOf) -> bool:
 
 
 def _least_bits(name: str) -> int:
-    """A router decides by small differences, and so does the output among all of a vocabulary."""
+    """Returns the fewest bits: a router, and the output among a whole vocabulary, decide by small differences."""
     if name.endswith("router"):
         return 32
     return 8 if name in ("embedding", "output") else 4

@@ -36,7 +36,7 @@ class MixtureOfExperts(torch.nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`[N, hidden] -> [N, hidden]`."""
+        """Computes `[N, hidden] -> [N, hidden]`."""
         if not self._row_multiple:
             self._row_multiple = max(each.row_multiple for each in self.experts.modules() if isinstance(each, Linear))
         shares, chosen = self.router(x).float().softmax(-1).topk(self._per_token, dim=-1)

@@ -1,4 +1,4 @@
-"""What the model computes beside its matrix products, behind one seam, so that a device may have its own kernels.
+"""The interface of what the model computes beside its matrix products, so that a device may have its own kernels.
 
 `Operations` is chosen once, when a model is built, and then only called. `TorchOperations` are torch's own; their bits
 depend neither on the number of rows nor on the number of threads.
@@ -25,7 +25,7 @@ ScaledProduct = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tenso
 
 
 class Products(NamedTuple):
-    """How matrices of floats are multiplied."""
+    """Chooses how matrices of floats are multiplied."""
 
     plain: Product | None = None  # of the model's dtype; None: by the library, as the weight calls it
     float8: ScaledProduct | None = None  # None: as the weight does
@@ -35,10 +35,10 @@ LIBRARY = Products()
 
 
 class Plan(Protocol):
-    """One step's attention, worked out once for all layers."""
+    """Plans one step's attention once for all layers."""
 
     def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scale: float) -> torch.Tensor:
-        """Attention of queries `q` `[N, heads, head_dim]` over one layer's pages."""
+        """Computes attention of queries `q` `[N, heads, head_dim]` over one layer's pages."""
         ...
 
 
@@ -54,11 +54,11 @@ class Operations(Protocol):
     tried_runs: tuple[int, ...]
 
     def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, window: int = 0) -> Plan:
-        """How a step's queries will attend; with `window`, a token sees itself and the `window - 1` before it."""
+        """Plans how a step's queries will attend; with `window`, a token sees itself and the `window - 1` before it."""
         ...
 
     def add_norm(self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Adds `delta` to `x` `[N, size]` in place, then gives `x / sqrt(mean(x^2) + eps) * weight`."""
+        """Adds `delta` to `x` `[N, size]` in place, then returns `x / sqrt(mean(x^2) + eps) * weight`."""
         ...
 
     def rotate_and_store(
@@ -69,7 +69,7 @@ class Operations(Protocol):
         layer: int,
         slots: torch.Tensor,
     ) -> torch.Tensor:
-        """Rotates queries and keys and stores keys and values; gives the queries `[N, heads, head_dim]`.
+        """Rotates queries and keys and stores keys and values; returns the queries `[N, heads, head_dim]`.
 
         qkv: `[N, heads + 2 kv_heads, head_dim]`; may be overwritten.
         rotation: cosines and signed sines, each `[N, 1, head_dim]` (`RotaryTable.at`).
@@ -78,18 +78,18 @@ class Operations(Protocol):
         ...
 
     def swiglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
-        """`silu(gate) * up` of `[N, 2 size]`, computed in float32."""
+        """Computes `silu(gate) * up` of `[N, 2 size]` in float32."""
         ...
 
     def quantized_weight(
         self, kind: Quantization, rows: int, columns: int, like: Grouped, device: torch.device
     ) -> QuantizedWeight:
-        """Room for a quantized matrix."""
+        """Allocates a quantized matrix."""
         ...
 
 
 class TorchOperations:
-    """For CPUs, and for devices without kernels of their own."""
+    """Implements operations by torch, for CPUs and for devices without kernels of their own."""
 
     row_multiple = MOST_ROWS
     products: tuple[Products, ...] = (LIBRARY,)

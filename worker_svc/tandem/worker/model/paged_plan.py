@@ -1,4 +1,4 @@
-"""What a step's attention kernels are told, as arrays. Numpy alone.
+"""Plans a step's attention kernels as arrays. Numpy alone.
 
 A *block* is up to `queries` consecutive query tokens of one sequence. A *job* is a block with all of its splits, or
 with one of them. Which it is changes the order of work and not a bit of the result, so it may depend on the batch: the
@@ -21,7 +21,7 @@ _UNEVEN = 1.15  # times the average that a program may have to do; dividing a bl
 
 
 class PlanArrays(NamedTuple):
-    """See `kernels/paged_attention.py` for the columns."""
+    """The arrays of a plan; `kernels/paged_attention.py` describes the columns."""
 
     tables: Ints  # [sequences, width]
     blocks: Ints  # [B, 6]
@@ -30,7 +30,7 @@ class PlanArrays(NamedTuple):
 
 
 def page_tables(segments: Sequence[Segment], page_size: int) -> Ints:
-    """The pages that each segment looks at, in rows `[segments, longest]`; what is not used is page 0."""
+    """Returns the pages that each segment looks at, in rows `[segments, longest]`; what is not used is page 0."""
     counts = np.array([(s.position + s.length - 1) // page_size + 1 for s in segments], dtype=np.int64)
     tables = np.zeros((len(segments), int(counts.max(initial=1))), dtype=np.int32)
     if segments:
@@ -40,7 +40,7 @@ def page_tables(segments: Sequence[Segment], page_size: int) -> Ints:
 
 
 def cut(segments: Sequence[Segment], queries: int) -> Ints:
-    """Blocks of `queries` tokens `[B, 6]`, each of segment (and table row) i of `segments`; no partials yet."""
+    """Cuts segments into blocks of `queries` tokens `[B, 6]`, each of segment (and table row) i; no partials yet."""
     lengths = np.array([s.length for s in segments], dtype=np.int64)
     per_segment = -(-lengths // queries)
     owner = np.repeat(np.arange(len(segments)), per_segment)
@@ -54,7 +54,7 @@ def cut(segments: Sequence[Segment], queries: int) -> Ints:
 
 
 def divide(blocks: Ints, split: int, window: int, lanes: int, room: int) -> tuple[Ints, Ints, int]:
-    """Blocks with their partials, the jobs, and the number of partials, at most `room`.
+    """Divides blocks into jobs; returns blocks with their partials, jobs, and how many partials, at most `room`.
 
     lanes: programs that each kv head has. The longest jobs come first.
     """
@@ -84,7 +84,7 @@ def divide(blocks: Ints, split: int, window: int, lanes: int, room: int) -> tupl
 
 
 def _share(splits: Ints, lanes: int) -> int:
-    """The most splits of a block that stays whole: as many as leave no lane with much more than the average."""
+    """Returns the most splits of a block that stays whole: as many as leave no lane with much more than the average."""
     average = max(1, int(splits.sum()) // lanes)
     if average == 1:
         return 1
@@ -101,5 +101,5 @@ def _share(splits: Ints, lanes: int) -> int:
 
 
 def longest_first(blocks: Ints) -> Ints:
-    """Blocks in the order of the keys they look at, the most first, so that no program is left with a long one."""
+    """Sorts blocks by the keys they look at, the most first, so that no program is left with a long one."""
     return blocks[np.argsort(-(blocks[:, 2] + blocks[:, 1]), kind="stable")]

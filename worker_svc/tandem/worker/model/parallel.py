@@ -1,4 +1,4 @@
-"""One model on several ranks (Megatron-LM, Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053).
+"""Divides one model among several ranks (Megatron-LM, Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053).
 
     q, k, v, gate, up, embedding, output    by rows: a rank has some of the heads, inner numbers and tokens
     attention output, down                  by columns: each rank's product is a part of a sum
@@ -35,7 +35,7 @@ class Ranks:
     local: int = 1  # ranks on this machine
 
     def add_up(self, part: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' parts, in the order of the ranks."""
+        """Returns the sum of all ranks' parts, in the order of the ranks."""
         if self.size == 1:
             return part
         first, *others = self._gather(part)
@@ -45,7 +45,7 @@ class Ranks:
         return total.to(part.dtype)
 
     def join(self, part: torch.Tensor, width: int) -> torch.Tensor:
-        """All ranks' `[N, ceil(width / ranks) or fewer]` beside each other: `[N, width]`."""
+        """Joins all ranks' `[N, ceil(width / ranks) or fewer]` beside each other: `[N, width]`."""
         if self.size == 1:
             return part
         missing = -(-width // self.size) - part.shape[1]
@@ -58,20 +58,20 @@ class Ranks:
         return parts
 
     def wait(self) -> None:
-        """Returns when all ranks have come here; they may take as long as loading takes."""
+        """Waits until all ranks have come here; they may take as long as loading takes."""
         if self.size > 1:
             dist.barrier()
 
     def meet(self) -> None:
-        """Returns when all ranks have come here, which are at work."""
+        """Waits until all ranks have come here, which are at work."""
         self._numbers(0)
 
     def smallest(self, number: int) -> int:
-        """The smallest of all ranks' numbers."""
+        """Returns the smallest of all ranks' numbers."""
         return min(self._numbers(number))
 
     def total(self, number: int) -> int:
-        """The sum of all ranks' numbers."""
+        """Returns the sum of all ranks' numbers."""
         return sum(self._numbers(number))
 
     def _numbers(self, number: int) -> list[int]:
@@ -80,7 +80,7 @@ class Ranks:
         return [int(part) for part in self._gather(torch.tensor([number], device=self._device))]
 
     def broadcast(self, frame: bytes) -> bytes:
-        """Rank 0's frame, on all ranks."""
+        """Returns rank 0's frame on all ranks."""
         if self.size == 1:
             return frame
         length = torch.tensor([len(frame)], device=self._device)
@@ -99,7 +99,7 @@ class Ranks:
     # --- what a rank has
 
     def share(self, config: ModelConfig) -> ModelConfig:
-        """The sizes of this rank's part; raises ConfigError for what cannot be shared evenly."""
+        """Returns the sizes of this rank's part; raises ConfigError for what cannot be shared evenly."""
         if self.size == 1:
             return config
         heads, kv_heads = config.num_heads, config.num_kv_heads
@@ -122,12 +122,12 @@ class Ranks:
         )
 
     def tokens(self, config: ModelConfig) -> slice:
-        """The tokens whose vectors and logits this rank has; the last ranks may have fewer."""
+        """Returns the tokens whose vectors and logits this rank has; the last ranks may have fewer."""
         each = -(-config.vocab_size // self.size)
         return slice(self.rank * each, min(config.vocab_size, (self.rank + 1) * each))
 
     def part(self, name: str, config: ModelConfig) -> Part:
-        """What of a tensor of the whole model this rank has, by its canonical name."""
+        """Returns which part of a tensor of the whole model this rank has, by its canonical name."""
         shape = config.tensor_shapes()[name]
         if self.size == 1:
             return Part()

@@ -1,4 +1,4 @@
-"""Weights as small integers in groups along the input dimension.
+"""Stores weights as small integers in groups along the input dimension.
 
     int8    w = scale q            q from -127 to 127 (a file may have -128); one scale a group or an output channel
     int4    w = scale q + least    q from 0 to 15; one scale and one least number a group of 32, 64 or 128
@@ -29,7 +29,7 @@ _TILE_ROWS = 1024  # that are dequantized at once where no compiled product is t
 
 
 def quantize(weight: torch.Tensor, kind: Quantization) -> Grouped:
-    """`[rows, columns]` of any floating dtype, on any device."""
+    """Quantizes `[rows, columns]` of any floating dtype, on any device."""
     rows, columns = weight.shape
     group = kind.group or columns
     numbers = F.pad(weight.float(), (0, -columns % group)).view(rows, -1, group)
@@ -77,7 +77,7 @@ class QuantizedWeight(torch.nn.Module):
     least: torch.Tensor | None  # [out, groups]; int4 only
 
     def __init__(self, kind: Quantization, rows: int, columns: int, like: Grouped, device: torch.device) -> None:
-        """`like` tells the dtype of the scales."""
+        """Allocates the matrix; `like` tells the dtype of the scales."""
         super().__init__()
         self.kind, self.columns, self._rows = kind, columns, rows
         self.group = kind.group or min(_ACTIVATION_GROUP, 32 * -(-columns // 32))
@@ -101,17 +101,17 @@ class QuantizedWeight(torch.nn.Module):
 
     @property
     def name(self) -> str:
-        """What it is called outside: "int8" or "int4"."""
+        """Returns its public name: "int8" or "int4"."""
         return f"int{self.kind.bits}"
 
     @property
     def groups(self) -> int:
-        """Groups of inputs whose products are added up as integers."""
+        """Counts the groups of inputs whose products are added up as integers."""
         return self._width // self.group
 
     @property
     def row_multiple(self) -> int:
-        """See `Linear.row_multiple`. Compiled, a row is computed alone."""
+        """Implements `Linear.row_multiple`. Compiled, a row is computed alone."""
         return 1 if self.compiled else MOST_ROWS
 
     def truncate(self, rows: int) -> None:
@@ -125,7 +125,7 @@ class QuantizedWeight(torch.nn.Module):
         self.least = None if self.least is None else first(self.least)
 
     def takes(self, rows: Grouped) -> bool:
-        """Whether these rows can be stored here."""
+        """Tells whether these rows can be stored here."""
         return rows.kind == self.kind and rows.scale.dtype == self.scale.dtype
 
     def fill(self, row: int, rows: Grouped) -> None:
@@ -147,7 +147,7 @@ class QuantizedWeight(torch.nn.Module):
             buffer[row : row + len(rows)] = rows
 
     def rows(self, index: torch.Tensor | slice) -> torch.Tensor:
-        """Some rows `[N, in]` as float32 numbers."""
+        """Returns some rows `[N, in]` as float32 numbers."""
         if isinstance(index, slice) and self.compiled:
             index = torch.arange(self._rows)[index]
 
@@ -162,7 +162,7 @@ class QuantizedWeight(torch.nn.Module):
         return Grouped(self.kind, q, some(self.scale), least).dequantize()[:, : self.columns]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`[N, in] -> [N, out]` in x's dtype."""
+        """Multiplies: `[N, in] -> [N, out]` in x's dtype."""
         if self.compiled:
             product = native.quantized_product(x.float(), self.q, self.scale, self.least, self.groups, self.group)
             return product[:, : self._rows].to(x.dtype)

@@ -22,13 +22,13 @@ _BLOCK = 8192  # positions whose angles are worked out at once
 
 
 def frequencies(config: ModelConfig) -> torch.Tensor:
-    """The rotation of each pair per position, radians `[head_dim / 2]`, float32."""
+    """Returns the rotation of each pair per position, radians `[head_dim / 2]`, float32."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
     return (_stretched(config, config.rope_theta**-exponents) / config.rope_scale).float()
 
 
 def _stretched(config: ModelConfig, base: torch.Tensor) -> torch.Tensor:
-    """What the model's own scaling makes of the plain frequencies."""
+    """Applies the model's own scaling to the plain frequencies."""
     scaling = config.rope_scaling
     if scaling is None:
         return base
@@ -59,7 +59,7 @@ def _stretched(config: ModelConfig, base: torch.Tensor) -> torch.Tensor:
 
 
 def _pair_that_turns(config: ModelConfig, scaling: RopeScaling, turns: float) -> float:
-    """The number, not a whole one, of the pair that turns so often within the original context."""
+    """Returns the number, not a whole one, of the pair that turns so often within the original context."""
     ratio = scaling.original_context_length / (turns * 2 * math.pi)
     return config.head_dim * math.log(ratio) / (2 * math.log(config.rope_theta))
 
@@ -88,7 +88,7 @@ class RotaryTable(torch.nn.Module):
         self.register_buffer("table", table.to(device), persistent=False)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `rotate` needs for rows at `positions` `[N]`: cosines and signed sines, each `[N, 1, head_dim]`."""
+        """Returns cosines and signed sines for rows at `positions` `[N]`, each `[N, 1, head_dim]`, for `rotate`."""
         cos, sin = self.table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
@@ -131,7 +131,7 @@ class QueryFactors(torch.nn.Module):
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """Rotates each head of `x` `[N, heads, head_dim]`; computed in float32, given back in x's dtype."""
+    """Rotates each head of `x` `[N, heads, head_dim]`; computed in float32, returned in x's dtype."""
     wide = x.float()
     rotated = wide * cos
     rotated += wide.roll(x.shape[-1] // 2, -1).mul_(signed_sin)  # not a fused multiply-add: its rounding would vary

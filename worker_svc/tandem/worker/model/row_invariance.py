@@ -19,8 +19,8 @@ _CROWD = {"cuda": 2048, "cpu": 100}  # rows of other sequences, at most, that a 
 
 
 def choose_padding(runner: ModelRunner) -> bool:
-    """Finds out how little padding makes a row's bits independent of the others, and by which products, where the
-    usual ones do not; False if none does.
+    """Finds how little padding makes a row's bits independent of the others, and by which products, where the usual
+    ones do not; returns False if none does.
 
     Uses the cache's first pages, which must not hold anything yet, and leaves them zero.
     """
@@ -41,8 +41,8 @@ def choose_padding(runner: ModelRunner) -> bool:
 
 
 def _is_row_invariant(runner: ModelRunner) -> bool:
-    """Whether a sequence's logits are the same bits in one piece, in chunks, token by token, as drafts and in
-    company, and whether all of a chunk's logits are wanted or the last one's only."""
+    """Tells whether a sequence's logits are the same bits in one piece, in chunks, token by token, as drafts and in a
+    batch, and whether all of a chunk's logits are wanted or the last one's only."""
     size, operations = runner.cache.shape.page_size, runner.model.operations
     length = max(2 * size + 3, operations.tried_context)
     length = min(length, runner.model.config.context_length, runner.cache.shape.pages // 2 * size)

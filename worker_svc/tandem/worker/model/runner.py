@@ -35,7 +35,7 @@ class Work:
 
 
 class ModelRunner:
-    """A model with its cache."""
+    """Runs a model with its cache."""
 
     def __init__(self, model: Transformer, cache: KVCache) -> None:
         self.model = model
@@ -97,7 +97,7 @@ class ModelRunner:
     def _take_sampled(
         self, ids: torch.Tensor, rows: npt.NDArray[np.int64], work: Sequence[Work], sampled: torch.Tensor | None
     ) -> None:
-        """Puts the sampled ids that the work asks for in their places among `ids`; `rows[i]` is the first of work i."""
+        """Copies the sampled ids that work asks for into `ids`; `rows[i]` is the first row of work i."""
         if sampled is None:
             return
         taken = [(row, item.row) for row, item in zip(rows.tolist(), work, strict=True) if item.row is not None]

@@ -33,7 +33,7 @@ from tandem.worker.model.weights import Embedding
 
 
 class RMSNorm(torch.nn.Module):
-    """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, computed in float32."""
+    """Computes `x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in float32."""
 
     weight: torch.nn.Parameter  # [size]
     __call__: Callable[..., torch.Tensor]
@@ -45,11 +45,11 @@ class RMSNorm(torch.nn.Module):
         self._operations = operations
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`[N, size] -> [N, size]`."""
+        """Computes `[N, size] -> [N, size]`."""
         return self.after_adding(x, None)
 
     def after_adding(self, x: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
-        """Adds `delta` to `x` `[N, size]` in place, then gives the norm of it."""
+        """Adds `delta` to `x` `[N, size]` in place, then returns the norm of it."""
         return self._operations.add_norm(x, delta, self.weight, self._eps)
 
 
@@ -108,8 +108,8 @@ class Layer(torch.nn.Module):
     def forward(
         self, x: torch.Tensor, delta: torch.Tensor | None, step: _Step, wanted: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`x [N, hidden]` and what is still to be added to it, before this layer and after it; x itself is overwritten.
-        With `wanted` `[M]`, only those rows come out."""
+        """Returns `x [N, hidden]` after the layer and what is still to be added to it, given both before it; x itself
+        is overwritten. With `wanted` `[M]`, only those rows come out."""
         whole = step.compiled.get(self._kind)
         if whole is not None and self.compiled is not None and (wanted is None or len(wanted) == len(x)):
             pages = (step.cache.keys[self._index][0], step.cache.values[self._index][0])
@@ -131,7 +131,7 @@ class Layer(torch.nn.Module):
 
     @cached_property
     def compiled(self) -> CompiledLayer | None:
-        """This layer for a call of its own, once its weights are there; None where that is not to be had."""
+        """Returns this layer for a call of its own, once its weights are there; None where that is not available."""
         mlp = self.feed_forward
         if self.q_norm is not None or not isinstance(mlp, FeedForward) or self._ranks.size > 1:
             return None
@@ -150,7 +150,7 @@ class Layer(torch.nn.Module):
             part.copy_(norm(part.reshape(-1, part.shape[-1]).contiguous()).view(part.shape))
 
     def destinations(self, config: ModelConfig) -> dict[str, Destination]:
-        """Where each tensor of this layer goes, by its canonical name within the layer."""
+        """Returns where each tensor of this layer goes, by its canonical name within the layer."""
         q_size, kv_size = config.q_size, config.kv_size
         places = {
             "attention.norm": Destination(self.attention_norm, 0),
@@ -203,7 +203,7 @@ class Transformer(torch.nn.Module):
         operations: Operations | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`config` is that of the whole model, `self.config` that of this rank's part."""
+        """Builds the layers; `config` is that of the whole model, `self.config` that of this rank's part."""
         super().__init__()
         self._ranks, self._vocab_size, first = ranks, config.vocab_size, ranks.tokens(config).start
         self.config = config = ranks.share(config)
@@ -257,11 +257,11 @@ class Transformer(torch.nn.Module):
 
     @property
     def row_multiple(self) -> int:
-        """A row's logits do not depend on the other rows if their number is a multiple of this."""
+        """Returns the multiple: in so many rows, a row's logits do not depend on the others."""
         return max(module.row_multiple for module in self.modules() if isinstance(module, Linear))
 
     def multiply_by(self, products: Products) -> None:
-        """Multiplies with matrices of floats by these from now on."""
+        """Chooses by what matrices of floats are multiplied from now on."""
         for module in self.modules():
             if isinstance(module, PlainWeight):
                 module.product = products.plain
@@ -269,7 +269,7 @@ class Transformer(torch.nn.Module):
                 module.product = products.float8
 
     def destinations(self) -> dict[str, Destination]:
-        """Where each canonical tensor goes: a module's weight, from one of its rows on."""
+        """Returns where each canonical tensor goes: a module's weight, from one of its rows on."""
         places = {"embedding": Destination(self.embedding, 0), "norm": Destination(self.norm, 0)}
         if not self.config.tie_embeddings:
             places["output"] = Destination(self.output, 0)

@@ -40,14 +40,14 @@ class Vector(torch.nn.Module):
 
 
 class Embedding(torch.nn.Module):
-    """Token vectors. A tied output computes with the same weight."""
+    """Looks up token vectors. A tied output computes with the same weight."""
 
     __call__: Callable[..., torch.Tensor]
 
     def __init__(
         self, rows: int, columns: int, dtype: torch.dtype, *, tied: bool, ranks: Ranks = ALONE, first: int = 0
     ) -> None:
-        """`first`: the token whose vector is this rank's first."""
+        """Takes the sizes; `first` is the token whose vector is this rank's first."""
         super().__init__()
         self._ranks, self._first = ranks, first
         self.in_features, self.out_features = columns, rows
@@ -57,11 +57,11 @@ class Embedding(torch.nn.Module):
 
     @property
     def stored(self) -> Weight:
-        """The one weight."""
+        """Returns the one weight."""
         return self.weights[0]  # type: ignore[return-value]
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """`[N] -> [N, hidden]`."""
+        """Computes `[N] -> [N, hidden]`."""
         if self._ranks.size == 1:
             return self.stored.rows(ids).to(self._dtype).contiguous()
         ids = ids - self._first
@@ -130,7 +130,7 @@ class WeightFiller:
         self._check_finite(source, part)
 
     def _converted(self, stored: Source, columns: slice | None, least_bits: int) -> Rows:
-        """Rows in the form in which they are kept."""
+        """Converts rows to the form in which they are kept."""
         if isinstance(stored, torch.Tensor):
             rows = stored if columns is None else stored[:, columns]
         else:
@@ -210,7 +210,7 @@ def _takes(weight: Weight, rows: Rows) -> bool:
 
 
 def _pieces(source: Source) -> Iterator[tuple[int, Source]]:
-    """First row and rows of slices of at most about `_PIECE_BYTES` in float32."""
+    """Yields first row and rows of slices of at most about `_PIECE_BYTES` in float32."""
     rows = max(1, _PIECE_BYTES // (4 * math.prod(source.shape[1:])))
     for start in range(0, len(source), rows):
         yield start, source[start : start + rows]

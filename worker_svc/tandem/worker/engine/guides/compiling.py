@@ -66,8 +66,7 @@ def one_line(message: str) -> str:
 
 
 def _place(schema_text: str) -> str:
-    """Returns the JSON pointer of the smallest sub-schema that cannot be compiled by itself; empty if it is the
-    whole."""
+    """Returns the JSON pointer of the smallest sub-schema that cannot be compiled alone; empty if it is the whole."""
     root = json.loads(schema_text)
     shared = {key: root[key] for key in ("$defs", "definitions") if isinstance(root, dict) and key in root}
     checks = 0

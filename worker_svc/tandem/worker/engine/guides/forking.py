@@ -42,8 +42,7 @@ class Forking:
         self.start()
 
     def start(self) -> bool:
-        """Starts a nursery if there is none, but after too many that forked nothing only after a pause; returns whether
-        there is one."""
+        """Starts a nursery if there is none, after too many failed ones with a pause; returns whether there is one."""
         if self._nursery is None and time.monotonic() >= self._rest_until:
             self._barren = 0
             self._start()

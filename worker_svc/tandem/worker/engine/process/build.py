@@ -249,8 +249,7 @@ def _choose_padding(runner: ModelRunner) -> bool:
 
 
 def served_config(model: ModelConfig, config: EngineConfig) -> ModelConfig:
-    """Returns the model with the operator's own context length and rope; raises BuildError for a context that is too
-    long."""
+    """Applies the operator's own context length and rope; raises BuildError for a context that is too long."""
     longest = int(model.context_length * config.rope_scale * config.rope_alpha)
     if config.context_length > longest:
         wanted = config.context_length / model.context_length

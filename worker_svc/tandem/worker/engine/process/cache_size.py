@@ -27,8 +27,8 @@ def cache_shapes(
     device: torch.device,
     ranks: Ranks,
 ) -> tuple[CacheShape, CacheShape | None]:
-    """Returns the shapes of a rank's cache, and of the draft model's, which has the same pages. Raises BuildError where
-    memory is too small."""
+    """Returns the shapes of a rank's cache and the draft model's, with the same pages. Raises BuildError if too
+    small."""
 
     def shape(model: Transformer, pages: int, stored: str) -> CacheShape:
         sizes = model.config

@@ -15,8 +15,7 @@ from tandem.worker.model.operations import Operations
 
 
 def choose_device(name: str) -> torch.device:
-    """Returns the device of a name; "auto" takes a GPU where there is one. Raises BuildError where it is not
-    available."""
+    """Returns the device of a name; "auto" takes a GPU where there is one. Raises BuildError if it is missing."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -36,8 +36,7 @@ def aim(parameters: Parameters) -> npt.NDArray[np.float64]:
 
 
 def log_weights(logprobs: torch.Tensor, aim: torch.Tensor) -> torch.Tensor:
-    """Returns the log weights of tokens with these logprobs `[rows, n]` for an aim a row, `[rows]`; -inf where there is
-    no token."""
+    """Returns the log weights of logprobs `[rows, n]` for an aim a row, `[rows]`; -inf where there is no token."""
     distance = (logprobs.exp() - aim.unsqueeze(1)).abs_().div_(_WIDTH)
     weights = distance.square().mul_(-_SHARPNESS).div_(1 + distance)
     return weights.masked_fill_(logprobs == float("-inf"), float("-inf"))

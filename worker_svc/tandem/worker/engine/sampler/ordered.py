@@ -36,8 +36,7 @@ class Ordered:
 
     @classmethod
     def of(cls, logits: torch.Tensor, values: torch.Tensor) -> Ordered:
-        """Makes the rows; `values` are the largest of each row of `logits`, in descending order; each row has a finite
-        one."""
+        """Takes the largest `values` of each row of `logits`, in descending order; each row has a finite one."""
         values = values.double()
         weights = torch.exp(values - values[:, :1])
         count = (values > float("-inf")).sum(dim=-1)
@@ -106,8 +105,7 @@ class Ordered:
         return self._rest
 
     def _moment_beyond(self) -> torch.Tensor:
-        """Returns the sum of weight times logit (the largest is 0) over the logits that are not among the values,
-        `[rows]`."""
+        """Sums weight times logit (the largest is 0) over the logits that are not among the values, `[rows]`."""
         shifted = self.logits - self.values[:, :1].float()
         # What is forbidden has no weight, and no logit that could be multiplied.
         whole = row_sums(shifted.exp().mul_(shifted.clamp_min_(-1e4)))

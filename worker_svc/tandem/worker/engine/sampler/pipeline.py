@@ -92,8 +92,7 @@ def sample(logits: torch.Tensor, rows: Rows, table: SamplingTable, parameters: P
 
 
 def changes_logits(rows: Rows, parameters: Parameters) -> npt.NDArray[np.bool_]:
-    """Tells whose logits are changed before anything is chosen; most rows have none of this, and are not looked at
-    twice."""
+    """Tells which rows' logits are changed before anything is chosen; most rows have none of this."""
     changes: npt.NDArray[np.bool_] = parameters["changes"] | (rows.positions < parameters["min_position"])
     return changes | (rows.mask is not None)
 
@@ -180,8 +179,7 @@ def narrows(parameters: Parameters) -> npt.NDArray[np.bool_]:
 
 
 def _look_at_order(parameters: Parameters, *chain: Filter) -> npt.NDArray[np.bool_]:
-    """Tells in which rows one of these filters, mirostat, or a temperature that follows the entropy looks at the
-    order."""
+    """Tells in which rows one of these filters, mirostat, or dynamic temperature looks at the order."""
     look: npt.NDArray[np.bool_] = parameters["mirostat"] > 0
     look |= (parameters["dynamic_temperature_range"] > 0) & parameters["temperature_last"]
     for each in chain:

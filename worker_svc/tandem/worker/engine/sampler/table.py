@@ -54,8 +54,7 @@ def column(parameters: Parameters, name: str, device: torch.device) -> torch.Ten
 
 
 class SamplingTable:
-    """Gives each request a slot, from its first draw to its end; a preempted request keeps its slot, and with it its
-    state."""
+    """Gives each request a slot, from its first draw to its end; a preempted one keeps it, and its state."""
 
     def __init__(self, slots: int) -> None:
         self._rows = np.zeros(slots, dtype=_ROW)

@@ -44,8 +44,7 @@ class Costs(Protocol):
     """Estimates what a step costs."""
 
     def ratio(self, decodes: int, drafts: int) -> float:
-        """Returns the seconds of a step of so many decodes with so many drafts, divided by those without; it never
-        falls with the drafts."""
+        """Returns the time ratio of a step with so many drafts to one without; it never falls with the drafts."""
         ...
 
     def most(self, decodes: int) -> int:

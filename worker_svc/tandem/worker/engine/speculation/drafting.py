@@ -56,8 +56,7 @@ class Memory:
     _learnt_at: int = 0  # number of tokens
 
     def chance(self, num_tokens: int) -> float:
-        """Estimates the chance that a draft is accepted, if those before it are; what was seen of it fades, so that all
-        are tried again."""
+        """Estimates the chance that a draft is accepted if those before it are; old rounds fade, so all are retried."""
         weight = self._weight(num_tokens)
         return (FIRST_CHANCE + weight * self._accepted) / (1 + weight * self._tried)
 

@@ -1,4 +1,4 @@
-"""What is set once on a CUDA device, before anything is computed there."""
+"""Sets a CUDA device up, before anything is computed there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REPRODUCIBLE_ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSP
 
 
 def prepare(device: torch.device, *, reproducible: bool, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Chooses the card, and how matrix products are computed; comes before the first one, which reads the environment.
+    """Chooses the GPU, and how matrix products are computed; comes before the first one, which reads the environment.
 
     Reproducible: sums are not split, and are kept in float32 until they are complete.
     """

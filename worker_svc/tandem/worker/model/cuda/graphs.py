@@ -1,4 +1,4 @@
-"""Steps of nothing but decodes, recorded once as CUDA graphs and replayed.
+"""Records steps of nothing but decodes once as CUDA graphs and replays them.
 
 A step of a small model costs the processor more time to launch than the card to compute. A graph launches it at once,
 but reads and writes the same addresses each time. So what differs between steps lies in fixed places and is filled in
@@ -35,8 +35,8 @@ MOST_ROWS = 256
 
 
 def recorded_rows(most: int, multiple: int) -> list[int]:
-    """Numbers of rows worth a recording, for steps of up to `most` rows padded to a multiple: 1, 2, 4, 8, then every
-    16; each a multiple itself."""
+    """Returns the numbers of rows worth a recording, for steps of up to `most` rows padded to a multiple: 1, 2, 4, 8,
+    then every 16; each a multiple itself."""
     wanted = [1, 2, 4, 8, *range(16, most + 16, 16)]
     return sorted({-(-min(rows, most) // multiple) * multiple for rows in wanted})
 
@@ -45,7 +45,7 @@ class _Places:
     """Arrays on the device that one copy fills, from two host buffers in turn: one may still be on its way."""
 
     def __init__(self, shapes: dict[str, tuple[tuple[int, ...], torch.dtype]], device: torch.device) -> None:
-        """The last of `shapes` may be sent in part."""
+        """Allocates the arrays; the last of `shapes` may be sent in part."""
         ends = np.cumsum(
             [-(-math.prod(shape) * dtype.itemsize // 16) * 16 for shape, dtype in shapes.values()]
         ).tolist()
@@ -69,14 +69,14 @@ class _Places:
         self._sent: list[torch.cuda.Event | None] = [None, None]
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """What to fill for the next `send`; they hold what was sent the time before last."""
+        """Returns the arrays to fill for the next `send`; they hold what was sent the time before last."""
         self._turn = 1 - self._turn
         if (sent := self._sent[self._turn]) is not None:
             sent.synchronize()  # what was sent from here has arrived
         return self._arrays[self._turn]
 
     def send(self, rows: int) -> None:
-        """Puts all on the device, and of the last the first `rows`."""
+        """Copies all to the device, and of the last the first `rows`."""
         end = self._last_start + rows * self._arrays[0][self._last].strides[0]
         self._there[:end].copy_(self._here[self._turn][:end], non_blocking=True)
         if self._on_card:
@@ -85,7 +85,7 @@ class _Places:
 
 
 class DecodeInputs:
-    """The places of what a step of up to `rows` decodes reads."""
+    """The inputs of a step of up to `rows` decodes, at fixed addresses."""
 
     def __init__(self, model: Transformer, cache: KVCache, rows: int) -> None:
         config, device, operations = model.config, cache.device, model.operations
@@ -113,11 +113,11 @@ class DecodeInputs:
 
     @property
     def ids(self) -> torch.Tensor:
-        """Of each row, `[rows]`."""
+        """Returns the token ids of each row, `[rows]`."""
         return self._places.there["ids"]
 
     def fill(self, work: Sequence[Work], rows: int) -> None:
-        """Puts a step of decodes, or none, in its places, for a run of `rows` rows."""
+        """Fills in a step of decodes, or none, for a run of `rows` rows."""
         size, count = self._sizes.page_size, len(work)
         position = np.fromiter((item.position for item in work), dtype=np.int64, count=count)
         segments = [Segment(row, 1, item.position, item.pages) for row, item in enumerate(work)]
@@ -142,7 +142,7 @@ class DecodeInputs:
         self._places.send(count)
 
     def run(self, model: Transformer, cache: KVCache, rows: int) -> torch.Tensor:
-        """One forward pass over the first `rows` places: logits `[rows, vocabulary]`."""
+        """Does one forward pass over the first `rows` rows: logits `[rows, vocabulary]`."""
         there = self._places.there
         queries = self._operations.queries(self._sizes, 1)
         plans = {}
@@ -161,10 +161,10 @@ class DecodeInputs:
 
 
 class GraphedRunner(ModelRunner):
-    """A runner whose steps of decodes alone take the fixed places, and are replayed where they were recorded."""
+    """Runs steps of decodes alone at fixed addresses, and replays them where they were recorded."""
 
     def __init__(self, model: Transformer, cache: KVCache, max_running: int) -> None:
-        """`model` computes by TritonOperations."""
+        """Takes a `model` that computes by TritonOperations."""
         super().__init__(model, cache)
         self._most = min(max_running, MOST_ROWS)
         self._rows: list[int] = []
@@ -173,7 +173,8 @@ class GraphedRunner(ModelRunner):
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def prepare(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Makes the places, and on a card the recordings, the largest first so that smaller ones fit into its memory.
+        """Allocates the inputs, and on a GPU makes the recordings, the largest first so that smaller ones fit into its
+        memory.
 
         Comes after `choose_padding`. `progress(recordings done, in all)`. Raises torch.OutOfMemoryError.
         """
@@ -200,7 +201,7 @@ class GraphedRunner(ModelRunner):
 
     @torch.inference_mode()
     def forward(self, work: Sequence[Work], sampled: torch.Tensor | None = None) -> torch.Tensor:
-        """As `ModelRunner.forward`; logits of decodes hold until the next call."""
+        """Does what `ModelRunner.forward` does; logits of decodes hold until the next call."""
         if self._inputs is None or len(work) > self._most or any(len(w.tokens) > 1 or w.samples != 1 for w in work):
             return super().forward(work, sampled)
         rows = next(rows for rows in self._rows if rows >= len(work))

@@ -1,4 +1,4 @@
-"""`Operations` by our own Triton kernels.
+"""Implements `Operations` by our own Triton kernels.
 
 Two ways to attend. *Reproducible*: every query, of a decode, a prefill or a draft, goes through one compiled kernel, so
 that its bits depend on its own sequence alone. *Fast*: decodes get a kernel with no more rows than they need, and
@@ -40,7 +40,7 @@ JOBS_PER_LANE = 32  # partials that there is room for
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What of a cache and a model determines how attention is laid out."""
+    """The sizes of a cache and a model that determine how attention is laid out."""
 
     stored: Stored
     kv_heads: int
@@ -51,16 +51,16 @@ class Sizes:
 
     @property
     def tile(self) -> int:
-        """Keys that are looked at at once. Converted ones wait in registers, all of a tile."""
+        """Returns how many keys are read at once. Converted ones wait in registers, all of a tile."""
         if self.converted:
             return 16
         return 64 if self.stored.padded <= 128 else 32
 
     @property
     def prefill_tile(self) -> int:
-        """The same in a prefill, whose matrix units should have work for longer than shared memory takes to feed them:
-        as many as registers allow. With head_dim 64, two programs share a processor instead, if numbers are plain.
-        Scales of int8 are copied by one thread each where there are as many of them as threads."""
+        """Returns the tile of a prefill, whose matrix units should have work for longer than shared memory takes to
+        feed them: as many keys as registers allow. With head_dim 64, two programs share a processor instead, if numbers
+        are plain. Scales of int8 are copied by one thread each where there are as many of them as threads."""
         if self.float32 or self.stored.format == INT4.value or self.stored.padded > 128:
             return self.tile
         return 128 if self.stored.padded == 128 or self.stored.format == INT8.value else 64
@@ -122,11 +122,12 @@ class KernelPlan:
 
 
 class TritonOperations:
-    """For CUDA; under Triton's interpreter also for CPUs."""
+    """Operations for CUDA; under Triton's interpreter also for CPUs."""
 
     def __init__(self, programs: int, *, reproducible: bool = True, float32: bool = False, split: int = SPLIT) -> None:
-        """`programs` run attention side by side; their number changes no bit. `split` does: tokens of a fixed split,
-        a multiple of every tile. `float32`: the model computes in it, which a cache of 8 or 4 bits does not tell."""
+        """Runs attention by `programs` side by side; their number changes no bit. `split` does: tokens of a fixed
+        split, a multiple of every tile. `float32`: the model computes in it, which a cache of 8 or 4 bits does not
+        tell."""
         self.split = split
         self.float32 = float32
         self.reproducible = reproducible
@@ -142,16 +143,16 @@ class TritonOperations:
 
     @staticmethod
     def on(device: torch.device, *, reproducible: bool, float32: bool) -> TritonOperations:
-        """Operations for a card, with as many programs as keep it busy."""
+        """Makes operations for a GPU, with as many programs as keep it busy."""
         processors = torch.cuda.get_device_properties(device).multi_processor_count
         return TritonOperations(processors * PROGRAMS_PER_PROCESSOR, reproducible=reproducible, float32=float32)
 
     def lanes(self, kv_heads: int) -> int:
-        """Programs that work on one kv head."""
+        """Returns how many programs work on one kv head."""
         return max(1, self.programs // kv_heads)
 
     def sizes(self, cache: KVCache, num_heads: int) -> Sizes:
-        """Of a model with so many heads for queries."""
+        """Returns the sizes of a model with so many heads for queries."""
         shape = cache.shape
         stored, float32 = Stored.of(shape.format, shape.head_dim), cache.keys[0][0].dtype == torch.float32
         return Sizes(
@@ -160,7 +161,7 @@ class TritonOperations:
         )  # fmt: skip
 
     def queries(self, sizes: Sizes, longest: int) -> int:
-        """Tokens in a block, if a step has up to `longest` new ones of a sequence for `paged_attention`."""
+        """Returns the tokens in a block, if a step has up to `longest` new ones of a sequence for `paged_attention`."""
         most = max(1, (self.float32_rows if sizes.float32 else BLOCK_ROWS) // sizes.group)
         return most if self.reproducible else min(most, 1 << (longest - 1).bit_length())
 
@@ -217,7 +218,7 @@ class TritonOperations:
 
 
 def _to(device: torch.device, *arrays: Ints) -> list[torch.Tensor]:
-    """The arrays on the device, by one copy. Each begins at a multiple of 16 bytes: kernels are compiled again for
+    """Copies the arrays to the device at once. Each begins at a multiple of 16 bytes: kernels are compiled again for
     pointers that do not."""
     starts = np.cumsum([0, *(-(-array.size // 4) * 4 for array in arrays)]).tolist()
     flat = np.empty(starts[-1], dtype=np.int32)

@@ -1,4 +1,4 @@
-"""How matrices of floats are multiplied on CUDA.
+"""Chooses how matrices of floats are multiplied on CUDA.
 
 By cuBLAS, which is quick, and of which nobody knows whether a row's bits depend on how many there are: that is measured
 at start. Where they do, reproducible mode multiplies by our kernel, where they cannot; and fast mode may take ours for
@@ -23,22 +23,22 @@ FLOAT32 = Tile(16, 64, 32)  # which has no matrix unit: more rows would not fit 
 
 
 def same_bits(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
-    """Our kernel, with the same tile for any number of rows."""
+    """Multiplies by our kernel, with the same tile for any number of rows."""
     return product(x.contiguous(), weight, FLOAT32 if x.dtype == torch.float32 else MANY_ROWS, scale)
 
 
 def few_rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Our kernel, with the smallest tile."""
+    """Multiplies by our kernel, with the smallest tile."""
     return product(x.contiguous(), weight, FLOAT32 if x.dtype == torch.float32 else FEW_ROWS)
 
 
 def quickest(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Our kernel for up to `FAST_ROWS` rows, then cuBLAS."""
+    """Multiplies by our kernel for up to `FAST_ROWS` rows, else by cuBLAS."""
     return few_rows(x, weight) if len(x) <= FAST_ROWS else F.linear(x, weight)
 
 
 def products(*, reproducible: bool) -> tuple[Products, ...]:
-    """See `Operations.products`."""
+    """Implements `Operations.products`."""
     if reproducible:
         return LIBRARY, Products(same_bits, same_bits)
     return (Products(quickest) if FAST_ROWS else LIBRARY,)

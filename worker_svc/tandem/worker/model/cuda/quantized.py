@@ -22,7 +22,7 @@ class KernelWeight(QuantizedWeight):
     def __init__(
         self, kind: Quantization, rows: int, columns: int, like: Grouped, device: torch.device, *, reproducible: bool
     ) -> None:
-        """`like` tells the dtype of the scales."""
+        """Allocates the matrix; `like` tells the dtype of the scales."""
         torch.nn.Module.__init__(self)  # nothing is stored as in the base
         self.kind, self.columns, self._reproducible = kind, columns, reproducible
         self._group = kind.group or CHANNEL_STEP
@@ -39,7 +39,7 @@ class KernelWeight(QuantizedWeight):
 
     @property
     def row_multiple(self) -> int:
-        """See `Linear.row_multiple`."""
+        """Implements `Linear.row_multiple`."""
         return 1
 
     def truncate(self, rows: int) -> None:

@@ -30,7 +30,7 @@ def _add_norm(x, delta, weight, out, size, eps, HAS_DELTA: tl.constexpr, BLOCK: 
 
 
 def add_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`x` `[N, size]` (overwritten if there is a `delta` `[N, size]`) to its norm `[N, size]`."""
+    """Computes the norm `[N, size]` of `x` `[N, size]` (overwritten if there is a `delta` `[N, size]`)."""
     rows, size = x.shape
     assert x.is_contiguous() and (delta is None or delta.is_contiguous())
     out = torch.empty_like(x)
@@ -44,6 +44,6 @@ def add_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, 
 
 
 def add_norm_reference(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """The same by torch in float64, but for the rounding of the sum; `x` stays as it is."""
+    """Computes the same by torch in float64, but for the rounding of the sum; `x` stays as it is."""
     wide = (x if delta is None else (x.float() + delta.float()).to(x.dtype)).double()
     return wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()

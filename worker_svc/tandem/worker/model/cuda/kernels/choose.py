@@ -19,7 +19,7 @@ _MOST = 8192  # logits that are looked at at once
 
 
 class Chosen(NamedTuple):
-    """Of each row."""
+    """What was chosen in each row."""
 
     ids: torch.Tensor  # [rows] int64
     largest: torch.Tensor  # [rows] fp32, of those that count
@@ -28,14 +28,14 @@ class Chosen(NamedTuple):
 
 @triton.jit
 def _counting(logits, at, size, lowest, highest):
-    """Logits of one block, -inf where they do not count."""
+    """Loads the logits of one block, -inf where they do not count."""
     x = tl.load(logits + at, mask=at < size, other=float("-inf"))
     return tl.where((x >= lowest) & (x <= highest), x, float("-inf"))
 
 
 @triton.jit
 def _weights(x, top, t):
-    """Of one block, float64."""
+    """Computes the weights of one block, float64."""
     return tl.where(x > float("-inf"), tl.exp((x - top) / t), 0.0).to(tl.float64)
 
 
@@ -103,8 +103,8 @@ def choose(
     low: torch.Tensor | None = None,
     high: torch.Tensor | None = None,
 ) -> Chosen:
-    """`logits` `[rows, vocabulary]` fp32, each row contiguous; `temperature` fp32 and `uniforms` fp64 `[rows]`; `low`
-    and `high` fp32 `[rows]`, both or none."""
+    """Chooses one token a row. `logits` `[rows, vocabulary]` fp32, each row contiguous; `temperature` fp32 and
+    `uniforms` fp64 `[rows]`; `low` and `high` fp32 `[rows]`, both or none."""
     rows, size = logits.shape
     assert logits.stride(1) == 1 and logits.dtype == torch.float32
     chosen = Chosen(

@@ -31,7 +31,7 @@ def _rows_to_float8(x, q, scale, size, BLOCK: tl.constexpr):
 
 
 def rows_to_float8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """`x` `[N, size]` as e4m3 `[N, size]` and scales `[N, 1]` fp32."""
+    """Converts `x` `[N, size]` to e4m3 `[N, size]` and scales `[N, 1]` fp32."""
     rows, size = x.shape
     x = x.contiguous()
     q = torch.empty((rows, size), dtype=torch.float8_e4m3fn, device=x.device)

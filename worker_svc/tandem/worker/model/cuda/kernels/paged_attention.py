@@ -29,7 +29,7 @@ _IN_FLIGHT = 96 << 10  # bytes of tiles on their way to a program: two programs 
 
 
 class PagedWork(NamedTuple):
-    """What a launch works on; int32 tensors on the device, which may be longer than what is used."""
+    """The jobs of a launch; int32 tensors on the device, which may be longer than what is used."""
 
     tables: torch.Tensor  # [sequences, width] pages of each sequence, in order
     blocks: torch.Tensor  # [B, 6] first row, queries, first position, table, first partial, partials (0: no combining)
@@ -141,12 +141,12 @@ def _combine(
 
 
 def matrix_rows(queries: int, group: int) -> int:
-    """Rows of the matrix that holds `queries` of `group` heads: a power of two that a matrix unit takes."""
+    """Returns the rows of the matrix that holds `queries` of `group` heads: a power of two that a matrix unit takes."""
     return max(16, triton.next_power_of_2(queries * group))
 
 
 def _warps(rows: int, stored: Stored) -> int:
-    """So many that two results `[rows, head_dim]` fit into their registers."""
+    """Returns how many warps hold two results `[rows, head_dim]` in their registers."""
     return 4 if rows * stored.padded <= 64 * 128 else 8
 
 

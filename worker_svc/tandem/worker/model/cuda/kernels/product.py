@@ -27,7 +27,7 @@ _ON_THEIR_WAY = 3  # tiles, while one is multiplied
 
 
 class Tile(NamedTuple):
-    """What a program takes at once; powers of two, of at least 16."""
+    """The sizes of what a program computes at once; powers of two, of at least 16."""
 
     rows: int  # of x
     outputs: int  # rows of W
@@ -95,8 +95,8 @@ def add_up(partial: torch.Tensor, scale: torch.Tensor | None, out: torch.Tensor)
 
 
 def product(x: torch.Tensor, w: torch.Tensor, tile: Tile, scale: torch.Tensor | None = None) -> torch.Tensor:
-    """`x` `[N, columns]` times `w` `[outputs, columns]`, transposed: `[N, outputs]` in x's dtype. `w` is of that dtype
-    too, or e4m3 with a float32 `scale` `[outputs, 1]`."""
+    """Multiplies `x` `[N, columns]` with the transpose of `w` `[outputs, columns]`: `[N, outputs]` in x's dtype. `w` is
+    of that dtype too, or e4m3 with a float32 `scale` `[outputs, 1]`."""
     (rows, columns), outputs = x.shape, len(w)
     assert x.is_contiguous() and w.is_contiguous() and w.shape[1] == columns
     assert w.dtype == (x.dtype if scale is None else torch.float8_e4m3fn)

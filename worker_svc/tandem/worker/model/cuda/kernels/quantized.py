@@ -116,7 +116,7 @@ def _plain(
 def plain(
     q: torch.Tensor, scale: torch.Tensor, least: torch.Tensor | None, columns: int, group: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The matrix `[out, columns]` in `dtype`; the other arguments are those of `quantized_product`."""
+    """Dequantizes the matrix to `[out, columns]` in `dtype`; the other arguments are those of `quantized_product`."""
     int4 = q.dtype == torch.uint8
     groups = q.shape[1] * (2 if int4 else 1) // group
     out = torch.empty((len(q), columns), dtype=dtype, device=q.device)
@@ -128,8 +128,8 @@ def plain(
 
 
 def _stages(q: torch.Tensor, x: torch.Tensor, rows_together: int, group: int) -> int:
-    """How deep the loads of groups are pipelined: so that the programs of a processor, of which the registers hold four
-    with few rows and two with many, keep it busy, as far as there is room."""
+    """Returns how deep the loads of groups are pipelined: so that the programs of a processor, of which the registers
+    hold four with few rows and two with many, keep it busy, as far as there is room."""
     programs = 4 if rows_together <= 16 else 2
     of_matrix = _OUTPUTS * group // (2 if q.dtype == torch.uint8 else 1)
     of_both = of_matrix + rows_together * group * x.element_size()
@@ -145,7 +145,7 @@ def quantized_product(
     group: int,
     rows_together: int,
 ) -> torch.Tensor:
-    """`x` `[N, columns]` times a matrix `[out, columns]`, in x's dtype.
+    """Multiplies `x` `[N, columns]` with a matrix `[out, columns]`, in x's dtype.
 
     q: `[out, groups * group]` int8, or `[out, groups * group / 2]` uint8 of two numbers each.
     scale, least: `[out, groups]`, or `[out, 1]` where a channel has one scale; then `group` is `CHANNEL_STEP`.

@@ -1,4 +1,4 @@
-"""Attention over pages by torch in float64, a sequence and a head at a time: what the kernels must equal."""
+"""Computes attention over pages by torch in float64, a sequence and a head at a time: the reference of the kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def attention(
     scale: float,
     window: int = 0,
 ) -> torch.Tensor:
-    """`q` `[N, heads, head_dim]` to float64 `[N, heads, head_dim]`; rows of no segment give zeros."""
+    """Computes attention of `q` `[N, heads, head_dim]` in float64; rows of no segment give zeros."""
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     kv_heads, size = keys[0].shape[1:3]
     for segment in segments:

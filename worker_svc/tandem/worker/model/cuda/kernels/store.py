@@ -24,7 +24,7 @@ _MOST_ROWS = 16  # that a program takes
 
 @triton.jit
 def _rotated(x, cos, sin, row, real, row_stride, at, inside, ROTATED: tl.constexpr):
-    """Coordinates `at` of one head of each row after rotation, `[rows, at]`, rounded to x's dtype, as float32."""
+    """Rotates coordinates `at` of one head of each row, `[rows, at]`, rounded to x's dtype, as float32."""
     mask = real[:, None] & inside[None, :]
     vector = x + row[:, None] * row_stride
     numbers = tl.load(vector + at[None, :], mask=mask, other=0.0)
@@ -42,7 +42,7 @@ def _rotated(x, cos, sin, row, real, row_stride, at, inside, ROTATED: tl.constex
 def _to_store(
     x, cos, sin, mean, scale, row, real, row_stride, at, inside, is_key, ROTATED: tl.constexpr, CHANNELS: tl.constexpr
 ):
-    """Coordinates `at` of keys or values as they are to be stored, `[rows, at]` float32."""
+    """Returns coordinates `at` of keys or values as they are to be stored, `[rows, at]` float32."""
     if is_key:
         numbers = _rotated(x, cos, sin, row, real, row_stride, at, inside, ROTATED)
         if CHANNELS:
@@ -55,7 +55,7 @@ def _to_store(
 
 @triton.jit
 def _rounded_quotient(x, step):
-    """`round(x / step)` of float32, halves to even; `step` has one number for each row of `x`."""
+    """Computes `round(x / step)` of float32, halves to even; `step` has one number for each row of `x`."""
     return tl.div_rn(x, step + tl.zeros_like(x)) + _ROUND - _ROUND
 
 

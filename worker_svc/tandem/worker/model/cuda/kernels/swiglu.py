@@ -21,7 +21,7 @@ def _swiglu(gate_up, out, size, BLOCK: tl.constexpr):
 
 
 def swiglu(gate_up: torch.Tensor, size: int) -> torch.Tensor:
-    """`[N, 2 size] -> [N, size]`."""
+    """Computes `[N, 2 size] -> [N, size]`."""
     assert gate_up.is_contiguous()
     rows = gate_up.shape[0]
     out = gate_up.new_empty((rows, size))
@@ -31,6 +31,6 @@ def swiglu(gate_up: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def swiglu_reference(gate_up: torch.Tensor, size: int) -> torch.Tensor:
-    """The same by torch in float64."""
+    """Computes the same by torch in float64."""
     gate, up = gate_up[:, :size].double(), gate_up[:, size:].double()
     return gate / (1 + (-gate).exp()) * up

@@ -1,4 +1,4 @@
-"""What the attention kernels share: how a tile of keys is read, and how it adds to a softmax in progress.
+"""Reads tiles of keys and adds them to a softmax in progress, for all attention kernels.
 
 A softmax in progress of a query is (m, l, o): the largest score so far (scores are in units of log 2), the sum of
 2^(s - m), and the sum of 2^(s - m) v. Nothing yet is (-inf, 0, 0).
@@ -37,7 +37,7 @@ class Stored(NamedTuple):
 
 
 def stages(stored: Stored, numbers: torch.Tensor, tile: int, budget: int) -> int:
-    """How deep loads are pipelined, so that tiles on their way take about `budget` bytes of shared memory.
+    """Returns how deep loads are pipelined, so that tiles on their way take about `budget` bytes of shared memory.
 
     A tile passes through three stages (its page, its numbers, its use), and each further one keeps one more on its way.
     """
@@ -45,13 +45,13 @@ def stages(stored: Stored, numbers: torch.Tensor, tile: int, budget: int) -> int
 
 
 def converted(queries: torch.Tensor, numbers: torch.Tensor) -> bool:
-    """Whether a tile becomes float32 on its way to a product, and waits for it in registers: it takes 8 warps' of
+    """Tells whether a tile becomes float32 on its way to a product, and waits for it in registers: it takes 8 warps' of
     them even with few keys."""
     return queries.dtype == torch.float32 and numbers.dtype != torch.float32
 
 
 def numbers_and_constants(parts: Parts) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two parts of a layer's keys or values; the first again where there is no second."""
+    """Returns the two parts of a layer's keys or values; the first again where there is no second."""
     return parts[0], parts[-1]
 
 
@@ -60,8 +60,8 @@ def load_vectors(
     numbers, constants, vectors, live, dtype,
     D: tl.constexpr, D_PAD: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Vectors `[TILE]` of the pages as `[TILE, D_PAD]` in dtype; INT8 without its scales. Zero where not `live`; WHOLE:
-    all of them are."""
+    """Loads vectors `[TILE]` of the pages as `[TILE, D_PAD]` in dtype; INT8 without its scales. Zero where not `live`;
+    with WHOLE all of them are live."""
     if FORMAT == INT4:
         GROUP_PAD: tl.constexpr = triton.next_power_of_2(GROUP)
         byte = tl.arange(0, D_PAD // 2)
@@ -97,7 +97,7 @@ def extend(
     KV_HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """A softmax in progress of `queries` `[M, D_PAD]` and the keys `tile` to `tile + TILE` of their sequence.
+    """Extends a softmax in progress of `queries` `[M, D_PAD]` by the keys `tile` to `tile + TILE` of their sequence.
 
     end, lowest: the keys that any of the queries sees are those from `lowest` to before `end`; others are not read.
     MASKED: not every query sees all of the tile.
@@ -143,7 +143,7 @@ def extend(
 
 @triton.jit
 def merge(m1, l1, o1, m2, l2, o2):
-    """Two softmaxes in progress as one."""
+    """Merges two softmaxes in progress into one."""
     top = tl.maximum(m1, m2)
     base = tl.where(top == float("-inf"), 0.0, top)
     a = tl.exp2(m1 - base)
