@@ -100,7 +100,7 @@ def test_guides_that_contradict_or_are_missing_are_one_line(servers: ServersThre
     assert missing.stderr.startswith("error: --grammar ")
     assert "No such file" in missing.stderr
     words = tandem(servers, "generate", "Hi", "--stop-sequence", "5,x")
-    assert (words.returncode, words.stderr) == (2, "error: '5,x' is no list of token ids, such as 5 or 5,6\n")
+    assert (words.returncode, words.stderr) == (2, "error: '5,x' is not a list of token ids such as 5 or 5,6\n")
 
 
 def test_generate_tells_everything_as_json(servers: ServersThread) -> None:

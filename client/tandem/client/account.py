@@ -29,7 +29,7 @@ class Usage:
     cached_prompt_tokens: int | None = None  # of them, taken from the prefix cache when the request first ran
     completion_tokens: int  # produced by all workers together, trimmed ones included
     forward_passes: int | None = None
-    preemptions: int | None = None  # how often it lost its pages and was computed again
+    preemptions: int | None = None  # times that its pages were taken and computed again later
     peak_pages: int | None = None  # of the KV cache, those that it shared included
     peak_kv_bytes: int | None = None  # of those pages
     draft_tokens_proposed: int | None = None  # computed by speculation

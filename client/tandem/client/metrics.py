@@ -15,31 +15,31 @@ class ClientMetrics:
     def __init__(self, registry: CollectorRegistry | None) -> None:
         self.requests = Counter(
             "tandem_client_requests",
-            "Answers by method (generate, stream) and outcome: ok, cancelled by the caller, or the gRPC code.",
+            "Generations by method (generate, stream) and outcome: ok, cancelled by the caller, or the gRPC code.",
             ["method", "outcome"],
             registry=registry,
         )
         self.failovers = Counter(
             "tandem_client_failovers",
-            "How often another server took over in the middle of an answer.",
+            "Times that another server took over in the middle of an answer.",
             ["service"],
             registry=registry,
         )
         self.workers = Gauge(
             "tandem_client_workers",
-            "Workers that are known, by health: serving, not serving, unknown (a single address is never asked).",
+            "Known workers by health: serving, not serving, unknown (a single address is not checked).",
             ["health"],
             registry=registry,
         )
         self.time_to_first_token = Histogram(
             "tandem_client_time_to_first_token_seconds",
-            "From the call until the first output was here.",
+            "Seconds from the call until the first output arrived.",
             registry=registry,
             buckets=_SECONDS,
         )
         self._hops = Histogram(
             "tandem_client_hop_seconds",
-            "Parts of the time to first token: encode (text to ids), first_token (queue and prefill), "
+            "Seconds of each part of the time to first token: encode (text to ids), first_token (queue and prefill), "
             "first_text (first id to its text).",
             ["hop"],
             registry=registry,

@@ -16,42 +16,47 @@ class SamplingParams:
 
     temperature: float | None = None  # >= 0; 0 takes the largest logit
     top_k: int | None = None  # >= 0; keeps the k largest; 0 is off
-    top_p: float | None = None  # 0 to 1; mass of the most probable to keep; 1 is off
-    min_p: float | None = None  # 0 to 1; keeps what has this share of the largest probability; 0 is off
-    # > 0; positive logits are divided by it, negative ones multiplied; 1 is off
+    top_p: float | None = None  # 0 to 1; keeps the most probable tokens up to this total probability; 1 is off
+    min_p: float | None = None  # 0 to 1; keeps tokens with at least this share of the largest probability; 0 is off
+    # > 0; divides positive logits of tokens that occurred and multiplies negative ones; 1 is off
     repetition_penalty: float | None = None
-    # >= 0; how many last tokens, prompt included, all three penalties look at; 0 is off
+    # >= 0; number of last tokens, prompt included, that all three penalties look at; 0 is off
     repetition_window: int | None = None
-    seed: int | None = None  # >= 0; fixes every draw
-    repetition_decay: int | None = None  # >= 0; behind the window, penalties fade linearly over so many tokens
-    presence_penalty: float | None = None  # -2 to 2; subtracted once from what occurred
-    frequency_penalty: float | None = None  # -2 to 2; subtracted for each occurrence
-    typical_p: float | None = None  # 0 to 1; mass to keep; 1 is off
-    tail_free_z: float | None = None  # 0 to 1; curvature to keep; 1 is off
-    top_a: float | None = None  # 0 to 1; relative to the largest squared; 0 is off
-    dynamic_temperature_range: float | None = None  # >= 0; from temperature - range to temperature + range; 0 is off
-    dynamic_temperature_exponent: float | None = None  # >= 0; of the entropy's share
-    xtc_probability: float | None = None  # 0 to 1; how often; 0 is off
-    xtc_threshold: float | None = None  # 0 to 1; of those that reach it all but the least probable go
+    seed: int | None = None  # >= 0; seed of the random draws
+    # >= 0; number of tokens before the window over which the penalties fade linearly to zero
+    repetition_decay: int | None = None
+    presence_penalty: float | None = None  # -2 to 2; subtracted once from the logit of each token that occurred
+    frequency_penalty: float | None = None  # -2 to 2; subtracted from a token's logit for each of its occurrences
+    typical_p: float | None = None  # 0 to 1; keeps the most typical tokens up to this total probability; 1 is off
+    tail_free_z: float | None = None  # 0 to 1; share of the probabilities' total curvature to keep; 1 is off
+    # 0 to 1; keeps tokens with at least this times the square of the largest probability; 0 is off
+    top_a: float | None = None
+    # >= 0; the temperature is between temperature - range and temperature + range; 0 is off
+    dynamic_temperature_range: float | None = None
+    dynamic_temperature_exponent: float | None = None  # >= 0; exponent of the normalized entropy
+    xtc_probability: float | None = None  # 0 to 1; probability that it is applied to a token; 0 is off
+    # 0 to 1; of the tokens with at least this probability all but the least probable are removed
+    xtc_threshold: float | None = None
     mirostat: int | None = None  # 0 to 2; 1 or 2; 0 is off
-    mirostat_tau: float | None = None  # >= 0; bits of surprise that are aimed at
-    mirostat_eta: float | None = None  # >= 0; how fast
-    dry_multiplier: float | None = None  # >= 0; of the penalty; 0 is off
-    dry_base: float | None = None  # >= 1; the penalty grows by it with each token
-    dry_allowed_length: int | None = None  # >= 1; repetitions of so many tokens are penalized when they go on
-    dry_window: int | None = None  # >= 0; how many last tokens are looked at; 0 is off
-    # at most 8192 of 1 to 16 ids; no repetition reaches over one
+    mirostat_tau: float | None = None  # >= 0; target surprise of the drawn tokens, in bits
+    mirostat_eta: float | None = None  # >= 0; learning rate
+    dry_multiplier: float | None = None  # >= 0; factor of the penalty; 0 is off
+    dry_base: float | None = None  # >= 1; base of the penalty, which grows by this factor with each repeated token
+    dry_allowed_length: int | None = None  # >= 1; shortest repetition, in tokens, that is penalized when it continues
+    dry_window: int | None = None  # >= 0; number of last tokens that are searched for repetitions; 0 is off
+    # at most 8192 of 1 to 16 ids; id sequences that end a repetition
     dry_sequence_breakers: Sequence[Sequence[int]] | None = None
     logit_bias: Mapping[int, float] | None = None  # at most 4096 ids; each id once
-    allowed_ids: Sequence[int] | None = None  # at most 65536 ids; empty: all
-    banned_ids: Sequence[int] | None = None  # at most 65536 ids; never these
-    # at most 256 of 1 to 64 ids; the last id of one is banned where it would end it
+    allowed_ids: Sequence[int] | None = None  # at most 65536 ids; the only ids that may be drawn; empty: all
+    banned_ids: Sequence[int] | None = None  # at most 65536 ids; ids that are never drawn
+    # at most 256 of 1 to 64 ids; id sequences that never occur: the last id is banned where it would complete one
     banned_sequences: Sequence[Sequence[int]] | None = None
-    # >= 0; keeps what is at most so many standard deviations of all logits below the largest; 0 is off
+    # >= 0; keeps tokens whose logit is at most so many standard deviations below the largest; 0 is off
     top_n_sigma: float | None = None
-    adaptive_p_target: float | None = None  # -1 to 1; the probability that is aimed at; below 0 is off
-    adaptive_p_decay: float | None = None  # 0 to 0.99; how much of the mean a token leaves to those before it
-    temperature_last: bool | None = None  # false: before the filters (top_n_sigma to XTC)
+    adaptive_p_target: float | None = None  # -1 to 1; target probability of the drawn tokens; below 0 is off
+    adaptive_p_decay: float | None = None  # 0 to 0.99; weight of earlier tokens in the mean
+    # applies the temperature after the filters (top_n_sigma to XTC); false: before them
+    temperature_last: bool | None = None
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -96,35 +101,35 @@ class SamplingOptions(TypedDict, total=False):
 HELP = {
     "temperature": "0 takes the largest logit",
     "top_k": "keeps the k largest; 0 is off",
-    "top_p": "mass of the most probable to keep; 1 is off",
-    "min_p": "keeps what has this share of the largest probability; 0 is off",
-    "repetition_penalty": "positive logits are divided by it, negative ones multiplied; 1 is off",
-    "repetition_window": "how many last tokens, prompt included, all three penalties look at; 0 is off",
-    "seed": "fixes every draw",
-    "repetition_decay": "behind the window, penalties fade linearly over so many tokens",
-    "presence_penalty": "subtracted once from what occurred",
-    "frequency_penalty": "subtracted for each occurrence",
-    "typical_p": "mass to keep; 1 is off",
-    "tail_free_z": "curvature to keep; 1 is off",
-    "top_a": "relative to the largest squared; 0 is off",
-    "dynamic_temperature_range": "from temperature - range to temperature + range; 0 is off",
-    "dynamic_temperature_exponent": "of the entropy's share",
-    "xtc_probability": "how often; 0 is off",
-    "xtc_threshold": "of those that reach it all but the least probable go",
+    "top_p": "keeps the most probable tokens up to this total probability; 1 is off",
+    "min_p": "keeps tokens with at least this share of the largest probability; 0 is off",
+    "repetition_penalty": "divides positive logits of tokens that occurred and multiplies negative ones; 1 is off",
+    "repetition_window": "number of last tokens, prompt included, that all three penalties look at; 0 is off",
+    "seed": "seed of the random draws",
+    "repetition_decay": "number of tokens before the window over which the penalties fade linearly to zero",
+    "presence_penalty": "subtracted once from the logit of each token that occurred",
+    "frequency_penalty": "subtracted from a token's logit for each of its occurrences",
+    "typical_p": "keeps the most typical tokens up to this total probability; 1 is off",
+    "tail_free_z": "share of the probabilities' total curvature to keep; 1 is off",
+    "top_a": "keeps tokens with at least this times the square of the largest probability; 0 is off",
+    "dynamic_temperature_range": "the temperature is between temperature - range and temperature + range; 0 is off",
+    "dynamic_temperature_exponent": "exponent of the normalized entropy",
+    "xtc_probability": "probability that it is applied to a token; 0 is off",
+    "xtc_threshold": "of the tokens with at least this probability all but the least probable are removed",
     "mirostat": "1 or 2; 0 is off",
-    "mirostat_tau": "bits of surprise that are aimed at",
-    "mirostat_eta": "how fast",
-    "dry_multiplier": "of the penalty; 0 is off",
-    "dry_base": "the penalty grows by it with each token",
-    "dry_allowed_length": "repetitions of so many tokens are penalized when they go on",
-    "dry_window": "how many last tokens are looked at; 0 is off",
-    "dry_sequence_breakers": "no repetition reaches over one",
+    "mirostat_tau": "target surprise of the drawn tokens, in bits",
+    "mirostat_eta": "learning rate",
+    "dry_multiplier": "factor of the penalty; 0 is off",
+    "dry_base": "base of the penalty, which grows by this factor with each repeated token",
+    "dry_allowed_length": "shortest repetition, in tokens, that is penalized when it continues",
+    "dry_window": "number of last tokens that are searched for repetitions; 0 is off",
+    "dry_sequence_breakers": "id sequences that end a repetition",
     "logit_bias": "each id once",
-    "allowed_ids": "empty: all",
-    "banned_ids": "never these",
-    "banned_sequences": "the last id of one is banned where it would end it",
-    "top_n_sigma": "keeps what is at most so many standard deviations of all logits below the largest; 0 is off",
-    "adaptive_p_target": "the probability that is aimed at; below 0 is off",
-    "adaptive_p_decay": "how much of the mean a token leaves to those before it",
-    "temperature_last": "false: before the filters (top_n_sigma to XTC)",
+    "allowed_ids": "the only ids that may be drawn; empty: all",
+    "banned_ids": "ids that are never drawn",
+    "banned_sequences": "id sequences that never occur: the last id is banned where it would complete one",
+    "top_n_sigma": "keeps tokens whose logit is at most so many standard deviations below the largest; 0 is off",
+    "adaptive_p_target": "target probability of the drawn tokens; below 0 is off",
+    "adaptive_p_decay": "weight of earlier tokens in the mean",
+    "temperature_last": "applies the temperature after the filters (top_n_sigma to XTC); false: before them",
 }

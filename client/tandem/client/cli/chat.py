@@ -43,16 +43,16 @@ def chat(
             help='One message and its answer; "-" (or none in a pipe): standard input. None: a conversation.'
         ),
     ] = None,
-    system: Annotated[str | None, typer.Option("--system", "-s", help="A system message to begin with.")] = None,
+    system: Annotated[str | None, typer.Option("--system", "-s", help="System message at the beginning.")] = None,
     show_prompt: Annotated[
-        bool, typer.Option("--show-prompt", help="Show what the template makes of it, and its tokens; no answer.")
+        bool, typer.Option("--show-prompt", help="Show the rendered prompt and its tokens instead of an answer.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --show-prompt: one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --show-prompt: print one JSON object.")] = False,
     chat_template: Annotated[
         Path | None, typer.Option("--chat-template", help="A Jinja file to use instead of the model's own template.")
     ] = None,
     special: o.ChatSpecial = "plain",
-    name: Annotated[str, typer.Option("--name", help="Which tokenizer; default: the service's default.")] = "",
+    name: Annotated[str, typer.Option("--name", help="Name of the tokenizer; default: the service's default.")] = "",
     model: o.Model = None,
     tokenizer: o.TokenizerPath = None,
     quantize: o.Quantize = None,
@@ -60,10 +60,12 @@ def chat(
     tokenizer_flag: o.TokenizerFlags = None,
     tokenizer_address: o.TokenizerAddress = "",
     worker_address: o.WorkerAddresses = None,
-    stats: Annotated[bool, typer.Option("--stats", help="Statistics on standard error after each answer.")] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Print statistics on standard error after each answer.")
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the logs of services started here.")] = False,
 ) -> None:
-    """Talk with a model: with services that run somewhere, or with both started for it."""
+    """Chat with a model, on running services or on services started for it."""
     with reporting_errors():
         template = "" if chat_template is None else _read_template(chat_template)
         first = None if message is None and sys.stdin.isatty() and not show_prompt else o.text_argument(message)

@@ -25,7 +25,10 @@ def _file(flag: str, words: str) -> tuple[Any, Any]:
 CONNECTION_FLAGS: dict[str, tuple[Any, Any]] = {
     "tls": (
         Annotated[
-            bool, typer.Option("--tls", help="Connect by TLS, with the system's authorities.", rich_help_panel=_PANEL)
+            bool,
+            typer.Option(
+                "--tls", help="Connect with TLS and the system's certificate authorities.", rich_help_panel=_PANEL
+            ),
         ],
         False,
     ),
@@ -35,7 +38,7 @@ CONNECTION_FLAGS: dict[str, tuple[Any, Any]] = {
             str,
             typer.Option(
                 "--server-name",
-                help="Name in the servers' certificates, where it is not the host.",
+                help="Name in the servers' certificates, if it differs from the host.",
                 envvar="TANDEM_SERVER_NAME",
                 rich_help_panel=_PANEL,
             ),

@@ -35,30 +35,39 @@ def generate(
     length_penalty: o.LengthPenalty = None,
     special: o.Special = "text",
     logprobs: Annotated[
-        bool, typer.Option("--logprobs", help="With --json: of each token.", rich_help_panel=_LOGPROBS)
+        bool, typer.Option("--logprobs", help="With --json: logprob of each token.", rich_help_panel=_LOGPROBS)
     ] = False,
     top_logprobs: Annotated[
         int | None,
-        typer.Option("--top-logprobs", help="Of the most probable tokens, up to 64.", rich_help_panel=_LOGPROBS),
+        typer.Option(
+            "--top-logprobs",
+            help="Logprobs of the most probable tokens at each position, up to 64.",
+            rich_help_panel=_LOGPROBS,
+        ),
     ] = None,
     logprob_id: Annotated[
-        list[int] | None, typer.Option("--logprob-id", help="Of this id; repeatable.", rich_help_panel=_LOGPROBS)
+        list[int] | None,
+        typer.Option(
+            "--logprob-id", help="Logprob of this id at each position; repeatable.", rich_help_panel=_LOGPROBS
+        ),
     ] = None,
     processed_logprobs: Annotated[
         bool,
-        typer.Option("--processed-logprobs", help="After all sampling stages.", rich_help_panel=_LOGPROBS),
+        typer.Option("--processed-logprobs", help="Logprobs after all sampling stages.", rich_help_panel=_LOGPROBS),
     ] = False,
     prompt_logprobs: Annotated[
         bool,
         typer.Option(
-            "--prompt-logprobs", help="Of the prompt; --max-tokens 0 for nothing else.", rich_help_panel=_LOGPROBS
+            "--prompt-logprobs",
+            help="Logprobs of the prompt; --max-tokens 0 to generate nothing.",
+            rich_help_panel=_LOGPROBS,
         ),
     ] = False,
-    echo: Annotated[bool, typer.Option("--echo", help="Begin with the prompt.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with everything, at the end.")] = False,
-    stats: Annotated[bool, typer.Option("--stats", help="Statistics on standard error at the end.")] = False,
+    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before the answer.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with all results at the end.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Print statistics on standard error at the end.")] = False,
 ) -> None:
-    """Continue a text, as it is made."""
+    """Generate a continuation of a text and stream it."""
     with reporting_errors():
         tokenizer = o.required_tokenizer(tokenizer_address)
         workers = o.worker_addresses(worker_address)

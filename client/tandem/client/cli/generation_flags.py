@@ -57,13 +57,17 @@ SAMPLING_FLAGS: dict[str, Any] = {
     "preset": Annotated[
         str | None,
         typer.Option(
-            "--preset", help="creative, balanced, focused or deterministic; flags win.", rich_help_panel=_SAMPLING
+            "--preset",
+            help="Preset: creative, balanced, focused or deterministic; flags override it.",
+            rich_help_panel=_SAMPLING,
         ),
     ],
     "strategy": Annotated[
         str | None,
         typer.Option(
-            "--strategy", help="greedy, top_k, top_p, temperature or combined; flags win.", rich_help_panel=_SAMPLING
+            "--strategy",
+            help="Strategy: greedy, top_k, top_p, temperature or combined; flags override it.",
+            rich_help_panel=_SAMPLING,
         ),
     ],
     "dry_breakers": Annotated[
@@ -128,7 +132,7 @@ def _ids(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise CommandError(f"{text!r} is no list of token ids, such as 5 or 5,6", exit_code=2) from None
+        raise CommandError(f"{text!r} is not a list of token ids such as 5 or 5,6", exit_code=2) from None
 
 
 def _bias(text: str) -> tuple[int, float]:
@@ -136,4 +140,4 @@ def _bias(text: str) -> tuple[int, float]:
     try:
         return int(id_), float(bias)
     except ValueError:
-        raise CommandError(f"--logit-bias {text!r} is not ID=NUMBER, such as 5=-2.5", exit_code=2) from None
+        raise CommandError(f"--logit-bias {text!r} is not ID=NUMBER such as 5=-2.5", exit_code=2) from None

@@ -47,11 +47,13 @@ def inspect(
     model: Annotated[Path, typer.Argument(help="A checkpoint folder or a GGUF file.")],
     group: Annotated[
         Literal["0", "32", "64", "128"],
-        typer.Option("--quantize-group", help="Inputs that share a scale in int8 and int4; 0: the worker's default."),
+        typer.Option(
+            "--quantize-group", help="Group size of int8 and int4: inputs that share a scale; 0: the worker's default."
+        ),
     ] = "0",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what a checkpoint is: sizes, memory at each precision, KV bytes a token, what fits on this machine."""
+    """Describe a checkpoint: sizes, memory at each precision, KV-cache bytes per token, what fits on this machine."""
     with reporting_errors():
         (report,) = _reports("tandem.worker.convert.inspection", [str(model), f"--quantize-group={group}"])
         if as_json:
@@ -63,10 +65,12 @@ def inspect(
 def convert(
     source: Annotated[Path, typer.Argument(help="A checkpoint folder or a GGUF file.")],
     target: Annotated[Path, typer.Argument(help="A new folder, or a new file that ends in .gguf.")],
-    to: Annotated[Family, typer.Option("--to", help="The family of files to write.")],
-    dtype: Annotated[Dtype, typer.Option("--dtype", help="Of the matrices; auto: most of the source's.")] = Dtype.AUTO,
+    to: Annotated[Family, typer.Option("--to", help="The format to write.")],
+    dtype: Annotated[
+        Dtype, typer.Option("--dtype", help="Dtype of the matrices; auto: that of most of the source's.")
+    ] = Dtype.AUTO,
 ) -> None:
-    """Write a checkpoint as another family's files. The target appears when it is complete, or not at all."""
+    """Write a checkpoint in another format. The target appears only when it is complete."""
     with reporting_errors():
         arguments = [str(source), str(target), f"--to={to.value}", f"--dtype={dtype.value}"]
         columns = (BarColumn(), TaskProgressColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())

@@ -30,13 +30,13 @@ def drain(
     connection: ConnectionFlags,
     worker_address: o.WorkerAddresses = None,
     end: Annotated[bool, typer.Option("--end", help="Take requests again.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when nothing runs or waits any more.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until no request runs or waits.")] = False,
     timeout: o.Timeout = 600.0,
 ) -> None:
     """Have workers refuse new requests while running ones finish, or take requests again."""
     with reporting_errors():
         if end and wait:
-            raise CommandError("--wait goes with draining, not with its --end", exit_code=2)
+            raise CommandError("--wait cannot be used with --end", exit_code=2)
         if not timeout >= 0:  # NaN neither
             raise CommandError(f"--timeout must be at least 0 seconds, not {timeout:g}", exit_code=2)
         deadline = time.monotonic() + timeout if timeout else None

@@ -20,36 +20,34 @@ _STOPPING, _CONNECTION, _SERVICES = "Stopping", "Connection", "Services"
 _SEVERAL, _GUIDED, _SPECULATION = "Several outputs", "Guided decoding", "Speculation"
 
 MaxTokens = Annotated[
-    int | None, typer.Option("--max-tokens", "-n", help="Most tokens to produce.", rich_help_panel=_STOPPING)
+    int | None,
+    typer.Option("--max-tokens", "-n", help="Maximum number of tokens to generate.", rich_help_panel=_STOPPING),
 ]
 MinTokens = Annotated[
-    int | None, typer.Option("--min-tokens", help="Do not stop before so many tokens.", rich_help_panel=_STOPPING)
+    int | None, typer.Option("--min-tokens", help="Minimum number of tokens to generate.", rich_help_panel=_STOPPING)
 ]
 Stop = Annotated[
     list[str] | None,
-    typer.Option(
-        "--stop", help="String that ends the text; repeatable. \\n, \\t are understood.", rich_help_panel=_STOPPING
-    ),
+    typer.Option("--stop", help="Stop string; repeatable. \\n and \\t are unescaped.", rich_help_panel=_STOPPING),
 ]
 StopIds = Annotated[
     list[int] | None,
-    typer.Option("--stop-id", help="Token id that ends the text; repeatable.", rich_help_panel=_STOPPING),
+    typer.Option("--stop-id", help="Stop token id; repeatable.", rich_help_panel=_STOPPING),
 ]
 StopSequences = Annotated[
     list[str] | None,
-    typer.Option(
-        "--stop-sequence", help="Ids in a row, such as 5,6, that end it; repeatable.", rich_help_panel=_STOPPING
-    ),
+    typer.Option("--stop-sequence", help="Stop sequence of ids, such as 5,6; repeatable.", rich_help_panel=_STOPPING),
 ]
 IgnoreEos = Annotated[
-    bool, typer.Option("--ignore-eos", help="Go on at the model's own end of sequence.", rich_help_panel=_STOPPING)
+    bool, typer.Option("--ignore-eos", help="Ignore the model's end-of-sequence ids.", rich_help_panel=_STOPPING)
 ]
 IncludeStop = Annotated[
-    bool, typer.Option("--include-stop", help="Keep what stopped in the text.", rich_help_panel=_STOPPING)
+    bool, typer.Option("--include-stop", help="Include the matched stop in the text.", rich_help_panel=_STOPPING)
 ]
-N = Annotated[int, typer.Option("--n", help="Outputs to make.", rich_help_panel=_SEVERAL)]
+N = Annotated[int, typer.Option("--n", help="Number of outputs.", rich_help_panel=_SEVERAL)]
 BestOf = Annotated[
-    int | None, typer.Option("--best-of", help="Make so many and show the best --n.", rich_help_panel=_SEVERAL)
+    int | None,
+    typer.Option("--best-of", help="Generate this many outputs and show the best --n.", rich_help_panel=_SEVERAL),
 ]
 LengthPenalty = Annotated[
     float | None,
@@ -60,7 +58,8 @@ JsonSchemaFile = Annotated[
     typer.Option("--json-schema", help="File with the JSON schema of the answer.", rich_help_panel=_GUIDED),
 ]
 RegexPattern = Annotated[
-    str | None, typer.Option("--regex", help="What the whole answer matches.", rich_help_panel=_GUIDED)
+    str | None,
+    typer.Option("--regex", help="Regular expression that the whole answer matches.", rich_help_panel=_GUIDED),
 ]
 Choice = Annotated[
     list[str] | None, typer.Option("--choice", help="A possible answer; repeatable.", rich_help_panel=_GUIDED)
@@ -70,13 +69,15 @@ GrammarFile = Annotated[
 ]
 DraftTokens = Annotated[
     int | None,
-    typer.Option("--draft-tokens", help="Guess at most so many tokens at once; 0: none.", rich_help_panel=_SPECULATION),
+    typer.Option(
+        "--draft-tokens",
+        help="Maximum number of draft tokens per step; 0: no speculation.",
+        rich_help_panel=_SPECULATION,
+    ),
 ]
 PromptLookup = Annotated[
     int | None,
-    typer.Option(
-        "--prompt-lookup", help="Guess what followed so many last tokens before.", rich_help_panel=_SPECULATION
-    ),
+    typer.Option("--prompt-lookup", help="Length of the n-gram for prompt lookup.", rich_help_panel=_SPECULATION),
 ]
 Special = Annotated[
     str,
@@ -92,7 +93,10 @@ ChatSpecial = Annotated[
     ),
 ]
 Timeout = Annotated[
-    float, typer.Option("--timeout", help="Seconds for everything together; 0: no limit.", rich_help_panel=_CONNECTION)
+    float,
+    typer.Option(
+        "--timeout", help="Timeout of the whole command in seconds; 0: no limit.", rich_help_panel=_CONNECTION
+    ),
 ]
 TokenizerAddress = Annotated[
     str,
@@ -107,7 +111,7 @@ WorkerAddresses = Annotated[
     list[str] | None,
     typer.Option(
         "--worker-address",
-        help="HOST:PORT of a worker, or dns:///NAME:PORT of all that a name has; repeatable. "
+        help="HOST:PORT of a worker, or dns:///NAME:PORT for all addresses of a name; repeatable. "
         f"Commas separate several in {WORKER_VARIABLE}.",
         rich_help_panel=_CONNECTION,
     ),
@@ -126,7 +130,7 @@ Quantize = Annotated[
     Literal["auto", "none", "int8", "int4", "fp8"] | None,
     typer.Option(
         "--quantize",
-        help="Weights: as the checkpoint has them (auto), plain (none), or made int8, int4 or fp8 at load.",
+        help="Weights: as in the checkpoint (auto), not quantized (none), or quantized to int8, int4 or fp8 at load.",
         rich_help_panel=_SERVICES,
     ),
 ]
@@ -140,11 +144,11 @@ WorkerFlags = Annotated[
 ]
 TokenizerFlags = Annotated[
     list[str] | None,
-    typer.Option("--tokenizer-flag", help="The same for the tokenizer service.", rich_help_panel=_SERVICES),
+    typer.Option("--tokenizer-flag", help="Flag for the tokenizer service; repeatable.", rich_help_panel=_SERVICES),
 ]
 HttpFlags = Annotated[
     list[str] | None,
-    typer.Option("--http-flag", help="The same for the HTTP door.", rich_help_panel=_SERVICES),
+    typer.Option("--http-flag", help="Flag for the HTTP server; repeatable.", rich_help_panel=_SERVICES),
 ]
 
 
@@ -187,7 +191,7 @@ def worker_addresses(given: list[str] | None) -> list[str]:
     """Returns the addresses from the flags, or else from the environment. Having none is a usage error."""
     addresses = given_workers(given)
     if not addresses:
-        raise CommandError(f"which worker? Give --worker-address HOST:PORT or set {WORKER_VARIABLE}", exit_code=2)
+        raise CommandError(f"no worker address: give --worker-address HOST:PORT or set {WORKER_VARIABLE}", exit_code=2)
     return addresses
 
 
@@ -212,6 +216,6 @@ def text_argument(text: str | None, default: str | None = None) -> str:
 def required_tokenizer(address: str) -> str:
     if not address:
         raise CommandError(
-            f"which tokenizer? Give --tokenizer-address HOST:PORT or set {TOKENIZER_VARIABLE}", exit_code=2
+            f"no tokenizer address: give --tokenizer-address HOST:PORT or set {TOKENIZER_VARIABLE}", exit_code=2
         )
     return address

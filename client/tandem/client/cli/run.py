@@ -36,7 +36,7 @@ def run(
     special: o.Special = "text",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the logs of both services.")] = False,
 ) -> None:
-    """Start both services, continue a text as it is made, show statistics, stop everything."""
+    """Start both services, generate a continuation of a text, show statistics, and stop the services."""
     with reporting_errors():
         folder, tokenizer_path = find_model(model, tokenizer)
         text = o.text_argument(prompt, default=DEFAULT_PROMPT)

@@ -27,7 +27,7 @@ def tokenize(
     connection: ConnectionFlags,
     text: Annotated[str | None, typer.Argument(help='The text; "-" (or none in a pipe): standard input.')] = None,
     tokenizer_address: o.TokenizerAddress = "",
-    name: Annotated[str, typer.Option("--name", help="Which tokenizer; default: the service's default.")] = "",
+    name: Annotated[str, typer.Option("--name", help="Name of the tokenizer; default: the service's default.")] = "",
     special: o.Special = "text",
     add_special: Annotated[
         bool, typer.Option("--add-special/--no-add-special", help="Add BOS and EOS as the model expects.")
@@ -62,7 +62,7 @@ def detokenize(
     connection: ConnectionFlags,
     ids: Annotated[list[int], typer.Argument(help="Token ids.")],
     tokenizer_address: o.TokenizerAddress = "",
-    name: Annotated[str, typer.Option("--name", help="Which tokenizer; default: the service's default.")] = "",
+    name: Annotated[str, typer.Option("--name", help="Name of the tokenizer; default: the service's default.")] = "",
     remove_special: Annotated[
         bool, typer.Option("--remove-special", help="Drop a leading BOS and a trailing EOS.")
     ] = False,
@@ -81,7 +81,7 @@ def detokenize(
 def vocabulary(
     connection: ConnectionFlags,
     tokenizer_address: o.TokenizerAddress = "",
-    name: Annotated[str, typer.Option("--name", help="Which tokenizer; default: the service's default.")] = "",
+    name: Annotated[str, typer.Option("--name", help="Name of the tokenizer; default: the service's default.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
     timeout: o.Timeout = 60.0,
 ) -> None:

@@ -201,7 +201,7 @@ class GetServerResponse(_message.Message):
     max_waiting_tokens: _builtins.int
     engine_restarts: _builtins.int
     row_invariant: _builtins.bool
-    """Whether the start-up check found that a row's result does not depend on its company, on this machine."""
+    """The start-up check found that a row's result does not depend on the other rows of its batch, on this machine."""
     tensor_parallel_ranks: _builtins.int
     """engine processes that share the model; 1: not shared. Bytes above are of all"""
     kv_cache_dtype: _builtins.str
@@ -289,7 +289,7 @@ class GetLoadResponse(_message.Message):
     """prompt tokens that wait"""
     pages_total: _builtins.int
     pages_free: _builtins.int
-    """blank"""
+    """hold nothing that can be used again"""
     pages_cached: _builtins.int
     """hold a prefix that nothing references"""
     pages_referenced: _builtins.int
@@ -302,13 +302,13 @@ class GetLoadResponse(_message.Message):
     output_tokens: _builtins.int
     preemptions: _builtins.int
     evictions: _builtins.int
-    """cached pages that made room"""
+    """cached pages that were evicted"""
     integrity_ok: _builtins.bool
     """present when check_integrity was asked for"""
     integrity_error: _builtins.str
     """what is wrong, when integrity_ok is false"""
     merged_pages: _builtins.int
-    """given back because another request had computed the same content"""
+    """freed because another page already had the same content"""
     moved_pages: _builtins.int
     """by defragmentation while nothing ran"""
     draft_tokens_proposed: _builtins.int

@@ -79,14 +79,14 @@ class WorkerAdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetLoad(self, request, context):
-        """What runs and what waits now; cheap enough to ask every second.
+        """The requests that run and wait now; cheap enough to be called every second.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ClearPrefixCache(self, request, context):
-        """Forgets cached prefixes that no running request uses.
+        """Drops cached prefixes that no running request uses.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

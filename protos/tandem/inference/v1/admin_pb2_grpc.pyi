@@ -36,9 +36,9 @@ class WorkerAdminServiceStub:
     GetServer: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetServerRequest, _admin_pb2.GetServerResponse]
     """The worker: versions, device, memory, state."""
     GetLoad: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetLoadRequest, _admin_pb2.GetLoadResponse]
-    """What runs and what waits now; cheap enough to ask every second."""
+    """The requests that run and wait now; cheap enough to be called every second."""
     ClearPrefixCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ClearPrefixCacheRequest, _admin_pb2.ClearPrefixCacheResponse]
-    """Forgets cached prefixes that no running request uses."""
+    """Drops cached prefixes that no running request uses."""
     SetDraining: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetDrainingRequest, _admin_pb2.SetDrainingResponse]
     """Starts or ends draining: while draining, health is NOT_SERVING, new requests are refused with UNAVAILABLE and
     running ones finish.
@@ -52,9 +52,9 @@ class WorkerAdminServiceAsyncStub(WorkerAdminServiceStub):
     GetServer: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetServerRequest, _admin_pb2.GetServerResponse]  # type: ignore[assignment]
     """The worker: versions, device, memory, state."""
     GetLoad: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetLoadRequest, _admin_pb2.GetLoadResponse]  # type: ignore[assignment]
-    """What runs and what waits now; cheap enough to ask every second."""
+    """The requests that run and wait now; cheap enough to be called every second."""
     ClearPrefixCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.ClearPrefixCacheRequest, _admin_pb2.ClearPrefixCacheResponse]  # type: ignore[assignment]
-    """Forgets cached prefixes that no running request uses."""
+    """Drops cached prefixes that no running request uses."""
     SetDraining: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetDrainingRequest, _admin_pb2.SetDrainingResponse]  # type: ignore[assignment]
     """Starts or ends draining: while draining, health is NOT_SERVING, new requests are refused with UNAVAILABLE and
     running ones finish.
@@ -83,7 +83,7 @@ class WorkerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetLoadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetLoadResponse, _abc.Awaitable[_admin_pb2.GetLoadResponse]]:
-        """What runs and what waits now; cheap enough to ask every second."""
+        """The requests that run and wait now; cheap enough to be called every second."""
 
     @_abc_1.abstractmethod
     def ClearPrefixCache(
@@ -91,7 +91,7 @@ class WorkerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ClearPrefixCacheRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ClearPrefixCacheResponse, _abc.Awaitable[_admin_pb2.ClearPrefixCacheResponse]]:
-        """Forgets cached prefixes that no running request uses."""
+        """Drops cached prefixes that no running request uses."""
 
     @_abc_1.abstractmethod
     def SetDraining(

@@ -140,33 +140,33 @@ class SamplingParams(_message.Message):
     top_k: _builtins.int
     """keeps the k largest; 0 is off"""
     top_p: _builtins.float
-    """mass of the most probable to keep; 1 is off"""
+    """keeps the most probable tokens up to this total probability; 1 is off"""
     min_p: _builtins.float
-    """Keeps what has this share of the largest probability; 0 is off."""
+    """Keeps tokens with at least this share of the largest probability; 0 is off."""
     repetition_penalty: _builtins.float
-    """Positive logits are divided by it, negative ones multiplied; 1 is off."""
+    """Divides positive logits of tokens that occurred and multiplies negative ones; 1 is off."""
     repetition_window: _builtins.int
-    """How many last tokens, prompt included, all three penalties look at; 0 is off."""
+    """Number of last tokens, prompt included, that all three penalties look at; 0 is off."""
     seed: _builtins.int
-    """Fixes every draw. A draw is a pure function of the seed and the token's absolute position, so the
+    """Seed of the random draws. A draw is a pure function of the seed and the token's absolute position, so the
     same seed gives the same answer alone, in a batch, or on another worker. Absent: drawn and reported in Accepted.
     """
     repetition_decay: _builtins.int
-    """Behind the window, penalties fade linearly over so many tokens."""
+    """Number of tokens before the window over which the penalties fade linearly to zero."""
     presence_penalty: _builtins.float
-    """Subtracted once from what occurred."""
+    """Subtracted once from the logit of each token that occurred."""
     frequency_penalty: _builtins.float
-    """Subtracted for each occurrence."""
+    """Subtracted from a token's logit for each of its occurrences."""
     typical_p: _builtins.float
-    """mass to keep; 1 is off"""
+    """keeps the most typical tokens up to this total probability; 1 is off"""
     tail_free_z: _builtins.float
-    """curvature to keep; 1 is off"""
+    """share of the probabilities' total curvature to keep; 1 is off"""
     top_a: _builtins.float
-    """relative to the largest squared; 0 is off"""
+    """keeps tokens with at least this times the square of the largest probability; 0 is off"""
     top_n_sigma: _builtins.float
-    """Keeps what is at most so many standard deviations of all logits below the largest; 0 is off."""
+    """Keeps tokens whose logit is at most so many standard deviations below the largest; 0 is off."""
     temperature_last: _builtins.bool
-    """False: before the filters (top_n_sigma to XTC)."""
+    """Applies the temperature after the filters (top_n_sigma to XTC); false: before them."""
     @_builtins.property
     def dynamic_temperature(self) -> Global___DynamicTemperature: ...
     @_builtins.property
@@ -181,15 +181,15 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def allowed_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """empty: all"""
+        """the only ids that may be drawn; empty: all"""
 
     @_builtins.property
     def banned_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """never these"""
+        """ids that are never drawn"""
 
     @_builtins.property
     def banned_sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSequence]:
-        """The last id of one is banned where it would end it."""
+        """Id sequences that never occur: the last id is banned where it would complete one."""
 
     @_builtins.property
     def adaptive_p(self) -> Global___AdaptiveP: ...
@@ -290,16 +290,16 @@ Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
 class DynamicTemperature(_message.Message):
-    """The temperature follows the entropy of what the filters have kept."""
+    """Makes the temperature depend on the entropy of the tokens that the filters kept."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RANGE_FIELD_NUMBER: _builtins.int
     EXPONENT_FIELD_NUMBER: _builtins.int
     range: _builtins.float
-    """From temperature - range to temperature + range; 0 is off."""
+    """The temperature is between temperature - range and temperature + range; 0 is off."""
     exponent: _builtins.float
-    """of the entropy's share"""
+    """exponent of the normalized entropy"""
     def __init__(
         self,
         *,
@@ -330,9 +330,9 @@ class Xtc(_message.Message):
     PROBABILITY_FIELD_NUMBER: _builtins.int
     THRESHOLD_FIELD_NUMBER: _builtins.int
     probability: _builtins.float
-    """how often; 0 is off"""
+    """probability that it is applied to a token; 0 is off"""
     threshold: _builtins.float
-    """Of those that reach it all but the least probable go."""
+    """Of the tokens with at least this probability all but the least probable are removed."""
     def __init__(
         self,
         *,
@@ -365,9 +365,9 @@ class AdaptiveP(_message.Message):
     TARGET_FIELD_NUMBER: _builtins.int
     DECAY_FIELD_NUMBER: _builtins.int
     target: _builtins.float
-    """The probability that is aimed at; below 0 is off."""
+    """Target probability of the drawn tokens; below 0 is off."""
     decay: _builtins.float
-    """How much of the mean a token leaves to those before it."""
+    """Weight of earlier tokens in the mean."""
     def __init__(
         self,
         *,
@@ -403,9 +403,9 @@ class Mirostat(_message.Message):
     version: _builtins.int
     """1 or 2; 0 is off"""
     tau: _builtins.float
-    """bits of surprise that are aimed at"""
+    """target surprise of the drawn tokens, in bits"""
     eta: _builtins.float
-    """how fast"""
+    """learning rate"""
     def __init__(
         self,
         *,
@@ -434,7 +434,7 @@ Global___Mirostat: _TypeAlias = Mirostat  # noqa: Y015
 
 @_typing.final
 class Dry(_message.Message):
-    """A penalty for the token that would continue a repetition."""
+    """DRY: a penalty for tokens that would continue a repetition."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -444,16 +444,16 @@ class Dry(_message.Message):
     WINDOW_FIELD_NUMBER: _builtins.int
     SEQUENCE_BREAKERS_FIELD_NUMBER: _builtins.int
     multiplier: _builtins.float
-    """of the penalty; 0 is off"""
+    """factor of the penalty; 0 is off"""
     base: _builtins.float
-    """the penalty grows by it with each token"""
+    """base of the penalty, which grows by this factor with each repeated token"""
     allowed_length: _builtins.int
-    """Repetitions of so many tokens are penalized when they go on."""
+    """Shortest repetition, in tokens, that is penalized when it continues."""
     window: _builtins.int
-    """How many last tokens are looked at; 0 is off. Windows are cut to the context, which is the default."""
+    """Number of last tokens that are searched for repetitions; 0 is off. Windows are cut to the context, which is the default."""
     @_builtins.property
     def sequence_breakers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSequence]:
-        """no repetition reaches over one"""
+        """id sequences that end a repetition"""
 
     def __init__(
         self,
@@ -738,7 +738,9 @@ Global___ChoiceList: _TypeAlias = ChoiceList  # noqa: Y015
 
 @_typing.final
 class SpeculationParams(_message.Message):
-    """Guesses of the next tokens, computed together. They change how many forward passes an answer takes, never the answer."""
+    """Speculative decoding: drafts of the next tokens, verified together. It changes the number of forward passes, never the
+    answer.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -747,7 +749,7 @@ class SpeculationParams(_message.Message):
     max_draft_tokens: _builtins.int
     """0 is off; absent: the worker's"""
     prompt_lookup_ngram: _builtins.int
-    """Guess what followed so many last tokens where they stood before; absent: 3, or the worker's draft model."""
+    """Drafts the tokens that followed the last so many tokens earlier; absent: 3, or the worker's draft model."""
     def __init__(
         self,
         *,
@@ -1129,7 +1131,7 @@ class Usage(_message.Message):
     """sent in deltas; without resumed_output_ids"""
     forward_passes: _builtins.int
     preemptions: _builtins.int
-    """how often it lost its pages and was computed again"""
+    """times that its pages were taken and computed again later"""
     peak_pages: _builtins.int
     """of the KV cache, those that it shared included"""
     peak_kv_bytes: _builtins.int

@@ -8,7 +8,7 @@ Errors (all methods). A status with google.rpc details, never a flag in a respon
   INVALID_ARGUMENT    a field is out of range; BadRequest names every violated field
   NOT_FOUND           no tokenizer of that name is loaded
   RESOURCE_EXHAUSTED  an input is over a size limit, or the work queue is full (RetryInfo says when to try again)
-  UNIMPLEMENTED       a field or method that this version does not serve; ErrorInfo names it
+  UNIMPLEMENTED       a field or method that this version does not support; ErrorInfo names it
   UNAVAILABLE         the service is draining
 """
 
@@ -48,7 +48,7 @@ class _VocabularyTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Vocabu
     """greedy longest match (RWKV)"""
 
 class VocabularyType(_VocabularyType, metaclass=_VocabularyTypeEnumTypeWrapper):
-    """How a vocabulary splits text; the names are llama.cpp's."""
+    """The algorithm that splits text; the names are llama.cpp's."""
 
 VOCABULARY_TYPE_UNSPECIFIED: VocabularyType.ValueType  # 0
 VOCABULARY_TYPE_SPM: VocabularyType.ValueType  # 1
@@ -81,7 +81,7 @@ class _TokenTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TokenType.V
     """one raw byte"""
 
 class TokenType(_TokenType, metaclass=_TokenTypeEnumTypeWrapper):
-    """What one id of the vocabulary is; numbers as in SentencePiece."""
+    """The type of an id; the numbers are SentencePiece's."""
 
 TOKEN_TYPE_UNSPECIFIED: TokenType.ValueType  # 0
 TOKEN_TYPE_NORMAL: TokenType.ValueType  # 1
@@ -428,7 +428,7 @@ Global___Truncation: _TypeAlias = Truncation  # noqa: Y015
 
 @_typing.final
 class EncodeInput(_message.Message):
-    """What to encode. At least one segment; a segment may be empty."""
+    """One input to encode. It has at least one segment; a segment may be empty."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -675,7 +675,7 @@ Global___CountTokensResponse: _TypeAlias = CountTokensResponse  # noqa: Y015
 
 @_typing.final
 class DecodeOptions(_message.Message):
-    """How ids become text; the words are llama.cpp's."""
+    """Options of decoding, named as in llama.cpp."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -859,7 +859,7 @@ Global___BatchDecodeResponse: _TypeAlias = BatchDecodeResponse  # noqa: Y015
 
 @_typing.final
 class DecodeStreamOpen(_message.Message):
-    """How one stream of a DecodeStream call behaves."""
+    """The options of one stream of a DecodeStream call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -90,49 +90,49 @@ class TokenizerServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def ListTokenizers(self, request, context):
-        """The tokenizers that are loaded, the default first.
+        """Lists the tokenizers that are loaded, the default first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTokenizer(self, request, context):
-        """What one tokenizer is: type, special tokens, fingerprint.
+        """Describes one tokenizer: type, special tokens, fingerprint.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Encode(self, request, context):
-        """Text segments to one id list.
+        """Encodes text segments to one list of ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BatchEncode(self, request, context):
-        """Many Encode inputs in one call; answered in order, all or nothing.
+        """Encodes many inputs in one call; answered in order, all or nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CountTokens(self, request, context):
-        """As Encode, without sending the ids.
+        """Counts the ids that Encode returns, without sending them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Decode(self, request, context):
-        """A whole id list to text.
+        """Decodes a list of ids to text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BatchDecode(self, request, context):
-        """Many Decode inputs in one call; answered in order, all or nothing.
+        """Decodes many inputs in one call; answered in order, all or nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -149,9 +149,9 @@ class TokenizerServiceServicer:
         4. Text is sent in whole characters. Bytes that cannot become valid UTF-8 are sent as U+FFFD.
         5. No text of a matched stop string is sent unless include_stop was set.
 
-        A message costs the server far more than the ids in it. Who carries many streams in one call (the SDK, a gateway)
-        puts what has come for all of them into one request's `batch`, and gets all their text in one response's. There what
-        is wrong with one request ends its stream alone; in a request that comes by itself it ends the call.
+        A message costs the server far more than the ids in it. A caller with many streams (the SDK, a gateway) puts
+        the ids for all of them into one request's `batch`, and gets their texts in one response's. An error of one request of
+        a batch ends its stream alone; an error of a request that comes by itself ends the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

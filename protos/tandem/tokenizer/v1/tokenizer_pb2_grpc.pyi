@@ -8,7 +8,7 @@ Errors (all methods). A status with google.rpc details, never a flag in a respon
   INVALID_ARGUMENT    a field is out of range; BadRequest names every violated field
   NOT_FOUND           no tokenizer of that name is loaded
   RESOURCE_EXHAUSTED  an input is over a size limit, or the work queue is full (RetryInfo says when to try again)
-  UNIMPLEMENTED       a field or method that this version does not serve; ErrorInfo names it
+  UNIMPLEMENTED       a field or method that this version does not support; ErrorInfo names it
   UNAVAILABLE         the service is draining
 """
 
@@ -41,19 +41,19 @@ class TokenizerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TokenizerServiceAsyncStub: ...
     ListTokenizers: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.ListTokenizersRequest, _tokenizer_pb2.ListTokenizersResponse]
-    """The tokenizers that are loaded, the default first."""
+    """Lists the tokenizers that are loaded, the default first."""
     GetTokenizer: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.GetTokenizerRequest, _tokenizer_pb2.GetTokenizerResponse]
-    """What one tokenizer is: type, special tokens, fingerprint."""
+    """Describes one tokenizer: type, special tokens, fingerprint."""
     Encode: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.EncodeRequest, _tokenizer_pb2.EncodeResponse]
-    """Text segments to one id list."""
+    """Encodes text segments to one list of ids."""
     BatchEncode: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.BatchEncodeRequest, _tokenizer_pb2.BatchEncodeResponse]
-    """Many Encode inputs in one call; answered in order, all or nothing."""
+    """Encodes many inputs in one call; answered in order, all or nothing."""
     CountTokens: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.CountTokensRequest, _tokenizer_pb2.CountTokensResponse]
-    """As Encode, without sending the ids."""
+    """Counts the ids that Encode returns, without sending them."""
     Decode: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.DecodeRequest, _tokenizer_pb2.DecodeResponse]
-    """A whole id list to text."""
+    """Decodes a list of ids to text."""
     BatchDecode: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.BatchDecodeRequest, _tokenizer_pb2.BatchDecodeResponse]
-    """Many Decode inputs in one call; answered in order, all or nothing."""
+    """Decodes many inputs in one call; answered in order, all or nothing."""
     DecodeStream: _grpc.StreamStreamMultiCallable[_tokenizer_pb2.DecodeStreamRequest, _tokenizer_pb2.DecodeStreamResponse]
     """Incremental detokenization with stop strings, for any number of streams in one call.
 
@@ -65,9 +65,9 @@ class TokenizerServiceStub:
       4. Text is sent in whole characters. Bytes that cannot become valid UTF-8 are sent as U+FFFD.
       5. No text of a matched stop string is sent unless include_stop was set.
 
-    A message costs the server far more than the ids in it. Who carries many streams in one call (the SDK, a gateway)
-    puts what has come for all of them into one request's `batch`, and gets all their text in one response's. There what
-    is wrong with one request ends its stream alone; in a request that comes by itself it ends the call.
+    A message costs the server far more than the ids in it. A caller with many streams (the SDK, a gateway) puts
+    the ids for all of them into one request's `batch`, and gets their texts in one response's. An error of one request of
+    a batch ends its stream alone; an error of a request that comes by itself ends the call.
     """
     EncodeChat: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.EncodeChatRequest, _tokenizer_pb2.EncodeChatResponse]
     """Renders a conversation with the model's chat template and encodes it."""
@@ -78,19 +78,19 @@ class TokenizerServiceStub:
 class TokenizerServiceAsyncStub(TokenizerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListTokenizers: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.ListTokenizersRequest, _tokenizer_pb2.ListTokenizersResponse]  # type: ignore[assignment]
-    """The tokenizers that are loaded, the default first."""
+    """Lists the tokenizers that are loaded, the default first."""
     GetTokenizer: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.GetTokenizerRequest, _tokenizer_pb2.GetTokenizerResponse]  # type: ignore[assignment]
-    """What one tokenizer is: type, special tokens, fingerprint."""
+    """Describes one tokenizer: type, special tokens, fingerprint."""
     Encode: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.EncodeRequest, _tokenizer_pb2.EncodeResponse]  # type: ignore[assignment]
-    """Text segments to one id list."""
+    """Encodes text segments to one list of ids."""
     BatchEncode: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.BatchEncodeRequest, _tokenizer_pb2.BatchEncodeResponse]  # type: ignore[assignment]
-    """Many Encode inputs in one call; answered in order, all or nothing."""
+    """Encodes many inputs in one call; answered in order, all or nothing."""
     CountTokens: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.CountTokensRequest, _tokenizer_pb2.CountTokensResponse]  # type: ignore[assignment]
-    """As Encode, without sending the ids."""
+    """Counts the ids that Encode returns, without sending them."""
     Decode: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.DecodeRequest, _tokenizer_pb2.DecodeResponse]  # type: ignore[assignment]
-    """A whole id list to text."""
+    """Decodes a list of ids to text."""
     BatchDecode: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.BatchDecodeRequest, _tokenizer_pb2.BatchDecodeResponse]  # type: ignore[assignment]
-    """Many Decode inputs in one call; answered in order, all or nothing."""
+    """Decodes many inputs in one call; answered in order, all or nothing."""
     DecodeStream: _aio.StreamStreamMultiCallable[_tokenizer_pb2.DecodeStreamRequest, _tokenizer_pb2.DecodeStreamResponse]  # type: ignore[assignment]
     """Incremental detokenization with stop strings, for any number of streams in one call.
 
@@ -102,9 +102,9 @@ class TokenizerServiceAsyncStub(TokenizerServiceStub):
       4. Text is sent in whole characters. Bytes that cannot become valid UTF-8 are sent as U+FFFD.
       5. No text of a matched stop string is sent unless include_stop was set.
 
-    A message costs the server far more than the ids in it. Who carries many streams in one call (the SDK, a gateway)
-    puts what has come for all of them into one request's `batch`, and gets all their text in one response's. There what
-    is wrong with one request ends its stream alone; in a request that comes by itself it ends the call.
+    A message costs the server far more than the ids in it. A caller with many streams (the SDK, a gateway) puts
+    the ids for all of them into one request's `batch`, and gets their texts in one response's. An error of one request of
+    a batch ends its stream alone; an error of a request that comes by itself ends the call.
     """
     EncodeChat: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.EncodeChatRequest, _tokenizer_pb2.EncodeChatResponse]  # type: ignore[assignment]
     """Renders a conversation with the model's chat template and encodes it."""
@@ -118,7 +118,7 @@ class TokenizerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tokenizer_pb2.ListTokenizersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tokenizer_pb2.ListTokenizersResponse, _abc.Awaitable[_tokenizer_pb2.ListTokenizersResponse]]:
-        """The tokenizers that are loaded, the default first."""
+        """Lists the tokenizers that are loaded, the default first."""
 
     @_abc_1.abstractmethod
     def GetTokenizer(
@@ -126,7 +126,7 @@ class TokenizerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tokenizer_pb2.GetTokenizerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tokenizer_pb2.GetTokenizerResponse, _abc.Awaitable[_tokenizer_pb2.GetTokenizerResponse]]:
-        """What one tokenizer is: type, special tokens, fingerprint."""
+        """Describes one tokenizer: type, special tokens, fingerprint."""
 
     @_abc_1.abstractmethod
     def Encode(
@@ -134,7 +134,7 @@ class TokenizerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tokenizer_pb2.EncodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tokenizer_pb2.EncodeResponse, _abc.Awaitable[_tokenizer_pb2.EncodeResponse]]:
-        """Text segments to one id list."""
+        """Encodes text segments to one list of ids."""
 
     @_abc_1.abstractmethod
     def BatchEncode(
@@ -142,7 +142,7 @@ class TokenizerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tokenizer_pb2.BatchEncodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tokenizer_pb2.BatchEncodeResponse, _abc.Awaitable[_tokenizer_pb2.BatchEncodeResponse]]:
-        """Many Encode inputs in one call; answered in order, all or nothing."""
+        """Encodes many inputs in one call; answered in order, all or nothing."""
 
     @_abc_1.abstractmethod
     def CountTokens(
@@ -150,7 +150,7 @@ class TokenizerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tokenizer_pb2.CountTokensRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tokenizer_pb2.CountTokensResponse, _abc.Awaitable[_tokenizer_pb2.CountTokensResponse]]:
-        """As Encode, without sending the ids."""
+        """Counts the ids that Encode returns, without sending them."""
 
     @_abc_1.abstractmethod
     def Decode(
@@ -158,7 +158,7 @@ class TokenizerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tokenizer_pb2.DecodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tokenizer_pb2.DecodeResponse, _abc.Awaitable[_tokenizer_pb2.DecodeResponse]]:
-        """A whole id list to text."""
+        """Decodes a list of ids to text."""
 
     @_abc_1.abstractmethod
     def BatchDecode(
@@ -166,7 +166,7 @@ class TokenizerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tokenizer_pb2.BatchDecodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tokenizer_pb2.BatchDecodeResponse, _abc.Awaitable[_tokenizer_pb2.BatchDecodeResponse]]:
-        """Many Decode inputs in one call; answered in order, all or nothing."""
+        """Decodes many inputs in one call; answered in order, all or nothing."""
 
     @_abc_1.abstractmethod
     def DecodeStream(
@@ -184,9 +184,9 @@ class TokenizerServiceServicer(metaclass=_abc_1.ABCMeta):
           4. Text is sent in whole characters. Bytes that cannot become valid UTF-8 are sent as U+FFFD.
           5. No text of a matched stop string is sent unless include_stop was set.
 
-        A message costs the server far more than the ids in it. Who carries many streams in one call (the SDK, a gateway)
-        puts what has come for all of them into one request's `batch`, and gets all their text in one response's. There what
-        is wrong with one request ends its stream alone; in a request that comes by itself it ends the call.
+        A message costs the server far more than the ids in it. A caller with many streams (the SDK, a gateway) puts
+        the ids for all of them into one request's `batch`, and gets their texts in one response's. An error of one request of
+        a batch ends its stream alone; an error of a request that comes by itself ends the call.
         """
 
     @_abc_1.abstractmethod

@@ -28,7 +28,7 @@ class Usage:
     cached_prompt_tokens: int = 0  # of them, taken from the prefix cache when the request first ran
     completion_tokens: int = 0  # sent in deltas; without resumed_output_ids
     forward_passes: int = 0
-    preemptions: int = 0  # how often it lost its pages and was computed again
+    preemptions: int = 0  # times that its pages were taken and computed again later
     peak_pages: int = 0  # of the KV cache, those that it shared included
     peak_kv_bytes: int = 0  # of those pages
     draft_tokens_proposed: int = 0  # computed by speculation
