@@ -291,8 +291,8 @@ def test_masks_of_grammars_and_of_stops_come_along(card: VirtualCard) -> None:
 
 MODELS = {
     "windows": replace(MODEL, windows=(0, 9)),
-    "biases and norms": replace(MODEL, qkv_bias=True, output_bias=True, qk_norm=True),
-    "norms of one key head": replace(MODEL, num_kv_heads=1, qk_norm=True, tie_embeddings=True),
+    "biases and norms": replace(MODEL, qkv_bias=True, output_bias=True, qk_norm="head"),
+    "norms of one key head": replace(MODEL, num_kv_heads=1, qk_norm="head", tie_embeddings=True),
     "experts": replace(MODEL, experts=Experts(4, 2, 32, True)),
 }
 

@@ -25,8 +25,10 @@ ARCHITECTURES = {
     "seed_oss": "seed_oss",
     "arcee": "arcee",
     "ernie4_5": "ernie4_5",
+    "granite": "granite",
+    "olmo2": "olmo2",
 }
-PERMUTED = ("llama", "smollm3", "arcee")  # by llama.cpp's converter
+PERMUTED = ("llama", "smollm3", "arcee", "granite")  # by llama.cpp's converter
 
 
 def save_gguf(
@@ -81,6 +83,11 @@ def _describe(writer: gguf.GGUFWriter, config: Any) -> None:
     if getattr(config, "num_experts_per_tok", None):
         writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
+    if config.model_type == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     if config.model_type == "qwen3_moe":
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
 

@@ -42,6 +42,14 @@ SIZES: dict[str, Any] = {
 EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 5}
 QWEN_EXPERTS = {"num_experts_per_tok": 3, "num_experts": 6, "moe_intermediate_size": 28}
 WINDOW = 21
+ORIGINAL = {"original_max_position_embeddings": 24}
+GRANITE = {
+    "head_dim": None,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.25,
+    "logits_scaling": 0.5,
+}
 SMOLLM3 = {"num_hidden_layers": 8, "tie_word_embeddings": True, "head_dim": None, "pad_token_id": 0}
 MINISTRAL3 = {
     "rope_type": "yarn",
@@ -101,11 +109,28 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("Arcee", {"head_dim": 8}),
     "ernie4_5": ("Ernie4_5", {}),
     "ernie4_5, output apart": ("Ernie4_5", {"tie_word_embeddings": False, "rope_parameters": {"rope_theta": 100.0}}),
+    "granite": ("Granite", GRANITE),
+    "granite with biases": ("Granite", GRANITE | {"attention_bias": True}),
+    "olmo2": ("Olmo2", {"head_dim": None}),
+    "olmo2 with biases": ("Olmo2", {"head_dim": None, "attention_bias": True}),
+    "olmo3": ("Olmo3", {"head_dim": None, "num_hidden_layers": 5, "sliding_window": WINDOW}),
+    "olmo3, scaled where there is no window": (
+        "Olmo3",
+        {
+            "head_dim": None,
+            "sliding_window": WINDOW,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+                "full_attention": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, **ORIGINAL},
+            },
+        },
+    ),
 }
 # Those that llama.cpp knows, beside those whose files `test_gguf.py` looks at.
-GGUF = ["smollm3", "seed oss", "arcee", "ernie4_5"]
-COMPANY = ["smollm3", "ministral3", "arcee", "ernie4_5"]
-NEW = ("SmolLM3", "Ministral3", "SeedOss", "InternLM3", "Arcee", "Ernie4_5")
+GGUF = ["smollm3", "seed oss", "arcee", "ernie4_5", "granite", "olmo2"]
+COMPANY = ["smollm3", "ministral3", "arcee", "ernie4_5", "granite", "olmo2", "olmo3"]
+NEW = ("Granite", "Olmo2", "Olmo3", "SmolLM3", "Ministral3", "SeedOss", "InternLM3", "Arcee", "Ernie4_5")
 
 # theta 100: wavelengths of 6 to 290 positions with 12 coordinates, on both sides of every boundary below.
 SCALINGS: dict[str, dict[str, Any]] = {

@@ -5,6 +5,8 @@ Keys of the vocabulary are the tokenizer's, but for those that end an answer; `g
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tandem.worker.checkpoints.known_fields import NEUTRAL, USED, Only, Table, rules
 
 # `quantize.` and `mradermacher.`: how the file was made, and by whom.
@@ -55,6 +57,13 @@ _MODEL: Table = (
 )
 
 
+# Beside these, by `general.architecture`. Granite's layers rotate unless the scaling is not "finetuned".
+_MORE: Mapping[str, Table] = {
+    "granite": rules(USED, "embedding_scale residual_scale attention.scale logit_scale")
+    | {"rope.scaling.finetuned": Only((True,))},
+}
+
+
 def known_keys(architecture: str) -> Table:
     """Returns the known keys of a file of this `general.architecture`."""
-    return _GENERAL | {f"{architecture}.{key}": rule for key, rule in _MODEL.items()}
+    return _GENERAL | {f"{architecture}.{key}": rule for key, rule in (_MODEL | _MORE.get(architecture, {})).items()}

@@ -79,7 +79,7 @@ class _Architecture:
 
     name: str  # ours
     permuted: bool = False  # RoPE pairs of q and k are neighbours
-    qk_norm: bool = False
+    qk_norm: Literal["head", "whole"] | None = None
     qkv_bias: bool = False
     divisors: bool = False  # llama.cpp reads a tensor of RoPE's divisors
     unrotated_every: int = 0  # layers whose number, from 1 on, is a multiple of it are not rotated
@@ -87,16 +87,24 @@ class _Architecture:
     always: Mapping[str, Any] = field(default_factory=dict)  # fields of ModelConfig that are so in every such model
 
 
+_NORMS_AFTER = {"attention.norm": "post_attention_norm.weight", "mlp.norm": "post_ffw_norm.weight"}
 _POST_NORM = {"mlp.norm": "post_attention_norm.weight"}
 _ARCHITECTURES = {
     "llama": _Architecture("llama", permuted=True, divisors=True),
     "qwen2": _Architecture("qwen2", qkv_bias=True),
-    "qwen3": _Architecture("qwen3", qk_norm=True),
-    "qwen3moe": _Architecture("qwen3_moe", qk_norm=True),
+    "qwen3": _Architecture("qwen3", qk_norm="head"),
+    "qwen3moe": _Architecture("qwen3_moe", qk_norm="head"),
     "smollm3": _Architecture("smollm3", permuted=True, unrotated_every=4),
     "seed_oss": _Architecture("seed_oss", layer_names=LAYER_NAMES | _POST_NORM),
     "arcee": _Architecture("arcee", permuted=True, always={"activation": "relu2", "gated": False}),
     "ernie4_5": _Architecture("ernie4_5", permuted=True),
+    "granite": _Architecture("granite", permuted=True),
+    "olmo2": _Architecture(
+        "olmo2",
+        qk_norm="whole",
+        layer_names=LAYER_NAMES | _NORMS_AFTER,
+        always={"norm_placement": "after"},
+    ),
 }
 ROPE_DIVISORS = "rope_freqs.weight"
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -315,6 +323,10 @@ def _read_config(path: Path, files: GgufFiles, divisors: tuple[float, ...]) -> t
         qkv_bias=architecture.qkv_bias or "blk.0.attn_q.bias" in files.tensors,
         output_bias="blk.0.attn_output.bias" in files.tensors,
         qk_norm=architecture.qk_norm,
+        embedding_multiplier=fields.number("embedding_scale", 0.0) or 1.0,  # 0: llama.cpp leaves it out
+        residual_multiplier=fields.number("residual_scale", 0.0) or 1.0,
+        attention_multiplier=fields.number("attention.scale", 0.0) or None,
+        logit_multiplier=1 / (fields.number("logit_scale", 0.0) or 1.0),
         unrotated_layers=tuple(range(every - 1, layers, every)) if every and 0 < layers <= 1 << 12 else (),
         experts=experts,
         **architecture.always,

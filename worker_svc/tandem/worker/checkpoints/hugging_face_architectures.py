@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 _LAYER_NAMES = {
     "attention.norm": "input_layernorm.weight",
@@ -28,6 +28,10 @@ _LAYER_NAMES = {
     "experts.up": "mlp.experts.{}.up_proj.weight",
     "experts.down": "mlp.experts.{}.down_proj.weight",
 }
+_NORMS_AFTER = _LAYER_NAMES | {
+    "attention.norm": "post_attention_layernorm.weight",
+    "mlp.norm": "post_feedforward_layernorm.weight",
+}
 _MIXTRAL_NAMES = _LAYER_NAMES | {
     "router": "block_sparse_moe.gate.weight",
     "experts.gate": "block_sparse_moe.experts.{}.w1.weight",
@@ -48,11 +52,14 @@ class Architecture:
     rope_theta: float = 10000.0
     head_dim: int | None = None  # None: the hidden size over the heads
     qkv_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: Literal["head", "whole"] | None = None
     attention_bias: bool | None = None  # the default of this field, which gives biases to q, k, v and the output
     output_bias_apart: bool = False  # whether the output's bias is a field of its own, `attention_out_bias`
     sliding_window: int | None = None  # where the file does not say it
     use_sliding_window: bool = False  # whether it knows this field, without which it has no window
+    full_every: int = 0  # without `layer_types`, layers whose number, from 1 on, is a multiple of it have no window
+    window_rope: bool = False  # whether layers with a window rotate without the scaling
+    attention_multiplier: float | None = None  # the default of this field
     window_by_layer: bool = False  # whether the window can be that of some layers only
     tied: bool = False  # the default of `tie_word_embeddings`
     no_rope_layers: bool = False  # whether it knows this field, of layers that are not rotated
@@ -73,6 +80,13 @@ class Architecture:
         return f"model.layers.{layer}.{stored}"
 
 
+_OLMO: Mapping[str, Any] = {
+    "layer_names": _NORMS_AFTER,
+    "special_ids": {"eos_token_id": 50279},
+    "qk_norm": "whole",
+    "attention_bias": False,
+    "always": {"norm_placement": "after"},
+}
 _QWEN_WINDOW: Mapping[str, Any] = {"sliding_window": 4096, "use_sliding_window": True}
 ARCHITECTURES = {
     each.name: each
@@ -86,14 +100,14 @@ ARCHITECTURES = {
             "Qwen3ForCausalLM",
             special_ids={},
             head_dim=128,
-            qk_norm=True,
+            qk_norm="head",
             attention_bias=False,
             **_QWEN_WINDOW,
             window_by_layer=True,
         ),
         Architecture("mixtral", "MixtralForCausalLM", _MIXTRAL_NAMES, rope_theta=1e6),
         Architecture(
-            "qwen3_moe", "Qwen3MoeForCausalLM", special_ids={}, qk_norm=True, attention_bias=False, **_QWEN_WINDOW
+            "qwen3_moe", "Qwen3MoeForCausalLM", special_ids={}, qk_norm="head", attention_bias=False, **_QWEN_WINDOW
         ),
         Architecture(
             "smollm3",
@@ -123,5 +137,17 @@ ARCHITECTURES = {
             always={"activation": "relu2", "gated": False},
         ),
         Architecture("ernie4_5", "Ernie4_5ForCausalLM", rope_theta=500000.0, head_dim=128, tied=True, interleaved=True),
+        Architecture("granite", "GraniteForCausalLM", attention_bias=False, attention_multiplier=1.0),
+        Architecture("olmo2", "Olmo2ForCausalLM", **_OLMO),
+        Architecture(
+            "olmo3",
+            "Olmo3ForCausalLM",
+            **_OLMO,
+            rope_theta=500000.0,
+            sliding_window=4096,
+            window_by_layer=True,
+            full_every=4,
+            window_rope=True,
+        ),
     )
 }

@@ -77,6 +77,9 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         head_dim = hidden_size // heads
     layers = config.integer("num_hidden_layers")
     rope = _rope_fields(config)
+    window_theta = None
+    if architecture.window_rope:
+        rope, window_theta = _by_layer(config, rope, architecture)
     scaling = _rope_scaling(config, rope, architecture)
     theta = _stated_once(rope, "rope_theta", config.number("rope_theta", None), rope.number("rope_theta", None))
     context_length = config.integer("max_position_embeddings")
@@ -106,11 +109,41 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         output_bias=output_bias,
         qk_norm=architecture.qk_norm,
         windows=_windows(config, architecture, layers),
+        window_rope_theta=window_theta,
+        embedding_multiplier=config.number("embedding_multiplier", 1.0),
+        residual_multiplier=config.number("residual_multiplier", 1.0),
+        attention_multiplier=config.number("attention_multiplier", architecture.attention_multiplier),
+        logit_multiplier=_logit_multiplier(config),
         unrotated_layers=_unrotated(config, layers) if architecture.no_rope_layers else (),
         query_growth=_query_growth(config, rope) if architecture.query_growth else None,
         experts=_experts(config, architecture, layers),
         **architecture.always,
     )
+
+
+def _logit_multiplier(config: Fields) -> float:
+    divisor = config.number("logits_scaling", 1.0)
+    if divisor <= 0:
+        raise config.error("logits_scaling", f"must be more than 0, but is {divisor:g}")
+    return config.number("logit_scale", 1.0) / divisor
+
+
+def _by_layer(config: Fields, rope: Fields, architecture: Architecture) -> tuple[Fields, float]:
+    """The RoPE parameters of layers without a window, and theta of those with one, which have no scaling. Older files
+    say the first alone; theta is then the same."""
+    kinds = {"full_attention", "sliding_attention"}
+    if not kinds & rope.values.keys():
+        if config.has("rope_parameters"):
+            raise config.error("rope_parameters", f"must say {' and '.join(sorted(kinds))} apart")
+        return rope, config.number("rope_theta", architecture.rope_theta)
+    for key in rope.values.keys() - kinds:
+        raise rope.error(key, "is beside parameters that differ by layer, which is not served")
+    window = rope.object("sliding_attention")
+    check_fields(window, ROPE["default"])
+    for key in ("rope_type", "type"):
+        if window.text(key, "default") != "default":
+            raise window.error(key, f"{window.text(key)!r} is not served; served is default")
+    return rope.object("full_attention"), window.number("rope_theta", architecture.rope_theta)
 
 
 def _unrotated(config: Fields, layers: int) -> tuple[int, ...]:
@@ -215,6 +248,9 @@ def _windows(config: Fields, architecture: Architecture, layers: int) -> tuple[i
         if full > 0 and not architecture.window_by_layer:
             raise config.error("max_window_layers", f"is {full}, but {architecture.class_name} has one in every layer")
     usual = [*["full_attention"] * min(max(full, 0), layers), *everywhere][:layers]
+    if architecture.full_every:
+        full_layers = range(architecture.full_every - 1, layers, architecture.full_every)
+        usual = ["full_attention" if layer in full_layers else kind for layer, kind in enumerate(usual)]
     kinds = config.values.get("layer_types")
     if kinds is None:
         kinds = usual

@@ -104,6 +104,11 @@ CONFIG: Mapping[str, Table] = {
     "internlm3": _CONFIG | rules(Only((False,)), "qkv_bias bias"),
     "arcee": _CONFIG | rules(USED, "attention_bias") | {"hidden_act": Only(("relu2",))},
     "ernie4_5": _CONFIG,
+    "granite": _CONFIG
+    | rules(USED, "attention_bias embedding_multiplier residual_multiplier attention_multiplier logits_scaling"),
+    "olmo2": _CONFIG | rules(USED, "attention_bias"),
+    # transformers has this theta in layers with a window, whatever rope_theta says
+    "olmo3": _CONFIG | rules(USED, "attention_bias sliding_window") | {"rope_theta": Only((500000,))},
 }
 
 _PLAIN_ROPE: Table = rules(USED, "rope_type type rope_theta") | {"partial_rotary_factor": Only((1,))}

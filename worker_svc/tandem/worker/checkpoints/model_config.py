@@ -23,7 +23,7 @@ _LIMITS: Mapping[str, int] = {
     "context_length": 1 << 22,
 }
 Activation: TypeAlias = Literal["silu", "relu2"]  # relu2: the square of what is above 0
-Rope: TypeAlias = Literal["model", "none"]  # how a layer rotates: as the model says, or not at all
+Rope: TypeAlias = Literal["model", "window", "none"]  # how a layer rotates; none: not at all
 _MOST_EXPERTS = 1 << 16  # in all layers together
 
 
@@ -136,8 +136,14 @@ class ModelConfig:
     rope_scale: float = 1.0  # an operator's own: positions are divided by it
     qkv_bias: bool = False
     output_bias: bool = False  # of the attention's output
-    qk_norm: bool = False  # each head of q and k is normalized before it is rotated
+    qk_norm: Literal["head", "whole"] | None = None  # q and k are normalized before they are rotated: by head, or all
+    norm_placement: Literal["before", "after"] = "before"  # of a layer's two parts: what goes in, or what comes out
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0  # of what a layer's parts add
+    attention_multiplier: float | None = None  # of queries times keys; None: one over the root of head_dim
+    logit_multiplier: float = 1.0
     windows: tuple[int, ...] = ()  # by layer: a token sees itself and the `window - 1` tokens before it; 0: all
+    window_rope_theta: float | None = None  # layers with a window rotate by it, without scaling
     unrotated_layers: tuple[int, ...] = ()  # whose queries and keys know no position
     query_growth: QueryGrowth | None = None
     experts: Experts | None = None
@@ -154,6 +160,13 @@ class ModelConfig:
         _require_finite("norm_eps", self.norm_eps, above=0.0)
         _require_finite("rope_theta", self.rope_theta, at_least=1.0)
         _require_finite("rope_scale", self.rope_scale, above=0.0)
+        if self.window_rope_theta is not None:
+            _require_finite("window_rope_theta", self.window_rope_theta, at_least=1.0)
+        for name in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logit_multiplier"):
+            if getattr(self, name) is not None:
+                _require_finite(name, getattr(self, name), above=0.0)
+        if self.residual_multiplier != 1 and self.norm_placement != "before":
+            raise ConfigError("residual_multiplier", "is served with norms before a layer's parts alone")
         if self.rope_scaling is not None and self.rope_scaling.factors:
             given, wanted = len(self.rope_scaling.factors), self.head_dim // 2
             if given != wanted:
@@ -185,8 +198,28 @@ class ModelConfig:
     @property
     def layer_ropes(self) -> tuple[Rope, ...]:
         """How each layer rotates queries and keys."""
-        unrotated = set(self.unrotated_layers)
-        return tuple("none" if layer in unrotated else "model" for layer in range(self.num_layers))
+        unrotated, windows = set(self.unrotated_layers), self.windows or (0,) * self.num_layers
+        apart = self.window_rope_theta is not None
+        return tuple(
+            "none" if layer in unrotated else "window" if apart and window else "model"
+            for layer, window in enumerate(windows)
+        )
+
+    @property
+    def attention_scale(self) -> float:
+        """What queries times keys are multiplied by."""
+        return self.head_dim**-0.5 if self.attention_multiplier is None else self.attention_multiplier
+
+    @property
+    def embedding_scale(self) -> float:
+        """What embeddings are multiplied by. What layers add is not multiplied: the stream that they add to is divided
+        by `residual_multiplier` instead, which their norms do not see, their epsilon being `stream_eps`."""
+        return self.embedding_multiplier / self.residual_multiplier
+
+    @property
+    def stream_eps(self) -> float:
+        """The epsilon of norms of the stream; see `embedding_scale`."""
+        return self.norm_eps / self.residual_multiplier**2
 
     @property
     def queries_grow(self) -> bool:
@@ -200,8 +233,19 @@ class ModelConfig:
     def with_rope(self, scale: float, alpha: float) -> ModelConfig:
         """Returns the same model with positions divided by `scale` (linear interpolation) and theta raised by `alpha`
         (NTK-aware scaling: about alpha times the context)."""
-        theta = self.rope_theta * alpha ** (self.head_dim / (self.head_dim - 2)) if alpha != 1 else self.rope_theta
-        return replace(self, rope_scale=self.rope_scale * scale, rope_theta=theta)
+        raised = alpha ** (self.head_dim / (self.head_dim - 2)) if alpha != 1 else 1.0
+        apart = self.window_rope_theta
+        return replace(
+            self,
+            rope_scale=self.rope_scale * scale,
+            rope_theta=self.rope_theta * raised,
+            window_rope_theta=None if apart is None else apart * raised,
+        )
+
+    def for_windows(self) -> ModelConfig:
+        """The same model rotating as its layers with windows do."""
+        assert self.window_rope_theta is not None
+        return replace(self, rope_theta=self.window_rope_theta, rope_scaling=None)
 
     def has_experts(self, layer: int) -> bool:
         """Tells whether a layer's feed-forward part is a mixture of experts."""
@@ -239,7 +283,8 @@ class ModelConfig:
         if self.output_bias:
             shapes["attention.output_bias"] = (self.hidden_size,)
         if self.qk_norm:
-            shapes |= {"attention.q_norm": (self.head_dim,), "attention.k_norm": (self.head_dim,)}
+            q, k = (self.q_size, self.kv_size) if self.qk_norm == "whole" else (self.head_dim, self.head_dim)
+            shapes |= {"attention.q_norm": (q,), "attention.k_norm": (k,)}
         return shapes
 
     def _feed_forward_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:

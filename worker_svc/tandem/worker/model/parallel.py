@@ -102,6 +102,8 @@ class Ranks:
         """Returns the sizes of this rank's part; raises ConfigError for what cannot be shared evenly."""
         if self.size == 1:
             return config
+        if config.qk_norm == "whole":
+            raise ConfigError("qk_norm", "over all heads at once cannot be shared by ranks (tensor_parallel)")
         heads, kv_heads = config.num_heads, config.num_kv_heads
         _divide("num_heads", heads, self.size)
         if self.size % kv_heads:

@@ -101,12 +101,15 @@ class Rotations(torch.nn.Module):
         self._head_dim = config.head_dim
         self._kinds = frozenset(config.layer_ropes)
         self.model = RotaryTable(config, device)
+        self.window = RotaryTable(config.for_windows(), device) if "window" in self._kinds else None
 
     def at(self, positions: torch.Tensor) -> dict[Rope, Rotation]:
         """What `rotate` needs for rows at `positions` `[N]`, each `[N, 1, head_dim]`; by 1 and 0 nothing changes."""
         rotations: dict[Rope, Rotation] = {}
         if "model" in self._kinds:
             rotations["model"] = self.model.at(positions)
+        if self.window is not None:
+            rotations["window"] = self.window.at(positions)
         if "none" in self._kinds:
             shape, device = (len(positions), 1, self._head_dim), positions.device
             rotations["none"] = (torch.ones(shape, device=device), torch.zeros(shape, device=device))

@@ -90,13 +90,22 @@ class Layer(torch.nn.Module):
         self._window = config.layer_windows[index]
         self._rope: Rope = config.layer_ropes[index]
         self._kind: LayerKind = (self._window, self._rope)
-        self._scale = config.head_dim**-0.5
-        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, operations)
+        self._scale = config.attention_scale
+        self.attention_norm = RMSNorm(config.hidden_size, config.stream_eps, dtype, operations)
         self.qkv = Linear(config.hidden_size, config.q_size + 2 * config.kv_size, dtype, bias=config.qkv_bias)
-        self.q_norm = RMSNorm(config.head_dim, config.norm_eps, dtype, operations) if config.qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, config.norm_eps, dtype, operations) if config.qk_norm else None
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
+        if config.qk_norm is not None:
+            sizes = (config.q_size, config.kv_size) if config.qk_norm == "whole" else (config.head_dim,) * 2
+            self.q_norm, self.k_norm = (RMSNorm(size, config.norm_eps, dtype, operations) for size in sizes)
         self.attention_output = Linear(config.q_size, config.hidden_size, dtype, bias=config.output_bias)
-        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, operations)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.stream_eps, dtype, operations)
+        # What goes into each part, from the stream and what is still to be added to it; and what comes out.
+        before = config.norm_placement == "before"
+        self._enter_attention = self.attention_norm.after_adding if before else _sum
+        self._enter_mlp = self.mlp_norm.after_adding if before else _sum
+        self._leave_attention = _as_it_is if before else self.attention_norm.forward
+        self._leave_mlp = _as_it_is if before else self.mlp_norm.forward
         self.feed_forward: FeedForward | UngatedFeedForward | MixtureOfExperts
         if config.experts is not None and config.has_experts(index):
             self.feed_forward = MixtureOfExperts(config.hidden_size, config.experts, dtype, operations)
@@ -115,7 +124,7 @@ class Layer(torch.nn.Module):
             pages = (step.cache.keys[self._index][0], step.cache.values[self._index][0])
             delta = self.compiled.run(whole, x, delta, pages)
             return (x, delta) if wanted is None else (x.index_select(0, wanted), delta.index_select(0, wanted))
-        qkv = self.qkv(self.attention_norm.after_adding(x, delta)).view(self._qkv_shape)
+        qkv = self.qkv(self._enter_attention(x, delta)).view(self._qkv_shape)
         self._normalize(qkv)
         queries = self._operations.rotate_and_store(
             qkv, step.rotations[self._rope], step.cache, self._index, step.slots
@@ -126,8 +135,8 @@ class Layer(torch.nn.Module):
         attended = step.plans[self._window].attend(keys, values, queries, self._scale).view(-1, self._q_size)
         if wanted is not None:
             x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
-        delta = self._ranks.add_up(self.attention_output(attended))
-        return x, self._ranks.add_up(self.feed_forward(self.mlp_norm.after_adding(x, delta)))
+        delta = self._leave_attention(self._ranks.add_up(self.attention_output(attended)))
+        return x, self._leave_mlp(self._ranks.add_up(self.feed_forward(self._enter_mlp(x, delta))))
 
     @cached_property
     def compiled(self) -> CompiledLayer | None:
@@ -135,19 +144,19 @@ class Layer(torch.nn.Module):
         mlp = self.feed_forward
         if self.q_norm is not None or not isinstance(mlp, FeedForward) or self._ranks.size > 1:
             return None
-        if self._config.queries_grow:
+        if self._config.queries_grow or self._config.norm_placement != "before":
             return None
         matrices = (self.qkv, self.attention_output, mlp.gate_up, mlp.down)
         return CompiledLayer.of(matrices, (self.attention_norm.weight, self.mlp_norm.weight), self._config)
 
     def _normalize(self, qkv: torch.Tensor) -> None:
-        """Normalizes each head of the queries and keys in `qkv` `[N, heads + 2 kv_heads, head_dim]`, if at all."""
+        """Normalizes queries and keys, by head or whole, in `qkv` `[N, heads + 2 kv_heads, head_dim]`, if at all."""
         if self.q_norm is None or self.k_norm is None:
             return
         heads, kv_heads = self._normalized_heads
         for part, norm in ((qkv[:, :heads], self.q_norm), (qkv[:, heads : heads + kv_heads], self.k_norm)):
             # Of one head, reshape makes no copy, and a kernel wants its rows to follow each other.
-            part.copy_(norm(part.reshape(-1, part.shape[-1]).contiguous()).view(part.shape))
+            part.copy_(norm(part.reshape(-1, len(norm.weight)).contiguous()).view(part.shape))
 
     def destinations(self, config: ModelConfig) -> dict[str, Destination]:
         """Returns where each tensor of this layer goes, by its canonical name within the layer."""
@@ -180,6 +189,14 @@ class Layer(torch.nn.Module):
         else:
             places |= _three_matrices("mlp", self.feed_forward)
         return places
+
+
+def _sum(x: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
+    return x if delta is None else x.add_(delta)
+
+
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x
 
 
 def _three_matrices(name: str, layer: FeedForward) -> dict[str, Destination]:
@@ -222,7 +239,7 @@ class Transformer(torch.nn.Module):
             self.layers = torch.nn.ModuleList(
                 Layer(config, index, dtype, operations, ranks) for index in range(config.num_layers)
             )
-            self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, operations)
+            self.norm = RMSNorm(config.hidden_size, config.stream_eps, dtype, operations)
             self.output = Linear(config.hidden_size, config.vocab_size, dtype)
 
     def forward(
@@ -250,10 +267,13 @@ class Transformer(torch.nn.Module):
         compiled = compiled_steps(self.operations, first.compiled, cache, rotations, slots, plans, self._kinds)
         step = _Step(rotations, growth, cache, slots, plans, compiled)
         x, delta = self.embedding(ids), None
+        if self.config.embedding_scale != 1:
+            x = x * self.config.embedding_scale
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             x, delta = layer(x, delta, step, logit_rows if index == last else None)
-        return self._ranks.join(self.output(self.norm.after_adding(x, delta)).float(), self._vocab_size)
+        logits = self._ranks.join(self.output(self.norm.after_adding(x, delta)).float(), self._vocab_size)
+        return logits if self.config.logit_multiplier == 1 else logits * self.config.logit_multiplier
 
     @property
     def row_multiple(self) -> int:

@@ -93,8 +93,8 @@ class CompiledLayer:
             heads=config.num_heads,
             kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            eps=config.norm_eps,
-            scale=config.head_dim**-0.5,
+            eps=config.stream_eps,
+            scale=config.attention_scale,
         )
         # As much as products in the smallest groups need, whatever this layer's are: another's may be stored otherwise.
         widest = max(-(-matrix.in_features // max(GROUPS)) * max(GROUPS) for matrix in matrices)
