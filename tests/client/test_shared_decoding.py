@@ -23,7 +23,7 @@ from tandem.client.deadline import Deadline
 from tandem.client.decoding import FULL_CALLS, TextDecoder
 from tandem.client.metrics import ClientMetrics
 from tandem.client.rpc import CallContext
-from tandem.common.run_service import serving
+from tandem.common.run_service import run_in_loop
 from tandem.tokenizer.rpc.server import TokenizerService
 from tandem.tokenizer.settings import TokenizerSettings
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
@@ -192,7 +192,7 @@ async def test_ten_thousand_streams_leave_nothing_behind(monkeypatch: pytest.Mon
     service = TokenizerService(settings)
     context = CallContext(deadline=Deadline.after(120.0), closed=lambda: False, request_id="r")
     metrics = ClientMetrics(None)
-    async with serving(service, settings) as address, AsyncClient(address) as client:
+    async with run_in_loop(service, settings) as address, AsyncClient(address) as client:
         ids = (await client.encode("Once upon a time", add_special=False)).ids
         calls = client._texts().decode_calls
 

@@ -17,7 +17,7 @@ import httpx
 import openai
 import pytest
 
-from tandem.common.run_service import serving
+from tandem.common.run_service import run_in_loop
 from tandem.common.settings import ServerSettings
 from tandem.http import protocol, upstream
 from tandem.http.fields import OWN
@@ -237,7 +237,7 @@ async def test_the_services_behind_may_want_a_token(
     keys.write_text(f"{KEY}\n")
     tokenizer = tokenizer_folder(tmp_path, stack.model)
     settings = TokenizerSettings(tokenizer=(f"demo={tokenizer}",), auth_token_file=keys, metrics_enabled=False)
-    async with serving(TokenizerService(settings), settings) as address:
+    async with run_in_loop(TokenizerService(settings), settings) as address:
         for more, status in (({"upstream_token_file": keys}, 200), ({}, 500)):
             async with running_door(stack, tokenizer_address=address, **more) as server, caller(server) as client:
                 answer = await client.post("/tokenize", json={"prompt": "O"})

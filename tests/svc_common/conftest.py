@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import grpc.aio
 import pytest
 
-from tandem.common.run_service import serving
+from tandem.common.run_service import run_in_loop
 from tandem.common.settings import ServiceSettings
 from tests.svc_common.probe_service import ProbeService
 
@@ -16,7 +16,7 @@ from tests.svc_common.probe_service import ProbeService
 async def probe() -> AsyncIterator[ProbeService]:
     """A service that serves; its address is in `probe.address`."""
     service = ProbeService()
-    async with serving(service, ServiceSettings()) as address:
+    async with run_in_loop(service, ServiceSettings()) as address:
         service.address = address
         yield service
     assert service.stopped

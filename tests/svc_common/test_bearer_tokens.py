@@ -15,7 +15,7 @@ from google.rpc import error_details_pb2
 from tandem.common import bearer_tokens as tokens
 from tandem.common.bearer_tokens import BearerTokens
 from tandem.common.errors import StartError
-from tandem.common.run_service import serving
+from tandem.common.run_service import run_in_loop
 from tandem.common.settings import ServiceSettings
 from tests.svc_common.probe_client import ask, handled, health_of
 from tests.svc_common.probe_service import ADMIN, KINDS, NAME, ProbeService
@@ -46,7 +46,7 @@ def bearer(token: str) -> list[tuple[str, str]]:
 async def test_every_kind_of_call_needs_a_token_and_health_does_not(file: Path) -> None:
     service = ProbeService()
     async with (
-        serving(service, ServiceSettings(auth_token_file=file)) as address,
+        run_in_loop(service, ServiceSettings(auth_token_file=file)) as address,
         grpc.aio.insecure_channel(address) as channel,
     ):
         assert await health_of(channel, NAME) == "SERVING"
@@ -123,11 +123,11 @@ def test_what_is_no_file_ends_the_start(tmp_path: Path) -> None:
 async def test_tokens_in_clear_text_beyond_this_machine_are_warned_about(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with serving(ProbeService(), ServiceSettings(auth_token_file=file, host="0.0.0.0")):
+    async with run_in_loop(ProbeService(), ServiceSettings(auth_token_file=file, host="0.0.0.0")):
         pass
     assert "clear text" in caplog.text
     caplog.clear()
-    async with serving(ProbeService(), ServiceSettings(auth_token_file=file)):
+    async with run_in_loop(ProbeService(), ServiceSettings(auth_token_file=file)):
         pass
     assert "clear text" not in caplog.text
 

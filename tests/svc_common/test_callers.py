@@ -13,7 +13,7 @@ from google.rpc import error_details_pb2
 from tandem.common.bearer_tokens import BearerTokens
 from tandem.common.callers import caller_var
 from tandem.common.errors import StartError
-from tandem.common.run_service import serving
+from tandem.common.run_service import run_in_loop
 from tandem.common.settings import ServiceSettings
 from tests.svc_common.probe_client import ask, health_of
 from tests.svc_common.probe_service import ADMIN, NAME, ProbeService
@@ -59,7 +59,7 @@ async def test_who_may_operate_and_who_may_call(
     service = OperatedService(files["operators"] if "operators" in lists else None)
     settings = ServiceSettings(auth_token_file=files["callers"] if "callers" in lists else None)
     metadata = [("authorization", f"Bearer {token}")] if token else []
-    async with serving(service, settings) as address, grpc.aio.insecure_channel(address) as channel:
+    async with run_in_loop(service, settings) as address, grpc.aio.insecure_channel(address) as channel:
         operated = await ask(channel, "UnaryUnary", "x", service=ADMIN, metadata=metadata)
         assert operated.code is operate
         if operate is PERMISSION_DENIED:
@@ -72,7 +72,7 @@ async def test_who_may_operate_and_who_may_call(
 
 async def test_a_missing_list_of_operators_ends_the_start_and_names_its_setting(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"admin_token_file .*No such file"):
-        async with serving(OperatedService(tmp_path / "none"), ServiceSettings()):
+        async with run_in_loop(OperatedService(tmp_path / "none"), ServiceSettings()):
             pass
 
 
@@ -91,14 +91,14 @@ async def who(channel: grpc.aio.Channel, token: str = "") -> str:
 async def test_a_caller_is_its_token_or_else_its_address_on_any_connection(files: dict[str, Path]) -> None:
     files["callers"].write_text(f"team-a: {CALLER}\n{NOBODY}\n")
     own = [("grpc.use_local_subchannel_pool", 1)]
-    async with serving(NamingService(), ServiceSettings(auth_token_file=files["callers"])) as address:
+    async with run_in_loop(NamingService(), ServiceSettings(auth_token_file=files["callers"])) as address:
         names = []
         for token in (CALLER, CALLER, NOBODY):
             async with grpc.aio.insecure_channel(address, own) as channel:
                 names.append(await who(channel, token))
         assert names[:2] == ["token:team-a"] * 2
         assert names[2].startswith("token:") and NOBODY not in names[2]
-    async with serving(NamingService(), ServiceSettings()) as address:
+    async with run_in_loop(NamingService(), ServiceSettings()) as address:
         names = []
         for _ in range(2):
             async with grpc.aio.insecure_channel(address, own) as channel:
@@ -115,7 +115,7 @@ async def test_under_mutual_tls_a_caller_is_what_its_certificate_says(tmp_path: 
     (tmp_path / "ca.pem").write_bytes(authority.certificate)
     settings = ServiceSettings(tls_certificate=certificate, tls_key=key, tls_client_ca=tmp_path / "ca.pem")
     names = []
-    async with serving(NamingService(), settings) as address:
+    async with run_in_loop(NamingService(), settings) as address:
         for name in ("one", "one", "two"):
             client = authority.sign(name)  # another key each time
             credentials = grpc.ssl_channel_credentials(authority.certificate, client.key, client.certificate)
@@ -132,7 +132,7 @@ async def test_with_tls_alone_a_caller_is_its_address(tmp_path: Path) -> None:
 
     authority = Authority("ours")
     certificate, key = authority.sign("server").write(tmp_path, "server")
-    async with serving(NamingService(), ServiceSettings(tls_certificate=certificate, tls_key=key)) as address:
+    async with run_in_loop(NamingService(), ServiceSettings(tls_certificate=certificate, tls_key=key)) as address:
         credentials = grpc.ssl_channel_credentials(authority.certificate)
         async with grpc.aio.secure_channel(address, credentials) as channel:
             assert await who(channel) == "address:ipv4:127.0.0.1"

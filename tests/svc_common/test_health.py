@@ -10,7 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from tandem.common.health import Health
-from tandem.common.run_service import Lifecycle, RunningService, serving
+from tandem.common.run_service import Lifecycle, RunningService, run_in_loop
 from tandem.common.settings import ServiceSettings
 from tests.svc_common.probe_client import ask, health_of, next_status, watch
 from tests.svc_common.probe_service import ADMIN, KINDS, NAME, ProbeService
@@ -116,7 +116,7 @@ async def test_a_service_that_is_not_ready_at_the_end_of_its_start_is_not_servin
         lifecycle.set_ready(False)
 
     service = ProbeService(start)
-    async with serving(service, ServiceSettings()) as address, grpc.aio.insecure_channel(address) as channel:
+    async with run_in_loop(service, ServiceSettings()) as address, grpc.aio.insecure_channel(address) as channel:
         assert service.lifecycle is not None
         assert await health_of(channel, NAME) == "NOT_SERVING"
         assert service.metrics.registry.get_sample_value("tandem_ready") == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tandem.common.healthcheck import main
-from tandem.common.run_service import serving
+from tandem.common.run_service import run_in_loop
 from tandem.common.settings import ServiceSettings
 from tests.svc_common.probe_service import NAME, ProbeService
 
@@ -44,7 +44,7 @@ async def test_it_speaks_mutual_tls_and_needs_no_token(tmp_path: Path, capsys: p
     certificate, key = authority.sign("server").write(tmp_path, "server")
     settings = ServiceSettings(tls_certificate=certificate, tls_key=key, tls_client_ca=ca, auth_token_file=tokens)
     own = ("--tls-certificate", str(certificate), "--tls-key", str(key))
-    async with serving(ProbeService(), settings) as address:
+    async with run_in_loop(ProbeService(), settings) as address:
         assert await check(address, NAME, "--tls-ca", str(ca), *own) == 0
         assert await check(address, NAME, "--tls-ca", str(ca)) == 1
         assert await check(address, NAME) == 1

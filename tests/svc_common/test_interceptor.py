@@ -14,7 +14,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from tandem.common.run_service import RunningService, serving
+from tandem.common.run_service import RunningService, run_in_loop
 from tandem.common.settings import ServiceSettings
 from tests.svc_common.probe_client import ask, handled, open_call, outcome, sample
 from tests.svc_common.probe_service import ADMIN, KINDS, NAME, ProbeService
@@ -257,7 +257,7 @@ POLICY = """{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 3, "
 
 async def test_gRPCs_own_retries_work_because_no_headers_precede_an_error() -> None:  # noqa: N802
     service = ProbeService()
-    async with serving(service, ServiceSettings()) as address:
+    async with run_in_loop(service, ServiceSettings()) as address:
         assert service.lifecycle is not None
         async with grpc.aio.insecure_channel(address, options=[("grpc.service_config", POLICY)]) as channel:
             service.lifecycle.set_draining(True)
@@ -269,7 +269,7 @@ async def test_gRPCs_own_retries_work_because_no_headers_precede_an_error() -> N
 
 async def test_while_draining_work_is_refused_and_admin_health_and_exceptions_are_not() -> None:
     service = ProbeService()
-    async with serving(service, ServiceSettings()) as address, grpc.aio.insecure_channel(address) as channel:
+    async with run_in_loop(service, ServiceSettings()) as address, grpc.aio.insecure_channel(address) as channel:
         assert service.lifecycle is not None
         service.lifecycle.set_draining(True)
         for kind in ALL:

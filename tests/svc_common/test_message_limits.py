@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tandem.common import message_limits
 from tandem.common.message_limits import Limit, MalformedMessageError, MessageLimits
-from tandem.common.run_service import serving
+from tandem.common.run_service import run_in_loop
 from tandem.common.settings import ServiceSettings
 from tandem.inference.v1 import inference_pb2
 from tandem.tokenizer.v1 import tokenizer_pb2
@@ -128,7 +128,7 @@ def test_both_ways_agree_on_any_bytes_and_refuse_no_message_that_protobuf_parses
 async def small() -> AsyncIterator[Any]:
     service = ProbeService()
     settings = ServiceSettings(metrics_enabled=False, max_message_bytes=LONGEST + (1 << 20), max_concurrent_calls=8)
-    async with serving(service, settings) as address, grpc.aio.insecure_channel(address) as channel:
+    async with run_in_loop(service, settings) as address, grpc.aio.insecure_channel(address) as channel:
         yield service, channel
 
 

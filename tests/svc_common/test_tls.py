@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from tandem.common.errors import StartError
-from tandem.common.run_service import serving
+from tandem.common.run_service import run_in_loop
 from tandem.common.settings import ServiceSettings
 from tests.svc_common.probe_client import ask
 from tests.svc_common.probe_service import ProbeService
@@ -56,7 +56,7 @@ def settings(folder: Path, signed: Signed, client_ca: Authority | None = None) -
 async def test_a_client_that_trusts_our_authority_gets_in_and_others_do_not(
     ours: Authority, theirs: Authority, tmp_path: Path
 ) -> None:
-    async with serving(ProbeService(), settings(tmp_path, ours.sign("server"))) as address:
+    async with run_in_loop(ProbeService(), settings(tmp_path, ours.sign("server"))) as address:
         async with secure(address, ours) as channel:
             assert (await ask(channel, "UnaryUnary", "hello")).words == ["hello"]
         async with secure(address, theirs) as channel:
@@ -68,7 +68,7 @@ async def test_a_client_that_trusts_our_authority_gets_in_and_others_do_not(
 async def test_mutual_tls_asks_for_a_certificate_of_the_right_authority(
     ours: Authority, theirs: Authority, tmp_path: Path
 ) -> None:
-    async with serving(ProbeService(), settings(tmp_path, ours.sign("server"), ours)) as address:
+    async with run_in_loop(ProbeService(), settings(tmp_path, ours.sign("server"), ours)) as address:
         async with secure(address, ours, ours.sign("client")) as channel:
             assert (await ask(channel, "UnaryUnary", "hello")).words == ["hello"]
         for client in (None, theirs.sign("client")):
@@ -86,7 +86,7 @@ async def test_new_connections_get_the_new_certificate_and_half_a_rotation_chang
     import asyncio
 
     first, second = ours.sign("first"), ours.sign("second")
-    async with serving(ProbeService(), settings(tmp_path, first)) as address:
+    async with run_in_loop(ProbeService(), settings(tmp_path, first)) as address:
         assert (await asyncio.to_thread(shown, address)).strip() == first.certificate.strip()
         (tmp_path / "server.pem").write_bytes(second.certificate)
         assert (await asyncio.to_thread(shown, address)).strip() == first.certificate.strip()
@@ -112,5 +112,5 @@ async def test_files_that_are_no_good_end_the_start_and_are_named(broken: str, o
             chosen.tls_client_ca.write_text("")
     named = chosen.tls_client_ca if broken == "client_ca" else chosen.tls_key
     with pytest.raises(StartError, match=str(named)):
-        async with serving(ProbeService(), chosen):
+        async with run_in_loop(ProbeService(), chosen):
             pass

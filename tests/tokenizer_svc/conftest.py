@@ -13,7 +13,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from tandem.common.run_service import serving
+from tandem.common.run_service import run_in_loop
 from tandem.tokenizer.rpc.server import TokenizerService
 from tandem.tokenizer.settings import TokenizerSettings
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
@@ -34,7 +34,7 @@ async def start_service(shared_data: Path) -> AsyncIterator[StartService]:
             settings.setdefault("metrics_enabled", False)
             chosen = TokenizerSettings(**settings)
             service = TokenizerService(chosen)
-            address = await stack.enter_async_context(serving(service, chosen))
+            address = await stack.enter_async_context(run_in_loop(service, chosen))
             options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(address, options=options))
             stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)

@@ -1,4 +1,4 @@
-"""Runs a server as a process (`run_service`, `run_server`), or within a test's event loop (`serving`)."""
+"""Runs a server as a process (`run_service`, `run_server`), or within a test's event loop (`run_in_loop`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tandem.common.service import Lifecycle, Service
 from tandem.common.settings import ServerSettings, ServiceSettings
 from tandem.common.stop_signals import stop_on_end_of_stdin, stop_on_signals
 
-__all__ = ["Lifecycle", "RunningService", "Server", "Service", "run_server", "run_service", "serving"]
+__all__ = ["Lifecycle", "RunningService", "Server", "Service", "run_in_loop", "run_server", "run_service"]
 
 logger = logging.getLogger("tandem.common.run_service")
 
@@ -78,7 +78,7 @@ def run_server(make: Callable[[], Server], settings: ServerSettings, name: str) 
 
 
 @asynccontextmanager
-async def serving(service: Service, settings: ServiceSettings) -> AsyncIterator[str]:
+async def run_in_loop(service: Service, settings: ServiceSettings) -> AsyncIterator[str]:
     """Serves within the running event loop: yields "host:port" once started, cuts what runs and stops on exit.
 
     Raises what the service's start raises.

@@ -148,13 +148,13 @@ def _tokenizer(checkpoint: Checkpoint) -> str | None:
 def _devices() -> list[dict[str, Any]]:
     """Returns the devices that could compute the model: this machine's memory, and its GPUs."""
     memory = {"device": "cpu", "bytes": machine.memory(), "free_bytes": machine.obtainable_memory()}
-    cards = []
+    gpus = []
     if torch.cuda.is_available():
         for number in range(torch.cuda.device_count()):
             free, total = torch.cuda.mem_get_info(number)
             name = torch.cuda.get_device_name(number)
-            cards.append({"device": f"cuda:{number}", "name": name, "bytes": total, "free_bytes": free})
-    return [memory, *cards]
+            gpus.append({"device": f"cuda:{number}", "name": name, "bytes": total, "free_bytes": free})
+    return [memory, *gpus]
 
 
 def _fits(free: int, weights: dict[str, int], kv: dict[str, int], context: int) -> dict[str, int]:

@@ -64,7 +64,7 @@ _PROMPT_PART_OTHERS = 8192  # other tokens in it, at most
 _LARGE = 32 << 10  # bytes of a request that is checked when its turn has come
 _ABORT_LIMITS = limits_of(pb.AbortRequest.DESCRIPTOR)
 _STALL_SECONDS = {"cpu": 30.0, "cuda": 60.0}
-# A step of a large model on a busy processor takes minutes; on a card a step is short, and a host that waits for a card
+# A step of a large model on a busy processor takes minutes; on a GPU a step is short, and a host that waits for a GPU
 # that is gone uses its processor.
 _COMPUTING_COUNTS = {"cpu": 0.1, "cuda": 1.0}
 

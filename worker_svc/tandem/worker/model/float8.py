@@ -2,7 +2,7 @@
 
     w = scale q        |q| <= 448, the largest e4m3
 
-Cards from Ada and Hopper on (compute capability 8.9) multiply them as they are: a row of activations gets a scale of
+GPUs from Ada and Hopper on (compute capability 8.9) multiply them as they are: a row of activations gets a scale of
 its own, is rounded to e4m3 too, and `torch._scaled_mm` sums up in float32. Elsewhere the weights are dequantized in
 tiles and multiplied by torch.
 """

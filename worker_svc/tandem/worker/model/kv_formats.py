@@ -8,7 +8,7 @@
 | int4     | in groups of 32: round((x - low) / s) in 0..15, s = (max - low) / 15; two a byte   | d / 2 + d / 4  |
 
 fp8 has no scale: its error is relative to each number, so that a scale would only matter where numbers are larger than
-448 or smaller than 0.002, and cards read it as it is. With keys stored normalized (`normalizes_keys`) it costs a small
+448 or smaller than 0.002, and GPUs read it as it is. With keys stored normalized (`normalizes_keys`) it costs a small
 real model with head_dim 8 1.4 % of perplexity (2.5 % without, 0.6 % with a scale for each vector too), and one with
 head_dim 64 0.1 % (0.1 %, 0.1 %).
 

@@ -56,7 +56,7 @@ def require_kv_format(name: str, device: torch.device) -> None:
     """Raises BuildError for a KV cache that the device cannot read. A CPU converts whatever it is."""
     if name == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         raise BuildError(
-            f"kv_cache_dtype fp8 needs a card of compute capability 8.9 or newer, which {device_name(device)} is not; "
+            f"kv_cache_dtype fp8 needs a GPU of compute capability 8.9 or newer, which {device_name(device)} is not; "
             "use auto, int8 or int4"
         )
 
@@ -77,4 +77,4 @@ def fitting(what: str, advice: str) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise BuildError(f"the card's memory is too small for {what}: {advice}") from error
+        raise BuildError(f"the GPU's memory is too small for {what}: {advice}") from error

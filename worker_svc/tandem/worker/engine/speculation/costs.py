@@ -4,7 +4,7 @@
     ratio(D)   seconds of a step with D drafts to those of one without
     windows    of the D whose tokens(D) / ratio(D) is the largest, if that is more than none gives
 
-The ratio is learnt from the engine's own steps: a processor pays for nearly every row, a card for hardly any, and a
+The ratio is learnt from the engine's own steps: a processor pays for nearly every row, a GPU for hardly any, and a
 draft model makes all of them dearer. It belongs to a number of decodes and of drafts, and what was measured for others
 of about the same size stands in. It does not change when contexts grow or the machine is busy.
 

@@ -1,11 +1,11 @@
 """Records steps of nothing but decodes once as CUDA graphs and replays them.
 
-A step of a small model costs the processor more time to launch than the card to compute. A graph launches it at once,
+A step of a small model costs the processor more time to launch than the GPU to compute. A graph launches it at once,
 but reads and writes the same addresses each time. So what differs between steps lies in fixed places and is filled in
 there, and a recording exists for a few numbers of rows; rows that are too many write to the padding page and have no
 attention.
 
-Nothing but the recording needs a card: `forward` without one runs the same step on the same places.
+Nothing but the recording needs a GPU: `forward` without one runs the same step on the same places.
 """
 
 from __future__ import annotations

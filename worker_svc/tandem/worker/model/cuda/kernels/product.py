@@ -4,7 +4,7 @@ of 8-bit floats with a scale for each of its rows, which become x's dtype on the
 The columns are cut into splits, whose number the shape of W alone decides, and a split into tiles. A program takes a
 tile of rows of x, one of rows of W and one split: it sums up the split by the matrix unit, tile by tile, in float32.
 The sums of the splits are added up in their order: by one program that computes all of them, or, where there are too
-few programs to keep a card busy, by `add_up`. Both give the same bits, and the same compiled kernel serves any number
+few programs to keep a GPU busy, by `add_up`. Both give the same bits, and the same compiled kernel serves any number
 of rows.
 
 For a few rows the reading of W is all that takes time. A processor of an H200 reads 33 bytes a nanosecond, and waits
@@ -21,7 +21,7 @@ import triton.language as tl
 
 _BLOCK = 1024  # numbers of a row that `add_up` takes at once
 _PROGRAMS = 264  # that fit on an H200 at a time, two for each of its processors
-_BUSY = 96  # programs that read as much as a card can
+_BUSY = 96  # programs that read as much as a GPU can
 _LEAST_SPLIT = 1024  # columns; shorter ones would be at their end before the loads of their tiles overlap
 _ON_THEIR_WAY = 3  # tiles, while one is multiplied
 

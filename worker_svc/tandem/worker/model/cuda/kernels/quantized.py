@@ -8,7 +8,7 @@ Integers up to 256 are exact in bf16 and fp16, sums are fp32. In memory a row is
 byte i of an int4 group of G holds number i in its low half and number i + G / 2 in its high one.
 
 A program takes `M` rows of x and some output channels. The groups are cut into splits of about `_SPLIT` numbers, each
-summed up for itself, and then all in their order: by one program or, where there are too few to keep a card busy, by
+summed up for itself, and then all in their order: by one program or, where there are too few to keep a GPU busy, by
 several and `product.add_up`. With one `M` for every call, a row's bits do not depend on how many rows there are. For
 many rows, `plain` makes the matrix plain.
 """
