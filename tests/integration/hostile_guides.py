@@ -57,13 +57,13 @@ def guides_processes(worker: Worker) -> list[psutil.Process]:
     """Those of one guide each."""
     assert worker.process is not None
     below = psutil.Process(worker.process.pid).children(recursive=True)
-    nurseries, parents = set(), {}
+    servers, parents = set(), {}
     for process in below:
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
             parents[process] = process.ppid()
-            if "tandem.worker.engine.guides.nursery" in process.cmdline():
-                nurseries.add(process.pid)
-    return [process for process, parent in parents.items() if process.pid in nurseries and parent in nurseries]
+            if "tandem.worker.engine.guides.fork_server" in process.cmdline():
+                servers.add(process.pid)
+    return [process for process, parent in parents.items() if process.pid in servers and parent in servers]
 
 
 def some_work(worker: Worker, percent: float = 5) -> bool:

@@ -54,7 +54,7 @@ class Held(NamedTuple):
     descriptors: int  # of the engine
     processes: int
     zombies: int
-    megabytes: float  # private, of the nursery and the guides
+    megabytes: float  # private, of the fork server and the guides
 
 
 def below(worker: Worker) -> list[psutil.Process]:
@@ -107,13 +107,13 @@ async def test_no_process_outlives_its_engine(tmp_path: Path, who: str):
         assert worker.process is not None
         engine = engine_of(worker)
         processes = [engine, *engine.children(recursive=True)]
-        assert len(processes) == 4  # engine, nursery, two guides
+        assert len(processes) == 4  # engine, fork server, two guides
         match who:
             case "the worker is stopped":
                 call.cancel()
                 worker.process.terminate()
             case "the worker is killed":
-                engine.children()[0].suspend()  # the nursery cannot see that its engine leaves
+                engine.children()[0].suspend()  # the fork server cannot see that its engine leaves
                 worker.process.kill()
             case "the engine is killed":
                 engine.kill()

@@ -88,9 +88,9 @@ def large_bytes(host: GuideHost) -> int:
 
 
 def processes() -> list[psutil.Process]:
-    """Of guides, which are children of a nursery."""
-    nurseries = [p for p in psutil.Process().children() if "tandem.worker.engine.guides.nursery" in p.cmdline()]
-    return [child for nursery in nurseries for child in nursery.children()]
+    """Of guides, which are children of a fork server."""
+    servers = [p for p in psutil.Process().children() if "tandem.worker.engine.guides.fork_server" in p.cmdline()]
+    return [child for server in servers for child in server.children()]
 
 
 def test_a_matcher_says_what_may_come_next_and_whether_the_grammar_has_ended(host: GuideHost):

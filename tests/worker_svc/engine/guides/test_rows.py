@@ -59,10 +59,10 @@ def driver() -> Iterator[GuidedDriver]:
 
 
 def guides_processes() -> list[psutil.Process]:
-    nurseries = [
-        p for p in psutil.Process(os.getpid()).children() if "tandem.worker.engine.guides.nursery" in p.cmdline()
+    servers = [
+        p for p in psutil.Process(os.getpid()).children() if "tandem.worker.engine.guides.fork_server" in p.cmdline()
     ]
-    return [child for nursery in nurseries for child in nursery.children()]
+    return [child for server in servers for child in server.children()]
 
 
 def test_a_row_whose_mask_does_not_come_is_left_out_and_the_others_go_on(driver: GuidedDriver):

@@ -2,7 +2,7 @@
 
 Each guide lives in a process of its own, which compiles it and makes its masks. llguidance never runs in the engine:
 
-    engine, rank 0     `host.py` ── starts ──▶ `nursery.py`: builds the vocabulary once, and forks
+    engine, rank 0     `host.py` ── starts ──▶ `fork_server.py`: builds the vocabulary once, and forks
                           │                        │ fork, 2 ms and 2 MB, as the vocabulary is shared
                           └──── a socket each ──▶ `keeper.py`: one guide, its matchers, one for each request
 

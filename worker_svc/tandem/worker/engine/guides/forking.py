@@ -1,4 +1,4 @@
-"""Runs the nursery from the engine: starts it, tells it for whom to fork, and restarts it where it ends."""
+"""Runs the fork server from the engine: starts it, tells it for whom to fork, and restarts it where it ends."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ from tandem.worker.engine.guides.process import GuideProcess
 
 logger = logging.getLogger("tandem.worker.engine")
 
-MAX_NURSERIES = 3  # in a row of which none bore a process
-REST_SECONDS = 30.0  # before nurseries are tried again
+MAX_FORK_SERVERS = 3  # in a row of which none forked a process
+REST_SECONDS = 30.0  # before fork servers are tried again
 _LEAVE_SECONDS = 5.0
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME")
 
 
 class Forking:
-    """Runs a nursery, or none while none can be started."""
+    """Runs a fork server, or none while none can be started."""
 
     def __init__(self, words: Words, memory_bytes: int, selector: selectors.BaseSelector) -> None:
-        """`selector` reports the nursery's end, with no data."""
+        """`selector` reports the fork server's end, with no data."""
         self._memory_bytes, self._selector = memory_bytes, selector
         self._words = os.fdopen(os.memfd_create("tandem-vocabulary"), "wb")
         self._words.write(msgspec.msgpack.encode(words))
         self._words.flush()
-        self._nursery: subprocess.Popen[bytes] | None = None
+        self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None  # it says nothing over it but its end
-        self._barren = 0  # nurseries in a row
+        self._failures = 0  # fork servers in a row
         self._rest_until = 0.0
         self._unsent: deque[GuideProcess] = deque()  # that it has not been told of
         self.start()
 
     def start(self) -> bool:
-        """Starts a nursery if there is none, after too many failed ones with a pause; returns whether there is one."""
-        if self._nursery is None and time.monotonic() >= self._rest_until:
-            self._barren = 0
+        """Starts a fork server if there is none, after many failures with a pause; returns whether one runs."""
+        if self._server is None and time.monotonic() >= self._rest_until:
+            self._failures = 0
             self._start()
-        return self._nursery is not None
+        return self._server is not None
 
     def fork(self, process: GuideProcess) -> None:
-        """Requests a process, as soon as the nursery is ready to read the request."""
+        """Requests a process, as soon as the fork server is ready to read the request."""
         self._unsent.append(process)
         self.flush()
 
     def flush(self) -> None:
-        """Sends the nursery as many requests as it is ready to read."""
+        """Sends the fork server as many requests as it is ready to read."""
         # Its end is heard soon.
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while self._unsent and self._control is not None:
@@ -62,23 +62,23 @@ class Forking:
                     socket.send_fds(self._control, [b"f"], [self._unsent[0].theirs.fileno()])
                 self._unsent.popleft().theirs.close()
 
-    def bore(self) -> None:
-        """Records that the nursery has forked a process."""
-        self._barren = 0
+    def worked(self) -> None:
+        """Records that the fork server has forked a process."""
+        self._failures = 0
 
     def ended(self) -> None:
-        """Replaces a nursery that has ended, with all that it forked, unless too many ended in a row."""
+        """Replaces a fork server that has ended, with all that it forked, unless too many ended in a row."""
         self._end()
-        self._barren += 1
-        logger.error("the process that forks guide processes ended (%d in a row)", self._barren)
+        self._failures += 1
+        logger.error("the process that forks guide processes ended (%d in a row)", self._failures)
         self._unsent.clear()
-        if self._barren < MAX_NURSERIES:
+        if self._failures < MAX_FORK_SERVERS:
             self._start()
         else:
             self._rest_until = time.monotonic() + REST_SECONDS
 
     def stop(self) -> None:
-        """Ends the nursery for good."""
+        """Ends the fork server for good."""
         self._end()
         self._words.close()
 
@@ -88,8 +88,8 @@ class Forking:
             ours, theirs = socket.socketpair()
             with theirs:
                 arguments = (theirs.fileno(), words, self._memory_bytes, os.getpid())
-                self._nursery = subprocess.Popen(  # noqa: S603
-                    [sys.executable, "-m", "tandem.worker.engine.guides.nursery", *map(str, arguments)],
+                self._server = subprocess.Popen(  # noqa: S603
+                    [sys.executable, "-m", "tandem.worker.engine.guides.fork_server", *map(str, arguments)],
                     pass_fds=(theirs.fileno(), words),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -110,8 +110,8 @@ class Forking:
             self._selector.unregister(self._control)
             self._control.close()
             self._control = None
-        if self._nursery is not None:
-            self._nursery.kill()  # it has nothing to finish, and what it forked ends with it
+        if self._server is not None:
+            self._server.kill()  # it has nothing to finish, and what it forked ends with it
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._nursery.wait(_LEAVE_SECONDS)
-            self._nursery = None
+                self._server.wait(_LEAVE_SECONDS)
+            self._server = None

@@ -15,7 +15,7 @@ _READ_BYTES = 1 << 18
 
 
 class Words(msgspec.Struct, array_like=True):
-    """Gives the nursery, in a file, the bytes of all ids, and which are no text."""
+    """Gives the fork server, in a file, the bytes of all ids, and which are no text."""
 
     size: int  # of the model's vocabulary, which may have ids behind the last of `pieces`
     eos_ids: list[int]
@@ -71,7 +71,7 @@ class Close(msgspec.Struct, tag=True, array_like=True):
 Asked = Compile | Check | Advance | Fill | Walk | Close
 
 
-class Born(msgspec.Struct, tag=True, array_like=True):
+class Forked(msgspec.Struct, tag=True, array_like=True):
     """Says, first of all, that the process is there."""
 
     pid: int
@@ -105,7 +105,7 @@ class Answer(msgspec.Struct, tag=True, array_like=True):
     ours: bool = False  # "failed": it is not the guide's fault
 
 
-Said = Born | Compiled | Checked | Answer
+Said = Forked | Compiled | Checked | Answer
 
 
 Received = TypeVar("Received")

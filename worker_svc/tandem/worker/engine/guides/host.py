@@ -21,7 +21,6 @@ from tandem.worker.engine.guides.forking import Forking
 from tandem.worker.engine.guides.frames import (
     Advance,
     Answer,
-    Born,
     ChannelClosedError,
     Check,
     Checked,
@@ -29,6 +28,7 @@ from tandem.worker.engine.guides.frames import (
     Compile,
     Compiled,
     Fill,
+    Forked,
     Said,
     Walk,
     Words,
@@ -49,7 +49,7 @@ logger = logging.getLogger("tandem.worker.engine")
 
 Tokens = npt.NDArray[np.int32]
 
-NURSERY_SECONDS = 120.0  # to read the vocabulary and fork
+FORK_SERVER_SECONDS = 120.0  # to read the vocabulary and fork
 REPLAY_SECONDS = 0.005  # a token of output that is told again, beside the budget of its mask
 GRACE_SECONDS = 0.25  # for what nobody waits for any more to come to its end by itself
 _NO_PROCESS = "the processes that guided decoding needs cannot be started"
@@ -166,7 +166,7 @@ class GuideHost:
     def busy(self) -> bool:
         """Tells whether answers are on their way."""
         return bool(self._compiling or self._queue or self._results or self._answers) or any(
-            process.owed or not process.born for process in self._processes.values()
+            process.owed or not process.forked for process in self._processes.values()
         )
 
     @property
@@ -208,7 +208,7 @@ class GuideHost:
                 self._over_budget(process)
             elif process.starved:
                 self._died(process, "does not answer")
-            elif not process.born and process.waited > NURSERY_SECONDS:
+            elif not process.forked and process.waited > FORK_SERVER_SECONDS:
                 self._nursery_ended()
                 break
         self._collect()
@@ -371,9 +371,9 @@ class GuideHost:
 
     def _take(self, process: GuideProcess, message: Said) -> None:
         match message:
-            case Born():
-                self._forking.bore()
-                process.bear(message)
+            case Forked():
+                self._forking.worked()
+                process.mark_forked(message)
                 process.ask(Compile(*process.guide), Owed("compiled", 0, self._limits.compile_seconds))
             case Compiled():
                 process.answered()

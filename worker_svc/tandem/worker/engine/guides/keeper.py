@@ -18,7 +18,6 @@ from tandem.worker.engine.guides.frames import (
     Advance,
     Answer,
     Asked,
-    Born,
     Channel,
     ChannelClosedError,
     Check,
@@ -27,6 +26,7 @@ from tandem.worker.engine.guides.frames import (
     Compile,
     Compiled,
     Fill,
+    Forked,
     Walk,
 )
 from tandem.worker.engine.guides.guide import Guide
@@ -38,13 +38,15 @@ if TYPE_CHECKING:
 _OOM_SCORE = "900"  # when memory runs out, the kernel ends guides before engines
 
 
-def keep(connection: socket.socket, tokenizer: llguidance.LLTokenizer | str, memory_bytes: int, nursery: int) -> None:
-    """Serves one guide until the engine leaves; `tokenizer` may be the reason why there is none, `nursery` is the
+def keep(
+    connection: socket.socket, tokenizer: llguidance.LLTokenizer | str, memory_bytes: int, fork_server: int
+) -> None:
+    """Serves one guide until the engine leaves; `tokenizer` may be the reason why there is none, `fork_server` is the
     process that has forked this one."""
-    end_with_parent(nursery)
+    end_with_parent(fork_server)
     _bound(memory_bytes)
     channel: Channel[Asked] = Channel(connection, Asked)
-    channel.send(Born(os.getpid()))
+    channel.send(Forked(os.getpid()))
     keeper = _Keeper(channel, tokenizer)
     try:
         while True:

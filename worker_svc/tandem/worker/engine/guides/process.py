@@ -11,7 +11,7 @@ from collections import deque
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from tandem.worker.engine.guides.frames import Asked, Born, Channel, Said
+from tandem.worker.engine.guides.frames import Asked, Channel, Forked, Said
 from tandem.worker.engine.guides.guide import Guide
 from tandem.worker.engine.guides.limits import STARVED
 
@@ -49,7 +49,7 @@ class GuideProcess:
         self._looked = 0.0
 
     @property
-    def born(self) -> bool:
+    def forked(self) -> bool:
         """Tells whether it has been forked."""
         return self._pid > 0
 
@@ -58,12 +58,12 @@ class GuideProcess:
         """Tells whether it owes nothing and has all that it was sent."""
         return self._pid > 0 and not self.owed and self.channel.flushed
 
-    def bear(self, born: Born) -> None:
+    def mark_forked(self, forked: Forked) -> None:
         """Records that it has been forked."""
-        self._pid = born.pid
+        self._pid = forked.pid
         self._shared_memory = self.channel.memory
         with contextlib.suppress(OSError):  # it has ended already
-            self._pidfd = os.pidfd_open(born.pid)
+            self._pidfd = os.pidfd_open(forked.pid)
 
     def ask(self, message: Asked, *owed: Owed) -> None:
         """Sends a message, which will be answered by what is `owed`."""

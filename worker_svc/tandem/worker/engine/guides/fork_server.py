@@ -1,4 +1,4 @@
-"""`python -m tandem.worker.engine.guides.nursery CONTROL WORDS MEMORY ENGINE`: two file descriptors, bytes for each
+"""`python -m tandem.worker.engine.guides.fork_server CONTROL WORDS MEMORY ENGINE`: two file descriptors, bytes for each
 guide, and the engine's process id.
 
 Engines start it. It builds what llguidance wants to know of a vocabulary, once, and then forks a process for each
@@ -85,7 +85,7 @@ def main() -> None:
     # What is shared with those that are forked is not touched, and so not copied, by the collector.
     gc.collect()
     gc.freeze()
-    nursery = os.getpid()
+    fork_server = os.getpid()
     while True:
         found, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not found:
@@ -95,7 +95,7 @@ def main() -> None:
             code = 1
             try:
                 control.close()
-                keep(connection, tokenizer, memory, nursery)
+                keep(connection, tokenizer, memory, fork_server)
                 code = 0
             finally:
                 os._exit(code)
