@@ -47,26 +47,26 @@ from dataclasses import dataclass
 
 
 class FinishReason(enum.StrEnum):
-    """Why a generation ended."""
+    """The reason why a generation ended."""
 
     STOP_STRING = enum.auto()  # a text of stop was produced; `matched_stop` says which
 {reasons}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a generation cost, all its outputs together. None: the worker was lost before it told."""
+    """The usage of a generation, of all its outputs together. None: the worker was lost before it reported."""
 
 {usage}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTimings:
-    """Seconds by the clock of the (last) worker; None where unknown."""
+    """Times in seconds, measured by the (last) worker; None where unknown."""
 
 {timings}'''
 
 
 def files(descriptors: FileDescriptorSet) -> dict[str, str]:
-    """The text of every file that is made, by its path in the repository."""
+    """Returns the text of every generated file, by its path in the repository."""
     words = first_sentences(descriptors)
     reasons = {
         value.name.removeprefix(PREFIX): (value.number, words["FinishReason", value.name])

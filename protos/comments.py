@@ -1,4 +1,4 @@
-"""What the contract says of its fields and values."""
+"""Reads the comments of the contract."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _MESSAGES, _ENUMS, _MEMBERS = 4, 5, 2  # numbers of descriptor.proto: of a file,
 
 
 def first_sentences(descriptors: FileDescriptorSet) -> dict[tuple[str, str], str]:
-    """Of each field of a message and each value of an enum, by both names: the first sentence of its comment, without
-    the full stop, beginning small."""
+    """Returns the first sentence of the comment of each field of a message and each value of an enum, by both names,
+    without the full stop and beginning in lower case."""
     said: dict[tuple[str, str], str] = {}
     for file in descriptors.file:
         for location in file.source_code_info.location:
@@ -30,7 +30,7 @@ def first_sentences(descriptors: FileDescriptorSet) -> dict[tuple[str, str], str
 
 
 def declared(line: str, comment: str) -> Iterator[str]:
-    """A field of a class with its comment behind it, or above it where that would be too wide."""
+    """Yields a field of a class with its comment behind it, or above it where that would be too wide."""
     if len(line) + len(comment) + 8 <= 120:
         yield f"    {line}{f'  # {comment}' if comment else ''}\n"
         return

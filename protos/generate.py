@@ -22,7 +22,7 @@ SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
 
 
 def generated() -> dict[Path, bytes]:
-    """Every file that is made, by its path in the repository; raises SystemExit when protoc refuses."""
+    """Returns every generated file, by its path in the repository. Raises SystemExit when protoc fails."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         described = out / "descriptors"

@@ -44,7 +44,7 @@ from __future__ import annotations
 
 
 def files(descriptors: FileDescriptorSet, docs: str) -> dict[str, str]:
-    """The text of every file that is made, by its path in the repository. `descriptors` carry the comments of the
+    """Returns the text of every generated file, by its path in the repository. `descriptors` carry the comments of the
     contract, `docs` is docs/sampling.md as it stands."""
     words = _comments(descriptors)
     return {
@@ -107,7 +107,7 @@ def _bounds(limit: Limit) -> str:
 
 
 def _comments(descriptors: FileDescriptorSet) -> dict[str, str]:
-    """What the contract says of each parameter, by path."""
+    """Returns the contract's comment of each parameter, by path."""
     said = first_sentences(descriptors)
     found = {}
     for path, limit in LIMITS.items():
@@ -119,7 +119,7 @@ def _comments(descriptors: FileDescriptorSet) -> dict[str, str]:
 
 
 def _table(page: str) -> str:
-    """The page with the columns range and default of its first table as the contract has them."""
+    """Returns the page with the columns range and default of its first table as the contract has them."""
     for path, limit in LIMITS.items():
         row = re.search(rf"^\| `{re.escape(path)}` \|[^|]*\|[^|]*\|", page, flags=re.MULTILINE)
         if row is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 class FinishReason(enum.StrEnum):
-    """Why a generation ended."""
+    """The reason why a generation ended."""
 
     STOP_STRING = enum.auto()  # a text of stop was produced; `matched_stop` says which
     MAX_TOKENS = enum.auto()  # max_tokens were produced, or the context is full
@@ -23,7 +23,7 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a generation cost, all its outputs together. None: the worker was lost before it told."""
+    """The usage of a generation, of all its outputs together. None: the worker was lost before it reported."""
 
     prompt_tokens: int
     cached_prompt_tokens: int | None = None  # of them, taken from the prefix cache when the request first ran
@@ -38,7 +38,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTimings:
-    """Seconds by the clock of the (last) worker; None where unknown."""
+    """Times in seconds, measured by the (last) worker; None where unknown."""
 
     worker_queue_seconds: float | None = None  # admission to first scheduled
     worker_prefill_seconds: float | None = None  # first scheduled to first token

@@ -1,7 +1,7 @@
-"""Names that stand for several workers: `dns:///tandem-worker:50052` is every address that the name has.
+"""Resolves names that stand for several workers: `dns:///tandem-worker:50052` is every address that the name has.
 
-So a headless Kubernetes service, or the name of a scaled compose service, is all that a client has to know. A name
-without the prefix is one worker: it may be that of a load balancer.
+So a client needs only the name of a headless Kubernetes service or of a scaled compose service. A name without the
+prefix is one worker: it may be that of a load balancer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class WorkersName:
-    """A name of several workers, and their port."""
+    """A name that several workers have, and their port."""
 
     host: str
     port: int

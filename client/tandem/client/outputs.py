@@ -59,7 +59,7 @@ class GrowingOutput:
 
     @property
     def top_logprobs(self) -> list[TopLogprobs] | None:
-        """A message's top logprobs as the SDK's record."""
+        """The top logprobs at each of `output_ids`; None unless they were asked for."""
         return self._others[: self.ids_out] if self._plan.with_top_logprobs else None
 
     @property
@@ -146,5 +146,5 @@ class GrowingOutput:
 
 
 def top_logprobs(message: pb.TopLogprobs) -> TopLogprobs:
-    """As the caller gets them."""
+    """Returns a message's top logprobs as the SDK's record."""
     return TopLogprobs(list(message.ids), list(message.logprobs), list(message.ranks))

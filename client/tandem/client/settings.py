@@ -86,7 +86,7 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailoverSettings:
-    """How calls are retried when a worker or the tokenizer goes away.
+    """The settings of retries when a worker or the tokenizer goes away.
 
     A call is sent again; the rest of an answer goes to another worker, or to the same one when it is back. While
     servers restart the call waits for them, within its own timeout. `attempts` bounds the retries after other errors;

@@ -1,11 +1,4 @@
-"""What the contract says a field of a request may hold: `limits.proto`, read from the descriptors.
-
-    >>> from tandem.inference.v1 import inference_pb2 as pb
-    >>> limits_of(pb.SamplingParams.DESCRIPTOR)["xtc.threshold"].default
-    0.1
-
-Paths are those that errors name: fields of nested messages behind a dot.
-"""
+"""The limits of requests' fields (`limits.proto`), read from the descriptors."""
 
 from __future__ import annotations
 
@@ -31,7 +24,7 @@ _INTEGERS = {
 
 
 class Kind(enum.Enum):
-    """What a field holds."""
+    """The kind of value that a field holds."""
 
     NUMBER = "number"
     INTEGER = "integer"
@@ -67,17 +60,17 @@ class Limit:
 
     @property
     def scalar(self) -> bool:
-        """Whether it holds one number or flag, which may be absent."""
+        """True when the field holds one number or flag, which may be absent."""
         return self.kind in _SCALAR
 
     @property
     def name(self) -> str:
-        """One word for the path, as the SDK's and the engine's parameters are called."""
+        """The path as one word, which is the name of the SDK's and the engine's parameter."""
         return "mirostat" if self.path == "mirostat.version" else self.path.replace(".", "_")
 
     @property
     def range(self) -> str:
-        """What is allowed, as tables and help show it."""
+        """The allowed values, as tables and help show them."""
         if self.kind in (Kind.FLAG, Kind.TEXT):
             return f"at most {self.most} bytes" if self.most else ""
         if not self.scalar:
@@ -88,23 +81,23 @@ class Limit:
 
     @property
     def bound(self) -> int:
-        """`most`, of a field that has it."""
+        """The limit `most` of a field that has one."""
         assert self.most is not None, self.path
         return self.most
 
     def allows(self, value: float) -> bool:
-        """Whether a number keeps the bounds."""
+        """Returns True when a number is within the bounds."""
         above = value - self.low >= FLOAT32_SMALLEST if self.low_excluded else value >= self.low
         return abs(value) <= FLOAT32_MAX and above and value <= self.high
 
     def owner(self, message: Message) -> Message:
-        """The message in which the field lies, where `message` is the one that the path begins at."""
+        """Returns the message that contains the field, where `message` is the one that the path begins at."""
         for parent in self.path.split(".")[:-1]:
             message = getattr(message, parent)
         return message
 
     def is_in(self, message: Message) -> bool:
-        """Whether all messages in which the field lies are there."""
+        """Returns True when all messages that contain the field are present."""
         for parent in self.path.split(".")[:-1]:
             if not message.HasField(parent):
                 return False
@@ -118,24 +111,24 @@ class Limit:
 
 
 def shown(value: float) -> str:
-    """A number as its writer would write it."""
+    """Formats a number as a person would write it."""
     return repr(value).removesuffix(".0")
 
 
 def limits_of(message: Descriptor) -> dict[str, Limit]:
-    """The limits of the fields of a message and of those in it, by path, in the order of the contract."""
+    """Returns the limits of the fields of a message and of those in it, by path, in the order of the contract."""
     return dict(_limits(message, ""))
 
 
 def given(message: Message, limits: Mapping[str, Limit]) -> Iterator[tuple[Limit, float]]:
-    """The numbers and flags that are set."""
+    """Returns the numbers and flags that are set."""
     for limit in limits.values():
         if limit.scalar and (owner := limit.owner(message)).HasField(limit.field):
             yield limit, getattr(owner, limit.field)
 
 
 def stateful(message: Message, limits: Mapping[str, Limit]) -> list[str]:
-    """Paths of what makes draws depend on earlier draws."""
+    """Returns the paths of the set fields that make draws depend on earlier draws."""
     return [limit.path for limit, value in given(message, limits) if limit.stateful and value != limit.default]
 
 

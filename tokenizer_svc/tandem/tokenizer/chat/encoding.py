@@ -16,7 +16,7 @@ from tandem.tokenizer.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ChatEncoding:
-    """`content_ranges` are [start, end) of ids that hold any of a message's content."""
+    """The ids of a conversation. `content_ranges` are the [start, end) of ids that hold any of a message's content."""
 
     id_array: Ids
     borders: Ids  # the starts and ends of the ranges by turns

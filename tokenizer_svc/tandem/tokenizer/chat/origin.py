@@ -13,7 +13,7 @@ _NON_CHARACTERS = {0xFFFFE, 0xFFFFF}
 
 
 class Origin(IntEnum):
-    """Who wrote a character."""
+    """The author of a character."""
 
     TEMPLATE = 0
     CONTENT = 1  # the content of a message
@@ -28,7 +28,7 @@ class Alphabet:
     """Gives each (character, origin) a private character, when it first comes."""
 
     def __init__(self, forbidden: Iterable[str] = ()) -> None:
-        """`forbidden` are characters that the template itself writes."""
+        """Excludes the `forbidden` characters, which the template itself writes."""
         taken = set(map(ord, forbidden)) | _NON_CHARACTERS
         self._free = (chr(point) for point in _POOL if point not in taken)
         self._private: dict[Origin, dict[str, str]] = {Origin.CONTENT: {}, Origin.DATA: {}}

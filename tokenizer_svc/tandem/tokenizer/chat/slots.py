@@ -13,8 +13,8 @@ class NoSlotError(Exception):
 
 
 class CallerSlots:
-    """`slots` jobs run at once; `max_waiting` others wait, and no caller has more than `per_caller` that wait or run.
-    Use it from one event loop."""
+    """Lets `slots` jobs run at once and `max_waiting` others wait. No caller has more than `per_caller` that wait or
+    run. Use it from one event loop."""
 
     def __init__(self, slots: int, max_waiting: int, per_caller: int) -> None:
         self._free = slots

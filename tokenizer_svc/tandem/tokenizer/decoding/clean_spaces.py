@@ -10,7 +10,8 @@ _BEFORE_CONTRACTION = re.compile(rb" (?='(?:[sm]|re|ve))")
 
 
 def clean_spaces(text: bytes) -> bytes:
-    """`Hello , it 's` becomes `Hello, it's`. Information is lost, so this is never part of a round trip.
+    """Removes spaces: `Hello , it 's` becomes `Hello, it's`. Information is lost, so this is never part of a round
+    trip.
 
     Contractions with t, d and ll keep their space, as in llama.cpp.
     """

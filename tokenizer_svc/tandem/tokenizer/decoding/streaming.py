@@ -148,7 +148,7 @@ class StreamDecoder(ABC):
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes of UTF-8 are held back."""
+        """The number of bytes of UTF-8 that are held back."""
         return len(self._raw) + (len(self._graphemes.held.encode()) if self._graphemes is not None else 0)
 
     def _check_open(self) -> None:

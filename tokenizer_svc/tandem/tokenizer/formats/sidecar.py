@@ -1,4 +1,4 @@
-"""What Hugging Face folders say about a tokenizer beside its vocabulary: `tokenizer_config.json`, chat templates and,
+"""Reads the tokenizer settings of Hugging Face folders: `tokenizer_config.json`, chat templates and,
 where the former is silent, `special_tokens_map.json`."""
 
 from __future__ import annotations
