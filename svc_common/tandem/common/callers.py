@@ -84,7 +84,7 @@ class Callers:
 
 
 def operator_refusal(operators: BearerTokens | None, metadata: Metadata, *, known: bool) -> ServiceError | None:
-    """None for who may do what operators do, else what to tell it. `known`: it has a token of a caller."""
+    """Returns None for who may do what operators do, else its error. `known`: it has a token of a caller."""
     refusal = None if operators is None else operators.refusal(metadata)
     if refusal is None or not known:
         return refusal

@@ -72,7 +72,7 @@ class WorkerSettings(EngineConfig, ServiceSettings):
         return self
 
     def tokenizer_peer(self) -> PeerFiles:
-        """How the tokenizer service is reached."""
+        """Returns how the tokenizer service is reached."""
         return PeerFiles(
             tls=self.tokenizer_tls,
             ca=self.tokenizer_tls_ca,
@@ -83,5 +83,5 @@ class WorkerSettings(EngineConfig, ServiceSettings):
         )
 
     def engine_config(self) -> EngineConfig:
-        """The part that the engine needs."""
+        """Returns the part that the engine needs."""
         return EngineConfig(**self.model_dump(include=set(EngineConfig.model_fields)))

@@ -176,7 +176,7 @@ class HuggingFaceCheckpoint:
 
 
 def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether both are views of the same storage."""
+    """Tells whether both are views of the same storage."""
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 

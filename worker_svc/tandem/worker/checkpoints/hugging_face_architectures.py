@@ -68,7 +68,7 @@ class Architecture:
     always: Mapping[str, Any] = field(default_factory=dict)  # fields of ModelConfig that are so in every such model
 
     def stored_name(self, name: str) -> str:
-        """A canonical tensor's name in the files."""
+        """Returns a canonical tensor's name in the files."""
         if not name.startswith("layers."):
             return {"embedding": EMBEDDING, "output": OUTPUT, "norm": NORM}[name]
         _, layer, part = name.split(".", 2)

@@ -147,7 +147,7 @@ def _by_layer(config: Fields, rope: Fields, architecture: Architecture) -> tuple
 
 
 def _unrotated(config: Fields, layers: int) -> tuple[int, ...]:
-    """The layers whose queries and keys are not rotated."""
+    """Returns the layers whose queries and keys are not rotated."""
     listed = config.values.get("no_rope_layers")
     if listed is None:
         every = config.integer("no_rope_layer_interval", 4)

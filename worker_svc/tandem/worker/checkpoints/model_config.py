@@ -197,7 +197,7 @@ class ModelConfig:
 
     @property
     def layer_ropes(self) -> tuple[Rope, ...]:
-        """How each layer rotates queries and keys."""
+        """Returns how each layer rotates queries and keys."""
         unrotated, windows = set(self.unrotated_layers), self.windows or (0,) * self.num_layers
         apart = self.window_rope_theta is not None
         return tuple(
@@ -207,7 +207,7 @@ class ModelConfig:
 
     @property
     def attention_scale(self) -> float:
-        """What queries times keys are multiplied by."""
+        """Returns what queries times keys are multiplied by."""
         return self.head_dim**-0.5 if self.attention_multiplier is None else self.attention_multiplier
 
     @property
@@ -218,12 +218,12 @@ class ModelConfig:
 
     @property
     def stream_eps(self) -> float:
-        """The epsilon of norms of the stream; see `embedding_scale`."""
+        """Returns the epsilon of norms of the stream; see `embedding_scale`."""
         return self.norm_eps / self.residual_multiplier**2
 
     @property
     def queries_grow(self) -> bool:
-        """Whether some position of the context has queries that are multiplied by more than 1."""
+        """Tells whether some position of the context has queries that are multiplied by more than 1."""
         return self.query_growth is not None and self.context_length > self.query_growth.every
 
     def with_context_length(self, context_length: int) -> ModelConfig:
@@ -243,7 +243,7 @@ class ModelConfig:
         )
 
     def for_windows(self) -> ModelConfig:
-        """The same model rotating as its layers with windows do."""
+        """Returns the same model rotating as its layers with windows do."""
         assert self.window_rope_theta is not None
         return replace(self, rope_theta=self.window_rope_theta, rope_scaling=None)
 

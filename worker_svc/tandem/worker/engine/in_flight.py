@@ -50,7 +50,7 @@ class Flight:
 
     @property
     def sampling(self) -> list[Chunk]:
-        """The chunks behind which a token is sampled; the ids are in their order."""
+        """Returns the chunks behind which a token is sampled; the ids are in their order."""
         return [chunk for chunk in self.chunks if chunk.samples and not chunk.dropped]
 
     def sample(self, table: SamplingTable) -> None:

@@ -23,7 +23,7 @@ class StopSequences:
     """The automaton of one request. States are integers, 0 is the beginning; it holds no state itself."""
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
-        """`sequences` `[>= 0]` of at least one id each."""
+        """Takes `sequences` `[>= 0]` of at least one id each."""
         self._next: list[dict[int, int]] = [{}]
         self._depth = [0]
         self._match: list[Match | None] = [None]

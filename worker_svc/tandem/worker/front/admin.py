@@ -44,7 +44,7 @@ class Worker(Protocol):
         ...
 
     def operator_refusal(self, metadata: Metadata) -> ServiceError | None:
-        """Why a caller that was let in may not do what operators do."""
+        """Returns why a caller that was let in may not do what operators do."""
         ...
 
 

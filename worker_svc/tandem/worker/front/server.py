@@ -403,7 +403,7 @@ class WorkerService:
         self.supervisor.abandon(running.streams)
 
     def operator_refusal(self, metadata: Metadata) -> ServiceError | None:
-        """Why a caller that was let in may not do what operators do."""
+        """Returns why a caller that was let in may not do what operators do."""
         return operator_refusal(self.operators, metadata, known=self.settings.auth_token_file is not None)
 
     def abort(self, request_ids: list[str], metadata: Metadata) -> list[str]:

@@ -33,7 +33,7 @@ class Silence:
 
     @property
     def tick_seconds(self) -> float:
-        """The time between two ticks."""
+        """Returns the time between two ticks."""
         return min(_LONGEST_TICK, max(_SHORTEST_TICK, self.limit / _TICKS))
 
     def heard(self) -> None:

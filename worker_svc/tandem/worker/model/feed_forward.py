@@ -40,7 +40,7 @@ class UngatedFeedForward(torch.nn.Module):
         self._activation = ACTIVATIONS[config.activation]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`[N, hidden] -> [N, hidden]`."""
+        """Computes `[N, hidden] -> [N, hidden]`."""
         return self.down(self._activation(self.up(x)))
 
 

@@ -50,7 +50,7 @@ class Commands:
 
 
 def load_of(engine: Engine) -> Load:
-    """What runs and waits now, and what was counted."""
+    """Returns what runs and waits now, and the counters."""
     table, scheduler = engine.table, engine.scheduler
     return Load(
         running_requests=len(scheduler.running),

@@ -54,7 +54,7 @@ class _ZmqTransport:
 
 
 def main() -> int:
-    """`python -m tandem.worker.engine.process.main OPTIONS`, started by the front only."""
+    """Runs `python -m tandem.worker.engine.process.main OPTIONS`, started by the front only."""
     leave_with_parent()
     options = msgspec.json.decode(sys.argv[1], type=ProcessOptions)
     configure_logging(options.log_format, options.log_level, "tandem-engine")
