@@ -82,7 +82,7 @@ def _sdk(words: dict[str, str]) -> str:
         "from dataclasses import dataclass\n",
         "from typing import TypedDict\n\n\n",
         "@dataclass(frozen=True, slots=True, kw_only=True)\nclass SamplingParams:\n",
-        '    """How the next token is chosen; formulas are in docs/sampling.md. None: the model\'s default."""\n\n',
+        '    """The parameters that choose the next token; formulas are in docs/sampling.md. None: the default."""\n\n',
     ]
     for limit in LIMITS.values():
         comment = "; ".join(part for part in (_bounds(limit), words[limit.path]) if part)

@@ -34,7 +34,7 @@ class BackgroundLoop:
         asyncio.set_event_loop(self._loop)
         self._loop.set_exception_handler(_handle)
         self._loop.run_forever()
-        left = asyncio.all_tasks(self._loop)  # of calls that lost against close(): whoever waits for them must wake up
+        left = asyncio.all_tasks(self._loop)  # calls that lost against close(): their waiters must wake up
         for task in left:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))

@@ -2,7 +2,7 @@
 
 An answer has a place in a call and at most one request that waits for its response. The sender takes all requests that
 have come since its last turn into one message: one that is alone leaves at once, and while a message is being written
-others pile up. The receiver hands each response to its place and waits for nobody, so a slow answer holds up no other.
+others are queued. The receiver hands each response to its place without waiting, so a slow answer delays no other.
 
 What is wrong with one request is told in its response and ends its stream alone. Whatever ends a call reaches every
 place in it; each goes on by itself, in another call. A call takes no new streams once it is old or its server drains,

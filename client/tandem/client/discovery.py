@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from tandem.client.errors import ConfigurationError
 
 PREFIX = "dns:///"
-LOOKUP_SECONDS = 5.0  # whoever waits for a name waits so long at most
+LOOKUP_SECONDS = 5.0  # longest wait for a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ async def resolve(name: WorkersName) -> list[str]:
     answer: asyncio.Future[list[str]] = loop.create_future()
 
     def tell(hosts: list[str], error: Exception | None) -> None:
-        if answer.done():  # whoever asked has left
+        if answer.done():  # the caller has left
             return
         if error is None:
             answer.set_result(hosts)
@@ -106,7 +106,7 @@ async def expand(addresses: Sequence[str], within: float, find: Resolve = resolv
         name = WorkersName.parse(address)
         found = [Target(address)]
         if name is not None:
-            with contextlib.suppress(OSError):  # (TimeoutError is one) whoever connects is told
+            with contextlib.suppress(OSError):  # (TimeoutError is one) connecting will raise the error
                 async with asyncio.timeout(within):
                     found = name.targets(await find(name)) or found
         for target in found:

@@ -72,7 +72,7 @@ class TokenStream:
         tried: set[Worker] = set()
         error: StatusError | None = None
         while True:
-            if error is not None and await self._nobody_else(tried):
+            if error is not None and await self._no_other_worker(tried):
                 await self._pause(patience, error, tried)
             worker = await self._pick(tried)
             if worker is None:
@@ -104,12 +104,12 @@ class TokenStream:
                 # An answer that has begun waits for room. One that has not goes elsewhere, or back to the caller, who
                 # knows best how long to wait.
                 begun = self.accepted is not None
-                if not full.retryable or (not begun and await self._nobody_else({*tried, worker})):
+                if not full.retryable or (not begun and await self._no_other_worker({*tried, worker})):
                     raise
                 error = full
                 may_wait = True
             tried.add(worker)
-            if self._ended_before_it_was_told():
+            if self._ended_without_report():
                 yield self.finished[0]
                 return
             if self._progress > known:
@@ -210,7 +210,7 @@ class TokenStream:
             self._context.in_time(error, "worker")
         tried.clear()
 
-    async def _nobody_else(self, tried: set[Worker]) -> bool:
+    async def _no_other_worker(self, tried: set[Worker]) -> bool:
         return await self._choose(tried) is None
 
     async def _choose(self, tried: set[Worker]) -> Worker | None:
@@ -227,7 +227,7 @@ class TokenStream:
                 return worker
             tried.add(worker)
 
-    def _ended_before_it_was_told(self) -> bool:
+    def _ended_without_report(self) -> bool:
         """Returns True when the worker was lost between the last token and `finished`; then there is nothing left to
         generate."""
         ids = self.outputs[0]

@@ -12,7 +12,7 @@ from typing import TypedDict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the next token is chosen; formulas are in docs/sampling.md. None: the model's default."""
+    """The parameters that choose the next token; formulas are in docs/sampling.md. None: the default."""
 
     temperature: float | None = None  # >= 0; 0 takes the largest logit
     top_k: int | None = None  # >= 0; keeps the k largest; 0 is off

@@ -146,7 +146,7 @@ class TextService:
                 scores += part.scores
         if info is None or not len(pieces) == len(types) == info.vocabulary_size:
             raise InternalError(
-                "the tokenizer sent another number of ids than it has",
+                "the tokenizer sent a number of ids that differs from its vocabulary size",
                 service=SERVICE,
                 reason="STREAM_INCOMPLETE",
                 request_id=context.request_id,

@@ -93,7 +93,7 @@ class WorkerPool:
 
     async def close(self) -> None:
         self._closed = True
-        self._changed.set()  # nobody waits on
+        self._changed.set()  # wakes all waiters
         tasks, workers = [*self._watches.values(), *self._tasks], [*self.workers, *self._leaving]
         for task in tasks:
             task.cancel()

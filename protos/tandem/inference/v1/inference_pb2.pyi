@@ -102,7 +102,7 @@ Global___LogprobsMode: _TypeAlias = LogprobsMode  # noqa: Y015
 
 @_typing.final
 class SamplingParams(_message.Message):
-    """How the next token is chosen. Every scalar is optional: zero is a value, absence means the default, which is the
+    """The parameters that choose the next token. Every scalar is optional: zero is a value, absence means the default, which is the
     model's own (generation_config.json) where it has one and otherwise the one of the field's limits.
     The stages run in this order, which is llama.cpp's: allowed and banned ids and sequences, logit bias, penalties, DRY,
     top_n_sigma, top_k, tail_free_z, typical_p, top_p, min_p, top_a, XTC, temperature, adaptive_p, draw. All numbers must be finite.

@@ -1,6 +1,6 @@
 """The JSON that a chat request carries as text: read strictly, its order kept.
 
-It is read in the renderer's process (`chat.worker`), where a large one holds up nobody and its memory is bounded.
+It is read in the renderer's process (`renderer_process`): a large one blocks nothing else, and its memory is bounded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Renders one chat template, as Hugging Face templates expect it, in a Jinja sandbox.
 
 What a template may use is what `transformers` gives it (`utils/chat_template_utils.py` there), and the text is the same
-to the byte. Runs in the renderer's process (`chat.worker`), which bounds time and memory; this module bounds what a
+to the byte. Runs in the renderer's process (renderer_process), which bounds time and memory; this module bounds what a
 template can reach.
 """
 
