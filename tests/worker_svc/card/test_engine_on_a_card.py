@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 import torch
 
 from benchmarks.random_llama import RandomCheckpoint, llama
-from tandem.worker.checkpoints.model_config import Experts
+from tandem.worker.checkpoints.model_config import Experts, QueryGrowth
 from tandem.worker.engine.guides.guide import Guide
 from tandem.worker.engine.process import build, calibration
 from tandem.worker.engine.process.build import BuiltEngine, build_engine
@@ -289,10 +289,16 @@ def test_masks_of_grammars_and_of_stops_come_along(card: VirtualCard) -> None:
     assert_alike(on_card, run(built("cpu")))
 
 
+MULTIPLIERS = {"embedding_multiplier": 6.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3}
 MODELS = {
     "windows": replace(MODEL, windows=(0, 9)),
     "biases and norms": replace(MODEL, qkv_bias=True, output_bias=True, qk_norm="head"),
     "norms of one key head": replace(MODEL, num_kv_heads=1, qk_norm="head", tie_embeddings=True),
+    "norms after and over all heads": replace(MODEL, norm_placement="after", qk_norm="whole"),
+    "multipliers, a layer that does not rotate": replace(MODEL, unrotated_layers=(0,), **MULTIPLIERS),
+    "queries that grow": replace(MODEL, query_growth=QueryGrowth(0.5, 8)),
+    "norms of layers, no gate": replace(MODEL, norm="layer", norm_bias=True, gated=False, activation="gelu_tanh"),
+    "parts side by side": replace(MODEL, norm="layer", parallel=True, windows=(9, 0), window_rope_theta=300.0),
     "experts": replace(MODEL, experts=Experts(4, 2, 32, True)),
 }
 

@@ -27,6 +27,8 @@ ARCHITECTURES = {
     "ernie4_5": "ernie4_5",
     "granite": "granite",
     "olmo2": "olmo2",
+    "starcoder2": "starcoder2",
+    "cohere2": "cohere2",
 }
 PERMUTED = ("llama", "smollm3", "arcee", "granite")  # by llama.cpp's converter
 
@@ -71,7 +73,13 @@ def _describe(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if config.model_type in ("starcoder2", "cohere2"):
+        writer.add_layer_norm_eps(config.norm_epsilon if config.model_type == "starcoder2" else config.layer_norm_eps)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if config.model_type == "cohere2":
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_logit_scale(config.logit_scale)
     writer.add_rope_dimension_count(head_dim)
     rope = config.rope_parameters
     writer.add_rope_freq_base(rope["rope_theta"])

@@ -128,6 +128,12 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", WINDOW | {"head_dim": None, "use_sliding_window": True, "max_window_layers": 1}),
     "qwen3": ("Qwen3", WINDOW | {"use_sliding_window": True, "max_window_layers": 1}),
     "qwen3_moe": ("Qwen3Moe", MODELS["qwen3 moe"][1] | WINDOW | {"use_sliding_window": True}),
+    **{
+        name: MODELS[name]
+        for name in ["smollm3", "arcee", "ernie4_5", "granite", "olmo2", "olmo3", "starcoder2", "cohere2"]
+    },
+    "seed_oss": MODELS["seed oss"],
+    "ministral3": MODELS["ministral3 with a window"],
 }
 CHOICES: dict[str, list[Any]] = {
     "architectures": [["GemmaForCausalLM"], ["LlamaForCausalLM"], ["MistralForCausalLM"]],
@@ -186,6 +192,9 @@ def test_every_field_of_a_config_is_used_neutral_or_refused(name: str, tmp_path:
     if name.startswith("qwen"):
         config.pop("layer_types", None)  # or else max_window_layers would not be looked at
         write(file, config)
+    if name == "smollm3":
+        config.pop("no_rope_layers")  # or else no_rope_layer_interval would not be looked at
+        write(file, config)
     before = served(tmp_path)
     assert isinstance(before, Served), before
     table = CONFIG[name]
@@ -230,6 +239,8 @@ PLAUSIBLE: dict[str, Any] = {
     "watermarking_config": ABSENT,
     "use_return_dict": ABSENT,
     "initializer_range": 0.5,
+    "residual_dropout": 0.5,
+    "embedding_dropout": 0.5,
     "attention_dropout": 0.5,
     "is_llama_config": True,
     "transformers.js_config": {"dtype": "q4"},
@@ -473,7 +484,7 @@ def plain_of(path: Path, architecture: str) -> dict[str, Any]:
     return {key: field.contents() for key, field in reader.fields.items() if key.startswith(f"{architecture}.")}
 
 
-@pytest.mark.parametrize("name", ["llama", "mixtral", "qwen2", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["llama", "mixtral", "qwen2", "qwen3", "qwen3_moe", "granite", "olmo2", "starcoder2"])
 def test_every_key_of_a_gguf_file_is_used_neutral_or_refused(name: str, tmp_path: Path) -> None:
     kind, changes = FOLDERS[name]
     changes = {key: value for key, value in changes.items() if "window" not in key}

@@ -43,6 +43,14 @@ EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 5}
 QWEN_EXPERTS = {"num_experts_per_tok": 3, "num_experts": 6, "moe_intermediate_size": 28}
 WINDOW = 21
 ORIGINAL = {"original_max_position_embeddings": 24}
+COHERE2 = {
+    "head_dim": None,
+    "num_hidden_layers": 5,
+    "sliding_window": WINDOW,
+    "logit_scale": 0.5,
+    "pad_token_id": 0,
+    "rope_parameters": {"rope_theta": 300.0},
+}
 GRANITE = {
     "head_dim": None,
     "embedding_multiplier": 12.0,
@@ -111,6 +119,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5, output apart": ("Ernie4_5", {"tie_word_embeddings": False, "rope_parameters": {"rope_theta": 100.0}}),
     "granite": ("Granite", GRANITE),
     "granite with biases": ("Granite", GRANITE | {"attention_bias": True}),
+    "starcoder2": ("Starcoder2", {"head_dim": None, "sliding_window": WINDOW}),
+    "starcoder2 without a window": ("Starcoder2", {"head_dim": None}),
+    "starcoder2 without biases": ("Starcoder2", {"head_dim": None, "use_bias": False, "tie_word_embeddings": False}),
+    "cohere2": ("Cohere2", COHERE2),
+    "cohere2 with biases, one layer full": (
+        "Cohere2",
+        COHERE2 | {"attention_bias": True, "layer_types": ["sliding_attention"] * 4 + ["full_attention"]},
+    ),
     "olmo2": ("Olmo2", {"head_dim": None}),
     "olmo2 with biases": ("Olmo2", {"head_dim": None, "attention_bias": True}),
     "olmo3": ("Olmo3", {"head_dim": None, "num_hidden_layers": 5, "sliding_window": WINDOW}),
@@ -128,9 +144,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 # Those that llama.cpp knows, beside those whose files `test_gguf.py` looks at.
-GGUF = ["smollm3", "seed oss", "arcee", "ernie4_5", "granite", "olmo2"]
-COMPANY = ["smollm3", "ministral3", "arcee", "ernie4_5", "granite", "olmo2", "olmo3"]
-NEW = ("Granite", "Olmo2", "Olmo3", "SmolLM3", "Ministral3", "SeedOss", "InternLM3", "Arcee", "Ernie4_5")
+GGUF = ["smollm3", "seed oss", "arcee", "ernie4_5", "granite", "olmo2", "starcoder2 without a window", "cohere2"]
+COMPANY = ["smollm3", "ministral3", "arcee", "ernie4_5", "granite", "olmo2", "olmo3", "starcoder2", "cohere2"]
+NEW = [
+    "SmolLM3",
+    "Ministral3",
+    "SeedOss",
+    "InternLM3",
+    "Arcee",
+    "Ernie4_5",
+    "Granite",
+    "Olmo2",
+    "Olmo3",
+    "Starcoder2",
+    "Cohere2",
+]
 
 # theta 100: wavelengths of 6 to 290 positions with 12 coordinates, on both sides of every boundary below.
 SCALINGS: dict[str, dict[str, Any]] = {

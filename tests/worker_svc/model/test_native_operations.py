@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,12 +82,24 @@ def test_what_a_row_computes_does_not_depend_on_what_others_hold() -> None:
     assert torch.equal(spoilt[5:], together[5:])
 
 
-@pytest.mark.parametrize("window", [0, 20])
+MULTIPLIERS = {"embedding_multiplier": 6.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3}
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        {},
+        {"windows": (20, 0)},
+        {"unrotated_layers": (1,), **MULTIPLIERS},
+        {"windows": (20, 0), "window_rope_theta": 99.0},
+    ],
+    ids=["plain", "window", "multipliers, a layer that does not rotate", "window with a theta of its own"],
+)
 @pytest.mark.parametrize("kind", [None, Quantization(8, 0), Quantization(4, 32)], ids=str)
 def test_a_layer_in_one_call_has_the_bits_of_one_in_pieces(
-    kind: Quantization | None, window: int, monkeypatch: pytest.MonkeyPatch
+    kind: Quantization | None, described: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = replace(llama("tiny", 128), windows=(window, 0), num_layers=2)
+    config = replace(llama("tiny", 128), num_layers=2, **described)
     half = torch.bfloat16
     checkpoint = RandomCheckpoint(config, "cpu", half)
     model = load_transformer(checkpoint, "cpu", half, quantization=kind, operations=OURS)

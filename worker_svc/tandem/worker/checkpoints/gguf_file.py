@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +36,7 @@ from tandem.worker.checkpoints.checkpoint import (
 )
 from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.ggml_blocks import BLOCK_KINDS, BlockKind, QuantizedTensor
+from tandem.worker.checkpoints.gguf_architectures import ARCHITECTURES, LAYER_NAMES, TOP_NAMES, GgufArchitecture
 from tandem.worker.checkpoints.gguf_fields import NEUTRAL_FAMILIES, SAMPLING, known_keys
 from tandem.worker.checkpoints.gguf_parts import GgufFiles, Located, open_files
 from tandem.worker.checkpoints.known_fields import check_fields
@@ -48,63 +49,6 @@ _KINDS: Mapping[int, torch.dtype | BlockKind] = {
     1: torch.float16,
     30: torch.bfloat16,
     **{kind.number: kind for kind in BLOCK_KINDS.values()},
-}
-LAYER_NAMES = {
-    "attention.norm": "attn_norm.weight",
-    "attention.q": "attn_q.weight",
-    "attention.k": "attn_k.weight",
-    "attention.v": "attn_v.weight",
-    "attention.output": "attn_output.weight",
-    "attention.q_bias": "attn_q.bias",
-    "attention.k_bias": "attn_k.bias",
-    "attention.v_bias": "attn_v.bias",
-    "attention.output_bias": "attn_output.bias",
-    "attention.q_norm": "attn_q_norm.weight",
-    "attention.k_norm": "attn_k_norm.weight",
-    "mlp.norm": "ffn_norm.weight",
-    "mlp.gate": "ffn_gate.weight",
-    "mlp.up": "ffn_up.weight",
-    "mlp.down": "ffn_down.weight",
-    "router": "ffn_gate_inp.weight",
-    "experts.gate": "ffn_gate_exps.weight",
-    "experts.up": "ffn_up_exps.weight",
-    "experts.down": "ffn_down_exps.weight",
-}
-TOP_NAMES = {"embedding": "token_embd.weight", "output": "output.weight", "norm": "output_norm.weight"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Architecture:
-    """What a file that says this in `general.architecture` leaves unsaid."""
-
-    name: str  # ours
-    permuted: bool = False  # RoPE pairs of q and k are neighbours
-    qk_norm: Literal["head", "whole"] | None = None
-    qkv_bias: bool = False
-    divisors: bool = False  # llama.cpp reads a tensor of RoPE's divisors
-    unrotated_every: int = 0  # layers whose number, from 1 on, is a multiple of it are not rotated
-    layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER_NAMES, repr=False)
-    always: Mapping[str, Any] = field(default_factory=dict)  # fields of ModelConfig that are so in every such model
-
-
-_NORMS_AFTER = {"attention.norm": "post_attention_norm.weight", "mlp.norm": "post_ffw_norm.weight"}
-_POST_NORM = {"mlp.norm": "post_attention_norm.weight"}
-_ARCHITECTURES = {
-    "llama": _Architecture("llama", permuted=True, divisors=True),
-    "qwen2": _Architecture("qwen2", qkv_bias=True),
-    "qwen3": _Architecture("qwen3", qk_norm="head"),
-    "qwen3moe": _Architecture("qwen3_moe", qk_norm="head"),
-    "smollm3": _Architecture("smollm3", permuted=True, unrotated_every=4),
-    "seed_oss": _Architecture("seed_oss", layer_names=LAYER_NAMES | _POST_NORM),
-    "arcee": _Architecture("arcee", permuted=True, always={"activation": "relu2", "gated": False}),
-    "ernie4_5": _Architecture("ernie4_5", permuted=True),
-    "granite": _Architecture("granite", permuted=True),
-    "olmo2": _Architecture(
-        "olmo2",
-        qk_norm="whole",
-        layer_names=LAYER_NAMES | _NORMS_AFTER,
-        always={"norm_placement": "after"},
-    ),
 }
 ROPE_DIVISORS = "rope_freqs.weight"
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -267,14 +211,14 @@ def _check_apart(tensors: Mapping[str, Located], stored: Mapping[str, StoredTens
         ends[located.path] = (located.tensor.offset + stored[name].bytes, name)
 
 
-def _read_config(path: Path, files: GgufFiles, divisors: tuple[float, ...]) -> tuple[ModelConfig, _Architecture]:
+def _read_config(path: Path, files: GgufFiles, divisors: tuple[float, ...]) -> tuple[ModelConfig, GgufArchitecture]:
     metadata = files.metadata
     kind = metadata.get("general.architecture")
-    if not isinstance(kind, str) or kind not in _ARCHITECTURES:
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise CheckpointError(
-            f"{path}: general.architecture {kind!r} is not served; served are {', '.join(_ARCHITECTURES)}"
+            f"{path}: general.architecture {kind!r} is not served; served are {', '.join(ARCHITECTURES)}"
         )
-    architecture = _ARCHITECTURES[kind]
+    architecture = ARCHITECTURES[kind]
     name = architecture.name
     prefix = f"{kind}."
     plain = {key: _plain(value) for key, value in metadata.items() if not key.startswith("tokenizer.")}
@@ -297,16 +241,25 @@ def _read_config(path: Path, files: GgufFiles, divisors: tuple[float, ...]) -> t
     for key, only in (("attention.value_length", head_dim), ("rope.dimension_count", head_dim)):
         if fields.integer(key, only) != only:
             raise fields.error(key, f"is {fields.integer(key)}, but a head has {only}; others are not served")
-    if 0 < fields.integer("attention.sliding_window", 0) < context_length:
+    window = fields.integer("attention.sliding_window", 0)
+    if not architecture.full_every and 0 < window < context_length:
         raise fields.error("attention.sliding_window", "is set, which llama.cpp does not know of this architecture")
     layers, every = fields.integer("block_count"), architecture.unrotated_every
+    windows: tuple[int, ...] = ()
+    if architecture.full_every:
+        if window < 1:
+            raise fields.error("attention.sliding_window", f"must be at least 1, but is {window}")
+        windows = tuple(
+            0 if layer % architecture.full_every == 0 else window for layer in range(1, min(layers, 1 << 12) + 1)
+        )
+    logit_scale = fields.number("logit_scale", 0.0) or 1.0
     experts = _experts(fields, kind)
     if experts is not None and kind == "llama":
         name = "mixtral"
     config = build(
         ModelConfig,
         fields,
-        _KEYS,
+        _KEYS | {"norm_eps": architecture.norm_eps},
         architecture=name,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
@@ -316,7 +269,7 @@ def _read_config(path: Path, files: GgufFiles, divisors: tuple[float, ...]) -> t
         num_kv_heads=fields.integer("attention.head_count_kv", heads),
         head_dim=head_dim,
         context_length=context_length,
-        norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
+        norm_eps=fields.number(architecture.norm_eps),
         rope_theta=fields.number("rope.freq_base", 10000.0),
         rope_scaling=_rope_scaling(fields, divisors, context_length),
         tie_embeddings=TOP_NAMES["output"] not in files.tensors,
@@ -326,7 +279,9 @@ def _read_config(path: Path, files: GgufFiles, divisors: tuple[float, ...]) -> t
         embedding_multiplier=fields.number("embedding_scale", 0.0) or 1.0,  # 0: llama.cpp leaves it out
         residual_multiplier=fields.number("residual_scale", 0.0) or 1.0,
         attention_multiplier=fields.number("attention.scale", 0.0) or None,
-        logit_multiplier=1 / (fields.number("logit_scale", 0.0) or 1.0),
+        logit_multiplier=1 / logit_scale if architecture.logit_scale_divides else logit_scale,
+        mlp_bias="blk.0.ffn_up.bias" in files.tensors,
+        windows=windows,
         unrotated_layers=tuple(range(every - 1, layers, every)) if every and 0 < layers <= 1 << 12 else (),
         experts=experts,
         **architecture.always,

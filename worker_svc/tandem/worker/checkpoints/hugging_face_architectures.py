@@ -28,6 +28,14 @@ _LAYER_NAMES = {
     "experts.up": "mlp.experts.{}.up_proj.weight",
     "experts.down": "mlp.experts.{}.down_proj.weight",
 }
+_STARCODER_NAMES = _LAYER_NAMES | {
+    "attention.norm_bias": "input_layernorm.bias",
+    "mlp.norm_bias": "post_attention_layernorm.bias",
+    "mlp.up": "mlp.c_fc.weight",
+    "mlp.up_bias": "mlp.c_fc.bias",
+    "mlp.down": "mlp.c_proj.weight",
+    "mlp.down_bias": "mlp.c_proj.bias",
+}
 _NORMS_AFTER = _LAYER_NAMES | {
     "attention.norm": "post_attention_layernorm.weight",
     "mlp.norm": "post_feedforward_layernorm.weight",
@@ -39,6 +47,7 @@ _MIXTRAL_NAMES = _LAYER_NAMES | {
     "experts.down": "block_sparse_moe.experts.{}.w2.weight",
 }
 EMBEDDING, OUTPUT, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+NORM_BIAS = "model.norm.bias"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,10 @@ class Architecture:
     output_bias_apart: bool = False  # whether the output's bias is a field of its own, `attention_out_bias`
     sliding_window: int | None = None  # where the file does not say it
     use_sliding_window: bool = False  # whether it knows this field, without which it has no window
+    use_bias: bool | None = None  # the default of this field, which gives biases to all of a layer's matrices
+    norm_eps: str = "rms_norm_eps"  # which field says it
+    logit_scale: float = 1.0  # the default of this field
+    rotated_windows: bool = False  # layers without a window are not rotated
     full_every: int = 0  # without `layer_types`, layers whose number, from 1 on, is a multiple of it have no window
     window_rope: bool = False  # whether layers with a window rotate without the scaling
     attention_multiplier: float | None = None  # the default of this field
@@ -70,7 +83,7 @@ class Architecture:
     def stored_name(self, name: str) -> str:
         """Returns a canonical tensor's name in the files."""
         if not name.startswith("layers."):
-            return {"embedding": EMBEDDING, "output": OUTPUT, "norm": NORM}[name]
+            return {"embedding": EMBEDDING, "output": OUTPUT, "norm": NORM, "norm_bias": NORM_BIAS}[name]
         _, layer, part = name.split(".", 2)
         if part.startswith("experts."):
             _, expert, matrix = part.split(".")
@@ -138,6 +151,31 @@ ARCHITECTURES = {
         ),
         Architecture("ernie4_5", "Ernie4_5ForCausalLM", rope_theta=500000.0, head_dim=128, tied=True, interleaved=True),
         Architecture("granite", "GraniteForCausalLM", attention_bias=False, attention_multiplier=1.0),
+        Architecture(
+            "starcoder2",
+            "Starcoder2ForCausalLM",
+            _STARCODER_NAMES,
+            special_ids={"bos_token_id": 50256, "eos_token_id": 50256},
+            tied=True,
+            use_bias=True,
+            norm_eps="norm_epsilon",
+            always={"activation": "gelu_tanh", "gated": False, "norm": "layer", "norm_bias": True},
+        ),
+        Architecture(
+            "cohere2",
+            "Cohere2ForCausalLM",
+            special_ids={"bos_token_id": 5, "eos_token_id": 255001},
+            attention_bias=False,
+            sliding_window=4096,
+            window_by_layer=True,
+            full_every=4,
+            tied=True,
+            interleaved=True,
+            norm_eps="layer_norm_eps",
+            logit_scale=0.0625,
+            rotated_windows=True,
+            always={"norm": "layer", "parallel": True},
+        ),
         Architecture("olmo2", "Olmo2ForCausalLM", **_OLMO),
         Architecture(
             "olmo3",

@@ -76,6 +76,7 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
             raise config.error("hidden_size", f"{hidden_size} cannot be split over num_attention_heads {heads}")
         head_dim = hidden_size // heads
     layers = config.integer("num_hidden_layers")
+    windows = _windows(config, architecture, layers)
     rope = _rope_fields(config)
     window_theta = None
     if architecture.window_rope:
@@ -87,11 +88,12 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         context_length = int(context_length * scaling.factor)
     known = architecture.attention_bias
     bias = known is not None and config.boolean("attention_bias", known)
+    everywhere = architecture.use_bias is not None and config.boolean("use_bias", architecture.use_bias)
     output_bias = config.boolean("attention_out_bias", False) if architecture.output_bias_apart else bias
     return build(
         ModelConfig,
         config,
-        KEYS,
+        KEYS | {"norm_eps": architecture.norm_eps},
         architecture=architecture.name,
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden_size,
@@ -101,31 +103,32 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         num_kv_heads=config.integer("num_key_value_heads", heads),
         head_dim=head_dim,
         context_length=context_length,
-        norm_eps=config.number("rms_norm_eps"),
+        norm_eps=config.number(architecture.norm_eps),
         rope_theta=architecture.rope_theta if theta is None else theta,
         rope_scaling=scaling,
         tie_embeddings=tied,
-        qkv_bias=architecture.qkv_bias or bias,
-        output_bias=output_bias,
+        qkv_bias=architecture.qkv_bias or bias or everywhere,
+        output_bias=output_bias or everywhere,
+        mlp_bias=everywhere,
         qk_norm=architecture.qk_norm,
-        windows=_windows(config, architecture, layers),
+        windows=windows,
         window_rope_theta=window_theta,
         embedding_multiplier=config.number("embedding_multiplier", 1.0),
         residual_multiplier=config.number("residual_multiplier", 1.0),
         attention_multiplier=config.number("attention_multiplier", architecture.attention_multiplier),
-        logit_multiplier=_logit_multiplier(config),
-        unrotated_layers=_unrotated(config, layers) if architecture.no_rope_layers else (),
+        logit_multiplier=_logit_multiplier(config, architecture),
+        unrotated_layers=_unrotated(config, architecture, layers, windows),
         query_growth=_query_growth(config, rope) if architecture.query_growth else None,
         experts=_experts(config, architecture, layers),
         **architecture.always,
     )
 
 
-def _logit_multiplier(config: Fields) -> float:
+def _logit_multiplier(config: Fields, architecture: Architecture) -> float:
     divisor = config.number("logits_scaling", 1.0)
     if divisor <= 0:
         raise config.error("logits_scaling", f"must be more than 0, but is {divisor:g}")
-    return config.number("logit_scale", 1.0) / divisor
+    return config.number("logit_scale", architecture.logit_scale) / divisor
 
 
 def _by_layer(config: Fields, rope: Fields, architecture: Architecture) -> tuple[Fields, float]:
@@ -146,8 +149,12 @@ def _by_layer(config: Fields, rope: Fields, architecture: Architecture) -> tuple
     return rope.object("full_attention"), window.number("rope_theta", architecture.rope_theta)
 
 
-def _unrotated(config: Fields, layers: int) -> tuple[int, ...]:
+def _unrotated(config: Fields, architecture: Architecture, layers: int, windows: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the layers whose queries and keys are not rotated."""
+    if architecture.rotated_windows:
+        return tuple(layer for layer in range(min(layers, 1 << 12)) if not windows or not windows[layer])
+    if not architecture.no_rope_layers:
+        return ()
     listed = config.values.get("no_rope_layers")
     if listed is None:
         every = config.integer("no_rope_layer_interval", 4)
@@ -248,8 +255,11 @@ def _windows(config: Fields, architecture: Architecture, layers: int) -> tuple[i
         if full > 0 and not architecture.window_by_layer:
             raise config.error("max_window_layers", f"is {full}, but {architecture.class_name} has one in every layer")
     usual = [*["full_attention"] * min(max(full, 0), layers), *everywhere][:layers]
-    if architecture.full_every:
-        full_layers = range(architecture.full_every - 1, layers, architecture.full_every)
+    every = config.integer("sliding_window_pattern", architecture.full_every)
+    if every < 0:
+        raise config.error("sliding_window_pattern", f"must be at least 1, but is {every}")
+    if every:
+        full_layers = range(every - 1, layers, every)
         usual = ["full_attention" if layer in full_layers else kind for layer, kind in enumerate(usual)]
     kinds = config.values.get("layer_types")
     if kinds is None:

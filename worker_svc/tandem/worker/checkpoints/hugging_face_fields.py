@@ -106,6 +106,20 @@ CONFIG: Mapping[str, Table] = {
     "ernie4_5": _CONFIG,
     "granite": _CONFIG
     | rules(USED, "attention_bias embedding_multiplier residual_multiplier attention_multiplier logits_scaling"),
+    "starcoder2": _CONFIG
+    | rules(USED, "norm_epsilon use_bias sliding_window")
+    | rules(
+        NEUTRAL,
+        "residual_dropout embedding_dropout activation_function attention_softmax_in_fp32 layer_norm_epsilon",
+        "scale_attention_softmax_in_fp32",
+    )
+    | {"hidden_act": Only(("gelu_pytorch_tanh",)), "rms_norm_eps": Only(), "scale_attn_weights": Only((True,))}
+    | {"mlp_type": Only(("default",)), "norm_type": Only(("layer_norm",))},
+    "cohere2": _CONFIG
+    | rules(USED, "attention_bias layer_norm_eps logit_scale sliding_window sliding_window_pattern")
+    | rules(Only((True,)), "use_embedding_sharing use_gated_activation use_parallel_block")
+    | {"rms_norm_eps": Only(), "rotary_pct": Only((1,)), "use_parallel_embedding": NEUTRAL, "layer_switch": Only((4,))}
+    | {"position_embedding_type": Only(("rope_gptj",)), "order_of_interleaved_layers": Only(("local_attn_first",))},
     "olmo2": _CONFIG | rules(USED, "attention_bias"),
     # transformers has this theta in layers with a window, whatever rope_theta says
     "olmo3": _CONFIG | rules(USED, "attention_bias sliding_window") | {"rope_theta": Only((500000,))},

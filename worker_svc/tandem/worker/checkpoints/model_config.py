@@ -22,7 +22,7 @@ _LIMITS: Mapping[str, int] = {
     "head_dim": 1 << 10,
     "context_length": 1 << 22,
 }
-Activation: TypeAlias = Literal["silu", "relu2"]  # relu2: the square of what is above 0
+Activation: TypeAlias = Literal["silu", "relu2", "gelu_tanh"]  # relu2: the square of what is above 0
 Rope: TypeAlias = Literal["model", "window", "none"]  # how a layer rotates; none: not at all
 _MOST_EXPERTS = 1 << 16  # in all layers together
 
@@ -149,6 +149,10 @@ class ModelConfig:
     experts: Experts | None = None
     activation: Activation = "silu"  # of the feed-forward layer
     gated: bool = True  # activation(gate x) * up x; else activation(up x)
+    mlp_bias: bool = False  # of the feed-forward layer's matrices
+    norm: Literal["rms", "layer"] = "rms"
+    norm_bias: bool = False
+    parallel: bool = False  # attention and feed-forward layer get the same input, and add to the same stream
 
     def __post_init__(self) -> None:
         for name, limit in _LIMITS.items():
@@ -160,6 +164,8 @@ class ModelConfig:
         _require_finite("norm_eps", self.norm_eps, above=0.0)
         _require_finite("rope_theta", self.rope_theta, at_least=1.0)
         _require_finite("rope_scale", self.rope_scale, above=0.0)
+        if self.mlp_bias and self.gated:
+            raise ConfigError("mlp_bias", "is served in feed-forward layers without a gate alone")
         if self.window_rope_theta is not None:
             _require_finite("window_rope_theta", self.window_rope_theta, at_least=1.0)
         for name in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logit_multiplier"):
@@ -263,12 +269,11 @@ class ModelConfig:
         for layer in range(self.num_layers):
             for name, shape in (self._attention_shapes() | self._feed_forward_shapes(layer)).items():
                 shapes[f"layers.{layer}.{name}"] = shape
-        shapes["norm"] = (self.hidden_size,)
+        shapes |= self._norm_shapes("norm")
         return shapes
 
     def _attention_shapes(self) -> dict[str, tuple[int, ...]]:
-        shapes: dict[str, tuple[int, ...]] = {
-            "attention.norm": (self.hidden_size,),
+        shapes: dict[str, tuple[int, ...]] = self._norm_shapes("attention.norm") | {
             "attention.q": (self.q_size, self.hidden_size),
             "attention.k": (self.kv_size, self.hidden_size),
             "attention.v": (self.kv_size, self.hidden_size),
@@ -288,7 +293,9 @@ class ModelConfig:
         return shapes
 
     def _feed_forward_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
-        shapes: dict[str, tuple[int, ...]] = {"mlp.norm": (self.hidden_size,)}
+        shapes = {} if self.parallel else self._norm_shapes("mlp.norm")
+        if self.mlp_bias:
+            shapes |= {"mlp.up_bias": (self.intermediate_size,), "mlp.down_bias": (self.hidden_size,)}
         if not self.has_experts(layer):
             return shapes | self._matrices("mlp", self.intermediate_size)
         assert self.experts is not None
@@ -296,6 +303,10 @@ class ModelConfig:
         for expert in range(self.experts.count):
             shapes |= self._matrices(f"experts.{expert}", self.experts.intermediate_size)
         return shapes
+
+    def _norm_shapes(self, name: str) -> dict[str, tuple[int, ...]]:
+        size = (self.hidden_size,)
+        return {name: size, f"{name}_bias": size} if self.norm_bias else {name: size}
 
     def _matrices(self, name: str, size: int) -> dict[str, tuple[int, ...]]:
         gate: dict[str, tuple[int, ...]] = {f"{name}.gate": (size, self.hidden_size)} if self.gated else {}

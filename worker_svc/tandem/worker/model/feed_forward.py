@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -35,8 +36,8 @@ class UngatedFeedForward(torch.nn.Module):
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
-        self.up = Linear(config.hidden_size, config.intermediate_size, dtype)
-        self.down = Linear(config.intermediate_size, config.hidden_size, dtype)
+        self.up = Linear(config.hidden_size, config.intermediate_size, dtype, bias=config.mlp_bias)
+        self.down = Linear(config.intermediate_size, config.hidden_size, dtype, bias=config.mlp_bias)
         self._activation = ACTIVATIONS[config.activation]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -48,5 +49,15 @@ def _squared_relu(x: torch.Tensor) -> torch.Tensor:
     return x.relu().square_()
 
 
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """`x / 2 (1 + tanh(u))`, which is `x / (1 + exp(-2 u))`, with u = sqrt(2 / pi) (x + 0.044715 x^3)."""
+    wide = x.float()
+    u = wide * (1 + 0.044715 * wide.square()) * math.sqrt(2 / math.pi)
+    return (wide / u.mul_(-2).exp_().add_(1)).to(x.dtype)
+
+
 # By operations whose bits do not depend on the number of rows.
-ACTIVATIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = {"relu2": _squared_relu}
+ACTIVATIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu2": _squared_relu,
+    "gelu_tanh": _gelu_tanh,
+}

@@ -136,7 +136,7 @@ class Ranks:
         last = name.removesuffix("_bias").rsplit(".", 1)[-1]
         if name in ("embedding", "output"):
             return Part(rows=self.tokens(config))
-        if name.endswith("attention.output_bias"):
+        if name.endswith(("attention.output_bias", "mlp.down_bias")):
             return Part(vanishes=self.rank > 0)  # it is added once
         if name.endswith(_BY_COLUMNS):
             return Part(columns=self._even(shape[1], self.rank, self.size))

@@ -120,17 +120,18 @@ class QueryFactors(torch.nn.Module):
     """What the queries of each position are multiplied by where they grow. Looked up, not computed row by row: the
     bits of a logarithm may depend on its row."""
 
-    table: torch.Tensor  # [positions / every]
+    table: torch.Tensor  # [context_length]
 
     def __init__(self, growth: QueryGrowth, context_length: int, device: torch.device | str) -> None:
         super().__init__()
-        self._every = growth.every
         steps = torch.arange(-(-context_length // growth.every), dtype=torch.float32)
-        self.register_buffer("table", (1 + growth.beta * torch.log(1 + steps)).to(device), persistent=False)
+        factors = 1 + growth.beta * torch.log(1 + steps)
+        table = factors.repeat_interleave(growth.every)[:context_length].contiguous()
+        self.register_buffer("table", table.to(device), persistent=False)
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
         """For rows at `positions` `[N]`: `[N, 1, 1]`."""
-        return self.table.index_select(0, positions // self._every).view(-1, 1, 1)
+        return self.table.index_select(0, positions).view(-1, 1, 1)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:

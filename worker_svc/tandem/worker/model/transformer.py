@@ -53,11 +53,39 @@ class RMSNorm(torch.nn.Module):
         return self._operations.add_norm(x, delta, self.weight, self._eps)
 
 
+class LayerNorm(torch.nn.Module):
+    """`(x - mean(x)) / sqrt(variance(x) + eps) * weight`, and a bias if there is one."""
+
+    weight: torch.nn.Parameter  # [size]
+    __call__: Callable[..., torch.Tensor]
+
+    def __init__(self, size: int, eps: float, dtype: torch.dtype, *, bias: bool) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
+        self.bias = Bias(size, dtype) if bias else None
+        self._eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[N, size] -> [N, size]`."""
+        bias = None if self.bias is None else self.bias.weight
+        return torch.nn.functional.layer_norm(x, (x.shape[-1],), self.weight, bias, self._eps)
+
+    def after_adding(self, x: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
+        """Adds `delta` to `x` `[N, size]` in place, then gives the norm of it."""
+        return self.forward(_sum(x, delta))
+
+
+def _stream_norm(config: ModelConfig, dtype: torch.dtype, operations: Operations) -> RMSNorm | LayerNorm:
+    if config.norm == "layer":
+        return LayerNorm(config.hidden_size, config.stream_eps, dtype, bias=config.norm_bias)
+    return RMSNorm(config.hidden_size, config.stream_eps, dtype, operations)
+
+
 @dataclass(frozen=True, slots=True)
 class Destination:
     """Where a tensor of a checkpoint goes: a module's weight, from one of its rows on."""
 
-    module: RMSNorm | Embedding | Linear | Bias
+    module: RMSNorm | LayerNorm | Embedding | Linear | Bias
     row: int
 
 
@@ -91,7 +119,7 @@ class Layer(torch.nn.Module):
         self._rope: Rope = config.layer_ropes[index]
         self._kind: LayerKind = (self._window, self._rope)
         self._scale = config.attention_scale
-        self.attention_norm = RMSNorm(config.hidden_size, config.stream_eps, dtype, operations)
+        self.attention_norm = _stream_norm(config, dtype, operations)
         self.qkv = Linear(config.hidden_size, config.q_size + 2 * config.kv_size, dtype, bias=config.qkv_bias)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
@@ -99,13 +127,14 @@ class Layer(torch.nn.Module):
             sizes = (config.q_size, config.kv_size) if config.qk_norm == "whole" else (config.head_dim,) * 2
             self.q_norm, self.k_norm = (RMSNorm(size, config.norm_eps, dtype, operations) for size in sizes)
         self.attention_output = Linear(config.q_size, config.hidden_size, dtype, bias=config.output_bias)
-        self.mlp_norm = RMSNorm(config.hidden_size, config.stream_eps, dtype, operations)
+        self.mlp_norm = None if config.parallel else _stream_norm(config, dtype, operations)
+        mlp_norm = self.mlp_norm or self.attention_norm
         # What goes into each part, from the stream and what is still to be added to it; and what comes out.
         before = config.norm_placement == "before"
         self._enter_attention = self.attention_norm.after_adding if before else _sum
-        self._enter_mlp = self.mlp_norm.after_adding if before else _sum
+        self._enter_mlp = mlp_norm.after_adding if before else _sum
         self._leave_attention = _as_it_is if before else self.attention_norm.forward
-        self._leave_mlp = _as_it_is if before else self.mlp_norm.forward
+        self._leave_mlp = _as_it_is if before else mlp_norm.forward
         self.feed_forward: FeedForward | UngatedFeedForward | MixtureOfExperts
         if config.experts is not None and config.has_experts(index):
             self.feed_forward = MixtureOfExperts(config.hidden_size, config.experts, dtype, operations)
@@ -124,7 +153,15 @@ class Layer(torch.nn.Module):
             pages = (step.cache.keys[self._index][0], step.cache.values[self._index][0])
             delta = self.compiled.run(whole, x, delta, pages)
             return (x, delta) if wanted is None else (x.index_select(0, wanted), delta.index_select(0, wanted))
-        qkv = self.qkv(self._enter_attention(x, delta)).view(self._qkv_shape)
+        attended = self._attend(self._enter_attention(x, delta), step)
+        if wanted is not None:
+            x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
+        delta = self._leave_attention(self._ranks.add_up(self.attention_output(attended)))
+        return x, self._leave_mlp(self._ranks.add_up(self.feed_forward(self._enter_mlp(x, delta))))
+
+    def _attend(self, normed: torch.Tensor, step: _Step) -> torch.Tensor:
+        """What attention gives to each row, before its output matrix: `[N, heads * head_dim]`."""
+        qkv = self.qkv(normed).view(self._qkv_shape)
         self._normalize(qkv)
         queries = self._operations.rotate_and_store(
             qkv, step.rotations[self._rope], step.cache, self._index, step.slots
@@ -132,11 +169,7 @@ class Layer(torch.nn.Module):
         if step.growth is not None:
             queries = (queries * step.growth).to(queries.dtype)
         keys, values = step.cache.keys[self._index], step.cache.values[self._index]
-        attended = step.plans[self._window].attend(keys, values, queries, self._scale).view(-1, self._q_size)
-        if wanted is not None:
-            x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
-        delta = self._leave_attention(self._ranks.add_up(self.attention_output(attended)))
-        return x, self._leave_mlp(self._ranks.add_up(self.feed_forward(self._enter_mlp(x, delta))))
+        return step.plans[self._window].attend(keys, values, queries, self._scale).view(-1, self._q_size)
 
     @cached_property
     def compiled(self) -> CompiledLayer | None:
@@ -144,8 +177,9 @@ class Layer(torch.nn.Module):
         mlp = self.feed_forward
         if self.q_norm is not None or not isinstance(mlp, FeedForward) or self._ranks.size > 1:
             return None
-        if self._config.queries_grow or self._config.norm_placement != "before":
+        if self._config.queries_grow or self._config.norm_placement != "before" or self._config.norm != "rms":
             return None
+        assert self.mlp_norm is not None
         matrices = (self.qkv, self.attention_output, mlp.gate_up, mlp.down)
         return CompiledLayer.of(matrices, (self.attention_norm.weight, self.mlp_norm.weight), self._config)
 
@@ -162,13 +196,14 @@ class Layer(torch.nn.Module):
         """Returns where each tensor of this layer goes, by its canonical name within the layer."""
         q_size, kv_size = config.q_size, config.kv_size
         places = {
-            "attention.norm": Destination(self.attention_norm, 0),
             "attention.q": Destination(self.qkv, 0),
             "attention.k": Destination(self.qkv, q_size),
             "attention.v": Destination(self.qkv, q_size + kv_size),
             "attention.output": Destination(self.attention_output, 0),
-            "mlp.norm": Destination(self.mlp_norm, 0),
+            **_norm("attention.norm", self.attention_norm),
         }
+        if self.mlp_norm is not None:
+            places |= _norm("mlp.norm", self.mlp_norm)
         if self.qkv.bias is not None:
             for name, row in (("q", 0), ("k", q_size), ("v", q_size + kv_size)):
                 places[f"attention.{name}_bias"] = Destination(self.qkv.bias, row)
@@ -186,9 +221,33 @@ class Layer(torch.nn.Module):
                 "mlp.up": Destination(self.feed_forward.up, 0),
                 "mlp.down": Destination(self.feed_forward.down, 0),
             }
+            if self.feed_forward.up.bias is not None and self.feed_forward.down.bias is not None:
+                places["mlp.up_bias"] = Destination(self.feed_forward.up.bias, 0)
+                places["mlp.down_bias"] = Destination(self.feed_forward.down.bias, 0)
         else:
             places |= _three_matrices("mlp", self.feed_forward)
         return places
+
+
+class ParallelLayer(Layer):
+    """Attention and feed-forward on the same norm of the stream."""
+
+    def forward(
+        self, x: torch.Tensor, delta: torch.Tensor | None, step: _Step, wanted: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Layer.forward`."""
+        normed = self._enter_attention(x, delta)
+        attended = self._attend(normed, step)
+        if wanted is not None:
+            x, normed, attended = (rows.index_select(0, wanted) for rows in (x, normed, attended))
+        return x, self._ranks.add_up(self.attention_output(attended) + self.feed_forward(normed))
+
+
+def _norm(name: str, norm: RMSNorm | LayerNorm) -> dict[str, Destination]:
+    places = {name: Destination(norm, 0)}
+    if isinstance(norm, LayerNorm) and norm.bias is not None:
+        places[f"{name}_bias"] = Destination(norm.bias, 0)
+    return places
 
 
 def _sum(x: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
@@ -236,10 +295,11 @@ class Transformer(torch.nn.Module):
             self.embedding = Embedding(
                 config.vocab_size, config.hidden_size, dtype, tied=tied, ranks=ranks, first=first
             )
+            kind = ParallelLayer if config.parallel else Layer
             self.layers = torch.nn.ModuleList(
-                Layer(config, index, dtype, operations, ranks) for index in range(config.num_layers)
+                kind(config, index, dtype, operations, ranks) for index in range(config.num_layers)
             )
-            self.norm = RMSNorm(config.hidden_size, config.stream_eps, dtype, operations)
+            self.norm = _stream_norm(config, dtype, operations)
             self.output = Linear(config.hidden_size, config.vocab_size, dtype)
 
     def forward(
@@ -290,7 +350,7 @@ class Transformer(torch.nn.Module):
 
     def destinations(self) -> dict[str, Destination]:
         """Returns where each canonical tensor goes: a module's weight, from one of its rows on."""
-        places = {"embedding": Destination(self.embedding, 0), "norm": Destination(self.norm, 0)}
+        places = {"embedding": Destination(self.embedding, 0), **_norm("norm", self.norm)}
         if not self.config.tie_embeddings:
             places["output"] = Destination(self.output, 0)
         for index, layer in enumerate(self.layers):
