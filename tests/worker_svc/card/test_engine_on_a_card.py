@@ -299,6 +299,7 @@ MODELS = {
     "queries that grow": replace(MODEL, query_growth=QueryGrowth(0.5, 8)),
     "norms of layers, no gate": replace(MODEL, norm="layer", norm_bias=True, gated=False, activation="gelu_tanh"),
     "parts side by side": replace(MODEL, norm="layer", parallel=True, windows=(9, 0), window_rope_theta=300.0),
+    "norms around, gelu": replace(MODEL, norm_placement="both", activation="gelu_tanh", embedding_multiplier=7.0),
     "experts": replace(MODEL, experts=Experts(4, 2, 32, True)),
 }
 

@@ -132,6 +132,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
         name: MODELS[name]
         for name in ["smollm3", "arcee", "ernie4_5", "granite", "olmo2", "olmo3", "starcoder2", "cohere2"]
     },
+    "gemma3_text": MODELS["gemma3"],
     "seed_oss": MODELS["seed oss"],
     "ministral3": MODELS["ministral3 with a window"],
 }

@@ -24,7 +24,8 @@ COMMON: dict[str, Any] = {
 
 
 def described(kind: str, model_type: str, **more: Any) -> dict[str, Any]:
-    return COMMON | {"architectures": [f"{kind}ForCausalLM"], "model_type": model_type} | more
+    common = {key: value for key, value in COMMON.items() if key != "hidden_act" or "hidden_activation" not in more}
+    return common | {"architectures": [f"{kind}ForCausalLM"], "model_type": model_type} | more
 
 
 def sizes(vocab: int, hidden: int, inner: int, layers: int, heads: int, kv_heads: int, context: int) -> dict[str, Any]:
@@ -224,6 +225,28 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
             use_parallel_embedding=True,
         ),
         8.03,
+    ),
+    "gemma-3-1b": (
+        described(
+            "Gemma3",
+            "gemma3_text",
+            **sizes(262144, 1152, 6912, 26, 4, 1, 32768) | {"bos_token_id": 2, "eos_token_id": [1, 106]},
+            attention_bias=False,
+            attn_logit_softcapping=None,
+            cache_implementation="hybrid",
+            final_logit_softcapping=None,
+            head_dim=256,
+            hidden_activation="gelu_pytorch_tanh",
+            pad_token_id=0,
+            query_pre_attn_scalar=256,
+            rms_norm_eps=1e-6,
+            rope_local_base_freq=10000,
+            rope_scaling=None,
+            rope_theta=1000000,
+            sliding_window=512,
+            sliding_window_pattern=6,
+        ),
+        1.0,
     ),
     "OLMo-2-1124-7B": (
         described(

@@ -43,6 +43,7 @@ EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 5}
 QWEN_EXPERTS = {"num_experts_per_tok": 3, "num_experts": 6, "moe_intermediate_size": 28}
 WINDOW = 21
 ORIGINAL = {"original_max_position_embeddings": 24}
+GEMMA3 = {"num_hidden_layers": 7, "sliding_window": WINDOW, "query_pre_attn_scalar": 20, "pad_token_id": 0}
 COHERE2 = {
     "head_dim": None,
     "num_hidden_layers": 5,
@@ -127,6 +128,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Cohere2",
         COHERE2 | {"attention_bias": True, "layer_types": ["sliding_attention"] * 4 + ["full_attention"]},
     ),
+    "gemma3": ("Gemma3Text", GEMMA3),
+    "gemma3, scaled where there is no window": (
+        "Gemma3Text",
+        GEMMA3
+        | {
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 8.0},
+            },
+        },
+    ),
     "olmo2": ("Olmo2", {"head_dim": None}),
     "olmo2 with biases": ("Olmo2", {"head_dim": None, "attention_bias": True}),
     "olmo3": ("Olmo3", {"head_dim": None, "num_hidden_layers": 5, "sliding_window": WINDOW}),
@@ -145,7 +159,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # Those that llama.cpp knows, beside those whose files `test_gguf.py` looks at.
 GGUF = ["smollm3", "seed oss", "arcee", "ernie4_5", "granite", "olmo2", "starcoder2 without a window", "cohere2"]
-COMPANY = ["smollm3", "ministral3", "arcee", "ernie4_5", "granite", "olmo2", "olmo3", "starcoder2", "cohere2"]
+COMPANY = ["smollm3", "ministral3", "arcee", "ernie4_5", "granite", "olmo2", "olmo3", "starcoder2", "cohere2", "gemma3"]
 NEW = [
     "SmolLM3",
     "Ministral3",
@@ -158,6 +172,7 @@ NEW = [
     "Olmo3",
     "Starcoder2",
     "Cohere2",
+    "Gemma3Text",
 ]
 
 # theta 100: wavelengths of 6 to 290 positions with 12 coordinates, on both sides of every boundary below.

@@ -107,6 +107,9 @@ class HuggingFaceCheckpoint:
                 self._copy = rows_in_order(mapped, halves_order(heads, self.config.head_dim))
                 release_mapped(mapped)
                 yield name, self._copy
+            elif self._architecture.norms_from_one and name.endswith("norm"):
+                self._copy = self._read(stored_name).float() + 1
+                yield name, self._copy
             else:
                 yield name, self._read(stored_name)
 

@@ -40,6 +40,11 @@ _NORMS_AFTER = _LAYER_NAMES | {
     "attention.norm": "post_attention_layernorm.weight",
     "mlp.norm": "post_feedforward_layernorm.weight",
 }
+_NORMS_AROUND = _LAYER_NAMES | {
+    "attention.post_norm": "post_attention_layernorm.weight",
+    "mlp.norm": "pre_feedforward_layernorm.weight",
+    "mlp.post_norm": "post_feedforward_layernorm.weight",
+}
 _MIXTRAL_NAMES = _LAYER_NAMES | {
     "router": "block_sparse_moe.gate.weight",
     "experts.gate": "block_sparse_moe.experts.{}.w1.weight",
@@ -67,11 +72,12 @@ class Architecture:
     sliding_window: int | None = None  # where the file does not say it
     use_sliding_window: bool = False  # whether it knows this field, without which it has no window
     use_bias: bool | None = None  # the default of this field, which gives biases to all of a layer's matrices
+    norms_from_one: bool = False  # norms multiply by 1 + weight
     norm_eps: str = "rms_norm_eps"  # which field says it
     logit_scale: float = 1.0  # the default of this field
     rotated_windows: bool = False  # layers without a window are not rotated
     full_every: int = 0  # without `layer_types`, layers whose number, from 1 on, is a multiple of it have no window
-    window_rope: bool = False  # whether layers with a window rotate without the scaling
+    window_rope: float | None = None  # the default theta of layers with a window, which rotate without the scaling
     attention_multiplier: float | None = None  # the default of this field
     window_by_layer: bool = False  # whether the window can be that of some layers only
     tied: bool = False  # the default of `tie_word_embeddings`
@@ -176,6 +182,23 @@ ARCHITECTURES = {
             rotated_windows=True,
             always={"norm": "layer", "parallel": True},
         ),
+        Architecture(
+            "gemma3_text",
+            "Gemma3ForCausalLM",
+            _NORMS_AROUND,
+            special_ids={"bos_token_id": 2, "eos_token_id": 1},
+            rope_theta=1e6,
+            head_dim=256,
+            qk_norm="head",
+            attention_bias=False,
+            sliding_window=4096,
+            window_by_layer=True,
+            full_every=6,
+            window_rope=10000.0,
+            tied=True,
+            norms_from_one=True,
+            always={"activation": "gelu_tanh", "norm_placement": "both"},
+        ),
         Architecture("olmo2", "Olmo2ForCausalLM", **_OLMO),
         Architecture(
             "olmo3",
@@ -185,7 +208,7 @@ ARCHITECTURES = {
             sliding_window=4096,
             window_by_layer=True,
             full_every=4,
-            window_rope=True,
+            window_rope=500000.0,
         ),
     )
 }

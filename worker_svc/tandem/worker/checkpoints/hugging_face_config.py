@@ -79,8 +79,8 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
     windows = _windows(config, architecture, layers)
     rope = _rope_fields(config)
     window_theta = None
-    if architecture.window_rope:
-        rope, window_theta = _by_layer(config, rope, architecture)
+    if architecture.window_rope is not None:
+        rope, window_theta = _by_layer(config, rope, architecture.window_rope)
     scaling = _rope_scaling(config, rope, architecture)
     theta = _stated_once(rope, "rope_theta", config.number("rope_theta", None), rope.number("rope_theta", None))
     context_length = config.integer("max_position_embeddings")
@@ -113,15 +113,26 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         qk_norm=architecture.qk_norm,
         windows=windows,
         window_rope_theta=window_theta,
-        embedding_multiplier=config.number("embedding_multiplier", 1.0),
+        embedding_multiplier=(
+            max(hidden_size, 1) ** 0.5 if architecture.norms_from_one else config.number("embedding_multiplier", 1.0)
+        ),
         residual_multiplier=config.number("residual_multiplier", 1.0),
-        attention_multiplier=config.number("attention_multiplier", architecture.attention_multiplier),
+        attention_multiplier=_attention_multiplier(config, architecture),
         logit_multiplier=_logit_multiplier(config, architecture),
         unrotated_layers=_unrotated(config, architecture, layers, windows),
         query_growth=_query_growth(config, rope) if architecture.query_growth else None,
         experts=_experts(config, architecture, layers),
         **architecture.always,
     )
+
+
+def _attention_multiplier(config: Fields, architecture: Architecture) -> float | None:
+    if not architecture.norms_from_one:
+        return config.number("attention_multiplier", architecture.attention_multiplier)
+    scalar = config.number("query_pre_attn_scalar", 256.0)
+    if scalar <= 0:
+        raise config.error("query_pre_attn_scalar", f"must be more than 0, but is {scalar:g}")
+    return float(scalar**-0.5)
 
 
 def _logit_multiplier(config: Fields, architecture: Architecture) -> float:
@@ -131,14 +142,14 @@ def _logit_multiplier(config: Fields, architecture: Architecture) -> float:
     return config.number("logit_scale", architecture.logit_scale) / divisor
 
 
-def _by_layer(config: Fields, rope: Fields, architecture: Architecture) -> tuple[Fields, float]:
+def _by_layer(config: Fields, rope: Fields, theta: float) -> tuple[Fields, float]:
     """The RoPE parameters of layers without a window, and theta of those with one, which have no scaling. Older files
     say the first alone; theta is then the same."""
     kinds = {"full_attention", "sliding_attention"}
     if not kinds & rope.values.keys():
         if config.has("rope_parameters"):
             raise config.error("rope_parameters", f"must say {' and '.join(sorted(kinds))} apart")
-        return rope, config.number("rope_theta", architecture.rope_theta)
+        return rope, config.number("rope_local_base_freq", theta)
     for key in rope.values.keys() - kinds:
         raise rope.error(key, "is beside parameters that differ by layer, which is not served")
     window = rope.object("sliding_attention")
@@ -146,7 +157,10 @@ def _by_layer(config: Fields, rope: Fields, architecture: Architecture) -> tuple
     for key in ("rope_type", "type"):
         if window.text(key, "default") != "default":
             raise window.error(key, f"{window.text(key)!r} is not served; served is default")
-    return rope.object("full_attention"), window.number("rope_theta", architecture.rope_theta)
+    beside, among = config.number("rope_local_base_freq", None), window.number("rope_theta", None)
+    if beside is not None and among is not None and beside != among:
+        raise config.error("rope_local_base_freq", f"is {beside:g}, but that of sliding_attention is {among:g}")
+    return rope.object("full_attention"), next(one for one in (among, beside, theta) if one is not None)
 
 
 def _unrotated(config: Fields, architecture: Architecture, layers: int, windows: tuple[int, ...]) -> tuple[int, ...]:

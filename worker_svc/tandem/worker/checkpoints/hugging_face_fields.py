@@ -120,6 +120,10 @@ CONFIG: Mapping[str, Table] = {
     | rules(Only((True,)), "use_embedding_sharing use_gated_activation use_parallel_block")
     | {"rms_norm_eps": Only(), "rotary_pct": Only((1,)), "use_parallel_embedding": NEUTRAL, "layer_switch": Only((4,))}
     | {"position_embedding_type": Only(("rope_gptj",)), "order_of_interleaved_layers": Only(("local_attn_first",))},
+    "gemma3_text": _CONFIG
+    | rules(USED, "attention_bias sliding_window sliding_window_pattern query_pre_attn_scalar rope_local_base_freq")
+    | rules(Only(("gelu_pytorch_tanh",)), "hidden_act hidden_activation")
+    | {"use_bidirectional_attention": Only((False,)), "_sliding_window_pattern": Only((6,))},
     "olmo2": _CONFIG | rules(USED, "attention_bias"),
     # transformers has this theta in layers with a window, whatever rope_theta says
     "olmo3": _CONFIG | rules(USED, "attention_bias sliding_window") | {"rope_theta": Only((500000,))},

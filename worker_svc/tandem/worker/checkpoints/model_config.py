@@ -137,7 +137,7 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False  # of the attention's output
     qk_norm: Literal["head", "whole"] | None = None  # q and k are normalized before they are rotated: by head, or all
-    norm_placement: Literal["before", "after"] = "before"  # of a layer's two parts: what goes in, or what comes out
+    norm_placement: Literal["before", "after", "both"] = "before"  # of a layer's parts: what goes in, or comes out
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0  # of what a layer's parts add
     attention_multiplier: float | None = None  # of queries times keys; None: one over the root of head_dim
@@ -164,6 +164,8 @@ class ModelConfig:
         _require_finite("norm_eps", self.norm_eps, above=0.0)
         _require_finite("rope_theta", self.rope_theta, at_least=1.0)
         _require_finite("rope_scale", self.rope_scale, above=0.0)
+        if self.parallel and self.norm_placement != "before":
+            raise ConfigError("norm_placement", "must be before in layers whose parts are side by side")
         if self.mlp_bias and self.gated:
             raise ConfigError("mlp_bias", "is served in feed-forward layers without a gate alone")
         if self.window_rope_theta is not None:
@@ -274,6 +276,7 @@ class ModelConfig:
 
     def _attention_shapes(self) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = self._norm_shapes("attention.norm") | {
+            **(self._norm_shapes("attention.post_norm") if self.norm_placement == "both" else {}),
             "attention.q": (self.q_size, self.hidden_size),
             "attention.k": (self.kv_size, self.hidden_size),
             "attention.v": (self.kv_size, self.hidden_size),
@@ -294,6 +297,8 @@ class ModelConfig:
 
     def _feed_forward_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
         shapes = {} if self.parallel else self._norm_shapes("mlp.norm")
+        if self.norm_placement == "both":
+            shapes |= self._norm_shapes("mlp.post_norm")
         if self.mlp_bias:
             shapes |= {"mlp.up_bias": (self.intermediate_size,), "mlp.down_bias": (self.hidden_size,)}
         if not self.has_experts(layer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 
@@ -17,16 +18,23 @@ class FeedForward(torch.nn.Module):
 
     __call__: Callable[..., torch.Tensor]
 
-    def __init__(self, hidden_size: int, intermediate_size: int, dtype: torch.dtype, operations: Operations) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        dtype: torch.dtype,
+        operations: Operations,
+        activation: Activation = "silu",
+    ) -> None:
         super().__init__()
         self.intermediate_size = intermediate_size
-        self._operations = operations
+        self._gated = operations.swiglu if activation == "silu" else partial(_gated, ACTIVATIONS[activation])
         self.gate_up = Linear(hidden_size, 2 * intermediate_size, dtype)
         self.down = Linear(intermediate_size, hidden_size, dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Computes `[N, hidden] -> [N, hidden]`."""
-        return self.down(self._operations.swiglu(self.gate_up(x), self.intermediate_size))
+        return self.down(self._gated(self.gate_up(x), self.intermediate_size))
 
 
 class UngatedFeedForward(torch.nn.Module):
@@ -43,6 +51,10 @@ class UngatedFeedForward(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Computes `[N, hidden] -> [N, hidden]`."""
         return self.down(self._activation(self.up(x)))
+
+
+def _gated(activation: Callable[[torch.Tensor], torch.Tensor], gate_up: torch.Tensor, size: int) -> torch.Tensor:
+    return (activation(gate_up[:, :size].float()) * gate_up[:, size:]).to(gate_up.dtype)
 
 
 def _squared_relu(x: torch.Tensor) -> torch.Tensor:

@@ -130,18 +130,25 @@ class Layer(torch.nn.Module):
         self.mlp_norm = None if config.parallel else _stream_norm(config, dtype, operations)
         mlp_norm = self.mlp_norm or self.attention_norm
         # What goes into each part, from the stream and what is still to be added to it; and what comes out.
-        before = config.norm_placement == "before"
+        before = config.norm_placement != "after"
+        both = config.norm_placement == "both"
+        self.attention_post_norm = _stream_norm(config, dtype, operations) if both else None
+        self.mlp_post_norm = _stream_norm(config, dtype, operations) if both else None
         self._enter_attention = self.attention_norm.after_adding if before else _sum
         self._enter_mlp = mlp_norm.after_adding if before else _sum
         self._leave_attention = _as_it_is if before else self.attention_norm.forward
         self._leave_mlp = _as_it_is if before else mlp_norm.forward
+        if self.attention_post_norm is not None and self.mlp_post_norm is not None:
+            self._leave_attention, self._leave_mlp = self.attention_post_norm.forward, self.mlp_post_norm.forward
         self.feed_forward: FeedForward | UngatedFeedForward | MixtureOfExperts
         if config.experts is not None and config.has_experts(index):
             self.feed_forward = MixtureOfExperts(config.hidden_size, config.experts, dtype, operations)
         elif not config.gated:
             self.feed_forward = UngatedFeedForward(config, dtype)
         else:
-            self.feed_forward = FeedForward(config.hidden_size, config.intermediate_size, dtype, operations)
+            self.feed_forward = FeedForward(
+                config.hidden_size, config.intermediate_size, dtype, operations, config.activation
+            )
 
     def forward(
         self, x: torch.Tensor, delta: torch.Tensor | None, step: _Step, wanted: torch.Tensor | None
@@ -177,6 +184,8 @@ class Layer(torch.nn.Module):
         mlp = self.feed_forward
         if self.q_norm is not None or not isinstance(mlp, FeedForward) or self._ranks.size > 1:
             return None
+        if self._config.activation != "silu":
+            return None
         if self._config.queries_grow or self._config.norm_placement != "before" or self._config.norm != "rms":
             return None
         assert self.mlp_norm is not None
@@ -204,6 +213,9 @@ class Layer(torch.nn.Module):
         }
         if self.mlp_norm is not None:
             places |= _norm("mlp.norm", self.mlp_norm)
+        if self.attention_post_norm is not None and self.mlp_post_norm is not None:
+            places |= _norm("attention.post_norm", self.attention_post_norm)
+            places |= _norm("mlp.post_norm", self.mlp_post_norm)
         if self.qkv.bias is not None:
             for name, row in (("q", 0), ("k", q_size), ("v", q_size + kv_size)):
                 places[f"attention.{name}_bias"] = Destination(self.qkv.bias, row)
