@@ -255,7 +255,7 @@ def test_a_conversation_on_a_terminal_remembers_what_was_said(servers: ServersTh
 def test_one_address_alone_is_wrong_usage(arguments: list[str]) -> None:
     done = tandem(None, "chat", "Hi", *arguments)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: which ")
+    assert done.stderr.startswith("error: no ")
 
 
 @pytest.mark.parametrize("flag", ["--tls", "--ca-file=x", "--token-file=x", "--worker-address=127.0.0.1:1"])
