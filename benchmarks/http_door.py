@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     add_output_flags(parser)
     options = parser.parse_args()
-    save("http", options, asyncio.run(measure(options)))
+    save("http_door", options, asyncio.run(measure(options)))
 
 
 if __name__ == "__main__":
