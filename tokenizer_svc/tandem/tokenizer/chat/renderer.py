@@ -24,6 +24,7 @@ _LINE_LIMIT = 256 << 20
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 5.0  # in which a process that lives uses its processor for at least
 _LEAST_CPU_SECONDS = 0.05
+_END_SECONDS = 1.0  # in which a process that has closed its output has ended
 _KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}  # by somebody else: no template does that
 
 
@@ -78,11 +79,7 @@ class ChatRenderer:
             await self._kill(process)
             raise
         if answer is None:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), 1.0)
-            killed = process.returncode in _KILLED
-            await self._kill(process)
-            if killed:
+            if await self._was_killed(process):
                 raise _DisturbedError
             raise RenderError("the template ended its renderer process, most likely by using too much memory")
         self._idle.append(process)
@@ -150,10 +147,18 @@ class ChatRenderer:
             await self._kill(process)
             raise
         if ready is None:
-            killed = process.returncode in _KILLED
-            await self._kill(process)
+            killed = await self._was_killed(process)
             raise _DisturbedError if killed else RuntimeError("a template renderer process does not start")
         return process
+
+    async def _was_killed(self, process: asyncio.subprocess.Process) -> bool:
+        """Whether a process that closed its output was ended by a signal. Its output ends before its parent hears of
+        its end."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), _END_SECONDS)
+        killed = process.returncode in _KILLED
+        await self._kill(process)
+        return killed
 
     async def _kill(self, process: asyncio.subprocess.Process) -> None:
         self._all.discard(process)
