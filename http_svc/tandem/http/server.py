@@ -11,17 +11,14 @@ import logging
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import uvicorn
 
 from tandem.common.addresses import check_bindable, is_loopback, join
+from tandem.common.base_server import BaseServer
 from tandem.common.bearer_tokens import BearerTokens
 from tandem.common.errors import StartError
-from tandem.common.loop_lag import watch_event_loop
-from tandem.common.metrics_endpoint import MetricsEndpoint
-from tandem.common.open_calls import RunningRpcs
-from tandem.common.service import Lifecycle
 from tandem.common.tls import TlsFiles
 from tandem.http.app import make_app
 from tandem.http.metrics import HttpMetrics
@@ -38,33 +35,17 @@ _FLUSH_SECONDS = 2.0  # for answers on their way out
 _LOOK_AGAIN = 10  # ticks of a tenth of a second between looks at the certificate
 
 
-class HttpServer:
+class HttpServer(BaseServer):
     """Start with `bind`, then `start`; end with `drain` and `stop`."""
 
     def __init__(self, settings: HttpSettings) -> None:
-        self._settings = settings
-        self.lifecycle = Lifecycle()
-        self.running = RunningRpcs()
         self.metrics = HttpMetrics()
-        self.address = ""
-        self.metrics_address: str | None = None
+        super().__init__(settings, self.metrics)
+        self._settings = settings
         self._tokens = BearerTokens(settings.auth_token_file) if settings.auth_token_file else None
-        self._endpoint = (
-            MetricsEndpoint(
-                self.metrics.registry,
-                settings.metrics_host,
-                settings.metrics_port,
-                lambda: (self.lifecycle.serving, self.lifecycle.state),
-            )
-            if settings.metrics_enabled
-            else None
-        )
         self._upstream: Upstream | None = None
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
-        self._watch: asyncio.Task[None] | None = None
-        self._stopped = False
-        self.lifecycle.on_change(lambda: self.metrics.ready.set(self.lifecycle.serving))
 
     async def bind(self) -> None:
         """Opens both ports; requests are refused until `start` is done. Raises StartError."""
@@ -77,9 +58,7 @@ class HttpServer:
             self._upstream = Upstream(settings, self.metrics)
         except (OSError, ValueError) as error:
             raise StartError(f"upstream_token_file: {error}") from None
-        self._watch = asyncio.create_task(watch_event_loop(self.metrics.event_loop_lag))
-        if self._endpoint is not None:
-            self.metrics_address = self._endpoint.start()
+        self._observe()
         app = make_app(settings, self._upstream, self.metrics, self.lifecycle, self.running, self._tokens)
         listening = self._listen()
         config = uvicorn.Config(
@@ -112,25 +91,7 @@ class HttpServer:
         await self._upstream.wait()
         self.lifecycle.mark_started()
 
-    async def drain(self, *, propagation: float, grace: float) -> None:
-        """Refuses new requests after `propagation` seconds, and waits at most `grace` seconds for those that run."""
-        lifecycle = self.lifecycle
-        lifecycle.mark_stopping()
-        if lifecycle.started:
-            await asyncio.sleep(propagation)
-        lifecycle.mark_refusing()
-        if self.running.work:
-            logger.info("waiting up to %g s for running requests", grace, extra={"running": self.running.by_method()})
-        if not await self.running.wait_for_work(grace):
-            logger.warning("the grace is over: cutting what runs", extra={"running": self.running.by_method()})
-
-    async def stop(self) -> None:
-        """Also after a start that failed half-way; a second call does nothing."""
-        if self._stopped:
-            return
-        self._stopped = True
-        self.lifecycle.mark_stopping()
-        self.lifecycle.mark_refusing()
+    async def _close(self) -> None:
         if not await self.running.cut(_OBEY_SECONDS, spare="/health"):
             logger.error("requests do not end when told to", extra={"running": self.running.by_method()})
         if self._server is not None and self._serving is not None:
@@ -138,13 +99,6 @@ class HttpServer:
             await self._serving
         if self._upstream is not None:
             await self._upstream.close()
-        self.lifecycle.mark_stopped()
-        if self._watch is not None:
-            self._watch.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._watch
-        if self._endpoint is not None:
-            await asyncio.to_thread(self._endpoint.stop)
 
     def _listen(self) -> socket.socket:
         host, port = self._settings.host, self._settings.port

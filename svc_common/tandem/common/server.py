@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 
 import grpc
 import grpc.aio
@@ -22,16 +21,14 @@ from google.protobuf.internal import api_implementation
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
 from tandem.common.addresses import check_bindable, is_loopback, join
+from tandem.common.base_server import BaseServer
 from tandem.common.bearer_tokens import BearerTokens
 from tandem.common.callers import Callers
 from tandem.common.errors import StartError
 from tandem.common.health import SERVICE_NAME as HEALTH
 from tandem.common.health import Health, add_health
 from tandem.common.interceptor import AdmissionInterceptor
-from tandem.common.loop_lag import watch_event_loop
-from tandem.common.metrics_endpoint import MetricsEndpoint
-from tandem.common.open_calls import RunningRpcs
-from tandem.common.service import Lifecycle, Service
+from tandem.common.service import Service
 from tandem.common.settings import ServiceSettings
 from tandem.common.tls import TlsFiles, server_credentials
 
@@ -64,14 +61,13 @@ def server_options(settings: ServiceSettings) -> list[tuple[str, int]]:
     ]
 
 
-class RunningService:
+class RunningService(BaseServer):
     """Serves one service. Start it with `bind`, then `start`; end it with `drain` and `stop`."""
 
     def __init__(self, service: Service, settings: ServiceSettings) -> None:
+        super().__init__(settings, service.metrics)
         self._service = service
         self._settings = settings
-        self.lifecycle = Lifecycle()
-        self.running = RunningRpcs()
         self._callers = Callers(
             BearerTokens(settings.auth_token_file) if settings.auth_token_file else None,
             getattr(service, "operators", None),
@@ -94,21 +90,6 @@ class RunningService:
             ],
             options=server_options(settings),
         )
-        self._endpoint = (
-            MetricsEndpoint(
-                service.metrics.registry,
-                settings.metrics_host,
-                settings.metrics_port,
-                lambda: (self.lifecycle.serving, self.lifecycle.state),
-            )
-            if settings.metrics_enabled
-            else None
-        )
-        self._watch: asyncio.Task[None] | None = None
-        self._stopped = False
-        self.address = ""
-        self.metrics_address: str | None = None
-        self.lifecycle.on_change(self._show_state)
 
     async def bind(self) -> None:
         """Opens both ports; from here on probes are answered and work is refused. Raises StartError."""
@@ -118,9 +99,7 @@ class RunningService:
                 api_implementation.Type(),
             )
         self._callers.load()
-        self._watch = asyncio.create_task(watch_event_loop(self._service.metrics.event_loop_lag))
-        if self._endpoint is not None:
-            self.metrics_address = self._endpoint.start()
+        self._observe()
         host, port = self._settings.host, self._settings.port
         check_bindable(host, port, "gRPC")
         add_health(self._health, self._server)
@@ -140,27 +119,7 @@ class RunningService:
         await self._service.start(self.lifecycle)
         self.lifecycle.mark_started()
 
-    async def drain(self, *, propagation: float, grace: float) -> None:
-        """Does steps 1 to 4 above; the arguments are seconds."""
-        lifecycle = self.lifecycle
-        lifecycle.mark_stopping()
-        if lifecycle.started:
-            await asyncio.sleep(propagation)
-        lifecycle.mark_refusing()
-        if self.running.work:
-            logger.info("waiting up to %g s for running requests", grace, extra={"running": self.running.by_method()})
-        if not await self.running.wait_for_work(grace):
-            logger.warning(
-                "the grace period is over: running requests are ended", extra={"running": self.running.by_method()}
-            )
-
-    async def stop(self) -> None:
-        """Does step 5, also after a start that failed half-way; a second call does nothing."""
-        if self._stopped:
-            return
-        self._stopped = True
-        self.lifecycle.mark_stopping()
-        self.lifecycle.mark_refusing()
+    async def _close(self) -> None:
         self._health.close()
         if not await self.running.cut(_OBEY_SECONDS, spare=f"/{HEALTH}/"):
             logger.error("handlers do not end after cancellation", extra={"running": self.running.by_method()})
@@ -171,13 +130,6 @@ class RunningService:
             logger.error("the service did not stop within %g s", _RELEASE_SECONDS)
         except Exception:
             logger.exception("the service failed to stop cleanly")
-        self.lifecycle.mark_stopped()
-        if self._watch is not None:
-            self._watch.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._watch
-        if self._endpoint is not None:
-            await asyncio.to_thread(self._endpoint.stop)
 
     def _open(self, address: str) -> int:
         settings = self._settings
@@ -190,7 +142,7 @@ class RunningService:
 
     def _show_state(self) -> None:
         self._health.set_ready(self.lifecycle.serving)
-        self._service.metrics.ready.set(self.lifecycle.serving)
+        super()._show_state()
 
 
 def _names(service: Service) -> Sequence[str]:
