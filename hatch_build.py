@@ -1,4 +1,4 @@
-"""Compiles the C libraries into the wheel, which is then one for this kind of machine.
+"""Compiles the C libraries into the wheel, which is then one for this kind of machine, and brings the demo model.
 
 | `TANDEM_WHEEL` | |
 |---|---|
@@ -7,6 +7,8 @@
 | `pure` | not compiled |
 
 An editable installation compiles at first use, as `tandem.common.compiled` says.
+
+The demo model is what `tandem run` and `tandem chat` use where no model is named. Images are built without it.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).parent
+DEMO = ROOT / "models" / "demo"
 DECLARED = "\nSOURCES = CSources("
 
 
@@ -40,7 +43,11 @@ class CompiledLibraries(BuildHookInterface[Any]):
         wish = os.environ.get("TANDEM_WHEEL", "")
         if wish not in ("", "compiled", "pure"):
             raise SystemExit(f"TANDEM_WHEEL={wish}: allowed are compiled, pure, or nothing")
-        if version == "editable" or wish == "pure":
+        if version == "editable":
+            return
+        if DEMO.is_dir():
+            build_data["force_include"][str(DEMO)] = "tandem/demo"
+        if wish == "pure":
             return
         self.folder = tempfile.TemporaryDirectory(prefix="tandem-wheel-")
         here = [sources for sources in libraries() if sources.for_this_machine]

@@ -32,8 +32,8 @@ import grpc
 import numpy as np
 
 from benchmarks.machine import add_output_flags, save
-from benchmarks.serving import service
-from tandem.inference.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
+from benchmarks.serving import greedy, service
+from tandem.inference.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 
 ORDINARY, FLOOD = ("b", "c", "d", "e"), 64  # callers; requests
 SIZE = (64, 64)  # tokens in and out
@@ -57,11 +57,7 @@ class Measurement:
         self._random = np.random.default_rng(0)
 
     async def ask(self, caller: Caller, size: tuple[int, int]) -> None:
-        request = inference_pb2.GenerateRequest(
-            prompt_ids=self._random.integers(300, self._vocabulary, size[0]).tolist(),
-            sampling=inference_pb2.SamplingParams(temperature=0.0, repetition_penalty=1.0),
-            stopping=inference_pb2.StoppingParams(max_tokens=size[1], ignore_eos=True),
-        )
+        request = greedy(self._random.integers(300, self._vocabulary, size[0]).tolist(), size[1])
         began, new = time.perf_counter(), True
         async for message in self._stub.Generate(request, metadata=(("authorization", f"Bearer {caller.token}"),)):
             if message.delta.ids:

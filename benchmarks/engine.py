@@ -32,7 +32,8 @@ import numpy as np
 import torch
 
 from benchmarks.machine import add_output_flags, save
-from benchmarks.unpaged import RandomModel, llama_1b
+from benchmarks.random_llama import llama
+from benchmarks.unpaged import RandomModel
 from tandem.worker.checkpoints.checkpoint import DTYPES
 from tandem.worker.engine.pages import PageTable
 from tandem.worker.engine.process.build import BuiltEngine, build_engine
@@ -186,7 +187,7 @@ def bits(options: argparse.Namespace) -> dict[str, object]:
     torch.set_num_threads(options.threads)
     torch.set_grad_enabled(False)
     batches, first, steps = options.batches, 128, options.steps
-    config = llama_1b(options.layers)
+    config = llama("1.1b", 2048, options.layers)
     model = RandomModel(config, DTYPES[options.dtype], batch=max(batches), length=first + 4 * steps + 2)
     answer: dict[str, object] = {
         "dtype": options.dtype,

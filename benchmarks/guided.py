@@ -24,7 +24,8 @@ import torch
 from sentencepiece import SentencePieceProcessor
 
 from benchmarks.machine import add_output_flags, save
-from benchmarks.unpaged import RandomModel, llama_1b
+from benchmarks.random_llama import llama
+from benchmarks.unpaged import RandomModel
 from tandem.worker.checkpoints.checkpoint import DTYPES
 from tandem.worker.engine.engine import Engine
 from tandem.worker.engine.grammars import Grammars
@@ -90,7 +91,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_grad_enabled(False)
     torch.set_num_threads(options.threads)
-    config = llama_1b(options.layers)
+    config = llama("1.1b", 2048, options.layers)
     model = RandomModel(config, DTYPES[options.dtype], batch=options.batch, length=64)
     grammars = Grammars(config.vocab_size, [2])
     grammars.load(*pieces(options.tokenizer))

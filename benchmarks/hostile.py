@@ -19,7 +19,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,12 +47,20 @@ UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_le
 
 
 class Hostile(NamedTuple):
-    """One request, written as it is on the wire, and how often it is sent at once."""
+    """One request, written as it is on the wire. Its name begins with that of its method."""
 
     name: str
-    method: str  # /package.Service/Method
+    service: str  # /package.Service/
     raw: bytes
-    at_once: int = 1
+
+    @property
+    def method(self) -> str:
+        return self.service + self.name.replace(",", " ").split()[0]
+
+    @property
+    def at_once(self) -> int:
+        """How often it is sent at once."""
+        return 16 if self.name == "EncodeChat, 16 looping templates" else 1
 
 
 def varint(value: int) -> bytes:
@@ -74,114 +82,81 @@ def filled(number: int, content: bytes = b"", size: int = LARGEST) -> bytes:
     return one * (size // len(one))
 
 
-TRANSPORT = Hostile("16 MB that nobody looks at", HEALTH + "Check", b"a" * LARGEST)
+TRANSPORT = Hostile("Check, 16 MB that nobody looks at", HEALTH, b"a" * LARGEST)
 PLAIN_TEMPLATE = field(5, b"{% for message in messages %}{{ message.content }}{% endfor %}")
 
 
-def tokenizer_requests() -> Iterator[Hostile]:
+def tokenizer_requests() -> dict[str, bytes]:
     letter = field(1, field(1, b"a"))
-    yield Hostile("Encode, 1.3 million segments", TOKENIZER + "Encode", field(2, letter * 1_300_000))
-    yield Hostile("Encode, empty segments", TOKENIZER + "Encode", field(2, filled(1)))
-    yield Hostile(
-        "Encode, 4 million parse_ids",
-        TOKENIZER + "Encode",
-        field(2, field(1, field(1, b"a") + field(4, b"\x01" * 4_000_000))),
-    )
-    yield Hostile("Encode, unpacked parse_ids", TOKENIZER + "Encode", field(2, field(1, b"\x20\x01" * (LARGEST // 2))))
-    yield Hostile("Encode, 65,536 segments", TOKENIZER + "Encode", field(2, letter * 65_536))
-    yield Hostile("Encode, 4 MiB of text", TOKENIZER + "Encode", field(2, field(1, field(1, b"lorem " * 699_000))))
-    yield Hostile(
-        "Encode with offsets and pieces, 4 MiB",
-        TOKENIZER + "Encode",
-        field(2, field(1, field(1, b"a b c d " * 524_000))) + b"\x18\x01\x20\x01",
-    )
-    yield Hostile("CountTokens, 4,096 x 300 segments", TOKENIZER + "CountTokens", field(2, letter * 300) * 4096)
-    yield Hostile("CountTokens, 4,096 x 16 segments", TOKENIZER + "CountTokens", field(2, letter * 16) * 4096)
-    yield Hostile(
-        "BatchEncode, 4,096 x 4 KB", TOKENIZER + "BatchEncode", field(2, field(1, field(1, b"lorem " * 680))) * 4096
-    )
-    yield Hostile("BatchEncode, empty inputs", TOKENIZER + "BatchEncode", filled(2))
-    yield Hostile("Decode, 16 million ids", TOKENIZER + "Decode", field(2, field(1, b"\x05" * LARGEST)))
-    yield Hostile("Decode, a million ids", TOKENIZER + "Decode", field(2, field(1, b"\x85\x03" * (1 << 20))))
-    yield Hostile("BatchDecode, empty inputs", TOKENIZER + "BatchDecode", filled(2))
-    yield Hostile("Unknown fields", TOKENIZER + "Encode", b"\x78\x01" * (LARGEST // 2))
-    yield Hostile("DecodeStream, empty batch entries", TOKENIZER + "DecodeStream", filled(5))
-    yield Hostile(
-        "DecodeStream, 65,536 ids", TOKENIZER + "DecodeStream", field(2, b"") + field(3, b"\x85\x03" * 65_536)
-    )
-    stops = b"".join(field(4, b"a" * 1000 + str(place).encode()) for place in range(64))
-    many = b"".join(field(5, field(1, str(key).encode()) + field(2, stops)) for key in range(250))
-    yield Hostile("DecodeStream, 250 opens of 64 stop strings", TOKENIZER + "DecodeStream", many)
-    held = field(2, b"".join(field(4, b"a" * (1000 - place) + b"b") for place in range(64)))
-    yield Hostile(
-        "DecodeStream, 65,536 ids that may all begin a stop string",
-        TOKENIZER + "DecodeStream",
-        held + field(3, varint(LETTER) * 65_536),
-    )
-    context = field(2, field(3, b"\x85\x03" * (LARGEST // 2)))
-    yield Hostile("DecodeStream, 8 million context ids", TOKENIZER + "DecodeStream", context)
     user = field(2, field(1, b"user") + field(2, b"hello"))
-    yield Hostile(
-        "EncodeChat, 100,000 tools",
-        TOKENIZER + "EncodeChat",
-        user + field(4, field(1, field(1, b"a") + field(2, b"")), 100_000),
-    )
-    yield Hostile("EncodeChat, empty messages", TOKENIZER + "EncodeChat", filled(2))
-    yield Hostile(
-        "EncodeChat, tool calls", TOKENIZER + "EncodeChat", field(2, field(1, b"user") + filled(4, size=LARGEST - 64))
-    )
-    yield Hostile(
-        "EncodeChat, 4 MB of content with pieces",
-        TOKENIZER + "EncodeChat",
-        field(2, field(1, b"user") + field(2, b"a b c d " * 500_000)) + PLAIN_TEMPLATE + b"\x38\x01\x40\x01\x48\x01",
-    )
-    yield Hostile(
-        "EncodeChat, 4,096 messages", TOKENIZER + "EncodeChat", user * 4096 + PLAIN_TEMPLATE + b"\x38\x01\x40\x01"
-    )
+    stops = b"".join(field(4, b"a" * 1000 + str(place).encode()) for place in range(64))
+    held = field(2, b"".join(field(4, b"a" * (1000 - place) + b"b") for place in range(64)))
     loop = field(5, b"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
-    yield Hostile("EncodeChat, 16 looping templates", TOKENIZER + "EncodeChat", user + loop, at_once=16)
+    chat = PLAIN_TEMPLATE + b"\x38\x01\x40\x01"
+    return {
+        "Encode, 1.3 million segments": field(2, letter * 1_300_000),
+        "Encode, empty segments": field(2, filled(1)),
+        "Encode, 4 million parse_ids": field(2, field(1, field(1, b"a") + field(4, b"\x01" * 4_000_000))),
+        "Encode, unpacked parse_ids": field(2, field(1, b"\x20\x01" * (LARGEST // 2))),
+        "Encode, 65,536 segments": field(2, letter * 65_536),
+        "Encode, 4 MiB of text": field(2, field(1, field(1, b"lorem " * 699_000))),
+        "Encode with offsets and pieces, 4 MiB": field(2, field(1, field(1, b"a b c d " * 524_000)))
+        + b"\x18\x01\x20\x01",
+        "Encode, unknown fields": b"\x78\x01" * (LARGEST // 2),
+        "CountTokens, 4,096 x 300 segments": field(2, letter * 300) * 4096,
+        "CountTokens, 4,096 x 16 segments": field(2, letter * 16) * 4096,
+        "BatchEncode, 4,096 x 4 KB": field(2, field(1, field(1, b"lorem " * 680))) * 4096,
+        "BatchEncode, empty inputs": filled(2),
+        "Decode, 16 million ids": field(2, field(1, b"\x05" * LARGEST)),
+        "Decode, a million ids": field(2, field(1, b"\x85\x03" * (1 << 20))),
+        "BatchDecode, empty inputs": filled(2),
+        "DecodeStream, empty batch entries": filled(5),
+        "DecodeStream, 65,536 ids": field(2, b"") + field(3, b"\x85\x03" * 65_536),
+        "DecodeStream, 250 opens of 64 stop strings": b"".join(
+            field(5, field(1, str(key).encode()) + field(2, stops)) for key in range(250)
+        ),
+        "DecodeStream, 65,536 ids that may all begin a stop string": held + field(3, varint(LETTER) * 65_536),
+        "DecodeStream, 8 million context ids": field(2, field(3, b"\x85\x03" * (LARGEST // 2))),
+        "EncodeChat, 100,000 tools": user + field(4, field(1, field(1, b"a") + field(2, b"")), 100_000),
+        "EncodeChat, empty messages": filled(2),
+        "EncodeChat, tool calls": field(2, field(1, b"user") + filled(4, size=LARGEST - 64)),
+        "EncodeChat, 4 MB of content with pieces": field(2, field(1, b"user") + field(2, b"a b c d " * 500_000))
+        + chat
+        + b"\x48\x01",
+        "EncodeChat, 4,096 messages": user * 4096 + chat,
+        "EncodeChat, 16 looping templates": user + loop,
+    }
 
 
-def worker_requests() -> Iterator[Hostile]:
+def worker_requests() -> dict[str, bytes]:
     prompt = field(3, b"\x05\x06")
-    yield Hostile("Generate, 7.9 million ids", WORKER + "Generate", field(3, b"\x85\x01" * 7_900_000))
-    yield Hostile("Generate, 16 million ids", WORKER + "Generate", field(3, b"\x05" * LARGEST))
-    yield Hostile("Generate, unpacked ids", WORKER + "Generate", b"\x18\x05" * (LARGEST // 2))
-    yield Hostile(
-        "Generate, 500,000 DRY breakers",
-        WORKER + "Generate",
-        prompt + field(5, field(17, field(5, field(1, b"\x05")) * 500_000)),
-    )
-    yield Hostile(
-        "Generate, empty breakers", WORKER + "Generate", prompt + field(5, field(17, filled(5, size=LARGEST - 64)))
-    )
-    yield Hostile("Generate, logit_bias", WORKER + "Generate", prompt + field(5, filled(18, b"\x08\x05")))
-    yield Hostile("Generate, choices", WORKER + "Generate", prompt + field(9, field(3, filled(1, b"a"))))
-    yield Hostile("Generate, stop_sequences", WORKER + "Generate", prompt + field(6, filled(4)))
-    yield Hostile("Generate, allowed_ids", WORKER + "Generate", prompt + field(5, field(19, b"\x05" * (LARGEST - 64))))
-    yield Hostile(
-        "Generate, 65,536 allowed and banned ids",
-        WORKER + "Generate",
-        prompt + field(5, field(19, b"\x05" * 65_535 + b"\x06") + field(20, b"\x05" * 65_536)) + field(6, b"\x08\x10"),
-    )
-    yield Hostile(
-        "Generate, 64 samples of 65,536 allowed ids",
-        WORKER + "Generate",
-        prompt + field(5, field(19, b"\x05" * 65_535 + b"\x06")) + field(6, b"\x08\x04") + b"\x58\x40",
-    )
-    breakers = field(5, field(1, b"\x05" * 16)) * 8192
-    yield Hostile(
-        "Generate, 8,192 DRY breakers",
-        WORKER + "Generate",
-        prompt + field(5, field(17, breakers)) + field(6, b"\x08\x10"),
-    )
-    yield Hostile("Generate, a request_id of 16 MB", WORKER + "Generate", field(1, b"a" * (LARGEST - 64)))
-    yield Hostile(
-        "Generate, prompt_logprobs of a full context",
-        WORKER + "Generate",
-        field(3, b"\x05" * 500) + field(6, b"\x08\x00") + field(7, b"\x10\x40\x28\x01"),
-    )
-    yield Hostile("Abort, 5 million ids", WORKER + "Abort", filled(1, b"a"))
+    ids = b"\x05" * 65_535 + b"\x06"
+    return {
+        "Generate, 7.9 million ids": field(3, b"\x85\x01" * 7_900_000),
+        "Generate, 16 million ids": field(3, b"\x05" * LARGEST),
+        "Generate, unpacked ids": b"\x18\x05" * (LARGEST // 2),
+        "Generate, 500,000 DRY breakers": prompt + field(5, field(17, field(5, field(1, b"\x05")) * 500_000)),
+        "Generate, empty breakers": prompt + field(5, field(17, filled(5, size=LARGEST - 64))),
+        "Generate, logit_bias": prompt + field(5, filled(18, b"\x08\x05")),
+        "Generate, choices": prompt + field(9, field(3, filled(1, b"a"))),
+        "Generate, stop_sequences": prompt + field(6, filled(4)),
+        "Generate, allowed_ids": prompt + field(5, field(19, b"\x05" * (LARGEST - 64))),
+        "Generate, 65,536 allowed and banned ids": prompt
+        + field(5, field(19, ids) + field(20, b"\x05" * 65_536))
+        + field(6, b"\x08\x10"),
+        "Generate, 64 samples of 65,536 allowed ids": prompt
+        + field(5, field(19, ids))
+        + field(6, b"\x08\x04")
+        + b"\x58\x40",
+        "Generate, 8,192 DRY breakers": prompt
+        + field(5, field(17, field(5, field(1, b"\x05" * 16)) * 8192))
+        + field(6, b"\x08\x10"),
+        "Generate, a request_id of 16 MB": field(1, b"a" * (LARGEST - 64)),
+        "Generate, prompt_logprobs of a full context": field(3, b"\x05" * 500)
+        + field(6, b"\x08\x00")
+        + field(7, b"\x10\x40\x28\x01"),
+        "Abort, 5 million ids": filled(1, b"a"),
+    }
 
 
 # --------------------------------------------------------------------------------------- those who should not notice
@@ -337,15 +312,16 @@ async def main() -> int:
     options = parser.parse_args()
     failed: list[str] = []
     rows: list[dict[str, object]] = []
-    chosen: dict[str, tuple[Callable[[], Iterator[Hostile]], tuple[str, ...]]] = {
-        "tokenizer": (tokenizer_requests, ("--tokenizer", f"demo={options.model}")),
-        "worker": (worker_requests, ("--model", options.model, "--threads=1")),
+    chosen: dict[str, tuple[str, Callable[[], dict[str, bytes]], tuple[str, ...]]] = {
+        "tokenizer": (TOKENIZER, tokenizer_requests, ("--tokenizer", f"demo={options.model}")),
+        "worker": (WORKER, worker_requests, ("--model", options.model, "--threads=1")),
     }
     for kind in options.service:
-        requests, flags = chosen[kind]
+        path, requests, flags = chosen[kind]
+        hostiles = [Hostile(name, path, raw) for name, raw in requests().items()]
         print("| request | longest wait of a probe, ms | of a stream, ms | answer |\n|---|---|---|---|", flush=True)
         async with service(f"tandem.{kind}", *flags) as address:
-            failed += await measure(kind, address, list(requests()), options, rows)
+            failed += await measure(kind, address, hostiles, options, rows)
     save("hostile", options, rows)
     if failed:
         print("others waited for too long behind:", *failed, sep="\n  ", file=sys.stderr)

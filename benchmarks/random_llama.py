@@ -11,11 +11,15 @@ import torch
 from tandem.worker.checkpoints.model_config import ModelConfig
 
 
-def llama(size: Literal["tiny", "1b", "8b"], context_length: int = 8192) -> ModelConfig:
-    """The shapes of Llama 3.2 1B and Llama 3.1 8B, and one that a CPU computes at once."""
-    layers, hidden, intermediate, heads, kv_heads, head_dim, vocabulary = {
+def llama(
+    size: Literal["tiny", "1b", "1.1b", "8b"], context_length: int = 8192, layers: int | None = None
+) -> ModelConfig:
+    """The shapes of Llama 3.2 1B, TinyLlama 1.1B and Llama 3.1 8B, and one that a CPU computes at once. `layers`: other
+    than their own number."""
+    own_layers, hidden, intermediate, heads, kv_heads, head_dim, vocabulary = {
         "tiny": (2, 64, 128, 4, 2, 16, 512),
         "1b": (16, 2048, 8192, 32, 8, 64, 128256),
+        "1.1b": (22, 2048, 5632, 32, 4, 64, 32000),
         "8b": (32, 4096, 14336, 32, 8, 128, 128256),
     }[size]
     return ModelConfig(
@@ -23,7 +27,7 @@ def llama(size: Literal["tiny", "1b", "8b"], context_length: int = 8192) -> Mode
         vocab_size=vocabulary,
         hidden_size=hidden,
         intermediate_size=intermediate,
-        num_layers=layers,
+        num_layers=layers or own_layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,

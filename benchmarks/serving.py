@@ -57,6 +57,15 @@ def prompts(count: int, vocabulary: int, seed: int) -> list[list[int]]:
     return np.random.default_rng(seed).integers(300, vocabulary, (count, PROMPT_TOKENS)).tolist()
 
 
+def greedy(prompt: list[int], tokens: int) -> inference_pb2.GenerateRequest:
+    """A request for so many tokens, the likeliest each."""
+    return inference_pb2.GenerateRequest(
+        prompt_ids=prompt,
+        sampling=inference_pb2.SamplingParams(temperature=0.0, repetition_penalty=1.0),
+        stopping=inference_pb2.StoppingParams(max_tokens=tokens, ignore_eos=True),
+    )
+
+
 @asynccontextmanager
 async def service(module: str, *flags: str) -> AsyncIterator[str]:
     """A service in a process of its own; its address."""
@@ -98,13 +107,8 @@ async def measure(options: argparse.Namespace) -> list[dict[str, object]]:
 
         async def over_grpc(batch: list[list[int]]) -> None:
             async def one(prompt: list[int]) -> None:
-                request = inference_pb2.GenerateRequest(
-                    prompt_ids=prompt,
-                    sampling=inference_pb2.SamplingParams(temperature=0.0, repetition_penalty=1.0),
-                    stopping=inference_pb2.StoppingParams(max_tokens=options.tokens, ignore_eos=True),
-                )
                 count = 0
-                async for message in stub.Generate(request):
+                async for message in stub.Generate(greedy(prompt, options.tokens)):
                     count += len(message.delta.ids)
                 assert count == options.tokens
 
@@ -181,19 +185,12 @@ async def step_periods(options: argparse.Namespace, threads: int) -> dict[str, o
     engine = ProcessEngine(config, log_level="warning")
     info = await engine.start(receive, lambda done, total: None)
 
-    def request(prompt: list[int]) -> inference_pb2.GenerateRequest:
-        return inference_pb2.GenerateRequest(
-            prompt_ids=prompt[:16],
-            sampling=inference_pb2.SamplingParams(temperature=0.0, repetition_penalty=1.0),
-            stopping=inference_pb2.StoppingParams(max_tokens=tokens, ignore_eos=True),
-        )
-
     async def alone(batch: list[list[int]]) -> float:
         steps.clear()
         finished.clear()
         began = time.perf_counter()
         for number, prompt in enumerate(batch):
-            submit, _ = validate(request(prompt), info, number=number, seed=0, fingerprint="")
+            submit, _ = validate(greedy(prompt[:16], tokens), info, number=number, seed=0, fingerprint="")
             engine.send(submit)
         await finished.wait()
         return (time.perf_counter() - began) / len(steps)
@@ -206,7 +203,7 @@ async def step_periods(options: argparse.Namespace, threads: int) -> dict[str, o
 
         async def with_front(batch: list[list[int]]) -> float:
             async def one(prompt: list[int]) -> None:
-                async for _ in stub.Generate(request(prompt)):
+                async for _ in stub.Generate(greedy(prompt[:16], tokens)):
                     pass
 
             before = (await admin.GetLoad(admin_pb2.GetLoadRequest())).steps

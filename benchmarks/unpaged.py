@@ -23,24 +23,6 @@ from tandem.worker.model.transformer import Transformer
 from tandem.worker.model.weights import WeightFiller
 
 
-def llama_1b(layers: int = 22) -> ModelConfig:
-    """The shape of the 1.1 B parameter Llamas."""
-    return ModelConfig(
-        architecture="llama",
-        vocab_size=32000,
-        hidden_size=2048,
-        intermediate_size=5632,
-        num_layers=layers,
-        num_heads=32,
-        num_kv_heads=4,
-        head_dim=64,
-        context_length=2048,
-        norm_eps=1e-5,
-        rope_theta=10000.0,
-        tie_embeddings=False,
-    )
-
-
 class UnpagedOperations(TorchOperations):
     """Keeps keys and values of sequences of equal length as `[B, kv_heads, length, head_dim]`, and attends to them by
     one batched product with softmax, while `length` is set; else torch's own operations over pages.
@@ -79,7 +61,7 @@ class UnpagedOperations(TorchOperations):
         self._values[layer][: len(qkv), :, self.length - 1] = qkv[:, heads + kv_heads :]
         return qk[:, :heads]
 
-    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scale: float, *_: object) -> torch.Tensor:
         """A `Plan`: one query a sequence, `[B, heads, head_dim]`."""
         batch = len(q)
         if self.kind == "paged":

@@ -4,13 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import sentencepiece
 import torch
-from demo_model import Llama, Shape
 from demo_text import BOS, EOS
+from safetensors.torch import load_file
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of the model, a Llama with tied embeddings."""
+
+    vocab_size: int = 2048
+    hidden_size: int = 256
+    intermediate_size: int = 640
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    context: int = 512
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +44,7 @@ class Recipe:
     weight_decay: float = 0.1
     dropout: float = 0.1
     document_paragraphs: float = 8.0  # mean length of a document
+    dialogues: float = 0.5  # share of documents in the form of the chat template
     evaluate_every: int = 150
     seed: int = 1
 
@@ -54,8 +75,18 @@ def sample(out: Path, prompt: str, tokens: int, seed: int) -> str:
     return str(tokenizer.decode([token for token in made[0].tolist() if token not in (BOS, EOS)]))
 
 
-def model_card(out: Path, text: str, shape: Shape, recipe: Recipe, report: Report, source: str) -> str:
-    parameters = sum(weight.numel() for weight in Llama(shape).parameters())
+def earlier(start: Path) -> str:
+    """How the weights that a training began with were made, from their own card."""
+    card = start / "README.md"
+    match = re.search(r"^\| Training \| (.*) \|$", card.read_text(), re.MULTILINE) if card.is_file() else None
+    return match[1] if match else "not told"
+
+
+def model_card(
+    out: Path, text: str, shape: Shape, recipe: Recipe, report: Report, source: str, before: str | None = None
+) -> str:
+    """The card of the model in `out`; `before` says how the weights that it began with were made."""
+    parameters = sum(weight.numel() for weight in load_file(out / "model.safetensors").values())
     size = sum(file.stat().st_size for file in out.iterdir() if file.name != "README.md")
     example = sample(out, "ROMEO:\n", 120, recipe.seed)
     threads = torch.get_num_threads()
@@ -69,6 +100,7 @@ def model_card(out: Path, text: str, shape: Shape, recipe: Recipe, report: Repor
         "Shape": f"{shape.layers} layers, hidden {shape.hidden_size}, {shape.heads} heads and {shape.kv_heads} "
         f"kv heads of {shape.head_dim}, MLP {shape.intermediate_size}, tied embeddings, context {shape.context} tokens",
         "Weights": f"{parameters:,} parameters in bfloat16; the folder is {size / 1e6:.1f} MB",
+        **({} if before is None else {"Beginning": f"weights and vocabulary of an earlier result: {before}"}),
         "Training": f"{report.steps:,} steps of {recipe.batch} x {shape.context} tokens "
         f"({report.tokens / 1e6:.1f} million tokens), {report.seconds / 60:.0f} minutes on {cores}",
         "Recipe": f"AdamW, learning rate {recipe.learning_rate:g} with warm-up and cosine, "
@@ -93,17 +125,21 @@ It writes lines in the manner of its training text, knows nothing, and is of no 
 {table}
 
 A training document is a run of consecutive paragraphs (about {recipe.document_paragraphs:g}) between BOS and EOS, so
-a completion ends by itself after a few of them. Sampled from the prompt `ROMEO:` and a newline, with the defaults of
+a completion ends by itself after a few of them. In {recipe.dialogues:.0%} of the documents EOS follows each speech, as
+in `chat_template.jinja`: so an answer in a conversation ends by itself, mostly after one speech. The user is Romeo and
+the model is Juliet, unless `name` of a message, or `speaker` of the template's variables, says another; a system
+message is a stage direction. Sampled from the prompt `ROMEO:` and a newline, with the defaults of
 `generation_config.json`:
 
 {quoted}
 
-Made by `python models/train_demo.py --text {source} --out models/demo{command_line(recipe)}`.
+Made by `python models/train_demo.py --text {source} --out models/demo{command_line(recipe, before)}`.
 """
 
 
-def command_line(recipe: Recipe) -> str:
+def command_line(recipe: Recipe, before: str | None) -> str:
     """The options that differ from the defaults, and the threads: sums in another order give other weights."""
     made, usual = asdict(recipe), asdict(Recipe())
-    changed = "".join(f" --{name} {made[name]}" for name in ("steps", "seed") if made[name] != usual[name])
-    return f"{changed} --threads {torch.get_num_threads()}"
+    names = [name for name in ("steps", "seed", "learning_rate") if made[name] != usual[name]]
+    changed = "".join(f" --{name.replace('_', '-')} {made[name]}" for name in names)
+    return f"{changed}{'' if before is None else ' --start EARLIER'} --threads {torch.get_num_threads()}"

@@ -2,6 +2,7 @@
 
     paragraph   the text up to and with a blank line (in a play: one speech)
     document    a random run of paragraphs: BOS, its tokens, EOS. The cuts are drawn anew every epoch.
+    dialogue    a document of speeches in the form of the chat template: EOS after each, a stage direction before some
     row         context + 1 tokens of consecutive documents; what is left over opens the next row with a BOS of its own,
                 so the first position of a row is BOS, as it is in every prompt
 
@@ -101,19 +102,35 @@ def train_vocabulary(text: str, vocab_size: int) -> bytes:
     return serialized
 
 
+def turns_of(paragraphs: list[str], direction: bool) -> list[str]:
+    """The turns of a dialogue: its speeches, behind a stage direction that names the speakers where one is wanted."""
+    turns = [paragraph.strip("\n") for paragraph in paragraphs]
+    names = list(dict.fromkeys(match[1] for turn in turns if (match := re.match(r"([^:\n]+):\n", turn))))
+    return [f"Enter {' and '.join(names)}.", *turns] if direction and names else turns
+
+
 def rows_of(
     paragraphs: list[str],
     tokenizer: sentencepiece.SentencePieceProcessor,
     context: int,
     mean: float,
     generator: np.random.Generator,
+    dialogues: float = 0.0,
 ) -> NDArray[np.int64]:
-    """One epoch as rows `[rows, context + 1]`, in random order of documents; the end of the last is IGNORED."""
+    """One epoch as rows `[rows, context + 1]`, in random order of documents; the end of the last is IGNORED.
+
+    `mean` is that of a document's paragraphs; `dialogues` is the share of documents that are dialogues.
+    """
     documents: list[list[int]] = []
     start = 0
     while start < len(paragraphs):
         end = start + int(generator.geometric(1.0 / mean))
-        documents.append([*tokenizer.encode("".join(paragraphs[start:end]).rstrip("\n")), EOS])
+        run = paragraphs[start:end]
+        if generator.random() < dialogues:
+            turns = turns_of(run, direction=generator.random() < 0.5)
+        else:
+            turns = ["".join(run).rstrip("\n")]
+        documents.append([token for turn in turns for token in (*tokenizer.encode(turn), EOS)])
         start = end
     rows: list[int] = []
     for index in generator.permutation(len(documents)):
@@ -130,7 +147,11 @@ def rows_of(
 
 
 def validation_rows(
-    paragraphs: list[str], tokenizer: sentencepiece.SentencePieceProcessor, context: int, mean: float
+    paragraphs: list[str],
+    tokenizer: sentencepiece.SentencePieceProcessor,
+    context: int,
+    mean: float,
+    dialogues: float,
 ) -> Tensor:
     """The held-out text as rows `[rows, context + 1]`, the same at every call."""
-    return torch.from_numpy(rows_of(paragraphs, tokenizer, context, mean, np.random.default_rng(0)))
+    return torch.from_numpy(rows_of(paragraphs, tokenizer, context, mean, np.random.default_rng(0), dialogues))

@@ -120,6 +120,22 @@ def test_every_library_that_a_module_declares_is_in_the_wheel(installed: Install
     assert len([*installed.folder.rglob("*.[ch]")]) == len(sources)
 
 
+def test_the_demo_model_runs_from_the_wheel(installed: Installed, tmp_path: Path) -> None:
+    """Away from the source tree, and without a name."""
+    command = [sys.executable, "-P", "-m", "tandem.client", "run", "ROMEO:", "--max-tokens=4", "--verbose"]
+    environment = {**os.environ, "PYTHONPATH": str(installed.folder)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "output  4 tokens" in done.stderr
+    names = {path.name for path in (installed.folder / "tandem" / "demo").iterdir()}
+    assert {"model.safetensors", "chat_template.jinja", "tokenizer.model"} <= names
+    where = "from tandem.client.cli.services import find_model; print(find_model(None, None)[0])"
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", where], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert found.stdout.strip() == str(installed.folder / "tandem" / "demo")
+
+
 def test_a_library_that_was_altered_is_not_loaded(installed: Installed) -> None:
     (library,) = [path for path in installed.libraries() if path.name.startswith("encoders-")]
     data = bytearray(library.read_bytes())

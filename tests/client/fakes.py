@@ -214,6 +214,8 @@ class ByteTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         opening = streams[key][0]
         response, *known = _decode_step(opening, request, *streams[key][1:])
         response.stream_key = key
+        if opening.HasField("answer") and response.text:
+            response.events.add(content=response.text)
         streams[key] = (opening, *known)
         if response.done:
             del streams[key]

@@ -93,7 +93,7 @@ async def test_a_stream_that_nobody_holds_any_more_is_cancelled(client: AsyncCli
     async for _chunk in client.stream("Hi", seed=0):
         break
     gc.collect()
-    await worker.seen[0].cancelled.wait()
+    assert await worker.seen[0].cancelled.wait()
 
 
 async def test_a_stream_that_was_never_read_never_calls(client: AsyncClient, worker: CountingWorker) -> None:

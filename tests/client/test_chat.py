@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import subprocess
 from types import MappingProxyType
 from typing import Any
@@ -221,34 +219,6 @@ def test_a_model_without_a_template_says_what_to_do(servers: ServersThread, tmp_
     missing = tandem(servers, "chat", "Hi", "--chat-template", str(tmp_path / "none"))
     assert missing.returncode == 1
     assert missing.stderr.count("\n") == 1
-
-
-def test_a_conversation_on_a_terminal_remembers_what_was_said(servers: ServersThread) -> None:
-    controller, terminal = pty.openpty()
-    process = subprocess.Popen(
-        [*TANDEM, "chat", "--seed", "0", "--max-tokens", "6"],
-        env=environment(servers, TERM="xterm-256color"), stdin=terminal, stdout=terminal, stderr=terminal,
-    )  # fmt: skip
-    os.close(terminal)
-    shown = b""
-
-    def wait_for(words: bytes, times: int) -> None:
-        nonlocal shown
-        while shown.count(words) < times:
-            shown += os.read(controller, 65536)
-
-    for turn, said in enumerate((b"one\n", b"two\n", b"\x04"), 1):
-        wait_for(b"> ", turn)
-        os.write(controller, said)
-    assert process.wait(60) == 0
-    os.close(controller)
-    answer = TEXT[:6]
-    prompts = [list(seen.request.prompt_ids) for seen in servers.worker.seen]
-    assert prompts == [
-        prompt_of(("user", "one")),
-        prompt_of(("user", "one"), ("assistant", answer), ("user", "two")),
-    ]
-    assert shown.decode().count(answer) == 2
 
 
 @pytest.mark.parametrize("arguments", [["--tokenizer-address", "127.0.0.1:1"], ["--worker-address", "127.0.0.1:1"]])

@@ -31,6 +31,9 @@ def test_what_comes_new_gives_all_attempts_back() -> None:
     for _ in range(100):
         patience.failed(LOST, may_wait=False)
         patience.progressed()
+    patience.failed(LOST, may_wait=False)
+    with pytest.raises(UnavailableError):
+        patience.failed(LOST, may_wait=False)
 
 
 def test_waiting_for_a_restart_spends_time_and_no_attempts() -> None:
@@ -54,6 +57,12 @@ def test_each_wait_has_the_whole_time_after_something_new() -> None:
         clock.now = begin + 9
         patience.failed(LOST, may_wait=True)
         patience.progressed()
+    clock.now = 200
+    patience.failed(LOST, may_wait=True)
+    clock.now = 210
+    patience.failed(LOST, may_wait=True)  # the attempt
+    with pytest.raises(UnavailableError):
+        patience.failed(LOST, may_wait=True)
 
 
 def test_without_attempts_nothing_is_waited_for() -> None:

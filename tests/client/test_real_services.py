@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -448,3 +450,30 @@ def test_no_stop_string_ends_an_answer_before_min_tokens(tokenizer: str, worker:
             assert (await client.generate("ROMEO:", **options)).output_ids == result.output_ids
 
     asyncio.run(same())
+
+
+async def test_sixteen_clients_with_one_system_prompt_use_both_workers_alike(
+    folder: Path, demo: Path, tokenizer: str, worker: str
+) -> None:
+    second = Process(folder, "tandem.worker", f"--model={demo}", f"--tokenizer-address={tokenizer}", "--threads=1")
+    system = "You are a citizen of Rome, and you speak as they do on a stage. " * 6
+    answered: Counter[str] = Counter()
+
+    async def talk(number: int, client: AsyncClient) -> None:
+        for turn in range(10):
+            prompt = f"{system}\n{number}, {turn}: what news?\n"
+            result = await client.generate(prompt, max_tokens=24, ignore_eos=True, seed=turn)
+            assert result.worker is not None
+            answered[result.worker] += 1
+
+    try:
+        addresses = [worker, second.address()]
+        async with contextlib.AsyncExitStack() as stack:
+            clients = [
+                await stack.enter_async_context(AsyncClient(tokenizer, addresses, timeout=120)) for _ in range(16)
+            ]
+            await asyncio.gather(*(talk(number, client) for number, client in enumerate(clients)))
+    finally:
+        second.stop()
+    assert answered.total() == 160
+    assert max(answered.values()) <= 0.6 * 160, answered

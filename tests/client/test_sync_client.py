@@ -82,6 +82,7 @@ def test_dropping_a_stream_cancels(sync_client: Client, servers: ServersThread) 
         break
     gc.collect()
     servers.wait(servers.worker.seen[0].cancelled)
+    assert servers.worker.seen[0].cancelled.is_set()
 
 
 def test_cancel_from_another_thread_wakes_the_reader(sync_client: Client, servers: ServersThread) -> None:

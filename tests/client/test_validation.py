@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -18,6 +19,7 @@ from tandem.client import (
     Grammar,
     InvalidArgumentError,
     JsonSchema,
+    Reasoning,
     Regex,
     SamplingParams,
     Segment,
@@ -133,8 +135,8 @@ def test_a_wrong_value_is_named_with_what_is_allowed(field: str, value: Any) -> 
 @pytest.mark.parametrize(("field", "value"), _cases(RIGHT))
 def test_a_right_value_becomes_a_request(field: str, value: Any) -> None:
     plan = make_plan("Hi", {field.rpartition(".")[2]: value}, None)  # type: ignore[misc]
-    plan.request([1], "")
-    plan.decode_open([1])
+    assert list(plan.request([1], "").prompt_ids) == [1]
+    assert plan.decode_open([1]) is not None
 
 
 @pytest.mark.parametrize("value", [[""], ["x" * 1025], ["ä" * 513], ["\udc80"], ["ok", 7]])
@@ -173,6 +175,34 @@ def test_a_wrong_guide_is_named(guide: Any, field: str) -> None:
     (violation,) = caught.value.violations
     assert violation.field == field
     assert violation.description.startswith("must ")
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "field"),
+    [
+        ("</think>", "reasoning"),
+        (Reasoning(end_ids=[]), "reasoning.end_ids"),
+        (Reasoning(end_ids=[1] * 65), "reasoning.end_ids"),
+        (Reasoning(end_ids="5"), "reasoning.end_ids"),  # type: ignore[arg-type]
+        (Reasoning(end_ids=[1, -1]), "reasoning.end_ids[1]"),
+        (Reasoning(end_ids=[2**32]), "reasoning.end_ids[0]"),
+        (Reasoning(end_ids=[1], max_tokens=-1), "reasoning.max_tokens"),
+        (Reasoning(end_ids=[1], begin_ids=[2]), "reasoning.begin_ids"),
+    ],
+)
+def test_wrong_reasoning_is_named(reasoning: Any, field: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        make_plan("Hi", {"reasoning": reasoning, "guided": Regex("a")}, None)
+    (violation,) = caught.value.violations
+    assert violation.field == field
+    assert violation.description.startswith("must ")
+
+
+def test_a_pydantic_model_is_a_guide() -> None:
+    pydantic = pytest.importorskip("pydantic")
+    person = pydantic.create_model("Person", name=(str, ...), age=(int, ...))
+    request = make_plan("Hi", {"guided": person}, None).request([1], "")
+    assert json.loads(request.guided.json_schema) == person.model_json_schema()
 
 
 def test_fewer_samples_than_outputs_are_refused() -> None:
@@ -312,7 +342,7 @@ async def test_text_calls_check_their_arguments_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [{}, {"tokenizer": ""}, {"worker": ["a:1", "a:1"]}, {"worker": [5]}, {"tokenizer": 5}, {"worker": []}]
+    "arguments", [{}, {"tokenizer": ""}, {"worker": ["a:1", "a:1"]}, {"worker": [0]}, {"tokenizer": -5}, {"worker": []}]
 )
 def test_a_client_without_usable_addresses_cannot_be_built(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):

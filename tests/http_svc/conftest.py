@@ -23,7 +23,7 @@ from tandem.client import AsyncClient
 from tests.integration.worker_process import Worker
 
 # Says whatever a template may be given.
-TEMPLATE = """{{ bos_token }}{% for message in messages %}{{ message.role | upper }}:
+TEMPLATE = """{# Calls are in <tool_call>. #}{{ bos_token }}{% for message in messages %}{{ message.role | upper }}:
 {{ message.content }}
 {% for call in message.tool_calls or [] %}{{ call.function.name }} {{ call.function.arguments | tojson }}
 {% endfor %}

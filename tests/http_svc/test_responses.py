@@ -79,7 +79,7 @@ def test_parse_and_the_streaming_helper(client: openai.OpenAI) -> None:
         ({"background": True}, "background"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"input": []}, "input"),
-        ({"input": [{"type": "reasoning", "id": "r"}]}, "input[0].type"),
+        ({"input": [{"type": "web_search_call", "id": "r"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"input": "long " * 600}, "input"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),

@@ -291,6 +291,8 @@ async def test_headers_without_end_end_the_connection(stack: Stack, endless: byt
                     await writer.drain()
                     await asyncio.sleep(0)
         writer.close()
+        async with caller(server) as client:
+            assert (await client.get("/health")).status_code == 200
 
 
 async def test_a_connection_without_a_request_does_not_stay(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,29 @@ VIOLATIONS = {
         "speculation.prompt_lookup_ngram",
         "1 to 8",
     ),
+    "reasoning without an end": (
+        request(reasoning=pb.ReasoningParams(max_tokens=5)),
+        "reasoning.end_ids",
+        "at least one element",
+    ),
+    "reasoning in another vocabulary": (
+        request(reasoning=pb.ReasoningParams(end_ids=[5, 1 << 20])),
+        "reasoning.end_ids[1]",
+        "below the vocabulary size",
+    ),
+    "reasoning that may not end": (
+        request(
+            reasoning=pb.ReasoningParams(end_ids=[5]),
+            sampling=pb.SamplingParams(banned_ids=[5]),
+        ),
+        "reasoning.end_ids",
+        "5 may not",
+    ),
+    "a guide before its reasoning": (
+        request(reasoning=pb.ReasoningParams(end_ids=[5], begin_ids=[6]), guided=pb.GuidedDecoding(regex="a")),
+        "reasoning.begin_ids",
+        "must be empty with guided",
+    ),
     "guided without a guide": (request(guided=pb.GuidedDecoding()), "guided", "one of json_schema"),
     "no choices": (
         request(guided=pb.GuidedDecoding(choices=pb.ChoiceList())),

@@ -222,6 +222,32 @@ async def test_a_guided_answer_is_resumed_forked_and_cut_like_any_other(services
     assert text.startswith(short)
 
 
+async def test_a_guide_begins_behind_reasoning_that_ends_at_its_budget(services: Services):
+    schema = json.dumps({"type": "array", "items": {"type": "integer", "maximum": 9}, "minItems": 3, "maxItems": 3})
+    mark, budget = [700, 701], 7
+
+    def request(**fields: Any) -> pb.GenerateRequest:
+        asked = guided_request(3, 200, json_schema=schema, **fields)
+        asked.reasoning.CopyFrom(pb.ReasoningParams(end_ids=mark, max_tokens=budget))
+        return asked
+
+    whole = await services.worker.generate(request())
+    assert whole.ids[budget : budget + 2] == mark
+    assert len(json.loads(await services.text(whole.ids[budget + 2 :]))) == 3
+    assert whole.finished is not None
+    assert whole.finished.usage.reasoning_tokens == budget
+    for cut in (1, budget, budget + 1, budget + 2, budget + 4, len(whole.ids)):
+        again = request()
+        again.resumed_output_ids.extend(whole.ids[:cut])
+        rest = await services.worker.generate(again)
+        assert whole.ids[:cut] + rest.ids == whole.ids
+        assert rest.finished is not None
+        assert rest.finished.usage.reasoning_tokens == budget
+    speculating = request()
+    speculating.speculation.CopyFrom(pb.SpeculationParams(max_draft_tokens=6, prompt_lookup_ngram=1))
+    assert (await services.worker.generate(speculating)).ids == whole.ids
+
+
 async def test_min_tokens_and_ignore_eos_do_not_break_the_grammar(services: Services):
     request = guided_request(1, 50, regex="(ab|cd)+")
     request.stopping.min_tokens = 12

@@ -108,6 +108,42 @@ def test_every_token_of_an_epoch_is_trained_on_once_and_rows_begin_with_bos(
     assert sorted(numbers) == list(range(100))
 
 
+def test_each_turn_of_a_dialogue_ends_as_in_the_chat_template(
+    train_demo: ModuleType, trained: Path, repository: Path
+) -> None:
+    """The ids that the training sees are those of the tokenizer's own rendering."""
+    from jinja2 import Environment
+
+    tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(trained / "tokenizer.model"))
+    paragraphs = ["ROMEO:\nOne.\n\n", "JULIET:\nTwo,\nthree.\n\n"]
+    rows = [train_demo.rows_of(paragraphs, tokenizer, 256, 1e9, np.random.default_rng(seed), 1.0) for seed in range(9)]
+    kept = [[token for token in row.flatten().tolist() if token != IGNORED] for row in rows]
+    seen = {"</s>".join(tokenizer.decode(part) for part in split_at(each[1:], EOS)) for each in kept}
+    messages = [{"role": "user", "content": "One."}, {"role": "assistant", "content": "Two,\nthree."}]
+    template = Environment(keep_trailing_newline=True).from_string((trained / "chat_template.jinja").read_text())
+    names = {"bos_token": "<s>", "eos_token": "</s>"}
+    system = [{"role": "system", "content": "Enter ROMEO and JULIET."}]
+    rendered = {template.render(messages=each, **names) for each in (messages, [*system, *messages])}
+    assert {text.removeprefix("<s>").removesuffix("</s>") for text in rendered} == seen
+    prompt = template.render(messages=messages[:1], add_generation_prompt=True, speaker="NURSE", **names)
+    assert prompt == "<s>ROMEO:\nOne.</s>NURSE:\n"
+    assert (repository / "models/demo/chat_template.jinja").read_text() == train_demo.CHAT_TEMPLATE
+
+
+def test_a_training_goes_on_with_an_earlier_result(train_demo: ModuleType, trained: Path, tmp_path: Path) -> None:
+    shape = train_demo.Shape(
+        vocab_size=400, hidden_size=64, intermediate_size=96, layers=2, heads=4, kv_heads=2, context=64
+    )
+    recipe = train_demo.Recipe(steps=1, batch=4, warmup=1, learning_rate=1e-5, evaluate_every=1)
+    train_demo.train(made_up_play(), tmp_path, shape, recipe, "play.txt", Console(quiet=True), trained)
+    assert (tmp_path / "tokenizer.model").read_bytes() == (trained / "tokenizer.model").read_bytes()
+    before, after = (load_file(folder / "model.safetensors") for folder in (trained, tmp_path))
+    assert all(torch.allclose(before[name], after[name], atol=1e-3) for name in before)
+    assert (
+        "| Beginning | weights and vocabulary of an earlier result: 12 steps of" in (tmp_path / "README.md").read_text()
+    )
+
+
 def split_at(tokens: list[int], end: int) -> list[list[int]]:
     parts: list[list[int]] = [[]]
     for token in tokens:
@@ -157,7 +193,14 @@ def test_a_text_too_uniform_for_the_vocabulary_is_refused(
 def test_the_demo_folder_is_complete_and_small(repository: Path) -> None:
     folder = repository / "models" / "demo"
     files = {file.name: file.stat().st_size for file in folder.iterdir()}
-    expected = {"README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.model"}
+    expected = {
+        "README.md",
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.model",
+    }
     assert set(files) == expected
     assert sum(files.values()) < 12_000_000
     config = json.loads((folder / "config.json").read_text())
@@ -186,20 +229,10 @@ def test_the_demo_model_has_the_validation_loss_of_its_card(
     tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     _, held_out = split_text(read_text(shared_data / "corpus" / "tinyshakespeare.txt"))
+    recipe = train_demo.Recipe()
     rows = validation_rows(
-        held_out, tokenizer, model.config.max_position_embeddings, train_demo.Recipe().document_paragraphs
+        held_out, tokenizer, model.config.max_position_embeddings, recipe.document_paragraphs, recipe.dialogues
     )
     rows = rows[::3]
-    nats = train_demo.evaluate(LogitsOnly(model), rows, 8)
+    nats = train_demo.evaluate(model, rows, 8)
     assert nats / int(train_demo.targets_of(rows).ne(IGNORED).sum()) == pytest.approx(float(stated[1]), abs=0.02)
-
-
-class LogitsOnly(torch.nn.Module):
-    """A transformers model as a function from ids to logits."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.model(ids).logits

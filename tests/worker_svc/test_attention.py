@@ -15,6 +15,7 @@ from tandem.worker.model.cpu.operations import NativeOperations
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import KVFormat, Plain, kv_format
 from tandem.worker.model.operations import Operations, TorchOperations
+from tests.worker_svc.model.cuda.kernels.attention_reference import attention as exact_pages
 
 LAYOUTS = [(8, 4, 8), (8, 2, 64), (5, 5, 12), (6, 1, 16), (4, 2, 32)]  # heads, kv heads, head dim
 KINDS: dict[str, type[TorchOperations]] = {"torch": TorchOperations, "compiled": NativeOperations}
@@ -48,9 +49,12 @@ class Scene:
         stored: KVFormat | None = None,
         window: int = 0,
         longest: int = 300,
+        cap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> None:
         self.generator = np.random.default_rng(0)
-        self.heads, self.scale, self.window = heads, head_dim**-0.5, window
+        self.heads, self.scale, self.window, self.cap = heads, head_dim**-0.5, window, cap
+        self.sinks = sinks
         self.operations = operations or TorchOperations()
         self.cache = KVCache(CacheShape(1, 100, page_size, kv_heads, head_dim, stored or Plain(dtype)), "cpu")
         torch.manual_seed(0)
@@ -80,7 +84,7 @@ class Scene:
         q = torch.cat([sequence.q[start:end] for sequence, start, end in parts])
         q = torch.cat([q, q.new_full((-row % 4, *q.shape[1:]), 7.0)])
         plan = self.operations.plan(segments, self.cache, self.heads, self.window)
-        out = plan.attend(self.cache.keys[0], self.cache.values[0], q, self.scale)
+        out = plan.attend(self.cache.keys[0], self.cache.values[0], q, self.scale, self.cap, self.sinks)
         return [out[s.row : s.row + s.length] for s in segments]
 
 
@@ -165,3 +169,34 @@ def test_rows_of_no_segment_give_zeros(operations: Operations):
     out = plan.attend(scene.cache.keys[0], scene.cache.values[0], q, 1.0)
     assert not out[[0, 1, 3]].any()
     assert out[2].any()
+
+
+@pytest.mark.parametrize("cap", [0.5, 30.0])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_capped_scores_are_those_of_float64_with_the_same_bits_in_any_company(
+    operations: Operations, layout: tuple[int, int, int], cap: float
+):
+    scene = Scene(*layout, torch.float32, operations=operations, window=70, longest=120, cap=cap)
+    for sequence in scene.sequences:
+        segments = [Segment(0, sequence.length, 0, sequence.pages)]
+        cache = scene.cache
+        stored = cache.shape.format
+        wanted = exact_pages(sequence.q, cache.keys[0], cache.values[0], stored, segments, scene.scale, 70, cap)
+        (ours,) = scene.attend([(sequence, 0, sequence.length)])
+        assert (ours - wanted).abs().max() < 1e-5  # of a sum near 1 that tanh is made of, times the cap
+    assert_same_bits(scene)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_sink_takes_its_part_of_the_softmax_with_the_same_bits_in_any_company(
+    operations: Operations, layout: tuple[int, int, int]
+):
+    sinks = torch.linspace(-20, 20, layout[0])
+    scene = Scene(*layout, torch.float32, operations=operations, window=70, longest=120, sinks=sinks)
+    for sequence in scene.sequences:
+        segments, cache = [Segment(0, sequence.length, 0, sequence.pages)], scene.cache
+        pages = (cache.keys[0], cache.values[0], cache.shape.format)
+        wanted = exact_pages(sequence.q, *pages, segments, scene.scale, 70, 0.0, sinks)
+        (ours,) = scene.attend([(sequence, 0, sequence.length)])
+        assert (ours - wanted).abs().max() < ERRORS[torch.float32]
+    assert_same_bits(scene)

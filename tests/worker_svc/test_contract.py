@@ -20,6 +20,7 @@ from tandem.worker.engine.process.messages import EngineInfo, Step
 from tandem.worker.engine.request import RequestStatistics
 from tandem.worker.front.admin import OPERATOR_METHODS, AdminServicer
 from tandem.worker.front.metrics import WorkerMetrics
+from tests.worker_svc.front.test_validation import INFO
 
 SERVICE = admin_pb2.DESCRIPTOR.services_by_name["WorkerAdminService"]
 BY_FRONT = {  # what the front adds to what the engine tells
@@ -80,7 +81,7 @@ def test_counters_go_on_when_an_engine_takes_the_place_of_another():
     metrics = WorkerMetrics(registry, "demo")
     names = [field.name for field in dataclasses.fields(EngineStatistics)]
     for _ in range(2):
-        metrics.engine_started()
+        metrics.engine_started(INFO)
         for times in (1, 3):
             counted = EngineStatistics(*(times * (place + 1) for place in range(len(names))))
             metrics.step(step(Load(running_requests=times, pages_total=8, pages_referenced=2, statistics=counted)))

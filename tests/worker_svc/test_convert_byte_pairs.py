@@ -16,7 +16,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 
 from tandem.tokenizer.formats import load_tokenizer
 from tandem.tokenizer.formats.byte_alphabet import ALPHABET
-from tandem.worker.convert.byte_pairs import _CUTS, merges_of_ranks
+from tandem.worker.convert.byte_pairs import CUTS, merges_of_ranks
 from tandem.worker.convert.run import convert
 from tests.worker_svc.model.llama_folders import random_llama
 
@@ -28,7 +28,7 @@ TEXTS = [
     "<|eot_id|> in text, and <mask> too",
     "aaaaaaaaaaaaaaaa 1 22 333 4444",
 ]
-NAMES = {name: cut for cut, name in _CUTS.items()}
+NAMES = {name: cut for cut, name in CUTS.items()}
 
 
 def trained(pre: str, corpus: str) -> tokenizers.Tokenizer:

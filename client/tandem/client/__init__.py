@@ -9,6 +9,7 @@ with Client(tokenizer="localhost:50051", worker="localhost:50052") as client:
 """
 
 from tandem.client.account import FinishReason, Usage
+from tandem.client.answers import AnswerEvent, ContentEvent, ReasoningEvent, ToolCall, ToolCallEvent
 from tandem.client.async_client import AsyncClient
 from tandem.client.async_stream import AsyncStream
 from tandem.client.errors import (
@@ -39,6 +40,7 @@ from tandem.client.errors import (
 from tandem.client.guided import Choices, Grammar, Guide, JsonSchema, Regex
 from tandem.client.operators import WorkerLoad, WorkerState
 from tandem.client.params import GenerateOptions, StoppingParams
+from tandem.client.reasoning import Reasoning
 from tandem.client.sampling_params import SamplingParams
 from tandem.client.settings import ConnectionSettings, Credentials, FailoverSettings
 from tandem.client.sync_client import Client, Stream
@@ -59,7 +61,7 @@ from tandem.client.types import (
     TextInput,
     Timings,
     TokenizerInfo,
-    ToolCall,
+    ToolRun,
     TopLogprobs,
     Vocabulary,
 )
@@ -67,6 +69,7 @@ from tandem.client.types import (
 __all__ = [
     "AbortedError",
     "AlreadyExistsError",
+    "AnswerEvent",
     "AsyncClient",
     "AsyncStream",
     "CancelledError",
@@ -78,6 +81,7 @@ __all__ = [
     "ClientClosedError",
     "ConfigurationError",
     "ConnectionSettings",
+    "ContentEvent",
     "Conversation",
     "Credentials",
     "DataLossError",
@@ -103,6 +107,8 @@ __all__ = [
     "Prompt",
     "PromptLogprobs",
     "QuarantinedError",
+    "Reasoning",
+    "ReasoningEvent",
     "Regex",
     "ResourceExhaustedError",
     "ResultNotReadyError",
@@ -117,6 +123,8 @@ __all__ = [
     "Timings",
     "TokenizerInfo",
     "ToolCall",
+    "ToolCallEvent",
+    "ToolRun",
     "TopLogprobs",
     "UnauthenticatedError",
     "UnavailableError",

@@ -34,6 +34,8 @@ class Usage:
     peak_kv_bytes: int | None = None  # of those pages
     draft_tokens_proposed: int | None = None  # computed by speculation
     draft_tokens_accepted: int | None = None  # of them, those that became output
+    # of the output, resumed_output_ids included: before end_ids and behind begin_ids
+    reasoning_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,24 +1,45 @@
-"""Chooses the worker that gets a prompt: the one that has most likely cached its prefix. Pure.
+"""Chooses the worker that gets a prompt: one that has most likely cached its prefix and is not busier than others.
+Pure.
 
-Rendezvous hashing: each worker scores hash(key, worker) and the highest wins, so that a worker that leaves moves only
-its own keys. Load is bounded (Mirrokni et al., "Consistent Hashing with Bounded Loads", 2016): a worker that already
-has more than its fair share of this client's running requests, times a slack, passes the request on to the next.
+1. **Who has it.** Workers stand in rendezvous order: each scores hash(key, worker), and the key is made of the prompt's
+   first tokens. A worker that leaves moves only its own keys, and clients that know nothing of each other agree.
+2. **Who is busy.** Load is bounded (Mirrokni et al., "Consistent Hashing with Bounded Loads", 2016): a worker with more
+   than its fair share of the load of all, times a slack, is passed over.
+3. **A conversation sticks.** The client remembers where it sent the pages of earlier prompts (`PrefixMemory`). A prompt
+   that goes on from one of them goes there too, where there is room.
+4. **A common beginning spreads.** Prompts that part ways behind the same system prompt are no conversation. A key that
+   is a share of the client's requests gets that share of the workers and some room, at least two: two of them are
+   drawn, and one of these by their loads ("The Power of Two Choices", Mitzenmacher, 2001). While nothing runs anywhere,
+   the first in order gets it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import random
 from array import array
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from operator import mul
+from typing import NamedTuple, TypeVar
 
-# Prompts that share this many first tokens go to one worker. Fewer would put every prompt with one common opening
-# phrase on one worker; more would part the turns of a short conversation.
+# Prompts that share this many first tokens have one order of workers. Fewer would give one order to every prompt with
+# one common opening phrase; more would part the turns of a short conversation.
 PREFIX_TOKENS = 64
 SLACK = 1.25
+ROOM = 4.0  # workers for a key, times its share of the requests
+STEEPNESS = 4  # of the odds between two workers by their loads
+RECENT_KEYS = 256  # of which shares are counted
 # Below this many running requests a worker is never called overloaded.
 FREE_REQUESTS = 4
+
+HALF_LIFE = 4.0  # seconds
+PAGE_TOKENS = 16  # of a name in a client's memory
+MOST_NAMES = 512  # of a prompt; what is behind them counts no more
+MOST_REMEMBERED = 1 << 16  # names, some 20 MB
+_PAGE_BYTES = PAGE_TOKENS * array("I").itemsize
 
 T = TypeVar("T")
 
@@ -31,13 +52,139 @@ def prefix_key(salt: str, prompt_ids: Sequence[int]) -> str:
     return digest.hexdigest()
 
 
+class Pages(NamedTuple):
+    """The whole pages of a prompt: a name for each, which is of all tokens up to its end, and the tokens. Names differ
+    from process to process."""
+
+    names: list[int]
+    tokens: bytes
+
+    @classmethod
+    def of(cls, salt: str, prompt_ids: Sequence[int]) -> Pages:
+        """Cuts a prompt into pages."""
+        data = array("I", prompt_ids[: MOST_NAMES * PAGE_TOKENS]).tobytes()
+        name, names = hash(salt), []
+        for start in range(0, len(data) - _PAGE_BYTES + 1, _PAGE_BYTES):
+            name = hash((name, data[start : start + _PAGE_BYTES]))
+            names.append(name)
+        return cls(names, data)
+
+    def after(self, count: int) -> bytes:
+        """Returns the tokens of the page behind the first `count`, as many as it has."""
+        return self.tokens[count * _PAGE_BYTES : (count + 1) * _PAGE_BYTES]
+
+
+NO_PAGES = Pages([], b"")
+
+
+@dataclass(slots=True)
+class _Known:
+    worker: str  # the last one that got it
+    after: bytes  # the tokens that followed
+    parted: bool = False  # others followed too: it is a common beginning
+
+    def goes_on(self, after: bytes) -> bool:
+        """Tells whether these tokens go on from those that followed, or are a part of them."""
+        return after.startswith(self.after) or self.after.startswith(after)
+
+
+@dataclass(slots=True)
+class PrefixMemory:
+    """Where the pages of earlier prompts were sent, the last MOST_REMEMBERED of them."""
+
+    _known: OrderedDict[int, _Known] = field(default_factory=OrderedDict)
+    _recent: deque[str] = field(default_factory=deque)  # keys
+    _counts: Counter[str] = field(default_factory=Counter)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def worker_of(self, pages: Pages) -> str | None:
+        """Returns the worker that a prompt goes on at; None where it goes on from no earlier one, or only from what
+        others have in common with it."""
+        known, depth = None, 0
+        for name in pages.names:
+            found = self._known.get(name)
+            if found is None:
+                break
+            known, depth = found, depth + 1
+        if known is None or known.parted or not known.goes_on(pages.after(depth)):
+            return None
+        return known.worker
+
+    def remember(self, pages: Pages, worker: str) -> None:
+        """Records that a prompt went to a worker."""
+        for depth, name in enumerate(pages.names, start=1):
+            after = pages.after(depth)
+            known = self._known.pop(name, None) or _Known(worker, after)
+            known.parted |= not known.goes_on(after)
+            known.worker, known.after = worker, after
+            self._known[name] = known
+        while len(self._known) > MOST_REMEMBERED:
+            self._known.popitem(last=False)
+
+    def share_of(self, key: str) -> float:
+        """Counts a request with this key; returns the key's share of the last RECENT_KEYS requests."""
+        self._recent.append(key)
+        self._counts[key] += 1
+        if len(self._recent) > RECENT_KEYS:
+            oldest = self._recent.popleft()
+            self._counts[oldest] -= 1
+            if not self._counts[oldest]:
+                del self._counts[oldest]
+        return self._counts[key] / len(self._recent)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What a worker told with an answer: how many requests of others it held, and when (seconds, a steady clock)."""
+
+    others: float
+    at: float
+
+
+def estimated_loads(own: Sequence[int], reports: Sequence[LoadReport | None], now: float) -> list[float]:
+    """Returns how many requests each worker is likely to hold: our own, and those of others. What was told fades, by
+    half every HALF_LIFE, into the mean of what all have told, which also stands for who has told nothing."""
+    weights = [0.0 if report is None else 0.5 ** ((now - report.at) / HALF_LIFE) for report in reports]
+    told = [0.0 if report is None else report.others for report in reports]
+    total = sum(weights)
+    mean = sum(map(mul, weights, told)) / total if total else 0.0
+    mean *= min(1.0, total)  # and the mean into nothing
+    return [
+        mine + weight * others + (1 - weight) * mean for mine, weight, others in zip(own, weights, told, strict=True)
+    ]
+
+
 def score(key: str, worker: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{key}\0{worker}".encode(), digest_size=8).digest(), "big")
 
 
-def choose(key: str, workers: Iterable[T], name: Callable[[T], str], running: Callable[[T], int]) -> T:
-    """Returns the first worker in rendezvous order that is not overloaded. At least one worker must be given."""
-    order = sorted(workers, key=lambda worker: score(key, name(worker)), reverse=True)
-    fair = (sum(running(worker) for worker in order) + 1) / len(order)
-    capacity = max(FREE_REQUESTS, math.ceil(SLACK * fair))
-    return next((worker for worker in order if running(worker) < capacity), order[0])
+def choose(
+    key: str,
+    workers: Sequence[T],
+    name: Callable[[T], str],
+    loads: Sequence[float],
+    *,
+    sticks_to: str | None = None,
+    share: float | None = None,
+    draw: Callable[[], float] = random.random,
+) -> T:
+    """Returns one of the workers, of which there must be one. `loads` are their requests; `sticks_to` names the worker
+    that has an earlier part; `share` is the key's share of this client's requests, without which the first in order
+    with room is taken. `draw` is uniform in [0, 1)."""
+    ranked = sorted(zip(workers, loads, strict=True), key=lambda each: score(key, name(each[0])), reverse=True)
+    order, loads = [worker for worker, _ in ranked], [each for _, each in ranked]
+    capacity = max(FREE_REQUESTS, math.ceil(SLACK * (sum(loads) + 1) / len(order)))
+    free = [place for place, each in enumerate(loads) if each < capacity] or [loads.index(min(loads))]
+    for place in free:
+        if name(order[place]) == sticks_to:
+            return order[place]
+    if share is None or len(free) == 1 or sum(loads) < 1:
+        return order[free[0]]
+    few = free[: max(2, math.ceil(ROOM * share * len(order)))]
+    first = few.pop(int(draw() * len(few)))
+    second = few[int(draw() * len(few))]
+    # By odds: if all took the less loaded one, clients that see it at the same time would meet there.
+    weights = [(loads[place] + 1) ** -STEEPNESS for place in (first, second)]
+    return order[first if draw() * sum(weights) < weights[0] else second]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import uuid
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,10 +14,17 @@ import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from tandem.client import forks
+from tandem.client.addresses import Address, tokenizer_address, worker_addresses
 from tandem.client.async_stream import AsyncStream, cancelled_by_caller
 from tandem.client.conversations import chat_request, conversation_violations
 from tandem.client.deadline import Deadline
-from tandem.client.discovery import LOOKUP_SECONDS, WorkersName
+from tandem.client.discovery import LOOKUP_SECONDS
+from tandem.client.environment import (
+    TOKENIZER_VARIABLE,
+    WORKER_VARIABLE,
+    addresses_in_environment,
+    credentials_in_environment,
+)
 from tandem.client.errors import (
     ClientClosedError,
     ConfigurationError,
@@ -51,8 +59,10 @@ from tandem.client.text_calls import (
     encode_messages,
 )
 from tandem.client.texts import TextService
+from tandem.client.tools import run_tool, tool_name
 from tandem.client.types import (
     ChatEncoding,
+    ChatMessage,
     Conversation,
     Encoding,
     GenerationResult,
@@ -61,6 +71,7 @@ from tandem.client.types import (
     Prompt,
     TextInput,
     TokenizerInfo,
+    ToolRun,
     Vocabulary,
 )
 from tandem.client.validation import check_timeout
@@ -80,10 +91,12 @@ class AsyncClient(AsyncOperators):
         async with AsyncClient(tokenizer="localhost:50051", worker="localhost:50052") as client:
             result = await client.generate("Once upon a time", max_tokens=64, temperature=0)
 
-    Addresses are gRPC targets ("host:port", "unix:/path"). Leave out the worker to only encode and decode, or the
-    tokenizer to generate from ids with `detokenize=False`. The worker "dns:///name:port" stands for every address that
-    the name resolves to, now and later. With several workers, each prompt goes to the one that has most likely cached
-    its beginning, among those whose health is SERVING.
+    Addresses are "host:port", a port number of this machine, or gRPC targets ("unix:/path"); commas separate several
+    workers. Without any, they come from TANDEM_TOKENIZER_ADDRESS and TANDEM_WORKER_ADDRESS, and credentials from
+    TANDEM_CA_FILE, TANDEM_TOKEN_FILE and the other variables of the command line. Leave out the worker to only encode
+    and decode, or the tokenizer to generate from ids with `detokenize=False`. The worker "dns:///name:port" stands for
+    every address that the name resolves to, now and later. With several workers, each prompt goes to the one that has
+    most likely cached its beginning, among those whose health is SERVING.
 
     `timeout` is the budget in seconds of a call that names none; None means no limit. Any number of calls may run at
     once, all on the event loop that the client was first used on. Cancelling the task of a call ends it at both
@@ -97,8 +110,8 @@ class AsyncClient(AsyncOperators):
 
     def __init__(
         self,
-        tokenizer: str | None = None,
-        worker: str | Sequence[str] | None = None,
+        tokenizer: Address | None = None,
+        worker: Address | Sequence[Address] | None = None,
         *,
         timeout: float | None = DEFAULT_TIMEOUT_SECONDS,
         connection: ConnectionSettings | None = None,
@@ -106,19 +119,18 @@ class AsyncClient(AsyncOperators):
         failover: FailoverSettings | None = None,
         registry: CollectorRegistry | None = None,
     ) -> None:
-        addresses = [worker] if isinstance(worker, str) else list(worker or ())
+        if tokenizer is None and worker is None:
+            tokenizer, worker = addresses_in_environment()
+            credentials = credentials or credentials_in_environment()
+        addresses = [] if worker is None else worker_addresses(worker)
         if tokenizer is None and not addresses:
-            raise ConfigurationError("a client needs the address of a tokenizer, of a worker, or of both")
-        for address in (*addresses, *([] if tokenizer is None else [tokenizer])):
-            if not isinstance(address, str) or not address.strip():
-                raise ConfigurationError(f"an address must be a string such as 'localhost:50051', not {address!r}")
-        for address in addresses:
-            WorkersName.parse(address)  # or say what is wrong with it
-        if len(set(addresses)) != len(addresses):
-            raise ConfigurationError("each worker address may be given only once")
+            raise ConfigurationError(
+                "a client needs the address of a tokenizer, of a worker, or of both, as arguments or in "
+                f"{TOKENIZER_VARIABLE} and {WORKER_VARIABLE}"
+            )
         if violations := check_timeout(timeout):
             raise invalid_argument(violations)
-        self._tokenizer_address = tokenizer
+        self._tokenizer_address = None if tokenizer is None else tokenizer_address(tokenizer)
         self._worker_addresses = addresses
         self._timeout = timeout
         self._connection = connection or ConnectionSettings()
@@ -327,6 +339,41 @@ class AsyncClient(AsyncOperators):
         template.
         """
         return await self._whole_answer(self._plan(_conversation(messages), options, ""))
+
+    async def run_tools(
+        self,
+        messages: Sequence[Message] | Conversation,
+        functions: Sequence[Callable[..., Any]],
+        *,
+        max_rounds: int = 8,
+        **options: Unpack[GenerateOptions],
+    ) -> ToolRun:
+        """Holds a conversation in which the model calls functions of Python, until it answers without calls or
+        `max_rounds` answers were made; returns the last answer and all messages.
+
+        The functions' schemas are made from their signatures and docstrings. Each runs in a thread, or awaited where
+        it is a coroutine function; what one raises is told to the model. The other keywords are those of `generate`;
+        the timeout is for each answer.
+        """
+        if max_rounds < 1:
+            raise invalid_argument([FieldViolation("max_rounds", f"must be at least 1, not {max_rounds}")])
+        conversation = _conversation(messages)
+        known = {tool_name(function): function for function in functions}
+        said = list(conversation.messages)
+        request_id = options.get("request_id") or uuid.uuid4().hex
+        options["tools"] = [*options.get("tools", ()), *functions]
+        for number in range(max_rounds):
+            options["request_id"] = f"{request_id}-{number}"
+            result = await self.chat(dataclasses.replace(conversation, messages=list(said)), **options)
+            said.append(result.message)
+            if not result.tool_calls:
+                break
+            given = await asyncio.gather(*(run_tool(known, call) for call in result.tool_calls))
+            said += [
+                ChatMessage("tool", text, name=call.name, tool_call_id=call.id)
+                for call, text in zip(result.tool_calls, given, strict=True)
+            ]
+        return ToolRun(result, said)
 
     async def generate_batch(
         self, prompts: Sequence[Prompt], *, concurrency: int = 64, **options: Unpack[GenerateOptions]

@@ -7,8 +7,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TypeGuard
 
+from tandem.client.answers import ToolCall
 from tandem.client.errors import FieldViolation
-from tandem.client.types import ChatMessage, Conversation, Message, ToolCall
+from tandem.client.tools import Tool, tool_schema
+from tandem.client.types import ChatMessage, Conversation, Message
 from tandem.client.validation import Choice, Text
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 
@@ -35,17 +37,11 @@ def conversation_violations(conversation: Conversation, field: str = "") -> list
             _message(message, f"{place}messages[{index}]")
         except _WrongFieldError as error:
             violations.append(error.violation)
-    if not _is_list(conversation.tools):
-        return [
-            *violations,
-            FieldViolation(f"{place}tools", f"must be a list, not {type(conversation.tools).__name__}"),
-        ]
-    objects = {f"{place}tools[{index}]": tool for index, tool in enumerate(conversation.tools)}
-    for name, value in {**objects, f"{place}template_arguments": conversation.template_arguments}.items():
-        try:
-            _json(value, name)
-        except _WrongFieldError as error:
-            violations.append(error.violation)
+    violations += tools_violations(conversation.tools, f"{place}tools")
+    try:
+        _json(conversation.template_arguments, f"{place}template_arguments")
+    except _WrongFieldError as error:
+        violations.append(error.violation)
     violations += Text(0).problems(f"{place}chat_template", conversation.chat_template)
     violations += Choice(tuple(CHAT_POLICIES)).problems(f"{place}special_tokens", conversation.special_tokens)
     return violations
@@ -64,7 +60,7 @@ def chat_request(
         tokenizer=tokenizer,
         messages=[_message(message, "messages") for message in conversation.messages],
         add_generation_prompt=conversation.add_generation_prompt,
-        tools=[_json(tool, "tools") for tool in conversation.tools],
+        tools=tool_texts(conversation.tools),
         chat_template=conversation.chat_template,
         template_arguments=_json(conversation.template_arguments, "template_arguments"),
         include_rendered_text=rendered_text,
@@ -74,10 +70,36 @@ def chat_request(
     )
 
 
+def tool_texts(tools: Sequence[Tool]) -> list[str]:
+    """Returns tools without violations as JSON."""
+    return [_json(tool_schema(tool), "tools") for tool in tools]
+
+
+def with_tools(conversation: Conversation, tools: Sequence[Tool]) -> Conversation:
+    """Returns the conversation with further tools."""
+    return dataclasses.replace(conversation, tools=[*conversation.tools, *tools]) if tools else conversation
+
+
+def tools_violations(tools: object, field: str = "tools") -> list[FieldViolation]:
+    """Returns the violations of a list of tools."""
+    if not _is_list(tools):
+        return [FieldViolation(field, f"must be a list, not {type(tools).__name__}")]
+    violations: list[FieldViolation] = []
+    for index, tool in enumerate(tools):
+        place = f"{field}[{index}]"
+        try:
+            _json(tool_schema(tool), place)  # type: ignore[arg-type]
+        except _WrongFieldError as error:
+            violations.append(error.violation)
+        except (TypeError, ValueError) as error:
+            violations.append(FieldViolation(place, str(error)))
+    return violations
+
+
 def _message(given: Message, field: str) -> pb.ChatMessage:
     """Returns the message of the contract. Raises _WrongFieldError."""
     message = given if isinstance(given, ChatMessage) else _from_mapping(given, field)
-    for name in ("role", "content", "name", "tool_call_id"):
+    for name in ("role", "content", "name", "tool_call_id", "reasoning_content"):
         value = getattr(message, name)
         if value is not None or name == "role":
             for violation in Text(1 if name == "role" else 0).problems(f"{field}.{name}", value):
@@ -96,6 +118,7 @@ def _message(given: Message, field: str) -> pb.ChatMessage:
         name=message.name,
         tool_calls=calls,
         tool_call_id=message.tool_call_id,
+        reasoning_content=message.reasoning_content,
     )
 
 
@@ -107,11 +130,27 @@ def _from_mapping(given: object, field: str) -> ChatMessage:
         raise _WrongFieldError(field, f"has the unknown key {unknown[0]!r}; known are {', '.join(sorted(_KEYS))}")
     values = {name: value for name, value in given.items() if value is not None}
     values.setdefault("role", "")
+    if _is_list(values.get("content")):
+        values["content"] = _joined_parts(values["content"], f"{field}.content")
     calls = values.get("tool_calls", ())
     if not _is_list(calls):
         raise _WrongFieldError(f"{field}.tool_calls", f"must be a list, not {type(calls).__name__}")
     values["tool_calls"] = [_call(call, f"{field}.tool_calls[{index}]") for index, call in enumerate(calls)]
     return ChatMessage(**values)
+
+
+def _joined_parts(parts: Sequence[object], field: str) -> str:
+    """Joins parts of text by line ends. Raises _WrongFieldError for parts of other kinds."""
+    texts: list[str] = []
+    for index, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if not isinstance(part, Mapping) or kind != "text":
+            shown = repr(kind) if isinstance(kind, str) else type(part).__name__
+            raise _WrongFieldError(f"{field}[{index}].type", f"must be 'text', not {shown}: only text is served")
+        if not isinstance(part.get("text"), str):
+            raise _WrongFieldError(f"{field}[{index}].text", "must be a str")
+        texts.append(part["text"])
+    return "\n".join(texts)
 
 
 def _call(given: object, field: str) -> ToolCall:

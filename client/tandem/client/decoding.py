@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tandem.client.answers import size_of, without_first
 from tandem.client.decode_calls import SERVICE, DecodeCalls, DecodePlace
 from tandem.client.errors import CancelledError, InternalError, ResourceExhaustedError, UnavailableError
 from tandem.client.metrics import ClientMetrics
@@ -41,6 +42,7 @@ class TextDecoder:
         self._place: DecodePlace | None = None
         self._fed: list[int] = []
         self._given: list[str] = []
+        self._told = 0  # how much the events tell that were given
 
     async def feed(self, ids: Sequence[int], *, end: bool = False) -> pb.DecodeStreamResponse:
         """Sends more ids and returns the response; its `text` is only what is new. Raises StatusError."""
@@ -73,6 +75,10 @@ class TextDecoder:
                 self._metrics.failovers.labels(SERVICE).inc()
             if replay and self._given:
                 response.text = self._new_text(response.text)
+                events = without_first(response.events, self._told)
+                del response.events[:]
+                response.events.extend(events)
+            self._told += sum(map(size_of, response.events))
             if response.text:
                 self._given.append(response.text)
             return response
@@ -84,7 +90,8 @@ class TextDecoder:
 
     async def _send(self, ids: Sequence[int], *, opening: bool, end: bool) -> pb.DecodeStreamResponse:
         """Returns one response for any number of ids, which are sent in as many messages as needed."""
-        texts = []
+        texts: list[str] = []
+        events: list[pb.AnswerEvent] = []
         for start in range(0, len(ids) or 1, MESSAGE_IDS):
             part = ids[start : start + MESSAGE_IDS]
             last = start + MESSAGE_IDS >= len(ids)
@@ -92,10 +99,15 @@ class TextDecoder:
                 self._place = self._calls.place(self._opening.tokenizer, self._context)
             opens = self._opening if opening and not start else None
             response = await self._place.exchange(opens, part, end=end and last)
-            texts.append(response.text)
+            if len(part) < len(ids):
+                texts.append(response.text)
+                events += response.events
             if response.done:
                 break
-        response.text = "".join(texts)
+        if texts:
+            response.text = "".join(texts)
+            del response.events[:]
+            response.events.extend(events)
         return response
 
     def _new_text(self, replayed: str) -> str:

@@ -264,6 +264,13 @@ class RpcFailure(Protocol):
 _UNSENT = 'Failed "execute_batch"'
 
 
+_NO_METHOD = "method not found"  # gRPC's words
+_SWAPPED = {
+    "tokenizer": "there is no tokenizer service at this address: is it a worker's?",
+    "worker": "there is no worker at this address: is it a tokenizer service's?",
+}
+
+
 def from_rpc_error(error: RpcFailure, *, service: str, request_id: str = "") -> StatusError:
     """Returns the exception for a failed call, with the rich details of its status."""
     code, message = error.code(), error.details() or ""
@@ -271,6 +278,8 @@ def from_rpc_error(error: RpcFailure, *, service: str, request_id: str = "") -> 
     # asks for the call's real status.
     if code is grpc.StatusCode.INTERNAL and _UNSENT in (error.debug_error_string() or ""):
         code, message = grpc.StatusCode.UNAVAILABLE, "the connection was lost"
+    if code is grpc.StatusCode.UNIMPLEMENTED and message.casefold().startswith(_NO_METHOD) and service in _SWAPPED:
+        message = _SWAPPED[service]
     return from_status(code, message, error.trailing_metadata() or (), service=service, request_id=request_id)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator
 
-from tandem.client.affinity import prefix_key
+from tandem.client.affinity import NO_PAGES, Pages, prefix_key
 from tandem.client.discovery import LOOKUP_SECONDS
 from tandem.client.errors import (
     CancelledError,
@@ -58,6 +58,9 @@ class TokenStream:
         self._resumable = not plan.several and not stateful(self._request.sampling, _SAMPLING_LIMITS)
         self._fingerprint = fingerprint
         self._routing_key = plan.routing_key or prefix_key(plan.cache_salt, prompt_ids)
+        # A key that the caller chose stays with one worker.
+        self._share = None if plan.routing_key else pool.memory.share_of(self._routing_key)
+        self._pages = NO_PAGES if plan.routing_key else Pages.of(plan.cache_salt, prompt_ids)
         self._context = context
         self._failover = failover
         self._metrics = metrics
@@ -134,6 +137,7 @@ class TokenStream:
         request = self._request
         known = [0 if self._resumable else len(ids) for ids in self.outputs]  # is said again
         with worker.occupied():
+            self._pool.memory.remember(self._pages, worker.address)
             model = await worker.model(self._context.timeout("worker"))
             self._model = self._model or model
             # A worker refuses a fingerprint when it does not know its own, so only one that advertises it gets one.
@@ -160,6 +164,7 @@ class TokenStream:
                             self.prompt.MergeFrom(response.prompt_logprobs)
                         elif event == "accepted":
                             self._running = True
+                            worker.told_load(response.accepted)
                             if self.accepted is None:
                                 self.accepted = response.accepted
                             else:
@@ -214,7 +219,8 @@ class TokenStream:
         return await self._choose(tried) is None
 
     async def _choose(self, tried: set[Worker]) -> Worker | None:
-        return await self._pool.pick(self._routing_key, tried, self._context.deadline.cap(LOOKUP_SECONDS))
+        within = self._context.deadline.cap(LOOKUP_SECONDS)
+        return await self._pool.pick(self._routing_key, tried, within, pages=self._pages, share=self._share)
 
     async def _pick(self, tried: set[Worker]) -> Worker | None:
         """Returns a worker that was not tried; once output exists, one that serves the same model."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from tandem.client.errors import FieldViolation
 from tandem.inference.v1 import inference_pb2 as pb
@@ -44,7 +44,23 @@ class Grammar:
     lark: str
 
 
+class HasJsonSchema(Protocol):
+    """A class that tells its JSON schema, as pydantic's models do."""
+
+    @classmethod
+    def model_json_schema(cls) -> dict[str, Any]:
+        """Returns the schema."""
+        ...
+
+
 Guide = JsonSchema | Regex | Choices | Grammar
+
+
+def as_guide(guide: object) -> object:
+    """Returns the JSON schema of a class that has one, anything else as it is."""
+    if isinstance(guide, type) and hasattr(guide, "model_json_schema"):
+        return JsonSchema(guide.model_json_schema())
+    return guide
 
 
 def guide_violations(guide: object) -> Iterator[FieldViolation]:
@@ -69,7 +85,9 @@ def guide_violations(guide: object) -> Iterator[FieldViolation]:
         case JsonSchema() | Regex() | Grammar():
             pass
         case _:
-            yield FieldViolation("guided", f"must be JsonSchema, Regex, Choices or Grammar, not {type(guide).__name__}")
+            yield FieldViolation(
+                "guided", f"must be JsonSchema, Regex, Choices, Grammar or a pydantic model, not {type(guide).__name__}"
+            )
             return
     kind, text = _kind_and_text(guide)
     if not isinstance(text, str) or not text:

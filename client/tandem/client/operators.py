@@ -1,16 +1,15 @@
 """Operators' calls: each goes to all workers of a client, and the answers come by address.
 
-An RPC of WorkerAdminService is a method of `AsyncOperators` and a line of `Operators`.
+An RPC of WorkerAdminService is a method of `AsyncOperators` and a line of `Client`.
 """
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import grpc.aio
 
@@ -24,7 +23,6 @@ from tandem.inference.v1 import admin_pb2 as pb
 if TYPE_CHECKING:  # stubs have it, and at run time it is the class of the plain ones
     from tandem.inference.v1.admin_pb2_grpc import WorkerAdminServiceAsyncStub
 
-P = ParamSpec("P")
 T = TypeVar("T")
 Response = TypeVar("Response")
 
@@ -64,6 +62,9 @@ class WorkerLoad:
     output_tokens: int
     preemptions: int
     evictions: int
+    states_total: int  # slots for states of sequences; 0: no layer of the model has a state
+    states_running: int
+    states_cached: int  # kept for prefixes
     integrity_error: str | None  # None: not checked; "": the page table's bookkeeping is right
 
     @property
@@ -126,28 +127,3 @@ class AsyncOperators(ABC):
 
     @abstractmethod
     async def _of_each_worker(self, ask: Callable[[Worker], Awaitable[T]], context: CallContext) -> dict[str, T]: ...
-
-
-class Operators(ABC):
-    """The part of `Client` for operators."""
-
-    _async: AsyncOperators
-
-    @abstractmethod
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T: ...
-
-    @staticmethod
-    def _waiting(
-        call: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
-    ) -> Callable[Concatenate[Operators, P], T]:
-        """Makes a method that waits for the end of the asynchronous one."""
-
-        @functools.wraps(call)
-        def waiting(self: Operators, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            return self._run(call(self._async, *args, **kwargs))
-
-        return waiting
-
-    get_loads = _waiting(AsyncOperators.get_loads)
-    set_draining = _waiting(AsyncOperators.set_draining)
-    clear_prefix_cache = _waiting(AsyncOperators.clear_prefix_cache)

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from tandem.client.answers import AnswerSoFar
 from tandem.client.decoding import TextDecoder
 from tandem.client.plan import GenerationPlan
 from tandem.client.types import Chunk, TopLogprobs
@@ -33,6 +34,8 @@ class GrowingOutput:
         self._others: list[TopLogprobs] = []  # likewise
         self._texts: list[str] = []  # published pieces
         self._texts_read = 0
+        self.answer = AnswerSoFar(f"{plan.request_id}:{index}")
+        self._events_read = 0
         self._ids_read = 0
         self._ended = False
         self._came = asyncio.Event()
@@ -91,7 +94,8 @@ class GrowingOutput:
 
     def take(self) -> Chunk | None:
         """Returns what is new since the last call, or None."""
-        if self._texts_read == len(self._texts) and self._ids_read == self.ids_out:
+        events = self.answer.events[self._events_read :]
+        if self._texts_read == len(self._texts) and self._ids_read == self.ids_out and not events:
             return None
         new = slice(self._ids_read, self.ids_out)
         chunk = Chunk(
@@ -101,7 +105,9 @@ class GrowingOutput:
             ranks=self._ranks[new] if self._plan.with_logprobs else None,
             top_logprobs=self._others[new] if self._plan.with_top_logprobs else None,
             index=self.index,
+            events=events,
         )
+        self._events_read += len(events)
         self._texts_read, self._ids_read = len(self._texts), self.ids_out
         return chunk
 
@@ -121,6 +127,8 @@ class GrowingOutput:
             if new and self._decode_began is None:
                 self._decode_began = time.monotonic()
             response = await decoder.feed(new, end=end)
+            self.answer.add(response.events)
+            self.answer.reasoning_tokens = response.reasoning_ids
             if response.HasField("matched_stop"):
                 trimmed = 0 if self._plan.stopping.include_stop else response.trim_ids
                 self.matched_stop = response.matched_stop

@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
-from tandem.client.guided import Guide
+from tandem.client.guided import Guide, HasJsonSchema
+from tandem.client.reasoning import Reasoning
 from tandem.client.sampling_params import SamplingOptions, SamplingParams
+from tandem.client.tools import Tool
 
 SpecialTokens = Literal["text", "plain", "parse", "parse_listed", "reject"]
 Preset = Literal["creative", "balanced", "focused", "deterministic"]
@@ -112,7 +114,12 @@ class GenerateOptions(CallOptions, SamplingOptions, total=False):
     special_tokens: SpecialTokens  # policy for a prompt that is a str; default "text"
     add_special: bool  # BOS as the model expects; default True
 
-    guided: Guide | None  # what the answer must match: JsonSchema, Regex, Choices or Grammar
+    tools: Sequence[Tool]  # that the model may call: schemas or functions; beside those of a Conversation
+    answer_format: str  # how the answer is parsed; "": as the chat template tells, the default in chat; "none": not
+    in_reasoning: bool  # the prompt ends within reasoning; default: as its last tokens tell
+
+    guided: Guide | type[HasJsonSchema] | None  # what the answer must match; a pydantic model stands for its schema
+    reasoning: Reasoning | None  # where what the model thinks ends, its budget, and that guided begins behind it
     n: int  # outputs, 1 to 64; default 1
     best_of: int | None  # make so many and return the best n; n to 64. Nothing comes before all have ended
     length_penalty: float | None  # they are ranked by total logprob / length^length_penalty; default 1

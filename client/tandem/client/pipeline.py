@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from tandem.client.account import FinishReason, Usage
-from tandem.client.conversations import chat_request
+from tandem.client.conversations import chat_request, with_tools
 from tandem.client.decoding import TextDecoder
 from tandem.client.errors import StatusError, TandemError
 from tandem.client.generation import TokenStream
@@ -186,7 +186,9 @@ class Pipeline:
             assert self._texts is not None
             encoding: Encoding
             if isinstance(prompt, Conversation):
-                encoding = await self._texts.encode_chat(chat_request(prompt, plan.tokenizer), self._context)
+                encoding = await self._texts.encode_chat(
+                    chat_request(with_tools(prompt, plan.tools), plan.tokenizer), self._context
+                )
             else:
                 message = checked_encode_input(
                     prompt,  # type: ignore[arg-type]  # not ids, so text
@@ -253,7 +255,8 @@ class Pipeline:
             self._metrics.time_to_first_token.observe(first - self._started_at)
         if decode is not None and not self._decode_at_end:
             self._metrics.first_text.observe(decode)
-        outputs = [_output(output, tokens.finished.get(output.index, pb.Finished())) for output in self._outputs]
+        ended = tokens.finished
+        outputs = [_output(each, ended.get(each.index, pb.Finished()), self.plan) for each in self._outputs]
         return GenerationResult(
             text=outputs[0].text,
             output_ids=outputs[0].output_ids,
@@ -266,6 +269,11 @@ class Pipeline:
             matched_stop_token=outputs[0].matched_stop_token,
             matched_stop_sequence=outputs[0].matched_stop_sequence,
             outputs=outputs,
+            content=outputs[0].content,
+            reasoning=outputs[0].reasoning,
+            tool_calls=outputs[0].tool_calls,
+            broken_calls=outputs[0].broken_calls,
+            reasoning_tokens=outputs[0].reasoning_tokens,
             prompt_ids=self._prompt_ids,
             usage=_usage(len(self._prompt_ids), self._outputs, list(tokens.finished.values())),
             timings=Timings(
@@ -301,11 +309,17 @@ def _prompt_logprobs(message: pb.PromptLogprobs, plan: GenerationPlan) -> Prompt
     )
 
 
-def _output(output: GrowingOutput, finished: pb.Finished) -> Output:
+def _output(output: GrowingOutput, finished: pb.Finished, plan: GenerationPlan) -> Output:
     stopped = output.matched_stop is not None
     matched_token = finished.matched_stop_token if finished.HasField("matched_stop_token") else None
     matched_sequence = finished.matched_stop_sequence if finished.HasField("matched_stop_sequence") else None
+    answer = output.answer
     return Output(
+        content=answer.content if plan.parses else output.text,
+        reasoning=answer.reasoning,
+        tool_calls=answer.tool_calls,
+        broken_calls=answer.broken_calls,
+        reasoning_tokens=answer.reasoning_tokens,
         index=output.index,
         text=output.text,
         output_ids=output.output_ids,

@@ -8,18 +8,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from tandem.client.conversations import tool_texts, tools_violations
 from tandem.client.errors import FieldViolation, invalid_argument
-from tandem.client.guided import Guide, guide_message, guide_violations
+from tandem.client.guided import Guide, as_guide, guide_message, guide_violations
 from tandem.client.params import GenerateOptions, SpecialTokens, StoppingParams
 from tandem.client.prompts import prompt_violations
+from tandem.client.reasoning import Reasoning, reasoning_message, reasoning_violations
 from tandem.client.sampling import LIMITS as SAMPLING_LIMITS
 from tandem.client.sampling import to_message, violations_between, with_preset
 from tandem.client.sampling_params import SamplingParams
-from tandem.client.types import Prompt
+from tandem.client.tools import Tool
+from tandem.client.types import Conversation, Prompt
 from tandem.client.validation import RULES, check, check_metadata, check_timeout
 from tandem.inference.v1 import inference_pb2 as pb
+from tandem.limits.fields import limits_of
 from tandem.tokenizer.v1 import tokenizer_pb2
 
+_PARSING_LIMITS = limits_of(tokenizer_pb2.AnswerParsing.DESCRIPTOR)
+_MOST_TOOL_CHARACTERS = 64 << 10  # a quarter of the bytes that the service reads
 STOPPING_FIELDS = tuple(field.name for field in dataclasses.fields(StoppingParams))
 
 Params = TypeVar("Params", SamplingParams, StoppingParams)
@@ -49,7 +55,11 @@ class GenerationPlan:
     model: str = ""
     special_tokens: SpecialTokens = "text"
     add_special: bool = True
+    tools: Sequence[Tool] = ()
+    answer_format: str | None = None
+    in_reasoning: bool | None = None
     guided: Guide | None = None
+    reasoning: Reasoning | None = None
     n: int = 1
     best_of: int | None = None
     length_penalty: float | None = None
@@ -70,6 +80,31 @@ class GenerationPlan:
     def breaker_texts(self) -> list[str]:
         """The sequence breakers of DRY that are given as text."""
         return [self.dry_breakers] if isinstance(self.dry_breakers, str) else list(self.dry_breakers)
+
+    @property
+    def parses(self) -> bool:
+        """True when the answer is told as events."""
+        if self.answer_format is None:
+            return self.detokenize and isinstance(self.prompt, Conversation)
+        return self.detokenize and self.answer_format != "none"
+
+    @property
+    def all_tools(self) -> list[Tool]:
+        """The tools that the model may call."""
+        return [*(self.prompt.tools if isinstance(self.prompt, Conversation) else ()), *self.tools]
+
+    def _parsing(self) -> tokenizer_pb2.AnswerParsing | None:
+        if not self.parses:
+            return None
+        texts = tool_texts(self.all_tools)
+        # They only help to read calls, so that those of too many tools are read without.
+        too_many = len(texts) > _PARSING_LIMITS["tools"].bound or sum(map(len, texts)) > _MOST_TOOL_CHARACTERS
+        return tokenizer_pb2.AnswerParsing(
+            format=self.answer_format or "",
+            in_reasoning=self.in_reasoning,
+            tools=[] if too_many else texts,
+            without_calls=not texts,
+        )
 
     def with_breakers(self, sequences: Sequence[Sequence[int]]) -> GenerationPlan:
         """Returns the plan with these sequence breakers too. Raises InvalidArgumentError when there are too many."""
@@ -105,6 +140,7 @@ class GenerationPlan:
             include_stop=self.stopping.include_stop,
             graphemes=self.graphemes,
             min_ids=self.stopping.min_tokens or 0,
+            answer=self._parsing(),
         )
 
     def request(self, prompt_ids: Sequence[int], fingerprint: str) -> pb.GenerateRequest:
@@ -126,6 +162,7 @@ class GenerationPlan:
                 stop_sequences=[pb.TokenSequence(ids=ids) for ids in stopping.stop_sequences],
             ),
             guided=guide_message(self.guided),
+            reasoning=reasoning_message(self.reasoning),
             speculation=speculation if speculates else None,
             n=self.n if self.n > 1 else None,
             best_of=self.best_of,
@@ -161,6 +198,8 @@ def make_plan(
     given.setdefault("timeout", default_timeout)
     given["request_id"] = given.get("request_id") or uuid.uuid4().hex
     given = {name: value for name, value in given.items() if value is not None or name == "timeout"}
+    if "guided" in given:
+        given["guided"] = as_guide(given["guided"])
     metadata = given.get("metadata", {})
 
     values: dict[str, object] = {"preset": preset, "strategy": strategy}
@@ -183,7 +222,11 @@ def make_plan(
         + check_timeout(given["timeout"])
         + check_metadata(metadata)
     )
+    violations += tools_violations(given.get("tools", ()))
+    if not isinstance(given.get("answer_format", ""), str):
+        violations.append(FieldViolation("answer_format", "must be the name of a format, a str"))
     violations += guide_violations(given.get("guided"))
+    violations += reasoning_violations(given.get("reasoning"), given.get("guided"))
     n, best_of = given.get("n", 1), given.get("best_of")
     if isinstance(n, int) and isinstance(best_of, int) and 1 <= best_of < n:
         violations.append(FieldViolation("best_of", f"must be at least n {n}, not {best_of}"))

@@ -4,44 +4,26 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
+import inspect
 import threading
 import weakref
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from prometheus_client import CollectorRegistry
 
 from tandem.client import forks
+from tandem.client.addresses import Address
 from tandem.client.async_client import DEFAULT_TIMEOUT_SECONDS, AsyncClient
 from tandem.client.async_stream import AsyncStream
 from tandem.client.background import BackgroundLoop, acquire, release, wait
 from tandem.client.errors import ClientClosedError
-from tandem.client.operators import Operators
-from tandem.client.params import (
-    CallOptions,
-    CountOptions,
-    DecodeOptions,
-    EncodeChatOptions,
-    EncodeOptions,
-    GenerateOptions,
-)
 from tandem.client.settings import ConnectionSettings, Credentials, FailoverSettings
-from tandem.client.signatures import spell_out_keywords
-from tandem.client.types import (
-    ChatEncoding,
-    Chunk,
-    Conversation,
-    Encoding,
-    GenerationResult,
-    Message,
-    ModelInfo,
-    Prompt,
-    TextInput,
-    TokenizerInfo,
-    Vocabulary,
-)
+from tandem.client.types import Chunk, GenerationResult
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -116,8 +98,35 @@ class Stream:
         return self._stream.result
 
 
-@spell_out_keywords
-class Client(Operators):
+def _docstring(call: Callable[..., object]) -> str:
+    """Returns the docstring of an asynchronous method, with examples for the synchronous one."""
+    return (call.__doc__ or "").replace("await ", "").replace("async ", "")
+
+
+def _waiting(call: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Client, P], T]:
+    """Makes the method of `Client` that waits for the end of this one of `AsyncClient`."""
+
+    @functools.wraps(call)
+    def waiting(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run(call(self._async, *args, **kwargs))
+
+    waiting.__doc__ = _docstring(call)
+    return waiting
+
+
+def _streaming(call: Callable[Concatenate[Any, P], AsyncStream]) -> Callable[Concatenate[Client, P], Stream]:
+    """Makes the method of `Client` that returns the stream of this one of `AsyncClient`."""
+
+    @functools.wraps(call)
+    def streaming(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Stream:
+        return Stream(self, call(self._async, *args, **kwargs))
+
+    streaming.__doc__ = _docstring(call)
+    streaming.__signature__ = inspect.signature(call).replace(return_annotation="Stream")  # type: ignore[attr-defined]
+    return streaming
+
+
+class Client:
     """Text in, text out, through a tokenizer service and one or several workers.
 
         with Client(tokenizer="localhost:50051", worker="localhost:50052") as client:
@@ -129,8 +138,8 @@ class Client(Operators):
 
     def __init__(
         self,
-        tokenizer: str | None = None,
-        worker: str | Sequence[str] | None = None,
+        tokenizer: Address | None = None,
+        worker: Address | Sequence[Address] | None = None,
         *,
         timeout: float | None = DEFAULT_TIMEOUT_SECONDS,
         connection: ConnectionSettings | None = None,
@@ -174,150 +183,27 @@ class Client(Operators):
             finally:
                 release(self._loop)
 
-    # --- text to ids and back
-
-    def encode(self, text: TextInput, **options: Unpack[EncodeOptions]) -> Encoding:
-        """Returns the token ids of a text as an `Encoding`; BOS and EOS are added as the model expects.
-
-        Control tokens that are spelled in a str are ordinary characters, so a user's text cannot inject one. Parse them
-        (`special_tokens="parse"`) only in text that you trust; a list of `Segment` has a policy for each part. With
-        `add_special=False` no BOS and EOS are added. `offsets` and `pieces` fill the lists of these names, and
-        `truncate_to` cuts the end.
-
-            >>> encoding = client.encode("hello world", add_special=False, pieces=True)
-            >>> b"".join(encoding.pieces)
-            b'hello world'
-
-        Raises NotFoundError for a tokenizer that is not served, and InvalidArgumentError for a control token in the
-        text when `special_tokens="reject"`.
-        """
-        return self._run(self._async.encode(text, **options))
-
-    def encode_batch(self, texts: Sequence[TextInput], **options: Unpack[EncodeOptions]) -> list[Encoding]:
-        """Returns the `Encoding` of each text, in order; the keywords are those of `encode`."""
-        return self._run(self._async.encode_batch(texts, **options))
-
-    def encode_chat(
-        self, messages: Sequence[Message] | Conversation, **options: Unpack[EncodeChatOptions]
-    ) -> ChatEncoding:
-        """Returns the token ids of a conversation, as the model's chat template renders it. They can be used as a
-        prompt. Raises FailedPreconditionError when the model has no chat template."""
-        return self._run(self._async.encode_chat(messages, **options))
-
-    def count_tokens(self, text: TextInput, **options: Unpack[CountOptions]) -> int:
-        """Returns the number of ids that `encode` returns for the text, BOS and EOS included.
-
-            >>> encoding = client.encode("hello world")
-            >>> client.count_tokens("hello world") == len(encoding)
-            True
-
-        Only the number is sent back, so it is faster than `encode` for long texts.
-        """
-        return self._run(self._async.count_tokens(text, **options))
-
-    def count_tokens_batch(self, texts: Sequence[TextInput], **options: Unpack[CountOptions]) -> list[int]:
-        """Returns the number of ids of each text, in order; the keywords are those of `count_tokens`."""
-        return self._run(self._async.count_tokens_batch(texts, **options))
-
-    def decode(self, ids: Sequence[int] | Encoding, **options: Unpack[DecodeOptions]) -> str:
-        """Returns the text of token ids. Bytes that are not valid UTF-8 become U+FFFD; `decode_bytes` keeps them.
-
-        Control tokens are dropped unless `unparse_special=True`.
-
-            >>> client.decode(client.encode("hello world"))
-            'hello world'
-
-        Raises InvalidArgumentError for an id that is not in the vocabulary.
-        """
-        return self._run(self._async.decode(ids, **options))
-
-    def decode_bytes(self, ids: Sequence[int] | Encoding, **options: Unpack[DecodeOptions]) -> bytes:
-        """Returns the exact bytes of token ids, which may not be valid UTF-8; the keywords are those of `decode`."""
-        return self._run(self._async.decode_bytes(ids, **options))
-
-    def decode_batch(self, id_lists: Sequence[Sequence[int] | Encoding], **options: Unpack[DecodeOptions]) -> list[str]:
-        """Returns the text of each list of ids, in order; the keywords are those of `decode`."""
-        return self._run(self._async.decode_batch(id_lists, **options))
-
-    def list_tokenizers(self, **options: Unpack[CallOptions]) -> list[TokenizerInfo]:
-        """Returns the tokenizers that are loaded, the default first, without their special tokens."""
-        return self._run(self._async.list_tokenizers(**options))
-
-    def get_tokenizer(self, name: str = "", **options: Unpack[CallOptions]) -> TokenizerInfo:
-        """Describes one tokenizer with its special tokens; "" names the default. Raises NotFoundError."""
-        return self._run(self._async.get_tokenizer(name, **options))
-
-    def get_vocabulary(self, name: str = "", **options: Unpack[CallOptions]) -> Vocabulary:
-        """Returns the bytes, type and score of every id of a tokenizer; "" names the default. Raises NotFoundError."""
-        return self._run(self._async.get_vocabulary(name, **options))
-
-    # --- generation
-
-    def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Stream:
-        """Returns a stream that yields the continuation of a prompt in chunks, as they are made.
-
-            >>> with client.stream("Once upon a time", max_tokens=8) as stream:
-            ...     text = "".join([chunk.text for chunk in stream])
-            >>> text == stream.result.text
-            True
-
-        The keywords are those of `generate`. They are checked here, and wrong ones raise InvalidArgumentError at once.
-        The calls start when the stream is entered or first read; later errors are raised by the iteration, after all
-        chunks that came before them.
-        """
-        return Stream(self, self._async.stream(prompt, **options))
-
-    def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> GenerationResult:
-        """Returns the continuation of a prompt when it is complete, with its ids, usage and timings.
-
-            >>> result = client.generate("Once upon a time", max_tokens=8, temperature=0)
-            >>> result.usage.completion_tokens, result.finish_reason.name
-            (8, 'MAX_TOKENS')
-
-        Without `max_tokens` generation goes on until the model ends it or its context is full. Sampling parameters that
-        are not given have the model's defaults. When a worker goes away in the middle, another one continues
-        (`FailoverSettings`).
-
-        Raises NotFoundError for a model that is not served, and UnimplementedError for a parameter that the worker does
-        not support.
-        """
-        return self._run(self._async.generate(prompt, **options))
-
-    def stream_chat(self, messages: Sequence[Message] | Conversation, **options: Unpack[GenerateOptions]) -> Stream:
-        """Returns a stream that yields the answer to a conversation in chunks; it is used as that of `stream`. A
-        `Conversation` also holds tools and a chat template."""
-        return Stream(self, self._async.stream_chat(messages, **options))
-
-    def chat(self, messages: Sequence[Message] | Conversation, **options: Unpack[GenerateOptions]) -> GenerationResult:
-        """Returns the answer to a conversation when it is complete; the keywords are those of `generate`.
-
-            >>> result = client.chat([{"role": "user", "content": "Tell me a story."}], max_tokens=8)
-            >>> result.usage.completion_tokens
-            8
-
-        A `Conversation` also holds tools and a chat template. Raises FailedPreconditionError when the model has no chat
-        template.
-        """
-        return self._run(self._async.chat(messages, **options))
-
-    def generate_batch(
-        self, prompts: Sequence[Prompt], *, concurrency: int = 64, **options: Unpack[GenerateOptions]
-    ) -> list[GenerationResult]:
-        """Returns the results of many prompts, in order. At most `concurrency` run at a time; the timeout is for all of
-        them together.
-
-            >>> results = client.generate_batch(["Once upon a time", "In the beginning"], max_tokens=8)
-            >>> [result.usage.completion_tokens for result in results]
-            [8, 8]
-
-        The first error cancels the other prompts and is raised. Request ids are the given (or a random) one followed by
-        "-0", "-1" and so on.
-        """
-        return self._run(self._async.generate_batch(prompts, concurrency=concurrency, **options))
-
-    def get_models(self, **options: Unpack[CallOptions]) -> dict[str, ModelInfo | None]:
-        """Returns what each worker serves, by address; None for a worker that does not tell."""
-        return self._run(self._async.get_models(**options))
+    encode = _waiting(AsyncClient.encode)
+    encode_batch = _waiting(AsyncClient.encode_batch)
+    encode_chat = _waiting(AsyncClient.encode_chat)
+    count_tokens = _waiting(AsyncClient.count_tokens)
+    count_tokens_batch = _waiting(AsyncClient.count_tokens_batch)
+    decode = _waiting(AsyncClient.decode)
+    decode_bytes = _waiting(AsyncClient.decode_bytes)
+    decode_batch = _waiting(AsyncClient.decode_batch)
+    list_tokenizers = _waiting(AsyncClient.list_tokenizers)
+    get_tokenizer = _waiting(AsyncClient.get_tokenizer)
+    get_vocabulary = _waiting(AsyncClient.get_vocabulary)
+    stream = _streaming(AsyncClient.stream)
+    generate = _waiting(AsyncClient.generate)
+    stream_chat = _streaming(AsyncClient.stream_chat)
+    chat = _waiting(AsyncClient.chat)
+    run_tools = _waiting(AsyncClient.run_tools)
+    generate_batch = _waiting(AsyncClient.generate_batch)
+    get_models = _waiting(AsyncClient.get_models)
+    get_loads = _waiting(AsyncClient.get_loads)
+    set_draining = _waiting(AsyncClient.set_draining)
+    clear_prefix_cache = _waiting(AsyncClient.clear_prefix_cache)
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if forks.broken():  # before the lock, which a thread of the parent may have held

@@ -222,6 +222,7 @@ def _tokenizer_info(message: pb.Tokenizer) -> TokenizerInfo:
         adds_eos=message.adds_eos,
         source=message.source,
         max_input_bytes=message.max_input_bytes,
+        answer_format=message.answer_format,
         special_tokens=[
             SpecialToken(token.id, token.text, token.type == pb.TOKEN_TYPE_CONTROL) for token in message.special_tokens
         ],

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.client.account import FinishReason, Usage, WorkerTimings
+from tandem.client.answers import AnswerEvent, ContentEvent, ReasoningEvent, ToolCall
 from tandem.client.params import SpecialTokens
 from tandem.client.sampling_params import SamplingParams
+from tandem.client.tools import Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +40,6 @@ class Encoding:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call of a tool that an assistant's message asks for."""
-
-    name: str
-    arguments: Mapping[str, Any] | str = field(default_factory=dict)  # or a JSON object as text, as models write it
-    id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class ChatMessage:
     """One message of a conversation."""
 
@@ -55,6 +48,7 @@ class ChatMessage:
     name: str | None = None
     tool_calls: Sequence[ToolCall] = ()
     tool_call_id: str | None = None
+    reasoning_content: str | None = None  # what an earlier answer thought; templates keep or drop it
 
 
 Message = ChatMessage | Mapping[str, Any]  # a mapping has the keys of OpenAI's chat messages
@@ -66,7 +60,7 @@ class Conversation:
     token."""
 
     messages: Sequence[Message]
-    tools: Sequence[Mapping[str, Any]] = ()  # the JSON schema of each
+    tools: Sequence[Tool] = ()  # the JSON schema of each, or a function of Python
     chat_template: str = ""  # Jinja; "": the model's own
     template_arguments: Mapping[str, Any] = field(default_factory=dict)  # further variables for the template
     add_generation_prompt: bool = True  # ends with the beginning of an answer
@@ -124,6 +118,18 @@ class Chunk:
     ranks: list[int] | None = None  # likewise
     top_logprobs: list[TopLogprobs] | None = None  # likewise
     index: int = 0  # which output, where there are several
+    # What of the answer it tells; empty unless it is parsed. Events may come later than their text.
+    events: list[AnswerEvent] = field(default_factory=list)
+
+    @property
+    def content(self) -> str:
+        """The new text for the reader; all new text where the answer is not parsed."""
+        return "".join(event.text for event in self.events if isinstance(event, ContentEvent))
+
+    @property
+    def reasoning(self) -> str:
+        """The new text that the model wrote for itself."""
+        return "".join(event.text for event in self.events if isinstance(event, ReasoningEvent))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +146,21 @@ class Output:
     matched_stop: str | None = None
     matched_stop_token: int | None = None
     matched_stop_sequence: int | None = None
+    content: str = ""  # the text for the reader; all text where the answer was not parsed
+    reasoning: str = ""  # what the model wrote for itself
+    tool_calls: list[ToolCall] = field(default_factory=list)  # those that are complete; `arguments` are JSON as text
+    broken_calls: int = 0  # those that could not be read, and are content
+    reasoning_tokens: int = 0  # of its tokens
+
+    @property
+    def message(self) -> ChatMessage:
+        """The assistant's message that goes into the conversation."""
+        return ChatMessage(
+            "assistant",
+            self.content or (None if self.tool_calls else ""),
+            tool_calls=self.tool_calls,
+            reasoning_content=self.reasoning or None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +200,16 @@ class GenerationResult:
     ranks: list[int] | None = None  # parallel to output_ids; 1 is the most probable
     top_logprobs: list[TopLogprobs] | None = None  # parallel to output_ids
     prompt_logprobs: PromptLogprobs | None = None
+    content: str = ""  # the text for the reader; all text where the answer was not parsed
+    reasoning: str = ""  # what the model wrote for itself
+    tool_calls: list[ToolCall] = field(default_factory=list)  # those that are complete; `arguments` are JSON as text
+    broken_calls: int = 0  # those that could not be read, and are content
+    reasoning_tokens: int = 0  # of its tokens
+
+    @property
+    def message(self) -> ChatMessage:
+        """The assistant's message that goes into the conversation."""
+        return self.outputs[0].message
 
     @property
     def total_logprob(self) -> float | None:
@@ -197,6 +228,14 @@ class GenerationResult:
         if first is None or self.usage.completion_tokens < 2 or self.timings.total_seconds <= first:
             return None
         return (self.usage.completion_tokens - 1) / (self.timings.total_seconds - first)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolRun:
+    """What came of a conversation in which functions were called."""
+
+    result: GenerationResult  # the last answer
+    messages: list[Message]  # all of them: those that were given, answers, and what the functions gave
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +263,7 @@ class TokenizerInfo:
     source: str
     max_input_bytes: int
     special_tokens: list[SpecialToken]  # empty in a listing
+    answer_format: str = ""  # in which answers tell reasoning and calls of tools, as the chat template says; "": none
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,14 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
+from tandem.client.affinity import LoadReport
 from tandem.client.discovery import Target
 from tandem.client.errors import UnavailableError
 from tandem.client.metrics import ClientMetrics
 from tandem.client.rpc import CLOSED
 from tandem.client.settings import ConnectionSettings, Credentials, open_channel
 from tandem.client.types import ModelInfo
-from tandem.inference.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
+from tandem.inference.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 SERVICE = "tandem.inference.v1.InferenceService"
 
@@ -44,6 +45,7 @@ class Worker:
         self.address = target.address
         self.health = Health.UNKNOWN
         self.running = 0  # requests of this client
+        self.load: LoadReport | None = None  # what it told last
         self.reached = False  # it has answered before
         self._idle = asyncio.Event()
         self._idle.set()
@@ -71,6 +73,11 @@ class Worker:
             self.running -= 1
             if not self.running:
                 self._idle.set()
+
+    def told_load(self, accepted: inference_pb2.Accepted) -> None:
+        """Takes what the worker holds, as it told with an answer."""
+        held = accepted.running_requests + accepted.waiting_requests
+        self.load = LoadReport(max(0, held - self.running), time.monotonic())
 
     async def model(self, within: float | None) -> ModelInfo | None:
         """Returns the model that it serves, asked once for all callers. Returns None when it does not answer `within`

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Collection, Coroutine, Sequence
 
-from tandem.client.affinity import choose
+from tandem.client.affinity import NO_PAGES, Pages, PrefixMemory, choose, estimated_loads
 from tandem.client.discovery import LOOKUP_SECONDS, Resolve, Target, WorkersName, resolve
 from tandem.client.metrics import ClientMetrics
 from tandem.client.settings import ConnectionSettings, Credentials
@@ -42,6 +42,7 @@ class WorkerPool:
             else:
                 self._found[name] = None
         self.workers: list[Worker] = []
+        self.memory = PrefixMemory()
         self._watches: dict[Worker, asyncio.Task[None]] = {}
         self._leaving: set[Worker] = set()  # no longer among them, but something still runs there
         self._tasks: set[asyncio.Task[None]] = set()  # that follow names, or close what is left of a worker
@@ -51,16 +52,29 @@ class WorkerPool:
         self._first_answers_until = 0.0
         self._settle()
 
-    async def pick(self, key: str, avoid: Collection[Worker] = (), within: float = LOOKUP_SECONDS) -> Worker | None:
-        """Returns the worker for `key` among those that serve, except `avoid`. Returns None when there is none, or when
-        none becomes known `within` so many seconds."""
+    async def pick(
+        self,
+        key: str,
+        avoid: Collection[Worker] = (),
+        within: float = LOOKUP_SECONDS,
+        *,
+        pages: Pages = NO_PAGES,
+        share: float | None = None,
+    ) -> Worker | None:
+        """Returns the worker for `key` among those that serve, except `avoid`. `pages` are the prompt's, and
+        `share` the key's share of the requests: without it, all with one key go to one worker. Returns None when there
+        is none, or when none becomes known `within` so many seconds."""
         if len(self.workers) == 1 and not self._found:
             return None if self.workers[0] in avoid else self.workers[0]
         await self._watch(within)
         for health in (Health.SERVING, Health.UNKNOWN):
             candidates = [worker for worker in self.workers if worker.health is health and worker not in avoid]
             if candidates:
-                return choose(key, candidates, lambda worker: worker.address, lambda worker: worker.running)
+                loads = estimated_loads(
+                    [worker.running for worker in candidates], [worker.load for worker in candidates], time.monotonic()
+                )
+                sticks_to = self.memory.worker_of(pages)
+                return choose(key, candidates, _address, loads, sticks_to=sticks_to, share=share)
         self._look_again.set()
         return None
 
@@ -182,3 +196,7 @@ class WorkerPool:
             self._found[name] = found
             self._settle()
             self._changed.set()
+
+
+def _address(worker: Worker) -> str:
+    return worker.address

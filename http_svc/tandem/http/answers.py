@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from tandem.client import FinishReason, Output, Usage
@@ -14,6 +16,12 @@ class PromptDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionDetails(msgspec.Struct):
+    """Of the tokens of an answer."""
+
+    reasoning_tokens: int
+
+
 class UsageBody(msgspec.Struct):
     """What a request cost, in tokens, all its choices together."""
 
@@ -21,15 +29,17 @@ class UsageBody(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
 
 
-def usage_of(usage: Usage) -> UsageBody:
+def usage_of(usage: Usage, outputs: Sequence[Output] = ()) -> UsageBody:
     """As OpenAI's interface has it."""
     return UsageBody(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         prompt_tokens_details=PromptDetails(usage.cached_prompt_tokens or 0),
+        completion_tokens_details=CompletionDetails(sum(output.reasoning_tokens for output in outputs)),
     )
 
 
@@ -37,7 +47,9 @@ def finish_reason(output: Output) -> str:
     """Raises ApiError for an output that somebody ended at the worker."""
     if output.finish_reason is FinishReason.CANCELLED:
         raise aborted()
-    return "length" if output.finish_reason is FinishReason.MAX_TOKENS else "stop"
+    if output.finish_reason is FinishReason.MAX_TOKENS:
+        return "length"
+    return "tool_calls" if output.tool_calls else "stop"
 
 
 def aborted() -> ApiError:

@@ -20,6 +20,7 @@ from tandem.http.completions import Completions
 from tandem.http.errors import ApiError
 from tandem.http.messages import Messages
 from tandem.http.metrics import HttpMetrics
+from tandem.http.page import page_routes
 from tandem.http.responses import Responses
 from tandem.http.settings import HttpSettings
 from tandem.http.tokens import Tokens
@@ -62,9 +63,11 @@ def make_app(
         Route("/tokenize", texts.tokenize, methods=["POST"]),
         Route("/detokenize", texts.detokenize, methods=["POST"]),
     ]
+    page = page_routes() if settings.page else []
     border = Middleware(
         Border,
-        routes=[route.path for route in routes],
+        routes=[route.path for route in [*routes, *page]],
+        open_routes=["/health", *(route.path for route in page)],
         lifecycle=lifecycle,
         running=running,
         metrics=metrics,
@@ -82,7 +85,7 @@ def make_app(
             expose_headers=["x-request-id", "retry-after"],
         )
         middleware.insert(0, cors)
-    app = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _as_ours})
+    app = Starlette(routes=[*routes, *page], middleware=middleware, exception_handlers={HTTPException: _as_ours})
     app.router.redirect_slashes = False
     return app
 

@@ -31,7 +31,6 @@ access = logging.getLogger("tandem.http.access")
 
 BODY_SECONDS = 60.0  # for a request's body to come in
 CALLER_LEFT = 499  # as nginx counts those whose caller went away
-OPEN_ROUTES = frozenset({"/health"})  # for probes, which have no token, in any state
 _TRACEPARENT_LENGTH = 55  # a later version may say more, in what no metadata can hold
 _REQUEST_ID_HEADERS = (b"x-request-id", b"request-id")  # OpenAI's and Anthropic's
 _PARAMETER = re.compile(r"\{\w+(:path)?\}")
@@ -45,6 +44,7 @@ class Border:
         app: ASGIApp,
         *,
         routes: Collection[str],
+        open_routes: Collection[str],
         lifecycle: Lifecycle,
         running: RunningRpcs,
         metrics: HttpMetrics,
@@ -54,13 +54,14 @@ class Border:
     ) -> None:
         self._app = app
         self._routes = [(re.compile(_PARAMETER.sub(".+", route)), route.replace(":path", "")) for route in routes]
+        self._open_routes = frozenset(open_routes)  # answered in any state, and to callers without a token
         self._lifecycle = lifecycle
         self._running = running
         self._metrics = metrics
         self._tokens = tokens
         self._max_body_bytes = max_body_bytes
         self._max_calls = max_calls
-        self._open = 0  # requests, their bodies read or not; health aside
+        self._open = 0  # requests, their bodies read or not; open routes aside
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -70,7 +71,7 @@ class Border:
         put_call(scope, call)
         in_flight = self._metrics.in_flight.labels(call.route)
         in_flight.inc()
-        counted = call.route not in OPEN_ROUTES
+        counted = call.route not in self._open_routes
         self._open += counted
         try:
             await self._serve(call, scope, headers, receive, self._answering(call, send))
@@ -109,7 +110,7 @@ class Border:
             return {"type": "http.request", "body": bodies.pop(), "more_body": False}
 
         work = asyncio.ensure_future(self._app(scope, receive_body, send))
-        call.running = RunningRpc(call.route, work, work=call.route not in OPEN_ROUTES)
+        call.running = RunningRpc(call.route, work, work=call.route not in self._open_routes)
         self._running.add(call.running)
         try:
             await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
@@ -138,7 +139,7 @@ class Border:
 
     def _refuse(self, call: Call, headers: Headers) -> None:
         """Raises ApiError where a request is not let in."""
-        if call.route in OPEN_ROUTES:
+        if call.route in self._open_routes:
             return
         if self._tokens is not None:
             shown = _authorization(headers)
@@ -220,7 +221,7 @@ class Border:
             for kind, count in counted.items():
                 self._metrics.tokens.labels(kind).inc(count)
                 told[f"{kind}_tokens"] = count
-        level = logging.DEBUG if call.route in OPEN_ROUTES else logging.INFO
+        level = logging.DEBUG if call.route in self._open_routes else logging.INFO
         access.log(level, "%s %s", method if method.isalpha() else "?", call.route, extra=told)
 
 

@@ -1,7 +1,7 @@
 """POST /v1/chat/completions.
 
 Messages become a prompt by the model's chat template, at the tokenizer service: what they hold never becomes a control
-token. What an answer says about tools or its reasoning is not parsed: it is in `content` as the model wrote it.
+token. What an answer says about tools and its reasoning is told in `tool_calls` and `reasoning_content`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tandem.client import (
     JsonSchema,
     Output,
     ToolCall,
+    ToolCallEvent,
 )
 from tandem.http.answers import UsageBody, finish_reason, usage_of
 from tandem.http.call import Call, body_of, call_of
@@ -72,6 +73,7 @@ class MessageFields(msgspec.Struct, forbid_unknown_fields=True):
     audio: None = None
     function_call: None = None
     annotations: Json = ABSENT  # ignored
+    reasoning_content: str | None = None
 
     def message(self, place: str) -> ChatMessage:
         """As the SDK has it. Raises ApiError."""
@@ -84,6 +86,7 @@ class MessageFields(msgspec.Struct, forbid_unknown_fields=True):
                 ToolCall(call.function.name, call.function.arguments or "{}", call.id) for call in self.tool_calls or ()
             ],
             tool_call_id=self.tool_call_id,
+            reasoning_content=self.reasoning_content,
         )
 
 
@@ -217,10 +220,38 @@ read_chat = decoder(ChatFields)
 # --- the answer
 
 
+class FunctionBody(msgspec.Struct, omit_defaults=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallBody(msgspec.Struct, omit_defaults=True):
+    """A call of a tool, or more of it, which has an index."""
+
+    function: FunctionBody
+    index: int | None = None
+    id: str | None = None
+    type: str | None = None
+
+
 class Message(msgspec.Struct):
-    content: str
+    content: str | None
     role: str = "assistant"
     refusal: str | None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[CallBody] | msgspec.UnsetType = msgspec.UNSET
+
+
+def _message(output: Output) -> Message:
+    calls = [
+        CallBody(FunctionBody(call.name, str(call.arguments)), id=call.id, type="function")
+        for call in output.tool_calls
+    ]
+    return Message(
+        output.content or (None if calls else ""),
+        reasoning_content=output.reasoning or msgspec.UNSET,
+        tool_calls=calls or msgspec.UNSET,
+    )
 
 
 class Choice(msgspec.Struct):
@@ -242,6 +273,21 @@ class ChatCompletion(msgspec.Struct):
 class Delta(msgspec.Struct, omit_defaults=True):
     role: str | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallBody] | None = None
+
+
+def _delta(chunk: Chunk) -> Delta:
+    calls = [
+        CallBody(FunctionBody(event.name or None, event.arguments), event.call, event.id or None,
+                 "function" if event.name else None)
+        for event in chunk.events
+        if isinstance(event, ToolCallEvent) and (event.name or event.arguments)
+    ]  # fmt: skip
+    return Delta(None, chunk.content or None, chunk.reasoning or None, calls or None)
+
+
+_NOTHING = Delta()
 
 
 class ChunkChoice(msgspec.Struct):
@@ -298,7 +344,7 @@ class _Answer:
         choices = []
         for output in result.outputs:
             logprobs = await self._logprobs(output)
-            choice = Choice(output.index, Message(output.text), finish_reason(output), logprobs)
+            choice = Choice(output.index, _message(output), finish_reason(output), logprobs)
             choices.append(msgspec.Raw(msgspec.json.encode(choice)))
         return ChatCompletion(
             id=self._id,
@@ -306,7 +352,7 @@ class _Answer:
             created=self._created,
             model=self._fields.model,
             choices=choices,
-            usage=usage_of(result.usage),
+            usage=usage_of(result.usage, result.outputs),
         )
 
     async def events(self, stream: AsyncStream) -> AsyncGenerator[bytes, None]:
@@ -317,17 +363,16 @@ class _Answer:
                 yield self._chunk([ChunkChoice(index, Delta(role="assistant", content=""))])
             chunk = first
             while chunk is not None:
-                if chunk.text or chunk.logprobs:
-                    yield self._chunk(
-                        [ChunkChoice(chunk.index, Delta(content=chunk.text), await self._logprobs(chunk))]
-                    )
+                delta = _delta(chunk)
+                if delta != _NOTHING or chunk.logprobs:
+                    yield self._chunk([ChunkChoice(chunk.index, delta, await self._logprobs(chunk))])
                 chunk = await stream.next_chunk()
             result = stream.result
         self._call.usage = result.usage
         for output in result.outputs:
             yield self._chunk([ChunkChoice(output.index, Delta(), finish_reason=finish_reason(output))])
         if self._fields.include_usage:
-            yield self._chunk([], usage_of(result.usage))
+            yield self._chunk([], usage_of(result.usage, result.outputs))
 
     def _chunk(self, choices: list[ChunkChoice], usage: UsageBody | None = None) -> bytes:
         """`usage` is there, as null, in all chunks of a stream that ends with one."""

@@ -75,10 +75,13 @@ class OwnFields(msgspec.Struct, kw_only=True):
     bypass_cache: bool | None = None
     draft_tokens: int | None = None
     prompt_lookup: int | None = None
+    guided: GuidedFields | None = None
 
     def own_options(self) -> dict[str, Any]:
         """The keywords of the SDK for what was given of these and of the sampling parameters."""
         given = {name: getattr(self, name) for name in (*LIMITS, *OWN)}
+        if self.guided is not None:
+            given["guided"] = self.guided.guide()
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -93,7 +96,6 @@ class GenerationFields(OwnFields, kw_only=True):
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    guided: GuidedFields | None = None
     prompt_cache_key: str | None = None  # requests with one key go to the same worker
     # Ignored on purpose: they are about accounts and storage, and clients send them.
     user: Json = ABSENT
@@ -109,8 +111,6 @@ class GenerationFields(OwnFields, kw_only=True):
         found |= {name: value for name in ("n", "stop") if (value := getattr(self, name)) is not None}
         if self.prompt_cache_key:
             found["routing_key"] = self.prompt_cache_key
-        if self.guided is not None:
-            found["guided"] = self.guided.guide()
         if self.stream_options is not None and not self.stream:
             raise wrong("stream_options", "is for streams: set stream")
         return cast(GenerateOptions, found)

@@ -1,12 +1,12 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's interface.
 
 Its blocks become the messages that chat templates know: what tools gave is a message of the role `tool`, the system
-prompt one of the role `system`. Text alone comes back: what an answer says about tools or its reasoning is not parsed.
+prompt one of the role `system`. An answer has blocks of the types `thinking`, `text` and `tool_use`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tandem.client import (
+    AnswerEvent,
     AsyncStream,
     ChatMessage,
     Conversation,
@@ -22,7 +23,9 @@ from tandem.client import (
     GenerateOptions,
     JsonSchema,
     Output,
+    ReasoningEvent,
     ToolCall,
+    ToolCallEvent,
     Usage,
 )
 from tandem.http.answers import aborted
@@ -50,7 +53,7 @@ class Block(msgspec.Struct, forbid_unknown_fields=True):
     source: Json = ABSENT
     title: Json = ABSENT
     context: Json = ABSENT
-    thinking: Json = ABSENT
+    thinking: str | None = None
     signature: Json = ABSENT
     data: Json = ABSENT
     citations: Json = ABSENT
@@ -70,6 +73,7 @@ class MessageFields(msgspec.Struct, forbid_unknown_fields=True):
         texts: list[str] = []
         calls: list[ToolCall] = []
         results: list[ChatMessage] = []
+        thoughts: list[str] = []
         for index, block in enumerate(self.content):
             where = f"{place}.content[{index}]"
             if block.type == "tool_use" and self.role == "assistant":
@@ -78,11 +82,14 @@ class MessageFields(msgspec.Struct, forbid_unknown_fields=True):
             elif block.type == "tool_result" and self.role == "user":
                 content = _text(block.content or "", f"{where}.content")
                 results.append(ChatMessage("tool", content, tool_call_id=block.tool_use_id))
+            elif block.type == "thinking" and self.role == "assistant":
+                thoughts.append(block.thinking or "")
             else:
                 texts.append(_text([block], where))
         if texts or calls or not results:
             text = "\n".join(texts) if texts or not calls else None
-            results.append(ChatMessage(self.role, text, tool_calls=calls))
+            thought = "\n".join(thoughts) or None
+            results.append(ChatMessage(self.role, text, tool_calls=calls, reasoning_content=thought))
         return results
 
 
@@ -152,8 +159,8 @@ class PromptFields(OwnFields, kw_only=True):
         check_count(len(self.messages), "messages")
         if self.messages[-1].role == "assistant":
             raise wrong("messages", "must not end with the assistant's: nothing is said for it", "not_served")
-        if self.thinking is not None and self.thinking.type != "disabled":
-            raise wrong("thinking.type", "must be 'disabled'", "not_served")
+        if self.thinking is not None and self.thinking.type not in ("enabled", "adaptive", "disabled"):
+            raise wrong("thinking.type", "must be 'enabled', 'adaptive' or 'disabled'")
         choice = "auto" if self.tool_choice is None else self.tool_choice.type
         if choice not in ("auto", "none"):
             raise wrong("tool_choice.type", "must be 'auto' or 'none'", "not_served")
@@ -162,6 +169,8 @@ class PromptFields(OwnFields, kw_only=True):
         arguments = object_of(self.chat_template_kwargs, "chat_template_kwargs")
         if self.output_config is not None and self.output_config.effort is not None:
             arguments = {"reasoning_effort": self.output_config.effort, **arguments}
+        if self.thinking is not None and self.thinking.type != "adaptive":
+            arguments = {"enable_thinking": self.thinking.type == "enabled", **arguments}
         system = [] if self.system is None else [ChatMessage("system", _text(self.system, "system"))]
         given = [each.messages(f"messages[{index}]") for index, each in enumerate(self.messages)]
         return conversation_of(
@@ -189,6 +198,8 @@ class MessagesFields(PromptFields, kw_only=True):
         found["max_tokens"] = self.max_tokens
         chosen = None if self.output_config is None else self.output_config.format
         if chosen is not None:
+            if self.guided is not None:
+                raise wrong("guided", "cannot be beside output_config.format")
             if chosen.type != "json_schema" or not is_given(chosen.schema):
                 raise wrong("output_config.format", "must have the type 'json_schema' and a schema")
             found["guided"] = JsonSchema(text_of(chosen.schema))
@@ -200,6 +211,7 @@ read_messages, read_count = decoder(MessagesFields), decoder(PromptFields)
 
 # --- the answer
 
+NOTHING_SIGNED = ""  # thoughts come back as they were told, and nobody checks them
 _STOP_REASONS = {FinishReason.MAX_TOKENS: "max_tokens", FinishReason.STOP_STRING: "stop_sequence"}
 
 
@@ -207,6 +219,33 @@ class TextBlock(msgspec.Struct):
     text: str
     type: str = "text"
     citations: None = None
+
+
+class ThinkingBlock(msgspec.Struct):
+    thinking: str
+    type: str = "thinking"
+    signature: str = NOTHING_SIGNED
+
+
+class ToolUseBlock(msgspec.Struct):
+    id: str
+    name: str
+    input: msgspec.Raw
+    type: str = "tool_use"
+
+
+AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+def _blocks(output: Output) -> list[AnswerBlock]:
+    blocks: list[AnswerBlock] = []
+    if output.reasoning:
+        blocks.append(ThinkingBlock(output.reasoning))
+    if output.content or not output.tool_calls:
+        blocks.append(TextBlock(output.content))
+    return blocks + [
+        ToolUseBlock(call.id, call.name, msgspec.Raw(str(call.arguments).encode())) for call in output.tool_calls
+    ]
 
 
 class UsageBody(msgspec.Struct):
@@ -221,7 +260,7 @@ class UsageBody(msgspec.Struct):
 class Message(msgspec.Struct):
     id: str
     model: str
-    content: list[TextBlock]
+    content: Sequence[AnswerBlock]
     usage: UsageBody
     stop_reason: str | None = None
     stop_sequence: str | None = None
@@ -238,7 +277,7 @@ class Messages:
     async def count(self, request: Request) -> Response:
         """How many tokens a prompt has."""
         call, fields = call_of(request), read_count(await body_of(request))
-        return JSONResponse({"input_tokens": len(await self._encode(fields, call))})
+        return JSONResponse({"input_tokens": len(await self._encode(fields, fields.conversation(), call))})
 
     async def create(self, request: Request) -> Response:
         """The next message."""
@@ -246,7 +285,9 @@ class Messages:
         call.stream = bool(fields.stream)
         options = fields.generation(call)
         # The prompt's length is told before anything else.
-        encoding = await self._encode(fields, call)
+        conversation = fields.conversation()
+        encoding = await self._encode(fields, conversation, call)
+        options["answer_format"], options["tools"] = "", conversation.tools
         options |= cast(GenerateOptions, self._upstream.options(call, fields.model, fields.cache_salt or ""))
         answer = _Answer(call, fields.model, len(encoding))
         client = self._upstream.client
@@ -254,12 +295,11 @@ class Messages:
             return EventStream(request, answer.events(client.stream(encoding, **options)))
         result = await client.generate(encoding, **options)
         call.usage = result.usage
-        message = answer.message([TextBlock(result.text)], _usage(result.usage), *_stopped(result.outputs[0]))
+        message = answer.message(_blocks(result.outputs[0]), _usage(result.usage), *_stopped(result.outputs[0]))
         return Response(msgspec.json.encode(message), media_type="application/json")
 
-    async def _encode(self, fields: PromptFields, call: Call) -> Encoding:
+    async def _encode(self, fields: PromptFields, conversation: Conversation, call: Call) -> Encoding:
         call.names["prompt"] = "messages"
-        conversation = fields.conversation()
         await self._upstream.check_model(fields.model, call)
         return await self._upstream.client.encode_chat(conversation, tokenizer=self._upstream.tokenizer, **call.options)
 
@@ -273,31 +313,76 @@ class _Answer:
         self._prompt_tokens = prompt_tokens
 
     def message(
-        self, content: list[TextBlock], usage: UsageBody, reason: str | None = None, sequence: str | None = None
+        self, content: Sequence[AnswerBlock], usage: UsageBody, reason: str | None = None, sequence: str | None = None
     ) -> Message:
         return Message(f"msg_{self._call.request_id}", self._model, content, usage, reason, sequence)
 
     async def events(self, stream: AsyncStream) -> AsyncGenerator[bytes, None]:
-        """One block of text; what was cached is told at the end."""
+        """Blocks as they come; what was cached is told at the end."""
         async with stream:
             chunk = await stream.next_chunk()
             begun = self.message([], UsageBody(self._prompt_tokens, 0))
             yield named_event(b"message_start", {"type": "message_start", "message": begun})
-            block = {"type": "content_block_start", "index": 0, "content_block": TextBlock("")}
-            yield named_event(b"content_block_start", block)
+            blocks = _BlockEvents()
             while chunk is not None:
-                if chunk.text:
-                    delta = {"type": "text_delta", "text": chunk.text}
-                    told = {"type": "content_block_delta", "index": 0, "delta": delta}
-                    yield named_event(b"content_block_delta", told)
+                for told in blocks.events(chunk.events):
+                    yield told
                 chunk = await stream.next_chunk()
             result = stream.result
         self._call.usage = result.usage
         reason, sequence = _stopped(result.outputs[0])
-        yield named_event(b"content_block_stop", {"type": "content_block_stop", "index": 0})
+        for told in blocks.end():
+            yield told
         ended = {"stop_reason": reason, "stop_sequence": sequence}
         yield named_event(b"message_delta", {"type": "message_delta", "delta": ended, "usage": _usage(result.usage)})
         yield named_event(b"message_stop", {"type": "message_stop"})
+
+
+class _BlockEvents:
+    """Blocks one after the other: what comes next of another kind ends the one before."""
+
+    def __init__(self) -> None:
+        self._index = -1
+        self._open: tuple[str, int | None] | None = None  # its type, and the number of the call
+
+    def events(self, events: Sequence[AnswerEvent]) -> Iterator[bytes]:
+        """The events for more of an answer."""
+        for event in events:
+            if isinstance(event, ToolCallEvent):
+                if event.name:
+                    block = ToolUseBlock(event.id, event.name, msgspec.Raw(b"{}"))
+                    yield from self._begin(("tool_use", event.call), block)
+                if event.arguments:
+                    yield self._delta({"type": "input_json_delta", "partial_json": event.arguments})
+            elif isinstance(event, ReasoningEvent):
+                yield from self._begin(("thinking", None), ThinkingBlock(""))
+                yield self._delta({"type": "thinking_delta", "thinking": event.text})
+            else:
+                yield from self._begin(("text", None), TextBlock(""))
+                yield self._delta({"type": "text_delta", "text": event.text})
+
+    def end(self) -> Iterator[bytes]:
+        """Ends the last block; an answer that says nothing has an empty one."""
+        if self._open is None:
+            yield from self._begin(("text", None), TextBlock(""))
+        yield self._stop()
+
+    def _begin(self, kind: tuple[str, int | None], block: AnswerBlock) -> Iterator[bytes]:
+        if kind == self._open:
+            return
+        if self._open is not None:
+            yield self._stop()
+        self._open = kind
+        self._index += 1
+        told = {"type": "content_block_start", "index": self._index, "content_block": block}
+        yield named_event(b"content_block_start", told)
+
+    def _delta(self, delta: dict[str, str]) -> bytes:
+        told = {"type": "content_block_delta", "index": self._index, "delta": delta}
+        return named_event(b"content_block_delta", told)
+
+    def _stop(self) -> bytes:
+        return named_event(b"content_block_stop", {"type": "content_block_stop", "index": self._index})
 
 
 def _usage(usage: Usage) -> UsageBody:
@@ -309,4 +394,5 @@ def _stopped(output: Output) -> tuple[str, str | None]:
     """Why it ended, and by which of the caller's texts. Raises ApiError where somebody ended it."""
     if output.finish_reason is FinishReason.CANCELLED:
         raise aborted()
-    return _STOP_REASONS.get(output.finish_reason, "end_turn"), output.matched_stop
+    ended = "tool_use" if output.tool_calls else "end_turn"
+    return _STOP_REASONS.get(output.finish_reason, ended), output.matched_stop

@@ -1,13 +1,14 @@
 """POST /v1/responses: OpenAI's newer interface, without its memory.
 
-Nothing is stored: a request holds the whole conversation, and what would need an earlier answer is refused. Text alone
-comes back, in one item.
+Nothing is stored: a request holds the whole conversation, and what would need an earlier answer is refused. An answer
+has items of the types `reasoning`, `message` and `function_call`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -15,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tandem.client import (
+    AnswerEvent,
     AsyncStream,
     ChatMessage,
     Conversation,
@@ -22,7 +24,9 @@ from tandem.client import (
     GenerateOptions,
     JsonSchema,
     Output,
+    ReasoningEvent,
     ToolCall,
+    ToolCallEvent,
     Usage,
 )
 from tandem.http.answers import aborted
@@ -63,6 +67,8 @@ class Item(msgspec.Struct, forbid_unknown_fields=True):
     name: str | None = None
     arguments: str | None = None
     output: str | list[Part] | None = None
+    summary: list[Part] | None = None
+    encrypted_content: None = None
     id: Json = ABSENT
     status: Json = ABSENT
     phase: Json = ABSENT
@@ -155,6 +161,8 @@ class ResponseFields(OwnFields, kw_only=True):
             found["routing_key"] = self.prompt_cache_key
         chosen = None if self.text is None else self.text.format
         if chosen is not None and chosen.type != "text":
+            if self.guided is not None:
+                raise wrong("guided", "cannot be beside text.format")
             call.names["guided"] = "text.format"
             if chosen.type == "json_object":
                 found["guided"] = JsonSchema({"type": "object"})
@@ -172,17 +180,26 @@ def _messages(given: str | list[Item]) -> list[ChatMessage]:
         raise wrong("input", "must have at least one element")
     check_count(len(given), "input")
     messages: list[ChatMessage] = []
+    thought: str | None = None  # belongs to the assistant's message behind it
     for index, item in enumerate(given):
         place = f"input[{index}]"
+        if item.type == "reasoning":
+            thought = _text(item.content or item.summary or "", f"{place}.content", "reasoning_text", "summary_text")
+            continue
         if item.type == "message":
             if item.role is None:
                 raise wrong(f"{place}.role", "is required", "missing_required_parameter")
             role = "system" if item.role == "developer" else item.role
-            messages.append(ChatMessage(role, _text(item.content or "", f"{place}.content")))
+            is_answer = role == "assistant"
+            text = _text(item.content or "", f"{place}.content")
+            messages.append(ChatMessage(role, text, reasoning_content=thought if is_answer else None))
+            thought = None if is_answer else thought
         elif item.type == "function_call":
             call = ToolCall(item.name or "", item.arguments or "{}", item.call_id or "")
-            said = messages.pop() if messages and messages[-1].role == "assistant" else ChatMessage("assistant")
-            messages.append(ChatMessage("assistant", said.content, tool_calls=[*said.tool_calls, call]))
+            follows = bool(messages) and messages[-1].role == "assistant"
+            said = messages.pop() if follows else ChatMessage("assistant", reasoning_content=thought)
+            thought = None
+            messages.append(dataclasses.replace(said, tool_calls=[*said.tool_calls, call]))
         elif item.type == "function_call_output":
             messages.append(ChatMessage("tool", _text(item.output or "", f"{place}.output"), tool_call_id=item.call_id))
         else:
@@ -190,11 +207,11 @@ def _messages(given: str | list[Item]) -> list[ChatMessage]:
     return messages
 
 
-def _text(content: str | list[Part], place: str) -> str:
+def _text(content: str | list[Part], place: str, *kinds: str) -> str:
     if isinstance(content, str):
         return content
     for index, part in enumerate(content):
-        if part.type not in ("input_text", "output_text", "text") or part.text is None:
+        if part.type not in (kinds or ("input_text", "output_text", "text")) or part.text is None:
             raise wrong(f"{place}[{index}].type", f"must be text, not {part.type[:40]!r}", "not_served")
     return "\n".join(part.text or "" for part in content)
 
@@ -229,6 +246,31 @@ class OutputMessage(msgspec.Struct):
     role: str = "assistant"
 
 
+class ReasoningText(msgspec.Struct):
+    text: str
+    type: str = "reasoning_text"
+
+
+class ReasoningItem(msgspec.Struct):
+    id: str
+    status: str
+    content: Sequence[ReasoningText]
+    summary: tuple[()] = ()
+    type: str = "reasoning"
+
+
+class FunctionCall(msgspec.Struct):
+    id: str
+    status: str
+    call_id: str
+    name: str
+    arguments: str
+    type: str = "function_call"
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCall
+
+
 class Details(msgspec.Struct):
     cached_tokens: int
 
@@ -246,7 +288,7 @@ class ResponseBody(msgspec.Struct):
     created_at: int
     model: str
     status: str
-    output: Sequence[OutputMessage]
+    output: Sequence[OutputItem]
     usage: UsageBody | None = None
     incomplete_details: dict[str, str] | None = None
     instructions: str | None = None
@@ -292,54 +334,126 @@ class _Answer:
         self._call = call
         self._fields = fields
         self._created = int(time.time())
-        self._item = f"msg_{call.request_id}"
         self._sequence = 0
 
-    def whole(self, output: Output, usage: Usage) -> ResponseBody:
+    def whole(self, output: Output, usage: Usage, items: Sequence[OutputItem] | None = None) -> ResponseBody:
         self._call.usage = usage
         if output.finish_reason is FinishReason.CANCELLED:
             raise aborted()
         status = "incomplete" if output.finish_reason is FinishReason.MAX_TOKENS else "completed"
-        body = self._body(status, [self._message(status, [OutputText(output.text)])])
+        body = self._body(status, self._items(status, output) if items is None else items)
         body.incomplete_details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         body.usage = UsageBody(
             input_tokens=usage.prompt_tokens,
             input_tokens_details=Details(usage.cached_prompt_tokens or 0),
             output_tokens=usage.completion_tokens,
-            output_tokens_details={"reasoning_tokens": 0},
+            output_tokens_details={"reasoning_tokens": output.reasoning_tokens},
             total_tokens=usage.prompt_tokens + usage.completion_tokens,
         )
         return body
 
+    def _items(self, status: str, output: Output) -> list[OutputItem]:
+        """As a stream of the same answer has them, if it said one after the other."""
+        items: list[OutputItem] = []
+        if output.reasoning:
+            items.append(ReasoningItem(self._id("rs", 0), "completed", [ReasoningText(output.reasoning)]))
+        if output.content or not output.tool_calls:
+            items.append(OutputMessage(self._id("msg", len(items)), status, [OutputText(output.content)]))
+        for call in output.tool_calls:
+            arguments = str(call.arguments)
+            items.append(FunctionCall(self._id("fc", len(items)), "completed", call.id, call.name, arguments))
+        return items
+
+    def _id(self, kind: str, number: int) -> str:
+        return f"{kind}_{self._call.request_id}_{number}"
+
     async def events(self, stream: AsyncStream) -> AsyncGenerator[bytes, None]:
-        """One item with one part of text."""
-        part = {"item_id": self._item, "output_index": 0, "content_index": 0}
+        """Items as they come."""
+        items: list[OutputItem] = []
+        opened: OutputItem | None = None
+        parts: list[str] = []
         async with stream:
             chunk = await stream.next_chunk()
             for name in ("response.created", "response.in_progress"):
                 yield self._event(name, response=self._body("in_progress", []))
-            yield self._event("response.output_item.added", output_index=0, item=self._message("in_progress", []))
-            yield self._event("response.content_part.added", **part, part=OutputText(""))
             while chunk is not None:
-                if chunk.text:
-                    yield self._event("response.output_text.delta", **part, delta=chunk.text, logprobs=())
+                for event in chunk.events:
+                    kind = _kind(event)
+                    if not isinstance(opened, kind) or (isinstance(event, ToolCallEvent) and event.name):
+                        if opened is not None:
+                            for told in self._close(items, opened, "".join(parts), "completed"):
+                                yield told
+                        parts = []
+                        opened = self._new_item(event, len(items))
+                        for told in self._open(opened, len(items)):
+                            yield told
+                    text = event.arguments if isinstance(event, ToolCallEvent) else event.text
+                    if text:
+                        parts.append(text)
+                        yield self._more(opened, len(items), text)
                 chunk = await stream.next_chunk()
             result = stream.result
-        body = self.whole(result.outputs[0], result.usage)
-        yield self._event("response.output_text.done", **part, text=result.text, logprobs=())
-        yield self._event("response.content_part.done", **part, part=OutputText(result.text))
-        yield self._event("response.output_item.done", output_index=0, item=body.output[0])
+        status = "incomplete" if result.outputs[0].finish_reason is FinishReason.MAX_TOKENS else "completed"
+        if opened is None:
+            opened = OutputMessage(self._id("msg", 0), "in_progress", [])
+            for told in self._open(opened, 0):
+                yield told
+        complete = {call.id for call in result.tool_calls}
+        is_complete = isinstance(opened, FunctionCall) and opened.call_id in complete
+        for told in self._close(items, opened, "".join(parts), "completed" if is_complete else status):
+            yield told
+        body = self.whole(result.outputs[0], result.usage, items)
         yield self._event(f"response.{body.status}", response=body)
 
-    def _event(self, name: str, **fields: Any) -> bytes:
-        told = named_event(name.encode(), {"type": name, "sequence_number": self._sequence, **fields})
+    def _new_item(self, event: AnswerEvent, index: int) -> OutputItem:
+        if isinstance(event, ToolCallEvent):
+            return FunctionCall(self._id("fc", index), "in_progress", event.id, event.name, "")
+        if isinstance(event, ReasoningEvent):
+            return ReasoningItem(self._id("rs", index), "in_progress", [])
+        return OutputMessage(self._id("msg", index), "in_progress", [])
+
+    def _open(self, item: OutputItem, index: int) -> Iterator[bytes]:
+        yield self._event("response.output_item.added", output_index=index, item=item)
+        if not isinstance(item, FunctionCall):
+            part = OutputText("") if isinstance(item, OutputMessage) else ReasoningText("")
+            yield self._event("response.content_part.added", **_place(item, index), part=part)
+
+    def _more(self, item: OutputItem, index: int, text: str) -> bytes:
+        match item:
+            case FunctionCall():
+                name = "response.function_call_arguments.delta"
+                return self._event(name, item_id=item.id, output_index=index, delta=text)
+            case ReasoningItem():
+                return self._event("response.reasoning_text.delta", **_place(item, index), delta=text)
+        return self._event("response.output_text.delta", **_place(item, index), delta=text, logprobs=())
+
+    def _close(self, items: list[OutputItem], item: OutputItem, text: str, status: str) -> Iterator[bytes]:
+        """Ends an item, which joins the others."""
+        index = len(items)
+        ended: OutputItem
+        match item:
+            case FunctionCall():
+                done = {"item_id": item.id, "output_index": index, "name": item.name, "arguments": text}
+                yield self._event("response.function_call_arguments.done", done)
+                ended = FunctionCall(item.id, status, item.call_id, item.name, text)
+            case ReasoningItem():
+                yield self._event("response.reasoning_text.done", **_place(item, index), text=text)
+                yield self._event("response.content_part.done", **_place(item, index), part=ReasoningText(text))
+                ended = ReasoningItem(item.id, status, [ReasoningText(text)])
+            case _:
+                yield self._event("response.output_text.done", **_place(item, index), text=text, logprobs=())
+                yield self._event("response.content_part.done", **_place(item, index), part=OutputText(text))
+                ended = OutputMessage(item.id, status, [OutputText(text)])
+        items.append(ended)
+        yield self._event("response.output_item.done", output_index=index, item=ended)
+
+    def _event(self, kind: str, told_too: Mapping[str, Any] | None = None, /, **fields: Any) -> bytes:
+        body = {"type": kind, "sequence_number": self._sequence, **(told_too or {}), **fields}
+        told = named_event(kind.encode(), body)
         self._sequence += 1
         return told
 
-    def _message(self, status: str, content: Sequence[OutputText]) -> OutputMessage:
-        return OutputMessage(self._item, status, content)
-
-    def _body(self, status: str, output: Sequence[OutputMessage]) -> ResponseBody:
+    def _body(self, status: str, output: Sequence[OutputItem]) -> ResponseBody:
         fields = self._fields
         return ResponseBody(
             id=f"resp_{self._call.request_id}",
@@ -352,3 +466,13 @@ class _Answer:
             temperature=getattr(fields, "temperature", None),
             top_p=getattr(fields, "top_p", None),
         )
+
+
+def _kind(event: AnswerEvent) -> type[OutputItem]:
+    if isinstance(event, ToolCallEvent):
+        return FunctionCall
+    return ReasoningItem if isinstance(event, ReasoningEvent) else OutputMessage
+
+
+def _place(item: OutputItem, index: int) -> dict[str, Any]:
+    return {"item_id": item.id, "output_index": index, "content_index": 0}

@@ -51,6 +51,7 @@ class HttpSettings(ServerSettings):
         default=False,
         description="prompts share cached pages only with those of the same caller (bearer token's name, else address)",
     )
+    page: bool = Field(default=True, description="serve a page to try the model, at /; it asks for no key itself")
     cors_origin: Strings = Field(default=(), description="origin whose pages may call from a browser, or *; repeatable")
 
     @model_validator(mode="after")

@@ -7,12 +7,14 @@ How the kernels themselves compute is tested elsewhere (`tests/worker_svc/model/
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from tandem.worker.checkpoints.grouped import E8M0, scales
 from tandem.worker.model.cuda.kernels.tiles import INT4, INT8
 from tandem.worker.model.kv_formats import Int4, Int8, KVFormat, Plain
 from tandem.worker.model.rope import rotate
@@ -108,13 +110,19 @@ def _softmax(
     q = a.q[row : row + count, heads].float().reshape(-1, a.D)
     at = (position + torch.arange(count)).repeat_interleave(a.GROUP)[:, None]
     scores = q @ keys.T * a.scale
+    if a.CAP:
+        scores = a.CAP * (scores * math.log(2) / a.CAP).tanh() / math.log(2)
     scores.masked_fill_((tokens > at) | ((tokens <= at - window) if window else False), NOTHING)
     m = scores.amax(-1)
     weights = torch.exp2(scores - m.masked_fill(m == NOTHING, 0)[:, None])
     return m, weights.sum(-1), weights @ values, a.out[row : row + count, heads]
 
 
-def _finish(out: torch.Tensor, l: torch.Tensor, o: torch.Tensor) -> None:
+def _finish(a: Any, kv_head: int, out: torch.Tensor, m: torch.Tensor, l: torch.Tensor, o: torch.Tensor) -> None:
+    if a.SINKS:
+        assert a.sinks.shape == (a.KV_HEADS * a.GROUP,) and a.sinks.dtype == torch.float32
+        sink = a.sinks.view(a.KV_HEADS, a.GROUP)[kv_head].repeat(len(l) // a.GROUP) / math.log(2)
+        l = l + torch.exp2(sink - m)
     out.copy_((o / l[:, None]).view(out.shape))
 
 
@@ -128,7 +136,7 @@ def _attend(a: Any, grid: Grid) -> None:
         for kv_head in range(a.KV_HEADS):
             m, l, o, out = _softmax(a, block, kv_head, max(first * a.SPLIT, lowest), end, a.WINDOW)
             if partial < 0:
-                _finish(out, l, o)
+                _finish(a, kv_head, out, m, l, o)
                 continue
             assert partial < len(a.partial_m) and len(m) <= a.lines == a.partial_m.shape[2]
             for place, numbers in ((a.partial_m, m), (a.partial_l, l), (a.partial_o, o)):
@@ -146,8 +154,8 @@ def _combine(a: Any, grid: Grid) -> None:
             m, l, o = a.partial_m[of], a.partial_l[of], a.partial_o[of]
             fade = torch.exp2(m - m.amax(0))
             _finish(
-                a.out[row : row + count, kv_head * a.GROUP : (kv_head + 1) * a.GROUP],
-                (l * fade).sum(0), (o * fade[..., None]).sum(0),
+                a, kv_head, a.out[row : row + count, kv_head * a.GROUP : (kv_head + 1) * a.GROUP],
+                m.amax(0), (l * fade).sum(0), (o * fade[..., None]).sum(0),
             )  # fmt: skip
 
 
@@ -156,16 +164,18 @@ def _prefill(a: Any, grid: Grid) -> None:
     for block in a.blocks.tolist():
         lowest = max(0, block[2] - a.WINDOW + 1) if a.WINDOW else 0
         for kv_head in range(a.KV_HEADS):
-            _, l, o, out = _softmax(a, block, kv_head, lowest, block[2] + block[1], a.WINDOW)
-            _finish(out, l, o)
+            m, l, o, out = _softmax(a, block, kv_head, lowest, block[2] + block[1], a.WINDOW)
+            _finish(a, kv_head, out, m, l, o)
 
 
 def _numbers(a: Any) -> torch.Tensor:
     """A quantized matrix `[out, groups, group]` before the scales of channels."""
     q = a.q.view(len(a.q), a.groups, -1)
-    q = (torch.cat((q & 15, q >> 4), -1) if a.INT4 else q).float()
+    q = torch.cat((q & 15, q >> 4), -1) if a.INT4 else q
+    q = (a.table[q.long()] if a.CODED else q).float()
     if a.GROUPED:
-        q = q * a.scale.float()[..., None] + (a.least.float()[..., None] if a.LEAST else 0)
+        assert (a.scale.dtype == E8M0) == a.POWERS
+        q = q * scales(a.scale)[..., None] + (a.least.float()[..., None] if a.LEAST else 0)
     return q
 
 

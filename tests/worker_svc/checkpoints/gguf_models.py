@@ -26,11 +26,13 @@ ARCHITECTURES = {
     "arcee": "arcee",
     "ernie4_5": "ernie4_5",
     "granite": "granite",
+    "granitemoe": "granitemoe",
+    "olmoe": "olmoe",
     "olmo2": "olmo2",
     "starcoder2": "starcoder2",
     "cohere2": "cohere2",
 }
-PERMUTED = ("llama", "smollm3", "arcee", "granite")  # by llama.cpp's converter
+PERMUTED = ("llama", "smollm3", "arcee", "granite", "granitemoe")  # by llama.cpp's converter
 
 
 def save_gguf(
@@ -91,7 +93,7 @@ def _describe(writer: gguf.GGUFWriter, config: Any) -> None:
     if getattr(config, "num_experts_per_tok", None):
         writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-    if config.model_type == "granite":
+    if config.model_type in ("granite", "granitemoe"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
@@ -121,6 +123,8 @@ def _tensors(model: Any, permute: bool) -> list[tuple[str, torch.Tensor]]:
             continue
         stem, _, suffix = name.rpartition(".") if name.endswith(("weight", "bias")) else (name, "", "weight")
         rest = stem.split(".", 3)[-1]
+        stem = stem.replace("block_sparse_moe.experts.down_proj", "mlp.experts.down_proj")
+        stem = stem.replace("block_sparse_moe.router", "block_sparse_moe.router.layer")
         if permute and rest in ("self_attn.q_proj", "self_attn.k_proj"):
             tensor = _Permuted.of(tensor, model.config, rest)
         found.append((f"{names.get_name(stem)}.{suffix}", tensor))
@@ -146,7 +150,7 @@ def _encoded(tensor: torch.Tensor, kind: str, seed: int) -> npt.NDArray[Any]:
     quantization = gguf.GGMLQuantizationType[kind]
     if kind == "F32":
         return np.ascontiguousarray(plain)
-    if kind in BLOCK_KINDS and kind.endswith("_K"):
+    if kind in _SCALES:
         sizes = BLOCK_KINDS[kind]
         rows = plain.size // plain.shape[-1]
         blocks = random_blocks(kind, plain.size // sizes.block_numbers, seed, scale=_SCALES[kind])
@@ -158,7 +162,11 @@ def _encoded(tensor: torch.Tensor, kind: str, seed: int) -> npt.NDArray[Any]:
 
 
 # Scales of blocks that give numbers of about 0.06: activations of a model of width 256 neither die nor burst.
-_SCALES = {"Q2_K": 4e-3, "Q3_K": 8e-4, "Q4_K": 2e-4, "Q5_K": 1e-4, "Q6_K": 4e-5}
+_SCALES = {
+    **{"Q2_K": 4e-3, "Q3_K": 8e-4, "Q4_K": 2e-4, "Q5_K": 1e-4, "Q6_K": 4e-5},
+    **{"IQ2_XXS": 1.5e-3, "IQ2_XS": 1.5e-3, "IQ2_S": 1.5e-3, "IQ3_XXS": 5e-4, "IQ3_S": 5e-4},
+    **{"IQ1_S": 8e-3, "IQ1_M": 8e-3, "IQ4_NL": 1e-3, "IQ4_XS": 5e-5, "MXFP4": 0.0},
+}
 
 
 def _write_back(tensor: torch.Tensor, numbers: torch.Tensor) -> None:

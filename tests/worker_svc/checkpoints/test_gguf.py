@@ -73,7 +73,7 @@ def test_a_file_of_every_kind_gives_the_logits_of_its_dequantized_weights(kind: 
     assert_serves(path, reference, quantization=None)
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q4_K"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS", "MXFP4"])
 def test_kinds_that_are_groups_stay_as_they_are(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The numbers are the same to the bit, and so are products that round no activations."""
     monkeypatch.setattr(native, "available", lambda: False)
@@ -84,7 +84,8 @@ def test_kinds_that_are_groups_stay_as_they_are(kind: str, tmp_path: Path, monke
     stored = load_transformer(open_checkpoint(path), "cpu", torch.float32)
     whole = load_transformer(open_checkpoint(path), "cpu", torch.float32, quantization=None)
     kept = [module for module in stored.modules() if isinstance(module, QuantizedWeight)]
-    assert {weight.kind for weight in kept} == {Quantization(8 if kind == "Q8_0" else 4, 32)}
+    code = {"IQ4_NL": "iq4", "IQ4_XS": "iq4", "MXFP4": "e2m1"}.get(kind, "")
+    assert {weight.kind for weight in kept} == {Quantization(8 if kind == "Q8_0" else 4, 32, code)}
     (down,), (plain,) = stored.layers[0].feed_forward.down.weights, whole.layers[0].feed_forward.down.weights
     everything = torch.arange(256)
     assert torch.equal(down.rows(everything), plain(torch.eye(512)).t())
@@ -302,8 +303,9 @@ def test_unknown_architectures_and_kinds_are_refused_by_name(tmp_path: Path) -> 
     assert "general.architecture 'gemma' is not served" in refusal(path)
     name = b"blk.1.attn_q.weight"
     place = content.index(name) + len(name) + 4 + 16
-    path.write_bytes(content[:place] + struct.pack("<I", 16) + content[place + 4 :])  # IQ2_XXS
-    assert "tensor blk.1.attn_q.weight has the ggml type 16" in refusal(path)
+    for number, called in ((40, "40 (NVFP4)"), (99, "99, which is not known")):
+        path.write_bytes(content[:place] + struct.pack("<I", number) + content[place + 4 :])
+        assert f"tensor blk.1.attn_q.weight has the ggml type {called}; served are" in refusal(path)
     path.write_bytes(content[:place] + struct.pack("<I", 8) + content[place + 4 :])  # Q8_0, of rows of 60
     assert "rows of 60 numbers, but Q8_0 stores 32 at once" in refusal(path)
 

@@ -341,9 +341,9 @@ TENSOR_FAULTS: list[tuple[Callable[[dict[str, torch.Tensor]], object], str]] = [
     (lambda t: t.update({"bad\nname": torch.ones(1)}), "bad name"),
     (lambda t: t.update({Q: torch.ones(60, 61)}), f"{Q} has the shape [60, 61], but the config makes it [60, 60]"),
     (lambda t: t.update({Q: torch.ones(3600)}), "[3600]"),
-    (lambda t: t.update({Q: torch.ones(60, 60, dtype=torch.int8)}), "I8"),
+    (lambda t: t.update({Q: torch.ones(60, 60, dtype=torch.int8)}), "int8"),
     (lambda t: t.update({Q: torch.ones(60, 60, dtype=torch.float64)}), "F64"),
-    (lambda t: t.update({Q: torch.ones(60, 60).to(torch.float8_e4m3fn)}), "F8_E4M3"),
+    (lambda t: t.update({Q: torch.ones(60, 60).to(torch.float8_e4m3fn)}), "float8_e4m3fn"),
 ]
 
 

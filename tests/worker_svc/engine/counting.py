@@ -26,6 +26,7 @@ class CountingRunner:
         self.computed_tokens = 0
         self.largest_batch = 0
         self.poisoned: set[int] = set()  # tokens that make the numbers break
+        self.jumps = False  # what is forced need not count
 
     def forward(self, work: Sequence[Work], sampled: torch.Tensor | None = None) -> torch.Tensor:
         logits = []
@@ -41,7 +42,7 @@ class CountingRunner:
         for item in work:
             end = np.arange(item.position + len(item.tokens))
             seen = self.memory[item.pages[end // self.page_size], end % self.page_size]
-            assert np.array_equal(seen, (seen[0] + end) % VOCABULARY), f"does not count: {seen}"
+            assert self.jumps or np.array_equal(seen, (seen[0] + end) % VOCABULARY), f"does not count: {seen}"
             for length in range(len(seen) - item.samples + 1, len(seen) + 1):
                 row = torch.zeros(VOCABULARY)
                 row[(int(seen[length - 1]) + 1) % VOCABULARY] = 50.0

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from tandem.worker.engine.account import FinishReason
 from tandem.worker.engine.engine import Engine
@@ -29,17 +29,21 @@ from tandem.worker.engine.request import Drafting, LogprobOptions, Request, Shar
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.scheduler import SchedulerLimits
 from tandem.worker.engine.speculation.costs import Free
+from tandem.worker.engine.states import StateTable
 from tandem.worker.engine.stops import StopSequences
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import kv_format
-from tandem.worker.model.runner import ModelRunner
+from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.states import StateCache, StateShape
 
 HISTORIES = int(os.environ.get("TANDEM_HISTORIES", "12"))
 STEPS = int(os.environ.get("TANDEM_HISTORY_STEPS", "20"))
 VOCABULARY, CONTEXT = 64, 96
 CROWD = 16  # no more arrive while so many run or wait: a longer queue shows nothing new and takes long to repeat alone
 TOKEN_BY_TOKEN = 8
-VARIANTS = [(dtype, kv) for dtype in ("float32", "bfloat16") for kv in ("auto", "fp8", "int8", "int4")]
+VARIANTS = [("llama", dtype, kv) for dtype in ("float32", "bfloat16") for kv in ("auto", "fp8", "int8", "int4")]
+# The layers with states are compiled where their sizes are multiples of 8.
+VARIANTS += [("hybrid", "float32", "auto"), ("hybrid", "bfloat16", "int8"), ("hybrid in torch", "float32", "auto")]
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +62,33 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def tiny_hybrids(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folders = {}
+    for name, value_dim in (("hybrid", 16), ("hybrid in torch", 12)):
+        torch.manual_seed(1)
+        config = Qwen3_5TextConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            max_position_embeddings=CONTEXT,
+            initializer_range=0.3,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=8,
+            linear_value_head_dim=value_dim,
+            bos_token_id=1,
+        )
+        folders[name] = tmp_path_factory.mktemp("hybrid")
+        Qwen3_5ForCausalLM(config).save_pretrained(folders[name])
+    return folders
 
 
 @dataclass
@@ -145,6 +176,24 @@ class Expectation:
         pass
 
 
+class Forgetful:
+    """A `Proposer` that computes a request anew, as a whole, for each of its guesses."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+
+    def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> None:
+        for request, count in zip(requests, counts, strict=True):
+            for place in range(count):
+                end = request.num_tokens + place
+                work = Work(request.tokens[:end], 0, np.arange(-(-end // 8)), 1)
+                request.tokens[end] = int(self._runner.forward([work])[0].argmax())
+                request.drafts = place + 1
+
+    def forget(self, request: Request) -> None:
+        pass
+
+
 def collect(engine: Engine, answers: dict[int, Answer]) -> None:
     result = engine.step()
     rows = zip(result.numbers.tolist(), result.sampled.ids.tolist(), result.sampled.logprobs.tolist(), strict=True)
@@ -156,24 +205,32 @@ def collect(engine: Engine, answers: dict[int, Answer]) -> None:
         answers[finish.number].reason, answers[finish.number].trim = finish.reason, finish.trim
 
 
-@pytest.mark.parametrize(("dtype", "kv_cache_dtype"), VARIANTS)
-def test_any_history_gives_each_request_what_it_gets_alone(tiny_llama: Path, dtype: str, kv_cache_dtype: str):
+@pytest.mark.parametrize(("kind", "dtype", "kv_cache_dtype"), VARIANTS)
+def test_any_history_gives_each_request_what_it_gets_alone(
+    tiny_llama: Path, tiny_hybrids: dict[str, Path], kind: str, dtype: str, kv_cache_dtype: str
+):
     built = build_engine(
         EngineConfig(
-            model=str(tiny_llama), device="cpu", threads=1, dtype=dtype, kv_cache_dtype=kv_cache_dtype, page_size=8
+            model=str(tiny_hybrids.get(kind, tiny_llama)),
+            device="cpu",
+            threads=1,
+            dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,
+            page_size=8,
         )
     )
     assert built.row_invariant
     runner = built.engine._runner
     assert isinstance(runner, ModelRunner)
     per_variant = max(2, HISTORIES // len(VARIANTS))
-    drafts = overlapped = 0
+    sizes = built.config.delta_net
+    drafts = overlapped = kept = 0
     for history in range(per_variant):
         plain = history % 2 == 1
-        draw = np.random.default_rng([history, VARIANTS.index((dtype, kv_cache_dtype))])
+        draw = np.random.default_rng([history, VARIANTS.index((kind, dtype, kv_cache_dtype))])
         pages = int(draw.integers(13, 40))
         stored = kv_format(kv_cache_dtype, getattr(torch, dtype))
-        shape = CacheShape(2, pages, 8, 2, 8, stored)
+        shape = CacheShape(len(built.config.attention_layers), pages, 8, 2, 8, stored)
         cache = KVCache(shape, "cpu", runner.cache.key_channels)
         # The same model guesses for itself in half of the histories.
         draft_cache = KVCache(shape, "cpu", runner.cache.key_channels)
@@ -181,15 +238,24 @@ def test_any_history_gives_each_request_what_it_gets_alone(tiny_llama: Path, dty
         for part in (part for one in (cache, draft_cache) for layer in (*one.keys, *one.values) for part in layer):
             part.copy_((torch.randn(part.shape) * 50).to(part.dtype))
         limits = SchedulerLimits(max_batch_tokens=int(draw.integers(8, 80)), max_running=int(draw.integers(1, 9)))
+        slots, states = None, None
+        if sizes is not None:
+            slots = StateTable(limits.max_running + int(draw.integers(1, 12)), 1, int(draw.integers(1, 10)))
+            slots.spare = slots.total - limits.max_running
+            states = StateCache(StateShape(sizes, slots.total, slots.journal), "cpu")
+            for part in (*states.recurrent, *states.tails, *states.journals):
+                part.fill_(torch.nan)
         engine = Engine(
-            ModelRunner(runner.model, cache),
-            PageTable(pages, 8),
+            ModelRunner(runner.model, cache, states),
+            PageTable(pages, 8, states=slots),
             limits,
-            draft_runner=ModelRunner(runner.model, draft_cache) if not plain else None,
+            draft_runner=ModelRunner(runner.model, draft_cache) if not plain and sizes is None else None,
             draft_context_length=CONTEXT,
             overlap=True,
             costs=Free(),
         )
+        if sizes is not None and not plain:
+            engine._speculation.model = Forgetful(ModelRunner(runner.model, draft_cache))
 
         requests: dict[int, Request] = {}
         answers: dict[int, Answer] = {}
@@ -217,6 +283,7 @@ def test_any_history_gives_each_request_what_it_gets_alone(tiny_llama: Path, dty
         assert engine.table.referenced == 0
         drafts += engine.scheduler.statistics.draft_tokens_accepted
         overlapped += engine.scheduler.statistics.overlapped_steps
+        kept += engine.scheduler.statistics.cached_prompt_tokens
         engine.overlap = False
         engine._speculation.model = expectation = Expectation()
 
@@ -240,4 +307,4 @@ def test_any_history_gives_each_request_what_it_gets_alone(tiny_llama: Path, dty
                 assert (crowded.reason, crowded.trim) == (expected.reason, expected.trim)
             assert crowded.ids == expected.ids
             assert crowded.logprobs == expected.logprobs, "not the same bits"
-    assert drafts and overlapped
+    assert drafts and overlapped and kept

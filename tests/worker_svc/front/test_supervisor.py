@@ -22,7 +22,7 @@ from tandem.worker.front.watchdog import Silence
 
 INFO = EngineInfo(
     *("llama", "hf", 300, 512, [2], 1, {}, 1, "float32", "none", 2, 48, 4, 2, 12, "cpu", "cpu", "2", 1),
-    *(1, 1, 640, 1, "float32", 16, True),
+    *(1, 1, 0, 640, 1, "float32", 16, True),
 )
 
 
@@ -48,6 +48,8 @@ class Engine:
 
     async def wait_until_dead(self) -> EngineDeath:
         return await asyncio.shield(self.dead)
+
+    pid = None
 
     def cpu_seconds(self) -> float:
         return 0.0
@@ -100,6 +102,8 @@ class Watcher:
         self._hear("lost")
 
     def engine_step(self, step: Step) -> None: ...
+
+    def token_gaps(self, seconds: Sequence[float]) -> None: ...
 
     def request_ended(self, stream: OutputStream, ended: Ended) -> None: ...
 

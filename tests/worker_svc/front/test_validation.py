@@ -35,6 +35,7 @@ INFO = EngineInfo(
     threads=1,
     weight_bytes=0,
     kv_cache_bytes=0,
+    state_cache_bytes=0,
     kv_cache_tokens=64,
     kv_bytes_per_token=1,
     kv_cache_dtype="float32",

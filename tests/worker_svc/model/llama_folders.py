@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tandem.worker.model.attention import Segment
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import Plain
+from tandem.worker.model.states import StateCache, StatePlan, StateShape, StateWork
 from tandem.worker.model.transformer import Transformer
 
 PAGE_SIZE = 16  # small, so that short sequences cross pages
@@ -46,8 +47,11 @@ def randomized(model: Any) -> Any:
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
-        elif name.endswith("bias"):
+        elif name.endswith(("A_log", "dt_bias")) or name.endswith("bias"):
             torch.nn.init.normal_(parameter, 0, 0.5)
+    for name, buffer in model.named_buffers():
+        if name.endswith("correction_bias"):
+            torch.nn.init.normal_(buffer, 0, 0.2)
     return model
 
 
@@ -103,8 +107,15 @@ def new_cache(model: Transformer, tokens: int, dtype: torch.dtype = torch.float3
     """A cache with room for that many tokens."""
     config = model.config
     pages = -(-tokens // PAGE_SIZE)
-    shape = CacheShape(config.num_layers, pages, PAGE_SIZE, config.num_kv_heads, config.head_dim, Plain(dtype))
+    layers = len(config.attention_layers)
+    shape = CacheShape(layers, pages, PAGE_SIZE, config.num_kv_heads, config.head_dim, Plain(dtype))
     return KVCache(shape, "cpu")
+
+
+def new_states(model: Transformer, cache: KVCache) -> StateCache | None:
+    """States beside a cache: a slot for each of its pages, so that a sequence's can be that of its first page."""
+    sizes = model.config.delta_net
+    return None if sizes is None else StateCache(StateShape(sizes, cache.shape.pages, 2), "cpu")
 
 
 @torch.inference_mode()
@@ -113,6 +124,7 @@ def step(
     cache: KVCache,
     work: Sequence[tuple[Sequence[int], int, Sequence[int]]],
     wanted: Sequence[int] | None = None,
+    states: StateCache | None = None,
 ) -> torch.Tensor:
     """The logits of the `wanted` rows, else of all tokens, of one forward pass, padded to the model's row multiple.
 
@@ -123,6 +135,7 @@ def step(
     all_ids, positions = torch.zeros(padded, dtype=torch.int64), torch.zeros(padded, dtype=torch.int64)
     slots = torch.stack([torch.full((padded,), cache.padding_page), torch.arange(padded) % PAGE_SIZE])
     segments, row = [], 0
+    state_works: list[tuple[int, int, int, StateWork]] = []
     for ids, position, pages in work:
         part = slice(row, row + len(ids))
         all_ids[part] = torch.tensor(ids)
@@ -130,22 +143,25 @@ def step(
         slots[0, part] = torch.tensor(pages)[positions[part] // PAGE_SIZE]
         slots[1, part] = positions[part] % PAGE_SIZE
         segments.append(Segment(row, len(ids), position, np.array(pages, dtype=np.int64)))
+        state_works.append((row, len(ids), position, StateWork(pages[0], position, position + len(ids))))
         row += len(ids)
     config = model.config
     plans = {w: model.operations.plan(segments, cache, config.num_heads, w) for w in set(config.layer_windows)}
+    plan = StatePlan(state_works, states) if states is not None else None
     if wanted is not None:
-        return model(all_ids, positions, cache, slots, plans, torch.tensor(wanted, dtype=torch.int64))
-    return model(all_ids, positions, cache, slots, plans, torch.arange(padded))[:total]
+        return model(all_ids, positions, cache, slots, plans, torch.tensor(wanted, dtype=torch.int64), plan)
+    return model(all_ids, positions, cache, slots, plans, torch.arange(padded), plan)[:total]
 
 
 def logits_in_chunks(model: Transformer, ids: Sequence[int], chunks: Sequence[int]) -> torch.Tensor:
     """The logits `[len(ids), vocab]` of a sequence that is computed in chunks of these lengths, the last repeating."""
     dtype = model.dtype
     cache, pages = new_cache(model, len(ids), dtype), range(-(-len(ids) // PAGE_SIZE))
+    states = new_states(model, cache)
     results, start, index = [], 0, 0
     while start < len(ids):
         length = min(chunks[min(index, len(chunks) - 1)], len(ids) - start)
-        results.append(step(model, cache, [(ids[start : start + length], start, list(pages))]))
+        results.append(step(model, cache, [(ids[start : start + length], start, list(pages))], states=states))
         start, index = start + length, index + 1
     return torch.cat(results)
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from tandem.worker.checkpoints import open_checkpoint
+from tandem.worker.checkpoints.grouped import Float8Rows
 from tandem.worker.engine.process.build import quantization_name
 from tandem.worker.model.cpu.wide_panels import WidePanels
 from tandem.worker.model.cuda.kernels.float8 import rows_to_float8
-from tandem.worker.model.float8 import Float8Rows, Float8Weight, scaled_product, to_float8
+from tandem.worker.model.float8 import Float8Weight, scaled_product, to_float8
 from tandem.worker.model.linear import PlainWeight
 from tandem.worker.model.loading import load_transformer
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, some_ids

@@ -10,12 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.worker.checkpoints.grouped import Grouped, Quantization
+from tandem.worker.checkpoints.grouped import E8M0, Grouped, Quantization
 from tandem.worker.model.cpu import native
 from tandem.worker.model.linear import HalfPanels
 from tandem.worker.model.quantization import QuantizedWeight
 
-KINDS = [Quantization(8, 0), *(Quantization(bits, group) for bits in (8, 4) for group in (32, 64, 128))]
+KINDS = [
+    Quantization(8, 0),
+    *(Quantization(bits, group) for bits in (8, 4) for group in (32, 64, 128)),
+    Quantization(4, 32, "e2m1"),
+    Quantization(4, 64, "nf4"),
+    Quantization(4, 128, "iq4"),
+]
 CPU = torch.device("cpu")
 
 
@@ -29,11 +35,15 @@ def random_matrix(kind: Quantization, rows: int, columns: int, dtype: torch.dtyp
     generator = torch.Generator().manual_seed(rows * columns)
     groups = -(-columns // kind.group) if kind.group else 1
     scale = torch.rand((rows, groups), generator=generator).to(dtype)
+    if kind.code == "e2m1":
+        scale = torch.randint(110, 130, scale.shape, dtype=E8M0, generator=generator)
     if kind.bits == 8:
         # -128 too: files of others may hold it.
         q = torch.randint(-128, 128, (rows, columns), dtype=torch.int8, generator=generator)
         return Grouped(kind, q, scale, None)
     q = torch.randint(0, 16, (rows, columns), dtype=torch.uint8, generator=generator)
+    if kind.code:
+        return Grouped(kind, q, scale, None, torch.randperm(columns, generator=generator) if kind.group == 64 else None)
     return Grouped(kind, q, scale, torch.randn((rows, groups), generator=generator).to(dtype))
 
 
@@ -43,7 +53,7 @@ def stored(matrix: Grouped) -> QuantizedWeight:
     for start in range(0, rows, 7):
         part = slice(start, start + 7)
         least = None if matrix.least is None else matrix.least[part]
-        weight.fill(start, Grouped(matrix.kind, matrix.q[part], matrix.scale[part], least))
+        weight.fill(start, Grouped(matrix.kind, matrix.q[part], matrix.scale[part], least, matrix.order))
     return weight
 
 
@@ -71,7 +81,8 @@ def test_a_quantized_product_is_that_of_the_quantized_numbers(
     assert torch.equal(weight.rows(slice(None)), matrix.dequantize())
     for count in (1, 2, 3, 4, 5, 9):
         x = random_rows(count, columns)
-        numbers = rounded(x, weight.group).double()
+        order = torch.arange(columns) if matrix.order is None else matrix.order
+        numbers = torch.empty_like(x).index_copy_(1, order, rounded(x[:, order], weight.group)).double()
         exact = numbers @ matrix.dequantize().double().t()
         size = numbers.abs() @ matrix.dequantize().double().abs().t()
         assert ((weight(x).double() - exact).abs() <= 1e-6 * size).all()

@@ -32,10 +32,14 @@ CONFIG = ModelConfig(
 )
 
 
+EXPERTS = Experts(count=4, per_token=2, intermediate_size=16, normalized=True)
+SHARED = replace(EXPERTS, score="sigmoid", biased=True, groups=2, shared_size=24, shared_router=True)
+
+
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
-@pytest.mark.parametrize("experts", [None, Experts(count=3, per_token=2, intermediate_size=16, normalized=True)])
+@pytest.mark.parametrize("experts", [None, EXPERTS, SHARED])
 def test_parts_are_the_whole_and_fit_into_the_rank_s_modules(size: int, experts: Experts | None) -> None:
-    config = replace(CONFIG, experts=experts)
+    config = replace(CONFIG, experts=experts, logit_bias=True)
     seen = {name: torch.zeros(shape, dtype=torch.int64) for name, shape in config.tensor_shapes().items()}
     for rank in range(size):
         ranks = Ranks(rank, size)
@@ -46,13 +50,13 @@ def test_parts_are_the_whole_and_fit_into_the_rank_s_modules(size: int, experts:
             ours = count[part.rows] if part.rows is not None else count
             ours = ours[:, part.columns] if part.columns is not None else ours
             ours += not part.vanishes
-            if name in ("embedding", "output"):
+            if name in ("embedding", "output", "output_bias"):
                 assert len(ours) == local.vocab_size
             else:
                 assert tuple(ours.shape) == shapes[name], name
     for name, count in seen.items():
         last = name.rsplit(".", 1)[-1]
-        if last in ("norm", "router"):
+        if last in ("norm", "router", "router_bias", "shared_router"):
             expected = size
         elif last.removesuffix("_bias") in ("k", "v"):
             expected = max(1, size // config.num_kv_heads)

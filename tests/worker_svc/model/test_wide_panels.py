@@ -1,5 +1,5 @@
 """The compiled products of bf16 and fp32 weights for AVX-512 and AMX: against float64, and against themselves in other
-company. Each with AMX and without it."""
+company. Each way that the processor has."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ import torch
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.wide_panels import WidePanels
 
-DTYPES = [torch.bfloat16, torch.float32]
+WAYS = [  # of what a processor may have
+    pytest.param((torch.bfloat16, True), id="bf16 by AMX"),
+    pytest.param((torch.bfloat16, False), id="bf16 without AMX"),
+    pytest.param((torch.float32, False), id="fp32"),
+]
 SHAPES = [(64, 64), (50, 172), (16, 1100), (3, 20), (33, 31), (1, 1), (256, 640), (100, 5000)]
 ERROR = 4e-7  # of the sum of all products' sizes: fp32 adds up some thousand of them one after the other
 
 
-@pytest.fixture(params=["by AMX", "without AMX"], autouse=True)
-def _amx(request: pytest.FixtureRequest) -> Iterator[None]:
-    if not all(native.wide_serves(dtype) for dtype in DTYPES):
-        pytest.skip("no AVX-512 with bf16, or no C compiler")
-    if not native.allow_amx(request.param == "by AMX") and request.param == "by AMX":
+@pytest.fixture(params=WAYS)
+def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    dtype, by_amx = request.param
+    if not native.wide_serves(dtype):
+        pytest.skip(f"no AVX-512 for {dtype}, or no C compiler")
+    if not native.allow_amx(by_amx) and by_amx:
         pytest.skip("no AMX")
-    yield
+    yield dtype
     native.allow_amx(True)
 
 
@@ -37,7 +42,6 @@ def filled(matrix: torch.Tensor, piece: int = 21) -> WidePanels:
     return weight
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_it_equals_float64_and_a_row_has_the_same_bits_in_any_company(
     shape: tuple[int, int], dtype: torch.dtype
@@ -54,7 +58,6 @@ def test_it_equals_float64_and_a_row_has_the_same_bits_in_any_company(
         assert torch.equal(weight(x[300 - count :]), together[300 - count :]), count
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_threads_change_no_bit(dtype: torch.dtype) -> None:
     weight, x = filled(numbers(700, 640, 1).to(dtype)), numbers(130, 640)
     before = torch.get_num_threads()
@@ -68,7 +71,6 @@ def test_threads_change_no_bit(dtype: torch.dtype) -> None:
     assert all(torch.equal(answer, answers[0]) for answer in answers)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("piece", [1, 32, 45, 100])
 def test_rows_come_back_as_they_were_stored(piece: int, dtype: torch.dtype) -> None:
     matrix = numbers(100, 77).to(dtype)
@@ -81,7 +83,6 @@ def test_rows_come_back_as_they_were_stored(piece: int, dtype: torch.dtype) -> N
     assert torch.equal(weight(x), whole[:, :41])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 7, 40])
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), float("-inf"), 3.4e38])
 def test_what_is_not_finite_stays_so_in_its_row_as_torch_has_it(broken: float, rows: int, dtype: torch.dtype) -> None:

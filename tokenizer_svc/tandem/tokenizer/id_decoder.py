@@ -26,6 +26,7 @@ class IdDecoder:
         self._strips_prefix = strips_prefix
         self._controls = {token.id: token for token in table.specials if token.type in CONTROL_TYPES}
         self._piece_fields = lru_cache(2)(self._make_piece_fields)
+        self._visible_pieces = lru_cache(4)(self._make_visible_pieces)
 
     def is_control(self, token_id: int) -> bool:
         """Returns True when the id can only come from parsing: a CONTROL or UNKNOWN token."""
@@ -114,20 +115,23 @@ class IdDecoder:
         include_stop: bool = False,
         graphemes: bool = False,
         min_ids: int = 0,
+        visible: frozenset[str] = frozenset(),
     ) -> StreamDecoder:
         """Returns a decoder for a stream that follows `context_ids`. Without stop strings it gives what `decode`
         gives.
 
         After a context that ends in text, a leading space is text; after one that ends in a control token it is the
         prefix that encoding would have put there. With a file's own decoder, an id behind visible context is not the
-        first.
+        first. Control tokens with these `visible` texts appear as their text, without `unparse_special` too.
         """
         self.check_ids(context_ids)
-        forms = self._shown_forms if unparse_special else self._hidden_forms
+        forms, pieces = self._stream_pieces(
+            frozenset() if unparse_special else visible & self._control_texts, unparse_special
+        )
         first = None if forms is None or any(forms.rest[index] for index in context_ids) else forms.first
         drop_first, drop_last = self._dropped() if remove_special else (None, None)
         return stream_decoder(
-            self._shown_pieces if unparse_special else self._hidden_pieces,
+            pieces,
             first_pieces=first,
             strip_space=forms is None
             and self._strips_prefix
@@ -155,6 +159,25 @@ class IdDecoder:
     @cached_property
     def _hidden_pieces(self) -> StreamPieces:
         return StreamPieces(self.table.hidden_pieces if self._hidden_forms is None else self._hidden_forms.rest)
+
+    def _stream_pieces(self, visible: frozenset[str], shown: bool) -> tuple[DecodedForms | None, StreamPieces]:
+        if visible:
+            return self._visible_pieces(visible)
+        return (self._shown_forms, self._shown_pieces) if shown else (self._hidden_forms, self._hidden_pieces)
+
+    def _make_visible_pieces(self, visible: frozenset[str]) -> tuple[DecodedForms | None, StreamPieces]:
+        ids = [index for index, token in self._controls.items() if token.text in visible]
+        if self.table.forms is not None:
+            forms = self.table.forms.without(sorted(set(self.table.control_ids()).difference(ids)))
+            return forms, StreamPieces(forms.rest)
+        pieces = list(self.table.hidden_pieces)
+        for index in ids:
+            pieces[index] = self.table.pieces[index]
+        return None, StreamPieces(pieces)
+
+    @cached_property
+    def _control_texts(self) -> frozenset[str]:
+        return frozenset(token.text for token in self._controls.values())
 
     @property
     def _shown_forms(self) -> DecodedForms | None:

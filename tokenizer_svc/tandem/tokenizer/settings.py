@@ -14,7 +14,7 @@ from tandem.common.machine import available_cores
 from tandem.common.settings import ServiceSettings, Strings
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)*")
-_TOKENIZER_FILES = {"tokenizer.model", "tokenizer.json"}
+_TOKENIZER_FILES = {"tokenizer.model", "tokenizer.json", "tekken.json"}
 
 
 class TokenizerSettings(ServiceSettings):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, Self
 
@@ -22,6 +23,14 @@ class WorkerSettings(EngineConfig, ServiceSettings):
     engine: Literal["process", "thread"] = Field(
         default="process", description="run the engine in a process of its own, or in a thread (for debugging)"
     )
+    gateway: bool = Field(
+        default=False,
+        description="serve the contract of vLLM's gRPC engine too, on the same port, for gateways such as smg",
+    )
+    page_events: bool = Field(
+        default=False,
+        description="keep track of cached pages from the start, and not only while a gateway subscribes to them",
+    )
     engine_stall_seconds: float = Field(
         default=0.0,
         ge=0,
@@ -39,6 +48,11 @@ class WorkerSettings(EngineConfig, ServiceSettings):
         default=None,
         description="file of operators' bearer tokens; with it, only their holders may drain the worker or clear "
         "its cache",
+    )
+    vllm_metric_names: bool = Field(
+        default=False,
+        description="show the metrics that vLLM has under its names too (`vllm:num_requests_running`), for endpoint "
+        "pickers and autoscalers that scrape pods",
     )
     tokenizer_address: str = Field(
         default="",
@@ -60,6 +74,14 @@ class WorkerSettings(EngineConfig, ServiceSettings):
     tokenizer_tls_key: Path | None = Field(default=None, description="PEM file of that certificate's private key")
     tokenizer_token_file: Path | None = Field(default=None, description="file of a bearer token for it")
     tokenizer_wait_seconds: float = Field(default=60.0, gt=0, description="how long to wait for the tokenizer service")
+
+    @model_validator(mode="after")
+    def _gateway_has_its_package(self) -> Self:
+        if self.gateway and find_spec("smg_grpc_proto") is None:
+            raise ValueError("gateway needs the package smg-grpc-proto: pip install 'tandem-llm[gateway]'")
+        if self.page_events and not self.gateway:
+            raise ValueError("page_events needs gateway: nobody else is told of them")
+        return self
 
     @model_validator(mode="after")
     def _tokenizer_connection_is_whole(self) -> Self:

@@ -11,6 +11,7 @@ from tandem.client.cli.chat import chat
 from tandem.client.cli.generate import generate
 from tandem.client.cli.models import convert, inspect
 from tandem.client.cli.operate import COMMANDS
+from tandem.client.cli.pull import pull
 from tandem.client.cli.run import run, serve
 from tandem.client.cli.status import status
 from tandem.client.cli.tokens import detokenize, tokenize, vocabulary
@@ -33,6 +34,7 @@ for command in (
     vocabulary,
     status,
     top,
+    pull,
     *COMMANDS,
     inspect,
     convert,

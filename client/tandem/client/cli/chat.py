@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -19,9 +18,11 @@ from tandem.client.cli import options as o
 from tandem.client.cli.connection_flags import CONNECTION_FLAGS, ConnectionFlags, with_connection_flags
 from tandem.client.cli.generate import stream_to_terminal
 from tandem.client.cli.generation_flags import GenerationFlags, with_generation_flags
+from tandem.client.cli.line_input import default_history, typed_lines
 from tandem.client.cli.run import print_line, progress_on_terminal
 from tandem.client.cli.services import ServicePlan, find_model, interruptible, running_services
-from tandem.client.cli.terminal import CommandError, errors, harmless, output, print_statistics, reporting_errors
+from tandem.client.cli.talk import COMMANDS, Talk
+from tandem.client.cli.terminal import CommandError, harmless, output, print_statistics, reporting_errors
 from tandem.client.errors import FailedPreconditionError
 from tandem.client.params import GenerateOptions
 from tandem.client.types import ChatEncoding, ChatMessage, Conversation
@@ -60,6 +61,13 @@ def chat(
     tokenizer_flag: o.TokenizerFlags = None,
     tokenizer_address: o.TokenizerAddress = "",
     worker_address: o.WorkerAddresses = None,
+    history: Annotated[
+        str | None,
+        typer.Option(
+            "--history",
+            help='File that remembers what was typed; "": none. Default: tandem/chat_history of the state folder.',
+        ),
+    ] = None,
     stats: Annotated[
         bool, typer.Option("--stats", help="Print statistics on standard error after each answer.")
     ] = False,
@@ -72,6 +80,7 @@ def chat(
         wanted = flags()
         wanted["tokenizer"] = name
         messages = [] if system is None else [ChatMessage("system", system)]
+        talks: list[Talk] = []  # at most one, once it has begun
         empty = Conversation([], chat_template=template, special_tokens=special)  # type: ignore[arg-type]  # checked later
 
         async def work(client: AsyncClient) -> None:
@@ -82,14 +91,21 @@ def chat(
                     timeout=wanted["timeout"],
                 )  # fmt: skip
                 (_print_json if as_json else _print_prompt)(encoding)
+            elif first is not None:
+                await _answer_once(
+                    client, replace(empty, messages=[*messages, ChatMessage("user", first)]), wanted, stats
+                )
             else:
-                await _converse(client, empty, messages, first, wanted, stats)
+                talk = Talk(client, empty, system, wanted, statistics=stats)
+                talks.append(talk)
+                await _converse(talk, None if history == "" else Path(history or default_history()))
 
         if model is None and (tokenizer_address or o.given_workers(worker_address)):
             workers = [] if show_prompt else o.worker_addresses(worker_address)
             credentials = connection()
             address = o.required_tokenizer(tokenizer_address)
-            interruptible(_with_template_errors(_at(AsyncClient(address, workers, credentials=credentials), work)))
+            client = AsyncClient(address, workers, credentials=credentials)
+            interruptible(_with_template_errors(_at(client, work)), lambda: any(talk.interrupt() for talk in talks))
             return
         _refuse_flags_of_running_services(context)
         folder, tokenizer_path = find_model(model, tokenizer)
@@ -101,7 +117,9 @@ def chat(
             tokenizer_flags=tokenizer_flag or (),
             with_worker=not show_prompt,
         )
-        interruptible(_with_template_errors(_started(plan, work, verbose)))
+        interruptible(
+            _with_template_errors(_started(plan, work, verbose)), lambda: any(talk.interrupt() for talk in talks)
+        )
 
 
 def _refuse_flags_of_running_services(context: typer.Context) -> None:
@@ -146,56 +164,20 @@ async def _with_template_errors(work: Coroutine[Any, Any, T]) -> T:
         ) from None
 
 
-async def _converse(
-    client: AsyncClient,
-    empty: Conversation,
-    messages: list[ChatMessage],
-    first: str | None,
-    wanted: GenerateOptions,
-    stats: bool,
-) -> None:
-    """Answers `first` once, or holds a conversation at the terminal until the end of the input."""
-    said = first
-    while True:
-        if first is None:
-            said = await _line("> ")
-            if said is None:
+async def _converse(talk: Talk, history: Path | None) -> None:
+    """Holds a conversation at the terminal until the end of the input."""
+    await talk.begin()
+    names = [name.partition(" ")[0] for name in COMMANDS]
+    async with aclosing(typed_lines(history, names)) as lines:
+        async for line in lines:
+            if not await talk.take(line):
                 return
-            if not said.strip():
-                continue
-        messages.append(ChatMessage("user", said or ""))
-        result = await stream_to_terminal(client, replace(empty, messages=list(messages)), wanted, show_prompt=False)
-        messages.append(ChatMessage("assistant", result.text))
-        if stats:
-            print_statistics(result)
-        if first is not None:
-            return
 
 
-async def _line(prompt: str) -> str | None:
-    """Returns the next line from the terminal, or None at the end. The event loop goes on meanwhile, so Ctrl-C is
-    handled."""
-    errors.print(Text(prompt, style="bold green"), end="")
-    loop = asyncio.get_running_loop()
-    data = b""
-    while not data.endswith(b"\n"):
-        ready = asyncio.Event()
-        loop.add_reader(0, ready.set)
-        try:
-            await ready.wait()
-        finally:
-            loop.remove_reader(0)
-        try:
-            part = os.read(0, 1 << 16)
-        except OSError:  # the terminal is gone
-            part = b""
-        if not part:
-            break
-        data += part
-    if not data:
-        errors.print()
-        return None
-    return data.decode(errors="replace").rstrip("\n")
+async def _answer_once(client: AsyncClient, conversation: Conversation, wanted: GenerateOptions, stats: bool) -> None:
+    result = await stream_to_terminal(client, conversation, wanted, show_prompt=False)
+    if stats:
+        print_statistics(result)
 
 
 def _read_template(file: Path) -> str:

@@ -10,6 +10,7 @@ import typer
 
 from tandem.client.cli.shared_flags import with_shared_flags
 from tandem.client.cli.terminal import CommandError
+from tandem.client.environment import first_token
 from tandem.client.settings import Credentials
 
 ConnectionFlags = Callable[[], Credentials | None]  # raises CommandError
@@ -51,13 +52,6 @@ CONNECTION_FLAGS: dict[str, tuple[Any, Any]] = {
 }
 
 
-def _first_token(text: str) -> str:
-    """Returns the first token of a token file: one on each line; empty lines and those that begin with # are
-    skipped."""
-    lines = (line.strip() for line in text.splitlines())
-    return next((line for line in lines if line and not line.startswith("#")), "")
-
-
 def _credentials(given: dict[str, Any]) -> Credentials | None:
     """Returns the credentials; None means a plain connection without a token."""
     tls = given["tls"] or given["ca_file"] is not None
@@ -72,7 +66,7 @@ def _credentials(given: dict[str, Any]) -> Credentials | None:
     token = None
     if token_file is not None:
         try:
-            token = _first_token(token_file.read_text(encoding="utf-8"))
+            token = first_token(token_file.read_text(encoding="utf-8"))
         except UnicodeDecodeError:  # its own words would quote the file
             raise CommandError(f"--token-file {token_file}: is not UTF-8 text") from None
         except OSError as error:

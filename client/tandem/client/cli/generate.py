@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
+from tandem.client.answers import AnswerEvent, ReasoningEvent, ToolCallEvent
 from tandem.client.async_client import AsyncClient
 from tandem.client.cli import options as o
 from tandem.client.cli.connection_flags import ConnectionFlags, with_connection_flags
@@ -119,16 +121,41 @@ async def stream_to_terminal(
     """Writes the answer to standard output as it comes; on a terminal with the prompt before it where that is asked
     for."""
     out = TextStream()
+    answer = _Answer(out)
     async with client.stream(prompt, **wanted) as stream:
         if show_prompt and out.terminal and isinstance(prompt, str):
             out.write(prompt, dim=True)
         try:
             async for chunk in stream:
-                out.write(chunk.text)
+                if isinstance(prompt, Conversation):
+                    answer.write(chunk.events)
+                else:
+                    out.write(chunk.text)
         finally:
             out.end_line()
         await out.flushed()
     return stream.result
+
+
+class _Answer:
+    """Writes what an answer says: on a terminal its reasoning too, dimmed; calls of tools in a line each."""
+
+    def __init__(self, out: TextStream) -> None:
+        self._out = out
+        self._last: type[AnswerEvent] | None = None
+
+    def write(self, events: Sequence[AnswerEvent]) -> None:
+        for event in events:
+            if isinstance(event, ReasoningEvent) and not self._out.terminal:
+                continue
+            if self._last not in (None, type(event)) or (isinstance(event, ToolCallEvent) and event.name):
+                self._out.end_line()
+            self._last = type(event)
+            if isinstance(event, ToolCallEvent):
+                self._out.write(f"{event.name} " if event.name else "", dim=True)
+                self._out.write(event.arguments)
+            else:
+                self._out.write(event.text, dim=isinstance(event, ReasoningEvent))
 
 
 def as_dictionary(result: GenerationResult) -> dict[str, Any]:

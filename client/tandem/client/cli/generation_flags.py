@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ from tandem.client.cli import options as o
 from tandem.client.cli.shared_flags import with_shared_flags
 from tandem.client.cli.terminal import CommandError
 from tandem.client.params import GenerateOptions
+from tandem.client.reasoning import Reasoning
 from tandem.client.sampling import LIMITS
 from tandem.client.sampling_params import HELP
 from tandem.limits.fields import Kind, Limit
@@ -18,6 +20,7 @@ from tandem.limits.fields import Kind, Limit
 GenerationFlags = Callable[[], GenerateOptions]  # raises CommandError, within the command's own handling of errors
 
 _SAMPLING, _PENALTIES, _CONSTRAINTS = "Sampling", "Penalties", "Constraints"
+_STOPPING, _GUIDED, _SPECULATION = "Stopping", "Guided decoding", "Speculation"
 _TYPES = {Kind.NUMBER: float, Kind.INTEGER: int, Kind.FLAG: bool}
 # Where a flag is not the parameter's name with dashes.
 _FLAGS = {
@@ -52,53 +55,58 @@ def _flag(name: str, limit: Limit) -> Any:
     return Annotated[_TYPES[limit.kind] | None, typer.Option(*words, help=f"{about}{bounds}.", rich_help_panel=panel)]
 
 
+def _option(kind: Any, panel: str, about: str, *words: str) -> Any:
+    """Returns a flag; without `words` it is called like its parameter."""
+    return Annotated[kind, typer.Option(*words, help=about, rich_help_panel=panel)]
+
+
 # Flag names are those of SamplingParams; so are the parameters that they fill.
 SAMPLING_FLAGS: dict[str, Any] = {
-    "preset": Annotated[
-        str | None,
-        typer.Option(
-            "--preset",
-            help="Preset: creative, balanced, focused or deterministic; flags override it.",
-            rich_help_panel=_SAMPLING,
-        ),
-    ],
-    "strategy": Annotated[
-        str | None,
-        typer.Option(
-            "--strategy",
-            help="Strategy: greedy, top_k, top_p, temperature or combined; flags override it.",
-            rich_help_panel=_SAMPLING,
-        ),
-    ],
-    "dry_breakers": Annotated[
-        list[str] | None,
-        typer.Option("--dry-breaker", help="Text that ends a repetition; repeatable.", rich_help_panel=_PENALTIES),
-    ],
+    "preset": _option(
+        str | None, _SAMPLING, "Preset: creative, balanced, focused or deterministic; flags override it."
+    ),
+    "strategy": _option(
+        str | None, _SAMPLING, "Strategy: greedy, top_k, top_p, temperature or combined; flags override it."
+    ),
+    "dry_breakers": _option(list[str] | None, _PENALTIES, "Text that ends a repetition; repeatable.", "--dry-breaker"),
 } | {name: _flag(name, limit) for name, limit in LIMITS.items()}
-STOPPING_FLAGS: dict[str, tuple[Any, Any]] = {
-    "max_tokens": (o.MaxTokens, None),
-    "min_tokens": (o.MinTokens, None),
-    "stop": (o.Stop, None),
-    "stop_id": (o.StopIds, None),
-    "stop_sequence": (o.StopSequences, None),
-    "ignore_eos": (o.IgnoreEos, False),
-    "include_stop": (o.IncludeStop, False),
-    "timeout": (o.Timeout, 600.0),
+STOPPING_FLAGS: dict[str, Any] = {
+    "max_tokens": _option(int | None, _STOPPING, "Maximum number of tokens to generate.", "--max-tokens", "-n"),
+    "min_tokens": _option(int | None, _STOPPING, "Minimum number of tokens to generate."),
+    "stop": _option(list[str] | None, _STOPPING, "Stop string; repeatable. \\n and \\t are unescaped."),
+    "stop_id": _option(list[int] | None, _STOPPING, "Stop token id; repeatable."),
+    "stop_sequence": _option(list[str] | None, _STOPPING, "Stop sequence of ids, such as 5,6; repeatable."),
+    "ignore_eos": _option(bool, _STOPPING, "Ignore the model's end-of-sequence ids.", "--ignore-eos"),
+    "include_stop": _option(bool, _STOPPING, "Include the matched stop in the text.", "--include-stop"),
+    "timeout": o.Timeout,
 }
 GUIDED_FLAGS: dict[str, Any] = {
-    "json_schema": o.JsonSchemaFile,
-    "regex": o.RegexPattern,
-    "choice": o.Choice,
-    "grammar": o.GrammarFile,
+    "json_schema": _option(Path | None, _GUIDED, "File with the JSON schema of the answer."),
+    "regex": _option(str | None, _GUIDED, "Regular expression that the whole answer matches."),
+    "choice": _option(list[str] | None, _GUIDED, "A possible answer; repeatable."),
+    "grammar": _option(Path | None, _GUIDED, "File with a Lark grammar of the answer."),
 }
-SPECULATION_FLAGS: dict[str, Any] = {"draft_tokens": o.DraftTokens, "prompt_lookup": o.PromptLookup}
+REASONING_FLAGS: dict[str, Any] = {
+    "reasoning_end": _option(
+        str | None, _GUIDED, "Ids, such as 5 or 5,6, that end the reasoning; what is guided begins behind them."
+    ),
+    "reasoning_begin": _option(
+        str | None, _GUIDED, "Ids behind which the reasoning begins; none: the output begins within it."
+    ),
+    "reasoning_tokens": _option(int | None, _GUIDED, "Tokens of reasoning after which --reasoning-end is forced."),
+}
+SPECULATION_FLAGS: dict[str, Any] = {
+    "draft_tokens": _option(int | None, _SPECULATION, "Maximum number of draft tokens per step; 0: no speculation."),
+    "prompt_lookup": _option(int | None, _SPECULATION, "Length of the n-gram for prompt lookup."),
+}
+_DEFAULTS: dict[str, Any] = {"ignore_eos": False, "include_stop": False, "timeout": 600.0}
 
 
 def with_generation_flags(*, max_tokens: int | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorates a command that takes `flags: GenerationFlags` among its parameters; `max_tokens` is a default."""
-    absent: dict[str, Any] = {**SAMPLING_FLAGS, **GUIDED_FLAGS, **SPECULATION_FLAGS}
-    added: dict[str, tuple[Any, Any]] = {name: (kind, None) for name, kind in absent.items()}
-    added |= {**STOPPING_FLAGS, "max_tokens": (o.MaxTokens, max_tokens)}
+    flags = {**SAMPLING_FLAGS, **GUIDED_FLAGS, **REASONING_FLAGS, **SPECULATION_FLAGS, **STOPPING_FLAGS}
+    defaults = {**_DEFAULTS, "max_tokens": max_tokens}
+    added: dict[str, tuple[Any, Any]] = {name: (kind, defaults.get(name)) for name, kind in flags.items()}
     return with_shared_flags("flags", added, _options)
 
 
@@ -122,10 +130,19 @@ def _options(given: dict[str, Any]) -> GenerateOptions:
         "include_stop": given["include_stop"],
         "timeout": given["timeout"] or None,
         "guided": o.guide(*(given[name] for name in GUIDED_FLAGS)),
+        "reasoning": _reasoning(*(given[name] for name in REASONING_FLAGS)),
         "draft_tokens": given["draft_tokens"],
         "prompt_lookup": given["prompt_lookup"],
     }
     return options
+
+
+def _reasoning(end: str | None, begin: str | None, tokens: int | None) -> Reasoning | None:
+    if end is None:
+        if begin is not None or tokens is not None:
+            raise CommandError("--reasoning-begin and --reasoning-tokens need --reasoning-end", exit_code=2)
+        return None
+    return Reasoning(end_ids=_ids(end), begin_ids=_ids(begin) if begin is not None else (), max_tokens=tokens)
 
 
 def _ids(text: str) -> list[int]:

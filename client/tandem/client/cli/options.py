@@ -10,40 +10,13 @@ from typing import Annotated, Literal
 import typer
 
 from tandem.client.cli.terminal import CommandError
+from tandem.client.environment import TOKENIZER_VARIABLE, WORKER_VARIABLE
 from tandem.client.guided import Choices, Grammar, Guide, JsonSchema, Regex
 
-TOKENIZER_VARIABLE = "TANDEM_TOKENIZER_ADDRESS"
-WORKER_VARIABLE = "TANDEM_WORKER_ADDRESS"
 HTTP_VARIABLE = "OPENAI_BASE_URL"  # where OpenAI's clients look
 
-_STOPPING, _CONNECTION, _SERVICES = "Stopping", "Connection", "Services"
-_SEVERAL, _GUIDED, _SPECULATION = "Several outputs", "Guided decoding", "Speculation"
+_CONNECTION, _SERVICES, _SEVERAL = "Connection", "Services", "Several outputs"
 
-MaxTokens = Annotated[
-    int | None,
-    typer.Option("--max-tokens", "-n", help="Maximum number of tokens to generate.", rich_help_panel=_STOPPING),
-]
-MinTokens = Annotated[
-    int | None, typer.Option("--min-tokens", help="Minimum number of tokens to generate.", rich_help_panel=_STOPPING)
-]
-Stop = Annotated[
-    list[str] | None,
-    typer.Option("--stop", help="Stop string; repeatable. \\n and \\t are unescaped.", rich_help_panel=_STOPPING),
-]
-StopIds = Annotated[
-    list[int] | None,
-    typer.Option("--stop-id", help="Stop token id; repeatable.", rich_help_panel=_STOPPING),
-]
-StopSequences = Annotated[
-    list[str] | None,
-    typer.Option("--stop-sequence", help="Stop sequence of ids, such as 5,6; repeatable.", rich_help_panel=_STOPPING),
-]
-IgnoreEos = Annotated[
-    bool, typer.Option("--ignore-eos", help="Ignore the model's end-of-sequence ids.", rich_help_panel=_STOPPING)
-]
-IncludeStop = Annotated[
-    bool, typer.Option("--include-stop", help="Include the matched stop in the text.", rich_help_panel=_STOPPING)
-]
 N = Annotated[int, typer.Option("--n", help="Number of outputs.", rich_help_panel=_SEVERAL)]
 BestOf = Annotated[
     int | None,
@@ -52,32 +25,6 @@ BestOf = Annotated[
 LengthPenalty = Annotated[
     float | None,
     typer.Option("--length-penalty", help="Rank by total logprob / length^this; default 1.", rich_help_panel=_SEVERAL),
-]
-JsonSchemaFile = Annotated[
-    Path | None,
-    typer.Option("--json-schema", help="File with the JSON schema of the answer.", rich_help_panel=_GUIDED),
-]
-RegexPattern = Annotated[
-    str | None,
-    typer.Option("--regex", help="Regular expression that the whole answer matches.", rich_help_panel=_GUIDED),
-]
-Choice = Annotated[
-    list[str] | None, typer.Option("--choice", help="A possible answer; repeatable.", rich_help_panel=_GUIDED)
-]
-GrammarFile = Annotated[
-    Path | None, typer.Option("--grammar", help="File with a Lark grammar of the answer.", rich_help_panel=_GUIDED)
-]
-DraftTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--draft-tokens",
-        help="Maximum number of draft tokens per step; 0: no speculation.",
-        rich_help_panel=_SPECULATION,
-    ),
-]
-PromptLookup = Annotated[
-    int | None,
-    typer.Option("--prompt-lookup", help="Length of the n-gram for prompt lookup.", rich_help_panel=_SPECULATION),
 ]
 Special = Annotated[
     str,
@@ -119,7 +66,10 @@ WorkerAddresses = Annotated[
 Model = Annotated[
     Path | None,
     typer.Option(
-        "--model", "-m", help="Checkpoint folder; default: models/demo of the source tree.", rich_help_panel=_SERVICES
+        "--model",
+        "-m",
+        help="Checkpoint folder, or the name of a pulled model; default: the demo model.",
+        rich_help_panel=_SERVICES,
     ),
 ]
 TokenizerPath = Annotated[

@@ -17,6 +17,7 @@ from tandem.client.cli.generate import stream_to_terminal
 from tandem.client.cli.generation_flags import GenerationFlags, with_generation_flags
 from tandem.client.cli.services import ServicePlan, find_model, interruptible, running_services
 from tandem.client.cli.terminal import errors, output, print_statistics, reporting_errors
+from tandem.client.environment import TOKENIZER_VARIABLE, WORKER_VARIABLE
 from tandem.client.params import GenerateOptions
 from tandem.client.types import GenerationResult
 
@@ -115,10 +116,11 @@ def serve(
 async def _serve(plan: ServicePlan) -> None:
     async with running_services(plan, progress=lambda words: None, on_line=print_line) as services:
         out = output()
-        out.print(Text(f"{o.TOKENIZER_VARIABLE}={services.tokenizer_address}"))
-        out.print(Text(f"{o.WORKER_VARIABLE}={services.worker_address}"))
+        out.print(Text(f"{TOKENIZER_VARIABLE}={services.tokenizer_address}"))
+        out.print(Text(f"{WORKER_VARIABLE}={services.worker_address}"))
         if services.http_address:
             out.print(Text(f"{o.HTTP_VARIABLE}=http://{services.http_address}/v1"))
+            errors.print(Text(f"a page to try it: http://{services.http_address}/"))
         out.print(Text("ready"))
         sys.stdout.flush()
         await services.watch()

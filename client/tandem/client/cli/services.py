@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tandem.client.cli.models_at_hand import pulled
 from tandem.client.cli.terminal import CommandError, Stopped, announce
 
 T = TypeVar("T")
@@ -79,6 +80,11 @@ class ServiceProcess:
         """Returns why it ended, from its log."""
         self._reader.join(1)
         lines = [line for line in self._last_lines if line.strip()]
+        for line in reversed(lines):
+            if match := re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", line):
+                return CommandError(
+                    f"the {self.name} {what}: {match[1]} is not installed: pip install 'tandem-llm[{self.name}]'"
+                )
         own = next((line for line in reversed(lines) if "cannot start: " in line), lines[-1] if lines else "")
         words = own.partition("cannot start: ")[2] or own or f"exit code {self.exit_code}"
         return CommandError(f"the {self.name} {what}: {words}")
@@ -274,14 +280,17 @@ async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
 _alive: list[Services] = []
 
 
-def interruptible(work: Coroutine[Any, Any, T]) -> T:
-    """Runs `work`. A signal cancels it, and Stopped is raised after its clean-up; a second one kills the services."""
+def interruptible(work: Coroutine[Any, Any, T], on_interrupt: Callable[[], bool] = lambda: False) -> T:
+    """Runs `work`. A signal cancels it, and Stopped is raised after its clean-up; a second one kills the services.
+    `on_interrupt` is asked first at Ctrl-C, and returns whether that was all to be done."""
 
     async def guarded() -> T:
         task = asyncio.ensure_future(work)
         received: list[int] = []
 
         def react(number: int) -> None:
+            if number == signal.SIGINT and not received and on_interrupt():
+                return
             received.append(number)
             if len(received) == 1:
                 task.cancel()  # before anything that may fail
@@ -324,12 +333,17 @@ def find_model(model: Path | None, tokenizer: Path | None) -> tuple[Path, Path]:
     """Returns the checkpoint folder, and the tokenizer's file or folder. Raises CommandError that says what is
     missing."""
     if model is None:
-        places = [Path.cwd(), *Path(__file__).resolve().parents]
-        model = next((place / "models" / "demo" for place in places if (place / "models" / "demo").is_dir()), None)
+        places = [place / "models" / "demo" for place in (Path.cwd(), *Path(__file__).resolve().parents)]
+        places.append(Path(__file__).resolve().parents[2] / "demo")  # of a wheel
+        model = next((place for place in places if place.is_dir()), None)
         if model is None:
-            raise CommandError("no demo model here: it is part of the source tree. Give --model FOLDER", exit_code=2)
+            raise CommandError("the demo model is not here: give --model FOLDER", exit_code=2)
     if not model.exists():
-        raise CommandError(f"--model {model}: no such folder")
+        found = pulled(str(model))
+        if found is None:
+            told = f", and `tandem pull {model}` has not fetched it" if str(model).count("/") == 1 else ""
+            raise CommandError(f"--model {model}: no such folder{told}")
+        model = found
     if tokenizer is not None and not tokenizer.exists():
         raise CommandError(f"--tokenizer {tokenizer}: no such file")
     return model, tokenizer or model

@@ -18,6 +18,7 @@ from tandem.client.cli.services import interruptible
 from tandem.client.cli.terminal import complain, output, reporting_errors
 from tandem.client.deadline import Deadline
 from tandem.client.discovery import LOOKUP_SECONDS, Target, expand
+from tandem.client.environment import WORKER_VARIABLE
 from tandem.client.errors import StatusError
 from tandem.client.rpc import CallContext, unary
 from tandem.client.settings import ConnectionSettings, open_channel
@@ -38,7 +39,7 @@ def status(
 ) -> None:
     """Show the tokenizers, and what each worker is, serves and does now."""
     with reporting_errors():
-        if tokenizer_address and not worker_address and o.WORKER_VARIABLE not in os.environ:
+        if tokenizer_address and not worker_address and WORKER_VARIABLE not in os.environ:
             workers = []
         else:
             workers = o.worker_addresses(worker_address)
@@ -106,7 +107,8 @@ def _show(report: Report) -> None:
     for tokenizer in report.get("tokenizers", []):
         kind = str(tokenizer["vocabulary_type"]).removeprefix("VOCABULARY_TYPE_").lower()
         words = f"{kind}, {tokenizer['vocabulary_size']} tokens, from {tokenizer['source']}"
-        table.add_row(tokenizer["name"], f"{words}, fingerprint {tokenizer['fingerprint'][:16]}")
+        answers = f", answers: {tokenizer['answer_format']}" if tokenizer.get("answer_format") else ""
+        table.add_row(tokenizer["name"], f"{words}, fingerprint {tokenizer['fingerprint'][:16]}{answers}")
     if "load" in report:
         server, model, load = report["server"], report["model"], report["load"]
         table.add_row("state", server["state"])
@@ -121,6 +123,11 @@ def _show(report: Report) -> None:
             f"{load['pages_referenced']} in use, {load['pages_cached']} cached, {load['pages_free']} free, "
             f"of {load['pages_total']}",
         )
+        if load["states_total"]:
+            table.add_row(
+                "states",
+                f"{load['states_running']} in use, {load['states_cached']} cached, of {load['states_total']}",
+            )
         if "integrity_ok" in load:
             table.add_row("page table", "right" if load["integrity_ok"] else f"wrong: {load['integrity_error']}")
         table.add_row(

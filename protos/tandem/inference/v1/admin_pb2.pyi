@@ -177,6 +177,7 @@ class GetServerResponse(_message.Message):
     ROW_INVARIANT_FIELD_NUMBER: _builtins.int
     TENSOR_PARALLEL_RANKS_FIELD_NUMBER: _builtins.int
     KV_CACHE_DTYPE_FIELD_NUMBER: _builtins.int
+    STATE_CACHE_BYTES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     state: Global___ServerState.ValueType
     device: _builtins.str
@@ -206,6 +207,8 @@ class GetServerResponse(_message.Message):
     """engine processes that share the model; 1: not shared. Bytes above are of all"""
     kv_cache_dtype: _builtins.str
     """how keys and values are stored: "float32", "float16", "bfloat16", "fp8", "int8" or "int4" """
+    state_cache_bytes: _builtins.int
+    """of sequences' states, which kv_cache_bytes includes; 0: no layer has one"""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
@@ -231,10 +234,11 @@ class GetServerResponse(_message.Message):
         row_invariant: _builtins.bool = ...,
         tensor_parallel_ranks: _builtins.int = ...,
         kv_cache_dtype: _builtins.str = ...,
+        state_cache_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_name", b"device_name", "engine_restarts", b"engine_restarts", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_cache_bytes", b"kv_cache_bytes", "kv_cache_dtype", b"kv_cache_dtype", "kv_cache_tokens", b"kv_cache_tokens", "max_batch_tokens", b"max_batch_tokens", "max_running_requests", b"max_running_requests", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "page_size", b"page_size", "row_invariant", b"row_invariant", "start_time", b"start_time", "state", b"state", "tensor_parallel_ranks", b"tensor_parallel_ranks", "threads", b"threads", "torch_version", b"torch_version", "version", b"version", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_name", b"device_name", "engine_restarts", b"engine_restarts", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_cache_bytes", b"kv_cache_bytes", "kv_cache_dtype", b"kv_cache_dtype", "kv_cache_tokens", b"kv_cache_tokens", "max_batch_tokens", b"max_batch_tokens", "max_running_requests", b"max_running_requests", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "page_size", b"page_size", "row_invariant", b"row_invariant", "start_time", b"start_time", "state", b"state", "state_cache_bytes", b"state_cache_bytes", "tensor_parallel_ranks", b"tensor_parallel_ranks", "threads", b"threads", "torch_version", b"torch_version", "version", b"version", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -283,6 +287,11 @@ class GetLoadResponse(_message.Message):
     MOVED_PAGES_FIELD_NUMBER: _builtins.int
     DRAFT_TOKENS_PROPOSED_FIELD_NUMBER: _builtins.int
     DRAFT_TOKENS_ACCEPTED_FIELD_NUMBER: _builtins.int
+    STATES_TOTAL_FIELD_NUMBER: _builtins.int
+    STATES_RUNNING_FIELD_NUMBER: _builtins.int
+    STATES_CACHED_FIELD_NUMBER: _builtins.int
+    STATE_SNAPSHOTS_FIELD_NUMBER: _builtins.int
+    STATE_EVICTIONS_FIELD_NUMBER: _builtins.int
     running_requests: _builtins.int
     waiting_requests: _builtins.int
     waiting_tokens: _builtins.int
@@ -315,6 +324,16 @@ class GetLoadResponse(_message.Message):
     """computed by speculation"""
     draft_tokens_accepted: _builtins.int
     """of them, those that became output"""
+    states_total: _builtins.int
+    """slots for states of sequences; 0: no layer of the model has a state"""
+    states_running: _builtins.int
+    """used by running requests"""
+    states_cached: _builtins.int
+    """kept for prefixes"""
+    state_snapshots: _builtins.int
+    """states that were kept, since the engine started"""
+    state_evictions: _builtins.int
+    """of them, those that gave way to others"""
     def __init__(
         self,
         *,
@@ -337,10 +356,15 @@ class GetLoadResponse(_message.Message):
         moved_pages: _builtins.int = ...,
         draft_tokens_proposed: _builtins.int = ...,
         draft_tokens_accepted: _builtins.int = ...,
+        states_total: _builtins.int = ...,
+        states_running: _builtins.int = ...,
+        states_cached: _builtins.int = ...,
+        state_snapshots: _builtins.int = ...,
+        state_evictions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_integrity_ok", b"_integrity_ok", "integrity_ok", b"integrity_ok"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_integrity_ok", b"_integrity_ok", "cached_prompt_tokens", b"cached_prompt_tokens", "draft_tokens_accepted", b"draft_tokens_accepted", "draft_tokens_proposed", b"draft_tokens_proposed", "evictions", b"evictions", "integrity_error", b"integrity_error", "integrity_ok", b"integrity_ok", "merged_pages", b"merged_pages", "moved_pages", b"moved_pages", "output_tokens", b"output_tokens", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_referenced", b"pages_referenced", "pages_total", b"pages_total", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "running_requests", b"running_requests", "steps", b"steps", "waiting_requests", b"waiting_requests", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_integrity_ok", b"_integrity_ok", "cached_prompt_tokens", b"cached_prompt_tokens", "draft_tokens_accepted", b"draft_tokens_accepted", "draft_tokens_proposed", b"draft_tokens_proposed", "evictions", b"evictions", "integrity_error", b"integrity_error", "integrity_ok", b"integrity_ok", "merged_pages", b"merged_pages", "moved_pages", b"moved_pages", "output_tokens", b"output_tokens", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_referenced", b"pages_referenced", "pages_total", b"pages_total", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "running_requests", b"running_requests", "state_evictions", b"state_evictions", "state_snapshots", b"state_snapshots", "states_cached", b"states_cached", "states_running", b"states_running", "states_total", b"states_total", "steps", b"steps", "waiting_requests", b"waiting_requests", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__integrity_ok: _TypeAlias = _typing.Literal["integrity_ok"]  # noqa: Y015
     _WhichOneofArgType__integrity_ok: _TypeAlias = _typing.Literal["_integrity_ok", b"_integrity_ok"]  # noqa: Y015

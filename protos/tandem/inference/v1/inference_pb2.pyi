@@ -772,6 +772,42 @@ class SpeculationParams(_message.Message):
 Global___SpeculationParams: _TypeAlias = SpeculationParams  # noqa: Y015
 
 @_typing.final
+class ReasoningParams(_message.Message):
+    """What a model thinks before it answers. Ids, because only these are exact: the marks are special tokens in most vocabularies."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGIN_IDS_FIELD_NUMBER: _builtins.int
+    END_IDS_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    max_tokens: _builtins.int
+    """After so many tokens of reasoning, end_ids are forced; absent: never."""
+    @_builtins.property
+    def begin_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The reasoning begins behind these ids, wherever they first occur; empty: the output begins within it."""
+
+    @_builtins.property
+    def end_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The reasoning ends with these ids. With `guided`, what comes behind them must match, and begin_ids must be empty."""
+
+    def __init__(
+        self,
+        *,
+        begin_ids: _abc.Iterable[_builtins.int] | None = ...,
+        end_ids: _abc.Iterable[_builtins.int] | None = ...,
+        max_tokens: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "max_tokens", b"max_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "begin_ids", b"begin_ids", "end_ids", b"end_ids", "max_tokens", b"max_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
+
+Global___ReasoningParams: _TypeAlias = ReasoningParams  # noqa: Y015
+
+@_typing.final
 class GenerateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -790,6 +826,7 @@ class GenerateRequest(_message.Message):
     LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     EXPECTED_TOKENIZER_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Empty: made by the worker; must be unique among running requests."""
     model: _builtins.str
@@ -830,6 +867,8 @@ class GenerateRequest(_message.Message):
     def guided(self) -> Global___GuidedDecoding: ...
     @_builtins.property
     def speculation(self) -> Global___SpeculationParams: ...
+    @_builtins.property
+    def reasoning(self) -> Global___ReasoningParams: ...
     def __init__(
         self,
         *,
@@ -848,10 +887,11 @@ class GenerateRequest(_message.Message):
         length_penalty: _builtins.float | None = ...,
         priority: _builtins.int | None = ...,
         expected_tokenizer_fingerprint: _builtins.str = ...,
+        reasoning: Global___ReasoningParams | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_length_penalty", b"_length_penalty", "_n", b"_n", "_priority", b"_priority", "best_of", b"best_of", "cache", b"cache", "guided", b"guided", "length_penalty", b"length_penalty", "n", b"n", "output", b"output", "priority", b"priority", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_length_penalty", b"_length_penalty", "_n", b"_n", "_priority", b"_priority", "best_of", b"best_of", "cache", b"cache", "guided", b"guided", "length_penalty", b"length_penalty", "n", b"n", "output", b"output", "priority", b"priority", "reasoning", b"reasoning", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_length_penalty", b"_length_penalty", "_n", b"_n", "_priority", b"_priority", "best_of", b"best_of", "cache", b"cache", "expected_tokenizer_fingerprint", b"expected_tokenizer_fingerprint", "guided", b"guided", "length_penalty", b"length_penalty", "model", b"model", "n", b"n", "output", b"output", "priority", b"priority", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "resumed_output_ids", b"resumed_output_ids", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_length_penalty", b"_length_penalty", "_n", b"_n", "_priority", b"_priority", "best_of", b"best_of", "cache", b"cache", "expected_tokenizer_fingerprint", b"expected_tokenizer_fingerprint", "guided", b"guided", "length_penalty", b"length_penalty", "model", b"model", "n", b"n", "output", b"output", "priority", b"priority", "prompt_ids", b"prompt_ids", "reasoning", b"reasoning", "request_id", b"request_id", "resumed_output_ids", b"resumed_output_ids", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_of: _TypeAlias = _typing.Literal["best_of"]  # noqa: Y015
     _WhichOneofArgType__best_of: _TypeAlias = _typing.Literal["_best_of", b"_best_of"]  # noqa: Y015
@@ -915,11 +955,16 @@ class Accepted(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    RUNNING_REQUESTS_FIELD_NUMBER: _builtins.int
+    WAITING_REQUESTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     prompt_tokens: _builtins.int
     max_tokens: _builtins.int
     """effective, see StoppingParams.max_tokens"""
+    running_requests: _builtins.int
+    """What the worker holds now, this request included; each sample counts. For who chooses between workers."""
+    waiting_requests: _builtins.int
     @_builtins.property
     def sampling(self) -> Global___SamplingParams:
         """effective: every served scalar is present, the seed included"""
@@ -932,10 +977,12 @@ class Accepted(_message.Message):
         prompt_tokens: _builtins.int = ...,
         max_tokens: _builtins.int = ...,
         sampling: Global___SamplingParams | None = ...,
+        running_requests: _builtins.int = ...,
+        waiting_requests: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "running_requests", b"running_requests", "sampling", b"sampling", "waiting_requests", b"waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1124,6 +1171,7 @@ class Usage(_message.Message):
     PEAK_KV_BYTES_FIELD_NUMBER: _builtins.int
     DRAFT_TOKENS_PROPOSED_FIELD_NUMBER: _builtins.int
     DRAFT_TOKENS_ACCEPTED_FIELD_NUMBER: _builtins.int
+    REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_prompt_tokens: _builtins.int
     """of them, taken from the prefix cache when the request first ran"""
@@ -1140,6 +1188,8 @@ class Usage(_message.Message):
     """computed by speculation"""
     draft_tokens_accepted: _builtins.int
     """of them, those that became output"""
+    reasoning_tokens: _builtins.int
+    """of the output, resumed_output_ids included: before end_ids and behind begin_ids"""
     def __init__(
         self,
         *,
@@ -1152,10 +1202,11 @@ class Usage(_message.Message):
         peak_kv_bytes: _builtins.int = ...,
         draft_tokens_proposed: _builtins.int = ...,
         draft_tokens_accepted: _builtins.int = ...,
+        reasoning_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "draft_tokens_accepted", b"draft_tokens_accepted", "draft_tokens_proposed", b"draft_tokens_proposed", "forward_passes", b"forward_passes", "peak_kv_bytes", b"peak_kv_bytes", "peak_pages", b"peak_pages", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "draft_tokens_accepted", b"draft_tokens_accepted", "draft_tokens_proposed", b"draft_tokens_proposed", "forward_passes", b"forward_passes", "peak_kv_bytes", b"peak_kv_bytes", "peak_pages", b"peak_pages", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

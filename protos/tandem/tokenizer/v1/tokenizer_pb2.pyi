@@ -208,6 +208,7 @@ class Tokenizer(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     MAX_INPUT_BYTES_FIELD_NUMBER: _builtins.int
+    ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     vocabulary_type: Global___VocabularyType.ValueType
     vocabulary_size: _builtins.int
@@ -232,6 +233,10 @@ class Tokenizer(_message.Message):
     has_chat_template: _builtins.bool
     max_input_bytes: _builtins.int
     """the largest text that one Encode input may carry"""
+    answer_format: _builtins.str
+    """The format in which the model's answers tell reasoning and calls of tools, as its chat template gives it away; empty:
+    none is known. AnswerParsing lists the names.
+    """
     @_builtins.property
     def end_of_generation_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """every id that ends an answer, eos_id included; ascending"""
@@ -259,10 +264,11 @@ class Tokenizer(_message.Message):
         source: _builtins.str = ...,
         has_chat_template: _builtins.bool = ...,
         max_input_bytes: _builtins.int = ...,
+        answer_format: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_bos_id", b"_bos_id", "_eos_id", b"_eos_id", "_pad_id", b"_pad_id", "_unk_id", b"_unk_id", "bos_id", b"bos_id", "eos_id", b"eos_id", "pad_id", b"pad_id", "unk_id", b"unk_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_id", b"_bos_id", "_eos_id", b"_eos_id", "_pad_id", b"_pad_id", "_unk_id", b"_unk_id", "adds_bos", b"adds_bos", "adds_eos", b"adds_eos", "adds_space_prefix", b"adds_space_prefix", "bos_id", b"bos_id", "end_of_generation_ids", b"end_of_generation_ids", "eos_id", b"eos_id", "fingerprint", b"fingerprint", "has_chat_template", b"has_chat_template", "max_input_bytes", b"max_input_bytes", "name", b"name", "pad_id", b"pad_id", "source", b"source", "special_tokens", b"special_tokens", "unk_id", b"unk_id", "vocabulary_size", b"vocabulary_size", "vocabulary_type", b"vocabulary_type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_id", b"_bos_id", "_eos_id", b"_eos_id", "_pad_id", b"_pad_id", "_unk_id", b"_unk_id", "adds_bos", b"adds_bos", "adds_eos", b"adds_eos", "adds_space_prefix", b"adds_space_prefix", "answer_format", b"answer_format", "bos_id", b"bos_id", "end_of_generation_ids", b"end_of_generation_ids", "eos_id", b"eos_id", "fingerprint", b"fingerprint", "has_chat_template", b"has_chat_template", "max_input_bytes", b"max_input_bytes", "name", b"name", "pad_id", b"pad_id", "source", b"source", "special_tokens", b"special_tokens", "unk_id", b"unk_id", "vocabulary_size", b"vocabulary_size", "vocabulary_type", b"vocabulary_type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bos_id: _TypeAlias = _typing.Literal["bos_id"]  # noqa: Y015
     _WhichOneofArgType__bos_id: _TypeAlias = _typing.Literal["_bos_id", b"_bos_id"]  # noqa: Y015
@@ -870,6 +876,7 @@ class DecodeStreamOpen(_message.Message):
     INCLUDE_STOP_FIELD_NUMBER: _builtins.int
     GRAPHEMES_FIELD_NUMBER: _builtins.int
     MIN_IDS_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
     tokenizer: _builtins.str
     """name; empty: the default"""
     include_stop: _builtins.bool
@@ -891,6 +898,10 @@ class DecodeStreamOpen(_message.Message):
 
     @_builtins.property
     def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def answer(self) -> Global___AnswerParsing:
+        """absent: the text is not parsed, and there are no events"""
+
     def __init__(
         self,
         *,
@@ -901,14 +912,163 @@ class DecodeStreamOpen(_message.Message):
         include_stop: _builtins.bool = ...,
         graphemes: _builtins.bool = ...,
         min_ids: _builtins.int = ...,
+        answer: Global___AnswerParsing | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_ids", b"context_ids", "graphemes", b"graphemes", "include_stop", b"include_stop", "min_ids", b"min_ids", "options", b"options", "stop_strings", b"stop_strings", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "context_ids", b"context_ids", "graphemes", b"graphemes", "include_stop", b"include_stop", "min_ids", b"min_ids", "options", b"options", "stop_strings", b"stop_strings", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DecodeStreamOpen: _TypeAlias = DecodeStreamOpen  # noqa: Y015
+
+@_typing.final
+class AnswerParsing(_message.Message):
+    """Asks for the events of an answer: what of its text is content, reasoning and calls of tools.
+
+    Control tokens that mean something in the format are part of the stream's text then, and stop strings are found in
+    this text. The events of all responses, with the texts of neighbours of one kind joined, depend on the ids alone
+    and not on how they were cut into requests. No text is lost: what cannot be read as a call is told as broken.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: _builtins.int
+    IN_REASONING_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    WITHOUT_CALLS_FIELD_NUMBER: _builtins.int
+    format: _builtins.str
+    """A name: none (all is content), think, json, hermes, qwen3-coder, llama3, pythonic, mistral, deepseek, glm, minimax, phi4, granite, gemma,
+    cohere, kimi, seed, harmony. Empty: the tokenizer's `answer_format`; where that is empty all is content.
+    """
+    in_reasoning: _builtins.bool
+    """The prompt ends within reasoning. Absent: where the last of `context_ids` are the marker that begins it."""
+    without_calls: _builtins.bool
+    """calls are content, as where a request has no tools"""
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The tools that may be called, as the chat template gets them: a JSON object each, as text. Their types decide how
+        parameters that are written as plain text are read, and their names whether a call without a marker is one.
+        """
+
+    def __init__(
+        self,
+        *,
+        format: _builtins.str = ...,
+        in_reasoning: _builtins.bool | None = ...,
+        tools: _abc.Iterable[_builtins.str] | None = ...,
+        without_calls: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_in_reasoning", b"_in_reasoning", "in_reasoning", b"in_reasoning"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_in_reasoning", b"_in_reasoning", "format", b"format", "in_reasoning", b"in_reasoning", "tools", b"tools", "without_calls", b"without_calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__in_reasoning: _TypeAlias = _typing.Literal["in_reasoning"]  # noqa: Y015
+    _WhichOneofArgType__in_reasoning: _TypeAlias = _typing.Literal["_in_reasoning", b"_in_reasoning"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__in_reasoning) -> _WhichOneofReturnType__in_reasoning | None: ...
+
+Global___AnswerParsing: _TypeAlias = AnswerParsing  # noqa: Y015
+
+@_typing.final
+class AnswerEvent(_message.Message):
+    """More of an answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTENT_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_FIELD_NUMBER: _builtins.int
+    BROKEN_CALL_FIELD_NUMBER: _builtins.int
+    content: _builtins.str
+    """text for the reader"""
+    reasoning: _builtins.str
+    """text that the model wrote for itself"""
+    @_builtins.property
+    def tool_call(self) -> Global___ToolCallDelta: ...
+    @_builtins.property
+    def broken_call(self) -> Global___BrokenCall:
+        """to be shown as content"""
+
+    def __init__(
+        self,
+        *,
+        content: _builtins.str = ...,
+        reasoning: _builtins.str = ...,
+        tool_call: Global___ToolCallDelta | None = ...,
+        broken_call: Global___BrokenCall | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["broken_call", b"broken_call", "content", b"content", "event", b"event", "reasoning", b"reasoning", "tool_call", b"tool_call"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken_call", b"broken_call", "content", b"content", "event", b"event", "reasoning", b"reasoning", "tool_call", b"tool_call"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["content", "reasoning", "tool_call", "broken_call"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___AnswerEvent: _TypeAlias = AnswerEvent  # noqa: Y015
+
+@_typing.final
+class ToolCallDelta(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """of the call in its answer, from 0"""
+    name: _builtins.str
+    """in its first event"""
+    id: _builtins.str
+    """likewise; empty: the model wrote none"""
+    arguments: _builtins.str
+    """more of a JSON object as text"""
+    complete: _builtins.bool
+    """nothing more comes, and the arguments are a whole JSON object"""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        name: _builtins.str = ...,
+        id: _builtins.str = ...,
+        arguments: _builtins.str = ...,
+        complete: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "complete", b"complete", "id", b"id", "index", b"index", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallDelta: _TypeAlias = ToolCallDelta  # noqa: Y015
+
+@_typing.final
+class BrokenCall(_message.Message):
+    """Text of what begins as a call and cannot be read as one, markers included."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    index: _builtins.int
+    """of the call whose events came before, which does not count"""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        index: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_index", b"_index", "index", b"index"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_index", b"_index", "index", b"index", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__index: _TypeAlias = _typing.Literal["index"]  # noqa: Y015
+    _WhichOneofArgType__index: _TypeAlias = _typing.Literal["_index", b"_index"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__index) -> _WhichOneofReturnType__index | None: ...
+
+Global___BrokenCall: _TypeAlias = BrokenCall  # noqa: Y015
 
 @_typing.final
 class DecodeStreamRequest(_message.Message):
@@ -966,6 +1126,8 @@ class DecodeStreamResponse(_message.Message):
     TRIM_IDS_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    REASONING_IDS_FIELD_NUMBER: _builtins.int
     stream_key: _builtins.str
     text: _builtins.str
     """new text; may be empty while bytes are held back"""
@@ -979,6 +1141,8 @@ class DecodeStreamResponse(_message.Message):
     """the stop string that matched"""
     trim_ids: _builtins.int
     """with matched_stop: how many of the consumed ids lie wholly within or behind the stop string"""
+    reasoning_ids: _builtins.int
+    """of ids_consumed those that were read within reasoning, its markers included; with `answer`"""
     @_builtins.property
     def batch(self) -> _containers.RepeatedCompositeFieldContainer[Global___DecodeStreamResponse]:
         """answers a request's batch: one response a request, in order; nothing else is filled"""
@@ -986,6 +1150,10 @@ class DecodeStreamResponse(_message.Message):
     @_builtins.property
     def error(self) -> Global___DecodeStreamError:
         """Within a batch only: why its request was refused. `done` is true: a stream of that key, if there was one, is over."""
+
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___AnswerEvent]:
+        """only where `answer` was asked for; they may come later than their text"""
 
     def __init__(
         self,
@@ -999,10 +1167,12 @@ class DecodeStreamResponse(_message.Message):
         trim_ids: _builtins.int = ...,
         batch: _abc.Iterable[Global___DecodeStreamResponse] | None = ...,
         error: Global___DecodeStreamError | None = ...,
+        events: _abc.Iterable[Global___AnswerEvent] | None = ...,
+        reasoning_ids: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_matched_stop", b"_matched_stop", "error", b"error", "matched_stop", b"matched_stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_stop", b"_matched_stop", "batch", b"batch", "done", b"done", "error", b"error", "held_bytes", b"held_bytes", "ids_consumed", b"ids_consumed", "matched_stop", b"matched_stop", "stream_key", b"stream_key", "text", b"text", "trim_ids", b"trim_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_stop", b"_matched_stop", "batch", b"batch", "done", b"done", "error", b"error", "events", b"events", "held_bytes", b"held_bytes", "ids_consumed", b"ids_consumed", "matched_stop", b"matched_stop", "reasoning_ids", b"reasoning_ids", "stream_key", b"stream_key", "text", b"text", "trim_ids", b"trim_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__matched_stop: _TypeAlias = _typing.Literal["matched_stop"]  # noqa: Y015
     _WhichOneofArgType__matched_stop: _TypeAlias = _typing.Literal["_matched_stop", b"_matched_stop"]  # noqa: Y015
@@ -1045,8 +1215,8 @@ Global___DecodeStreamError: _TypeAlias = DecodeStreamError  # noqa: Y015
 
 @_typing.final
 class ChatMessage(_message.Message):
-    """One message of a conversation. To the template it is a mapping with the keys role, content, name, tool_call_id and
-    tool_calls, in this order, without those that are absent.
+    """One message of a conversation. To the template it is a mapping with the keys role, content, name, tool_call_id,
+    reasoning_content and tool_calls, in this order, without those that are absent.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1056,12 +1226,15 @@ class ChatMessage(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
+    REASONING_CONTENT_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """for example "system", "user", "assistant", "tool" """
     content: _builtins.str
     """absent: the message has none, as an answer that only calls tools"""
     name: _builtins.str
     tool_call_id: _builtins.str
+    reasoning_content: _builtins.str
+    """what an earlier answer thought; templates keep or drop it"""
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatToolCall]:
         """of all messages together"""
@@ -1074,21 +1247,26 @@ class ChatMessage(_message.Message):
         name: _builtins.str | None = ...,
         tool_calls: _abc.Iterable[Global___ChatToolCall] | None = ...,
         tool_call_id: _builtins.str | None = ...,
+        reasoning_content: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "_name", b"_name", "_tool_call_id", b"_tool_call_id", "content", b"content", "name", b"name", "tool_call_id", b"tool_call_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "_name", b"_name", "_reasoning_content", b"_reasoning_content", "_tool_call_id", b"_tool_call_id", "content", b"content", "name", b"name", "reasoning_content", b"reasoning_content", "tool_call_id", b"tool_call_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "_name", b"_name", "_tool_call_id", b"_tool_call_id", "content", b"content", "name", b"name", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "_name", b"_name", "_reasoning_content", b"_reasoning_content", "_tool_call_id", b"_tool_call_id", "content", b"content", "name", b"name", "reasoning_content", b"reasoning_content", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__content: _TypeAlias = _typing.Literal["content"]  # noqa: Y015
     _WhichOneofArgType__content: _TypeAlias = _typing.Literal["_content", b"_content"]  # noqa: Y015
     _WhichOneofReturnType__name: _TypeAlias = _typing.Literal["name"]  # noqa: Y015
     _WhichOneofArgType__name: _TypeAlias = _typing.Literal["_name", b"_name"]  # noqa: Y015
+    _WhichOneofReturnType__reasoning_content: _TypeAlias = _typing.Literal["reasoning_content"]  # noqa: Y015
+    _WhichOneofArgType__reasoning_content: _TypeAlias = _typing.Literal["_reasoning_content", b"_reasoning_content"]  # noqa: Y015
     _WhichOneofReturnType__tool_call_id: _TypeAlias = _typing.Literal["tool_call_id"]  # noqa: Y015
     _WhichOneofArgType__tool_call_id: _TypeAlias = _typing.Literal["_tool_call_id", b"_tool_call_id"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__content) -> _WhichOneofReturnType__content | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__name) -> _WhichOneofReturnType__name | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reasoning_content) -> _WhichOneofReturnType__reasoning_content | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tool_call_id) -> _WhichOneofReturnType__tool_call_id | None: ...
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
 from tandem.worker.engine.account import FinishReason
+from tandem.worker.engine.constraints import StepConstraints
 from tandem.worker.engine.engine import Engine
 from tandem.worker.engine.grammars import Grammars
 from tandem.worker.engine.guides.guide import Guide
+from tandem.worker.engine.guides.limits import GUIDE_NICE
+from tandem.worker.engine.guides.patience import LONGEST_WAIT_SECONDS
 from tandem.worker.engine.outcome import Failure
 from tandem.worker.engine.pages import PageTable
 from tandem.worker.engine.request import Drafting, Request
@@ -79,6 +83,51 @@ def test_a_row_whose_mask_does_not_come_is_left_out_and_the_others_go_on(driver:
     driver.run()
     assert driver.output[0] == counted(5, 6, 30)
     assert request.statistics.preemptions == 0
+
+
+def test_a_mask_that_is_late_holds_up_others_no_longer_than_their_step_takes(
+    driver: GuidedDriver, monkeypatch: pytest.MonkeyPatch
+):
+    driver.guided(0, 5, 6, 60)
+    driver.until(lambda: len(driver.output[0]) >= 3)
+    (process,) = guides_processes()
+    grammars = driver.engine.grammars
+    monkeypatch.setattr(grammars.patience, "stepped", lambda seconds: None)
+    grammars.patience.seconds = 0.004
+    waits: list[float] = []
+    await_masks, hear = StepConstraints._await, grammars.hear
+
+    def recorded(constraints: StepConstraints) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(grammars, "hear", lambda seconds, enough: (waits.append(seconds), hear(seconds, enough)))
+            await_masks(constraints)
+
+    monkeypatch.setattr(StepConstraints, "_await", recorded)
+    process.suspend()
+    driver.engine.submit(counting_request(1, 40, 3, 40))
+    driver.until(lambda: 1 in driver.finished)
+    assert waits and set(waits) <= {0.004, LONGEST_WAIT_SECONDS} and 0.004 in waits
+    process.resume()
+    driver.until(lambda: len(driver.output[0]) >= 20)
+    waits.clear()
+    process.suspend()
+    driver.until(lambda: waits)
+    assert set(waits) == {LONGEST_WAIT_SECONDS}  # it holds up nobody
+    process.resume()
+    driver.run()
+    assert driver.output[0] == counted(5, 6, 60)
+
+
+def test_guides_rank_behind_the_engine_within_their_session_and_as_a_session(driver: GuidedDriver):
+    driver.guided(0, 5, 6, 30)
+    driver.until(lambda: driver.output[0])
+    (process,) = guides_processes()
+    assert process.nice() == min(19, os.getpriority(os.PRIO_PROCESS, 0) + GUIDE_NICE)
+    assert os.getsid(process.pid) != os.getsid(0)
+    group = Path(f"/proc/{process.pid}/autogroup")
+    if group.exists() and os.geteuid() == 0:  # others may change it so often only
+        assert group.read_text("ascii").split()[-1] == str(GUIDE_NICE)
+    driver.run()
 
 
 def test_a_row_that_waits_is_cancelled_and_gives_back_its_pages(driver: GuidedDriver):

@@ -6,7 +6,7 @@ import gc
 from pathlib import Path
 
 from tandem.common.gguf import are_parts
-from tandem.tokenizer.formats import gguf_file, hf_json, sentencepiece_model, tiktoken_ranks
+from tandem.tokenizer.formats import gguf_file, hf_json, sentencepiece_model, tekken, tiktoken_ranks
 from tandem.tokenizer.formats.errors import FormatError
 from tandem.tokenizer.formats.sidecar import read_json_object, read_sidecar
 from tandem.tokenizer.tokenizer import Tokenizer
@@ -14,8 +14,8 @@ from tandem.tokenizer.tokenizer import Tokenizer
 __all__ = ["FormatError", "load_tokenizer"]
 
 _MAX_BYTES = 256 * 1024 * 1024
-_KNOWN_NAMES = ("tokenizer.model", "tokenizer.json")
-_EXPECTED = "expected a SentencePiece model, a tiktoken rank file, a tokenizer.json or a GGUF file"
+_KNOWN_NAMES = ("tokenizer.model", "tokenizer.json", "tekken.json")
+_EXPECTED = "expected a SentencePiece model, a tiktoken rank file, a tokenizer.json, a tekken.json or a GGUF file"
 
 
 def load_tokenizer(path: Path | str, *, llama3_version: str = "auto") -> Tokenizer:
@@ -47,7 +47,10 @@ def _load(file: Path, llama3_version: str) -> Tokenizer:
         raise FormatError(file, f"is empty; {_EXPECTED}")
     sidecar = read_sidecar(file.parent)
     if data[:64].lstrip()[:1] == b"{":
-        return hf_json.load(file, read_json_object(file), sidecar)
+        content = read_json_object(file)
+        if tekken.is_tekken(content):
+            return tekken.load(file, content, sidecar)
+        return hf_json.load(file, content, sidecar)
     if tiktoken_ranks.is_tiktoken_ranks(data[:4096]):
         return tiktoken_ranks.load(file, data, sidecar, llama3_version)
     model = sentencepiece_model.parse(data)

@@ -82,7 +82,7 @@ def chat_question(request: pb.EncodeChatRequest, tokenizer: Tokenizer, settings:
 
 def _message(message: pb.ChatMessage) -> dict[str, Any]:
     found: dict[str, Any] = {"role": message.role}
-    for name in ("content", "name", "tool_call_id"):
+    for name in ("content", "name", "tool_call_id", "reasoning_content"):
         if message.HasField(name):
             found[name] = getattr(message, name)
     if message.tool_calls:

@@ -13,6 +13,7 @@ from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 _MAX_KEY_BYTES = 64 << 10
 _MAX_BATCH_STOP_STRINGS = 64 << 10
 _MAX_BATCH_IDS = 1 << 20
+_MAX_BATCH_TOOLS = 64 << 10
 
 
 def request_limits(settings: TokenizerSettings) -> dict[str, MessageLimits]:
@@ -32,9 +33,11 @@ def request_limits(settings: TokenizerSettings) -> dict[str, MessageLimits]:
         "DecodeStreamOpen.tokenizer": Limit(size=_MAX_KEY_BYTES),
         "DecodeStreamOpen.context_ids": Limit(_MAX_BATCH_IDS),
         "DecodeStreamOpen.stop_strings": Limit(_MAX_BATCH_STOP_STRINGS, _MAX_KEY_BYTES),
+        "AnswerParsing.format": Limit(size=_MAX_KEY_BYTES),
+        "AnswerParsing.tools": Limit(_MAX_BATCH_TOOLS, text.size),
         "EncodeChatRequest.messages": Limit(settings.max_chat_messages),
         "EncodeChatRequest.template_arguments": text,
-        **{f"ChatMessage.{name}": text for name in ("role", "content", "name", "tool_call_id")},
+        **{f"ChatMessage.{name}": text for name in ("role", "content", "name", "tool_call_id", "reasoning_content")},
         **{f"ChatToolCall.{name}": text for name in ("id", "name", "arguments")},
     }
     return limits_of_service(service, limits)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.common.errors import StartError, failed_precondition, not_found
+from tandem.tokenizer.answers.formats import Format, format_of
+from tandem.tokenizer.chat.formats import template_of
 from tandem.tokenizer.encode_cache import EncodeCache
 from tandem.tokenizer.formats import FormatError, load_tokenizer
 from tandem.tokenizer.rpc.metrics import NamedMetrics, TokenizerMetrics
@@ -30,6 +32,7 @@ class Loaded:
     tokenizer: Tokenizer
     cache: EncodeCache
     metrics: NamedMetrics
+    answer_format: Format | None  # of what the model says, as its chat template gives it away
 
 
 class LoadedTokenizers:
@@ -112,7 +115,7 @@ class LoadedTokenizers:
         cache = EncodeCache(self._settings.encode_cache_bytes)
         if self._settings.encode_cache_bytes:
             tokenizer = tokenizer.with_cache(cache)
-        loaded = Loaded(name, tokenizer, cache, self._metrics.named(name, cache))
+        loaded = Loaded(name, tokenizer, cache, self._metrics.named(name, cache), format_of(template_of(tokenizer)))
         self._loaded.pop(name, None)
         self._loaded[name] = loaded
         logger.info(

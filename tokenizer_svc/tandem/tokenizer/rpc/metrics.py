@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from prometheus_client import Counter, Gauge, Histogram
@@ -65,6 +66,7 @@ class NamedMetrics:
     decoded_bytes: Counter
     streams: Counter
     stop_matches: Counter
+    tool_calls: Callable[[str, str], Counter]  # by format and result, "complete" or "broken"
 
 
 class _CacheCollector(Collector):
@@ -97,6 +99,7 @@ class TokenizerMetrics(ServiceMetrics):
     | tandem_tokenizer_decoded_bytes_total     | counter   | text they gave, in bytes                       |
     | tandem_tokenizer_streams_total           | counter   | streams that were opened                       |
     | tandem_tokenizer_stop_matches_total      | counter   | streams that a stop string ended               |
+    | tandem_tokenizer_tool_calls_total        | counter   | calls in answers, by format and result         |
     | tandem_tokenizer_stream_messages_total   | counter   | messages of DecodeStream                       |
     | tandem_tokenizer_stream_requests_total   | counter   | requests in them: a batch has many             |
     | tandem_tokenizer_stream_errors_total     | counter   | requests of a batch that were refused, by code |
@@ -125,6 +128,13 @@ class TokenizerMetrics(ServiceMetrics):
         self._decoded_bytes = counter("decoded_bytes_total", "Text decoded from ids, in bytes.", "tokenizer")
         self._streams = counter("streams_total", "Decode streams that were opened.", "tokenizer")
         self._stop_matches = counter("stop_matches_total", "Decode streams ended by a stop string.", "tokenizer")
+        self._tool_calls = counter(
+            "tool_calls_total",
+            "Calls of tools in answers, complete or broken.",
+            "tokenizer",
+            "format",
+            "result",
+        )
         self.stream_messages = counter("stream_messages_total", "Messages received by DecodeStream.")
         self.stream_requests = counter("stream_requests_total", "Requests in DecodeStream messages; a batch has many.")
         self.stream_errors = counter("stream_errors_total", "Requests of a batch that were refused.", "grpc_code")
@@ -156,4 +166,5 @@ class TokenizerMetrics(ServiceMetrics):
             self._decoded_bytes.labels(tokenizer),
             self._streams.labels(tokenizer),
             self._stop_matches.labels(tokenizer),
+            partial(self._tool_calls.labels, tokenizer),
         )

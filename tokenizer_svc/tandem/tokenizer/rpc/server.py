@@ -131,6 +131,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             source=config.source,
             has_chat_template=template_of(tokenizer) is not None,
             max_input_bytes=self._settings.max_input_bytes,
+            answer_format="" if loaded.answer_format is None else loaded.answer_format.name,
         )
 
     # --- text to ids, and ids to text; most answer with bytes, serialized where they were made

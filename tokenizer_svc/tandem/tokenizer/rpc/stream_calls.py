@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from tandem.common.errors import FieldViolation, ServiceError, invalid_argument, resource_exhausted
 from tandem.common.guarded_method import unexpected
 from tandem.common.rich_status import to_status
+from tandem.tokenizer.answers.events import Event, Kind, joined
+from tandem.tokenizer.answers.formats import FORMATS, ends_in_reasoning
+from tandem.tokenizer.answers.parser import AnswerParser
+from tandem.tokenizer.answers.writer import types_of
 from tandem.tokenizer.decoding.streaming import StreamDecoder
 from tandem.tokenizer.rpc.loaded import Loaded
 from tandem.tokenizer.rpc.metrics import TokenizerMetrics
-from tandem.tokenizer.rpc.validation import MAX_STREAM_KEY_BYTES, Violations, check_ids, check_open, check_stream_batch
+from tandem.tokenizer.rpc.validation import (
+    MAX_STREAM_KEY_BYTES,
+    Violations,
+    check_ids,
+    check_open,
+    check_stream_batch,
+    read_tools,
+)
 from tandem.tokenizer.settings import TokenizerSettings
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 
@@ -32,9 +43,16 @@ class _Stream:
     size: int  # of the vocabulary
     tokens: int = 0
     bytes: int = 0
+    answer: AnswerParser | None = None
+    reasoning_ids: int = 0
 
     def count(self) -> None:
         """Counts once for a stream: two counters for each message would cost as much as decoding it."""
+        if self.answer is not None:
+            results = {"complete": self.answer.complete_calls, "broken": self.answer.broken}
+            for result, calls in results.items():
+                if calls:
+                    self.loaded.metrics.tool_calls(self.answer.format.name, result).inc(calls)
         self.loaded.metrics.decoded_tokens.inc(self.tokens)
         self.loaded.metrics.decoded_bytes.inc(self.bytes)
 
@@ -107,11 +125,18 @@ class DecodeStreamCall:
             check_ids(ids, "ids", stream.loaded.tokenizer, violations)
             violations.raise_any()
         decoder = stream.decoder
-        text = await self._decode(decoder, ids, request.end)
+        text, events = await self._decode(stream, ids, request.end)
         stream.tokens += len(ids)
         stream.bytes += len(text) if text.isascii() else len(text.encode())
         if not decoder.done:
-            return respond(stream_key=key, text=text, held_bytes=decoder.held_bytes, ids_consumed=decoder.ids_consumed)
+            return respond(
+                stream_key=key,
+                text=text,
+                held_bytes=decoder.held_bytes,
+                ids_consumed=decoder.ids_consumed,
+                events=events,
+                reasoning_ids=stream.reasoning_ids,
+            )
         self._finish(key)
         if decoder.matched_stop is not None:
             stream.loaded.metrics.stop_matches.inc()
@@ -122,22 +147,30 @@ class DecodeStreamCall:
             done=True,
             matched_stop=decoder.matched_stop,
             trim_ids=decoder.trim_ids,
+            events=events,
+            reasoning_ids=stream.reasoning_ids,
         )
 
-    async def _decode(self, decoder: StreamDecoder, ids: list[int], end: bool) -> str:
-        """Returns the text of more ids, which does not depend on how they are cut."""
-        at_once = _HELD_IDS_A_TURN if decoder.holds_back else _IDS_A_TURN
+    async def _decode(self, stream: _Stream, ids: list[int], end: bool) -> tuple[str, Sequence[pb.AnswerEvent]]:
+        """Returns the text of more ids, which does not depend on how they are cut, and its events."""
+        decoder, answer = stream.decoder, stream.answer
+        at_once = _HELD_IDS_A_TURN if decoder.holds_back or answer is not None else _IDS_A_TURN
         texts: list[str] = []
+        events: list[Event] = []
         for begin in range(0, max(1, len(ids)), at_once):
             if self._spent >= 1:
                 self._spent = 0.0
                 await asyncio.sleep(0)
             part = ids[begin : begin + at_once]
             self._spent += 1 / _REQUESTS_A_TURN + len(part) / at_once
-            texts.append(decoder.push(part, end and begin + at_once >= len(ids)))
+            last = end and begin + at_once >= len(ids)
+            if answer is None:
+                texts.append(decoder.push(part, last))
+            else:
+                texts.append(_push_answer(stream, answer, part, last, events))
             if decoder.done:
                 break
-        return "".join(texts)
+        return "".join(texts), list(map(_event, joined(events))) if events else ()
 
     def _fail(self, key: str, error: ServiceError, respond: Callable[..., pb.DecodeStreamResponse]) -> None:
         """Ends the stream of this key, if there is one, and returns the error."""
@@ -169,6 +202,8 @@ class DecodeStreamCall:
         loaded = await self._find(message.tokenizer)
         check_open(message, loaded.tokenizer, "open")
         options = message.options
+        answer = _parser(message, loaded) if message.HasField("answer") else None
+        visible = answer.format.markers(not message.answer.without_calls) if answer is not None else frozenset()
         decoder = loaded.tokenizer.stream(
             context_ids=list(message.context_ids),
             remove_special=options.remove_special,
@@ -177,8 +212,9 @@ class DecodeStreamCall:
             include_stop=message.include_stop,
             graphemes=message.graphemes,
             min_ids=message.min_ids,
+            visible=visible,
         )
-        self._open[key] = _Stream(loaded, decoder, loaded.tokenizer.vocabulary_size)
+        self._open[key] = _Stream(loaded, decoder, loaded.tokenizer.vocabulary_size, answer=answer)
         self._done.pop(key, None)
         self._metrics.open_streams.inc()
         loaded.metrics.streams.inc()
@@ -194,6 +230,55 @@ class DecodeStreamCall:
         self._done[key] = None
         if len(self._done) > _DONE_KEYS_KEPT:
             del self._done[next(iter(self._done))]
+
+
+def _parser(message: pb.DecodeStreamOpen, loaded: Loaded) -> AnswerParser:
+    """Returns the parser that was asked for. Raises ServiceError for tools that are not JSON."""
+    asked = message.answer
+    form = FORMATS[asked.format] if asked.format else loaded.answer_format or FORMATS["none"]
+    if asked.HasField("in_reasoning"):
+        in_reasoning = asked.in_reasoning
+    else:
+        context = loaded.tokenizer.decode(list(message.context_ids), unparse_special=True)
+        in_reasoning = ends_in_reasoning(form, context)
+    tools = read_tools(asked.tools, "open.answer.tools")
+    return AnswerParser(
+        form, tools=types_of(tools) if tools else None, in_reasoning=in_reasoning, with_calls=not asked.without_calls
+    )
+
+
+def _push_answer(stream: _Stream, answer: AnswerParser, ids: list[int], end: bool, events: list[Event]) -> str:
+    """Returns the text of more ids, and adds their events. One id at a time: so it is known which are reasoning."""
+    decoder = stream.decoder
+    texts: list[str] = []
+    for index in ids:
+        was_reasoning = answer.in_reasoning
+        text = decoder.push((index,))
+        if text or decoder.done:
+            texts.append(text)
+            events += answer.push(text, decoder.done)
+        stream.reasoning_ids += was_reasoning or answer.in_reasoning
+        if decoder.done:
+            return "".join(texts)
+    if end:
+        text = decoder.push((), end=True)
+        texts.append(text)
+        events += answer.push(text, end=True)
+    return "".join(texts)
+
+
+def _event(event: Event) -> pb.AnswerEvent:
+    match event.kind:
+        case Kind.CONTENT:
+            return pb.AnswerEvent(content=event.text)
+        case Kind.REASONING:
+            return pb.AnswerEvent(reasoning=event.text)
+        case Kind.BROKEN:
+            return pb.AnswerEvent(broken_call=pb.BrokenCall(text=event.text, index=event.call))
+    assert event.call is not None
+    complete = event.kind is Kind.CALL_END
+    call = pb.ToolCallDelta(index=event.call, name=event.name, id=event.id, arguments=event.text, complete=complete)
+    return pb.AnswerEvent(tool_call=call)
 
 
 def _violation(field: str, description: str) -> ServiceError:

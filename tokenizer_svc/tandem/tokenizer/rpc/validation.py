@@ -3,15 +3,17 @@ on size are checked here."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tandem.common.contract import limit_violations
 from tandem.common.errors import FieldViolation, ServiceError, invalid_argument, resource_exhausted
 from tandem.limits.fields import limits_of
+from tandem.tokenizer.answers.formats import FORMATS
 from tandem.tokenizer.arrays import Ids, Places
 from tandem.tokenizer.encoding import Policy, Segment, TokenIdError
 from tandem.tokenizer.settings import TokenizerSettings
@@ -19,9 +21,11 @@ from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 
 _OPEN_LIMITS = limits_of(pb.DecodeStreamOpen.DESCRIPTOR)
+_ANSWER_LIMITS = limits_of(pb.AnswerParsing.DESCRIPTOR)
 _STREAM_LIMITS = limits_of(pb.DecodeStreamRequest.DESCRIPTOR)
 MAX_STREAM_BATCH = _STREAM_LIMITS["batch"].bound
 MAX_STREAM_KEY_BYTES = _STREAM_LIMITS["stream_key"].bound
+MAX_TOOLS_BYTES = 256 << 10  # of one stream: they are read in the event loop, some milliseconds
 _MAX_VIOLATIONS = 32
 _LITTLE = 1024  # inputs, segments and ids together: what looking at them takes, two or three milliseconds
 _TEXT_POLICIES = (int(pb.SPECIAL_TOKEN_POLICY_UNSPECIFIED), int(pb.SPECIAL_TOKEN_POLICY_TEXT))
@@ -296,7 +300,31 @@ def check_open(message: pb.DecodeStreamOpen, tokenizer: Tokenizer, path: str) ->
         check_ids(list(message.context_ids), f"{path}.context_ids", tokenizer, violations)
     for each in limit_violations(message, _OPEN_LIMITS):
         violations.add(f"{path}.{each.field}", each.description)
+    answer = message.answer
+    if answer.format and answer.format not in FORMATS:
+        violations.add(f"{path}.answer.format", f"is {answer.format[:64]!r}; known are {', '.join(FORMATS)}")
+    for each in limit_violations(answer, _ANSWER_LIMITS):
+        violations.add(f"{path}.answer.{each.field}", each.description)
+    if (size := sum(len(tool.encode()) for tool in answer.tools)) > MAX_TOOLS_BYTES:
+        violations.add(f"{path}.answer.tools", f"have {size} bytes in all; at most {MAX_TOOLS_BYTES} are taken")
     violations.raise_any()
+
+
+def read_tools(texts: Sequence[str], path: str) -> list[dict[str, Any]]:
+    """Returns tools that came as JSON. Raises ServiceError."""
+    violations = Violations()
+    found: list[dict[str, Any]] = []
+    for index, text in enumerate(texts):
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            found.append(value)
+        else:
+            violations.add(f"{path}[{index}]", "is not a JSON object")
+    violations.raise_any()
+    return found
 
 
 def check_batch(count: int, settings: TokenizerSettings) -> None:

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import torch
 
 from tandem.worker.checkpoints.ggml_blocks import BlockKind
-from tandem.worker.checkpoints.grouped import Grouped
+from tandem.worker.checkpoints.grouped import Float8Rows, Grouped
 from tandem.worker.checkpoints.model_config import ModelConfig
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -52,6 +52,9 @@ class StoredMatrix(Protocol):
 
     def grouped(self) -> Grouped | None:
         """Returns the numbers as small integers and scales of groups; None where that cannot express them exactly."""
+
+    def float8(self) -> Float8Rows | None:
+        """Returns the numbers as floats of 8 bits, where they are stored so."""
 
     @property
     def mapped(self) -> tuple[torch.Tensor, ...]:
@@ -160,7 +163,7 @@ def bytes_by_dtype(tensors: Iterable[StoredTensor]) -> dict[str, int]:
 
 def rows_in_order(tensor: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     """Copies `tensor[order]` to memory of its own."""
-    return torch.index_select(tensor, 0, order, out=_own_memory(tuple(tensor.shape), tensor.dtype))
+    return torch.index_select(tensor, 0, order, out=_own_memory((len(order), *tensor.shape[1:]), tensor.dtype))
 
 
 def joined(parts: Sequence[torch.Tensor], dimension: int) -> torch.Tensor:

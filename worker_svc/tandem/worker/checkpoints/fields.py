@@ -15,7 +15,7 @@ MAX_JSON_BYTES = 64 << 20  # the index of a model with a thousand shards has a f
 
 _Default = TypeVar("_Default")
 _Built = TypeVar("_Built")
-_REQUIRED: Any = object()
+REQUIRED: Any = object()  # the default of a field that must be there
 
 
 class Fields:
@@ -55,7 +55,7 @@ class Fields:
     def integer(self, key: str) -> int: ...
     @overload
     def integer(self, key: str, default: _Default) -> int | _Default: ...
-    def integer(self, key: str, default: Any = _REQUIRED) -> Any:
+    def integer(self, key: str, default: Any = REQUIRED) -> Any:
         """Reads a whole number."""
         value = self._value(key, default, "a whole number")
         if value is not default and type(value) is not int:
@@ -66,7 +66,7 @@ class Fields:
     def number(self, key: str) -> float: ...
     @overload
     def number(self, key: str, default: _Default) -> float | _Default: ...
-    def number(self, key: str, default: Any = _REQUIRED) -> Any:
+    def number(self, key: str, default: Any = REQUIRED) -> Any:
         """Reads a finite number."""
         value = self._value(key, default, "a number")
         if value is default:
@@ -111,7 +111,7 @@ class Fields:
         value = self.values.get(key)
         if value is not None:
             return value
-        if default is _REQUIRED:
+        if default is REQUIRED:
             raise self.error(key, f"is missing; {what} is expected")
         return default
 

@@ -12,6 +12,11 @@ float16, and nibbles lie in halves: byte i of a run of n holds number i below an
 | Q3_K | 256 | 110 | d (s - 32) (q - 4), for runs of 16; s 6 bit |
 | Q4_K, Q5_K | 256 | 144, 176 | d s q - dmin m, for runs of 32; s and m 6 bit |
 | Q6_K | 256 | 210 | d s (q - 32), for runs of 16; s signed 8 bit |
+| IQ4_NL | 32 | 18 | d table[q], q 4 bit |
+| IQ4_XS | 256 | 136 | d (s - 32) table[q], for runs of 32; s 6 bit |
+| MXFP4 | 32 | 17 | 2^(e - 128) table[q]; e 8 bit |
+
+The other IQ kinds: `iq_blocks.py`.
 
 The arithmetic is llama.cpp's, in float32 and in its order, so that the numbers are the same to the bit.
 """
@@ -23,7 +28,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tandem.worker.checkpoints.grouped import Grouped, Quantization
+from tandem.worker.checkpoints import iq_blocks
+from tandem.worker.checkpoints.grouped import CODES, Grouped, Quantization
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,9 @@ class QuantizedTensor:
             raise ValueError(f"columns {part.start} to {part.stop} cut a block of {size} numbers")
         return QuantizedTensor(self.kind, self.blocks[:, part.start // size : part.stop // size].contiguous())
 
+    def float8(self) -> None:
+        """Returns None: they are whole numbers."""
+
     def grouped(self) -> Grouped | None:
         """Returns the same numbers in groups of 32, for the kinds that are made of such groups; None for the others."""
         blocks = self.blocks.reshape(-1, self.kind.block_bytes)
@@ -98,6 +107,16 @@ class QuantizedTensor:
             case "Q4_K":
                 scales, minima = _six_bit_pairs(blocks[:, 4:16])
                 q, scale, least = _nibbles(blocks[:, 16:], 32), _half(blocks, 0) * scales, -_half(blocks, 2) * minima
+            case "IQ4_NL":
+                kind, q, scale = Quantization(4, 32, "iq4"), _nibbles(blocks[:, 2:], 16), _stored_half(blocks, 0)
+            case "IQ4_XS":
+                kind, q, scale = Quantization(4, 32, "iq4"), _nibbles(blocks[:, 8:], 16), _iq4_xs_scales(blocks)
+            case "MXFP4":
+                kind, q, scale = (
+                    Quantization(4, 32, "e2m1"),
+                    _nibbles(blocks[:, 1:], 16),
+                    blocks[:, :1].clamp_min(1) - 1,
+                )
             case _:
                 return None
         rows, columns = self.shape
@@ -204,6 +223,33 @@ def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
     return _in_runs(q, _half(blocks, 208) * scales)
 
 
+def _table(code: str, q: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(CODES[code], dtype=torch.float32)[q.long()]
+
+
+def _iq4_nl(blocks: torch.Tensor) -> torch.Tensor:
+    return _table("iq4", _nibbles(blocks[:, 2:], 16)).mul_(_half(blocks, 0))
+
+
+def _iq4_xs_scales(blocks: torch.Tensor) -> torch.Tensor:
+    low, high = _fields(blocks[:, 4:8].unsqueeze(-1), 4).flatten(1), _fields(blocks[:, 2:4].unsqueeze(-1), 2).flatten(1)
+    return _half(blocks, 0) * ((low | high << 4).to(torch.int8) - 32)
+
+
+def _iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
+    return _in_runs(_table("iq4", _nibbles(blocks[:, 8:], 16)), _iq4_xs_scales(blocks))
+
+
+def _mxfp4(blocks: torch.Tensor) -> torch.Tensor:
+    exponent = blocks[:, :1].to(torch.int32) - 128
+    return torch.ldexp(_table("e2m1", _nibbles(blocks[:, 1:], 16)), exponent)
+
+
+# Types that are not served, for messages that name them.
+OTHER_TYPES = {
+    **{9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 40: "NVFP4", 41: "Q1_0"},
+    **{4: "Q4_2, which is no more", 5: "Q4_3, which is no more"},
+}
 BLOCK_KINDS = {
     kind.name: kind
     for kind in (
@@ -217,5 +263,17 @@ BLOCK_KINDS = {
         BlockKind("Q4_K", 12, 256, 144, _q4_k),
         BlockKind("Q5_K", 13, 256, 176, _q5_k),
         BlockKind("Q6_K", 14, 256, 210, _q6_k),
+        BlockKind("IQ2_XXS", 16, 256, 66, iq_blocks.iq2_xxs),
+        BlockKind("IQ2_XS", 17, 256, 74, iq_blocks.iq2_xs),
+        BlockKind("IQ3_XXS", 18, 256, 98, iq_blocks.iq3_xxs),
+        BlockKind("IQ1_S", 19, 256, 50, iq_blocks.iq1_s),
+        BlockKind("IQ4_NL", 20, 32, 18, _iq4_nl),
+        BlockKind("IQ3_S", 21, 256, 110, iq_blocks.iq3_s),
+        BlockKind("IQ2_S", 22, 256, 82, iq_blocks.iq2_s),
+        BlockKind("IQ4_XS", 23, 256, 136, _iq4_xs),
+        BlockKind("IQ1_M", 29, 256, 56, iq_blocks.iq1_m),
+        BlockKind("TQ1_0", 34, 256, 54, iq_blocks.tq1_0),
+        BlockKind("TQ2_0", 35, 256, 66, iq_blocks.tq2_0),
+        BlockKind("MXFP4", 39, 32, 17, _mxfp4),
     )
 }

@@ -54,6 +54,7 @@ class GgufArchitecture:
     norm_eps: str = "attention.layer_norm_rms_epsilon"  # which key says it
     full_every: int = 0  # layers whose number is a multiple of it have no window and are not rotated; 0: no windows
     logit_scale_divides: bool = True
+    normalized: bool = True  # the chosen experts' weights add up to 1
     unrotated_every: int = 0  # layers whose number, from 1 on, is a multiple of it are not rotated
     layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER_NAMES, repr=False)
     always: Mapping[str, Any] = field(default_factory=dict)  # fields of ModelConfig that are so in every such model
@@ -71,6 +72,8 @@ ARCHITECTURES = {
     "arcee": GgufArchitecture("arcee", permuted=True, always={"activation": "relu2", "gated": False}),
     "ernie4_5": GgufArchitecture("ernie4_5", permuted=True),
     "granite": GgufArchitecture("granite", permuted=True),
+    "granitemoe": GgufArchitecture("granitemoe", permuted=True),
+    "olmoe": GgufArchitecture("olmoe", qk_norm="whole", normalized=False),
     "starcoder2": GgufArchitecture(
         "starcoder2",
         norm_eps="attention.layer_norm_epsilon",

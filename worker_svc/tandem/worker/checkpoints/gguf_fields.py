@@ -59,11 +59,14 @@ _MODEL: Table = (
 
 # Beside these, by `general.architecture`. Granite's layers rotate unless the scaling is not "finetuned".
 _LAYER_NORM: Table = {"attention.layer_norm_epsilon": USED, "attention.layer_norm_rms_epsilon": Only()}
+_GRANITE: Table = rules(USED, "embedding_scale residual_scale attention.scale logit_scale") | {
+    "rope.scaling.finetuned": Only((True,))
+}
 _MORE: Mapping[str, Table] = {
     "starcoder2": _LAYER_NORM,
     "cohere2": _LAYER_NORM | {"logit_scale": USED},
-    "granite": rules(USED, "embedding_scale residual_scale attention.scale logit_scale")
-    | {"rope.scaling.finetuned": Only((True,))},
+    "granite": _GRANITE,
+    "granitemoe": _GRANITE,
 }
 
 

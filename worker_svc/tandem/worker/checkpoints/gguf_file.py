@@ -35,7 +35,7 @@ from tandem.worker.checkpoints.checkpoint import (
     rows_in_order,
 )
 from tandem.worker.checkpoints.fields import Fields, build
-from tandem.worker.checkpoints.ggml_blocks import BLOCK_KINDS, BlockKind, QuantizedTensor
+from tandem.worker.checkpoints.ggml_blocks import BLOCK_KINDS, OTHER_TYPES, BlockKind, QuantizedTensor
 from tandem.worker.checkpoints.gguf_architectures import ARCHITECTURES, LAYER_NAMES, TOP_NAMES, GgufArchitecture
 from tandem.worker.checkpoints.gguf_fields import NEUTRAL_FAMILIES, SAMPLING, known_keys
 from tandem.worker.checkpoints.gguf_parts import GgufFiles, Located, open_files
@@ -189,7 +189,9 @@ def _stored(name: str, located: Located) -> StoredTensor:
     kind = _KINDS.get(tensor.kind)
     if kind is None:
         served = ", ".join(kind.name if isinstance(kind, BlockKind) else str(kind)[6:] for kind in _KINDS.values())
-        raise CheckpointError(f"{path}: tensor {name} has the ggml type {tensor.kind}; served are {served}")
+        other = OTHER_TYPES.get(tensor.kind)
+        called = f"{tensor.kind} ({other})" if other else f"{tensor.kind}, which is not known"
+        raise CheckpointError(f"{path}: tensor {name} has the ggml type {called}; served are {served}")
     if isinstance(kind, BlockKind) and tensor.shape[-1] % kind.block_numbers:
         raise CheckpointError(
             f"{path}: tensor {name} has rows of {tensor.shape[-1]} numbers, "
@@ -253,7 +255,7 @@ def _read_config(path: Path, files: GgufFiles, divisors: tuple[float, ...]) -> t
             0 if layer % architecture.full_every == 0 else window for layer in range(1, min(layers, 1 << 12) + 1)
         )
     logit_scale = fields.number("logit_scale", 0.0) or 1.0
-    experts = _experts(fields, kind)
+    experts = _experts(fields, normalized=architecture.normalized)
     if experts is not None and kind == "llama":
         name = "mixtral"
     config = build(
@@ -298,7 +300,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _experts(fields: Fields, kind: str) -> Experts | None:
+def _experts(fields: Fields, *, normalized: bool) -> Experts | None:
     count = fields.integer("expert_count", 0)
     if not count:
         for key in ("expert_used_count", "expert_feed_forward_length"):
@@ -312,7 +314,7 @@ def _experts(fields: Fields, kind: str) -> Experts | None:
         count=count,
         per_token=fields.integer("expert_used_count"),
         intermediate_size=fields.integer("expert_feed_forward_length", fields.integer("feed_forward_length", 0)),
-        normalized=True,  # as llama.cpp computes both
+        normalized=normalized,
     )
 
 

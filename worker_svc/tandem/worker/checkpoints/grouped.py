@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,18 +11,46 @@ import torch.nn.functional as F
 
 GROUPS = (32, 64, 128)  # numbers that share a scale
 DEFAULT_INT4_GROUP = 64
+FLOAT8 = torch.float8_e4m3fn
+E8M0 = torch.uint8  # of scales: each is 2^(number - 127)
+
+# What the sixteen numbers of 4 bits stand for where they are not 0 to 15 themselves, as whole numbers. Scales are of
+# these: of e2m1 half and of fp4 a 192th of what its files call a scale. Sums of products with int16 stay below 2^31 in
+# groups of 128, those of nf4 in groups of 64.
+CODES: Mapping[str, tuple[int, ...]] = {
+    "int4": tuple(range(-8, 8)),
+    # floats of 4 bits: MXFP4 (https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf)
+    "e2m1": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
+    # llama.cpp's IQ4_NL and IQ4_XS
+    "iq4": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
+    # quantiles of the normal distribution (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314), times 1023: the one
+    # code whose numbers are rounded
+    "nf4": (-1023, -712, -537, -404, -291, -189, -93, 0, 81, 165, 252, 346, 451, 576, 740, 1023),
+    # bitsandbytes' floats of 4 bits
+    "fp4": (0, 1, 128, 192, 64, 96, 32, 48, 0, -1, -128, -192, -64, -96, -32, -48),
+}
+CODE_GROUPS = {"nf4": 64}  # the most numbers in a group, where it is not the usual
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How weights are quantized; `group` 0: one scale an output channel (int8 only)."""
+    """How weights are quantized; `group` 0: one scale an output channel (int8 only). `code`, of `CODES`: what numbers
+    of 4 bits stand for, if not for themselves."""
 
     bits: Literal[4, 8]
     group: int
+    code: str = ""
 
     def __post_init__(self) -> None:
         if self.group not in (GROUPS if self.bits == 4 else (0, *GROUPS)):
             raise ValueError(f"int{self.bits} has no groups of {self.group}")
+        if self.code and (self.bits != 4 or self.group > CODE_GROUPS.get(self.code, GROUPS[-1])):
+            raise ValueError(f"{self.code} has no groups of {self.group} with {self.bits} bits")
+
+    @property
+    def numbers(self) -> torch.Tensor | None:
+        """Returns what the sixteen codes stand for, int16; None without a code."""
+        return torch.tensor(CODES[self.code], dtype=torch.int16) if self.code else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +58,47 @@ class Grouped:
     """Rows of a quantized matrix, not yet packed.
 
     q: `[rows, columns]`, int8 or, for 4 bits, uint8 from 0 to 15.
-    scale, least: `[rows, groups]`, one column where a channel has one scale; float16 or float32.
+    scale, least: `[rows, groups]`, one column where a channel has one scale; float16 or float32. Scales may be `E8M0`.
+    order: `[columns]`, which of an input's numbers each column multiplies; None: that of its place.
     """
 
     kind: Quantization
     q: torch.Tensor
     scale: torch.Tensor
     least: torch.Tensor | None
+    order: torch.Tensor | None = None
 
     def dequantize(self) -> torch.Tensor:
-        """Returns the numbers, `[rows, columns]` float32."""
+        """Returns the numbers, `[rows, columns]` float32, in the order of the inputs."""
         rows, columns = self.q.shape
         group = self.kind.group or columns
         groups = self.scale.shape[1]
-        numbers = F.pad(self.q.float(), (0, groups * group - columns)).view(rows, groups, group)
-        numbers = numbers * self.scale.float().unsqueeze(-1)
+        table = self.kind.numbers
+        q = self.q.float() if table is None else table.to(self.q.device).float()[self.q.long()]
+        numbers = F.pad(q, (0, groups * group - columns)).view(rows, groups, group)
+        numbers = numbers * scales(self.scale).unsqueeze(-1)
         if self.least is not None:
             numbers += self.least.float().unsqueeze(-1)
-        return numbers.view(rows, groups * group)[:, :columns]
+        numbers = numbers.view(rows, groups * group)[:, :columns]
+        return numbers if self.order is None else torch.empty_like(numbers).index_copy_(1, self.order, numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Float8Rows:
+    """Rows of a matrix; q: `[rows, columns]` e4m3, scale: `[rows, groups]` float32, of groups of 128 numbers or, being
+    one, of the row."""
+
+    q: torch.Tensor
+    scale: torch.Tensor
+
+    def dequantize(self) -> torch.Tensor:
+        """Returns the numbers, `[rows, columns]` float32."""
+        scale = self.scale
+        if scale.shape[1] > 1:
+            scale = scale.repeat_interleave(GROUPS[-1], 1)[:, : self.q.shape[1]]
+        return self.q.float() * scale
+
+
+def scales(stored: torch.Tensor) -> torch.Tensor:
+    """Returns stored scales as float32."""
+    return stored.float() if stored.dtype != E8M0 else stored.view(torch.float8_e8m0fnu).float()

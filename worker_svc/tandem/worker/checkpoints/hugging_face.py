@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,22 +30,40 @@ from tandem.worker.checkpoints.checkpoint import (
 )
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_architectures import EMBEDDING, OUTPUT
-from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config
+from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config, text_fields
 from tandem.worker.checkpoints.hugging_face_fields import GENERATION
+from tandem.worker.checkpoints.hugging_face_hybrids import Piece, pieces, text_name
 from tandem.worker.checkpoints.known_fields import check_fields
-from tandem.worker.checkpoints.packed import PackedMatrix, Packing, packing_of
+from tandem.worker.checkpoints.places import Place, places_of
 from tandem.worker.checkpoints.row_order import halves_order
 from tandem.worker.checkpoints.sampling_defaults import sampling_defaults
+from tandem.worker.checkpoints.schemes import Mxfp4Scheme, Part, Scheme, scheme_of
 
 _log = logging.getLogger(__name__)
+
+_ROTATED = tuple(f"attention.{part}{kind}" for part in "qk" for kind in ("", "_bias", "_norm"))
 
 _IGNORED = re.compile(r"(.+\.)?rotary_emb\.inv_freq")  # a table that older exports carry; we compute our own
 _DTYPES: Mapping[str, torch.dtype] = {
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
+    "I64": torch.int64,
     "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Quantized:
+    """A matrix, or one of each expert, that is stored quantized, and the names of its parts."""
+
+    scheme: Scheme
+    shape: tuple[int, int]
+    parts: Mapping[str, str]
 
 
 class HuggingFaceCheckpoint:
@@ -56,10 +74,14 @@ class HuggingFaceCheckpoint:
     def __init__(self, path: Path) -> None:
         """Reads everything but the weights themselves. Raises CheckpointError."""
         self.path = path
-        config = Fields.read(path / "config.json")
+        config = text_fields(Fields.read(path / "config.json"))
         self._architecture = architecture_of(config)
         self._files = _open_files(path)  # stored name -> the open file that has it
+        self._names: dict[str, str] = {}  # of a text model that is part of another: what its tensors are called there
         stored = {name: _stored(file, name) for name, file in self._files.items()}
+        if self._architecture.hybrid:
+            self._names = {ours: name for name in stored if (ours := text_name(name)) is not None}
+            stored = {ours: stored[name] for ours, name in self._names.items()}
         self._embedding = EMBEDDING
         tied = config.boolean("tie_word_embeddings", self._architecture.tied)
         if tied and OUTPUT in stored:
@@ -73,19 +95,28 @@ class HuggingFaceCheckpoint:
                     "%s: tie_word_embeddings is true, but %s differs from %s; both are used", path, OUTPUT, EMBEDDING
                 )
         self.config = read_config(config, self._architecture, tied)
-        shapes = {self._stored_name(name): shape for name, shape in self.config.tensor_shapes().items()}
-        self._packed: dict[str, PackedMatrix] = {}
+        self._pieces: dict[str, Piece] = {}
+        if self._architecture.hybrid:
+            self._pieces = pieces(self._architecture, self.config, stored)
+        others = {name: shape for name, shape in self.config.tensor_shapes().items() if name not in self._pieces}
+        transposed = self._architecture.transposed_experts
+        self._places, shapes = places_of(others, self._stored_name, by_turns=transposed)
+        shapes |= {piece.stored: piece.shape for piece in self._pieces.values()}
+        self._drop_drafting_layers(config, stored)
+        self._quantized: dict[str, _Quantized] = {}
+        self._quantized_bytes = 0
         self._copy: torch.Tensor | None = None  # rows in another order than they lie in the file
-        packing = packing_of(config)
-        if packing is not None and self._architecture.interleaved:
+        scheme = scheme_of(config)
+        if scheme is not None and self._architecture.hybrid:
             raise config.error("quantization_config", f"of {self._architecture.class_name} is not served")
         self.stored_as = bytes_by_dtype(tensor for tensor in stored.values() if not isinstance(tensor.dtype, str))
-        if packing is not None:
-            self._unpack(packing, shapes, stored)
+        if scheme is not None:
+            self._unpack(scheme, shapes, stored)
+        if transposed:  # those that are not quantized
+            shapes = {name: shape[:-2] + shape[:-3:-1] if len(shape) == 3 else shape for name, shape in shapes.items()}
         match_tensors(path, shapes, stored)
         self.dtype = main_dtype(stored.values())
-        self.total_bytes = sum(tensor.bytes for tensor in stored.values())
-        self.total_bytes += sum(matrix.nbytes for matrix in self._packed.values())
+        self.total_bytes = sum(tensor.bytes for tensor in stored.values()) + self._quantized_bytes
         generation_file = path / "generation_config.json"
         generation = Fields.read(generation_file) if generation_file.exists() else Fields(generation_file, {})
         check_fields(generation, GENERATION)
@@ -97,29 +128,64 @@ class HuggingFaceCheckpoint:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor | StoredMatrix]]:
         """Implements `Checkpoint.tensors`."""
         for name in self.config.tensor_shapes():
-            stored_name = self._stored_name(name)
-            packed = self._packed.get(stored_name)
-            if packed is not None:
-                yield name, packed
-            elif self._architecture.interleaved and name.endswith((".q", ".k", ".q_bias", ".k_bias")):
-                heads = self.config.num_heads if ".q" in name else self.config.num_kv_heads
-                mapped = self._read(stored_name)
-                self._copy = rows_in_order(mapped, halves_order(heads, self.config.head_dim))
-                release_mapped(mapped)
-                yield name, self._copy
-            elif self._architecture.norms_from_one and name.endswith("norm"):
-                self._copy = self._read(stored_name).float() + 1
+            if name in self._pieces:
+                yield name, self._piece(self._pieces[name])
+                continue
+            place = self._places[name]
+            quantized = self._quantized.get(place.stored)
+            source: torch.Tensor | StoredMatrix
+            if quantized is not None:
+                matrix = self._matrix(place, quantized)
+                source = matrix if place.rows is None else matrix[place.rows]
+            elif self._architecture.transposed_experts and place.expert is not None:
+                source = self._copy = self._transposed(place)
+            else:
+                source = self._read(place)
+            order = self._order(name, len(source))
+            if self._architecture.norms_from_one and name.endswith("norm"):
+                assert isinstance(source, torch.Tensor)
+                source = self._copy = source.float() + 1
+            if order is None:
+                yield name, source
+            elif isinstance(source, torch.Tensor):
+                self._copy = rows_in_order(source, order)
+                if not self._architecture.norms_from_one:
+                    release_mapped(source)
                 yield name, self._copy
             else:
-                yield name, self._read(stored_name)
+                yield name, source[order]
 
     def release(self, piece: torch.Tensor | StoredMatrix) -> None:
         """Implements `Checkpoint.release`."""
         if not (isinstance(piece, torch.Tensor) and self._copy is not None and _same_memory(piece, self._copy)):
             release_mapped(piece)
 
-    def _stored_name(self, name: str) -> str:
-        return self._embedding if name == "embedding" else self._architecture.stored_name(name)
+    def _matrix(self, place: Place, quantized: _Quantized) -> StoredMatrix:
+        parts = {part: self._read(Place(stored, place.expert)) for part, stored in quantized.parts.items()}
+        try:
+            return quantized.scheme.matrix(quantized.shape, parts)
+        except ValueError as error:
+            raise CheckpointError(f"{self.path}: {place.stored} {error}") from error
+
+    def _stored_name(self, name: str) -> tuple[str, int | None]:
+        return (self._embedding, None) if name == "embedding" else self._architecture.stored_name(name)
+
+    def _order(self, name: str, rows: int) -> torch.Tensor | None:
+        """Returns the order that makes the rows of q and k (and their biases and norms) ours; None: they are."""
+        neighbours, config = self._architecture.interleaved, self.config
+        if not (neighbours or config.rotated != config.head_dim) or not name.endswith(_ROTATED):
+            return None
+        return halves_order(rows // config.head_dim, config.head_dim, config.rotated, neighbours=neighbours)
+
+    def _drop_drafting_layers(self, config: Fields, stored: dict[str, StoredTensor]) -> None:
+        """Leaves out layers behind the last one, which predict further tokens."""
+        further = config.integer("num_nextn_predict_layers", 0) if self._architecture.drafting_layers else 0
+        if further < 0:
+            raise config.error("num_nextn_predict_layers", f"must be at least 0, but is {further}")
+        layers = self.config.num_layers
+        prefixes = tuple(f"model.layers.{layer}." for layer in range(layers, layers + min(further, 16)))
+        for name in [name for name in stored if name.startswith(prefixes)]:
+            del stored[name]
 
     def _special_ids(self, key: str, generation: Fields, config: Fields) -> tuple[int, ...]:
         """Reads ids from generation_config.json, else config.json, else takes the architecture's defaults."""
@@ -127,51 +193,77 @@ class HuggingFaceCheckpoint:
         for fields in (generation, config):
             if fields.has(key):
                 return fields.token_ids(key, vocab_size)
-        default = self._architecture.special_ids.get(key)
-        if key in config.values or default is None or default >= vocab_size:
-            return ()  # null says that there is none
-        return (default,)
+        default = self._architecture.special_ids.get(key, ())
+        ids = (default,) if isinstance(default, int) else default
+        return () if key in config.values else tuple(one for one in ids if one < vocab_size)  # null: there is none
 
-    def _unpack(self, packing: Packing, shapes: dict[str, tuple[int, ...]], stored: dict[str, StoredTensor]) -> None:
-        """Takes the matrices that are packed out of what is expected and what is stored. Raises CheckpointError."""
-        for name in [name for name in shapes if name.removesuffix("weight") + "qweight" in stored]:
+    def _unpack(self, scheme: Scheme, shapes: dict[str, tuple[int, ...]], stored: dict[str, StoredTensor]) -> None:
+        """Takes the matrices that are quantized out of what is expected and what is stored. Raises CheckpointError."""
+        for name in [name for name, shape in shapes.items() if len(shape) == 3 or name.endswith("weight")]:
             base = name.removesuffix("weight")
+            found = {part: stored[base + part] for part in scheme.parts if base + part in stored}
+            *lead, columns = shapes[name]
+            if not lead or (len(lead) > 1 and not isinstance(scheme, Mxfp4Scheme)):
+                continue
+            try:
+                expected = scheme.expected(shapes[name], found)
+            except ValueError as error:
+                raise CheckpointError(f"{self.path}: {name} {error}") from error
+            if not expected:
+                continue
             if base + "bias" in stored and base + "bias" not in shapes:
                 # Some tools write a bias of zeros for every matrix.
-                if self._read(base + "bias").any():
+                if self._read(Place(base + "bias")).any():
                     raise CheckpointError(f"{self.path}: tensor {base}bias is not part of the model, and not zero")
                 del stored[base + "bias"]
-            rows, columns = shapes.pop(name)
-            if rows % 8 or columns % 8:
-                raise CheckpointError(f"{self.path}: {base}qweight is [{rows}, {columns}]; packed are eights of both")
-            expected = {base + part: shape for part, shape in packing.shapes(rows, columns).items()}
-            if base + "g_idx" not in stored and not packing.reordered:
-                expected.pop(base + "g_idx", None)
-            found = {part: stored.pop(part) for part in expected if part in stored}
-            # Whole numbers are what is wanted here; their shapes are compared as all shapes are.
-            for part, tensor in found.items():
-                if (tensor.dtype == torch.int32) == part.endswith("scales"):
-                    raise CheckpointError(
-                        f"{self.path}: tensor {part} is stored as {tensor.dtype}, not as it is packed"
-                    )
-            match_tensors(
-                self.path, expected, {part: replace(tensor, dtype=torch.float32) for part, tensor in found.items()}
-            )
-            parts = {part.removeprefix(base): self._read(part) for part in expected}
-            try:
-                self._packed[name] = PackedMatrix.of(packing, parts)
-            except ValueError as error:
-                raise CheckpointError(f"{self.path}: {base}g_idx {error}") from error
+            del shapes[name]
+            self._check_parts(base, expected, found)
+            self._quantized[name] = _Quantized(scheme, (lead[-1], columns), {part: base + part for part in expected})
+            self._quantized_bytes += sum(stored.pop(base + part).bytes for part in expected)
 
-    def _read(self, stored_name: str) -> torch.Tensor:
+    def _check_parts(self, base: str, expected: Mapping[str, Part], found: Mapping[str, StoredTensor]) -> None:
+        for part, tensor in found.items():
+            if part in expected and tensor.dtype not in expected[part].dtypes:
+                raise CheckpointError(
+                    f"{self.path}: tensor {base}{part} is stored as {tensor.dtype}, not as it is packed"
+                )
+        # Their dtypes are right, whatever they are; their shapes are compared as all shapes are.
+        shapes = {
+            base + part: found[part].shape if part in found and found[part].shape in its.shapes else its.shapes[0]
+            for part, its in expected.items()
+        }
+        there = {base + part: StoredTensor(tensor.shape, torch.float32) for part, tensor in found.items()}
+        match_tensors(self.path, shapes, {name: tensor for name, tensor in there.items() if name in shapes})
+
+    def _read(self, place: Place) -> torch.Tensor:
+        stored_name = place.stored
+        name = self._names.get(stored_name, stored_name)
         try:
-            tensor: torch.Tensor = self._files[stored_name].get_tensor(stored_name)
+            tensor: torch.Tensor = self._files[name].get_tensor(name)
         except (SafetensorError, OSError, RuntimeError) as error:
             raise CheckpointError(f"{self.path}: tensor {stored_name} cannot be read: {error}") from error
-        return tensor
+        if place.expert is not None:
+            tensor = tensor[place.expert]
+        return tensor if place.rows is None else tensor[place.rows]
+
+    def _piece(self, piece: Piece) -> torch.Tensor:
+        mapped = self._read(Place(piece.stored))
+        taken = piece.take(mapped)
+        if not _same_memory(taken, mapped):
+            self._copy = taken
+            release_mapped(mapped)
+        return taken
+
+    def _transposed(self, place: Place) -> torch.Tensor:
+        """Copies an expert's matrix, which is stored `[in, out]`, or its bias."""
+        mapped = self._read(Place(place.stored, place.expert))
+        rows = mapped.t() if mapped.dim() == 2 else mapped
+        copy = rows[place.rows or slice(None)].clone(memory_format=torch.contiguous_format)
+        release_mapped(mapped)
+        return copy
 
     def _equal(self, one: str, other: str) -> bool:
-        first, second = self._read(one), self._read(other)
+        first, second = self._read(Place(one)), self._read(Place(other))
         same = torch.equal(first, second)
         release_mapped(first)
         release_mapped(second)

@@ -45,14 +45,105 @@ _NORMS_AROUND = _LAYER_NAMES | {
     "mlp.norm": "pre_feedforward_layernorm.weight",
     "mlp.post_norm": "post_feedforward_layernorm.weight",
 }
+_FUSED = {
+    "attention.q": "self_attn.qkv_proj.weight",
+    "attention.k": "self_attn.qkv_proj.weight",
+    "attention.v": "self_attn.qkv_proj.weight",
+}
+_FUSED_MLP = {"mlp.gate": "mlp.gate_up_proj.weight", "mlp.up": "mlp.gate_up_proj.weight"}
+_GLM4_NAMES = (
+    _LAYER_NAMES
+    | _FUSED_MLP
+    | {
+        "attention.post_norm": "post_self_attn_layernorm.weight",
+        "mlp.post_norm": "post_mlp_layernorm.weight",
+    }
+)
+_GLM4_MOE_NAMES = _LAYER_NAMES | {
+    "router_bias": "mlp.gate.e_score_correction_bias",
+    "shared.gate": "mlp.shared_experts.gate_proj.weight",
+    "shared.up": "mlp.shared_experts.up_proj.weight",
+    "shared.down": "mlp.shared_experts.down_proj.weight",
+}
+_QWEN2_MOE_NAMES = _LAYER_NAMES | {
+    "shared_router": "mlp.shared_expert_gate.weight",
+    "shared.gate": "mlp.shared_expert.gate_proj.weight",
+    "shared.up": "mlp.shared_expert.up_proj.weight",
+    "shared.down": "mlp.shared_expert.down_proj.weight",
+}
+_GRANITE_MOE_NAMES = _LAYER_NAMES | {
+    "router": "block_sparse_moe.router.layer.weight",
+    "experts.gate": "block_sparse_moe.input_linear.weight",
+    "experts.up": "block_sparse_moe.input_linear.weight",
+    "experts.down": "block_sparse_moe.output_linear.weight",
+}
 _MIXTRAL_NAMES = _LAYER_NAMES | {
     "router": "block_sparse_moe.gate.weight",
     "experts.gate": "block_sparse_moe.experts.{}.w1.weight",
     "experts.up": "block_sparse_moe.experts.{}.w3.weight",
     "experts.down": "block_sparse_moe.experts.{}.w2.weight",
 }
+_MINIMAX_NAMES = _MIXTRAL_NAMES | {"router_bias": "block_sparse_moe.e_score_correction_bias"}
+_GPT_OSS_NAMES = _LAYER_NAMES | {
+    "attention.sinks": "self_attn.sinks",
+    "router": "mlp.router.weight",
+    "router_logit_bias": "mlp.router.bias",
+    "experts.gate": "mlp.experts.gate_up_proj",
+    "experts.up": "mlp.experts.gate_up_proj",
+    "experts.down": "mlp.experts.down_proj",
+    "experts.gate_bias": "mlp.experts.gate_up_proj_bias",
+    "experts.up_bias": "mlp.experts.gate_up_proj_bias",
+    "experts.down_bias": "mlp.experts.down_proj_bias",
+}
+_PHIMOE_NAMES = _MIXTRAL_NAMES | {
+    "attention.norm_bias": "input_layernorm.bias",
+    "mlp.norm_bias": "post_attention_layernorm.bias",
+}
+_HYBRID_NAMES = _LAYER_NAMES | {
+    "delta_net.qkv": "linear_attn.in_proj_qkv.weight",
+    "delta_net.z": "linear_attn.in_proj_z.weight",
+    "delta_net.b": "linear_attn.in_proj_b.weight",
+    "delta_net.a": "linear_attn.in_proj_a.weight",
+    "delta_net.filter": "linear_attn.conv1d.weight",
+    "delta_net.rate": "linear_attn.A_log",
+    "delta_net.bias": "linear_attn.dt_bias",
+    "delta_net.norm_weight": "linear_attn.norm.weight",
+    "delta_net.output": "linear_attn.out_proj.weight",
+    "shared_router": "mlp.shared_expert_gate.weight",
+    "shared.gate": "mlp.shared_expert.gate_proj.weight",
+    "shared.up": "mlp.shared_expert.up_proj.weight",
+    "shared.down": "mlp.shared_expert.down_proj.weight",
+}
 EMBEDDING, OUTPUT, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
-NORM_BIAS = "model.norm.bias"
+NORM_BIAS, OUTPUT_BIAS = "model.norm.bias", "lm_head.bias"
+
+_TOP_NAMES = {
+    "embedding": EMBEDDING,
+    "output": OUTPUT,
+    "output_bias": OUTPUT_BIAS,
+    "norm": NORM,
+    "norm_bias": NORM_BIAS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertFields:
+    """Which fields describe the experts of a model class, and their defaults."""
+
+    counts: tuple[str, ...] = ("num_experts", "num_local_experts")  # names of one number
+    count: int = 128
+    per_token: int = 8
+    size: str = "moe_intermediate_size"
+    normalized: bool | None = None  # None: `norm_topk_prob` says it
+    normalized_by_default: bool = False
+    dense: Literal["listed", "first", "none"] = (
+        "none"  # `decoder_sparse_step`, `mlp_only_layers`; `first_k_dense_replace`
+    )
+    shared: Literal["size", "count"] | None = None  # `shared_expert_intermediate_size`; `n_shared_experts` of the size
+    grouped: bool = False  # whether it knows `n_group`, `topk_group` and `routed_scaling_factor`
+    clamped: bool = False  # whether it knows `swiglu_alpha` and `swiglu_limit`
+    jitter: float = 0.0  # the default of `router_jitter_noise`, where that is looked at
+    always: Mapping[str, Any] = field(default_factory=dict)  # fields of Experts that are so in every such model
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +153,17 @@ class Architecture:
     name: str  # transformers' model_type, and what we call it
     class_name: str
     layer_names: Mapping[str, str] = field(default_factory=lambda: _LAYER_NAMES, repr=False)
-    special_ids: Mapping[str, int] = field(default_factory=lambda: {"bos_token_id": 1, "eos_token_id": 2})
+    special_ids: Mapping[str, int | tuple[int, ...]] = field(
+        default_factory=lambda: {"bos_token_id": 1, "eos_token_id": 2}
+    )
     rope_theta: float = 10000.0
     head_dim: int | None = None  # None: the hidden size over the heads
     qkv_bias: bool = False
+    qkv_bias_field: bool | None = None  # the default of `qkv_bias`; None: it does not know it
     qk_norm: Literal["head", "whole"] | None = None
+    qk_norm_field: bool = False  # whether `use_qk_norm` gives it norms of heads
     attention_bias: bool | None = None  # the default of this field, which gives biases to q, k, v and the output
-    output_bias_apart: bool = False  # whether the output's bias is a field of its own, `attention_out_bias`
+    output_bias_apart: bool = False  # that field is not the output's, which has its own, `attention_out_bias`, or none
     sliding_window: int | None = None  # where the file does not say it
     use_sliding_window: bool = False  # whether it knows this field, without which it has no window
     use_bias: bool | None = None  # the default of this field, which gives biases to all of a layer's matrices
@@ -79,24 +174,41 @@ class Architecture:
     full_every: int = 0  # without `layer_types`, layers whose number, from 1 on, is a multiple of it have no window
     window_rope: float | None = None  # the default theta of layers with a window, which rotate without the scaling
     attention_multiplier: float | None = None  # the default of this field
+    attention_soft_cap: float | None = None  # the default of `attn_logit_softcapping`; None: it does not know it
+    logit_soft_cap: float | None = None  # the same of `final_logit_softcapping`
     window_by_layer: bool = False  # whether the window can be that of some layers only
     tied: bool = False  # the default of `tie_word_embeddings`
     no_rope_layers: bool = False  # whether it knows this field, of layers that are not rotated
     interleaved: bool = False  # RoPE pairs are neighbours
+    partial_rotary: float | None = None  # the default of `partial_rotary_factor`; None: it does not know it
+    longrope: bool = False  # whatever is scaled is scaled by longrope
+    original_context: int | None = None  # the default of `original_max_position_embeddings`
+    logit_bias: bool = False  # whether it knows `lm_head_bias`
+    experts: ExpertFields | None = None
+    drafting_layers: bool = False  # whether it knows `num_nextn_predict_layers`, behind the others in the files
+    transposed_experts: bool = False  # plain experts are stored `[in, out]`, the outputs of gate and up taking turns
+    rope_stated: bool = False  # the RoPE parameters have another default than none
     query_growth: bool = False  # whether queries grow with their position
+    hybrid: bool = False  # some layers have a gated delta rule, the others gates; see hugging_face_hybrids.py
+    wrapped: tuple[str, str] | None = None  # model_type and class of a model that sees, too, whose text model this is
     always: Mapping[str, Any] = field(default_factory=dict)  # fields of ModelConfig that are so in every such model
 
-    def stored_name(self, name: str) -> str:
-        """Returns a canonical tensor's name in the files."""
+    @property
+    def multiplied_by_width(self) -> bool:
+        """Tells whether embeddings are multiplied by the root of the hidden size, as in Gemma."""
+        return self.norms_from_one and not self.hybrid
+
+    def stored_name(self, name: str) -> tuple[str, int | None]:
+        """Returns a canonical tensor's name in the files, and the expert if all of a layer's are in one tensor."""
         if not name.startswith("layers."):
-            return {"embedding": EMBEDDING, "output": OUTPUT, "norm": NORM, "norm_bias": NORM_BIAS}[name]
+            return _TOP_NAMES[name], None
         _, layer, part = name.split(".", 2)
         if part.startswith("experts."):
             _, expert, matrix = part.split(".")
-            stored = self.layer_names[f"experts.{matrix}"].format(expert)
-        else:
-            stored = self.layer_names[part]
-        return f"model.layers.{layer}.{stored}"
+            template = self.layer_names[f"experts.{matrix}"]
+            stored = f"model.layers.{layer}.{template.format(expert)}"
+            return stored, None if "{}" in template else int(expert)
+        return f"model.layers.{layer}.{self.layer_names[part]}", None
 
 
 _OLMO: Mapping[str, Any] = {
@@ -105,6 +217,16 @@ _OLMO: Mapping[str, Any] = {
     "qk_norm": "whole",
     "attention_bias": False,
     "always": {"norm_placement": "after"},
+}
+_LOCAL_EXPERTS = ExpertFields(("num_local_experts",), 8, 2, "intermediate_size", normalized=True)
+_HYBRID: Mapping[str, Any] = {
+    "layer_names": _HYBRID_NAMES,
+    "special_ids": {},
+    "head_dim": 256,
+    "qk_norm": "head",
+    "norms_from_one": True,
+    "hybrid": True,
+    "always": {"attention_gate": True},
 }
 _QWEN_WINDOW: Mapping[str, Any] = {"sliding_window": 4096, "use_sliding_window": True}
 ARCHITECTURES = {
@@ -124,9 +246,139 @@ ARCHITECTURES = {
             **_QWEN_WINDOW,
             window_by_layer=True,
         ),
-        Architecture("mixtral", "MixtralForCausalLM", _MIXTRAL_NAMES, rope_theta=1e6),
+        Architecture("mixtral", "MixtralForCausalLM", _MIXTRAL_NAMES, rope_theta=1e6, experts=_LOCAL_EXPERTS),
         Architecture(
-            "qwen3_moe", "Qwen3MoeForCausalLM", special_ids={}, qk_norm="head", attention_bias=False, **_QWEN_WINDOW
+            "qwen3_moe",
+            "Qwen3MoeForCausalLM",
+            special_ids={},
+            qk_norm="head",
+            attention_bias=False,
+            **_QWEN_WINDOW,
+            experts=ExpertFields(dense="listed"),
+        ),
+        Architecture(
+            "qwen2_moe",
+            "Qwen2MoeForCausalLM",
+            _QWEN2_MOE_NAMES,
+            special_ids={},
+            qkv_bias_field=True,
+            use_sliding_window=True,
+            experts=ExpertFields(count=60, per_token=4, dense="listed", shared="size", always={"shared_router": True}),
+        ),
+        Architecture(
+            "olmoe",
+            "OlmoeForCausalLM",
+            special_ids={"eos_token_id": 50279},
+            attention_bias=False,
+            qk_norm="whole",
+            experts=ExpertFields(count=64, size="intermediate_size"),
+        ),
+        Architecture(
+            "granitemoe",
+            "GraniteMoeForCausalLM",
+            _GRANITE_MOE_NAMES,
+            attention_bias=False,
+            attention_multiplier=1.0,
+            experts=_LOCAL_EXPERTS,
+        ),
+        Architecture(
+            "phi3",
+            "Phi3ForCausalLM",
+            _LAYER_NAMES | _FUSED | _FUSED_MLP,
+            special_ids={"bos_token_id": 1, "eos_token_id": 32000},
+            partial_rotary=1.0,
+            longrope=True,
+            original_context=4096,
+        ),
+        Architecture(
+            "phimoe",
+            "PhimoeForCausalLM",
+            _PHIMOE_NAMES,
+            rope_theta=1e6,
+            attention_bias=False,
+            longrope=True,
+            logit_bias=True,
+            experts=ExpertFields(
+                ("num_local_experts",),
+                16,
+                2,
+                "intermediate_size",
+                normalized=False,
+                jitter=0.01,
+                always={"score": "mixer"},
+            ),
+            always={"norm": "layer", "norm_bias": True},
+        ),
+        Architecture(
+            "gpt_oss",
+            "GptOssForCausalLM",
+            _GPT_OSS_NAMES,
+            special_ids={},
+            rope_theta=150000.0,
+            rope_stated=True,
+            head_dim=64,
+            attention_bias=True,
+            sliding_window=128,
+            window_by_layer=True,
+            full_every=2,
+            experts=ExpertFields(
+                ("num_local_experts", "num_experts"),
+                per_token=4,
+                size="intermediate_size",
+                normalized=True,
+                clamped=True,
+                always={"biases": True},
+            ),
+            transposed_experts=True,
+            always={"sinks": True},
+        ),
+        Architecture(
+            "glm4",
+            "Glm4ForCausalLM",
+            _GLM4_NAMES,
+            special_ids={"eos_token_id": (151329, 151336, 151338)},
+            head_dim=128,
+            attention_bias=True,
+            output_bias_apart=True,
+            interleaved=True,
+            partial_rotary=0.5,
+            always={"norm_placement": "both"},
+        ),
+        Architecture(
+            "glm4_moe",
+            "Glm4MoeForCausalLM",
+            _GLM4_MOE_NAMES,
+            special_ids={},
+            attention_bias=False,
+            output_bias_apart=True,
+            qk_norm_field=True,
+            drafting_layers=True,
+            partial_rotary=0.5,
+            experts=ExpertFields(
+                ("n_routed_experts",),
+                normalized_by_default=True,
+                dense="first",
+                shared="count",
+                grouped=True,
+                always={"score": "sigmoid", "biased": True},
+            ),
+        ),
+        Architecture(
+            "minimax_m2",
+            "MiniMaxM2ForCausalLM",
+            _MINIMAX_NAMES,
+            special_ids={"bos_token_id": 200034, "eos_token_id": 200020},
+            rope_theta=5e6,
+            head_dim=128,
+            qk_norm="whole",
+            partial_rotary=1.0,
+            experts=ExpertFields(
+                ("num_local_experts", "num_experts"),
+                256,
+                size="intermediate_size",
+                normalized=True,
+                always={"score": "sigmoid", "biased": True},
+            ),
         ),
         Architecture(
             "smollm3",
@@ -146,6 +398,15 @@ ARCHITECTURES = {
             head_dim=128,
             attention_bias=True,
             output_bias_apart=True,
+        ),
+        Architecture(
+            "helium",
+            "HeliumForCausalLM",
+            rope_theta=100000.0,
+            head_dim=128,
+            attention_bias=False,
+            output_bias_apart=True,
+            interleaved=True,
         ),
         Architecture("internlm3", "InternLM3ForCausalLM", head_dim=128),
         Architecture(
@@ -183,6 +444,22 @@ ARCHITECTURES = {
             always={"norm": "layer", "parallel": True},
         ),
         Architecture(
+            "gemma2",
+            "Gemma2ForCausalLM",
+            _NORMS_AROUND,
+            special_ids={"bos_token_id": 2, "eos_token_id": 1},
+            head_dim=256,
+            attention_bias=False,
+            sliding_window=4096,
+            window_by_layer=True,
+            full_every=2,
+            attention_soft_cap=50.0,
+            logit_soft_cap=30.0,
+            tied=True,
+            norms_from_one=True,
+            always={"activation": "gelu_tanh", "norm_placement": "both"},
+        ),
+        Architecture(
             "gemma3_text",
             "Gemma3ForCausalLM",
             _NORMS_AROUND,
@@ -198,6 +475,19 @@ ARCHITECTURES = {
             tied=True,
             norms_from_one=True,
             always={"activation": "gelu_tanh", "norm_placement": "both"},
+        ),
+        Architecture("qwen3_next", "Qwen3NextForCausalLM", **_HYBRID),
+        Architecture(
+            "qwen3_5_text",
+            "Qwen3_5ForCausalLM",
+            **_HYBRID,
+            wrapped=("qwen3_5", "Qwen3_5ForConditionalGeneration"),
+        ),
+        Architecture(
+            "qwen3_5_moe_text",
+            "Qwen3_5MoeForCausalLM",
+            **_HYBRID,
+            wrapped=("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"),
         ),
         Architecture("olmo2", "Olmo2ForCausalLM", **_OLMO),
         Architecture(

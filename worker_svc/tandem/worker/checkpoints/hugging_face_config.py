@@ -6,13 +6,27 @@ are known are listed in `hugging_face_fields.py`; every other one is refused by 
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeVar
 
-from tandem.worker.checkpoints.fields import Fields, build
-from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES, Architecture
+from tandem.worker.checkpoints.fields import REQUIRED, Fields, build
+from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES, Architecture, ExpertFields
 from tandem.worker.checkpoints.hugging_face_fields import CONFIG, ROPE, ROPE_OF
+from tandem.worker.checkpoints.hugging_face_hybrids import (
+    delta_net,
+    hybrid_experts,
+    rotary_dim,
+    text_config,
+)
 from tandem.worker.checkpoints.known_fields import check_fields
-from tandem.worker.checkpoints.model_config import Experts, ModelConfig, QueryGrowth, RopeScaling, yarn_attention_factor
+from tandem.worker.checkpoints.model_config import (
+    ClampedSwiGLU,
+    Experts,
+    ModelConfig,
+    QueryGrowth,
+    RopeScaling,
+    yarn_attention_factor,
+)
 
 KEYS = {
     "num_layers": "num_hidden_layers",
@@ -22,9 +36,19 @@ KEYS = {
     "norm_eps": "rms_norm_eps",
     "tie_embeddings": "tie_word_embeddings",
     "windows": "sliding_window",
+    "attention_soft_cap": "attn_logit_softcapping",
+    "logit_soft_cap": "final_logit_softcapping",
     "experts.count": "num_experts",
     "experts.per_token": "num_experts_per_tok",
     "experts.intermediate_size": "moe_intermediate_size",
+    "experts.shared_size": "shared_expert_intermediate_size",
+    "experts.groups": "n_group",
+    "experts.groups_per_token": "topk_group",
+    "experts.scale": "routed_scaling_factor",
+    "experts.jitter": "router_jitter_noise",
+    "rotary_dim": "partial_rotary_factor",
+    "rope_scaling.factors": "short_factor",
+    "rope_scaling.long_factors": "long_factor",
 }
 ROPE_KEYS = {
     "rope_scaling.factor": "factor",
@@ -34,9 +58,18 @@ ROPE_KEYS = {
     "rope_scaling.beta_fast": "beta_fast",
     "rope_scaling.beta_slow": "beta_slow",
     "rope_scaling.attention_factor": "attention_factor",
+    "rope_scaling.factors": "short_factor",
+    "rope_scaling.long_factors": "long_factor",
+    "rope_scaling.long_attention_factor": "long_mscale",
 }
 
 _Number = TypeVar("_Number", int, float)
+
+
+def text_fields(config: Fields) -> Fields:
+    """Returns the fields of the text model where `config` is that of a model that sees, too; else `config`."""
+    wrapped = {each.wrapped: each.class_name for each in ARCHITECTURES.values() if each.wrapped is not None}
+    return text_config(config, wrapped)
 
 
 def architecture_of(config: Fields) -> Architecture:
@@ -76,8 +109,10 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
             raise config.error("hidden_size", f"{hidden_size} cannot be split over num_attention_heads {heads}")
         head_dim = hidden_size // heads
     layers = config.integer("num_hidden_layers")
-    windows = _windows(config, architecture, layers)
+    windows = () if architecture.hybrid else _windows(config, architecture, layers)
     rope = _rope_fields(config)
+    if architecture.rope_stated and not rope.values:
+        raise config.error("rope_parameters", "are missing, which transformers takes from gpt-oss then")
     window_theta = None
     if architecture.window_rope is not None:
         rope, window_theta = _by_layer(config, rope, architecture.window_rope)
@@ -88,6 +123,7 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         context_length = int(context_length * scaling.factor)
     known = architecture.attention_bias
     bias = known is not None and config.boolean("attention_bias", known)
+    normed = architecture.qk_norm_field and config.boolean("use_qk_norm", False)
     everywhere = architecture.use_bias is not None and config.boolean("use_bias", architecture.use_bias)
     output_bias = config.boolean("attention_out_bias", False) if architecture.output_bias_apart else bias
     return build(
@@ -97,7 +133,7 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         architecture=architecture.name,
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=config.integer("intermediate_size"),
+        intermediate_size=config.integer("intermediate_size", _expert_size(config, architecture)),
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=config.integer("num_key_value_heads", heads),
@@ -106,33 +142,58 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         norm_eps=config.number(architecture.norm_eps),
         rope_theta=architecture.rope_theta if theta is None else theta,
         rope_scaling=scaling,
+        rotary_dim=(
+            rotary_dim(config, rope, head_dim)
+            if architecture.hybrid
+            else _rotary_dim(config, rope, architecture, head_dim)
+        ),
         tie_embeddings=tied,
-        qkv_bias=architecture.qkv_bias or bias or everywhere,
+        qkv_bias=architecture.qkv_bias or bias or everywhere or _flag(config, "qkv_bias", architecture.qkv_bias_field),
         output_bias=output_bias or everywhere,
         mlp_bias=everywhere,
-        qk_norm=architecture.qk_norm,
+        qk_norm="head" if normed else architecture.qk_norm,
+        logit_bias=architecture.logit_bias and config.boolean("lm_head_bias", False),
         windows=windows,
         window_rope_theta=window_theta,
         embedding_multiplier=(
-            max(hidden_size, 1) ** 0.5 if architecture.norms_from_one else config.number("embedding_multiplier", 1.0)
+            max(hidden_size, 1) ** 0.5
+            if architecture.multiplied_by_width
+            else config.number("embedding_multiplier", 1.0)
         ),
         residual_multiplier=config.number("residual_multiplier", 1.0),
         attention_multiplier=_attention_multiplier(config, architecture),
+        attention_soft_cap=_soft_cap(config, "attn_logit_softcapping", architecture.attention_soft_cap),
         logit_multiplier=_logit_multiplier(config, architecture),
+        logit_soft_cap=_soft_cap(config, "final_logit_softcapping", architecture.logit_soft_cap),
         unrotated_layers=_unrotated(config, architecture, layers, windows),
         query_growth=_query_growth(config, rope) if architecture.query_growth else None,
+        delta_net=delta_net(config, layers) if architecture.hybrid else None,
         experts=_experts(config, architecture, layers),
         **architecture.always,
     )
 
 
+def _expert_size(config: Fields, architecture: Architecture) -> Any:
+    """What stands for `intermediate_size`, without default where a layer needs it."""
+    return config.integer("moe_intermediate_size", 512) if architecture.name == "qwen3_5_moe_text" else REQUIRED
+
+
 def _attention_multiplier(config: Fields, architecture: Architecture) -> float | None:
-    if not architecture.norms_from_one:
+    if not architecture.multiplied_by_width:
         return config.number("attention_multiplier", architecture.attention_multiplier)
     scalar = config.number("query_pre_attn_scalar", 256.0)
     if scalar <= 0:
         raise config.error("query_pre_attn_scalar", f"must be more than 0, but is {scalar:g}")
     return float(scalar**-0.5)
+
+
+def _soft_cap(config: Fields, key: str, default: float | None) -> float:
+    if default is None or (key in config.values and not config.has(key)):
+        return 0.0  # null says that there is none, unlike a field that is absent
+    cap = config.number(key, default)
+    if cap <= 0:
+        raise config.error(key, f"must be more than 0, but is {cap:g}")
+    return cap
 
 
 def _logit_multiplier(config: Fields, architecture: Architecture) -> float:
@@ -211,15 +272,19 @@ def _rope_scaling(config: Fields, rope: Fields, architecture: Architecture) -> R
     kind = rope.text("rope_type", old) or "default"
     if old not in (None, kind):
         raise rope.error("rope_type", f"{kind!r} and type {old!r} contradict each other")
-    if kind not in ROPE:
-        raise rope.error("rope_type", f"{kind!r} is not served; served are {', '.join(ROPE)}")
+    if architecture.longrope and kind in ("su", "yarn"):
+        kind = "longrope"  # what it was called once
+    served = [one for one in ROPE if one == "default" or (one == "longrope") == architecture.longrope]
+    if kind not in served:
+        raise rope.error("rope_type", f"{kind!r} is not served; served are {', '.join(served)}")
     check_fields(rope, ROPE[kind] | ROPE_OF.get(architecture.name, {}))
     trained = config.integer("max_position_embeddings")
     key = "original_max_position_embeddings"
-    original = _stated_once(rope, key, config.integer(key, None), rope.integer(key, None))
+    usual = architecture.original_context if kind == "longrope" else None
+    original = _stated_once(rope, key, config.integer(key, usual), rope.integer(key, None))
     if kind == "default":
         return None
-    if kind not in ("llama3", "yarn") and original not in (None, trained):
+    if kind not in ("llama3", "yarn", "longrope") and original not in (None, trained):
         raise config.error(key, f"is {original}, which {kind} scaling does not know")
     values: dict[str, Any] = {"kind": kind}
     match kind:
@@ -245,7 +310,47 @@ def _rope_scaling(config: Fields, rope: Fields, architecture: Architecture) -> R
                 "attention_factor": rope.number("attention_factor", _attention_factor(rope, factor)),
                 "truncate": rope.boolean("truncate", "truncate" not in rope.values),  # null: transformers does not
             }
+        case "longrope":
+            values |= _longrope(config, rope, trained, original)
     return build(RopeScaling, rope, ROPE_KEYS, **values)
+
+
+def _longrope(config: Fields, rope: Fields, trained: int, original: int | None) -> dict[str, Any]:
+    if original is None:
+        raise config.error("original_max_position_embeddings", "is missing, which longrope needs")
+    if original < 2:
+        raise config.error("original_max_position_embeddings", f"must be at least 2, but is {original}")
+    factor = rope.number("factor", trained / original)
+    grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    size = rope.number("attention_factor", grown)
+    values: dict[str, Any] = {"original_context_length": original}
+    for ours, key in (("attention_factor", "short_mscale"), ("long_attention_factor", "long_mscale")):
+        values[ours] = rope.number(key, size)
+    for ours, key in (("factors", "short_factor"), ("long_factors", "long_factor")):
+        listed = rope.values.get(key)
+        if not isinstance(listed, list) or not 0 < len(listed) <= 1 << 10:
+            raise rope.error(key, "must be a list of as many numbers as pairs are rotated")
+        numbers = Fields(rope.path, {f"{key}[{place}]": value for place, value in enumerate(listed)})
+        values[ours] = tuple(numbers.number(place) for place in numbers.values)
+    return values
+
+
+def _rotary_dim(config: Fields, rope: Fields, architecture: Architecture, head_dim: int) -> int | None:
+    """Returns how many of a head's numbers are rotated; None: all."""
+    if architecture.partial_rotary is None:
+        return None
+    key = "partial_rotary_factor"
+    share = _stated_once(rope, key, config.number(key, None), rope.number(key, None))
+    stated = config.integer("rotary_dim", None)
+    if stated is not None and share is not None and int(head_dim * share) != stated:
+        raise config.error("rotary_dim", f"is {stated}, but {key} {share:g} of {head_dim} is another")
+    if stated is None:
+        stated = int(head_dim * (architecture.partial_rotary if share is None else share))
+    return None if stated == head_dim else stated
+
+
+def _flag(config: Fields, key: str, default: bool | None) -> bool:
+    return default is not None and config.boolean(key, default)
 
 
 def _attention_factor(rope: Fields, factor: float) -> float:
@@ -304,34 +409,63 @@ def _window(config: Fields, architecture: Architecture) -> int | None:
 
 
 def _experts(config: Fields, architecture: Architecture, layers: int) -> Experts | None:
-    if architecture.name == "mixtral":
-        return build(
-            Experts,
-            config,
-            KEYS | {"experts.count": "num_local_experts", "experts.intermediate_size": "intermediate_size"},
-            count=config.integer("num_local_experts", 8),
-            per_token=config.integer("num_experts_per_tok", 2),
-            intermediate_size=config.integer("intermediate_size"),
-            normalized=True,
-        )
-    if architecture.name != "qwen3_moe":
+    if architecture.hybrid:
+        return hybrid_experts(config, architecture.name, layers)
+    known = architecture.experts
+    if known is None:
         return None
+    size = config.integer(known.size)
+    values: dict[str, Any] = {**known.always}
+    if known.shared == "size":
+        values["shared_size"] = config.integer("shared_expert_intermediate_size", 5632)
+    elif known.shared == "count":
+        values["shared_size"] = size * config.integer("n_shared_experts", 1)
+    if known.grouped:
+        values |= {"groups": config.integer("n_group", 1), "groups_per_token": config.integer("topk_group", 1)}
+        values["scale"] = config.number("routed_scaling_factor", 1.0)
+    if known.clamped:
+        gate = {"alpha": config.number("swiglu_alpha", 1.702), "limit": config.number("swiglu_limit", 7.0)}
+        keys = {"experts.clamped.alpha": "swiglu_alpha", "experts.clamped.limit": "swiglu_limit"}
+        values["clamped"] = build(ClampedSwiGLU, config, keys, **gate)
+    if known.jitter:
+        values["jitter"] = config.number("router_jitter_noise", known.jitter)
+    normalized = known.normalized
+    return build(
+        Experts,
+        config,
+        KEYS | {"experts.count": known.counts[0], "experts.intermediate_size": known.size},
+        count=_one_of(config, known.counts, known.count),
+        per_token=config.integer("num_experts_per_tok", known.per_token),
+        intermediate_size=size,
+        normalized=config.boolean("norm_topk_prob", known.normalized_by_default) if normalized is None else normalized,
+        dense_layers=_dense_layers(config, known, layers),
+        **values,
+    )
+
+
+def _one_of(config: Fields, keys: tuple[str, ...], default: int) -> int:
+    """Reads one number that has several names; refuses two that differ."""
+    given = {key: config.integer(key) for key in keys if config.has(key)}
+    if len(set(given.values())) > 1:
+        raise config.error(keys[0], "is " + ", but ".join(f"{key} is {value}" for key, value in given.items()))
+    return next(iter(given.values()), default)
+
+
+def _dense_layers(config: Fields, known: ExpertFields, layers: int) -> tuple[int, ...]:
+    """Returns the layers that have one ordinary feed-forward layer."""
+    numbers = range(min(layers, 1 << 12))
+    match known.dense:
+        case "none":
+            return ()
+        case "first":
+            first = config.integer("first_k_dense_replace", 1)
+            if first < 0:
+                raise config.error("first_k_dense_replace", f"must be at least 0, but is {first}")
+            return tuple(numbers[:first])
     step = config.integer("decoder_sparse_step", 1)
     dense = config.values.get("mlp_only_layers") or []
     if not isinstance(dense, list) or any(type(layer) is not int for layer in dense):
         raise config.error("mlp_only_layers", "must be a list of layers' numbers")
     if step < 1:
         raise config.error("decoder_sparse_step", f"must be at least 1, but is {step}")
-    count, other = config.integer("num_experts", None), config.integer("num_local_experts", None)
-    if count is not None and other not in (None, count):
-        raise config.error("num_experts", f"is {count}, but num_local_experts is {other}")
-    return build(
-        Experts,
-        config,
-        KEYS,
-        count=next((one for one in (count, other) if one is not None), 128),
-        per_token=config.integer("num_experts_per_tok", 8),
-        intermediate_size=config.integer("moe_intermediate_size"),
-        normalized=config.boolean("norm_topk_prob", False),
-        dense_layers=tuple(layer for layer in range(min(layers, 1 << 12)) if layer in dense or (layer + 1) % step),
-    )
+    return tuple(layer for layer in numbers if layer in dense or (layer + 1) % step)

@@ -83,6 +83,36 @@ _CONFIG: Table = (
 
 _QWEN_WINDOWS = rules(USED, "use_sliding_window sliding_window max_window_layers")
 _EXPERTS = rules(USED, "num_local_experts num_experts_per_tok")
+_LISTED_EXPERTS = rules(
+    USED,
+    "decoder_sparse_step mlp_only_layers moe_intermediate_size norm_topk_prob num_experts num_local_experts",
+    "num_experts_per_tok",
+)
+_NO_WINDOW: Table = {"use_sliding_window": Only((False,)), **rules(NEUTRAL, "sliding_window max_window_layers")}
+_PARTIAL = rules(USED, "partial_rotary_factor")
+
+_HYBRID = (
+    _CONFIG
+    | rules(
+        USED,
+        "linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim linear_num_key_heads linear_num_value_heads",
+        "full_attention_interval partial_rotary_factor",
+    )
+    # heads that predict several tokens are not loaded; the state is always float32
+    | rules(NEUTRAL, "mtp_num_hidden_layers mtp_use_dedicated_embeddings num_nextn_predict_layers mamba_ssm_dtype")
+    | {"attn_output_gate": Only((True,)), "output_gate_type": Only(("swish", "silu"))}
+    | {"use_sliding_window": Only((False,)), "sliding_window": Only()}
+)
+_HYBRID_EXPERTS = rules(USED, "num_experts num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size")
+
+# Of a model that sees, whose text model is served.
+WRAPPER: Table = (
+    dict.fromkeys(_CONFIG, NEUTRAL)
+    | rules(USED, "architectures model_type text_config tie_word_embeddings bos_token_id eos_token_id")
+    | rules(USED, "quantization_config")
+    | rules(NEUTRAL, "vision_config image_token_id video_token_id vision_start_token_id vision_end_token_id")
+    | rules(NEUTRAL, "language_model_only")
+)
 
 # By our name of the architecture.
 CONFIG: Mapping[str, Table] = {
@@ -92,15 +122,47 @@ CONFIG: Mapping[str, Table] = {
     "mixtral": _CONFIG | rules(USED, "sliding_window") | _EXPERTS,
     "qwen2": _CONFIG | _QWEN_WINDOWS,
     "qwen3": _CONFIG | rules(USED, "attention_bias") | _QWEN_WINDOWS,
-    "qwen3_moe": _CONFIG
-    | rules(USED, "attention_bias decoder_sparse_step mlp_only_layers moe_intermediate_size norm_topk_prob num_experts")
-    | _QWEN_WINDOWS
+    "qwen3_moe": _CONFIG | rules(USED, "attention_bias") | _QWEN_WINDOWS | _LISTED_EXPERTS,
+    "qwen2_moe": _CONFIG
+    | rules(USED, "qkv_bias shared_expert_intermediate_size")
+    | rules(USED, "use_sliding_window")
+    | _NO_WINDOW
+    | _LISTED_EXPERTS,
+    "olmoe": _CONFIG | rules(USED, "attention_bias num_experts num_local_experts num_experts_per_tok norm_topk_prob"),
+    "granitemoe": _CONFIG
+    | rules(USED, "attention_bias embedding_multiplier residual_multiplier attention_multiplier logits_scaling")
     | _EXPERTS,
+    "phi3": _CONFIG
+    | rules(USED, "sliding_window")
+    | rules(NEUTRAL, "full_attn_mod interpolate_factor")
+    | {"lm_head_bias": Only((False,))}
+    | _PARTIAL,
+    "phimoe": _CONFIG
+    | rules(USED, "attention_bias sliding_window lm_head_bias router_jitter_noise")
+    | rules(NEUTRAL, "input_jitter_noise")
+    | _EXPERTS,
+    "glm4": _CONFIG | rules(USED, "attention_bias") | _PARTIAL,
+    "glm4_moe": _CONFIG
+    | rules(USED, "attention_bias use_qk_norm first_k_dense_replace n_group topk_group norm_topk_prob n_routed_experts")
+    | rules(USED, "n_shared_experts routed_scaling_factor moe_intermediate_size num_experts_per_tok")
+    | rules(USED, "num_nextn_predict_layers")
+    | _PARTIAL,
+    "minimax_m2": _CONFIG
+    | rules(USED, "num_experts rotary_dim")
+    | rules(NEUTRAL, "use_mtp num_mtp_modules mtp_transformer_layers qk_norm_type use_routing_bias")
+    | rules(Only((1,)), "layernorm_full_attention_alpha layernorm_full_attention_beta")
+    | rules(Only((1,)), "layernorm_linear_attention_alpha layernorm_linear_attention_beta")
+    | rules(Only((1,)), "layernorm_mlp_alpha layernorm_mlp_beta")
+    | rules(NEUTRAL, "attn_type_list max_model_len")
+    | {"scoring_func": Only(("sigmoid",)), "use_qk_norm": Only((True,)), "shared_intermediate_size": Only((0,))}
+    | _EXPERTS
+    | _PARTIAL,
     "smollm3": _CONFIG
     | rules(USED, "attention_bias no_rope_layers no_rope_layer_interval use_sliding_window")
-    | {"use_sliding_window": Only((False,)), "sliding_window": NEUTRAL, "max_window_layers": NEUTRAL},
+    | _NO_WINDOW,
     "ministral3": _CONFIG | rules(USED, "sliding_window"),
     "seed_oss": _CONFIG | rules(USED, "attention_bias attention_out_bias") | rules(NEUTRAL, "residual_dropout"),
+    "helium": _CONFIG | rules(USED, "attention_bias"),
     "internlm3": _CONFIG | rules(Only((False,)), "qkv_bias bias"),
     "arcee": _CONFIG | rules(USED, "attention_bias") | {"hidden_act": Only(("relu2",))},
     "ernie4_5": _CONFIG,
@@ -120,10 +182,23 @@ CONFIG: Mapping[str, Table] = {
     | rules(Only((True,)), "use_embedding_sharing use_gated_activation use_parallel_block")
     | {"rms_norm_eps": Only(), "rotary_pct": Only((1,)), "use_parallel_embedding": NEUTRAL, "layer_switch": Only((4,))}
     | {"position_embedding_type": Only(("rope_gptj",)), "order_of_interleaved_layers": Only(("local_attn_first",))},
+    "gemma2": _CONFIG
+    | rules(USED, "attention_bias sliding_window query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping")
+    | rules(Only(("gelu_pytorch_tanh",)), "hidden_act hidden_activation")
+    | {"use_bidirectional_attention": Only((False,)), "sliding_window_size": NEUTRAL},
     "gemma3_text": _CONFIG
     | rules(USED, "attention_bias sliding_window sliding_window_pattern query_pre_attn_scalar rope_local_base_freq")
     | rules(Only(("gelu_pytorch_tanh",)), "hidden_act hidden_activation")
     | {"use_bidirectional_attention": Only((False,)), "_sliding_window_pattern": Only((6,))},
+    "gpt_oss": _CONFIG
+    | rules(USED, "attention_bias sliding_window swiglu_alpha swiglu_limit num_experts")
+    | _EXPERTS
+    | rules(NEUTRAL, "experts_per_token initial_context_length"),
+    "qwen3_next": _HYBRID | _HYBRID_EXPERTS | rules(USED, "decoder_sparse_step mlp_only_layers norm_topk_prob"),
+    "qwen3_5_text": _HYBRID,
+    "qwen3_5_moe_text": _HYBRID
+    | _HYBRID_EXPERTS
+    | {"mlp_only_layers": Only(([],)), "decoder_sparse_step": Only((1,)), "norm_topk_prob": Only((True,))},
     "olmo2": _CONFIG | rules(USED, "attention_bias"),
     # transformers has this theta in layers with a window, whatever rope_theta says
     "olmo3": _CONFIG | rules(USED, "attention_bias sliding_window") | {"rope_theta": Only((500000,))},
@@ -131,6 +206,7 @@ CONFIG: Mapping[str, Table] = {
 
 _PLAIN_ROPE: Table = rules(USED, "rope_type type rope_theta") | {"partial_rotary_factor": Only((1,))}
 _LLAMA3 = "factor low_freq_factor high_freq_factor original_max_position_embeddings"
+_LONGROPE = "factor original_max_position_embeddings attention_factor short_factor long_factor"
 _YARN = "factor original_max_position_embeddings beta_fast beta_slow attention_factor mscale mscale_all_dim truncate"
 
 # By `rope_type`: a parameter of another one is refused.
@@ -140,10 +216,20 @@ ROPE: Mapping[str, Table] = {
     "dynamic": _PLAIN_ROPE | rules(USED, "factor"),
     "llama3": _PLAIN_ROPE | rules(USED, _LLAMA3),
     "yarn": _PLAIN_ROPE | rules(USED, _YARN),
+    "longrope": _PLAIN_ROPE | rules(USED, _LONGROPE),
 }
 
 # Beside these, by our name of the architecture. Neutral is what the field of the same name beside the others says too.
+_HYBRID_ROPE = rules(USED, "partial_rotary_factor") | rules(NEUTRAL, "mrope_section mrope_interleaved")
 ROPE_OF: Mapping[str, Table] = {
+    "phi3": _PARTIAL,
+    "glm4": _PARTIAL,
+    "glm4_moe": _PARTIAL,
+    "minimax_m2": _PARTIAL,
+    "phimoe": rules(USED, "short_mscale long_mscale"),
+    "qwen3_next": rules(USED, "partial_rotary_factor"),
+    "qwen3_5_text": _HYBRID_ROPE,  # of text alone, all three positions are the same
+    "qwen3_5_moe_text": _HYBRID_ROPE,
     "ministral3": {"llama_4_scaling_beta": USED, "max_position_embeddings": NEUTRAL},
 }
 
@@ -160,9 +246,50 @@ QUANTIZATION: Mapping[str, Table] = {
     )
     | {"is_marlin_format": Only((False,)), "pack_dtype": Only(("int32",)), "dynamic": Only(({},))}
     | rules(Only(("gptq",)), "format method"),
+    "fp8": rules(USED, "quant_method weight_block_size")
+    | rules(NEUTRAL, "activation_scheme modules_to_not_convert scale_fmt dequantize ignored_layers")
+    | {"fmt": Only(("e4m3",)), "is_checkpoint_fp8_serialized": Only((True,))},
+    "fbgemm_fp8": rules(USED, "quant_method") | rules(NEUTRAL, "activation_scale_ub modules_to_not_convert"),
+    "mxfp4": rules(USED, "quant_method") | rules(NEUTRAL, "modules_to_not_convert") | {"dequantize": Only((False,))},
+    "compressed-tensors": rules(USED, "quant_method config_groups sparsity_config")
+    | rules(NEUTRAL, "ignore global_compression_ratio version run_compressed")
+    | {
+        "format": Only(
+            ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "mixed-precision", "dense")
+        ),
+        "quantization_status": Only(("compressed", "frozen")),
+        "kv_cache_scheme": Only(),
+        "transform_config": Only(({},)),
+    },
+    "bitsandbytes": rules(USED, "quant_method")
+    | rules(
+        NEUTRAL,
+        "load_in_4bit load_in_8bit _load_in_4bit _load_in_8bit bnb_4bit_quant_type bnb_4bit_use_double_quant",
+        "bnb_4bit_compute_dtype llm_int8_skip_modules llm_int8_threshold llm_int8_has_fp16_weight",
+        "llm_int8_enable_fp32_cpu_offload",
+    )
+    | {"bnb_4bit_quant_storage": Only(("uint8",))},
     "awq": rules(USED, "quant_method bits group_size version zero_point")
     | rules(
         NEUTRAL,
         "backend do_fuse fuse_max_seq_len modules_to_fuse modules_to_not_convert exllama_config",
     ),
 }
+
+# Of compressed-tensors' groups of layers. How activations are rounded is not looked at; in which order groups were made
+# changes what is stored, not what it means, but for "group", whose index is refused.
+QUANTIZED_GROUP: Table = rules(USED, "weights input_activations") | {
+    "targets": NEUTRAL,
+    "output_activations": Only(),
+    "format": QUANTIZATION["compressed-tensors"]["format"],
+}
+_OBSERVED = rules(NEUTRAL, "observer observer_kwargs scale_dtype zp_dtype")
+QUANTIZED_WEIGHTS: Table = (
+    rules(USED, "num_bits type block_structure")
+    | rules(NEUTRAL, "symmetric strategy group_size actorder")
+    | _OBSERVED
+    | {"dynamic": Only((False,))}
+)
+QUANTIZED_ACTIVATIONS: Table = (
+    rules(NEUTRAL, "num_bits type symmetric strategy group_size dynamic actorder block_structure") | _OBSERVED
+)

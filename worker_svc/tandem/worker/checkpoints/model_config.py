@@ -49,11 +49,15 @@ class RopeScaling:
     - `yarn` blends by the number of turns within the original context, from `beta_slow` to `beta_fast`, and multiplies
       cosines and sines by `attention_factor` (Peng et al. 2023, https://arxiv.org/abs/2309.00071).
 
-    Where there are `factors` `[head_dim / 2]`, each frequency is first divided by its own. As in llama.cpp, the pairs
+    - `longrope` divides each frequency by its own of two sets (Ding et al. 2024, https://arxiv.org/abs/2402.13753):
+      `factors` within `original_context_length`, `long_factors` beyond it. The published rule looks at the length that
+      a sequence has at the moment; here, as for `dynamic`, the context length that is served decides.
+
+    Where there are `factors` `[rotary_dim / 2]`, each frequency is first divided by its own. As in llama.cpp, the pairs
     that YaRN blends are still those of the undivided frequencies.
     """
 
-    kind: Literal["linear", "dynamic", "llama3", "yarn"]
+    kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -63,6 +67,8 @@ class RopeScaling:
     attention_factor: float = 1.0
     truncate: bool = True  # yarn: blend between whole pairs
     factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()  # of longrope
+    long_attention_factor: float = 1.0  # of longrope, where `long_factors` are
 
     def __post_init__(self) -> None:
         _require_finite("rope_scaling.factor", self.factor, at_least=1.0)
@@ -74,18 +80,38 @@ class RopeScaling:
             _require_finite("rope_scaling.beta_slow", self.beta_slow, above=0.0)
             _require_finite("rope_scaling.beta_fast", self.beta_fast, at_least=self.beta_slow)
         _require_finite("rope_scaling.attention_factor", self.attention_factor, above=0.0)
-        for factor in self.factors:
-            _require_finite("rope_scaling.factors", factor, above=0.0)
+        _require_finite("rope_scaling.long_attention_factor", self.long_attention_factor, above=0.0)
+        for name in ("factors", "long_factors"):
+            for factor in getattr(self, name):
+                _require_finite(f"rope_scaling.{name}", factor, above=0.0)
+
+    def of_context(self, context_length: int) -> RopeScaling:
+        """Returns the scaling of a served context: of longrope's two sets the one that it takes, as `factors`."""
+        if self.kind != "longrope" or context_length <= self.original_context_length:
+            return self
+        return replace(self, factors=self.long_factors, attention_factor=self.long_attention_factor)
 
     @property
     def description(self) -> str:
         """Returns its name in a report."""
-        return f"{self.kind}, divided" if self.factors else self.kind
+        return f"{self.kind}, divided" if self.factors and self.kind != "longrope" else self.kind
 
 
 def yarn_attention_factor(factor: float) -> float:
     """Returns what YaRN multiplies cosines and sines by where a model does not say it."""
     return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedSwiGLU:
+    """The gate of gpt-oss: `(up + 1) gate sigmoid(alpha gate)`, gate being at most `limit`, up at most in size."""
+
+    alpha: float
+    limit: float
+
+    def __post_init__(self) -> None:
+        _require_finite("experts.clamped.alpha", self.alpha)
+        _require_finite("experts.clamped.limit", self.limit, above=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +123,73 @@ class Experts:
     intermediate_size: int
     normalized: bool  # the chosen experts' weights add up to 1
     dense_layers: tuple[int, ...] = ()  # that have one ordinary feed-forward layer
+    score: Literal["softmax", "sigmoid", "mixer"] = "softmax"  # mixer: SparseMixer, see `moe.py`
+    biased: bool = False  # a bias of each expert decides who is chosen, not what it weighs
+    groups: int = 1  # of experts, of which a token has some: those whose two best scores are the largest
+    groups_per_token: int = 1
+    scale: float = 1.0  # of the chosen experts' weights
+    jitter: float = 0.0  # of mixer: scores that are less by more than twice this share of them do not count
+    shared_size: int = 0  # intermediate size of a further expert that every token has; 0: none
+    clamped: ClampedSwiGLU | None = None  # instead of the model's activation
+    biases: bool = False  # of the router, which are added to its logits, and of the experts' matrices
+    shared_router: bool = False  # a router of its own gives the shared expert's weight, by a sigmoid
 
     def __post_init__(self) -> None:
         _require_size("experts.count", self.count, 1 << 10)
         _require_size("experts.per_token", self.per_token, self.count)
         _require_size("experts.intermediate_size", self.intermediate_size, _LIMITS["intermediate_size"])
+        _require_size("experts.groups", self.groups, self.count)
+        _require_size("experts.groups_per_token", self.groups_per_token, self.groups)
+        each = self.count // self.groups
+        if self.groups > 1 and (self.count % self.groups or each < 2):
+            raise ConfigError("experts.groups", f"{self.groups} do not share {self.count} experts, two or more each")
+        if self.per_token > each * self.groups_per_token:
+            raise ConfigError(
+                "experts.per_token", f"{self.per_token} are not in {self.groups_per_token} groups of {each}"
+            )
+        _require_finite("experts.scale", self.scale, above=0.0)
+        _require_finite("experts.jitter", self.jitter, at_least=0.0)
+        if self.score == "mixer" and self.per_token != 2:
+            raise ConfigError("experts.per_token", f"must be 2, but is {self.per_token}")
+        if self.shared_size:
+            _require_size("experts.shared_size", self.shared_size, _LIMITS["intermediate_size"])
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """Layers with a gated delta rule instead of attention (`model/delta_net.py`)."""
+
+    layers: tuple[int, ...]
+    key_heads: int
+    value_heads: int  # consecutive ones share a key head
+    key_dim: int
+    value_dim: int
+    kernel: int  # tokens that the convolution sees
+
+    def __post_init__(self) -> None:
+        _require_size("delta_net.key_heads", self.key_heads, _LIMITS["num_heads"])
+        _require_size("delta_net.value_heads", self.value_heads, _LIMITS["num_heads"])
+        _require_size("delta_net.key_dim", self.key_dim, _LIMITS["head_dim"])
+        _require_size("delta_net.value_dim", self.value_dim, _LIMITS["head_dim"])
+        _require_size("delta_net.kernel", self.kernel, 64)
+        if self.value_heads % self.key_heads:
+            heads = f"{self.key_heads} does not divide the {self.value_heads} heads of values"
+            raise ConfigError("delta_net.key_heads", heads)
+
+    @property
+    def key_size(self) -> int:
+        """Returns the channels of the keys, and of the queries."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        """Returns the channels of the values."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Returns the channels that go through the convolution: queries, keys, values."""
+        return 2 * self.key_size + self.value_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +221,7 @@ class ModelConfig:
     rope_theta: float
     tie_embeddings: bool  # the output projection is the embedding
     rope_scaling: RopeScaling | None = None
+    rotary_dim: int | None = None  # how many of a head's numbers are rotated; None: all
     rope_scale: float = 1.0  # an operator's own: positions are divided by it
     qkv_bias: bool = False
     output_bias: bool = False  # of the attention's output
@@ -141,17 +230,23 @@ class ModelConfig:
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0  # of what a layer's parts add
     attention_multiplier: float | None = None  # of queries times keys; None: one over the root of head_dim
+    attention_soft_cap: float = 0.0  # queries times keys become cap tanh(that / cap); 0: they stay
     logit_multiplier: float = 1.0
+    logit_soft_cap: float = 0.0  # the same of logits, once they are multiplied
     windows: tuple[int, ...] = ()  # by layer: a token sees itself and the `window - 1` tokens before it; 0: all
     window_rope_theta: float | None = None  # layers with a window rotate by it, without scaling
     unrotated_layers: tuple[int, ...] = ()  # whose queries and keys know no position
     query_growth: QueryGrowth | None = None
+    attention_gate: bool = False  # what attention gives is multiplied by the sigmoid of a projection of its input
+    delta_net: DeltaNet | None = None
     experts: Experts | None = None
     activation: Activation = "silu"  # of the feed-forward layer
     gated: bool = True  # activation(gate x) * up x; else activation(up x)
     mlp_bias: bool = False  # of the feed-forward layer's matrices
     norm: Literal["rms", "layer"] = "rms"
     norm_bias: bool = False
+    logit_bias: bool = False  # added to what the output projection gives
+    sinks: bool = False  # each head's softmax has one more score, of a value that is 0
     parallel: bool = False  # attention and feed-forward layer get the same input, and add to the same stream
 
     def __post_init__(self) -> None:
@@ -161,6 +256,8 @@ class ModelConfig:
             raise ConfigError("num_kv_heads", f"{self.num_kv_heads} does not divide the {self.num_heads} heads")
         if self.head_dim % 2:
             raise ConfigError("head_dim", f"{self.head_dim} is odd, but RoPE rotates pairs")
+        if self.rotary_dim is not None and (self.rotary_dim % 2 or not 2 <= self.rotary_dim <= self.head_dim):
+            raise ConfigError("rotary_dim", f"must be even and from 2 to {self.head_dim}, but is {self.rotary_dim}")
         _require_finite("norm_eps", self.norm_eps, above=0.0)
         _require_finite("rope_theta", self.rope_theta, at_least=1.0)
         _require_finite("rope_scale", self.rope_scale, above=0.0)
@@ -173,12 +270,21 @@ class ModelConfig:
         for name in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logit_multiplier"):
             if getattr(self, name) is not None:
                 _require_finite(name, getattr(self, name), above=0.0)
+        for name in ("attention_soft_cap", "logit_soft_cap"):
+            _require_finite(name, getattr(self, name), at_least=0.0)
         if self.residual_multiplier != 1 and self.norm_placement != "before":
             raise ConfigError("residual_multiplier", "is served with norms before a layer's parts alone")
         if self.rope_scaling is not None and self.rope_scaling.factors:
-            given, wanted = len(self.rope_scaling.factors), self.head_dim // 2
-            if given != wanted:
-                raise ConfigError("rope_scaling.factors", f"are {given}, but a head of {self.head_dim} has {wanted}")
+            wanted = self.rotated // 2
+            for name in ("factors", *(["long_factors"] if self.rope_scaling.kind == "longrope" else [])):
+                given = len(getattr(self.rope_scaling, name))
+                if given != wanted:
+                    raise ConfigError(f"rope_scaling.{name}", f"are {given}, but a head of {self.rotated} has {wanted}")
+        if self.delta_net is not None:
+            if len(self.delta_net.layers) >= self.num_layers:
+                raise ConfigError("delta_net.layers", "are all layers; one at least must have attention")
+            if self.norm_placement != "before" or self.parallel or self.norm != "rms":
+                raise ConfigError("delta_net", "is served with RMS norms before a layer's parts alone")
         if self.windows and len(self.windows) != self.num_layers:
             raise ConfigError("windows", f"are {len(self.windows)} for {self.num_layers} layers")
         for window in self.windows:
@@ -186,6 +292,11 @@ class ModelConfig:
                 raise ConfigError("windows", f"must be at least 1, but one is {window}")
         if self.experts is not None and self.experts.count * self.num_layers > _MOST_EXPERTS:
             raise ConfigError("experts.count", f"{self.experts.count} in {self.num_layers} layers are too many")
+
+    @property
+    def rotated(self) -> int:
+        """Returns how many of a head's numbers are rotated."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
     @property
     def q_size(self) -> int:
@@ -196,6 +307,12 @@ class ModelConfig:
     def kv_size(self) -> int:
         """Returns the rows of the key projection, and of the value projection."""
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """Returns the layers that have keys and values."""
+        others = set() if self.delta_net is None else set(self.delta_net.layers)
+        return tuple(layer for layer in range(self.num_layers) if layer not in others)
 
     @property
     def layer_windows(self) -> tuple[int, ...]:
@@ -241,7 +358,7 @@ class ModelConfig:
     def with_rope(self, scale: float, alpha: float) -> ModelConfig:
         """Returns the same model with positions divided by `scale` (linear interpolation) and theta raised by `alpha`
         (NTK-aware scaling: about alpha times the context)."""
-        raised = alpha ** (self.head_dim / (self.head_dim - 2)) if alpha != 1 else 1.0
+        raised = alpha ** (self.rotated / max(self.rotated - 2, 1)) if alpha != 1 else 1.0
         apart = self.window_rope_theta
         return replace(
             self,
@@ -263,13 +380,17 @@ class ModelConfig:
         """Returns canonical name and shape of every tensor that a checkpoint of this model must give, in loading order.
 
         Matrices are `[out, in]`. The rows of q and k are laid out for RoPE on halves: within a head, row i and row
-        i + head_dim / 2 form a pair.
+        i + head_dim / 2 form a pair, the first `rotary_dim / 2` of which turn.
         """
         shapes: dict[str, tuple[int, ...]] = {"embedding": (self.vocab_size, self.hidden_size)}
         if not self.tie_embeddings:
             shapes["output"] = (self.vocab_size, self.hidden_size)
+        if self.logit_bias:
+            shapes["output_bias"] = (self.vocab_size,)
         for layer in range(self.num_layers):
-            for name, shape in (self._attention_shapes() | self._feed_forward_shapes(layer)).items():
+            delta_net = self.delta_net is not None and layer in self.delta_net.layers
+            mixing = self._delta_net_shapes() if delta_net else self._attention_shapes()
+            for name, shape in (mixing | self._feed_forward_shapes(layer)).items():
                 shapes[f"layers.{layer}.{name}"] = shape
         shapes |= self._norm_shapes("norm")
         return shapes
@@ -280,6 +401,7 @@ class ModelConfig:
             "attention.q": (self.q_size, self.hidden_size),
             "attention.k": (self.kv_size, self.hidden_size),
             "attention.v": (self.kv_size, self.hidden_size),
+            **({"attention.gate": (self.q_size, self.hidden_size)} if self.attention_gate else {}),
             "attention.output": (self.hidden_size, self.q_size),
         }
         if self.qkv_bias:
@@ -288,12 +410,29 @@ class ModelConfig:
                 "attention.k_bias": (self.kv_size,),
                 "attention.v_bias": (self.kv_size,),
             }
+        if self.sinks:
+            shapes["attention.sinks"] = (self.num_heads,)
         if self.output_bias:
             shapes["attention.output_bias"] = (self.hidden_size,)
         if self.qk_norm:
             q, k = (self.q_size, self.kv_size) if self.qk_norm == "whole" else (self.head_dim, self.head_dim)
             shapes |= {"attention.q_norm": (q,), "attention.k_norm": (k,)}
         return shapes
+
+    def _delta_net_shapes(self) -> dict[str, tuple[int, ...]]:
+        sizes = self.delta_net
+        assert sizes is not None
+        return self._norm_shapes("attention.norm") | {
+            "delta_net.qkv": (sizes.channels, self.hidden_size),
+            "delta_net.z": (sizes.value_size, self.hidden_size),
+            "delta_net.b": (sizes.value_heads, self.hidden_size),
+            "delta_net.a": (sizes.value_heads, self.hidden_size),
+            "delta_net.filter": (sizes.channels, sizes.kernel),
+            "delta_net.rate": (sizes.value_heads,),
+            "delta_net.bias": (sizes.value_heads,),
+            "delta_net.norm_weight": (sizes.value_dim,),
+            "delta_net.output": (self.hidden_size, sizes.value_size),
+        }
 
     def _feed_forward_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
         shapes = {} if self.parallel else self._norm_shapes("mlp.norm")
@@ -304,9 +443,22 @@ class ModelConfig:
         if not self.has_experts(layer):
             return shapes | self._matrices("mlp", self.intermediate_size)
         assert self.experts is not None
-        shapes["router"] = (self.experts.count, self.hidden_size)
-        for expert in range(self.experts.count):
-            shapes |= self._matrices(f"experts.{expert}", self.experts.intermediate_size)
+        experts = self.experts
+        shapes["router"] = (experts.count, self.hidden_size)
+        if experts.biased:
+            shapes["router_bias"] = (experts.count,)
+        if experts.biases:
+            shapes["router_logit_bias"] = (experts.count,)
+        if experts.shared_size:
+            shapes |= self._matrices("shared", experts.shared_size)
+            if experts.shared_router:
+                shapes["shared_router"] = (1, self.hidden_size)
+        for expert in range(experts.count):
+            shapes |= self._matrices(f"experts.{expert}", experts.intermediate_size)
+            if experts.biases:
+                for matrix, size in (("gate", experts.intermediate_size), ("up", experts.intermediate_size)):
+                    shapes[f"experts.{expert}.{matrix}_bias"] = (size,)
+                shapes[f"experts.{expert}.down_bias"] = (self.hidden_size,)
         return shapes
 
     def _norm_shapes(self, name: str) -> dict[str, tuple[int, ...]]:

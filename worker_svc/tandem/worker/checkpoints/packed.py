@@ -1,11 +1,11 @@
-"""Reads GPTQ's and AWQ's 4-bit matrices, as `quantization_config` of a Hugging Face folder announces them.
+"""Reads GPTQ's and AWQ's matrices, as `quantization_config` of a Hugging Face folder announces them.
 
 Both store, for a matrix `W [out, in]` in groups of inputs, `W = scale (q - zero)`, with `scales` `[groups, out]` and
-eight numbers of 4 bits in each int32 of `qweight` and `qzeros` `[groups, out / 8]`:
+eight numbers of 4 bits (GPTQ also four of 8) in each int32 of `qweight` and `qzeros` `[groups, out / 8]`:
 
 - GPTQ: `qweight` `[in / 8, out]`; word i of a column holds inputs 8 i to 8 i + 7, a word of `qzeros` as many outputs,
-  the lowest bits first. `g_idx` says which group an input belongs to; served is the plain order only, not that of their
-  activations (`desc_act`).
+  the lowest bits first. `g_idx` says which group an input belongs to: in the order of their activations (`desc_act`),
+  groups are made of inputs from anywhere, and columns are put in the order of the groups.
 - AWQ, gemm: `qweight` `[in, out / 8]`; a word of both holds eight outputs, from the lowest bits on 0 2 4 6 1 3 5 7.
 
 GPTQ's first format stores zero - 1, its second (`checkpoint_format: gptq_v2`) and AWQ the zero itself.
@@ -21,12 +21,9 @@ import torch
 
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.grouped import GROUPS, Grouped, Quantization
-from tandem.worker.checkpoints.hugging_face_fields import QUANTIZATION
-from tandem.worker.checkpoints.known_fields import check_fields
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the number whose bits are the lowest, the next ones, ...
 _SHIFTS = torch.arange(0, 32, 4, dtype=torch.int32)
-PARTS = ("qweight", "qzeros", "scales", "g_idx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,28 +33,50 @@ class Packing:
     layout: Literal["gptq", "awq"]
     group: int  # inputs that share a scale; 0: all of them
     zero_offset: int  # added to a stored zero
-    reordered: bool = False  # `desc_act`: then `g_idx` must be there, and say the plain order
+    reordered: bool = False  # `desc_act`: then `g_idx` must be there
+    bits: int = 4
 
-    def shapes(self, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
-        """Returns the stored shape of each part of a matrix `[rows, columns]`; GPTQ's `g_idx` may be missing."""
+    @property
+    def each(self) -> int:
+        """Returns how many numbers lie in a word."""
+        return 32 // self.bits
+
+    def shapes(self, rows: int, columns: int, *, ordered: bool) -> dict[str, tuple[int, ...]]:
+        """Returns the stored shape of each part of a matrix `[rows, columns]`; GPTQ's `g_idx` may be missing, unless it
+        is `ordered`. Raises ValueError."""
+        if rows % 8 or columns % 8:
+            raise ValueError(f"is [{rows}, {columns}]; packed are eights of both")
         groups = -(-columns // (self.group or columns))
         if self.layout == "awq":
             return {"qweight": (columns, rows // 8), "qzeros": (groups, rows // 8), "scales": (groups, rows)}
-        shapes: dict[str, tuple[int, ...]] = {"qweight": (columns // 8, rows), "qzeros": (groups, rows // 8)}
-        return shapes | {"scales": (groups, rows), "g_idx": (columns,)}
+        shapes: dict[str, tuple[int, ...]] = {
+            "qweight": (columns // self.each, rows),
+            "qzeros": (groups, rows // self.each),
+            "scales": (groups, rows),
+        }
+        return shapes | ({"g_idx": (columns,)} if ordered or self.reordered else {})
+
+    def matrix(self, shape: tuple[int, int], parts: Mapping[str, torch.Tensor]) -> PackedMatrix:
+        """Makes the whole of a matrix; raises ValueError where `g_idx` makes groups of other sizes."""
+        rows, columns = shape
+        index, order = parts.get("g_idx"), None
+        if index is not None:
+            plain = torch.arange(columns, dtype=index.dtype) // (self.group or columns)
+            if not torch.equal(index, plain):
+                order = index.argsort(stable=True)
+                if not torch.equal(index[order], plain):
+                    raise ValueError(f"g_idx does not give every group {self.group} inputs")
+        matrix = PackedMatrix(self, parts, torch.arange(rows), range(columns), order, False)
+        return replace(matrix, symmetric=bool((matrix._zeros() == 1 << self.bits - 1).all()))
 
 
-def packing_of(config: Fields) -> Packing | None:
-    """Reads `quantization_config`; returns None without one. Raises CheckpointError for what is not served."""
-    fields = config.object("quantization_config")
-    if not fields.values:
-        return None
-    method = fields.text("quant_method")
-    if method is None or method not in QUANTIZATION:
-        raise fields.error("quant_method", f"{method!r} is not served; served are {' and '.join(QUANTIZATION)}")
-    check_fields(fields, QUANTIZATION[method])
-    if (bits := fields.integer("bits")) != 4:
-        raise fields.error("bits", f"is {bits}; served is 4")
+def packing_of(method: str, fields: Fields) -> Packing:
+    """Reads the fields of `quantization_config`, all of them known. Raises CheckpointError for what is not served."""
+    allowed = (4, 8) if method == "gptq" else (4,)
+    if (bits := fields.integer("bits")) not in allowed:
+        raise fields.error(
+            "bits", f"is {bits}; served {'are' if len(allowed) > 1 else 'is'} {' and '.join(map(str, allowed))}"
+        )
     group = fields.integer("group_size")
     if group != -1 and group not in (32, 64) and (group <= 0 or group % GROUPS[-1]):
         raise fields.error("group_size", f"is {group}; served are -1, 32, 64 and multiples of {GROUPS[-1]}")
@@ -71,7 +90,7 @@ def packing_of(config: Fields) -> Packing | None:
     kind = fields.text("checkpoint_format", "gptq")
     if kind not in ("gptq", "gptq_v2"):
         raise fields.error("checkpoint_format", f"{kind!r} is not served; served are gptq and gptq_v2")
-    return Packing("gptq", max(group, 0), 1 if kind == "gptq" else 0, reordered)
+    return Packing("gptq", max(group, 0), 1 if kind == "gptq" else 0, reordered, bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +101,8 @@ class PackedMatrix:
     parts: Mapping[str, torch.Tensor]  # of the whole matrix
     rows: torch.Tensor  # which of its rows
     inputs: range  # which of its columns
-    symmetric: bool  # every zero is 8
-
-    @classmethod
-    def of(cls, packing: Packing, parts: Mapping[str, torch.Tensor]) -> PackedMatrix:
-        """Makes the whole of a matrix; raises ValueError where `g_idx` is another order than the plain one."""
-        rows = parts["scales"].shape[1]
-        columns = parts["qweight"].shape[0] * (8 if packing.layout == "gptq" else 1)
-        index = parts.get("g_idx")
-        if index is not None:
-            plain = torch.arange(columns, dtype=index.dtype) // (packing.group or columns)
-            if not torch.equal(index, plain):
-                raise ValueError("has inputs in the order of their activations (desc_act), which is not served")
-        matrix = cls(packing, parts, torch.arange(rows), range(columns), False)
-        return replace(matrix, symmetric=bool((matrix._zeros() == 8).all()))
+    order: torch.Tensor | None  # of its columns, that the groups lie together; None: they do
+    symmetric: bool  # every zero is 8, or 128
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -104,8 +111,8 @@ class PackedMatrix:
 
     @property
     def nbytes(self) -> int:
-        """Returns the stored bytes of the whole matrix that this is of."""
-        return sum(part.nbytes for part in self.parts.values())
+        """Returns the stored bytes of the rows, as their share of the whole."""
+        return sum(part.nbytes for part in self.parts.values()) * len(self.rows) // self.parts["scales"].shape[1]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -115,6 +122,8 @@ class PackedMatrix:
 
     def columns(self, part: slice) -> PackedMatrix:
         """Returns some columns; raises ValueError where they begin or end within a group."""
+        if self.order is not None:
+            raise ValueError("columns in the order of their activations (desc_act) cannot be divided")
         if part.start % self._group or part.stop % self._group:
             raise ValueError(f"columns {part.start} to {part.stop} cut a group of {self._group}")
         return replace(self, inputs=self.inputs[part])
@@ -127,24 +136,45 @@ class PackedMatrix:
 
     def dequantize(self) -> torch.Tensor:
         """Returns the numbers, float32."""
-        return self.grouped().dequantize()
+        grouped = self.grouped()
+        if grouped is not None:
+            return grouped.dequantize()
+        group = torch.arange(self.inputs.start, self.inputs.stop) // (self.packing.group or self.inputs.stop)
+        scale, zero = self.parts["scales"][:, self.rows].float(), self._zeros()
+        numbers = (self._numbers() - zero[group]).float().mul_(scale[group]).t()
+        return numbers if self.order is None else torch.empty_like(numbers).index_copy_(1, self.order, numbers)
 
-    def grouped(self) -> Grouped:
-        """Returns them in groups; float16 scales where every zero is 8, else float32, which holds scale x zero."""
-        qweight, group = self.parts["qweight"], self._group
-        if self.packing.layout == "gptq":
-            words = qweight[self.inputs.start // 8 : self.inputs.stop // 8, self.rows]
-            q = (words.unsqueeze(1) >> _SHIFTS.view(1, 8, 1) & 15).flatten(0, 1)
-        else:
-            q = self._interleaved(qweight[self.inputs.start : self.inputs.stop])
+    def _numbers(self) -> torch.Tensor:
+        """Returns q `[columns, rows]`, its columns in the order of the groups."""
+        qweight, each = self.parts["qweight"], self.packing.each
+        if self.packing.layout == "awq":
+            return self._interleaved(qweight[self.inputs.start : self.inputs.stop])
+        words = qweight[self.inputs.start // each : -(-self.inputs.stop // each), self.rows]
+        shifts = _SHIFTS[:: self.packing.bits // 4].view(1, each, 1)
+        q = (words.unsqueeze(1) >> shifts & (1 << self.packing.bits) - 1).flatten(0, 1)[: len(self.inputs)]
+        return q if self.order is None else q[self.order]
+
+    def grouped(self) -> Grouped | None:
+        """Returns them in groups; float16 scales where every zero is 8, else float32, which holds scale x zero. None:
+        8 bits, with zeros."""
+        group, q = self._group, self._numbers()
         # The stored group of each of ours, whose size divides the stored one's.
         first, last = self.inputs.start // group, -(-self.inputs.stop // group)
         stored = torch.arange(first, last) * group // (self.packing.group or self.inputs.stop)
-        scale = self.parts["scales"][stored][:, self.rows].t().float()
+        scale = self.parts["scales"][stored][:, self.rows].t()
+        if self.packing.bits == 8:
+            if not self.symmetric:
+                return None
+            scale = scale.contiguous() if scale.dtype == torch.float16 else scale.float()
+            return Grouped(Quantization(8, group), (q - 128).t().contiguous().to(torch.int8), scale, None, self.order)
+        scale = scale.float()
         least = -scale * self._zeros()[stored].t()
         if self.symmetric and self.parts["scales"].dtype == torch.float16 and least.half().isfinite().all():
             scale, least = scale.half(), least.half()
-        return Grouped(Quantization(4, group), q.t().contiguous().to(torch.uint8), scale, least)
+        return Grouped(Quantization(4, group), q.t().contiguous().to(torch.uint8), scale, least, self.order)
+
+    def float8(self) -> None:
+        """Returns None: they are whole numbers."""
 
     @property
     def _group(self) -> int:
@@ -155,7 +185,9 @@ class PackedMatrix:
         stored = self.parts["qzeros"]
         if self.packing.layout == "awq":
             return self._interleaved(stored)
-        return (stored[:, self.rows // 8] >> (self.rows % 8 * 4).int() & 15) + self.packing.zero_offset
+        each, bits = self.packing.each, self.packing.bits
+        places = (self.rows % each * bits).int()
+        return (stored[:, self.rows // each] >> places & (1 << bits) - 1) + self.packing.zero_offset
 
     def _interleaved(self, words: torch.Tensor) -> torch.Tensor:
         """Unpacks AWQ's numbers `[n, rows]` out of `[n, out / 8]`."""

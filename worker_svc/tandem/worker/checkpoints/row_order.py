@@ -1,8 +1,9 @@
-"""Converts between two orders of the rows of q and k within a head: RoPE pairs half a head apart, or next to each
-other.
+"""Converts between orders of the rows of q and k within a head: RoPE pairs half a head apart, or next to each other, or
+among the first rows only.
 
 Ours and transformers' is halves: rows i and i + head_dim / 2 are a pair. Meta's files and llama.cpp's `llama`
-architecture have neighbours: rows 2 i and 2 i + 1 are.
+architecture have neighbours: rows 2 i and 2 i + 1 are. Where only the first `rotated` rows of a head turn, ours has the
+pairs of the others behind those, in both halves: what does not turn is a pair that turns by nothing.
 """
 
 from __future__ import annotations
@@ -10,11 +11,25 @@ from __future__ import annotations
 import torch
 
 
-def halves_order(heads: int, head_dim: int) -> torch.Tensor:
-    """Returns indices `[heads * head_dim]` that bring rows from neighbours to halves."""
-    return torch.arange(heads * head_dim).view(heads, head_dim // 2, 2).transpose(1, 2).reshape(-1)
+def halves_order(heads: int, head_dim: int, rotated: int | None = None, *, neighbours: bool = True) -> torch.Tensor:
+    """Returns indices `[heads * head_dim]` that bring rows to halves: from neighbours or from halves of the first
+    `rotated` rows, an even number."""
+    turning = torch.arange(head_dim if rotated is None else rotated)
+    pairs = turning.view(-1, 2).t() if neighbours else turning.view(2, -1)
+    rest = torch.arange(len(turning), head_dim).view(2, -1)
+    order = torch.cat((pairs, rest), dim=1).reshape(-1)
+    return (torch.arange(heads)[:, None] * head_dim + order).reshape(-1)
 
 
 def neighbours_order(heads: int, head_dim: int) -> torch.Tensor:
     """Returns indices `[heads * head_dim]` that bring rows from halves to neighbours."""
     return torch.arange(heads * head_dim).view(heads, 2, head_dim // 2).transpose(1, 2).reshape(-1)
+
+
+def partial_order(heads: int, head_dim: int, rotary_dim: int) -> torch.Tensor:
+    """Returns indices `[heads * head_dim]` that bring rows of which the first `rotary_dim` of a head are rotated, pairs
+    being half of those apart, to pairs half a head apart."""
+    half, rotated = head_dim // 2, rotary_dim // 2
+    order = [*range(rotated), *range(rotary_dim, rotary_dim + half - rotated)]
+    order += [*range(rotated, rotary_dim), *range(rotary_dim + half - rotated, head_dim)]
+    return (torch.arange(heads)[:, None] * head_dim + torch.tensor(order)).reshape(-1)

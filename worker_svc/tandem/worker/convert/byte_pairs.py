@@ -20,7 +20,7 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 # How text is cut, and whether words that are tokens are taken whole -> llama.cpp's name for both.
-_CUTS = {(_WORDS % "{1,3}", True): "llama-bpe", (_WORDS % "", False): "qwen2", ("GPT-2", False): "gpt-2"}
+CUTS = {(_WORDS % "{1,3}", True): "llama-bpe", (_WORDS % "", False): "qwen2", ("GPT-2", False): "gpt-2"}
 
 
 def _alphabet() -> str:
@@ -153,9 +153,9 @@ def _pre(content: Mapping[str, Any], whole_words: bool) -> str:
     else:
         cut = None
     normalizer = content.get("normalizer")
-    pre = _CUTS.get((cut or "", whole_words)) if not steps[-1].get("add_prefix_space") else None
+    pre = CUTS.get((cut or "", whole_words)) if not steps[-1].get("add_prefix_space") else None
     if pre is None or (normalizer is not None and (pre, normalizer.get("type")) != ("qwen2", "NFC")):
-        raise UnknownTokenizerError(f"it cuts text in a way that is none of {', '.join(_CUTS.values())}")
+        raise UnknownTokenizerError(f"it cuts text in a way that is none of {', '.join(CUTS.values())}")
     return pre
 
 

@@ -147,7 +147,7 @@ def _write_tensors(source: Source, folder: Path) -> None:
         at = 0
         for name in names:
             end = at + math.prod(shapes[name]) * source.dtype.itemsize
-            header[architecture.stored_name(name)] = {
+            header[architecture.stored_name(name)[0]] = {
                 "dtype": _DTYPES[source.dtype],
                 "shape": shapes[name],
                 "data_offsets": [at, end],
@@ -167,7 +167,7 @@ def _write_tensors(source: Source, folder: Path) -> None:
         raise AssertionError("more tensors than the config describes")
     if len(shards) > 1:
         places = {
-            architecture.stored_name(name): file for file, names in zip(files, shards, strict=True) for name in names
+            architecture.stored_name(name)[0]: file for file, names in zip(files, shards, strict=True) for name in names
         }
         total = sum(math.prod(shape) for shape in shapes.values()) * source.dtype.itemsize
         index = {"metadata": {"total_size": total}, "weight_map": places}

@@ -15,7 +15,7 @@ from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.special_ids import protobuf_fields
 from tandem.worker.convert.byte_pairs import UnknownTokenizerError, from_json, from_ranks
 
-_FILES = (
+TOKENIZER_FILES = (
     "tokenizer.model",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -38,7 +38,7 @@ _NORMAL, _UNUSED, _BYTE = 1, 5, 6
 def copy_tokenizer(source: Path, target: Path) -> list[str]:
     """Copies a folder's tokenizer files; returns their names."""
     copied = []
-    for name in _FILES:
+    for name in TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
             copied.append(name)

@@ -33,3 +33,4 @@ class Usage:
     peak_kv_bytes: int = 0  # of those pages
     draft_tokens_proposed: int = 0  # computed by speculation
     draft_tokens_accepted: int = 0  # of them, those that became output
+    reasoning_tokens: int = 0  # of the output, resumed_output_ids included: before end_ids and behind begin_ids

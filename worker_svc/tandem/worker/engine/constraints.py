@@ -2,10 +2,11 @@
 
     guided decoding        what the grammar allows after the row's output; made by its process beside the forward pass
     stop sequences         before min_tokens, no id that would complete one
+    reasoning              at the end of its budget, the next of the ids that end it and no other
     ignore_eos             the grammar's end may not be an EOS id, if it allows anything else
 
 A row for which grammar and min_tokens or ignore_eos leave nothing is *exhausted*: its request ends instead. A row whose
-mask has not come MASK_WAIT_SECONDS after the forward pass is *dropped*, so that the others go on.
+mask has not come soon after the forward pass (`guides/patience.py`) is *dropped*, so that the others go on.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.worker.engine.grammars import Grammars
+from tandem.worker.engine.guides.patience import LONGEST_WAIT_SECONDS
 from tandem.worker.engine.request import Request
 from tandem.worker.engine.scheduler import Chunk
-
-MASK_WAIT_SECONDS = 0.02  # a row that is computed and dropped costs a step; nearly all masks take a hundredth of this
 
 Masks = npt.NDArray[np.int32]
 RowNumbers = npt.NDArray[np.int64]
@@ -45,6 +45,7 @@ class StepConstraints:
 
     _constrained: list[_Constrained]
     _count: int  # rows of the step
+    _chunks: int
     _grammars: Grammars
 
     @classmethod
@@ -63,7 +64,7 @@ class StepConstraints:
         for each in guided:
             if each.drafts:
                 grammars.walk(each.chunk.request, each.drafts)
-        return cls(constrained, row, grammars)
+        return cls(constrained, row, len(chunks), grammars)
 
     def finish(self, vocabulary_size: int) -> tuple[Masks | None, npt.NDArray[np.bool_], RowNumbers | None]:
         """Returns, for the rows that are kept: masks `[rows, ceil(vocabulary / 32)]` (None where nothing is
@@ -96,11 +97,12 @@ class StepConstraints:
         return masks[kept], exhausted[kept], kept
 
     def _await(self) -> None:
-        """Waits until all matchers have answered, or MASK_WAIT_SECONDS."""
+        """Waits until all matchers have answered, or the step's patience is over; longer where nobody else is in it."""
         guided = [each.chunk.request for each in self._constrained]
         waiting = [request for request in guided if request.matcher is not None and not _settled(request)]
         if waiting:
-            self._grammars.hear(MASK_WAIT_SECONDS, lambda: all(map(_settled, waiting)))
+            longest = LONGEST_WAIT_SECONDS if len(waiting) == self._chunks else self._grammars.patience.seconds
+            self._grammars.hear(longest, lambda: all(map(_settled, waiting)))
 
     def _drop(self, each: _Constrained, dropped: npt.NDArray[np.bool_]) -> None:
         each.chunk.dropped = True
@@ -126,6 +128,23 @@ class StepConstraints:
                 _forbid(masks[row : row + 1], stopping.sequences.completing(state))
                 if row < len(drafts):
                     state = stopping.sequences.after(state, drafts[row])
+        if request.thinking is not None:
+            rules, thought = request.thinking.rules, request.thinking.state
+            for row in range(len(masks)):
+                if (token := rules.forced(thought)) is not None:
+                    _force(masks[row], token)
+                if row < len(drafts):
+                    thought = rules.after(thought, drafts[row])
+
+
+def unforced(request: Request) -> bool:
+    """Tells whether, before its tokens in flight are known, neither the end of its reasoning is forced nor is there a
+    guide that begins or has begun behind it."""
+    thinking = request.thinking
+    if thinking is None:
+        return True
+    guided = request.matcher is not None or thinking.behind is not None
+    return not guided and thinking.rules.free(thinking.state, request.in_flight.pending + 1)
 
 
 def _is_constrained(request: Request) -> bool:
@@ -133,7 +152,9 @@ def _is_constrained(request: Request) -> bool:
     if not stopping.max_tokens:  # the prompt is only scored
         return False
     early = request.output_tokens < stopping.min_tokens
-    return request.matcher is not None or (stopping.sequences is not None and early)
+    thinking = request.thinking
+    forced = thinking is not None and not thinking.rules.free(thinking.state, request.drafts + 1)
+    return request.matcher is not None or (stopping.sequences is not None and early) or forced
 
 
 def _settled(request: Request) -> bool:
@@ -141,6 +162,11 @@ def _settled(request: Request) -> bool:
     matcher = request.matcher
     assert matcher is not None
     return matcher.ready or (matcher.known and request.output_tokens >= request.stopping.max_tokens)
+
+
+def _force(mask: npt.NDArray[np.int32], token: int) -> None:
+    mask[:] = 0
+    mask.view(np.uint32)[token // 32] = np.uint32(1 << token % 32)
 
 
 def _forbid(masks: Masks, ids: Iterable[int]) -> None:

@@ -77,5 +77,7 @@ def _relabel(table: PageTable, new: Mapping[int, int]) -> None:
     used_at = list(table._used_at)
     for old, page in new.items():
         table._used_at[page] = used_at[old]
+    if table.states is not None:
+        table.states.relabel(new)
     table._free.relabel(new)
     table._rebuild_leaves()

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.worker.engine.account import FinishReason
-from tandem.worker.engine.constraints import StepConstraints
+from tandem.worker.engine.constraints import StepConstraints, unforced
 from tandem.worker.engine.defragmentation import defragment, is_fragmented
 from tandem.worker.engine.fork import Forks
 from tandem.worker.engine.grammars import Grammars
@@ -177,6 +177,7 @@ class Engine:
         ended, self._ended = self._ended, []
         alone, launched_at = self._flight is None, time.monotonic()
         if alone:
+            self.grammars.patience.begin()
             self._listen(ended, HELD_WAIT_SECONDS if self._idle else 0.0)
         flight = self._flight or self._launch()
         self._idle = flight is None
@@ -189,6 +190,8 @@ class Engine:
         result = self._land(flight, ended)
         now = time.monotonic()
         result.sample_seconds = now - began - launched
+        if alone:
+            self.grammars.patience.stepped(now - launched_at)
         if alone and self._flight is None and not result.prefill_tokens:
             decodes = len(flight.chunks)
             result.cost = StepCost(decodes, result.decode_tokens - decodes, now - launched_at)
@@ -216,7 +219,7 @@ class Engine:
 
     def _may_overlap(self) -> bool:
         """Tells whether a step may be launched before the one in flight has landed."""
-        overlapping = all(request.in_flight.can_overlap for request in self.scheduler.running)
+        overlapping = all(request.in_flight.can_overlap and unforced(request) for request in self.scheduler.running)
         return self.overlap and overlapping and self.scheduler.has_room()
 
     def _launch(self, before: Flight | None = None) -> Flight | None:
@@ -232,6 +235,8 @@ class Engine:
             if not chunk.request.statistics.scheduled:
                 chunk.request.statistics.scheduled = scheduled
         self._copy(self.scheduler.take_copies())
+        if states := self.scheduler.take_state_copies():
+            self._runner.copy_states([copy.source for copy in states], [copy.target for copy in states])
         flown = [*before.chunks, *chunks] if before is not None else chunks
         self.note([chunk.request.number for chunk in flown if not chunk.request.statistics.first_token])
         constraints = StepConstraints.begin(chunks, self.grammars)

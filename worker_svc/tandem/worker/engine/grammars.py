@@ -17,6 +17,7 @@ from tandem.worker.engine.guides.guide import NO_VOCABULARY, Guide
 from tandem.worker.engine.guides.limits import GuideLimits
 from tandem.worker.engine.guides.matcher import Matcher
 from tandem.worker.engine.guides.outcome import CompileOutcome, CompileResult
+from tandem.worker.engine.guides.patience import Patience
 from tandem.worker.engine.load import EngineStatistics
 from tandem.worker.engine.request import Request
 
@@ -51,6 +52,7 @@ class Grammars:
         self._sessions = 0
         self._results: list[CompileResult] = []
         self._failed: list[int] = []  # sessions that were asked without a host
+        self.patience = Patience()
         self.statistics = EngineStatistics()  # the engine's, once it has one
 
     @property
@@ -153,13 +155,13 @@ class Grammars:
             matcher = request.matcher
             assert matcher is not None
             full = not matcher.decided and request.output_tokens >= request.stopping.max_tokens > 0
-            matcher.held = matcher.wait() or (full and matcher.asked == request.output_tokens)
+            matcher.held = matcher.wait() or (full and matcher.asked == _position(request))
 
     def _tell(self, request: Request) -> bool:
         """Tells a matcher the output that it has not seen; returns whether there was any."""
         matcher = request.matcher
         assert matcher is not None
-        position = request.output_tokens
+        position = _position(request)
         if matcher.asked == position or matcher.error:
             return False
         matcher.asked = position
@@ -169,14 +171,14 @@ class Grammars:
         if self._host is None:
             self._failed.append(matcher.session)
             return False
-        output = request.known[request.prompt_tokens :]
+        output = request.known[request.prompt_tokens + _unguided(request) :]
         self._host.advance(matcher.session, matcher.guide, output, forced=request.drafting is not None)
         return True
 
     def walk(self, request: Request, drafts: Sequence[int]) -> None:
         """Asks for masks behind drafts; what was wanted before is asked already."""
         matcher = request.matcher
-        assert matcher is not None and matcher.asked == request.output_tokens
+        assert matcher is not None and matcher.asked == _position(request)
         matcher.drafts, matcher.walks, matcher.walked = list(drafts), matcher.walks + 1, False
         if self._host is not None and not matcher.error:
             self._host.walk(matcher.session, matcher.walks, drafts)
@@ -194,7 +196,8 @@ class Grammars:
         the same points."""
         heard: list[Answer] = []
         if self._leads:
-            deadline = time.monotonic() + seconds
+            began = time.monotonic()
+            deadline = began + seconds
             while True:
                 left = deadline - time.monotonic()
                 fresh = self._heard(0.0 if enough() else left)
@@ -203,6 +206,7 @@ class Grammars:
                 heard += fresh
                 if left <= 0 or enough():
                     break
+            self.patience.waited(time.monotonic() - began)
         if self._share is not None:
             heard = self._share(heard)
             if not self._leads:
@@ -239,10 +243,19 @@ class Grammars:
         return np.frombuffer(bits, dtype=np.int32)[: self.words]
 
 
+def _position(request: Request) -> int:
+    """Counts the output tokens that its matcher is told."""
+    return request.output_tokens - _unguided(request)
+
+
+def _unguided(request: Request) -> int:
+    return request.thinking.unguided if request.thinking is not None else 0
+
+
 def _waits(request: Request) -> bool:
     """Tells whether steps go without a request until its matcher answers."""
     matcher = request.matcher
     assert matcher is not None
     if not matcher.known and not matcher.decided:
-        return matcher.asked == request.output_tokens
+        return matcher.asked == _position(request)
     return matcher.late and not matcher.ready

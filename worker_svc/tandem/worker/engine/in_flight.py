@@ -28,6 +28,7 @@ from tandem.worker.engine.sampler import Launched, Rows, SamplingTable, launch
 from tandem.worker.engine.scheduler import Chunk
 from tandem.worker.engine.scoring import PromptScores, score_prompts
 from tandem.worker.model.runner import Work
+from tandem.worker.model.states import STATELESS_WORK, StateWork
 
 
 @dataclass(slots=True)
@@ -89,7 +90,9 @@ def work(chunk: Chunk) -> Work:
     request = chunk.request
     assert request.pages is not None
     tokens, in_flight = request.tokens[chunk.start : chunk.start + chunk.length], request.in_flight
-    return Work(tokens, chunk.start, request.pages.held, chunk.logits, in_flight.row if in_flight.pending else None)
+    row = in_flight.row if in_flight.pending else None
+    state = STATELESS_WORK if chunk.state is None else StateWork(*chunk.state)
+    return Work(tokens, chunk.start, request.pages.held, chunk.logits, row, state)
 
 
 def _rows(chunks: list[Chunk], masks: Masks | None) -> Rows:

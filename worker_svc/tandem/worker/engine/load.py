@@ -41,6 +41,8 @@ class EngineStatistics:
     places_ceded: int = shown("places_ceded", "Requests preempted for another caller's share")
     evictions: int = shown("kv_cache_evicted_pages", "Cached pages evicted for new ones")
     merged_pages: int = shown("kv_cache_merged_pages", "Pages freed because an equal page was cached")
+    state_snapshots: int = shown("state_snapshots", "States of sequences that were kept for prefixes")
+    state_evictions: int = shown("state_evictions", "Kept states that gave way to others")
     moved_pages: int = shown("kv_cache_moved_pages", "Pages moved by defragmentation")
     draft_tokens_proposed: int = shown("spec_decode_num_draft_tokens", "Draft tokens verified")
     draft_tokens_accepted: int = shown("spec_decode_num_accepted_tokens", "Draft tokens accepted")
@@ -66,6 +68,13 @@ class Load:
     )
     pages_referenced: int = shown(
         "kv_cache_usage_perc", "Share of KV cache pages that running requests use, 0 to 1", share_of="pages_total"
+    )
+    states_total: int = 0
+    states_running: int = shown(
+        "state_cache_usage_perc", "Share of state slots that running requests use, 0 to 1", share_of="states_total"
+    )
+    states_cached: int = shown(
+        "state_cache_cached_perc", "Share of state slots that only hold prefixes, 0 to 1", share_of="states_total"
     )
     guide_processes: int = shown("guide_processes", "Guides that have a process, in use or kept")
     guide_memory_bytes: int = shown("guide_memory_bytes", "Memory of guides' processes without what they share")

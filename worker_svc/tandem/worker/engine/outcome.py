@@ -70,6 +70,7 @@ def take_tokens(
             return taken, _IMPOSSIBLE
         if not request.stopping.max_tokens:  # the prompt was only scored
             return taken, End(FinishReason.MAX_TOKENS)
+        guided = request.matcher is not None
         request.append(token)
         drafted = place < len(drafts) and token == drafts[place]
         end = _end_after(request, token, place if drafted else None)
@@ -77,7 +78,7 @@ def take_tokens(
             left_out = end.matched_token is not None and not request.stopping.include_stop
             return taken + (not left_out), end
         taken += 1
-        if not drafted:
+        if not drafted or guided != (request.matcher is not None):  # it begins: what follows was not masked
             break
     if request.matcher is not None:
         request.matcher.move()
@@ -103,6 +104,8 @@ def decide(request: Request) -> End | None:
 def resume(request: Request) -> End | None:
     """Puts a request in the state after the output that another worker produced; returns the end if that was all."""
     output = request.known[request.prompt_tokens :].tolist()
+    if request.thinking is not None:
+        request.matcher = request.thinking.resume(output) or request.matcher
     if request.stopping.sequences is not None:
         request.stop_state = request.stopping.sequences.after_all(output)
         match = request.stopping.sequences.match(request.stop_state)

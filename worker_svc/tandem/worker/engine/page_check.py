@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tandem.worker.engine.pages import PageTable, SequencePages
+from tandem.worker.engine.pages import TOKEN_BYTES, PageTable, SequencePages
 
 
 def check_pages(table: PageTable) -> None:
@@ -39,6 +39,11 @@ def check_pages(table: PageTable) -> None:
     assert not lost, f"the heap of leaves lacks {sorted(lost)[:5]}"
     for sequence in table._open:
         _check_sequence(table, sequence)
+    if table.states is not None:
+        states = [sequence.state for sequence in table._open if sequence.state is not None]
+        assert len(states) == len(table._open), "a sequence without a state"
+        lengths = {page: len(entry.name[1]) // TOKEN_BYTES for page, entry in table._published.items()}
+        table.states.check(states, lengths)
 
 
 def _check_sequence(table: PageTable, sequence: SequencePages) -> None:

@@ -20,6 +20,9 @@ sequence's salt. Names are compared in full, so that no collision of hashes can 
 A page that begins like what a new sequence needs, but ends otherwise, can be copied: its first keys and values are
 right. For this, the last page of a sequence that ends is published too, with the tokens that it has.
 
+Where layers have states instead of keys and values, a chain can be used up to a position whose state was kept;
+`states.py` has the rules, and its table belongs to this one.
+
 No torch here: numbers only. Which free page comes next is `free_pages.py`'s business. `page_check.py` derives
 everything anew and is meant to be called after every operation in tests.
 """
@@ -35,9 +38,12 @@ import numpy.typing as npt
 
 from tandem.worker.engine.free_pages import FreePages
 from tandem.worker.engine.load import EngineStatistics
+from tandem.worker.engine.page_events import PageEvents
+from tandem.worker.engine.states import SequenceState, StateCopy, StateTable
 
 SIMILAR_PAGES = 16  # of a page's children, the latest so many are compared with what a new sequence needs
 
+TOKEN_BYTES = 4
 Tokens = npt.NDArray[np.int32]
 Name = tuple[int | str, bytes]  # (serial of the parent page, or the salt; the tokens)
 
@@ -68,6 +74,7 @@ class SequencePages:
     published: int = 0  # of `count`, from the front
     cached_tokens: int = 0  # tokens in whole pages that were there already when it was opened
     similar: SimilarPage | None = None  # how the page after those begins
+    state: SequenceState | None = None
     tail: int | str = ""  # name by which the next page to be published knows its parent
     closed: bool = False
 
@@ -80,6 +87,14 @@ class SequencePages:
     def held(self) -> npt.NDArray[np.int64]:
         """Returns page numbers in order, `[count]`; a view that the next operation may invalidate."""
         return self.pages[: self.count]
+
+
+class _Kept(NamedTuple):
+    """How much of a sequence was computed before, where its layers have states."""
+
+    position: int = 0
+    slot: int | None = None  # that has the state there
+    page: int | None = None  # that has the tokens from the last border to `position`, where that is no border
 
 
 @dataclass(slots=True)
@@ -98,6 +113,7 @@ class PageTable:
     total: int
     page_size: int
     statistics: EngineStatistics = field(default_factory=EngineStatistics)
+    states: StateTable | None = None  # where the model has layers with states
     _references: list[int] = field(init=False)
     _published: dict[int, _Published] = field(init=False, default_factory=dict)
     _by_name: dict[Name, int] = field(init=False, default_factory=dict)
@@ -109,10 +125,13 @@ class PageTable:
     _clock: int = field(init=False, default=0)
     _next_serial: int = field(init=False, default=1)
     _open: set[SequencePages] = field(init=False, default_factory=set)
+    _events: PageEvents | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if self.total < 1 or self.page_size < 1:
             raise ValueError(f"a page table needs at least one page of one token, not {self.total} of {self.page_size}")
+        if self.states is not None:
+            self.states.statistics = self.statistics
         self._references = [0] * self.total
         self._used_at = [0] * self.total
         self._free = FreePages(self.total)
@@ -177,6 +196,45 @@ class PageTable:
                 best = SimilarPage(page, same)
         return best
 
+    def _kept(self, tokens: Tokens, chain: list[int], salt: str, sibling: SequencePages | None, shared: int) -> _Kept:
+        """Returns the furthest position of `tokens` whose state was kept, or is that of a sibling; `chain` are the
+        cached pages that `tokens` begins with."""
+        assert self.states is not None
+        size, snapshots = self.page_size, self.states.snapshots
+        best = _Kept()
+        for level in range(len(chain), -1, -1):
+            parent = self._published[chain[level - 1]].serial if level else salt
+            wanted = tokens[level * size : len(tokens) - 1]
+            for page in self._children.get(parent, ()):
+                snapshot = snapshots.get(page)
+                if snapshot is None or snapshot.tokens > len(wanted):
+                    continue
+                position = level * size + snapshot.tokens
+                content = np.frombuffer(self._published[page].name[1], dtype=tokens.dtype)[: snapshot.tokens]
+                if position > best.position and np.array_equal(content, wanted[: snapshot.tokens]):
+                    best = _Kept(position, snapshot.slot, page)
+            if best.page is not None:
+                snapshots.move_to_end(best.page)
+                break
+        if sibling is not None and sibling.state is not None:
+            position = sibling.state.position
+            if best.position < position <= min(shared, len(tokens) - 1) and position // size <= len(chain):
+                beside = int(sibling.held[position // size]) if position % size else None
+                best = _Kept(position, sibling.state.slot, beside)
+        return best if best.position % size else best._replace(page=None)
+
+    def _open_state(
+        self, tokens: Tokens, chain: list[int], salt: str, sibling: SequencePages | None, shared: int, length: int
+    ) -> tuple[list[int], SimilarPage | None, SequenceState]:
+        """Returns the pages of the chain that can be used, the page to be copied behind them, and the state."""
+        assert self.states is not None
+        kept = self._kept(tokens, chain, salt, sibling, shared)
+        whole, rest = divmod(kept.position, self.page_size)
+        similar = SimilarPage(kept.page, rest) if kept.page is not None else None
+        end = (length - 1) // self.page_size * self.page_size
+        marks = self.states.marks(kept.position, len(chain) * self.page_size, end, self.page_size)
+        return chain[:whole], similar, SequenceState(kept.position, marks, kept.slot)
+
     def open(
         self,
         tokens: Tokens,
@@ -185,13 +243,22 @@ class PageTable:
         bypass: bool = False,
         sibling: SequencePages | None = None,
         shared: int = 0,
+        length: int = 0,
     ) -> SequencePages:
         """Begins a sequence with what is cached of `tokens` `[n >= 1]`; takes no other page yet.
 
         `similar` names a page that the caller may copy into the next one, before anything else is written. It may be
-        one that an open `sibling` still fills, which has computed the same first `shared` tokens.
+        one that an open `sibling` still fills, which has computed the same first `shared` tokens. `length`: how many
+        tokens are known, where that is more than may be found in the cache.
         """
         prefix = [] if bypass else self.cached_prefix(tokens, salt)
+        similar, state = None, None
+        if self.states is not None:
+            if bypass:
+                state = SequenceState(0, [])
+            else:
+                known = max(length, len(tokens))
+                prefix, similar, state = self._open_state(tokens, prefix, salt, sibling, shared, known)
         pages = np.empty(max(4, self.pages_for(len(tokens)) + 1), dtype=np.int64)
         pages[: len(prefix)] = prefix
         tail = self._published[prefix[-1]].serial if prefix else salt
@@ -203,10 +270,13 @@ class PageTable:
             count=len(prefix),
             published=len(prefix),
             cached_tokens=cached_tokens,
-            similar=None if bypass else self._similar_page(tokens, cached_tokens, tail),
+            similar=similar,
+            state=state,
             tail=tail,
         )
-        if sibling is not None:
+        if state is None and not bypass:
+            sequence.similar = self._similar_page(tokens, cached_tokens, tail)
+        if state is None and sibling is not None:
             common = min(shared, len(tokens) - 1) - cached_tokens
             if common > (sequence.similar.tokens if sequence.similar else 0):
                 sequence.similar = SimilarPage(int(sibling.held[len(prefix)]), min(common, self.page_size))
@@ -235,6 +305,15 @@ class PageTable:
             sequence.count += 1
         return True
 
+    def seat(self, sequence: SequencePages) -> StateCopy | None:
+        """Gives a sequence with a state its own slot; returns the copy that must be made before it is computed."""
+        state = sequence.state
+        if state is None:
+            return None
+        assert self.states is not None and state.slot is None
+        state.slot = self.states.take()
+        return StateCopy(state.source, state.slot) if state.source is not None else None
+
     def publish(self, sequence: SequencePages, tokens: Tokens, computed: int) -> None:
         """Names the pages that are full now: the keys and values of `tokens[:computed]` are in the cache."""
         if sequence.bypass:
@@ -247,6 +326,13 @@ class PageTable:
         self.publish(sequence, tokens, computed)
         if not sequence.bypass and computed > sequence.published * self.page_size:
             self._publish_next(sequence, tokens, computed)
+        state = sequence.state
+        if sequence.bypass or state is None or state.slot is None or not 0 < state.position <= computed:
+            return
+        assert self.states is not None
+        index = (state.position - 1) // self.page_size
+        self.states.keep(int(sequence.held[index]), state.position - index * self.page_size, state.slot)
+        state.slot = None
 
     def _publish_next(self, sequence: SequencePages, tokens: Tokens, computed: int) -> None:
         index = sequence.published
@@ -264,9 +350,15 @@ class PageTable:
             self._published[page] = _Published(name, self._next_serial, parent)
             self._by_name[name] = page
             self._children.setdefault(sequence.tail, []).append(page)
+            if self._events is not None:
+                self._events.published(self._next_serial, *name)
             self._next_serial += 1
         sequence.tail = self._published[page].serial
         sequence.published = index + 1
+        if sequence.state is not None and start + self.page_size in sequence.state.saves:
+            assert self.states is not None
+            self.states.saved -= 1
+            self.states.keep(page, self.page_size, sequence.state.saves.pop(start + self.page_size))
 
     def close(self, sequence: SequencePages, *, discard: bool = False) -> list[int]:
         """Ends a sequence. Its published pages stay cached, the others become free. With `discard`, published pages
@@ -286,6 +378,8 @@ class PageTable:
                 self._free.add(page)
                 dropped.append(page)
         sequence.count = 0
+        if self.states is not None and sequence.state is not None:
+            self.states.close(sequence.state)
         return dropped
 
     def clear(self) -> int:
@@ -338,6 +432,10 @@ class PageTable:
         """Forgets a leaf that nobody references."""
         entry = self._published.pop(page)
         del self._by_name[entry.name]
+        if self._events is not None:
+            self._events.unpublished(entry.serial, entry.name[1])
+        if self.states is not None:
+            self.states.drop(page)
         self._cached_count -= 1
         siblings = self._children[entry.name[0]]
         siblings.remove(page)

@@ -15,6 +15,7 @@ from tandem.worker.engine.stops import StopSequences
 
 if TYPE_CHECKING:
     from tandem.worker.engine.guides.matcher import Matcher
+    from tandem.worker.engine.reasoning import Thinking
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,7 @@ class Request:
     logprobs: LogprobOptions = NO_LOGPROBS
     drafting: Drafting | None = None
     matcher: Matcher | None = None  # of guided decoding, after `num_tokens`
+    thinking: Thinking | None = None
     sharing: Sharing = field(default_factory=Sharing)
     turn: Turn = field(default_factory=Turn)
     in_flight: InFlight = field(default_factory=InFlight)
@@ -224,3 +226,5 @@ class Request:
         """Adds a sampled token."""
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
+        if self.thinking is not None:
+            self.matcher = self.thinking.think(token, self.output_tokens) or self.matcher

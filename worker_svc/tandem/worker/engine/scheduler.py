@@ -36,6 +36,7 @@ from tandem.worker.engine.load import EngineStatistics
 from tandem.worker.engine.page_check import check_pages
 from tandem.worker.engine.pages import PageCopy, PageTable
 from tandem.worker.engine.request import Request
+from tandem.worker.engine.states import StateCopy, StateStep, StateTable
 from tandem.worker.engine.waiting import WaitingQueue
 
 SCORED_TOKENS = 64  # prompt tokens in a step whose logits are wanted: a row of logits can be half a megabyte
@@ -69,6 +70,7 @@ class Chunk:
     length: int
     samples: int
     scores: bool = False  # the logits of all its tokens are wanted, for the logprobs of the prompt
+    state: StateStep | None = None  # of a sequence that has a state
     dropped: bool = False  # nothing is sampled behind it after all; its last token will be computed again
 
     @property
@@ -113,6 +115,7 @@ class Scheduler:
     queue: WaitingQueue = field(init=False)
     _requests: dict[int, Request] = field(default_factory=dict)
     _copies: list[PageCopy] = field(default_factory=list)
+    _state_copies: list[StateCopy] = field(default_factory=list)
     _lacking: tuple[Request, int] | None = None  # the waiting request that did not fit, and how many pages it wanted
     _admitted: set[int] = field(default_factory=set)  # numbers, in the step that is being scheduled
     _arrivals: int = 0
@@ -204,7 +207,15 @@ class Scheduler:
                 break
         waited_for = budget.chunks or any(request.in_flight.pending or request.held for request in self.running)
         assert waited_for or not self._requests, "the first in order always gets on"
+        if self.table.states is not None:
+            self._advance_states(budget, self.table.states)
         return list(budget.chunks.values())
+
+    def _advance_states(self, budget: Budget, states: StateTable) -> None:
+        for chunk in budget.chunks.values():
+            pages = chunk.request.pages
+            assert pages is not None and pages.state is not None
+            chunk.state = states.advance(pages.state, chunk.start, chunk.length, chunk.samples, saves=not pages.bypass)
 
     def _decodes(self, budget: Budget) -> list[Request]:
         """Applies the first rule; returns the running requests that owe more than a token, in order."""
@@ -234,12 +245,13 @@ class Scheduler:
     def _add_drafts(self, budget: Budget) -> None:
         """Lengthens the chunks of decodes by their drafts, where pages are at hand, up to half of all tokens."""
         left = budget.tokens - (self.limits.max_batch_tokens + 1) // 2
+        most = left if self.table.states is None else self.table.states.journal - 1
         for chunk in budget.chunks.values():
             request = chunk.request
             if not request.drafts:
                 continue
             assert request.pages is not None
-            drafts = min(request.drafts, left)
+            drafts = min(request.drafts, left, most)
             if drafts < 1 or not self.table.reserve(request.pages, chunk.start + 1 + drafts):
                 request.drafts = 0
                 continue
@@ -309,6 +321,11 @@ class Scheduler:
     def take_copies(self) -> list[PageCopy]:
         """Returns the copies to be made before the last `schedule`'s chunks are computed; read all, then write."""
         copies, self._copies = self._copies, []
+        return copies
+
+    def take_state_copies(self) -> list[StateCopy]:
+        """Returns the states to be copied at the same time, in this order."""
+        copies, self._state_copies = self._state_copies, []
         return copies
 
     def land(self, chunks: list[Chunk]) -> None:
@@ -415,6 +432,7 @@ class Scheduler:
             bypass=sharing.bypass,
             sibling=leader.pages if leader is not None else None,
             shared=min(leader.num_computed, request.prompt_tokens) if leader is not None else 0,
+            length=request.num_tokens,
         )
         reserve = len(self.running)
         wanted = self.table.pages_for(request.num_tokens) - pages.count
@@ -432,6 +450,8 @@ class Scheduler:
             self._copies.append(
                 PageCopy(pages.similar.page, int(pages.held[pages.cached_tokens // self.table.page_size]))
             )
+        if (copy := self.table.seat(pages)) is not None:
+            self._state_copies.append(copy)
         request.num_computed = cached = pages.found_tokens
         request.turn.charged = max(request.turn.charged, cached)
         self._admitted.add(request.number)

@@ -1,5 +1,5 @@
-"""How many answers, what they must match, and whether they are speculated on: the rules of n, best_of, guided and
-speculation, and what the engine gets of them. Pure, like `validation.py`, which applies them."""
+"""The rules of n, best_of, guided, reasoning and speculation, and what the engine gets of them. Pure, like
+`validation.py`, which applies them."""
 
 from __future__ import annotations
 
@@ -64,6 +64,27 @@ def guide_violations(request: pb.GenerateRequest) -> Iterator[FieldViolation]:
         yield FieldViolation(
             "guided.choices", f"must have at most {MAX_GUIDE_BYTES} bytes together, not {len(text.encode())}"
         )
+
+
+def reasoning_of(request: pb.GenerateRequest) -> tuple[list[int], list[int], int | None] | None:
+    """Returns the marks and the budget of the reasoning; None where nothing is said of it."""
+    if not request.HasField("reasoning"):
+        return None
+    reasoning = request.reasoning
+    budget = reasoning.max_tokens if reasoning.HasField("max_tokens") else None
+    return list(reasoning.begin_ids), list(reasoning.end_ids), budget
+
+
+def reasoning_violations(request: pb.GenerateRequest) -> Iterator[FieldViolation]:
+    """Yields what is wrong between the reasoning, the guide behind it and the ids that may be drawn."""
+    reasoning, sampling = request.reasoning, request.sampling
+    if reasoning.begin_ids and request.HasField("guided"):
+        yield FieldViolation("reasoning.begin_ids", "must be empty with guided: the guide begins behind end_ids")
+    forbidden = set(reasoning.end_ids) & set(sampling.banned_ids)
+    if sampling.allowed_ids:
+        forbidden |= set(reasoning.end_ids) - set(sampling.allowed_ids)
+    if forbidden:
+        yield FieldViolation("reasoning.end_ids", f"must be ids that may be drawn; {min(forbidden)} may not")
 
 
 def draft_tokens(speculation: pb.SpeculationParams, info: EngineInfo) -> int:

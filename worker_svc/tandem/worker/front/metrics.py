@@ -7,13 +7,19 @@ time to first token: request received to first token in the front, queueing in t
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.metrics import MetricWrapperBase
 
 from tandem.worker.engine.account import FinishReason
 from tandem.worker.engine.guides.outcome import CompileOutcome
 from tandem.worker.engine.load import EngineStatistics, Load, metrics_of
 from tandem.worker.engine.outcome import Failure
-from tandem.worker.engine.process.messages import Ended, Step
+from tandem.worker.engine.process.messages import Ended, EngineInfo, Step
+from tandem.worker.front.token_gaps import TokenGaps
+from tandem.worker.front.vllm_names import VllmNames
 
 _LATENCY = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
@@ -30,6 +36,8 @@ _TOKEN = (
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _STEP = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
+_Metric = TypeVar("_Metric", bound=MetricWrapperBase)
+
 # Where a label of vLLM's is another word than the contract's.
 _FINISHED = {FinishReason.MAX_TOKENS: "length", FinishReason.STOP_TOKEN: "stop", FinishReason.CANCELLED: "abort"}
 
@@ -37,16 +45,29 @@ _FINISHED = {FinishReason.MAX_TOKENS: "length", FinishReason.STOP_TOKEN: "stop",
 class WorkerMetrics:
     """Records the worker's metrics. Children are made once: a look-up by label costs four times an increment."""
 
-    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        model_name: str,
+        *,
+        engine_pid: Callable[[], int | None] = lambda: None,
+        vllm_names: bool = False,
+    ) -> None:
+        made: list[MetricWrapperBase] = []
+
+        def kept(metric: _Metric) -> _Metric:
+            made.append(metric)
+            return metric
+
         def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"tandem_{name}", text, ["model_name"], registry=registry).labels(model_name)
+            return kept(Gauge(f"tandem_{name}", text, ["model_name"], registry=registry)).labels(model_name)
 
         def counter(name: str, text: str) -> Counter:
-            return Counter(f"tandem_{name}", text, ["model_name"], registry=registry).labels(model_name)
+            return kept(Counter(f"tandem_{name}", text, ["model_name"], registry=registry)).labels(model_name)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             metric = Histogram(f"tandem_{name}", text, ["model_name"], buckets=buckets, registry=registry)
-            return metric.labels(model_name)
+            return kept(metric).labels(model_name)
 
         self._load = [(name, each.share_of, gauge(each.name, each.help)) for name, each in metrics_of(Load)]
         self._counters = [(name, counter(each.name, each.help)) for name, each in metrics_of(EngineStatistics)]
@@ -63,10 +84,20 @@ class WorkerMetrics:
             "Requests refused because their caller held its share of the full queue",
         )
         self.callers = gauge("active_callers", "Callers with requests that run or wait")
+        self.page_subscribers = gauge("page_event_subscribers", "Gateways that follow the cached pages")
         self.wasted_tokens = counter("wasted_tokens", "Tokens computed for readers that had gone")
 
         self._ttft = histogram("time_to_first_token_seconds", "Request received to first token", _LATENCY)
-        self._inter_token = histogram("inter_token_latency_seconds", "Mean time between tokens of a request", _TOKEN)
+        self._gaps = TokenGaps(
+            "tandem_inter_token_latency_seconds",
+            "Time between a request's tokens, each gap once",
+            _TOKEN,
+            {"model_name": model_name},
+            registry,
+        )
+        self._per_token = histogram(
+            "request_time_per_output_token_seconds", "Mean time between tokens of a request", _TOKEN
+        )
         self._e2e = histogram("e2e_request_latency_seconds", "Request received to finish", _REQUEST)
         self._guide_compile = histogram(
             "guide_compile_seconds", "Guide received to the end of its compilation", _LATENCY
@@ -76,9 +107,12 @@ class WorkerMetrics:
         self._decode = histogram("request_decode_time_seconds", "First token to last token", _REQUEST)
         self._request_prompt = histogram("request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
         self._request_generation = histogram("request_generation_tokens", "Generated tokens of a request", _TOKENS)
+        self._longest_output = histogram(
+            "request_max_num_generation_tokens", "Generated tokens of a request's longest sample", _TOKENS
+        )
         self._batch_tokens = histogram("iteration_tokens", "Tokens computed in a step", _TOKENS)
-        success = Counter(
-            "tandem_request_success", "Finished requests", ["model_name", "finished_reason"], registry=registry
+        success = kept(
+            Counter("tandem_request_success", "Finished requests", ["model_name", "finished_reason"], registry=registry)
         )
         self._finished = {
             int(reason): success.labels(model_name, _FINISHED.get(reason, reason.name.lower()))
@@ -101,12 +135,35 @@ class WorkerMetrics:
         self._schedule, self._forward, self._sample = (
             phases.labels(model_name, phase) for phase in ("schedule", "forward", "sample")
         )
+        self._weights = gauge("model_weights_bytes", "Size of the weights in memory")
+        self._cache_bytes = gauge("kv_cache_bytes", "Size of the KV cache")
+        self._cache_tokens = gauge("kv_cache_tokens", "Tokens that the KV cache has room for")
+        self.most_running = gauge("max_running_requests", "Requests that may run at once")
+        self._cache = kept(
+            Gauge(
+                "tandem_cache_config_info",
+                "1; the labels say how the KV cache is cut into pages",
+                ["model_name", "block_size", "num_gpu_blocks", "cache_dtype"],
+                registry=registry,
+            )
+        )
+        self._model_name = model_name
         self._last = EngineStatistics()
+        # tandem_engine_process_resident_memory_bytes, ..._cpu_seconds_total and others
+        ProcessCollector(namespace="tandem_engine", pid=lambda: engine_pid() or "none", registry=registry)
+        if vllm_names:
+            VllmNames([*made, self._gaps], registry)
 
-    def engine_started(self) -> None:
-        """Forgets the last counters, since those of a new engine begin at zero."""
+    def engine_started(self, info: EngineInfo) -> None:
+        """Shows what the engine has; forgets the last counters, since those of a new engine begin at zero."""
         self._last = EngineStatistics()
         self.engine_up.set(1)
+        self._weights.set(info.weight_bytes)
+        self._cache_bytes.set(info.kv_cache_bytes)
+        self._cache_tokens.set(info.kv_cache_tokens)
+        self._cache.clear()
+        pages = info.kv_cache_tokens // info.page_size
+        self._cache.labels(self._model_name, info.page_size, pages, info.kv_cache_dtype).set(1)
 
     def engine_ended(self) -> None:
         """Sets the gauges to an engine that is gone."""
@@ -139,6 +196,14 @@ class WorkerMetrics:
         """Records the time to a request's first token."""
         self._ttft.observe(seconds)
 
+    def gaps(self, seconds: Sequence[float]) -> None:
+        """Records the times between tokens and those before them."""
+        self._gaps.observe(seconds)
+
+    def all_finished(self, longest: int) -> None:
+        """Records the end of a request's last sample, and the tokens of the longest."""
+        self._longest_output.observe(longest)
+
     def finished(self, ended: Ended, prompt_tokens: int, output_tokens: int, seconds: float) -> None:
         """Records a finished request."""
         self._finished[ended.reason].inc()
@@ -149,4 +214,4 @@ class WorkerMetrics:
         self._request_prompt.observe(prompt_tokens)
         self._request_generation.observe(output_tokens)
         if output_tokens > 1:
-            self._inter_token.observe(ended.statistics.decode_seconds / (output_tokens - 1))
+            self._per_token.observe(ended.statistics.decode_seconds / (output_tokens - 1))

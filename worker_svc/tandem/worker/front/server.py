@@ -42,9 +42,10 @@ from tandem.limits.fields import limits_of
 from tandem.worker.engine.guides.outcome import CompileOutcome
 from tandem.worker.engine.outcome import Failure
 from tandem.worker.engine.process.handle import EngineDeath, EngineHandle, EngineStartError, ProcessEngine, ThreadEngine
-from tandem.worker.engine.process.messages import Ended, EngineInfo, Step, Submit, TopTokens, Vocabulary
+from tandem.worker.engine.process.messages import Ended, EngineInfo, Pages, Step, Submit, TopTokens, Vocabulary
 from tandem.worker.front.admin import OPERATOR_METHODS, admin_servicer
 from tandem.worker.front.admission import Admission
+from tandem.worker.front.gateway.page_feed import PageFeed
 from tandem.worker.front.generation_rules import DEFAULT_LENGTH_PENALTY, returns_best, samples_of
 from tandem.worker.front.limits import request_limits
 from tandem.worker.front.metrics import WorkerMetrics
@@ -94,8 +95,6 @@ class WorkerService:
     """Implements `Service` of tandem.common: the engine, the data plane and the control plane."""
 
     name = "tandem.inference.v1.InferenceService"
-    reachable_while_draining = (f"/{name}/Abort",)
-    operator_methods = OPERATOR_METHODS
 
     def __init__(self, settings: WorkerSettings) -> None:
         self.settings = settings
@@ -104,7 +103,13 @@ class WorkerService:
         self.operators = None if file is None else BearerTokens(file, "admin_token_file")
         self.metrics = ServiceMetrics("tandem-worker")
         self.model_name = settings.model_name or settings.model.rstrip("/").rsplit("/", 1)[-1]
-        self.worker_metrics = WorkerMetrics(self.metrics.registry, self.model_name)
+        self.worker_metrics = WorkerMetrics(
+            self.metrics.registry,
+            self.model_name,
+            engine_pid=lambda: self.supervisor.engine_pid,
+            vllm_names=settings.vllm_metric_names,
+        )
+        self.worker_metrics.most_running.set(settings.max_running_requests)
         self.supervisor = EngineSupervisor(self._make_engine, self, self._progress, silence=self._silence)
         self.worker_metrics.step_age.set_function(lambda: self.supervisor.step_age)
         self.quarantine = Quarantine()
@@ -122,6 +127,19 @@ class WorkerService:
         self._turns = Turns()
         self._suspected: dict[int, _Running] = {}  # without a token so far; by their first number
         self.vocabulary: Vocabulary | None = None
+        self.names: tuple[str, ...] = ()  # of proto services besides `name` that take work
+        self.reachable_while_draining: tuple[str, ...] = (f"/{self.name}/Abort",)
+        self.operator_methods: tuple[str, ...] = OPERATOR_METHODS
+        self._feed: PageFeed | None = None  # of cached pages, for gateways
+        if settings.gateway:
+            from tandem.worker.front.gateway import servicer as gateway  # of an optional package
+
+            self.names = (gateway.NAME,)
+            self.reachable_while_draining += gateway.REACHABLE_WHILE_DRAINING
+            self.operator_methods += gateway.OPERATOR_METHODS
+            self.limits |= gateway.request_limits()
+            self._feed = PageFeed(self.supervisor.watch_pages, always=settings.page_events)
+            self.worker_metrics.page_subscribers.set_function(lambda: self._feed.subscribers if self._feed else 0)
 
     def _make_engine(self) -> EngineHandle:
         config = self.settings.engine_config()
@@ -160,6 +178,8 @@ class WorkerService:
         if self.settings.tokenizer_address:
             self.fingerprint, self.vocabulary = await check_tokenizer(self.settings, info)
             self.supervisor.send_vocabulary(self.vocabulary)
+        if self._feed is not None:
+            self._feed.start()
         logger.info(
             "serving %s: %s, %.1f M parameters, %s on %s (%s), cache of %d tokens",
             self.model_name,
@@ -173,8 +193,13 @@ class WorkerService:
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds both services."""
-        inference_pb2_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(self), server)
+        servicer = InferenceServicer(self)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
         admin_pb2_grpc.add_WorkerAdminServiceServicer_to_server(admin_servicer(self), server)
+        if self._feed is not None:
+            from tandem.worker.front.gateway.servicer import add_gateway
+
+            add_gateway(server, self, servicer.Generate, self._feed)
 
     async def stop(self) -> None:
         """Ends the engine."""
@@ -184,7 +209,7 @@ class WorkerService:
 
     def engine_up(self, info: EngineInfo) -> None:
         """Called when an engine is ready."""
-        self.worker_metrics.engine_started()
+        self.worker_metrics.engine_started(info)
         if self.supervisor.restarts:
             self.worker_metrics.engine_restarts.inc()
         if self.vocabulary is not None:
@@ -195,6 +220,8 @@ class WorkerService:
     def engine_down(self, why: str) -> None:
         """Called when the engine is gone: the worker is not ready until the next one is."""
         self.worker_metrics.engine_ended()
+        if self._feed is not None:
+            self._feed.lose()
         if self.lifecycle is not None:
             self.lifecycle.set_ready(False)
 
@@ -259,6 +286,10 @@ class WorkerService:
                     self.quarantine.clear(running.key)
                     self._probation.leave(running)
 
+    def token_gaps(self, seconds: Sequence[float]) -> None:
+        """Updates the metrics."""
+        self.worker_metrics.gaps(seconds)
+
     def request_ended(self, stream: OutputStream, ended: Ended) -> None:
         """Updates the metrics."""
         running = self._by_stream.get(stream)
@@ -269,6 +300,8 @@ class WorkerService:
                 # Why, its caller is told; it may quote the guide.
                 logger.warning("request %s ended: its guide reached a limit", running.request_id)
             self.worker_metrics.finished(ended, running.prompt_tokens, output, seconds)
+            if all(each.over for each in running.streams):
+                self.worker_metrics.all_finished(max(each.sent + each.pending for each in running.streams))
 
     # --- draining
 
@@ -291,6 +324,18 @@ class WorkerService:
         if away:
             logger.info("draining: ended %d requests without a token", len(away))
             self.worker_metrics.sent_away.inc(len(away))
+
+    # --- gateways
+
+    def pages_changed(self, pages: Pages) -> None:
+        """Tells gateways of cached pages."""
+        if self._feed is not None:
+            self._feed.apply(pages)
+
+    @property
+    def pending_prompt_tokens(self) -> int:
+        """Counts the prompt tokens of requests without a token."""
+        return sum(running.prompt_tokens for running in self._running.values() if not running.begun)
 
     # --- requests
 
@@ -373,7 +418,7 @@ class WorkerService:
         began = time.monotonic()
         outcome, error = CompileOutcome.ABANDONED, ""
         try:
-            reply = await self.supervisor.compile(submit.guide, submit.resumed, caller)
+            reply = await self.supervisor.compile(submit.guide, submit.resumed_answer, caller)
             outcome, error = CompileOutcome(reply.outcome), reply.error
         finally:
             self.worker_metrics.guide_compiled(outcome, time.monotonic() - began)
@@ -445,6 +490,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     prompt_tokens=running.prompt_tokens,
                     max_tokens=submit.max_tokens,
                     sampling=effective_sampling(submit.sampling, request.sampling),
+                    running_requests=min(worker.admission.requests, worker.settings.max_running_requests),
+                    waiting_requests=max(0, worker.admission.requests - worker.settings.max_running_requests),
                 )
             )
             prompt_told = not (request.output.echo or request.output.prompt_logprobs)

@@ -58,6 +58,7 @@ class OutputStream:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     prompt: Tokens = field(default_factory=Tokens)  # logprobs of the prompt's tokens but the first; no ids
     total_logprob: float = 0.0  # of the tokens that were taken
+    pushed_at: float = 0.0  # when the last token came; 0 before the first
     _tokens: Tokens = field(default_factory=Tokens)
     _held: int = 0
     _pending_since: float = 0.0
@@ -80,6 +81,7 @@ class OutputStream:
     def push(self, token: int, logprob: float, now: float, rank: int = 0, others: TopTokens | None = None) -> None:
         """Adds one token."""
         tokens = self._tokens
+        self.pushed_at = now
         if not tokens.ids:
             self._pending_since = now
         tokens.ids.append(token)

@@ -33,11 +33,13 @@ from tandem.worker.engine.process.messages import (
     Forget,
     Inbound,
     Outbound,
+    Pages,
     Ping,
     Reply,
     Step,
     Submit,
     Vocabulary,
+    Watch,
 )
 from tandem.worker.front.streams import OutputStream
 from tandem.worker.front.watchdog import Silence, until_stalled
@@ -81,8 +83,16 @@ class Observer(Protocol):
         """Called after a step, before its tokens reach the streams."""
         ...
 
+    def token_gaps(self, seconds: Sequence[float]) -> None:
+        """Called after a step with the times since the last token of each stream that has one more."""
+        ...
+
     def request_ended(self, stream: OutputStream, ended: Ended) -> None:
         """Called when a request has finished."""
+        ...
+
+    def pages_changed(self, pages: Pages) -> None:
+        """Called with what has happened to cached pages, while they are watched."""
         ...
 
 
@@ -114,6 +124,7 @@ class EngineSupervisor:
         self._down_since = 0.0
         self._pinged: int | None = None  # serial of the ping that is not answered
         self._stepped_at = 0.0
+        self._watching = False
         self.info: EngineInfo | None = None  # of the last engine that was ready
         self.load = Load()
         self.restarts = 0
@@ -146,6 +157,11 @@ class EngineSupervisor:
     def running(self) -> bool:
         """Tells whether there is an engine now."""
         return self._engine is not None
+
+    @property
+    def engine_pid(self) -> int | None:
+        """Returns the process id of the running engine; None without one, or where it is a thread."""
+        return None if self._engine is None else self._engine.pid
 
     @property
     def step_age(self) -> float:
@@ -185,6 +201,12 @@ class EngineSupervisor:
         """Tells the engine the bytes of its ids."""
         if self._engine is not None:
             self._engine.send(vocabulary)
+
+    def watch_pages(self, wanted: bool) -> None:
+        """Has this engine, and those that follow it, tell what happens to cached pages, or no more."""
+        self._watching = wanted
+        if self._engine is not None:
+            self._engine.send(Watch(wanted))
 
     async def compile(self, guide: tuple[str, str], resumed: bytes, caller: str) -> Reply:
         """Has the engine compile a guide, as messages.py says. Raises UNAVAILABLE."""
@@ -235,6 +257,8 @@ class EngineSupervisor:
                 self.load = message.load
                 self._observer.engine_step(message)
                 self._deliver(message)
+            case Pages():
+                self._observer.pages_changed(message)
             case Reply():
                 self.load = message.load
                 if message.serial == self._pinged:
@@ -260,10 +284,14 @@ class EngineSupervisor:
                 if part.others is not None:
                     stream.prompt.others.extend(part.others.each())
         others = step.others.each() if step.others is not None else itertools.repeat(None)
+        gaps: list[float] = []
         for number, token, logprob, rank, other in zip(numbers, ids, logprobs, ranks, others, strict=False):
             stream = streams.get(number)
             if stream is not None:  # else nobody reads it any more
+                if stream.pushed_at:
+                    gaps.append(now - stream.pushed_at)
                 stream.push(token, logprob, now, rank, other)
+        self._observer.token_gaps(gaps)
         for number, held in step.held:
             stream = streams.get(number)
             if stream is not None:
@@ -381,6 +409,8 @@ class EngineSupervisor:
         self._engine, self.info = engine, info
         self.load = Load(pages_total=info.kv_cache_tokens // info.page_size)
         self.load.pages_free = self.load.pages_total
+        if self._watching:
+            engine.send(Watch(True))
         self._observer.engine_up(info)
 
     async def _restart(self) -> bool:

@@ -27,6 +27,8 @@ from tandem.worker.front.generation_rules import (
     guide_of,
     guide_violations,
     lookup_ngram,
+    reasoning_of,
+    reasoning_violations,
     returns_best,
     sample_violations,
     samples_of,
@@ -89,6 +91,7 @@ def validate(
         lookup_ngram=lookup_ngram(request.speculation, info),
         guide=guide_of(request.guided),
         caller=caller,
+        reasoning=reasoning_of(request),
     )
     delay = output.stream_max_delay_ms / 1000 if output.HasField("stream_max_delay_ms") else None
     return submit, Delivery(max(1, output.stream_interval_tokens), delay, others=submit.logprobs.width > 0)
@@ -133,6 +136,7 @@ def _violations(request: pb.GenerateRequest, info: EngineInfo) -> Iterator[Field
     yield from _stopping_violations(request, info)
     yield from sample_violations(request)
     yield from guide_violations(request)
+    yield from reasoning_violations(request)
     mode = request.output.logprobs_mode
     if mode not in pb.LogprobsMode.values():
         yield FieldViolation("output.logprobs_mode", f"{mode} is not a known mode")

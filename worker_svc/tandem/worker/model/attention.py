@@ -2,15 +2,15 @@
 
 The rule. A query attends to one page of keys (a *tile*) at a time, from position 0 on:
 
-    m = max s              s = scale * q . k  over the tiles, masked above the query's position
+    m = max s              s = scale * q . k  (or cap tanh(s / cap))  over the tiles, masked above the query's position
     l = sum exp(s - m)     of each tile
     o = exp(s - m) . v     of each tile
 
 A maximum is exact in any order. The tiles' l and o are added as a balanced tree over the tile numbers, (0,1) (2,3) ...,
-where a tile that is not there adds nothing; the answer is o / l. A query's result is therefore the same whether it
-comes as one decode row or in the middle of a prefill, in any chunking and any company, if a row of a batched matrix
-product does not depend on the other rows. That holds for row counts that are multiples of 4 (fp32 and bf16, MKL and
-oneDNN; other machines: the runner's self-check measures it).
+where a tile that is not there adds nothing; the answer is o / l. A sink is one more score, which m and l know of. A
+query's result is therefore the same whether it comes as one decode row or in the middle of a prefill, in any chunking
+and any company, if a row of a batched matrix product does not depend on the other rows. That holds for row counts that
+are multiples of 4 (fp32 and bf16, MKL and oneDNN; other machines: the runner's self-check measures it).
 
 Queries come in blocks of consecutive tokens of one sequence: 1 token for decodes, PREFILL_BLOCK for prefills. A (block,
 tile) pair is a *job*; all jobs of a step are one batched product, in slabs of bounded memory. No loop over requests,
@@ -173,17 +173,34 @@ class AttentionPlan:
     def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
 
-    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(
+        self,
+        keys: Parts,
+        values: Parts,
+        q: torch.Tensor,
+        scale: float,
+        cap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Computes attention of `q` `[N, heads, head_dim]` over one layer's pages; rows of no segment give zeros."""
         out = torch.zeros_like(q)
         for slab in self._slabs:
-            result = self._attend_slab(slab, keys, values, q, scale)  # [B * Q, heads, head_dim]
+            result = self._attend_slab(slab, keys, values, q, scale, cap, sinks)  # [B * Q, heads, head_dim]
             if slab.output_places is not None:
                 result = result.index_select(0, slab.output_places)
             out.index_copy_(0, slab.output_rows, result)
         return out
 
-    def _attend_slab(self, slab: _Slab, keys: Parts, values: Parts, q: torch.Tensor, scale: float) -> torch.Tensor:
+    def _attend_slab(
+        self,
+        slab: _Slab,
+        keys: Parts,
+        values: Parts,
+        q: torch.Tensor,
+        scale: float,
+        cap: float,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
         kv_heads, group, block, size = self._kv_heads, self._group, slab.block, self._page_size
         head_dim = q.shape[-1]
         jobs, rows = slab.job_block.shape[0], block * group
@@ -199,6 +216,8 @@ class AttentionPlan:
 
         scores = self._tiles.times_keys(job_queries, keys, slab.job_page, slab.runs)
         scores = scores.view(jobs, kv_heads, padded, size)
+        if cap:
+            soft_cap_(scores, cap)
         if slab.masked_jobs.shape[0]:
             some = scores.index_select(0, slab.masked_jobs)
             some[:, :, :rows].view(-1, kv_heads, block, group, size).masked_fill_(slab.mask, float("-inf"))
@@ -206,8 +225,14 @@ class AttentionPlan:
 
         # Every query sees its own key at least, so that its largest score is finite.
         m = self._by_block(slab, scores.amax(-1), float("-inf")).amax(1)  # [B, kv_heads, rows]
+        if sinks is not None:  # one number a head, of rows (token, group)
+            sink = sinks.view(kv_heads, 1, group).expand(-1, block, -1).reshape(kv_heads, rows).to(m.dtype)
+            sink = torch.nn.functional.pad(sink, (0, padding), value=float("-inf"))
+            m = torch.maximum(m, sink)
         scores.sub_(m.index_select(0, slab.job_block).unsqueeze(-1)).exp_()
         l = _tree_sum(self._by_block(slab, scores.sum(-1), 0.0))
+        if sinks is not None:
+            l = l + (sink - m).exp_()
         weights = scores.view(jobs * kv_heads, padded, size)
         o = self._tiles.times_values(weights, values, slab.job_page, slab.runs)
         o = _tree_sum(self._by_block(slab, o.view(jobs, kv_heads, padded, head_dim), 0.0))
@@ -221,6 +246,12 @@ class AttentionPlan:
             places = x.new_full((slab.blocks * slab.tiles, *x.shape[1:]), absent)
             x = places.index_copy_(0, slab.job_place, x)
         return x.view(slab.blocks, slab.tiles, *x.shape[1:])
+
+
+def soft_cap_(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """Makes `cap tanh(x / cap)` of float32 `x`, in place: by exp, whose bits do not depend on the place of a number."""
+    x.mul_(2 / cap).exp_().add_(1)
+    return x.reciprocal_().mul_(-2).add_(1).mul_(cap)
 
 
 def _tree_sum(x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""The feed-forward layer: gated, `(silu(x Wgate) * x Wup) Wdown`, or not, `activation(x Wup) Wdown`."""
+"""The feed-forward layer: gated, `(silu(x Wgate) * x Wup) Wdown`, or not, `activation(x Wup) Wdown`; the gate may be
+another one, and there may be biases."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from functools import partial
 
 import torch
 
-from tandem.worker.checkpoints.model_config import Activation, ModelConfig
+from tandem.worker.checkpoints.model_config import Activation, ClampedSwiGLU, ModelConfig
 from tandem.worker.model.linear import Linear
 from tandem.worker.model.operations import Operations
 
@@ -25,12 +26,18 @@ class FeedForward(torch.nn.Module):
         dtype: torch.dtype,
         operations: Operations,
         activation: Activation = "silu",
+        *,
+        clamped: ClampedSwiGLU | None = None,
+        biases: bool = False,
     ) -> None:
+        """`clamped` is the gate instead of one with the activation."""
         super().__init__()
         self.intermediate_size = intermediate_size
         self._gated = operations.swiglu if activation == "silu" else partial(_gated, ACTIVATIONS[activation])
-        self.gate_up = Linear(hidden_size, 2 * intermediate_size, dtype)
-        self.down = Linear(intermediate_size, hidden_size, dtype)
+        if clamped is not None:
+            self._gated = partial(_clamped, clamped)
+        self.gate_up = Linear(hidden_size, 2 * intermediate_size, dtype, bias=biases)
+        self.down = Linear(intermediate_size, hidden_size, dtype, bias=biases)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Computes `[N, hidden] -> [N, hidden]`."""
@@ -55,6 +62,13 @@ class UngatedFeedForward(torch.nn.Module):
 
 def _gated(activation: Callable[[torch.Tensor], torch.Tensor], gate_up: torch.Tensor, size: int) -> torch.Tensor:
     return (activation(gate_up[:, :size].float()) * gate_up[:, size:]).to(gate_up.dtype)
+
+
+def _clamped(gate_of: ClampedSwiGLU, gate_up: torch.Tensor, size: int) -> torch.Tensor:
+    """By exp, whose bits do not depend on the place of a number."""
+    gate = gate_up[:, :size].float().clamp(max=gate_of.limit)
+    up = gate_up[:, size:].float().clamp(-gate_of.limit, gate_of.limit)
+    return (gate / (gate * -gate_of.alpha).exp_().add_(1) * (up + 1)).to(gate_up.dtype)
 
 
 def _squared_relu(x: torch.Tensor) -> torch.Tensor:

@@ -1,39 +1,29 @@
-"""Weights as 8-bit floats (e4m3: 4 bits of exponent, 3 of mantissa), with one scale a row of W.
+"""Weights as 8-bit floats (e4m3: 4 bits of exponent, 3 of mantissa), with one scale a row of W, or every 128 inputs.
 
     w = scale q        |q| <= 448, the largest e4m3
 
-GPUs from Ada and Hopper on (compute capability 8.9) multiply them as they are: a row of activations gets a scale of
-its own, is rounded to e4m3 too, and `torch._scaled_mm` sums up in float32. Elsewhere the weights are dequantized in
-tiles and multiplied by torch.
+GPUs from Ada and Hopper on (compute capability 8.9) multiply them as they are: with one scale a
+row, a row of activations gets a scale of its own, is rounded to e4m3 too, and `torch._scaled_mm` sums up in float32. On
+a CPU they are widened in registers by a compiled product (`native`) of activations in fp32. Elsewhere the weights are
+dequantized in tiles and multiplied by torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
+from tandem.worker.checkpoints.grouped import FLOAT8, Float8Rows
+from tandem.worker.model.cpu import native
+from tandem.worker.model.cpu.panels import empty_panels, fill_panels, first_panels, panel_rows
 from tandem.worker.model.operations import ScaledProduct
 from tandem.worker.model.product_rows import MOST_ROWS, linear
 
-FLOAT8 = torch.float8_e4m3fn
 _LARGEST = torch.finfo(FLOAT8).max
 _CAPABILITY = (8, 9)
 _MULTIPLE = 16  # of both sides of a matrix that `torch._scaled_mm` takes
 _TILE_ROWS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Float8Rows:
-    """Rows of a matrix; q: `[rows, columns]` e4m3, scale: `[rows, 1]` float32."""
-
-    q: torch.Tensor
-    scale: torch.Tensor
-
-    def dequantize(self) -> torch.Tensor:
-        """Returns the numbers, `[rows, columns]` float32."""
-        return self.q.float() * self.scale
 
 
 def to_float8(rows: torch.Tensor) -> Float8Rows:
@@ -58,44 +48,75 @@ def scaled_product(x: torch.Tensor, weight: Float8Rows) -> torch.Tensor:
 
 
 class Float8Weight(torch.nn.Module):
-    """A matrix `[out, in]`, filled row by row."""
+    """A matrix `[out, in]`, filled row by row. For the compiled products, both parts lie in panels."""
 
     name = "fp8"
-    row_multiple = MOST_ROWS  # see `Linear.row_multiple`
-    q: torch.Tensor  # [out, in] e4m3
-    scale: torch.Tensor  # [out, 1] float32
+    q: torch.Tensor  # [out, in] e4m3, or panels of them as bytes
+    scale: torch.Tensor  # [out, groups] float32, or panels
     __call__: Callable[..., torch.Tensor]
 
-    def __init__(self, rows: int, columns: int, device: torch.device) -> None:
+    def __init__(self, rows: int, columns: int, device: torch.device, *, groups: int = 1) -> None:
+        """Allocates the matrix; with several `groups`, 128 inputs share a scale."""
         super().__init__()
-        self.register_buffer("q", torch.zeros((rows, columns), dtype=FLOAT8, device=device))
-        self.register_buffer("scale", torch.zeros((rows, 1), device=device))
+        self._rows, self.columns, self.groups = rows, columns, groups
+        self.compiled = device.type == "cpu" and native.available()
+        if self.compiled:
+            q, scale = empty_panels(rows, columns, torch.uint8), empty_panels(rows, groups, torch.float32)
+        else:
+            q = torch.zeros((rows, columns), dtype=FLOAT8, device=device)
+            scale = torch.zeros((rows, groups), device=device)
+        self.register_buffer("q", q)
+        self.register_buffer("scale", scale)
         multiplies = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _CAPABILITY
-        self._scaled = multiplies and rows % _MULTIPLE == 0 and columns % _MULTIPLE == 0
+        self._scaled = multiplies and groups == 1 and rows % _MULTIPLE == 0 and columns % _MULTIPLE == 0
         self.product: ScaledProduct | None = None  # instead of torch's
 
     def __len__(self) -> int:
-        return len(self.q)
+        return self._rows
+
+    @property
+    def row_multiple(self) -> int:
+        """See `Linear.row_multiple`. Compiled, a row is computed alone."""
+        return 1 if self.compiled else MOST_ROWS
 
     def truncate(self, rows: int) -> None:
         """Keeps the first rows only."""
-        self.q, self.scale = self.q[:rows].clone(), self.scale[:rows].clone()
+        self._rows = rows
+        keep = first_panels if self.compiled else _first
+        self.q, self.scale = keep(self.q, rows), keep(self.scale, rows)
         self._scaled = self._scaled and rows % _MULTIPLE == 0
 
     def fill(self, row: int, rows: Float8Rows) -> None:
         """Stores rows from `row` on."""
-        self.q[row : row + len(rows.q)] = rows.q
-        self.scale[row : row + len(rows.q)] = rows.scale
+        if not self.compiled:
+            self.q[row : row + len(rows.q)] = rows.q
+            self.scale[row : row + len(rows.q)] = rows.scale
+            return
+        stored, scale = rows.q.view(torch.uint8), rows.scale
+        if (broken := (stored & 127 == 127).any(1)).any():  # the product does not know NaN
+            scale = scale.masked_fill(broken.unsqueeze(1), float("nan"))
+        fill_panels(self.q, row, stored)
+        fill_panels(self.scale, row, scale)
 
     def rows(self, index: torch.Tensor | slice) -> torch.Tensor:
         """Returns some rows `[N, in]` as float32 numbers."""
-        return Float8Rows(self.q[index], self.scale[index]).dequantize()
+        if not self.compiled:
+            return Float8Rows(self.q[index], self.scale[index]).dequantize()
+        index = torch.arange(self._rows)[index] if isinstance(index, slice) else index
+        q = panel_rows(self.q, index).contiguous().view(FLOAT8)
+        return Float8Rows(q, panel_rows(self.scale, index)).dequantize()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiplies: `[N, in] -> [N, out]` in x's dtype."""
-        if self.product is not None:
+        if self.compiled:
+            return native.float8_product(x.float(), self.q, self.scale)[:, : self._rows].to(x.dtype)
+        if self.product is not None and self.groups == 1:
             return self.product(x, self.q, self.scale)
         if self._scaled:
             return scaled_product(x, Float8Rows(self.q, self.scale))
         tiles = (slice(start, start + _TILE_ROWS) for start in range(0, len(self.q), _TILE_ROWS))
         return torch.cat([linear(x, self.rows(tile).to(x.dtype)) for tile in tiles], dim=1)
+
+
+def _first(buffer: torch.Tensor, rows: int) -> torch.Tensor:
+    return buffer[:rows].clone()

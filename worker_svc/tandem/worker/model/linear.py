@@ -222,6 +222,12 @@ def panels_for(dtype: torch.dtype, quantized: Callable[[], bool]) -> Panels | No
     return HalfPanels if not onednn_serves(torch.device("cpu"), dtype) or quantized() else None
 
 
+def computes_bf16() -> bool:
+    """Whether the processor has instructions for bf16. oneDNN says that it serves bf16 with AVX-512 alone, too, where
+    it turns each number into fp32 and back."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
 def onednn_serves(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the processor computes in this dtype, by oneDNN."""
     if device.type != "cpu":
@@ -230,7 +236,7 @@ def onednn_serves(device: torch.device, dtype: torch.dtype) -> bool:
     if not all(hasattr(operations, name) for name in ("_linear_pointwise", "_reorder_linear_weight")):
         return False  # torch was built without oneDNN
     if dtype == torch.bfloat16:
-        return bool(operations._is_mkldnn_bf16_supported())
+        return computes_bf16() and bool(operations._is_mkldnn_bf16_supported())
     if dtype == torch.float16:
         return bool(operations._is_mkldnn_fp16_supported())
     return dtype == torch.float32

@@ -79,11 +79,12 @@ def _mostly_quantized(checkpoint: Checkpoint, quantization: MadeOf) -> bool:
     if checkpoint.stored_as.keys() <= DTYPES.keys():
         return False  # nothing but plain numbers, and looking at a tensor may join it from several files
     first = next(source for name, source in checkpoint.tensors() if name == "layers.0.attention.q")
-    return not isinstance(first, torch.Tensor) and first[:1].grouped() is not None
+    return not isinstance(first, torch.Tensor) and (first[:1].float8() or first[:1].grouped()) is not None
 
 
 def _least_bits(name: str) -> int:
-    """Returns the fewest bits: a router, and the output among a whole vocabulary, decide by small differences."""
-    if name.endswith("router"):
+    """Returns the fewest bits: a router, the gates of a state that outlives thousands of tokens, and the output among a
+    whole vocabulary, decide by small differences."""
+    if name.endswith(("router", "delta_net.a", "delta_net.b")):
         return 32
     return 8 if name in ("embedding", "output") else 4

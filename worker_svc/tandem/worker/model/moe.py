@@ -1,7 +1,15 @@
-"""Mixture of experts (Mixtral, Qwen3-MoE): a router sends each row to a few of many feed-forward layers.
+"""Mixture of experts: a router sends each row to a few of many feed-forward layers.
 
     s = softmax(x Wrouter)                         float32
     y = sum of s_e expert_e(x) over the largest s  (divided by their sum where the model says so)
+
+Models differ in how they score and choose (`Experts`):
+
+- Scores may be sigmoids, and a bias may be added to them that decides who is chosen, not what it weighs; experts may be
+  in groups, of which a row has those with the largest sum of their two best (DeepSeek-V3, GLM-4.5, MiniMax-M2).
+- SparseMixer (Liu et al. 2024, https://arxiv.org/abs/2409.12136; Phi-3.5-MoE) chooses two, one after the other: each
+  weighs as in a softmax over those that it was chosen from and that are not far below it.
+- A shared expert may add to every row, as it is or by the sigmoid of a router of its own (Qwen2-MoE).
 
 An expert computes all rows that chose it in one product, padded to as many as a row's bits do not depend on, and a row
 adds up its experts in the order of their numbers. So a row's bits depend neither on the others nor on which expert
@@ -16,7 +24,7 @@ import torch
 
 from tandem.worker.checkpoints.model_config import Experts
 from tandem.worker.model.feed_forward import FeedForward
-from tandem.worker.model.linear import Linear
+from tandem.worker.model.linear import Bias, Linear
 from tandem.worker.model.operations import Operations
 
 
@@ -27,32 +35,81 @@ class MixtureOfExperts(torch.nn.Module):
 
     def __init__(self, hidden_size: int, experts: Experts, dtype: torch.dtype, operations: Operations) -> None:
         super().__init__()
-        self._per_token = experts.per_token
-        self._normalized = experts.normalized
+        self._config = experts
         self._row_multiple = 0  # not known before the weights are
-        self.router = Linear(hidden_size, experts.count, dtype)
+        self.router = Linear(hidden_size, experts.count, dtype, bias=experts.biases)
+        self.router_bias = Bias(experts.count, torch.float32) if experts.biased else None
         self.experts = torch.nn.ModuleList(
-            FeedForward(hidden_size, experts.intermediate_size, dtype, operations) for _ in range(experts.count)
+            FeedForward(
+                hidden_size,
+                experts.intermediate_size,
+                dtype,
+                operations,
+                clamped=experts.clamped,
+                biases=experts.biases,
+            )
+            for _ in range(experts.count)
         )
+        self.shared: FeedForward | None = None
+        self.shared_router: Linear | None = None
+        if experts.shared_size:
+            self.shared = FeedForward(hidden_size, experts.shared_size, dtype, operations)
+            self.shared_router = Linear(hidden_size, 1, dtype) if experts.shared_router else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Computes `[N, hidden] -> [N, hidden]`."""
         if not self._row_multiple:
             self._row_multiple = max(each.row_multiple for each in self.experts.modules() if isinstance(each, Linear))
-        shares, chosen = self.router(x).float().softmax(-1).topk(self._per_token, dim=-1)
-        if self._normalized:
-            shares = shares / shares.sum(-1, keepdim=True)
+        shares, chosen = self.choose(x)
         # Pairs (row, expert), those of expert 0 first; `place` counts through `chosen`.
         place = chosen.flatten().argsort(stable=True)
-        row, share = place // self._per_token, shares.flatten()[place].unsqueeze(-1)
+        row, share = place // self._config.per_token, shares.flatten()[place].unsqueeze(-1)
         result = torch.zeros_like(x, dtype=torch.float32)
+        # Only experts that somebody chose: of a decode's 128 there are 8, and each one asked for would cost a call.
+        numbers, counts = torch.unique_consecutive(chosen.flatten()[place], return_counts=True)
         start = 0
-        for expert, count in zip(self.experts, chosen.flatten().bincount(minlength=len(self.experts)), strict=True):
-            end = start + int(count)
-            if start < end:
-                rows = row[start:end]
-                padded = torch.nn.functional.pad(rows, (0, -len(rows) % self._row_multiple))
-                answers = expert(x.index_select(0, padded))[: len(rows)]
-                result.index_add_(0, rows, answers * share[start:end])
-            start = end
+        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            rows, part = row[start : start + count], share[start : start + count]
+            padded = torch.nn.functional.pad(rows, (0, -count % self._row_multiple))
+            answers = self.experts[number](x.index_select(0, padded))[:count]
+            result.index_add_(0, rows, answers * part)
+            start += count
+        if self.shared is not None:
+            answers = self.shared(x)
+            result += answers if self.shared_router is None else answers * sigmoid(self.shared_router(x).float())
         return result.to(x.dtype)
+
+    def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the weights of each row's experts, float32, and their numbers, both `[N, per_token]`."""
+        config, logits = self._config, self.router(x).float()
+        if config.score == "mixer":
+            return _mixed(logits, config.jitter)
+        scores = logits.softmax(-1) if config.score == "softmax" else sigmoid(logits)
+        wanted = scores if self.router_bias is None else scores + self.router_bias.weight
+        if config.groups > 1:
+            each = config.count // config.groups
+            best = wanted.view(len(x), config.groups, each).topk(2, dim=-1).values.sum(-1)
+            kept = torch.zeros_like(best, dtype=torch.bool)
+            kept.scatter_(1, best.topk(config.groups_per_token, dim=-1).indices, True)
+            wanted = wanted.masked_fill(~kept.repeat_interleave(each, dim=1), float("-inf"))
+        chosen = wanted.topk(config.per_token, dim=-1).indices
+        shares = scores.gather(1, chosen)
+        if config.normalized:
+            shares = shares / shares.sum(-1, keepdim=True)
+        return (shares if config.scale == 1 else shares * config.scale), chosen
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """Computes it by exp, whose bits do not depend on the place of a number."""
+    return x.neg().exp_().add_(1).reciprocal_()
+
+
+def _mixed(logits: torch.Tensor, jitter: float) -> tuple[torch.Tensor, torch.Tensor]:
+    left, shares, chosen = logits, [], []
+    for _ in range(2):
+        largest, index = left.max(-1, keepdim=True)
+        far = (largest - logits) / logits.abs().maximum(largest) > 2 * jitter
+        shares.append(left.masked_fill(far, float("-inf")).softmax(-1).gather(1, index))
+        chosen.append(index)
+        left = left.scatter(1, index, float("-inf"))
+    return torch.cat(shares, dim=1), torch.cat(chosen, dim=1)

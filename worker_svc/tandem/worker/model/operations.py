@@ -14,11 +14,13 @@ import torch.nn.functional as F
 
 from tandem.worker.checkpoints.grouped import Grouped, Quantization
 from tandem.worker.model.attention import AttentionPlan, Segment
+from tandem.worker.model.delta_rule import DeltaWeights, delta_rule
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.kv_formats import Parts
 from tandem.worker.model.product_rows import MOST_ROWS
 from tandem.worker.model.quantization import QuantizedWeight
 from tandem.worker.model.rope import rotate
+from tandem.worker.model.states import StatePlan
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # x [N, in] and W [out, in] to x W^T [N, out]
 ScaledProduct = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # the same with scales [out, 1] of W
@@ -37,8 +39,18 @@ LIBRARY = Products()
 class Plan(Protocol):
     """Plans one step's attention once for all layers."""
 
-    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scale: float) -> torch.Tensor:
-        """Computes attention of queries `q` `[N, heads, head_dim]` over one layer's pages."""
+    def attend(
+        self,
+        keys: Parts,
+        values: Parts,
+        q: torch.Tensor,
+        scale: float,
+        cap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Computes attention of queries `q` `[N, heads, head_dim]` over one layer's pages. Unless `cap` is 0, a score s
+        becomes `cap tanh(s / cap)`. A head's number in `sinks` `[heads]`, float32, is one more score, that of a value
+        which is 0."""
         ...
 
 
@@ -79,6 +91,12 @@ class Operations(Protocol):
 
     def swiglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
         """Computes `silu(gate) * up` of `[N, 2 size]` in float32."""
+        ...
+
+    def delta_rule(
+        self, weights: DeltaWeights, layer: int, mixed: torch.Tensor, gates: torch.Tensor, plan: StatePlan
+    ) -> torch.Tensor:
+        """Moves the states of delta-net layer number `layer` and returns what it gives; see `delta_net.delta_rule`."""
         ...
 
     def quantized_weight(
@@ -129,6 +147,11 @@ class TorchOperations:
         result = gate.neg().exp_().add_(1)
         torch.div(gate, result, out=result)
         return result.mul_(up).to(gate_up.dtype)
+
+    def delta_rule(
+        self, weights: DeltaWeights, layer: int, mixed: torch.Tensor, gates: torch.Tensor, plan: StatePlan
+    ) -> torch.Tensor:
+        return delta_rule(weights, layer, mixed, gates, plan)
 
     def quantized_weight(
         self, kind: Quantization, rows: int, columns: int, like: Grouped, device: torch.device

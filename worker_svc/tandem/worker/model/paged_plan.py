@@ -8,7 +8,6 @@ longest blocks are divided, and so many that the busiest program has little more
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,15 +17,6 @@ from tandem.worker.model.attention import Segment
 Ints = npt.NDArray[np.int32]
 
 _UNEVEN = 1.15  # times the average that a program may have to do; dividing a block costs a second pass over its results
-
-
-class PlanArrays(NamedTuple):
-    """The arrays of a plan; `kernels/paged_attention.py` describes the columns."""
-
-    tables: Ints  # [sequences, width]
-    blocks: Ints  # [B, 6]
-    jobs: Ints  # [J, 4]
-    partials: int  # softmaxes in progress that the jobs leave behind
 
 
 def page_tables(segments: Sequence[Segment], page_size: int) -> Ints:

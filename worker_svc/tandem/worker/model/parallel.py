@@ -14,6 +14,7 @@ Ranks that are more than the key and value heads share them with their neighbour
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 import torch
@@ -104,6 +105,8 @@ class Ranks:
             return config
         if config.qk_norm == "whole":
             raise ConfigError("qk_norm", "over all heads at once cannot be shared by ranks (tensor_parallel)")
+        if config.delta_net is not None:
+            raise ConfigError("delta_net", "has layers that cannot be shared by ranks (tensor_parallel)")
         heads, kv_heads = config.num_heads, config.num_kv_heads
         _divide("num_heads", heads, self.size)
         if self.size % kv_heads:
@@ -111,7 +114,12 @@ class Ranks:
         experts = config.experts
         if experts is not None:
             _divide("experts.intermediate_size", experts.intermediate_size, self.size)
-            experts = replace(experts, intermediate_size=experts.intermediate_size // self.size)
+            _divide("experts.shared_size", experts.shared_size, self.size)
+            experts = replace(
+                experts,
+                intermediate_size=experts.intermediate_size // self.size,
+                shared_size=experts.shared_size // self.size,
+            )
         if experts is None or experts.dense_layers:
             _divide("intermediate_size", config.intermediate_size, self.size)
         return replace(
@@ -130,13 +138,13 @@ class Ranks:
 
     def part(self, name: str, config: ModelConfig) -> Part:
         """Returns which part of a tensor of the whole model this rank has, by its canonical name."""
-        shape = config.tensor_shapes()[name]
         if self.size == 1:
             return Part()
+        shape = _shapes(config)[name]
         last = name.removesuffix("_bias").rsplit(".", 1)[-1]
-        if name in ("embedding", "output"):
+        if name in ("embedding", "output", "output_bias"):
             return Part(rows=self.tokens(config))
-        if name.endswith(("attention.output_bias", "mlp.down_bias")):
+        if name.endswith(("attention.output_bias", ".down_bias")):
             return Part(vanishes=self.rank > 0)  # it is added once
         if name.endswith(_BY_COLUMNS):
             return Part(columns=self._even(shape[1], self.rank, self.size))
@@ -145,7 +153,7 @@ class Ranks:
             if heads < self.size:
                 return Part(rows=self._even(shape[0], self.rank * heads // self.size, heads))
             return Part(rows=self._even(shape[0], self.rank, self.size))
-        if last in ("q", "gate", "up"):
+        if last in ("q", "sinks", "gate", "up"):
             return Part(rows=self._even(shape[0], self.rank, self.size))
         return Part()
 
@@ -165,6 +173,11 @@ class Part:
 
 
 ALONE = Ranks()
+
+
+@functools.lru_cache(1)
+def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    return config.tensor_shapes()
 
 
 def _divide(field: str, size: int, ranks: int) -> None:

@@ -2,6 +2,7 @@
 
     int8    w = scale q            q from -127 to 127 (a file may have -128); one scale a group or an output channel
     int4    w = scale q + least    q from 0 to 15; one scale and one least number a group of 32, 64 or 128
+    codes   w = scale table[q]     the same q and groups; what each stands for is a whole number of `CODES`
 
 On a CPU with compiled products (`native`) a row of activations is quantized too: to int16, with one scale for each
 group, so that what is summed up within a group are exact integers and no row depends on another. Elsewhere the weights
@@ -9,7 +10,7 @@ are dequantized in tiles and multiplied by torch.
 
 `quantize` makes them from any matrix: int8 rounds to the largest number's 127th part, int4 searches for the range whose
 squared error is least. Scales are float16 where that loses nothing (we choose them so; GGUF and GPTQ store them so),
-else float32.
+else float32; those of MXFP4 stay the powers of two that they are.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ class QuantizedWeight(torch.nn.Module):
     q: torch.Tensor  # [out, words] int16, or panels of them, as the others
     scale: torch.Tensor  # [out, groups]
     least: torch.Tensor | None  # [out, groups]; int4 only
+    table: torch.Tensor | None  # [16] int16, what the numbers of a code stand for
+    order: torch.Tensor | None  # [in], which of an input's numbers each column multiplies
 
     def __init__(self, kind: Quantization, rows: int, columns: int, like: Grouped, device: torch.device) -> None:
         """Allocates the matrix; `like` tells the dtype of the scales."""
@@ -95,14 +98,16 @@ class QuantizedWeight(torch.nn.Module):
         self.register_buffer("q", empty(self._width * kind.bits // 16, torch.int16))
         self.register_buffer("scale", empty(groups, like.scale.dtype))
         self.register_buffer("least", None if like.least is None else empty(groups, like.least.dtype))
+        self.register_buffer("table", kind.numbers)
+        self.register_buffer("order", like.order)
 
     def __len__(self) -> int:
         return self._rows
 
     @property
     def name(self) -> str:
-        """Returns its public name: "int8" or "int4"."""
-        return f"int{self.kind.bits}"
+        """Returns its public name: "int8", "int4", or that of its code."""
+        return self.kind.code or f"int{self.kind.bits}"
 
     @property
     def groups(self) -> int:
@@ -126,7 +131,11 @@ class QuantizedWeight(torch.nn.Module):
 
     def takes(self, rows: Grouped) -> bool:
         """Tells whether these rows can be stored here."""
-        return rows.kind == self.kind and rows.scale.dtype == self.scale.dtype
+        if rows.kind != self.kind or rows.scale.dtype != self.scale.dtype:
+            return False
+        if rows.order is None or self.order is None:
+            return rows.order is self.order
+        return torch.equal(rows.order.to(self.order.device), self.order)
 
     def fill(self, row: int, rows: Grouped) -> None:
         """Stores rows from `row` on."""
@@ -159,12 +168,15 @@ class QuantizedWeight(torch.nn.Module):
             pairs = q.view(len(q), -1, 2)
             q = torch.stack((pairs & 15, pairs >> 4), dim=2).view(len(q), -1)
         least = None if self.least is None else some(self.least)
-        return Grouped(self.kind, q, some(self.scale), least).dequantize()[:, : self.columns]
+        return Grouped(self.kind, q[:, : self.columns], some(self.scale), least, self.order).dequantize()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiplies: `[N, in] -> [N, out]` in x's dtype."""
         if self.compiled:
-            product = native.quantized_product(x.float(), self.q, self.scale, self.least, self.groups, self.group)
+            inputs = x.float() if self.order is None else x.float().index_select(1, self.order)
+            product = native.quantized_product(
+                inputs, self.q, self.scale, self.least, self.groups, self.group, table=self.table
+            )
             return product[:, : self._rows].to(x.dtype)
         tiles = (slice(start, start + _TILE_ROWS) for start in range(0, self._rows, _TILE_ROWS))
         return torch.cat([linear(x, self.rows(tile).to(x.dtype)) for tile in tiles], dim=1)

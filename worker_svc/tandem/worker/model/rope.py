@@ -2,7 +2,8 @@
 
 Coordinates i and i + head_dim / 2 of a head are a pair, which position p rotates by p * frequency[i]:
 
-    frequency[i] = theta ^ (-2 i / head_dim)          (stretched by RopeScaling and rope_scale)
+    frequency[i] = theta ^ (-2 i / rotary_dim)        (stretched by RopeScaling and rope_scale)
+                   0 from rotary_dim / 2 on
     x'[i]        = x[i] cos - x[i + d/2] sin
     x'[i + d/2]  = x[i + d/2] cos + x[i] sin
 """
@@ -23,15 +24,16 @@ _BLOCK = 8192  # positions whose angles are worked out at once
 
 def frequencies(config: ModelConfig) -> torch.Tensor:
     """Returns the rotation of each pair per position, radians `[head_dim / 2]`, float32."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
-    return (_stretched(config, config.rope_theta**-exponents) / config.rope_scale).float()
+    exponents = torch.arange(0, config.rotated, 2, dtype=torch.float64) / config.rotated
+    turning = (_stretched(config, config.rope_theta**-exponents) / config.rope_scale).float()
+    return torch.nn.functional.pad(turning, (0, (config.head_dim - config.rotated) // 2))
 
 
 def _stretched(config: ModelConfig, base: torch.Tensor) -> torch.Tensor:
     """Applies the model's own scaling to the plain frequencies."""
-    scaling = config.rope_scaling
-    if scaling is None:
+    if config.rope_scaling is None:
         return base
+    scaling = config.rope_scaling.of_context(config.context_length)
     if scaling.factors:
         base = base / torch.tensor(scaling.factors, dtype=torch.float64)
     interpolated = base / scaling.factor
@@ -42,7 +44,9 @@ def _stretched(config: ModelConfig, base: torch.Tensor) -> torch.Tensor:
             ratio = max(1.0, config.context_length / scaling.original_context_length)
             raised = scaling.factor * ratio - (scaling.factor - 1)  # theta ^ (1 - 2 / head_dim) times this
             pairs = torch.arange(len(base), dtype=torch.float64)
-            return base * raised ** (-2 * pairs / (config.head_dim - 2))
+            return base * raised ** (-2 * pairs / (config.rotated - 2))
+        case "longrope":
+            return base
         case "llama3":
             # How often a pair turns within the original context decides: rarely, stretched; often, kept.
             turns = scaling.original_context_length * base / (2 * math.pi)
@@ -51,7 +55,7 @@ def _stretched(config: ModelConfig, base: torch.Tensor) -> torch.Tensor:
             first, last = (_pair_that_turns(config, scaling, beta) for beta in (scaling.beta_fast, scaling.beta_slow))
             if scaling.truncate:
                 first, last = math.floor(first), math.ceil(last)
-            first, last = max(first, 0), min(last, config.head_dim - 1)
+            first, last = max(first, 0), min(last, config.rotated - 1)
             width = last - first if last != first else 0.001
             kept = 1 - (torch.arange(len(base), dtype=torch.float64) - first) / width
     kept = kept.clamp(0, 1)
@@ -61,7 +65,7 @@ def _stretched(config: ModelConfig, base: torch.Tensor) -> torch.Tensor:
 def _pair_that_turns(config: ModelConfig, scaling: RopeScaling, turns: float) -> float:
     """Returns the number, not a whole one, of the pair that turns so often within the original context."""
     ratio = scaling.original_context_length / (turns * 2 * math.pi)
-    return config.head_dim * math.log(ratio) / (2 * math.log(config.rope_theta))
+    return config.rotated * math.log(ratio) / (2 * math.log(config.rope_theta))
 
 
 class RotaryTable(torch.nn.Module):
@@ -75,9 +79,11 @@ class RotaryTable(torch.nn.Module):
 
     def __init__(self, config: ModelConfig, device: torch.device | str) -> None:
         super().__init__()
-        half = config.head_dim // 2
+        half, pairs = config.head_dim // 2, config.rotated // 2
         turning = frequencies(config)
-        size = config.rope_scaling.attention_factor if config.rope_scaling is not None else 1.0
+        size = torch.ones(half, dtype=torch.float64)
+        if config.rope_scaling is not None:
+            size[:pairs] = config.rope_scaling.of_context(config.context_length).attention_factor
         table = torch.empty((config.context_length, config.head_dim), dtype=torch.float32)
         for start in range(0, config.context_length, _BLOCK):
             block = table[start : start + _BLOCK]

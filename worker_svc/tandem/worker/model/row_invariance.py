@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.states import STATELESS_WORK, StateWork
 
 logger = logging.getLogger("tandem.worker.engine")
 
@@ -59,20 +60,28 @@ def _is_row_invariant(runner: ModelRunner) -> bool:
     others = generator.integers(0, runner.model.config.vocab_size, most).astype(np.int32)
     own, foreign = np.arange(pages, dtype=np.int64), np.arange(pages, pages - (-most // size), dtype=np.int64)
 
+    # States are that of the last token, and that of the cut.
+    last, cut = length - 1, length // 3 + 1
+    before_last, before_cut = STATELESS_WORK, STATELESS_WORK
+    if runner.states is not None:
+        before_last, before_cut = StateWork(0, last, last), StateWork(1, cut, cut)
+
     whole = runner.forward([Work(tokens, 0, own, 1)])[0].clone()
-    cut = length // 3 + 1
-    runner.forward([Work(tokens[:cut], 0, own, 0)])
-    chunked = runner.forward([Work(tokens[cut:], cut, own, 1)])[0].clone()
-    crowd = [Work(others[: most - 1], 0, foreign, 1), Work(tokens[-1:], length - 1, own, 1)]
+    runner.forward([Work(tokens[:cut], 0, own, 0, state=before_cut._replace(position=0))])
+    if runner.states is not None:
+        runner.copy_states([1], [0])
+    chunked = runner.forward([Work(tokens[cut:], cut, own, 1, state=before_last._replace(position=cut))])[0].clone()
+    crowd = [Work(others[: most - 1], 0, foreign, 1), Work(tokens[-1:], last, own, 1, state=before_last)]
     in_company = runner.forward(crowd)[1].clone()
-    alone = runner.forward([Work(tokens[-1:], length - 1, own, 1)])[0].clone()
-    each = runner.forward([Work(tokens[cut:], cut, own, length - cut)])[length - cut - 1].clone()
+    alone = runner.forward([Work(tokens[-1:], last, own, 1, state=before_last)])[0].clone()
+    ends = before_cut._replace(commit=length if runner.states is not None else 0)
+    each = runner.forward([Work(tokens[cut:], cut, own, length - cut, state=ends)])[length - cut - 1].clone()
     answers = [chunked, in_company, alone, each]
-    for run in operations.tried_runs:
+    for run in operations.tried_runs if runner.states is None else ():
         drafts = Work(tokens[-run:], max(length - run, 0), own, 1)
         answers.append(runner.forward([drafts])[0].clone())
     for company in companies:
-        crowd = [Work(tokens[-1:], length - 1, own, 1)]
+        crowd = [Work(tokens[-1:], last, own, 1, state=before_last)]
         crowd += [Work(others[i : i + 1], i, foreign, 1) for i in range(min(company, most))]
         answers.append(runner.forward(crowd)[0].clone())
     runner.zero([*own.tolist(), *foreign.tolist(), runner.cache.padding_page])

@@ -16,6 +16,7 @@ import torch
 
 from tandem.worker.model.attention import Segment
 from tandem.worker.model.kv_cache import KVCache
+from tandem.worker.model.states import STATELESS_WORK, StateCache, StatePlan, StateWork
 
 if TYPE_CHECKING:
     from tandem.worker.model.transformer import Transformer
@@ -25,21 +26,23 @@ if TYPE_CHECKING:
 class Work:
     """Tokens of one sequence to compute: `tokens` `[length]` from `position` on, into `pages`; logits of the last
     `samples` (0 to length) of them are wanted. With `row`, the one token is that row of what was sampled last, and what
-    stands in `tokens` is not looked at."""
+    stands in `tokens` is not looked at. Without a `state`, a model that has them begins with none and keeps none."""
 
     tokens: npt.NDArray[np.int32]
     position: int
     pages: npt.NDArray[np.int64]
     samples: int
     row: int | None = None
+    state: StateWork = STATELESS_WORK
 
 
 class ModelRunner:
     """Runs a model with its cache."""
 
-    def __init__(self, model: Transformer, cache: KVCache) -> None:
+    def __init__(self, model: Transformer, cache: KVCache, states: StateCache | None = None) -> None:
         self.model = model
         self.cache = cache
+        self.states = states
         self.device = cache.device
         self.row_multiple = model.operations.row_multiple
 
@@ -90,9 +93,21 @@ class ModelRunner:
         ids_there = to_device(ids)
         self._take_sampled(ids_there, rows, work, sampled)
         logits: torch.Tensor = self.model(
-            ids_there, to_device(positions), self.cache, to_device(slots), plans, to_device(logit_rows)
+            ids_there,
+            to_device(positions),
+            self.cache,
+            to_device(slots),
+            plans,
+            to_device(logit_rows),
+            None if config.delta_net is None else self._state_plan(rows, work),
         )
         return logits
+
+    def _state_plan(self, rows: npt.NDArray[np.int64], work: Sequence[Work]) -> StatePlan:
+        works = [
+            (row, len(item.tokens), item.position, item.state) for row, item in zip(rows.tolist(), work, strict=True)
+        ]
+        return StatePlan(works, self.states)
 
     def _take_sampled(
         self, ids: torch.Tensor, rows: npt.NDArray[np.int64], work: Sequence[Work], sampled: torch.Tensor | None
@@ -114,6 +129,11 @@ class ModelRunner:
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies whole pages; reads all sources before it writes any target."""
         self.cache.copy(sources, targets)
+
+    def copy_states(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies states, one after the other."""
+        assert self.states is not None
+        self.states.copy(sources, targets)
 
     def zero(self, pages: Sequence[int]) -> None:
         """Clears pages that hold numbers that are not finite."""

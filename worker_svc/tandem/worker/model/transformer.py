@@ -6,7 +6,9 @@ A layer, on rows `x [N, hidden]` that may belong to any sequences:
     x       = x + attention(q, cache + k, cache + v) Wo
     x       = x + feed_forward(norm(x))
 
-Everything but the attention works row by row, and only with operations whose bits do not depend on the other rows if
+In some layers of some models a gated delta rule (`delta_net.py`) stands in the place of attention.
+
+Everything but these works row by row, and only with operations whose bits do not depend on the other rows if
 their number is a multiple of `row_multiple`.
 """
 
@@ -19,16 +21,19 @@ from functools import cached_property
 import torch
 
 from tandem.worker.checkpoints.model_config import ModelConfig, Rope
+from tandem.worker.model.attention import soft_cap_
 from tandem.worker.model.cpu.layer import CompiledLayer, CompiledStep, LayerKind, compiled_steps
 from tandem.worker.model.cpu.operations import cpu_operations
+from tandem.worker.model.delta_net import Constants, DeltaNetMixer
 from tandem.worker.model.feed_forward import FeedForward, UngatedFeedForward
 from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.linear import Bias, Linear, PlainWeight
-from tandem.worker.model.moe import MixtureOfExperts
+from tandem.worker.model.moe import MixtureOfExperts, sigmoid
 from tandem.worker.model.operations import Operations, Plan, Products
 from tandem.worker.model.parallel import ALONE, Ranks
 from tandem.worker.model.rope import QueryFactors, Rotation, Rotations
+from tandem.worker.model.states import StatePlan
 from tandem.worker.model.weights import Embedding
 
 
@@ -85,7 +90,7 @@ def _stream_norm(config: ModelConfig, dtype: torch.dtype, operations: Operations
 class Destination:
     """Where a tensor of a checkpoint goes: a module's weight, from one of its rows on."""
 
-    module: RMSNorm | LayerNorm | Embedding | Linear | Bias
+    module: RMSNorm | LayerNorm | Embedding | Linear | Bias | Constants
     row: int
 
 
@@ -99,6 +104,7 @@ class _Step:
     slots: torch.Tensor
     plans: Mapping[int, Plan]  # by window
     compiled: Mapping[LayerKind, CompiledStep]  # where it is missing, layers are computed piece by piece
+    states: StatePlan | None  # of layers with a gated delta rule
 
 
 class Layer(torch.nn.Module):
@@ -110,23 +116,12 @@ class Layer(torch.nn.Module):
         super().__init__()
         self._operations = operations
         self._ranks = ranks
-        self._index = index
         self._config = config
-        self._qkv_shape = (-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
-        self._q_size = config.q_size
-        self._normalized_heads = (config.num_heads, config.num_kv_heads)
         self._window = config.layer_windows[index]
         self._rope: Rope = config.layer_ropes[index]
         self._kind: LayerKind = (self._window, self._rope)
-        self._scale = config.attention_scale
         self.attention_norm = _stream_norm(config, dtype, operations)
-        self.qkv = Linear(config.hidden_size, config.q_size + 2 * config.kv_size, dtype, bias=config.qkv_bias)
-        self.q_norm: RMSNorm | None = None
-        self.k_norm: RMSNorm | None = None
-        if config.qk_norm is not None:
-            sizes = (config.q_size, config.kv_size) if config.qk_norm == "whole" else (config.head_dim,) * 2
-            self.q_norm, self.k_norm = (RMSNorm(size, config.norm_eps, dtype, operations) for size in sizes)
-        self.attention_output = Linear(config.q_size, config.hidden_size, dtype, bias=config.output_bias)
+        self._make_mixing(config, index, dtype)
         self.mlp_norm = None if config.parallel else _stream_norm(config, dtype, operations)
         mlp_norm = self.mlp_norm or self.attention_norm
         # What goes into each part, from the stream and what is still to be added to it; and what comes out.
@@ -150,6 +145,24 @@ class Layer(torch.nn.Module):
                 config.hidden_size, config.intermediate_size, dtype, operations, config.activation
             )
 
+    def _make_mixing(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
+        """Makes what mixes the tokens of a sequence: attention."""
+        self._index = config.attention_layers.index(index)  # among those with keys and values
+        self._qkv_shape = (-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
+        self._q_size, self._qkv_size = config.q_size, config.q_size + 2 * config.kv_size
+        self._normalized_heads = (config.num_heads, config.num_kv_heads)
+        self._scale, self._cap = config.attention_scale, config.attention_soft_cap
+        self._gated = config.attention_gate
+        size = self._qkv_size + (config.q_size if config.attention_gate else 0)
+        self.qkv = Linear(config.hidden_size, size, dtype, bias=config.qkv_bias)
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
+        if config.qk_norm is not None:
+            sizes = (config.q_size, config.kv_size) if config.qk_norm == "whole" else (config.head_dim,) * 2
+            self.q_norm, self.k_norm = (RMSNorm(size, config.norm_eps, dtype, self._operations) for size in sizes)
+        self.sinks = Bias(config.num_heads, torch.float32) if config.sinks else None
+        self.attention_output = Linear(config.q_size, config.hidden_size, dtype, bias=config.output_bias)
+
     def forward(
         self, x: torch.Tensor, delta: torch.Tensor | None, step: _Step, wanted: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -168,7 +181,8 @@ class Layer(torch.nn.Module):
 
     def _attend(self, normed: torch.Tensor, step: _Step) -> torch.Tensor:
         """What attention gives to each row, before its output matrix: `[N, heads * head_dim]`."""
-        qkv = self.qkv(normed).view(self._qkv_shape)
+        projected = self.qkv(normed)
+        qkv = projected[:, : self._qkv_size].view(self._qkv_shape)
         self._normalize(qkv)
         queries = self._operations.rotate_and_store(
             qkv, step.rotations[self._rope], step.cache, self._index, step.slots
@@ -176,15 +190,20 @@ class Layer(torch.nn.Module):
         if step.growth is not None:
             queries = (queries * step.growth).to(queries.dtype)
         keys, values = step.cache.keys[self._index], step.cache.values[self._index]
-        return step.plans[self._window].attend(keys, values, queries, self._scale).view(-1, self._q_size)
+        sinks = None if self.sinks is None else self.sinks.weight
+        attended = step.plans[self._window].attend(keys, values, queries, self._scale, self._cap, sinks)
+        attended = attended.view(-1, self._q_size)
+        if not self._gated:
+            return attended
+        return (attended * sigmoid(projected[:, self._qkv_size :].float())).to(attended.dtype)
 
     @cached_property
     def compiled(self) -> CompiledLayer | None:
         """Returns this layer for a call of its own, once its weights are there; None where that is not available."""
         mlp = self.feed_forward
-        if self.q_norm is not None or not isinstance(mlp, FeedForward) or self._ranks.size > 1:
+        if self.q_norm is not None or self._gated or not isinstance(mlp, FeedForward) or self._ranks.size > 1:
             return None
-        if self._config.activation != "silu":
+        if self._config.activation != "silu" or self._cap or self.sinks is not None:
             return None
         if self._config.queries_grow or self._config.norm_placement != "before" or self._config.norm != "rms":
             return None
@@ -203,29 +222,24 @@ class Layer(torch.nn.Module):
 
     def destinations(self, config: ModelConfig) -> dict[str, Destination]:
         """Returns where each tensor of this layer goes, by its canonical name within the layer."""
-        q_size, kv_size = config.q_size, config.kv_size
-        places = {
-            "attention.q": Destination(self.qkv, 0),
-            "attention.k": Destination(self.qkv, q_size),
-            "attention.v": Destination(self.qkv, q_size + kv_size),
-            "attention.output": Destination(self.attention_output, 0),
-            **_norm("attention.norm", self.attention_norm),
-        }
+        places = self._mixing_destinations(config) | _norm("attention.norm", self.attention_norm)
         if self.mlp_norm is not None:
             places |= _norm("mlp.norm", self.mlp_norm)
         if self.attention_post_norm is not None and self.mlp_post_norm is not None:
             places |= _norm("attention.post_norm", self.attention_post_norm)
             places |= _norm("mlp.post_norm", self.mlp_post_norm)
-        if self.qkv.bias is not None:
-            for name, row in (("q", 0), ("k", q_size), ("v", q_size + kv_size)):
-                places[f"attention.{name}_bias"] = Destination(self.qkv.bias, row)
-        if self.attention_output.bias is not None:
-            places["attention.output_bias"] = Destination(self.attention_output.bias, 0)
-        if self.q_norm is not None and self.k_norm is not None:
-            places |= {"attention.q_norm": Destination(self.q_norm, 0), "attention.k_norm": Destination(self.k_norm, 0)}
         if isinstance(self.feed_forward, MixtureOfExperts):
-            places["router"] = Destination(self.feed_forward.router, 0)
-            for number, expert in enumerate(self.feed_forward.experts):
+            experts = self.feed_forward
+            places["router"] = Destination(experts.router, 0)
+            if experts.router.bias is not None:
+                places["router_logit_bias"] = Destination(experts.router.bias, 0)
+            if experts.router_bias is not None:
+                places["router_bias"] = Destination(experts.router_bias, 0)
+            if experts.shared is not None:
+                places |= _three_matrices("shared", experts.shared)
+            if experts.shared_router is not None:
+                places["shared_router"] = Destination(experts.shared_router, 0)
+            for number, expert in enumerate(experts.experts):
                 assert isinstance(expert, FeedForward)
                 places |= _three_matrices(f"experts.{number}", expert)
         elif isinstance(self.feed_forward, UngatedFeedForward):
@@ -239,6 +253,61 @@ class Layer(torch.nn.Module):
         else:
             places |= _three_matrices("mlp", self.feed_forward)
         return places
+
+    def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:
+        q_size, kv_size = config.q_size, config.kv_size
+        places = {
+            "attention.q": Destination(self.qkv, 0),
+            "attention.k": Destination(self.qkv, q_size),
+            "attention.v": Destination(self.qkv, q_size + kv_size),
+            "attention.output": Destination(self.attention_output, 0),
+        }
+        if self._gated:
+            places["attention.gate"] = Destination(self.qkv, self._qkv_size)
+        if self.qkv.bias is not None:
+            for name, row in (("q", 0), ("k", q_size), ("v", q_size + kv_size)):
+                places[f"attention.{name}_bias"] = Destination(self.qkv.bias, row)
+        if self.attention_output.bias is not None:
+            places["attention.output_bias"] = Destination(self.attention_output.bias, 0)
+        if self.sinks is not None:
+            places["attention.sinks"] = Destination(self.sinks, 0)
+        if self.q_norm is not None and self.k_norm is not None:
+            places |= {"attention.q_norm": Destination(self.q_norm, 0), "attention.k_norm": Destination(self.k_norm, 0)}
+        return places
+
+
+class DeltaNetLayer(Layer):
+    """A layer with a gated delta rule in the place of attention."""
+
+    def _make_mixing(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
+        assert config.delta_net is not None
+        self._index = config.delta_net.layers.index(index)
+        self.mixer = DeltaNetMixer(config, config.delta_net, dtype)
+        self.attention_output = Linear(config.delta_net.value_size, config.hidden_size, dtype)
+
+    def _attend(self, normed: torch.Tensor, step: _Step) -> torch.Tensor:
+        assert step.states is not None, "a step of a model with states says where they are"
+        mixed, gates = self.mixer.mixed(normed), self.mixer.gates(normed)
+        return self._operations.delta_rule(self.mixer.weights, self._index, mixed, gates, step.states)
+
+    @cached_property
+    def compiled(self) -> CompiledLayer | None:
+        """Returns None: only what is between its products is compiled."""
+        return None
+
+    def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:
+        sizes, mixer = self.mixer.sizes, self.mixer
+        return {
+            "delta_net.qkv": Destination(mixer.mixed, 0),
+            "delta_net.z": Destination(mixer.mixed, sizes.channels),
+            "delta_net.b": Destination(mixer.gates, 0),
+            "delta_net.a": Destination(mixer.gates, sizes.value_heads),
+            "delta_net.filter": Destination(mixer.filter, 0),
+            "delta_net.rate": Destination(mixer.rate, 0),
+            "delta_net.bias": Destination(mixer.bias, 0),
+            "delta_net.norm_weight": Destination(mixer.norm, 0),
+            "delta_net.output": Destination(self.attention_output, 0),
+        }
 
 
 class ParallelLayer(Layer):
@@ -271,11 +340,18 @@ def _as_it_is(x: torch.Tensor) -> torch.Tensor:
 
 
 def _three_matrices(name: str, layer: FeedForward) -> dict[str, Destination]:
-    return {
+    places = {
         f"{name}.gate": Destination(layer.gate_up, 0),
         f"{name}.up": Destination(layer.gate_up, layer.intermediate_size),
         f"{name}.down": Destination(layer.down, 0),
     }
+    if layer.gate_up.bias is not None and layer.down.bias is not None:
+        places |= {
+            f"{name}.gate_bias": Destination(layer.gate_up.bias, 0),
+            f"{name}.up_bias": Destination(layer.gate_up.bias, layer.intermediate_size),
+            f"{name}.down_bias": Destination(layer.down.bias, 0),
+        }
+    return places
 
 
 class Transformer(torch.nn.Module):
@@ -307,12 +383,14 @@ class Transformer(torch.nn.Module):
             self.embedding = Embedding(
                 config.vocab_size, config.hidden_size, dtype, tied=tied, ranks=ranks, first=first
             )
-            kind = ParallelLayer if config.parallel else Layer
+            attending = set(config.attention_layers)
+            usual = ParallelLayer if config.parallel else Layer
             self.layers = torch.nn.ModuleList(
-                kind(config, index, dtype, operations, ranks) for index in range(config.num_layers)
+                (usual if index in attending else DeltaNetLayer)(config, index, dtype, operations, ranks)
+                for index in range(config.num_layers)
             )
             self.norm = _stream_norm(config, dtype, operations)
-            self.output = Linear(config.hidden_size, config.vocab_size, dtype)
+            self.output = Linear(config.hidden_size, config.vocab_size, dtype, bias=config.logit_bias)
 
     def forward(
         self,
@@ -322,6 +400,7 @@ class Transformer(torch.nn.Module):
         slots: torch.Tensor,
         plans: Mapping[int, Plan],
         logit_rows: torch.Tensor,
+        states: StatePlan | None = None,
     ) -> torch.Tensor:
         """Stores keys and values of all rows and computes the logits of some.
 
@@ -330,6 +409,7 @@ class Transformer(torch.nn.Module):
         slots: `[2, N]` int64, where each row's key and value go (`KVCache.write`).
         plans: which rows attend to what, for each window of `config.layer_windows`.
         logit_rows: `[M]` int64, the rows whose logits are wanted.
+        states: what happens to the states of layers with a gated delta rule, where there are such.
 
         Returns `[M, vocab]` float32.
         """
@@ -337,7 +417,7 @@ class Transformer(torch.nn.Module):
         growth = None if self._growth is None else self._growth.at(positions)
         assert isinstance(first, Layer)
         compiled = compiled_steps(self.operations, first.compiled, cache, rotations, slots, plans, self._kinds)
-        step = _Step(rotations, growth, cache, slots, plans, compiled)
+        step = _Step(rotations, growth, cache, slots, plans, compiled, states)
         x, delta = self.embedding(ids), None
         if self.config.embedding_scale != 1:
             x = x * self.config.embedding_scale
@@ -345,7 +425,9 @@ class Transformer(torch.nn.Module):
         for index, layer in enumerate(self.layers):
             x, delta = layer(x, delta, step, logit_rows if index == last else None)
         logits = self._ranks.join(self.output(self.norm.after_adding(x, delta)).float(), self._vocab_size)
-        return logits if self.config.logit_multiplier == 1 else logits * self.config.logit_multiplier
+        if self.config.logit_multiplier != 1:
+            logits = logits * self.config.logit_multiplier
+        return soft_cap_(logits, self.config.logit_soft_cap) if self.config.logit_soft_cap else logits
 
     @property
     def row_multiple(self) -> int:
@@ -365,6 +447,8 @@ class Transformer(torch.nn.Module):
         places = {"embedding": Destination(self.embedding, 0), **_norm("norm", self.norm)}
         if not self.config.tie_embeddings:
             places["output"] = Destination(self.output, 0)
+        if self.output.bias is not None:
+            places["output_bias"] = Destination(self.output.bias, 0)
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
             for name, place in layer.destinations(self.config).items():

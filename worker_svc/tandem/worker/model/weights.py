@@ -17,9 +17,9 @@ from typing import Literal
 import torch
 
 from tandem.worker.checkpoints.checkpoint import StoredMatrix
-from tandem.worker.checkpoints.grouped import Grouped, Quantization
+from tandem.worker.checkpoints.grouped import Float8Rows, Grouped, Quantization
 from tandem.worker.model.cpu.wide_panels import WidePanels
-from tandem.worker.model.float8 import Float8Rows, Float8Weight, to_float8
+from tandem.worker.model.float8 import Float8Weight, to_float8
 from tandem.worker.model.linear import HalfPanels, Linear, Panels, PlainWeight, Weight, rearranges
 from tandem.worker.model.parallel import ALONE, Ranks
 from tandem.worker.model.quantization import INT8, QuantizedWeight, quantize
@@ -135,9 +135,10 @@ class WeightFiller:
             rows = stored if columns is None else stored[:, columns]
         else:
             if self._quantization == "stored":
-                grouped = (stored if columns is None else stored.columns(columns)).grouped()
-                if grouped is not None:
-                    return grouped
+                part = stored if columns is None else stored.columns(columns)
+                kept = part.float8() or part.grouped()
+                if kept is not None:
+                    return kept
             rows = stored.dequantize()
             rows = rows if columns is None else rows[:, columns]
         if isinstance(self._quantization, Quantization):
@@ -186,7 +187,7 @@ class WeightFiller:
         if isinstance(like, Grouped):
             return self._quantized_weight(like.kind, rows, columns, like, self._device)
         if isinstance(like, Float8Rows):
-            return Float8Weight(rows, columns, self._device)
+            return Float8Weight(rows, columns, self._device, groups=like.scale.shape[1])
         multiplied = isinstance(module, Linear) or module.tied
         if multiplied and self._panels is not None:
             return self._panels(rows, columns, self._dtype)
@@ -205,7 +206,7 @@ def _takes(weight: Weight, rows: Rows) -> bool:
     if isinstance(rows, Grouped):
         return isinstance(weight, QuantizedWeight) and weight.takes(rows)
     if isinstance(rows, Float8Rows):
-        return isinstance(weight, Float8Weight)
+        return isinstance(weight, Float8Weight) and weight.groups == rows.scale.shape[1]
     return isinstance(weight, PlainWeight | HalfPanels | WidePanels)
 
 

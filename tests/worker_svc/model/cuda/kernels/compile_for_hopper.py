@@ -30,7 +30,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from tandem.worker.checkpoints.grouped import Quantization
+from tandem.worker.checkpoints.grouped import E8M0, Grouped, Quantization
 from tandem.worker.model.attention import Segment
 from tandem.worker.model.cuda.kernels.choose import choose
 from tandem.worker.model.cuda.kernels.float8 import rows_to_float8
@@ -133,6 +133,11 @@ def other_kernels(case: Case, everything: bool) -> None:
             weight(torch.zeros(1, 4096, dtype=dtype))
             if not same:
                 weight(torch.zeros(600, 4096, dtype=dtype))
+    if same:  # codes, with powers of two for scales
+        kind, q = Quantization(4, 32, "e2m1"), torch.zeros((64, 4096), dtype=torch.uint8)
+        coded = Grouped(kind, q, torch.zeros((64, 128), dtype=E8M0), None)
+        weight = KernelWeight(kind, 64, 4096, coded, torch.device("cpu"), reproducible=same)
+        weight(torch.zeros(1, 4096, dtype=dtype))
     matrix = torch.zeros(64, 4096, dtype=dtype)
     for multiply in (same_bits,) if same else (few_rows,):
         multiply(torch.zeros(1, 4096, dtype=dtype), matrix)

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from tandem.worker.model.attention import Segment
-from tandem.worker.model.cuda.kernels.reference import attention
 from tandem.worker.model.cuda.operations import TritonOperations
 from tandem.worker.model.kv_cache import CacheShape, KeyChannels, KVCache
 from tandem.worker.model.kv_formats import KVFormat
 from tandem.worker.model.operations import TorchOperations
+from tests.worker_svc.model.cuda.kernels.attention_reference import attention
 from tests.worker_svc.model.cuda.kernels.conftest import DEVICE
 
 
@@ -87,20 +87,33 @@ class Scene:
         return segments, torch.cat(rows)
 
     def attend(
-        self, operations: TritonOperations, parts: Sequence[tuple[int, int, int]], window: int = 0
+        self,
+        operations: TritonOperations,
+        parts: Sequence[tuple[int, int, int]],
+        window: int = 0,
+        cap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> list[torch.Tensor]:
         """What each part's queries get, by the kernels."""
         segments, q = self.batch(parts)
         out = operations.plan(segments, self.cache, self.heads, window).attend(
-            self.cache.keys[0], self.cache.values[0], q, self.scale
+            self.cache.keys[0], self.cache.values[0], q, self.scale, cap, sinks
         )
         return [out[s.row : s.row + s.length] for s in segments]
 
-    def exact(self, parts: Sequence[tuple[int, int, int]], window: int = 0) -> list[torch.Tensor]:
+    def exact(
+        self,
+        parts: Sequence[tuple[int, int, int]],
+        window: int = 0,
+        cap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> list[torch.Tensor]:
         """The same in float64."""
         segments, q = self.batch(parts)
         shape = self.cache.shape
-        out = attention(q, self.cache.keys[0], self.cache.values[0], shape.format, segments, self.scale, window)
+        out = attention(
+            q, self.cache.keys[0], self.cache.values[0], shape.format, segments, self.scale, window, cap, sinks
+        )
         return [out[s.row : s.row + s.length] for s in segments]
 
 

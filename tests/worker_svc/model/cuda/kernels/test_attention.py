@@ -9,7 +9,7 @@ import torch
 from tandem.worker.model.cuda.kernels.paged_attention import matrix_rows
 from tandem.worker.model.cuda.operations import FLOAT32_ROWS, KernelPlan, PagedLaunch, TritonOperations
 from tandem.worker.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
-from tests.worker_svc.model.cuda.kernels.conftest import DTYPES
+from tests.worker_svc.model.cuda.kernels.conftest import DEVICE, DTYPES
 from tests.worker_svc.model.cuda.kernels.scenes import Scene
 
 ERRORS = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -89,6 +89,32 @@ def test_a_window_hides_what_is_older(stored: KVFormat, window: int, reproducibl
     parts = [(0, 149, 150), (1, 0, 20), (0, 90, 140)]
     ours = scene.attend(ours_by, parts, window)
     assert close(ours, scene.exact(parts, window), 3e-6)
+
+
+@pytest.mark.parametrize("reproducible", MODES)
+@pytest.mark.parametrize("window", [0, 40])
+@pytest.mark.parametrize("stored", [Plain(torch.float32), Int8(), Int4()], ids=lambda stored: stored.name)
+def test_scores_are_capped(stored: KVFormat, window: int, reproducible: bool) -> None:
+    scene = Scene.make([150, 20], stored)
+    parts = [(0, 149, 150), (1, 0, 20), (0, 90, 140)]
+    ours = scene.attend(operations(5, reproducible=reproducible), parts, window, 0.8)
+    assert close(ours, scene.exact(parts, window, 0.8), 3e-6)
+    if reproducible:
+        assert torch.equal(ours[2][-1:], scene.attend(operations(3), [(0, 139, 140)], window, 0.8)[0])
+
+
+@pytest.mark.parametrize("reproducible", MODES)
+@pytest.mark.parametrize("window", [0, 40])
+def test_a_sink_takes_its_part(window: int, reproducible: bool) -> None:
+    scene = Scene.make([150, 20], Plain(torch.float32))
+    parts = [(0, 149, 150), (1, 0, 20), (0, 90, 140)]
+    sinks = torch.tensor([-20.0, 0.5, 3.0, 40.0], device=DEVICE)
+    ours = scene.attend(operations(5, reproducible=reproducible), parts, window, 0.0, sinks)
+    assert close(ours, scene.exact(parts, window, 0.0, sinks), 3e-6)
+    if reproducible:
+        for programs in (1, 40):  # splits by one program, and combined
+            alone = scene.attend(operations(programs), [(0, 139, 140)], window, 0.0, sinks)[0]
+            assert torch.equal(ours[2][-1:], alone)
 
 
 @pytest.mark.parametrize("reproducible", MODES)

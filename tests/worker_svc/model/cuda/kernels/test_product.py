@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from tandem.worker.checkpoints import open_checkpoint
+from tandem.worker.model.cpu import native
 from tandem.worker.model.cuda import products as cuda_products
 from tandem.worker.model.cuda.graphs import GraphedRunner
 from tandem.worker.model.cuda.kernels import product as kernel
@@ -77,7 +78,8 @@ def test_it_equals_float64_of_8_bit_floats(outputs: int, columns: int, dtype: to
 
 
 def float8_weight(numbers: torch.Tensor) -> Float8Weight:
-    weight = Float8Weight(*numbers.shape, DEVICE)
+    with patch.object(native, "available", return_value=False):  # which a CPU would multiply by otherwise
+        weight = Float8Weight(*numbers.shape, DEVICE)
     weight.fill(0, to_float8(numbers * torch.logspace(-2, 2, len(numbers), device=DEVICE).unsqueeze(1)))
     return weight
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tandem.worker.checkpoints import open_checkpoint
-from tandem.worker.checkpoints.grouped import Quantization
+from tandem.worker.checkpoints.grouped import E8M0, Grouped, Quantization
 from tandem.worker.model.cuda import quantized as cuda_quantized
 from tandem.worker.model.cuda.kernels import quantized
 from tandem.worker.model.cuda.operations import TritonOperations
@@ -23,7 +23,14 @@ from tandem.worker.model.runner import ModelRunner, Work
 from tests.worker_svc.model.cuda.kernels.conftest import DEVICE, DTYPES
 from tests.worker_svc.model.llama_folders import random_llama
 
-KINDS = [Quantization(8, 0), Quantization(8, 64), Quantization(4, 32), Quantization(4, 128)]
+KINDS = [
+    Quantization(8, 0),
+    Quantization(8, 64),
+    Quantization(4, 32),
+    Quantization(4, 128),
+    Quantization(4, 32, "e2m1"),
+    Quantization(4, 64, "iq4"),
+]
 ERRORS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 MODES = [pytest.param(True, id="reproducible"), pytest.param(False, id="fast")]
 
@@ -31,7 +38,13 @@ MODES = [pytest.param(True, id="reproducible"), pytest.param(False, id="fast")]
 def weight(kind: Quantization, rows: int, columns: int, *, reproducible: bool) -> tuple[KernelWeight, torch.Tensor]:
     """A random matrix, filled in two pieces, and what it stands for."""
     torch.manual_seed(columns)
-    grouped = quantize(torch.randn(rows, columns), kind)
+    if kind.code:
+        shape = (rows, -(-columns // kind.group))
+        scale = torch.randint(120, 130, shape, dtype=E8M0) if kind.code == "e2m1" else torch.rand(shape)
+        q, order = torch.randint(0, 16, (rows, columns), dtype=torch.uint8), torch.randperm(columns)
+        grouped = Grouped(kind, q, scale, None, order if kind.code == "iq4" else None)
+    else:
+        grouped = quantize(torch.randn(rows, columns), kind)
     made = KernelWeight(kind, rows, columns, grouped, DEVICE, reproducible=reproducible)
     for start, end in ((0, 7), (7, rows)):
         part = slice(start, end)

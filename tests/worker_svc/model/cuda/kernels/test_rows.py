@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tandem.worker.model.cuda.kernels.add_norm import add_norm, add_norm_reference
+from tandem.worker.checkpoints.grouped import Float8Rows
+from tandem.worker.model.cuda.kernels.add_norm import add_norm
 from tandem.worker.model.cuda.kernels.float8 import rows_to_float8
-from tandem.worker.model.cuda.kernels.swiglu import swiglu, swiglu_reference
-from tandem.worker.model.float8 import Float8Rows, to_float8
+from tandem.worker.model.cuda.kernels.swiglu import swiglu
+from tandem.worker.model.float8 import to_float8
 from tests.worker_svc.model.cuda.kernels.conftest import DEVICE, DTYPES
 
 ERRORS = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # relative, of one rounding
@@ -16,6 +17,18 @@ ERRORS = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # rel
 
 def random(*size: int, dtype: torch.dtype) -> torch.Tensor:
     return (torch.randn(*size, generator=torch.Generator().manual_seed(size[-1])) * 3).to(dtype).to(DEVICE)
+
+
+def add_norm_reference(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Computes the norm by torch in float64, but for the rounding of the sum; `x` stays as it is."""
+    wide = (x if delta is None else (x.float() + delta.float()).to(x.dtype)).double()
+    return wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+
+
+def swiglu_reference(gate_up: torch.Tensor, size: int) -> torch.Tensor:
+    """Computes the activation by torch in float64."""
+    gate, up = gate_up[:, :size].double(), gate_up[:, size:].double()
+    return gate / (1 + (-gate).exp()) * up
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,4 +1,4 @@
-"""Text to ids by `cutting.c` and `merging.c`: the same as by tiktoken and the patterns' engines."""
+"""Text to ids by `pre_tokenize.c` and `merge.c`: the same as by tiktoken and the patterns' engines."""
 
 from __future__ import annotations
 

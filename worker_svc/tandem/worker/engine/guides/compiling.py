@@ -108,7 +108,8 @@ def _children(schema: object) -> list[tuple[str, object]]:
         if isinstance(inner, list):
             found += [(f"{key}/{index}", child) for index, child in enumerate(inner)]
     found += [(key, schema[key]) for key in ("items", "additionalProperties", "additionalItems") if key in schema]
-    return [(path, child) for path, child in found if isinstance(child, dict | bool)]
+    # Alone, true and false cannot be compiled; within a schema they can.
+    return [(path, child) for path, child in found if isinstance(child, dict)]
 
 
 def _escaped(name: str) -> str:

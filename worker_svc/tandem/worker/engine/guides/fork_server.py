@@ -8,12 +8,15 @@ when CONTROL ends or ENGINE does, and those it has forked end with it.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import resource
 import signal
 import socket
 import sys
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,10 +24,13 @@ import msgspec
 from tandem.worker.engine.guides.frames import Words
 from tandem.worker.engine.guides.keeper import keep
 from tandem.worker.engine.guides.kinship import end_with_parent
-from tandem.worker.engine.guides.limits import STACK_BYTES
+from tandem.worker.engine.guides.limits import GUIDE_NICE, STACK_BYTES
 
 if TYPE_CHECKING:
     import llguidance
+
+
+_ATTEMPTS = 5
 
 
 class _Vocabulary:
@@ -60,6 +66,23 @@ def build_tokenizer(words: Words) -> llguidance.LLTokenizer:
     return tokenizer
 
 
+def _stand_back() -> None:
+    """Leaves the processors to the steps and to what carries their results.
+
+    Where the kernel groups processes by sessions (autogroup), nice counts within a session alone: in the engine's, a
+    guide that computes for seconds is work of the engine, for which the front, in its own session, waits. At the lowest
+    rank (19) the masks of honest guides would wait for whoever computes beside them.
+    """
+    os.nice(GUIDE_NICE)
+    with contextlib.suppress(OSError):  # there may be no such groups
+        for _ in range(_ATTEMPTS):
+            try:
+                Path("/proc/self/autogroup").write_text(str(GUIDE_NICE), "ascii")
+                return
+            except BlockingIOError:  # the kernel allows one such change in a tenth of a second to all users but root
+                time.sleep(0.1)
+
+
 def main() -> None:
     """Serves until CONTROL ends."""
     end_with_parent(int(sys.argv[4]))
@@ -71,7 +94,7 @@ def main() -> None:
     hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
     if hard == resource.RLIM_INFINITY or hard >= STACK_BYTES:
         resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, STACK_BYTES))
-    os.nice(5)  # the steps come first
+    _stand_back()
     with os.fdopen(int(sys.argv[2]), "rb") as file:
         file.seek(0)
         words = msgspec.msgpack.decode(file.read(), type=Words)

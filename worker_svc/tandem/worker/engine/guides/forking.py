@@ -94,7 +94,7 @@ class Forking:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,  # a panic of llguidance may say what is in a guide
-                    # In the engine's session: the kernel may share processors among sessions first, whatever is nice.
+                    start_new_session=True,  # it ranks behind the engine's (fork_server.py)
                     env={name: value for name, value in os.environ.items() if name in _ENVIRONMENT},
                 )
         except OSError as error:

@@ -14,6 +14,8 @@ STACK_BYTES = 8 << 20  # of a guide's process, so that the same guide is served 
 MAX_LEXER_STATES = 50_000
 MAX_GRAMMAR_SIZE = 200_000
 
+GUIDE_NICE = 10  # of guides' processes: a tenth of the weight of the engine's and the front's
+
 COMPILERS = 3  # guides that are compiled at once, for callers; one caller has all but one of them at most
 # Processes that nobody uses stay, for callers who ask again with the same guide: each is a process, two descriptors of
 # the engine and some 4 MB, for what a plain schema's compilation takes, a few ms. Together they stay within the memory

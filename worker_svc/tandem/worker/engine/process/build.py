@@ -19,7 +19,7 @@ from tandem.worker.engine.engine import Engine
 from tandem.worker.engine.grammars import Grammars
 from tandem.worker.engine.guides.limits import GuideLimits
 from tandem.worker.engine.pages import PageTable
-from tandem.worker.engine.process.cache_size import cache_shapes
+from tandem.worker.engine.process.cache_size import cache_shapes, spare_states
 from tandem.worker.engine.process.calibration import key_channels
 from tandem.worker.engine.process.config import BuildError, EngineConfig
 from tandem.worker.engine.process.device import (
@@ -31,6 +31,7 @@ from tandem.worker.engine.process.device import (
 )
 from tandem.worker.engine.scheduler import SchedulerLimits
 from tandem.worker.engine.speculation.costs import Free
+from tandem.worker.engine.states import StateTable
 from tandem.worker.model.cuda import device as cuda_device
 from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.kv_cache import CacheShape, KVCache
@@ -40,6 +41,7 @@ from tandem.worker.model.parallel import ALONE, Ranks
 from tandem.worker.model.quantization import QuantizedWeight
 from tandem.worker.model.row_invariance import choose_padding
 from tandem.worker.model.runner import ModelRunner
+from tandem.worker.model.states import StateCache, StateShape
 from tandem.worker.model.transformer import Transformer
 from tandem.worker.model.weights import MadeOf
 
@@ -68,6 +70,7 @@ class BuiltEngine:
     row_invariant: bool
     ranks: int  # that share the model; `shape` is the part of one
     draft_shape: CacheShape | None = None  # of the draft model's cache, if there is one
+    state_shape: StateShape | None = None  # of sequences' states, where layers have such
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
     draft_tokens: int = 0
     draft_model: str = ""
@@ -80,8 +83,9 @@ class BuiltEngine:
 
     @property
     def kv_cache_bytes(self) -> int:
-        """Returns the bytes that all caches of all ranks allocate, with their padding pages."""
+        """Returns the bytes that all caches of all ranks allocate, with their padding pages and states."""
         beside = self.draft_shape.bytes if self.draft_shape is not None else 0
+        beside += self.state_shape.bytes if self.state_shape is not None else 0
         return self.shape.bytes * self.ranks + beside
 
 
@@ -100,19 +104,29 @@ def build_engine(
     checkpoint = checkpoint or open_checkpoint(Path(config.model))
     dtype = choose_dtype(config.dtype, device, checkpoint)
     served = served_config(checkpoint.config, config)
+    if served.delta_net is not None and device.type == "cuda":
+        raise BuildError(
+            f"the layers with a gated delta rule in {config.model} have no kernel for GPUs yet; set device to cpu"
+        )
     model, draft = _load(config, checkpoint, served, device, dtype, progress, ranks)
-    shape, draft_shape = cache_shapes(config, model, draft, dtype, device, ranks)
+    shape, draft_shape, state_shape = cache_shapes(config, model, draft, dtype, device, ranks)
     channels = key_channels(model, device, dtype, checkpoint.bos_id) if shape.format.normalizes_keys else None
     with fitting("the KV cache", "lower kv_cache_tokens or kv_cache_fraction, or set kv_cache_dtype to int8"):
         cache = KVCache(shape, device, channels)
         draft_runner = ModelRunner(draft, KVCache(draft_shape, device)) if draft and draft_shape else None
-    runner, row_invariant = _runner(model, cache, config, ranks)
+        states = StateCache(state_shape, device) if state_shape is not None else None
+    if state_shape is not None:
+        logger.info(
+            "%d slots for states of sequences, %d MiB each", state_shape.slots, state_shape.bytes_per_slot >> 20
+        )
+    runner, row_invariant = _runner(model, cache, states, config, ranks)
     sampler.prepare(served.vocab_size, device)
     return BuiltEngine(
         engine=_engine(config, checkpoint, runner, draft_runner, ranks),
         config=served,
         shape=shape,
         draft_shape=draft_shape,
+        state_shape=state_shape,
         checkpoint_format=checkpoint.format,
         eos_ids=checkpoint.eos_ids,
         bos_id=checkpoint.bos_id,
@@ -173,13 +187,17 @@ def _load(
 def _engine(
     config: EngineConfig, checkpoint: Checkpoint, runner: ModelRunner, draft: ModelRunner | None, ranks: Ranks
 ) -> Engine:
-    pages = runner.cache.shape
+    pages, states, most = runner.cache.shape, None, config.max_running_requests
+    if runner.states is not None:
+        shape = runner.states.shape
+        spare = spare_states(shape.slots, config)
+        states, most = StateTable(shape.slots, spare, shape.journal), min(most, shape.slots - spare)
     return Engine(
         runner,
-        PageTable(pages.pages, pages.page_size),
+        PageTable(pages.pages, pages.page_size, states=states),
         SchedulerLimits(
             max_batch_tokens=config.step_tokens,
-            max_running=config.max_running_requests,
+            max_running=most,
             crowd=CPU_CROWD if runner.device.type == "cpu" else None,
         ),
         grammars=_grammars(config, checkpoint.config.vocab_size, sorted(checkpoint.eos_ids), ranks),
@@ -219,18 +237,22 @@ def _draft_model(
             f"draft_model {config.draft_model} has a vocabulary of {checkpoint.config.vocab_size} ids, "
             f"the model in {config.model} one of {large.vocab_size}; they must be the same"
         )
+    if checkpoint.config.delta_net is not None:
+        raise BuildError(f"draft_model {config.draft_model} has layers with a gated delta rule; it must have attention")
     with fitting("the draft model's weights", "serve without draft_model"):
         return load_transformer(checkpoint, device, dtype, operations=operations)
 
 
-def _runner(model: Transformer, cache: KVCache, config: EngineConfig, ranks: Ranks) -> tuple[ModelRunner, bool]:
+def _runner(
+    model: Transformer, cache: KVCache, states: StateCache | None, config: EngineConfig, ranks: Ranks
+) -> tuple[ModelRunner, bool]:
     """Makes the runner, and finds out whether a row's bits depend on the others; on CUDA with recorded decodes.
 
     Experts are chosen on the host, which a recording cannot wait for; several ranks were never recorded.
     """
     recordable = model.config.experts is None and ranks.size == 1
     if cache.device.type != "cuda" or not config.cuda_graphs or not recordable:
-        runner = ModelRunner(model, cache)
+        runner = ModelRunner(model, cache, states)
         return runner, _choose_padding(runner)
     from tandem.worker.model.cuda.graphs import GraphedRunner
 

@@ -1,4 +1,7 @@
-"""Sizes the KV cache: as the operator says, or as a share of the memory that is free when all else is allocated."""
+"""Sizes the KV cache: as the operator says, or as a share of the memory that is free when all else is allocated.
+
+Where layers have states, slots for these are accounted for together with the pages: two for each request that may run,
+but at most half of the memory."""
 
 from __future__ import annotations
 
@@ -13,10 +16,12 @@ from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import kv_format
 from tandem.worker.model.parallel import Ranks
 from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.states import StateShape
 from tandem.worker.model.transformer import Transformer
 
 CPU_CACHE_FRACTION = 0.25
 CUDA_CACHE_FRACTION = 0.9
+STATE_JOURNAL = 9  # tokens: a decode's own and eight drafts; each is a seventieth of a state's size
 
 
 def cache_shapes(
@@ -26,17 +31,20 @@ def cache_shapes(
     dtype: torch.dtype,
     device: torch.device,
     ranks: Ranks,
-) -> tuple[CacheShape, CacheShape | None]:
-    """Returns the shapes of a rank's cache and the draft model's, with the same pages. Raises BuildError if too
-    small."""
+) -> tuple[CacheShape, CacheShape | None, StateShape | None]:
+    """Returns the shapes of a rank's cache and the draft model's, with the same pages, and that of its states. Raises
+    BuildError if too small."""
 
     def shape(model: Transformer, pages: int, stored: str) -> CacheShape:
         sizes = model.config
         stored_as = kv_format(stored, dtype)
-        return CacheShape(sizes.num_layers, pages, config.page_size, sizes.num_kv_heads, sizes.head_dim, stored_as)
+        return CacheShape(
+            len(sizes.attention_layers), pages, config.page_size, sizes.num_kv_heads, sizes.head_dim, stored_as
+        )
 
     page = shape(model, 1, config.kv_cache_dtype)
     draft_page = shape(draft, 1, "auto") if draft is not None else None
+    states = _states(config, model, device)
     if config.kv_cache_tokens:
         pages = config.kv_cache_tokens // config.page_size
     else:
@@ -45,18 +53,51 @@ def cache_shapes(
         with fitting("a step beside the weights", "lower max_batch_tokens"):
             _warm_up(model, replace(page, pages=warm_up_pages), device)
         page_bytes = sum(each.bytes_per_token for each in (page, draft_page) if each) * config.page_size
-        pages = _free_pages(config, page_bytes, model.config.context_length, device, ranks)
+        states = _states(config, model, device)  # of what is free now
+        taken = states.bytes if states is not None else 0
+        pages = _free_pages(config, page_bytes, model.config.context_length, device, ranks, taken)
     pages = _enough(pages, config)
-    return replace(page, pages=pages), replace(draft_page, pages=pages) if draft_page is not None else None
+    return replace(page, pages=pages), replace(draft_page, pages=pages) if draft_page is not None else None, states
 
 
-def _free_pages(config: EngineConfig, page_bytes: int, context_length: int, device: torch.device, ranks: Ranks) -> int:
-    """Returns how many pages fit into a share of what is free, but never more than every running request could fill."""
+def _states(config: EngineConfig, model: Transformer, device: torch.device) -> StateShape | None:
+    """Sizes the states; None where no layer has any."""
+    if model.config.delta_net is None:
+        return None
+    one = StateShape(model.config.delta_net, 1, STATE_JOURNAL)
+    half = int(free_memory(device) * _fraction(config, device) / 2)
+    slots = config.state_slots or min(2 * config.max_running_requests, half // one.bytes)
+    if slots < 2:
+        raise BuildError(
+            f"there would be {slots} slots of {one.bytes >> 20} MiB for sequences' states, and at least 2 are needed: "
+            "raise state_slots or kv_cache_fraction"
+        )
+    return replace(one, slots=slots)
+
+
+def spare_states(slots: int, config: EngineConfig) -> int:
+    """Returns how many slots running requests leave to prefixes at least."""
+    return max(1, slots // 4, slots - config.max_running_requests)
+
+
+def _fraction(config: EngineConfig, device: torch.device) -> float:
+    return config.kv_cache_fraction or (CUDA_CACHE_FRACTION if device.type == "cuda" else CPU_CACHE_FRACTION)
+
+
+def _free_pages(
+    config: EngineConfig, page_bytes: int, context_length: int, device: torch.device, ranks: Ranks, taken: int
+) -> int:
+    """Returns how many pages fit into a share of what is free, less what states take, but never more than every
+    running request could fill."""
     on_cuda = device.type == "cuda"
     free = free_memory(device) // (1 if on_cuda else ranks.local)
-    fraction = config.kv_cache_fraction or (CUDA_CACHE_FRACTION if on_cuda else CPU_CACHE_FRACTION)
     pages_per_context = -(-context_length // config.page_size)
-    return ranks.smallest(min(int(free * fraction) // page_bytes, config.max_running_requests * pages_per_context))
+    return ranks.smallest(
+        min(
+            (int(free * _fraction(config, device)) - taken) // page_bytes,
+            config.max_running_requests * pages_per_context,
+        )
+    )
 
 
 def _enough(pages: int, config: EngineConfig) -> int:

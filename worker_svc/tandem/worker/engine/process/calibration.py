@@ -22,9 +22,11 @@ from tandem.worker.engine.pages import PageTable
 from tandem.worker.engine.request import Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.scheduler import SchedulerLimits
+from tandem.worker.engine.states import StateTable
 from tandem.worker.model.kv_cache import CacheShape, KeyChannels, KVCache
 from tandem.worker.model.kv_formats import Plain
 from tandem.worker.model.runner import ModelRunner
+from tandem.worker.model.states import StateCache, StateShape
 from tandem.worker.model.transformer import Transformer
 
 SEQUENCES, TOKENS = 8, 250  # that are written; short ones do not show what rotary positions do to the channels
@@ -63,10 +65,18 @@ def key_channels(model: Transformer, device: torch.device, dtype: torch.dtype, b
     tokens = min(TOKENS, config.context_length - 1)
     page_size = 16
     pages = SEQUENCES * (tokens // page_size + 2)
-    shape = CacheShape(config.num_layers, pages, page_size, config.num_kv_heads, config.head_dim, Plain(dtype))
+    shape = CacheShape(
+        len(config.attention_layers), pages, page_size, config.num_kv_heads, config.head_dim, Plain(dtype)
+    )
     cache = _ListeningCache(shape, device)
     limits = SchedulerLimits(max_batch_tokens=SEQUENCES, max_running=SEQUENCES)
-    engine = Engine(ModelRunner(model, cache), PageTable(pages, page_size), limits)
+    slots, states = None, None
+    if config.delta_net is not None:
+        slots, states = (
+            StateTable(SEQUENCES + 1, 1, 1),
+            StateCache(StateShape(config.delta_net, SEQUENCES + 1, 1), device),
+        )
+    engine = Engine(ModelRunner(model, cache, states), PageTable(pages, page_size, states=slots), limits)
     for seed in range(SEQUENCES):
         engine.submit(Request.make(seed, [bos_id or 0], Sampling(seed=seed), Stopping(max_tokens=tokens), bypass=True))
     while engine.has_work:

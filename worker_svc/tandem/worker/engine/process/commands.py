@@ -52,6 +52,7 @@ class Commands:
 def load_of(engine: Engine) -> Load:
     """Returns what runs and waits now, and the counters."""
     table, scheduler = engine.table, engine.scheduler
+    states = table.states
     return Load(
         running_requests=len(scheduler.running),
         waiting_requests=scheduler.waiting,
@@ -60,6 +61,9 @@ def load_of(engine: Engine) -> Load:
         pages_free=table.free,
         pages_cached=table.cached,
         pages_referenced=table.referenced,
+        states_total=0 if states is None else states.total,
+        states_running=0 if states is None else states.total - len(states.free) - len(states.snapshots),
+        states_cached=0 if states is None else len(states.snapshots),
         guide_processes=engine.grammars.processes,
         guide_memory_bytes=engine.grammars.memory,
         statistics=copy(table.statistics),

@@ -64,6 +64,13 @@ class EngineConfig(BaseModel):
         description="that share, measured when the weights are loaded and the largest chunk was computed once; "
         "0: 0.25 of a CPU's memory, 0.9 of a GPU's, never more than all running requests could fill",
     )
+    state_slots: int = Field(
+        default=0,
+        ge=0,
+        le=65_536,
+        description="states of sequences, of models whose layers have such (Qwen3-Next, Qwen3.5): those of running "
+        "requests, a quarter or more for prefixes; 0: two for each running request, at most half of the cache's memory",
+    )
     context_length: int = Field(default=0, ge=0, description="prompt and output together; 0: the model's own")
     rope_scale: float = Field(
         default=1.0, ge=1, le=1024, description="divides positions, for so many times the model's context"

@@ -11,6 +11,7 @@ from tandem.common import machine
 from tandem.worker.checkpoints.checkpoint import DTYPES, Checkpoint
 from tandem.worker.engine.process.config import BuildError
 from tandem.worker.model.cpu.operations import cpu_operations
+from tandem.worker.model.linear import computes_bf16
 from tandem.worker.model.operations import Operations
 
 
@@ -39,8 +40,7 @@ def choose_dtype(name: str, device: torch.device, checkpoint: Checkpoint) -> tor
     if device.type == "cuda":
         with_bf16 = checkpoint.dtype != torch.float16 and torch.cuda.is_bf16_supported()
         return torch.bfloat16 if with_bf16 else torch.float16
-    with_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if with_bf16 and checkpoint.dtype != torch.float32 else torch.float32
+    return torch.bfloat16 if computes_bf16() and checkpoint.dtype != torch.float32 else torch.float32
 
 
 def choose_operations(device: torch.device, dtype: torch.dtype, *, reproducible: bool) -> Operations:

@@ -78,6 +78,11 @@ class EngineHandle(Protocol):
         """Returns when the engine has ended in any way, or can no longer be heard."""
         ...
 
+    @property
+    def pid(self) -> int | None:
+        """Returns the process id of the running engine; None for a thread."""
+        ...
+
     def cpu_seconds(self) -> float:
         """Returns the processor seconds that it has used."""
         ...
@@ -292,6 +297,7 @@ class ThreadEngine:
         self._inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
         self._dead: asyncio.Future[EngineDeath] | None = None
         self._note: tuple[int, ...] = ()
+        self.pid = None  # it is no process
 
     async def start(self, receive: Receiver, progress: Progress) -> EngineInfo:
         loop = asyncio.get_running_loop()

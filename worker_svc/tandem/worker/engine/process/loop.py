@@ -15,6 +15,7 @@ from tandem.worker.checkpoints import CheckpointError
 from tandem.worker.checkpoints.model_config import ConfigError
 from tandem.worker.engine.engine import Engine
 from tandem.worker.engine.guides.guide import Guide
+from tandem.worker.engine.page_watch import take_events, watch
 from tandem.worker.engine.process.build import BuiltEngine, build_engine
 from tandem.worker.engine.process.commands import Commands, load_of
 from tandem.worker.engine.process.config import BuildError, EngineConfig
@@ -28,6 +29,7 @@ from tandem.worker.engine.process.messages import (
     Forget,
     Inbound,
     Outbound,
+    Pages,
     Ping,
     Reply,
     StartFailed,
@@ -37,6 +39,7 @@ from tandem.worker.engine.process.messages import (
     Submit,
     Took,
     Vocabulary,
+    Watch,
 )
 from tandem.worker.engine.process.processes import NO_MEMORY
 from tandem.worker.engine.speculation.costs import StepCost
@@ -125,6 +128,8 @@ def _serve(
                 case Command(serial, rpc, request):
                     response = commands.obey(rpc, request)
                     transport.send(Reply(serial, load_of(engine), response))
+                case Watch(wanted):
+                    watch(engine.table, wanted)
                 case Took():
                     engine.learn(StepCost(message.decodes, message.drafts, message.seconds))
                 case Stop():
@@ -137,6 +142,8 @@ def _serve(
                 tell(Took(*result.cost))
         elif busy:
             engine.grammars.wait(_GUIDE_WAIT_SECONDS)
+        if (events := take_events(engine.table)) is not None:
+            transport.send(Pages.of(events))
         for serial, outcome, error in engine.grammars.take_compiled():
             transport.send(Reply(serial, load_of(engine), outcome=int(outcome), error=error))
 
@@ -160,7 +167,11 @@ def submit(engine: Engine, message: Submit) -> None:
     requests = message.to_requests()
     if message.guide is not None:
         for request in requests:
-            request.matcher = engine.grammars.matcher(Guide(*message.guide))
+            matcher = engine.grammars.matcher(Guide(*message.guide))
+            if request.thinking is not None:
+                request.thinking.behind = matcher
+            else:
+                request.matcher = matcher
     engine.submit(*requests)
 
 
@@ -202,6 +213,7 @@ def describe(built: BuiltEngine) -> EngineInfo:
         threads=built.threads,
         weight_bytes=built.weight_bytes,
         kv_cache_bytes=built.kv_cache_bytes,
+        state_cache_bytes=built.state_shape.bytes if built.state_shape is not None else 0,
         kv_cache_tokens=shape.pages * shape.page_size,
         kv_bytes_per_token=built.kv_bytes_per_token,
         kv_cache_dtype=shape.format.name,

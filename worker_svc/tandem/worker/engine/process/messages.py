@@ -15,12 +15,21 @@ import numpy as np
 
 from tandem.worker.engine.fork import private_salt, sample_seed
 from tandem.worker.engine.load import Load
-from tandem.worker.engine.request import Drafting, LogprobOptions, Request, RequestStatistics, Sharing, Stopping
+from tandem.worker.engine.reasoning import Reasoning, Thinking
+from tandem.worker.engine.request import (
+    Drafting,
+    LogprobOptions,
+    Request,
+    RequestStatistics,
+    Sharing,
+    Stopping,
+)
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.stops import StopSequences
 
 if TYPE_CHECKING:  # the front reads this file without torch
     from tandem.worker.engine.engine import Finish, StepResult
+    from tandem.worker.engine.page_events import PageEvents
     from tandem.worker.engine.sampler import Alternatives
 
 assert sys.byteorder == "little", "frames carry arrays in the machine's byte order"
@@ -58,6 +67,15 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
     lookup_ngram: int = 0  # 0: no prompt lookup
     guide: tuple[str, str] | None = None  # kind and text of `Guide`
     caller: str = ""  # who is charged for it
+    reasoning: tuple[list[int], list[int], int | None] | None = None  # the arguments of `Reasoning`
+
+    @property
+    def resumed_answer(self) -> bytes:
+        """The output of another worker that the guide must allow: what comes behind the reasoning."""
+        if self.reasoning is None:
+            return self.resumed
+        end = Reasoning(*self.reasoning).end_of(np.frombuffer(self.resumed, dtype=np.int32).tolist())
+        return b"" if end is None else self.resumed[4 * end :]
 
     def to_requests(self) -> list[Request]:
         """Converts it to the engine's own form: one request a sample, all but the first for `Engine.submit` to fork."""
@@ -86,6 +104,9 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
         )
         if self.bypass and self.samples > 1:
             request.sharing = Sharing(private_salt(self.number), private=True)
+        if self.reasoning is not None:
+            rules = Reasoning(*self.reasoning)
+            request.thinking = Thinking(rules, rules.start, request.statistics)
         if self.draft_tokens and not self.sampling.stateful:
             request.drafting = Drafting(self.draft_tokens, self.lookup_ngram)
         return request
@@ -148,6 +169,12 @@ class Ping(msgspec.Struct, tag=True, array_like=True):
     serial: int
 
 
+class Watch(msgspec.Struct, tag=True, array_like=True):
+    """Front to engine: tell what happens to cached pages (`Pages`), beginning with all that there are; or no more."""
+
+    wanted: bool
+
+
 class Stop(msgspec.Struct, tag=True, array_like=True):
     """Front to engine: leave."""
 
@@ -160,7 +187,7 @@ class Took(msgspec.Struct, tag=True, array_like=True):
     seconds: float
 
 
-Inbound = Submit | Abort | Vocabulary | Compile | Forget | Command | Ping | Stop | Took
+Inbound = Submit | Abort | Vocabulary | Compile | Forget | Command | Ping | Watch | Stop | Took
 
 
 class EngineInfo(msgspec.Struct, tag=True, array_like=True):
@@ -187,6 +214,7 @@ class EngineInfo(msgspec.Struct, tag=True, array_like=True):
     threads: int
     weight_bytes: int
     kv_cache_bytes: int
+    state_cache_bytes: int
     kv_cache_tokens: int
     kv_bytes_per_token: int
     kv_cache_dtype: str
@@ -326,4 +354,22 @@ class Reply(msgspec.Struct, tag=True, array_like=True):
     error: str = ""  # what is wrong with a guide
 
 
-Outbound = EngineInfo | StartProgress | StartFailed | Busy | Step | Reply
+class Pages(msgspec.Struct, tag=True, array_like=True):
+    """Engine to front: `PageEvents`. Numbers are int64; each page has the same number of tokens, int32."""
+
+    fresh: bool
+    serials: bytes
+    parents: bytes
+    tokens: bytes
+    salts: dict[int, str]
+    forgotten: bytes
+
+    @classmethod
+    def of(cls, events: PageEvents) -> Pages:
+        """Packs events."""
+        numbers = (np.array(each, np.int64).tobytes() for each in (events.serials, events.parents, events.forgotten))
+        serials, parents, forgotten = numbers
+        return cls(events.fresh, serials, parents, b"".join(events.tokens), events.salts, forgotten)
+
+
+Outbound = EngineInfo | StartProgress | StartFailed | Busy | Step | Reply | Pages

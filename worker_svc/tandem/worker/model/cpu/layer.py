@@ -17,7 +17,7 @@ import torch
 
 from tandem.worker.checkpoints.grouped import GROUPS
 from tandem.worker.checkpoints.model_config import ModelConfig, Rope
-from tandem.worker.model.cpu.native import PANEL
+from tandem.worker.model.cpu.native import PANEL, SCALES
 from tandem.worker.model.cpu.native.layers import FORMATS, LANES, WORTH_A_THREAD
 from tandem.worker.model.cpu.native.library import calls
 from tandem.worker.model.cpu.operations import NativeOperations, NativePlan, stores_as_given
@@ -37,7 +37,7 @@ _Pointer, _Size, _Number, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
 class _Weight(ctypes.Structure):
     _fields_ = (
-        *((name, _Pointer) for name in ("numbers", "scale", "least")),
+        *((name, _Pointer) for name in ("numbers", "scale", "least", "table")),
         *((name, _Number) for name in ("bits", "half", "per_channel")),
         *((name, _Size) for name in ("inputs", "outputs", "panels", "groups", "group")),
     )
@@ -202,14 +202,15 @@ def _weight(matrix: Linear) -> _Weight | None:
         panels = weight.panels
         bf16 = panels.dtype == torch.bfloat16
         return _Weight(numbers=panels.data_ptr(), bits=16, half=bf16, inputs=inputs, panels=len(panels))
-    if type(weight) is not QuantizedWeight or not weight.compiled:
+    if type(weight) is not QuantizedWeight or not weight.compiled or weight.order is not None:
         return None
     return _Weight(
         numbers=weight.q.data_ptr(),
         scale=weight.scale.data_ptr(),
         least=None if weight.least is None else weight.least.data_ptr(),
         bits=weight.kind.bits,
-        half=weight.scale.dtype == torch.float16,
+        table=None if weight.table is None else weight.table.data_ptr(),
+        half=SCALES[weight.scale.dtype],
         per_channel=weight.scale.shape[1] == 1 and weight.groups > 1,
         inputs=inputs,
         panels=len(weight.q),

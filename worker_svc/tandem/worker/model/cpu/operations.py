@@ -12,12 +12,14 @@ from collections.abc import Sequence
 import torch
 
 from tandem.worker.model.attention import Segment
-from tandem.worker.model.cpu import native
+from tandem.worker.model.cpu import delta_rule, native
 from tandem.worker.model.cpu.native import layers
+from tandem.worker.model.delta_rule import DeltaWeights
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.kv_formats import Parts
 from tandem.worker.model.operations import Operations, Plan, TorchOperations
 from tandem.worker.model.paged_plan import cut, longest_first, page_tables
+from tandem.worker.model.states import StatePlan
 
 _BLOCK_ROWS = 64  # queries of one kv head that share each look at a page: their numbers stay in the first two caches
 
@@ -65,6 +67,13 @@ class NativeOperations(TorchOperations):
             return layers.swiglu(gate_up, size)
         return super().swiglu(gate_up, size)
 
+    def delta_rule(
+        self, weights: DeltaWeights, layer: int, mixed: torch.Tensor, gates: torch.Tensor, plan: StatePlan
+    ) -> torch.Tensor:
+        if _served(mixed, weights.sizes.value_dim) and delta_rule.serves(weights.sizes):
+            return delta_rule.delta_rule(weights, layer, mixed, gates, plan)
+        return super().delta_rule(weights, layer, mixed, gates, plan)
+
 
 _PLAIN = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -95,9 +104,17 @@ class NativePlan:
             window=window,
         )
 
-    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(
+        self,
+        keys: Parts,
+        values: Parts,
+        q: torch.Tensor,
+        scale: float,
+        cap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Attention of queries `q` `[N, heads, head_dim]` over one layer's pages; rows of no segment give zeros."""
-        out = layers.attention(self.work, self._format, keys, values, q.float(), scale)
+        out = layers.attention(self.work, self._format, keys, values, q.float(), scale, cap, sinks)
         if len(out) != self.rows:
             self._clear_padding(out)
         return out.to(q.dtype)

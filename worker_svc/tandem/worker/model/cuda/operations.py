@@ -23,11 +23,13 @@ from tandem.worker.model.cuda.kernels.store import rotate_and_store
 from tandem.worker.model.cuda.kernels.swiglu import swiglu
 from tandem.worker.model.cuda.kernels.tiles import INT4, INT8, Stored
 from tandem.worker.model.cuda.quantized import KernelWeight
+from tandem.worker.model.delta_rule import DeltaWeights, delta_rule
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.kv_formats import Parts
 from tandem.worker.model.operations import Plan, TorchOperations
 from tandem.worker.model.paged_plan import Ints, cut, divide, longest_first, page_tables
 from tandem.worker.model.quantization import QuantizedWeight
+from tandem.worker.model.states import StatePlan
 
 SPLIT = 256  # tokens
 VERIFIED = 16  # queries in a row that are still treated like decodes
@@ -78,10 +80,19 @@ class PagedLaunch:
     window: int
     programs: int
 
-    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, out: torch.Tensor, scale: float) -> None:
+    def attend(
+        self,
+        keys: Parts,
+        values: Parts,
+        q: torch.Tensor,
+        out: torch.Tensor,
+        scale: float,
+        cap: float,
+        sinks: torch.Tensor | None,
+    ) -> None:
         paged_attention(
-            q, out, keys, values, self.sizes.stored, self.work, self.partials, scale, queries=self.queries,
-            split=self.split, tile=self.sizes.tile, window=self.window, programs=self.programs,
+            q, out, keys, values, self.sizes.stored, self.work, self.partials, scale, cap, sinks,
+            queries=self.queries, split=self.split, tile=self.sizes.tile, window=self.window, programs=self.programs,
         )  # fmt: skip
 
 
@@ -95,9 +106,18 @@ class PrefillLaunch:
     rows: int  # of a block's matrix
     window: int
 
-    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, out: torch.Tensor, scale: float) -> None:
+    def attend(
+        self,
+        keys: Parts,
+        values: Parts,
+        q: torch.Tensor,
+        out: torch.Tensor,
+        scale: float,
+        cap: float,
+        sinks: torch.Tensor | None,
+    ) -> None:
         prefill_attention(
-            q, out, keys, values, self.sizes.stored, self.tables, self.blocks, scale,
+            q, out, keys, values, self.sizes.stored, self.tables, self.blocks, scale, cap, sinks,
             rows=self.rows, tile=self.sizes.prefill_tile, window=self.window,
         )  # fmt: skip
 
@@ -112,12 +132,20 @@ class KernelPlan:
     launches: Sequence[PagedLaunch | PrefillLaunch]
     _out: torch.Tensor | None = None
 
-    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(
+        self,
+        keys: Parts,
+        values: Parts,
+        q: torch.Tensor,
+        scale: float,
+        cap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         out = self._out
         if out is None or out.shape != q.shape:
             out = self._out = torch.zeros_like(q)
         for launch in self.launches:
-            launch.attend(keys, values, q, out, scale)
+            launch.attend(keys, values, q, out, scale, cap, sinks)
         return out
 
 
@@ -207,6 +235,11 @@ class TritonOperations:
         stored = Stored.of(cache.shape.format, cache.shape.head_dim)
         channels = cache.key_channels[layer] if cache.key_channels else None
         return rotate_and_store(qkv, rotation, cache.keys[layer], cache.values[layer], stored, slots, channels)
+
+    def delta_rule(
+        self, weights: DeltaWeights, layer: int, mixed: torch.Tensor, gates: torch.Tensor, plan: StatePlan
+    ) -> torch.Tensor:
+        return delta_rule(weights, layer, mixed, gates, plan)  # there is no kernel; the start refuses such models
 
     def swiglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
         return swiglu(gate_up, size)

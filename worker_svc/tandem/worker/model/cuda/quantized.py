@@ -33,6 +33,8 @@ class KernelWeight(QuantizedWeight):
         self.register_buffer("scale", torch.zeros((rows, groups), dtype=like.scale.dtype, device=device))
         least = None if like.least is None else torch.zeros((rows, groups), dtype=like.least.dtype, device=device)
         self.register_buffer("least", least)
+        self.register_buffer("table", None if kind.numbers is None else kind.numbers.to(device))
+        self.register_buffer("order", None if like.order is None else like.order.to(device))
 
     def __len__(self) -> int:
         return len(self.q)
@@ -64,19 +66,21 @@ class KernelWeight(QuantizedWeight):
             packed = q.view(len(q), -1, self._group // 2)
             q = torch.stack((packed & 15, packed >> 4), dim=2).view(len(q), -1)
         least = None if self.least is None else self.least[index]
-        return Grouped(self.kind, q[:, : self.columns], self.scale[index], least).dequantize()
+        return Grouped(self.kind, q[:, : self.columns], self.scale[index], least, self.order).dequantize()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.order is not None:
+            x = x.index_select(1, self.order)
         if self._reproducible or len(x) <= MOST_ROWS:
             few = x.dtype == torch.float32 or (len(x) <= FEW_ROWS and not self._reproducible)
             together = FEW_ROWS if few else MORE_ROWS  # float32 has no matrix unit, and would not fit into registers
             return quantized_product(
-                x.contiguous(), self.q, self.scale, self.least, group=self._group, rows_together=together
+                x.contiguous(), self.q, self.scale, self.least, self.table, group=self._group, rows_together=together
             )
         products = []
         for start in range(0, len(self.q), _PIECE_ROWS):
             piece = slice(start, start + _PIECE_ROWS)
             least = None if self.least is None else self.least[piece]
-            rows = plain(self.q[piece], self.scale[piece], least, self.columns, self._group, x.dtype)
+            rows = plain(self.q[piece], self.scale[piece], least, self.table, self.columns, self._group, x.dtype)
             products.append(F.linear(x, rows))
         return products[0] if len(products) == 1 else torch.cat(products, dim=1)

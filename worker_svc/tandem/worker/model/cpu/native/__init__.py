@@ -34,9 +34,11 @@ from __future__ import annotations
 
 import torch
 
+from tandem.worker.checkpoints.grouped import E8M0
 from tandem.worker.model.cpu.native.library import calls, library
 
 PANEL = 16  # rows of a weight that lie interleaved
+SCALES = {torch.float32: 0, torch.float16: 1, E8M0: 2}  # as `Product` has them
 WIDE_TILE = 32  # inputs of bf16 that `wide_product` takes at once
 
 
@@ -52,9 +54,16 @@ def allow_wide(allowed: bool) -> bool:
 
 
 def quantized_product(
-    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, least: torch.Tensor | None, groups: int, group: int
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    least: torch.Tensor | None,
+    groups: int,
+    group: int,
+    *,
+    table: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`x [rows, k]` fp32 times int8 weights (`least` None) or int4 weights: `[rows, panels * 16]` fp32.
+    """`x [rows, k]` fp32 times int8 weights (neither `least` nor `table`) or int4 weights: `[rows, panels * 16]` fp32.
 
     See `QuantizedWeight`; rows are quantized to int16 in `groups` groups of `group` numbers, which zeros fill up.
     """
@@ -64,11 +73,12 @@ def quantized_product(
     out = torch.empty((rows, panels * PANEL))
     room = torch.empty(2 * rows * groups * (group // 2 + 2), dtype=torch.int32)
     calls().tandem_quantized_product(
-        8 if least is None else 4,
+        8 if least is None and table is None else 4,
         weight.data_ptr(),
         scale.data_ptr(),
         0 if least is None else least.data_ptr(),
-        scale.dtype == torch.float16,
+        0 if table is None else table.data_ptr(),
+        SCALES[scale.dtype],
         scale.shape[1] == 1 and groups > 1,
         x.data_ptr(),
         k,
@@ -91,6 +101,26 @@ def half_product(x: torch.Tensor, panels: torch.Tensor) -> torch.Tensor:
     bf16 = panels.dtype == torch.bfloat16
     calls().tandem_half_product(
         bf16, panels.data_ptr(), x.data_ptr(), out.data_ptr(), rows, k, len(panels), torch.get_num_threads()
+    )
+    return out
+
+
+def float8_product(x: torch.Tensor, panels: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """`x [rows, k]` fp32 times panels `[out / 16, k, 16]` of e4m3, with scales in panels too, one a row or every 128
+    inputs: `[rows, out]` fp32."""
+    x = x.contiguous()
+    rows, k = x.shape
+    out = torch.empty((rows, len(panels) * PANEL))
+    calls().tandem_float8_product(
+        panels.data_ptr(),
+        scale.data_ptr(),
+        scale.shape[1],
+        x.data_ptr(),
+        out.data_ptr(),
+        rows,
+        k,
+        len(panels),
+        torch.get_num_threads(),
     )
     return out
 

@@ -2,7 +2,7 @@
 //
 // A query looks at one page of keys after the other, from the first on that it sees, with a softmax in progress:
 //
-//     m' = max(m, max s)    s = scale * q . k of the keys that it sees
+//     m' = max(m, max s)    s = scale * q . k of the keys that it sees, or cap * tanh(that / cap)
 //     p  = exp(s - m')
 //     l  = l exp(m - m') + sum p
 //     o  = o exp(m - m') + p . v         the answer is o / l
@@ -25,7 +25,8 @@ typedef struct {
     int64_t stride;
     float *out;  // [rows, heads * head_dim]
     int64_t kv_heads, group, head_dim, page_size, window;
-    float scale;
+    float scale, cap;    // cap 0: none
+    const float *sinks;  // [heads], one more score each, of a value that is 0; or 0
 } Attention;
 
 #define QUERIES 3  // with KEYS sums each
@@ -129,6 +130,17 @@ INLINE void output_rows(const int rows, const float *p, int64_t width, const flo
     if (i < d) output_tile(rows, 1, p, width, v + i, d, keys, o + i);
 }
 
+// s [width] = cap * tanh(s / cap), where tanh(x) = 1 - 2 / (1 + e^2x).
+INLINE void soft_cap(float *s, int64_t width, float cap) {
+    const __m256 one = _mm256_set1_ps(1.0f), two = _mm256_set1_ps(2.0f), most = _mm256_set1_ps(cap);
+    const __m256 doubled = _mm256_set1_ps(2.0f / cap);
+    for (int64_t i = 0; i < width; i += 8) {
+        const __m256 power = exponential(_mm256_mul_ps(_mm256_loadu_ps(s + i), doubled));
+        const __m256 tanh = _mm256_sub_ps(one, _mm256_div_ps(two, _mm256_add_ps(one, power)));
+        _mm256_storeu_ps(s + i, _mm256_mul_ps(tanh, most));
+    }
+}
+
 // One row's scores s [width] become weights; keys from `first` to before `last` are seen. Its sums o [d], m and l follow.
 INLINE void soften(float *s, int64_t width, int64_t first, int64_t last, float *o, int64_t d, float *m, float *l) {
     for (int64_t i = 0; i < first && i < width; i++) s[i] = -INFINITY;
@@ -182,7 +194,7 @@ static void attend(const Attention *a, const int32_t *block, int64_t head, float
         const float *from = a->q + (block[0] + row / a->group) * a->stride + (head * a->group + row % a->group) * d;
         for (int64_t i = 0; i < d; i += 8)
             _mm256_storeu_ps(q + row * d + i, _mm256_mul_ps(_mm256_loadu_ps(from + i), scale));
-        m[row] = -INFINITY, l[row] = 0;
+        m[row] = a->sinks ? a->sinks[head * a->group + row % a->group] : -INFINITY, l[row] = a->sinks ? 1 : 0;
     }
     memset(o, 0, (size_t)(rows * d) * sizeof(float));
     const int64_t oldest = a->window && position >= a->window ? position - a->window + 1 : 0;
@@ -197,6 +209,7 @@ static void attend(const Attention *a, const int32_t *block, int64_t head, float
         for (int64_t row = 0; row < rows; row++) {
             const int64_t place = position + row / a->group, last = place + 1 - start < keys ? place + 1 - start : keys;
             const int64_t first = a->window && place - a->window + 1 > start ? place - a->window + 1 - start : 0;
+            if (a->cap > 0) soft_cap(s + row * width, looked_at, a->cap);
             soften(s + row * width, looked_at, first, last, o + row * d, d, m + row, l + row);
         }
 #define CALL(R) output_rows(R, s + row * width, width, v, d, keys, o + row * d)
@@ -215,7 +228,8 @@ static void attend(const Attention *a, const int32_t *block, int64_t head, float
 int tandem_attention(const void *keys, const void *key_constants, const void *values, const void *value_constants,
                      int format, const int32_t *blocks, int64_t count, int64_t most, const int32_t *tables,
                      int64_t table_width, const float *q, int64_t stride, float *out, int64_t kv_heads, int64_t group,
-                     int64_t head_dim, int64_t page_size, int64_t window, float scale, int threads) {
+                     int64_t head_dim, int64_t page_size, int64_t window, float scale, float cap, const float *sinks,
+                     int threads) {
     const Attention a = {{{keys, key_constants}, {values, value_constants}},
                          format,
                          blocks,
@@ -229,7 +243,9 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
                          head_dim,
                          page_size,
                          window,
-                         scale};
+                         scale,
+                         cap,
+                         sinks};
     const int64_t rows = most * group, width = (page_size + 7) / 8 * 8;
     const int64_t numbers = rows * (2 * head_dim + width + 2) + 2 * page_size * head_dim;
     int failed = 0;

@@ -5,7 +5,9 @@
 
 typedef struct {
     const void *numbers, *scale, *least;
-    int32_t bits, half, per_channel;  // bits: 16, 8, 4, or 0: wide panels; half: with 16 and 0, bf16; else fp16 scales
+    const int16_t *table;
+    int32_t bits, half,
+        per_channel;  // bits: 16, 8, 4, or 0: wide panels; half: with 16 and 0, bf16; else as in `Product`
     int64_t inputs, outputs, panels, groups, group;
 } Weight;
 
@@ -32,8 +34,8 @@ static void product(const Weight *w, const float *x, float *out, const Step *s) 
         tandem_wide_product(w->half, w->numbers, x, s->room, out, s->rows, w->inputs, w->outputs, s->threads);
     else if (w->bits == 16) tandem_half_product(w->half, w->numbers, x, out, s->rows, w->inputs, w->panels, s->threads);
     else
-        tandem_quantized_product(w->bits, w->numbers, w->scale, w->least, w->half, w->per_channel, x, w->inputs,
-                                 s->room, out, s->rows, w->panels, w->groups, w->group, s->threads);
+        tandem_quantized_product(w->bits, w->numbers, w->scale, w->least, w->table, w->half, w->per_channel, x,
+                                 w->inputs, s->room, out, s->rows, w->panels, w->groups, w->group, s->threads);
 }
 
 // x [rows, hidden] and `delta`, which is still to be added to it, before the layer (unless `begins`) and after it.
@@ -46,7 +48,7 @@ int tandem_layer(const Layer *l, const Step *s, float *x, float *delta, int begi
     if (s->attending != s->rows) memset(s->attended, 0, (size_t)(s->rows * heads * d) * sizeof(float));
     const int failed = tandem_attention(keys, 0, values, 0, s->format, s->blocks, s->count, s->most, s->tables,
                                         s->width, s->qkv, stride, s->attended, l->kv_heads, heads / l->kv_heads, d,
-                                        s->page_size, s->window, l->scale, s->attention_threads);
+                                        s->page_size, s->window, l->scale, 0, 0, s->attention_threads);
     product(&l->output, s->attended, delta, s);
     tandem_add_norm(x, delta, l->mlp_norm, s->normed, s->rows, l->hidden, l->eps, s->threads);
     product(&l->gate_up, s->normed, s->gate_up, s);

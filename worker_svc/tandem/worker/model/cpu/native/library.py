@@ -12,7 +12,7 @@ from tandem.common.compiled import CSources, Signature
 _POINTER, _SIZE, _NUMBER, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _FUNCTIONS: dict[str, Signature] = {
     "quantized_product": (
-        [_NUMBER, *[_POINTER] * 3, *[_NUMBER] * 2, _POINTER, _SIZE, *[_POINTER] * 2, *[_SIZE] * 4, _NUMBER],
+        [_NUMBER, *[_POINTER] * 4, *[_NUMBER] * 2, _POINTER, _SIZE, *[_POINTER] * 2, *[_SIZE] * 4, _NUMBER],
         None,
     ),
     "allow_wide": ([_NUMBER], _NUMBER),
@@ -20,6 +20,7 @@ _FUNCTIONS: dict[str, Signature] = {
     "allow_amx": ([_NUMBER], None),
     "wide_product": ([_NUMBER, *[_POINTER] * 4, *[_SIZE] * 3, _NUMBER], None),
     "half_product": ([_NUMBER, *[_POINTER] * 3, *[_SIZE] * 3, _NUMBER], None),
+    "float8_product": ([*[_POINTER] * 2, _SIZE, *[_POINTER] * 2, *[_SIZE] * 3, _NUMBER], None),
     "add_norm": ([*[_POINTER] * 4, *[_SIZE] * 2, _FLOAT, _NUMBER], None),
     "swiglu": ([*[_POINTER] * 2, *[_SIZE] * 3, _NUMBER], None),
     "rotate_and_store": ([_POINTER, _SIZE, *[_POINTER] * 4, _NUMBER, _POINTER, *[_SIZE] * 5, _NUMBER], None),
@@ -32,18 +33,20 @@ _FUNCTIONS: dict[str, Signature] = {
             *[_POINTER, _SIZE] * 2,
             _POINTER,
             *[_SIZE] * 5,
-            _FLOAT,
+            *[_FLOAT] * 2,
+            _POINTER,
             _NUMBER,
         ],
         ctypes.c_int,
     ),
+    "delta_net": ([_POINTER, _POINTER, _SIZE, _POINTER], None),
     "layer": ([*[_POINTER] * 4, _NUMBER, *[_POINTER] * 2], ctypes.c_int),
 }
 
 SOURCES = CSources(
     Path(__file__).parent,
     "operations",
-    ("products.c", "quantized_wide.c", "panels_wide.c", "rows.c", "attention.c", "layer.c"),
+    ("products.c", "quantized_wide.c", "panels_wide.c", "rows.c", "attention.c", "layer.c", "delta_net.c"),
     ("numbers.h", "operations.h", "quantized.h"),
     _FUNCTIONS,
     # Of OpenMP's, the one that torch has loaded by the same name serves both; else their threads would compete.

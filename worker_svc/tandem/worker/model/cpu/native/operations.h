@@ -2,11 +2,13 @@
 
 #include <stdint.h>
 
-void tandem_quantized_product(int bits, const void *weight, const void *scale, const void *least, int half,
-                              int per_channel, const float *x, int64_t k, int32_t *room, float *out, int64_t rows,
-                              int64_t panels, int64_t groups, int64_t group, int threads);
+void tandem_quantized_product(int bits, const void *weight, const void *scale, const void *least, const int16_t *table,
+                              int half, int per_channel, const float *x, int64_t k, int32_t *room, float *out,
+                              int64_t rows, int64_t panels, int64_t groups, int64_t group, int threads);
 void tandem_half_product(int bf16, const uint16_t *weight, const float *x, float *out, int64_t rows, int64_t k,
                          int64_t panels, int threads);
+void tandem_float8_product(const uint8_t *weight, const float *scale, int64_t groups, const float *x, float *out,
+                           int64_t rows, int64_t k, int64_t panels, int threads);
 int tandem_wide_serves(void);
 void tandem_wide_product(int bf16, const void *weight, const float *x, void *room, float *out, int64_t rows, int64_t k,
                          int64_t outputs, int threads);
@@ -19,4 +21,26 @@ void tandem_rotate_and_store(float *qkv, int64_t stride, const float *cos, const
 int tandem_attention(const void *keys, const void *key_constants, const void *values, const void *value_constants,
                      int format, const int32_t *blocks, int64_t count, int64_t most, const int32_t *tables,
                      int64_t table_width, const float *q, int64_t stride, float *out, int64_t kv_heads, int64_t group,
-                     int64_t head_dim, int64_t page_size, int64_t window, float scale, int threads);
+                     int64_t head_dim, int64_t page_size, int64_t window, float scale, float cap, const float *sinks,
+                     int threads);
+
+// What a step of a layer with a gated delta rule reads and writes (`delta_net.c`).
+typedef struct {
+    const float *mixed, *gates;          // [rows, channels + heads * value_dim]: q, k, v, z; [rows, 2 heads]: b, a
+    const float *filter;                 // [kernel, channels]
+    const float *rate, *bias;            // [heads]
+    const float *norm;                   // [value_dim]
+    float *states;                       // [slots, heads, key_dim, value_dim]
+    float *tails;                        // [slots, kernel - 1 + journal, channels]
+    float *journals;                     // [slots, journal, 2 heads]: decay, beta
+    float *room;                         // [tokens, channels + 2 heads], those of journals included
+    float *out;                          // [rows, heads * value_dim]
+    int64_t stride, gates_stride;        // between rows
+    int64_t channels, key_heads, heads;  // channels: (2 key_heads * key_dim) + (heads * value_dim)
+    int64_t key_dim, value_dim, kernel, journal;
+    float eps;
+    int threads;
+} Delta;
+
+// works [count, 9]: slot, fresh, row, length, replayed, commit, place, first and last of its saves [.., 2]: count, slot
+void tandem_delta_net(const Delta *d, const int64_t *works, int64_t count, const int64_t *saves);

@@ -7,6 +7,9 @@
 // A row's number is the sum over the inputs in their order, in one accumulator, whatever the other rows, the blocks and the
 // threads: a sum that is put down between two blocks is taken up as it was. AMX and vdpbf16ps add up in different
 // orders, so a process uses one of them for everything.
+//
+// What needs bf16's instructions or AMX stands in functions that are named so and never become part of another: a
+// compiler may move an instruction in front of the `if` that it stands behind.
 
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -22,6 +25,8 @@
 #define CACHED (1 << 20)   // bytes of activations that stay in the second cache while weights go by
 #define BLOCKS_AT_ONCE 20  // of activations for which weights are read once; 8 by AMX
 #define WORTH_THREADS (1 << 18)
+
+#define ALONE __attribute__((noinline))
 
 #if defined(__GNUC__) && (defined(__clang__) || __GNUC__ >= 11)
 #define WITH_AMX 1
@@ -75,7 +80,6 @@ typedef struct {
     const uint8_t *weight;
     float *out;                    // [rows, outputs]
     int64_t rows, steps, outputs;  // steps: tiles of bf16, inputs of fp32
-    int amx;
 } Wide;
 
 // The lanes of a pair's panel that are outputs.
@@ -87,7 +91,7 @@ INLINE __mmask16 lanes(const Wide *p, int64_t pair, int panel) {
 // ---------------------------------------------------------------------------------------------------- activations
 
 // A block of `rows` as [tiles, rows, 32] bf16.
-static void pack_bf16(const float *x, int64_t rows, int64_t k, uint16_t *to) {
+ALONE static void pack_bf16(const float *x, int64_t rows, int64_t k, uint16_t *to) {
     for (int64_t start = 0; start < k; start += TILE)
         for (int64_t r = 0; r < rows; r++, to += TILE)
             for (int h = 0; h < 2; h++) {
@@ -99,7 +103,7 @@ static void pack_bf16(const float *x, int64_t rows, int64_t k, uint16_t *to) {
 }
 
 // A block of `rows` as [k, rows].
-static void pack_fp32(const float *x, int64_t rows, int64_t k, float *to) {
+ALONE static void pack_fp32(const float *x, int64_t rows, int64_t k, float *to) {
     for (int64_t first = 0; first < k; first += 16)
         for (int64_t r = 0; r < rows; r++)
             for (int64_t i = first; i < first + 16 && i < k; i++) to[i * rows + r] = x[r * k + i];
@@ -117,7 +121,7 @@ typedef struct {
 } __attribute__((packed)) TileShapes;
 
 // Sums 0 to 3, activations 4 and 5, weights 6 and 7, for blocks of `upper` and `lower` rows.
-static void shape_tiles(int upper, int lower) {
+ALONE static void amx_shape(int upper, int lower) {
     TileShapes shapes;
     memset(&shapes, 0, sizeof shapes);
     shapes.palette = 1;
@@ -175,8 +179,8 @@ INLINE void amx_sums(const int two, const uint16_t *upper, const uint16_t *lower
 }
 
 // As above; where the pair's outputs are not all there, by way of a room of its own.
-static void amx_block(const Wide *p, const uint16_t *x, int64_t row, int64_t rows, int64_t pair, int64_t first,
-                      int64_t last, const uint8_t *ahead, int64_t pace) {
+ALONE static void amx_block(const Wide *p, const uint16_t *x, int64_t row, int64_t rows, int64_t pair, int64_t first,
+                            int64_t last, const uint8_t *ahead, int64_t pace) {
     const int64_t upper_rows = rows < 16 ? rows : 16, lower_rows = rows - upper_rows;
     const uint16_t *upper = x + row * p->steps * TILE, *lower = upper + upper_rows * p->steps * TILE;
     const uint8_t *w = p->weight + pair * p->steps * 2048;
@@ -251,9 +255,9 @@ INLINE void block(const Wide *p, const int bf16, const void *x, int64_t row, int
 // ---------------------------------------------------------------------------------------------------- the product
 
 // A thread's pairs, with all rows.
-static void pairs_of(const Wide *p, const int bf16, const void *x, int64_t from, int64_t to) {
+INLINE void pairs_of(const Wide *p, const int bf16, const int amx, const void *x, int64_t from, int64_t to) {
     const int64_t bytes = bf16 ? TILE * 2 : 4, width = PAIR * bytes;  // of a row's step, and of a pair's
-    const int64_t high = p->amx ? ROWS_AMX : ROWS, at_once = high * (p->amx ? 8 : BLOCKS_AT_ONCE);
+    const int64_t high = amx ? ROWS_AMX : ROWS, at_once = high * (amx ? 8 : BLOCKS_AT_ONCE);
 #ifdef WITH_AMX
     int64_t shaped = 0;
 #endif
@@ -271,8 +275,8 @@ static void pairs_of(const Wide *p, const int bf16, const void *x, int64_t from,
                     const uint8_t *ahead = p->weight + ((pair + (blocks > 1)) * p->steps + first) * width;
                     ahead += blocks > 1 ? (row - start) / high * (last - first) * width / blocks : 8192;
 #ifdef WITH_AMX
-                    if (p->amx) {
-                        if (rows != shaped) shape_tiles(rows < 16 ? (int)rows : 16, rows < 16 ? 0 : (int)rows - 16);
+                    if (amx) {
+                        if (rows != shaped) amx_shape(rows < 16 ? (int)rows : 16, rows < 16 ? 0 : (int)rows - 16);
                         shaped = rows;
                         amx_block(p, x, row, rows, pair, first, last, ahead, width / blocks);
                         continue;
@@ -288,9 +292,19 @@ static void pairs_of(const Wide *p, const int bf16, const void *x, int64_t from,
         }
     }
 #ifdef WITH_AMX
-    if (p->amx) _tile_release();
+    if (amx) _tile_release();
 #endif
 }
+
+typedef void Pairs(const Wide *p, const void *x, int64_t from, int64_t to);
+
+ALONE static void pairs_fp32(const Wide *p, const void *x, int64_t from, int64_t to) { pairs_of(p, 0, 0, x, from, to); }
+
+ALONE static void pairs_bf16(const Wide *p, const void *x, int64_t from, int64_t to) { pairs_of(p, 1, 0, x, from, to); }
+
+#ifdef WITH_AMX
+ALONE static void pairs_amx(const Wide *p, const void *x, int64_t from, int64_t to) { pairs_of(p, 1, 1, x, from, to); }
+#endif
 
 // x [rows, k] -> out [rows, outputs]; `room` has rows * (k filled up to whole tiles) numbers of 4 bytes.
 void tandem_wide_product(int bf16, const void *weight, const float *x, void *room, float *out, int64_t rows, int64_t k,
@@ -298,7 +312,11 @@ void tandem_wide_product(int bf16, const void *weight, const float *x, void *roo
     const int amx = bf16 && amx_allowed && amx_is_there();
     const int64_t steps = bf16 ? (k + TILE - 1) / TILE : k, high = amx ? ROWS_AMX / 2 : ROWS;
     const int64_t pairs = (outputs + PAIR - 1) / PAIR, blocks = (rows + high - 1) / high;
-    const Wide p = {weight, out, rows, steps, outputs, amx};
+    const Wide p = {weight, out, rows, steps, outputs};
+    Pairs *some_pairs = bf16 ? pairs_bf16 : pairs_fp32;
+#ifdef WITH_AMX
+    if (amx) some_pairs = pairs_amx;
+#endif
     if (rows * k * outputs < WORTH_THREADS) threads = 1;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && rows * k > 65536)
     for (int64_t number = 0; number < blocks; number++) {
@@ -309,7 +327,7 @@ void tandem_wide_product(int bf16, const void *weight, const float *x, void *roo
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (int part = 0; part < threads; part++) {
         const int64_t from = pairs * part / threads, to = pairs * (part + 1) / threads;
-        pairs_of(&p, bf16, room, from, to);
+        some_pairs(&p, room, from, to);
     }
 }
 

@@ -77,6 +77,10 @@ static void quantize_rows(const float *x, int64_t rows, int64_t k, int64_t group
 // ---------------------------------------------------------------------------------------------------- quantized weights
 
 INLINE __m256 eight(const void *numbers, int64_t at, int half) {
+    if (half == 2) {
+        const __m128i powers = _mm_loadl_epi64((const __m128i *)((const uint8_t *)numbers + at));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(powers), 23));
+    }
     if (half) return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)((const uint16_t *)numbers + at)));
     return _mm256_loadu_ps((const float *)numbers + at);
 }
@@ -84,9 +88,16 @@ INLINE __m256 eight(const void *numbers, int64_t at, int half) {
 // Without this, gcc adds up products before it adds them to sums, and has to put sums on the stack.
 #define ADDED(SUM) __asm__("" : "+x"(SUM))
 
+// What 16 codes stand for. `table` has the low bytes of the sixteen numbers, and the high ones, each twice.
+INLINE __m256i decoded(__m256i code, const __m256i table[2]) {
+    const __m256i low = _mm256_shuffle_epi8(table[0], _mm256_or_si256(code, _mm256_set1_epi16((short)0x8000)));
+    const __m256i high = _mm256_or_si256(_mm256_slli_epi16(code, 8), _mm256_set1_epi16(0x80));
+    return _mm256_or_si256(low, _mm256_shuffle_epi8(table[1], high));
+}
+
 // The sums of one group, `quads` times four inputs: of some rows, and of panels that lie `stride` bytes apart.
-INLINE void group_sums(const int rows, const int panels, const int bits, const uint8_t *w, int64_t stride,
-                       const int32_t *x, const int quads, __m256i sum[][2]) {
+INLINE void group_sums(const int rows, const int panels, const int bits, const int coded, const __m256i table[2],
+                       const uint8_t *w, int64_t stride, const int32_t *x, const int quads, __m256i sum[][2]) {
     const __m256i low = _mm256_set1_epi16(15);
     for (int r = 0; r < rows * panels; r++) sum[r][0] = sum[r][1] = _mm256_setzero_si256();
     for (int i = 0; i < quads; i++, w += PANEL * bits / 2, x += 2 * rows)
@@ -99,6 +110,7 @@ INLINE void group_sums(const int rows, const int panels, const int bits, const u
                     if (bits == 8) b[h] = _mm256_cvtepi8_epi16(raw);
                     else if (pair == 0) b[h] = _mm256_and_si256(_mm256_cvtepu8_epi16(raw), low);
                     else b[h] = _mm256_srli_epi16(_mm256_cvtepu8_epi16(raw), 4);
+                    if (coded) b[h] = decoded(b[h], table);
                 }
                 for (int r = 0; r < rows; r++) {
                     const __m256i a = _mm256_set1_epi32(x[pair * rows + r]);
@@ -112,13 +124,21 @@ INLINE void group_sums(const int rows, const int panels, const int bits, const u
 }
 
 // Some rows and one panel, or one row and some panels, from `row` and `panel` on; the groups from `first` to `last`.
-INLINE void quantized_tile(const Product *p, const int rows, const int panels, const int bits, const int group,
-                           int64_t panel, int64_t row, int64_t first, int64_t last, const uint8_t *ahead) {
+INLINE void quantized_tile(const Product *p, const int rows, const int panels, const int bits, const int coded,
+                           const int group, int64_t panel, int64_t row, int64_t first, int64_t last,
+                           const uint8_t *ahead) {
     const int64_t width = p->groups * group, columns = p->panels * PANEL, stride = width * PANEL * bits / 8;
     const uint8_t *w = p->weight + panel * stride;
     const int32_t *x = p->x + row * (width / 2);
     const float *x_scale = p->x_scale + row * p->groups, *x_sum = p->x_sum + row * p->groups;
     float *out = p->out + row * columns + panel * PANEL;
+    __m256i table[2];
+    if (coded) {
+        uint8_t bytes[2][32];
+        for (int i = 0; i < 32; i++)
+            bytes[0][i] = (uint8_t)p->table[i % 16], bytes[1][i] = (uint8_t)(p->table[i % 16] >> 8);
+        for (int i = 0; i < 2; i++) table[i] = _mm256_loadu_si256((const __m256i *)bytes[i]);
+    }
     __m256 total[ROWS][2];  // by panel and row
     for (int r = 0; r < rows; r++)
         for (int n = 0; n < panels; n++)
@@ -133,7 +153,7 @@ INLINE void quantized_tile(const Product *p, const int rows, const int panels, c
             for (int64_t i = 0; i < group * PANEL * bits / 8; i += 64, ahead += 64)
                 _mm_prefetch((const char *)ahead, _MM_HINT_T1);
         const int32_t *group_x = x + g * (group / 2) * rows;
-        group_sums(rows, panels, bits, group_w, stride, group_x, group / 4, sum);
+        group_sums(rows, panels, bits, coded, table, group_w, stride, group_x, group / 4, sum);
         for (int n = 0; n < panels; n++)
             for (int h = 0; h < 2; h++) {
                 const int64_t at = ((panel + n) * p->groups + g) * PANEL + 8 * h;
@@ -143,7 +163,7 @@ INLINE void quantized_tile(const Product *p, const int rows, const int panels, c
                     __m256 *to = &total[n * rows + r][h];
                     *to = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[n * rows + r][h]), factor, *to);
                 }
-                if (bits == 8) continue;
+                if (bits == 8 || coded) continue;
                 const __m256 least = eight(p->least, at, p->half);
                 for (int r = 0; r < rows; r++) {
                     __m256 *to = &total[n * rows + r][h];
@@ -167,9 +187,10 @@ INLINE void quantized_tile(const Product *p, const int rows, const int panels, c
     }
 
 // A single row reads several panels at once: one stream of memory alone is slow.
-INLINE void quantized_panels(const Product *p, const int bits, const int group, int64_t first, int64_t last) {
+INLINE void quantized_panels(const int bits, const int coded, const int group, const Product *p, int64_t first,
+                             int64_t last) {
     if (p->rows == 1 && last - first == TOGETHER) {
-        quantized_tile(p, 1, TOGETHER, bits, group, first, 0, 0, p->groups, p->weight);
+        quantized_tile(p, 1, TOGETHER, bits, coded, group, first, 0, 0, p->groups, p->weight);
         return;
     }
     for (int64_t start = 0; start < p->groups; start += BLOCK / group) {
@@ -178,7 +199,7 @@ INLINE void quantized_panels(const Product *p, const int bits, const int group, 
             const uint8_t *ahead = next_weights(p, bits, group, panel, start, end, first, last);
             for (int64_t row = 0, rows; row < p->rows; row += rows) {
                 rows = tile_rows(p->rows - row, ROWS);
-#define TILE(R) quantized_tile(p, R, 1, bits, group, panel, row, start, end, ahead)
+#define TILE(R) quantized_tile(p, R, 1, bits, coded, group, panel, row, start, end, ahead)
                 TILES(rows)
 #undef TILE
             }
@@ -197,9 +218,9 @@ static void by_tiles(const int32_t *from, int32_t *to, int64_t rows, int64_t wid
 }
 
 // x [rows, k] -> out [rows, panels * 16]; `room` has 2 rows (width / 2 + 2 groups) numbers.
-void tandem_quantized_product(int bits, const void *weight, const void *scale, const void *least, int half,
-                              int per_channel, const float *x, int64_t k, int32_t *room, float *out, int64_t rows,
-                              int64_t panels, int64_t groups, int64_t group, int threads) {
+void tandem_quantized_product(int bits, const void *weight, const void *scale, const void *least, const int16_t *table,
+                              int half, int per_channel, const float *x, int64_t k, int32_t *room, float *out,
+                              int64_t rows, int64_t panels, int64_t groups, int64_t group, int threads) {
     const int64_t pairs = rows * groups * group / 2, scales = rows * groups;
     int32_t *x_rows = room, *scale_rows = x_rows + pairs, *sum_rows = scale_rows + scales;
     quantize_rows(x, rows, k, groups, group, (int16_t *)x_rows, (float *)scale_rows, (float *)sum_rows, threads);
@@ -212,8 +233,9 @@ void tandem_quantized_product(int bits, const void *weight, const void *scale, c
         by_tiles(sum_rows, tiles + pairs + scales, rows, groups, most, threads);
         x_rows = tiles, scale_rows = tiles + pairs, sum_rows = scale_rows + scales;
     }
-    const Product p = {weight, scale,  least, x_rows,     (const float *)scale_rows, (const float *)sum_rows, out, rows,
-                       panels, groups, half,  per_channel};
+    const Product p = {
+        weight, scale,  least,  table, x_rows,     (const float *)scale_rows, (const float *)sum_rows, out,
+        rows,   panels, groups, half,  per_channel};
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t first = 0; first < panels; first += TOGETHER) {
         const int64_t last = first + TOGETHER < panels ? first + TOGETHER : panels;
@@ -221,14 +243,7 @@ void tandem_quantized_product(int bits, const void *weight, const void *scale, c
             wide_quantized_panels(&p, bits, group, first, last);
             continue;
         }
-        switch (bits * 1000 + group) {
-        case 8032: quantized_panels(&p, 8, 32, first, last); break;
-        case 8064: quantized_panels(&p, 8, 64, first, last); break;
-        case 8128: quantized_panels(&p, 8, 128, first, last); break;
-        case 4032: quantized_panels(&p, 4, 32, first, last); break;
-        case 4064: quantized_panels(&p, 4, 64, first, last); break;
-        case 4128: quantized_panels(&p, 4, 128, first, last); break;
-        }
+        BY_KIND(quantized_panels, bits, table, group, &p, first, last)
     }
 }
 
@@ -317,5 +332,76 @@ void tandem_half_product(int bf16, const uint16_t *weight, const float *x, float
         const uint16_t *w = weight + first * k * PANEL;
         if (bf16) half_panels(1, w, x, out + PANEL * first, rows, k, panels * PANEL, some);
         else half_panels(0, w, x, out + PANEL * first, rows, k, panels * PANEL, some);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------- floats of 8 bits
+
+#define FLOAT8_GROUP 128  // inputs that share a scale, if a row has several
+
+// 16 e4m3, 256 times too small: their 7 bits are the upper ones of an fp16, whose exponent counts from 8 less.
+INLINE void widen_float8(const uint8_t *from, __m256 to[2]) {
+    const __m256i raw = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)from));
+    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(raw, _mm256_set1_epi16(0x80)), 8);
+    const __m256i half = _mm256_or_si256(sign, _mm256_slli_epi16(_mm256_and_si256(raw, _mm256_set1_epi16(0x7f)), 7));
+    to[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(half));
+    to[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1));
+}
+
+// Adds `length` inputs, which share scales [16] of each panel, to some rows and panels; w and `scale` of panels lie
+// `stride` and `scales` numbers apart.
+INLINE void float8_tile(const int rows, const int panels, const uint8_t *w, int64_t stride, const float *scale,
+                        int64_t scales, const float *x, int64_t k, int64_t length, float *out, int64_t width,
+                        int begins) {
+    __m256 sum[ROWS][2];  // by row and panel
+    for (int r = 0; r < rows * panels; r++) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
+    for (int64_t i = 0; i < length; i++)
+        for (int n = 0; n < panels; n++) {
+            __m256 b[2];
+            widen_float8(w + n * stride + PANEL * i, b);
+            for (int r = 0; r < rows; r++) {
+                const __m256 a = _mm256_broadcast_ss(x + r * k + i);
+                sum[r * panels + n][0] = _mm256_fmadd_ps(a, b[0], sum[r * panels + n][0]);
+                sum[r * panels + n][1] = _mm256_fmadd_ps(a, b[1], sum[r * panels + n][1]);
+            }
+        }
+    for (int n = 0; n < panels; n++)
+        for (int h = 0; h < 2; h++) {
+            const __m256 factor = _mm256_mul_ps(_mm256_loadu_ps(scale + n * scales + 8 * h), _mm256_set1_ps(256.0f));
+            for (int r = 0; r < rows; r++) {
+                float *to = out + r * width + PANEL * n + 8 * h;
+                const __m256 before = begins ? _mm256_setzero_ps() : _mm256_loadu_ps(to);
+                _mm256_storeu_ps(to, _mm256_fmadd_ps(sum[r * panels + n][h], factor, before));
+            }
+        }
+}
+
+// weight [panels, k, 16] e4m3, scale [panels, groups, 16], x [rows, k] -> out [rows, panels * 16].
+void tandem_float8_product(const uint8_t *weight, const float *scale, int64_t groups, const float *x, float *out,
+                           int64_t rows, int64_t k, int64_t panels, int threads) {
+    const int64_t step = rows == 1 ? TOGETHER : 1, width = panels * PANEL, scales = groups * PANEL;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t first = 0; first < panels; first += step) {
+        const int64_t some = panels - first < step ? panels - first : step;
+        const uint8_t *w = weight + first * k * PANEL;
+        float *to = out + first * PANEL;
+        for (int64_t start = 0; start < k; start += FLOAT8_GROUP) {
+            const int64_t length = k - start < FLOAT8_GROUP ? k - start : FLOAT8_GROUP;
+            const uint8_t *from = w + PANEL * start;
+            const float *by = scale + first * scales + (groups > 1 ? start / FLOAT8_GROUP * PANEL : 0);
+            if (some == TOGETHER) {
+                float8_tile(1, TOGETHER, from, k * PANEL, by, scales, x + start, k, length, to, width, start == 0);
+                continue;
+            }
+            for (int64_t n = 0; n < some; n++)
+                for (int64_t row = 0, several; row < rows; row += several) {
+                    several = tile_rows(rows - row, ROWS);
+#define TILE(R)                                                                                                        \
+    float8_tile(R, 1, from + n * k * PANEL, 0, by + n * scales, 0, x + row * k + start, k, length,                     \
+                to + row * width + PANEL * n, width, start == 0)
+                    TILES(several)
+#undef TILE
+                }
+        }
     }
 }

@@ -17,19 +17,24 @@ int wide_is_there(void) {
 #endif
 
 INLINE __m512 sixteen(const void *numbers, int64_t at, int half) {
+    if (half == 2) {
+        const __m128i powers = _mm_loadu_si128((const __m128i *)((const uint8_t *)numbers + at));
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(powers), 23));
+    }
     if (half) return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)((const uint16_t *)numbers + at)));
     return _mm512_loadu_ps((const float *)numbers + at);
 }
 
 // As `quantized_tile` of products.c.
-INLINE void tile(const Product *p, const int rows, const int panels, const int bits, const int group, int64_t panel,
-                 int64_t row, int64_t first, int64_t last, const uint8_t *ahead) {
+INLINE void tile(const Product *p, const int rows, const int panels, const int bits, const int coded, const int group,
+                 int64_t panel, int64_t row, int64_t first, int64_t last, const uint8_t *ahead) {
     const int64_t width = p->groups * group, columns = p->panels * PANEL, stride = width * PANEL * bits / 8;
     const uint8_t *w = p->weight + panel * stride;
     const int32_t *x = p->x + row * (width / 2);
     const float *x_scale = p->x_scale + row * p->groups, *x_sum = p->x_sum + row * p->groups;
     float *out = p->out + row * columns + panel * PANEL;
     const __m512i low = _mm512_set1_epi16(15);
+    const __m512i table = coded ? _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)p->table)) : low;
     __m512 total[WIDE_ROWS];  // by panel and row
     for (int r = 0; r < rows; r++)
         for (int n = 0; n < panels; n++)
@@ -50,6 +55,7 @@ INLINE void tile(const Product *p, const int rows, const int panels, const int b
                     if (bits == 8) b = _mm512_cvtepi8_epi16(_mm256_loadu_si256(from + pair));
                     else if (pair == 0) b = _mm512_and_si512(_mm512_cvtepu8_epi16(_mm256_loadu_si256(from)), low);
                     else b = _mm512_srli_epi16(_mm512_cvtepu8_epi16(_mm256_loadu_si256(from)), 4);
+                    if (coded) b = _mm512_permutexvar_epi16(b, table);
                     for (int r = 0; r < rows; r++) {
                         __m512i *to = sum + n * rows + r;
                         *to = _mm512_dpwssd_epi32(*to, _mm512_set1_epi32(group_x[pair * rows + r]), b);
@@ -64,7 +70,7 @@ INLINE void tile(const Product *p, const int rows, const int panels, const int b
                 __m512 *to = total + n * rows + r;
                 *to = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[n * rows + r]), factor, *to);
             }
-            if (bits == 8) continue;
+            if (bits == 8 || coded) continue;
             const __m512 least = sixteen(p->least, at, p->half);
             for (int r = 0; r < rows; r++) {
                 __m512 *to = total + n * rows + r;
@@ -76,9 +82,9 @@ INLINE void tile(const Product *p, const int rows, const int panels, const int b
         for (int n = 0; n < panels; n++) _mm512_storeu_ps(out + r * columns + n * PANEL, total[n * rows + r]);
 }
 
-INLINE void panels_of(const Product *p, const int bits, const int group, int64_t first, int64_t last) {
+INLINE void panels_of(const int bits, const int coded, const int group, const Product *p, int64_t first, int64_t last) {
     if (p->rows == 1 && last - first == TOGETHER) {
-        tile(p, 1, TOGETHER, bits, group, first, 0, 0, p->groups, p->weight);
+        tile(p, 1, TOGETHER, bits, coded, group, first, 0, 0, p->groups, p->weight);
         return;
     }
     for (int64_t start = 0; start < p->groups; start += BLOCK / group) {
@@ -88,7 +94,7 @@ INLINE void panels_of(const Product *p, const int bits, const int group, int64_t
             for (int64_t row = 0, rows; row < p->rows; row += rows) {
                 rows = tile_rows(p->rows - row, WIDE_ROWS);
 #define TILE(R)                                                                                                        \
-    case R: tile(p, R, 1, bits, group, panel, row, start, end, ahead); break;
+    case R: tile(p, R, 1, bits, coded, group, panel, row, start, end, ahead); break;
                 switch (rows) { TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6) TILE(7) TILE(8) }
 #undef TILE
             }
@@ -97,14 +103,7 @@ INLINE void panels_of(const Product *p, const int bits, const int group, int64_t
 }
 
 void wide_quantized_panels(const Product *p, int bits, int group, int64_t first, int64_t last) {
-    switch (bits * 1000 + group) {
-    case 8032: panels_of(p, 8, 32, first, last); break;
-    case 8064: panels_of(p, 8, 64, first, last); break;
-    case 8128: panels_of(p, 8, 128, first, last); break;
-    case 4032: panels_of(p, 4, 32, first, last); break;
-    case 4064: panels_of(p, 4, 64, first, last); break;
-    case 4128: panels_of(p, 4, 128, first, last); break;
-    }
+    BY_KIND(panels_of, bits, p->table, group, p, first, last)
 }
 
 #ifdef __clang__

@@ -41,9 +41,3 @@ def add_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, 
             x, x if delta is None else delta, weight, out, size, eps, delta is not None, block, num_warps=warps
         )
     return out
-
-
-def add_norm_reference(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Computes the same by torch in float64, but for the rounding of the sum; `x` stays as it is."""
-    wide = (x if delta is None else (x.float() + delta.float()).to(x.dtype)).double()
-    return wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()

@@ -22,7 +22,15 @@ import torch
 import triton
 import triton.language as tl
 
-from tandem.worker.model.cuda.kernels.tiles import Stored, converted, extend, merge, numbers_and_constants, stages
+from tandem.worker.model.cuda.kernels.tiles import (
+    Stored,
+    beginning,
+    converted,
+    extend,
+    merge,
+    numbers_and_constants,
+    stages,
+)
 from tandem.worker.model.kv_formats import Parts
 
 _IN_FLIGHT = 96 << 10  # bytes of tiles on their way to a program: two programs share a processor
@@ -52,11 +60,11 @@ class Partials(NamedTuple):
 
 @triton.jit(do_not_specialize=["table_width", "lines"])
 def _attend(
-    q, out, partial_m, partial_l, partial_o, k_numbers, k_constants, v_numbers, v_constants,
+    q, out, partial_m, partial_l, partial_o, k_numbers, k_constants, v_numbers, v_constants, sinks,
     tables, blocks, jobs, num_jobs, table_width, lines, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, M: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     PAGE: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
-    FORMAT: tl.constexpr, INT4_GROUP: tl.constexpr,
+    CAP: tl.constexpr, SINKS: tl.constexpr, FORMAT: tl.constexpr, INT4_GROUP: tl.constexpr,
 ):  # fmt: skip
     line = tl.arange(0, M)
     coordinate = tl.arange(0, D_PAD)
@@ -84,9 +92,7 @@ def _attend(
         if WINDOW:
             lowest = tl.maximum(position - WINDOW + 1, 0)
 
-        m = tl.full([M], float("-inf"), tl.float32)
-        l = tl.zeros([M], tl.float32)
-        o = tl.zeros([M, D_PAD], tl.float32)
+        m, l, o = beginning(sinks, kv_head, line, partial < 0, GROUP, M, D_PAD, SINKS)
         for split in range(first_split, first_split + splits):
             split_m = tl.full([M], float("-inf"), tl.float32)
             split_l = tl.zeros([M], tl.float32)
@@ -96,7 +102,7 @@ def _attend(
                 split_m, split_l, split_o = extend(
                     split_m, split_l, split_o, tile, end, lowest, queries, query_position, table, kv_head,
                     k_numbers, k_constants, v_numbers, v_constants, scale,
-                    KV_HEADS, D, D_PAD, PAGE, TILE, WINDOW, FORMAT, INT4_GROUP, True,
+                    KV_HEADS, D, D_PAD, PAGE, TILE, WINDOW, CAP, FORMAT, INT4_GROUP, True,
                 )  # fmt: skip
             m, l, o = merge(m, l, o, split_m, split_l, split_o)
 
@@ -111,8 +117,9 @@ def _attend(
 
 @triton.jit(do_not_specialize=["lines"])
 def _combine(
-    out, partial_m, partial_l, partial_o, blocks, lines,
+    out, partial_m, partial_l, partial_o, sinks, blocks, lines,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, M: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    SINKS: tl.constexpr,
 ):  # fmt: skip
     block = blocks + tl.program_id(0) * 6
     first = tl.load(block + 4)
@@ -127,9 +134,7 @@ def _combine(
     real = query < tl.load(block + 1)
     vector = (row + query).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + line % GROUP
     mask = real[:, None] & (coordinate < D)[None, :]
-    m = tl.full([M], float("-inf"), tl.float32)
-    l = tl.zeros([M], tl.float32)
-    o = tl.zeros([M, D_PAD], tl.float32)
+    m, l, o = beginning(sinks, kv_head, line, True, GROUP, M, D_PAD, SINKS)
     for number in range(partials):
         at = ((first + number).to(tl.int64) * KV_HEADS + kv_head) * lines + line
         split_m = tl.load(partial_m + at, mask=real, other=float("-inf"))
@@ -159,6 +164,8 @@ def paged_attention(
     work: PagedWork,
     partials: Partials,
     scale: float,
+    cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
     *,
     queries: int,
     split: int,
@@ -177,14 +184,15 @@ def paged_attention(
     assert q.is_contiguous() and out.is_contiguous() and split % tile == 0
     m, l, o = partials
     _attend[(programs,)](
-        q, out, m, l, o, *numbers_and_constants(keys), *numbers_and_constants(values),
+        q, out, m, l, o, *numbers_and_constants(keys), *numbers_and_constants(values), q if sinks is None else sinks,
         work.tables, work.blocks, work.jobs, work.num_jobs, work.tables.shape[1], m.shape[-1], scale / math.log(2),
         kv_heads, group, rows, stored.head_dim, stored.padded, page_size, tile, split, window,
-        stored.format, stored.group, num_warps=8 if converted(q, keys[0]) else _warps(rows, stored),
+        cap, sinks is not None, stored.format, stored.group,
+        num_warps=8 if converted(q, keys[0]) else _warps(rows, stored),
         num_stages=stages(stored, keys[0], tile, _IN_FLIGHT),
     )  # fmt: skip
     if len(m):
         _combine[(work.blocks.shape[0], kv_heads)](
-            out, m, l, o, work.blocks, m.shape[-1], kv_heads, group, rows, stored.head_dim, stored.padded,
-            num_warps=_warps(rows, stored),
+            out, m, l, o, q if sinks is None else sinks, work.blocks, m.shape[-1], kv_heads, group, rows,
+            stored.head_dim, stored.padded, sinks is not None, num_warps=_warps(rows, stored),
         )  # fmt: skip

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tandem.worker.model.cuda.kernels.tiles import Stored, converted, extend, numbers_and_constants, stages
+from tandem.worker.model.cuda.kernels.tiles import Stored, beginning, converted, extend, numbers_and_constants, stages
 from tandem.worker.model.kv_formats import Parts
 
 _IN_FLIGHT = 64 << 10  # bytes of tiles on their way to a program, whose matrix units have more to do than its copies
@@ -23,9 +23,10 @@ _IN_FLIGHT = 64 << 10  # bytes of tiles on their way to a program, whose matrix 
 
 @triton.jit(do_not_specialize=["table_width"])
 def _prefill(
-    q, out, k_numbers, k_constants, v_numbers, v_constants, tables, blocks, table_width, scale,
+    q, out, k_numbers, k_constants, v_numbers, v_constants, sinks, tables, blocks, table_width, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, M: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    PAGE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, FORMAT: tl.constexpr, INT4_GROUP: tl.constexpr,
+    PAGE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
+    FORMAT: tl.constexpr, INT4_GROUP: tl.constexpr,
 ):  # fmt: skip
     line = tl.arange(0, M)
     coordinate = tl.arange(0, D_PAD)
@@ -44,9 +45,7 @@ def _prefill(
     query_position = position + query
     end = position + count
 
-    m = tl.full([M], float("-inf"), tl.float32)
-    l = tl.zeros([M], tl.float32)
-    o = tl.zeros([M, D_PAD], tl.float32)
+    m, l, o = beginning(sinks, kv_head, line, True, GROUP, M, D_PAD, SINKS)
     lowest = 0
     masked_from = 0
     if WINDOW:
@@ -58,13 +57,13 @@ def _prefill(
             m, l, o = extend(
                 m, l, o, tile, end, lowest, queries, query_position, table, kv_head,
                 k_numbers, k_constants, v_numbers, v_constants, scale,
-                KV_HEADS, D, D_PAD, PAGE, TILE, WINDOW, FORMAT, INT4_GROUP, False,
+                KV_HEADS, D, D_PAD, PAGE, TILE, WINDOW, CAP, FORMAT, INT4_GROUP, False,
             )  # fmt: skip
     for tile in range(masked_from, end, TILE):
         m, l, o = extend(
             m, l, o, tile, end, lowest, queries, query_position, table, kv_head,
             k_numbers, k_constants, v_numbers, v_constants, scale,
-            KV_HEADS, D, D_PAD, PAGE, TILE, WINDOW, FORMAT, INT4_GROUP, True,
+            KV_HEADS, D, D_PAD, PAGE, TILE, WINDOW, CAP, FORMAT, INT4_GROUP, True,
         )  # fmt: skip
     tl.store(out + at, (o / l[:, None]).to(out.dtype.element_ty), mask=mask)
 
@@ -78,6 +77,8 @@ def prefill_attention(
     tables: torch.Tensor,
     blocks: torch.Tensor,
     scale: float,
+    cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
     *,
     rows: int,
     tile: int,
@@ -89,8 +90,9 @@ def prefill_attention(
     """
     kv_heads, page_size = keys[0].shape[1:3]
     _prefill[(kv_heads, blocks.shape[0])](
-        q, out, *numbers_and_constants(keys), *numbers_and_constants(values), tables, blocks, tables.shape[1],
-        scale / math.log(2), kv_heads, q.shape[1] // kv_heads, rows, stored.head_dim, stored.padded, page_size,
-        tile, window, stored.format, stored.group, num_warps=8 if rows >= 128 or converted(q, keys[0]) else 4,
+        q, out, *numbers_and_constants(keys), *numbers_and_constants(values), q if sinks is None else sinks,
+        tables, blocks, tables.shape[1], scale / math.log(2), kv_heads, q.shape[1] // kv_heads, rows,
+        stored.head_dim, stored.padded, page_size, tile, window, cap, sinks is not None, stored.format, stored.group,
+        num_warps=8 if rows >= 128 or converted(q, keys[0]) else 4,
         num_stages=stages(stored, keys[0], tile, _IN_FLIGHT),
     )  # fmt: skip

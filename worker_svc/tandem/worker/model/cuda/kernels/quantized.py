@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tandem.worker.checkpoints.grouped import E8M0
 from tandem.worker.model.cuda.kernels.product import add_up
 
 _BLOCK = 1024  # numbers of a row that are made plain at once
@@ -31,11 +32,20 @@ _ROOM = 180 << 10  # bytes of its shared memory that its programs may take for t
 _DEEPEST = 12  # groups
 
 
+@triton.jit
+def _scale(scale, at, mask, POWERS: tl.constexpr):
+    """Loads scales; with POWERS, those of which the exponent is stored, + 127."""
+    stored = tl.load(scale + at, mask=mask, other=0)
+    if POWERS:
+        return (stored.to(tl.int32) << 23).to(tl.float32, bitcast=True)
+    return stored.to(tl.float32)
+
+
 @triton.jit(do_not_specialize=["rows", "each"])
 def _quantized_product(
-    x, q, scale, least, out, partial, rows, columns, outputs, groups, split, each,
+    x, q, scale, least, table, out, partial, rows, columns, outputs, groups, split, each,
     M: tl.constexpr, N: tl.constexpr, G: tl.constexpr, INT4: tl.constexpr, GROUPED: tl.constexpr,
-    LEAST: tl.constexpr, WHOLE: tl.constexpr,
+    LEAST: tl.constexpr, CODED: tl.constexpr, POWERS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     channel = tl.program_id(1) * N + tl.arange(0, N)
@@ -65,14 +75,17 @@ def _quantized_product(
                 if not WHOLE:
                     other_mask = other_mask & (at + G // 2 < columns)[None, :]
                 second = tl.load(x_row + (at + G // 2)[None, :], mask=other_mask, other=0.0)
-                part = tl.dot(first, tl.trans((packed & 15).to(x.dtype.element_ty)), input_precision="ieee")
-                part = tl.dot(second, tl.trans((packed >> 4).to(x.dtype.element_ty)), part, input_precision="ieee")
+                low, high = packed & 15, packed >> 4
+                if CODED:
+                    low, high = tl.load(table + low), tl.load(table + high)
+                part = tl.dot(first, tl.trans(low.to(x.dtype.element_ty)), input_precision="ieee")
+                part = tl.dot(second, tl.trans(high.to(x.dtype.element_ty)), part, input_precision="ieee")
             else:
                 numbers = tl.load(q_row + group * G, mask=there[:, None], other=0)
                 part = tl.dot(first, tl.trans(numbers.to(x.dtype.element_ty)), input_precision="ieee")
             if GROUPED:
                 constant = channel.to(tl.int64) * groups + group
-                part *= tl.load(scale + constant, mask=there, other=0.0).to(tl.float32)[None, :]
+                part *= _scale(scale, constant, there, POWERS)[None, :]
                 if LEAST:
                     lowest = tl.load(least + constant, mask=there, other=0.0).to(tl.float32)
                     summed = tl.sum(first.to(tl.float32), 1)
@@ -91,8 +104,9 @@ def _quantized_product(
 
 @triton.jit
 def _plain(
-    q, scale, least, out, columns, groups,
-    G: tl.constexpr, INT4: tl.constexpr, GROUPED: tl.constexpr, LEAST: tl.constexpr, BLOCK: tl.constexpr,
+    q, scale, least, table, out, columns, groups,
+    G: tl.constexpr, INT4: tl.constexpr, GROUPED: tl.constexpr, LEAST: tl.constexpr, CODED: tl.constexpr,
+    POWERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -100,12 +114,15 @@ def _plain(
     if INT4:
         place = at % G
         packed = tl.load(q + row * (groups * (G // 2)) + at // G * (G // 2) + place % (G // 2), mask=inside, other=0)
-        numbers = tl.where(place < G // 2, packed & 15, packed >> 4).to(tl.float32)
+        digits = tl.where(place < G // 2, packed & 15, packed >> 4)
+        if CODED:
+            digits = tl.load(table + digits)
+        numbers = digits.to(tl.float32)
     else:
         numbers = tl.load(q + row * (groups * G) + at, mask=inside, other=0).to(tl.float32)
     if GROUPED:
         constant = row * groups + at // G
-        numbers *= tl.load(scale + constant, mask=inside, other=0.0).to(tl.float32)
+        numbers *= _scale(scale, constant, inside, POWERS)
         if LEAST:
             numbers += tl.load(least + constant, mask=inside, other=0.0).to(tl.float32)
     else:
@@ -114,15 +131,21 @@ def _plain(
 
 
 def plain(
-    q: torch.Tensor, scale: torch.Tensor, least: torch.Tensor | None, columns: int, group: int, dtype: torch.dtype
+    q: torch.Tensor,
+    scale: torch.Tensor,
+    least: torch.Tensor | None,
+    table: torch.Tensor | None,
+    columns: int,
+    group: int,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
     """Dequantizes the matrix to `[out, columns]` in `dtype`; the other arguments are those of `quantized_product`."""
     int4 = q.dtype == torch.uint8
     groups = q.shape[1] * (2 if int4 else 1) // group
     out = torch.empty((len(q), columns), dtype=dtype, device=q.device)
     _plain[(len(q), triton.cdiv(columns, _BLOCK))](
-        q, scale, scale if least is None else least, out, columns, groups, group, int4,
-        scale.shape[1] > 1 or least is not None, least is not None, _BLOCK,
+        q, scale, scale if least is None else least, q if table is None else table, out, columns, groups, group, int4,
+        scale.shape[1] > 1 or int4, least is not None, table is not None, scale.dtype == E8M0, _BLOCK,
     )  # fmt: skip
     return out
 
@@ -141,6 +164,7 @@ def quantized_product(
     q: torch.Tensor,
     scale: torch.Tensor,
     least: torch.Tensor | None,
+    table: torch.Tensor | None = None,
     *,
     group: int,
     rows_together: int,
@@ -149,6 +173,7 @@ def quantized_product(
 
     q: `[out, groups * group]` int8, or `[out, groups * group / 2]` uint8 of two numbers each.
     scale, least: `[out, groups]`, or `[out, 1]` where a channel has one scale; then `group` is `CHANNEL_STEP`.
+    table: `[16]`, what numbers of 4 bits stand for.
     rows_together: of x, that one program multiplies: 16 or more, a power of two.
     """
     rows, columns = x.shape
@@ -159,16 +184,17 @@ def quantized_product(
     out = x.new_empty((rows, outputs))
     if not rows:
         return out
-    grouped = scale.shape[1] > 1 or least is not None
+    grouped = scale.shape[1] > 1 or int4
     programs = triton.cdiv(rows, rows_together), triton.cdiv(outputs, _OUTPUTS)
     split = max(1, _SPLIT // group)
     splits = triton.cdiv(groups, split)
     several = splits > 1 and programs[0] * programs[1] < _BUSY
     partial = torch.empty((splits if several else 0, rows, outputs), dtype=torch.float32, device=x.device)
     _quantized_product[(*programs, splits if several else 1)](
-        x, q, scale, scale if least is None else least, out, partial, rows, columns, outputs, groups,
-        split, 1 if several else splits, rows_together, _OUTPUTS, group, int4, grouped, least is not None,
-        columns == groups * group, num_warps=4, num_stages=_stages(q, x, rows_together, group),
+        x, q, scale, scale if least is None else least, q if table is None else table, out, partial, rows, columns,
+        outputs, groups, split, 1 if several else splits, rows_together, _OUTPUTS, group, int4, grouped,
+        least is not None, table is not None, scale.dtype == E8M0, columns == groups * group, num_warps=4,
+        num_stages=_stages(q, x, rows_together, group),
     )  # fmt: skip
     if several:
         add_up(partial, None if grouped else scale, out)

@@ -28,9 +28,3 @@ def swiglu(gate_up: torch.Tensor, size: int) -> torch.Tensor:
     if rows:
         _swiglu[(rows, triton.cdiv(size, _BLOCK))](gate_up, out, size, _BLOCK)
     return out
-
-
-def swiglu_reference(gate_up: torch.Tensor, size: int) -> torch.Tensor:
-    """Computes the same by torch in float64."""
-    gate, up = gate_up[:, :size].double(), gate_up[:, size:].double()
-    return gate / (1 + (-gate).exp()) * up

@@ -95,13 +95,14 @@ def extend(
     m, l, o, tile, end, lowest, queries, query_position, table, kv_head,
     k_numbers, k_constants, v_numbers, v_constants, scale,
     KV_HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
-    WINDOW: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, MASKED: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Extends a softmax in progress of `queries` `[M, D_PAD]` by the keys `tile` to `tile + TILE` of their sequence.
 
     end, lowest: the keys that any of the queries sees are those from `lowest` to before `end`; others are not read.
     MASKED: not every query sees all of the tile.
     scale: of the scores, log2(e) included.
+    CAP: unless it is 0, a score s becomes CAP tanh(s / CAP).
     """
     token = tile + tl.arange(0, TILE)
     live = token < end
@@ -122,6 +123,10 @@ def extend(
         side = tl.arange(0, 2)[None, :]
         k_scale, v_scale = tl.split(tl.load(tl.where(side == 0, k_constants, v_constants) + vectors[:, None]))
         scores *= k_scale[None, :]
+    if CAP != 0.0:  # a float alone is no condition to the compiler
+        # 2^(s log2(e) 2 / CAP) is e^(2 s / CAP); what scores are scaled by from here on is that of their tanh.
+        scores = 1 - 2 / (1 + tl.exp2(scores * (scale * (2 / CAP))))
+        scale = CAP * 1.4426950408889634
     if MASKED:
         visible = token[None, :] <= query_position[:, None]
         if WINDOW:
@@ -139,6 +144,21 @@ def extend(
     v = load_vectors(v_numbers, v_constants, vectors, live, queries.dtype, D, D_PAD, FORMAT, GROUP, not MASKED)
     o = tl.dot(weights.to(queries.dtype), v, o * fade[:, None], input_precision="ieee")
     return top, l, o
+
+
+@triton.jit
+def beginning(
+    sinks, kv_head, line, alone,
+    GROUP: tl.constexpr, M: tl.constexpr, D_PAD: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    """Begins softmaxes of M lines: nothing yet; with SINKS and where `alone`, the sink of each line's head."""
+    m = tl.full([M], float("-inf"), tl.float32)
+    l = tl.zeros([M], tl.float32)
+    if SINKS:
+        sink = tl.load(sinks + kv_head * GROUP + line % GROUP) * 1.4426950408889634
+        m = tl.where(alone, sink, m)
+        l = tl.where(alone, l + 1.0, l)
+    return m, l, tl.zeros([M, D_PAD], tl.float32)
 
 
 @triton.jit

@@ -18,6 +18,8 @@ def attention(
     segments: Sequence[Segment],
     scale: float,
     window: int = 0,
+    cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Computes attention of `q` `[N, heads, head_dim]` in float64; rows of no segment give zeros."""
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
@@ -35,11 +37,16 @@ def attention(
             for parts in (tuple(part[pages] for part in layer) for layer in (keys, values))
         )
         scores = torch.einsum("qhd,khd->hqk", q[rows].double(), k) * scale
+        if cap:
+            scores = cap * (scores / cap).tanh()
         query = torch.arange(segment.position, end, device=q.device)[:, None]
         key = torch.arange(end, device=q.device)
         hidden = key > query
         if window:
             hidden |= key <= query - window
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.double().view(-1, 1, 1).expand(-1, len(query), 1)), -1)
+        weights = scores.softmax(-1)[..., :end]
         out[rows] = torch.einsum("hqk,khd->qhd", weights, v)
     return out

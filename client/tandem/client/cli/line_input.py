@@ -1,0 +1,101 @@
+"""Lines that a person types: with history and editing on a terminal, else as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from tandem.client.cli.terminal import errors
+
+PROMPT = "> "
+
+
+def default_history() -> Path:
+    """Returns where lines are kept: below XDG_STATE_HOME, else ~/.local/state."""
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "tandem" / "chat_history"
+
+
+async def typed_lines(history: Path | None, words: Sequence[str]) -> AsyncGenerator[str, None]:
+    """Yields what is typed until the end of the input; Ctrl-C drops what is in the line. `history` is the file that
+    remembers lines, `words` are completed at the beginning of a line. The event loop goes on meanwhile."""
+    if not sys.stdin.isatty() or not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+        while (line := await _plain_line()) is not None:
+            yield line
+        return
+    # Imported where it is used: it takes a tenth of a second.
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+    from prompt_toolkit.output import create_output
+
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    remembered = history is not None and _can_remember(history)
+    session: PromptSession[str] = PromptSession(
+        history=FileHistory(str(history)) if remembered else InMemoryHistory(),
+        key_bindings=keys,
+        multiline=True,  # pasted lines are one message
+        prompt_continuation="  ",
+        completer=WordCompleter([*words], sentence=True),
+        complete_while_typing=False,
+        output=create_output(stdout=sys.stderr),
+    )
+    while True:
+        try:
+            # Signals are ours (`interruptible`): it would take the handler away.
+            yield await session.prompt_async([("bold fg:ansigreen", PROMPT)], handle_sigint=False)
+        except KeyboardInterrupt:
+            errors.print(Text("Ctrl-D leaves", style="dim"))
+        except EOFError:
+            return
+
+
+def _can_remember(history: Path) -> bool:
+    """Makes the file, for its owner alone; says why where that fails."""
+    try:
+        history.parent.mkdir(parents=True, exist_ok=True)
+        history.touch(mode=0o600)
+    except OSError as error:
+        errors.print(Text(f"lines are not remembered: {history}: {error.strerror}", style="dim"))
+        return False
+    return True
+
+
+async def _plain_line() -> str | None:
+    """Returns the next line, or None at the end."""
+    errors.print(Text(PROMPT, style="bold green"), end="")
+    loop = asyncio.get_running_loop()
+    data = b""
+    while not data.endswith(b"\n"):
+        ready = asyncio.Event()
+        loop.add_reader(0, ready.set)
+        try:
+            await ready.wait()
+        finally:
+            loop.remove_reader(0)
+        try:
+            part = os.read(0, 1 << 16)
+        except OSError:  # the terminal is gone
+            part = b""
+        if not part:
+            break
+        data += part
+    if not data:
+        errors.print()
+        return None
+    return data.decode(errors="replace").rstrip("\n")

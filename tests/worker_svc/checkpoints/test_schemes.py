@@ -1,0 +1,297 @@
+"""Folders of quantized matrices, packed and dequantized by the libraries that define the formats, against the model of
+their numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import bitsandbytes.functional as bnb
+import pytest
+import torch
+from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+from safetensors.torch import load_file, save_file
+from transformers import LlamaForCausalLM
+from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from tandem.worker.checkpoints import CheckpointError, open_checkpoint
+from tandem.worker.checkpoints.checkpoint import Checkpoint
+from tandem.worker.model.cpu import native
+from tandem.worker.model.float8 import Float8Weight
+from tandem.worker.model.loading import load_transformer
+from tandem.worker.model.quantization import QuantizedWeight
+from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, some_ids
+from tests.worker_svc.model.test_architectures import GPT_OSS, saved
+
+Parts = dict[str, torch.Tensor]
+FLOAT8 = torch.float8_e4m3fn
+
+
+def groups(weight: torch.Tensor, size: int) -> torch.Tensor:
+    return weight.view(len(weight), -1, size)
+
+
+def fp8_squares(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    size, (rows, columns) = 128, weight.shape
+    padded = torch.nn.functional.pad(weight, (0, -columns % size, 0, -rows % size))
+    blocks = padded.view(padded.shape[0] // size, size, -1, size).transpose(1, 2)
+    scale = blocks.abs().amax((2, 3)) / 448
+    q = (blocks / scale[..., None, None]).transpose(1, 2).reshape(padded.shape)[:rows, :columns].to(FLOAT8)
+    stored = q.float() * scale.repeat_interleave(size, 0)[:rows].repeat_interleave(size, 1)[:, :columns]
+    if rows % size == columns % size == 0:
+        assert torch.equal(stored, _dequantize_fp8_weight(q, scale, [size, size], torch.float32))
+    return {"weight": q.contiguous(), "weight_scale_inv": scale}, stored
+
+
+def fp8_rows(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    scale = weight.abs().amax(1, keepdim=True) / 448
+    q = (weight / scale).to(FLOAT8)
+    return {"weight": q, "weight_scale": scale}, q.float() * scale
+
+
+def fp8_whole(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    scale = (weight.abs().max() / 448).bfloat16()
+    q = (weight / scale.float()).to(FLOAT8)
+    activations = {"activation_scale": torch.tensor(0.1, dtype=torch.bfloat16)}
+    return {"weight": q, "weight_scale_inv": scale, **activations}, q.float() * scale.float()
+
+
+def int8_rows(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    scale = (weight.abs().amax(1, keepdim=True) / 127).bfloat16()
+    q = (weight / scale.float()).round().clamp(-128, 127).to(torch.int8)
+    return {"weight": q, "weight_scale": scale}, q.float() * scale.float()
+
+
+def words(bits: int, size: int, *, zeros: bool = False) -> Callable[[torch.Tensor], tuple[Parts, torch.Tensor]]:
+    """compressed-tensors' pack-quantized, by its own packing."""
+
+    def make(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+        most = 1 << bits - 1
+        parts = groups(weight, size)
+        scale = (parts.abs().amax(-1) / (most - 1)).bfloat16()
+        zero = torch.zeros(scale.shape, dtype=torch.int8)
+        if zeros:
+            zero = torch.randint(-3, 4, scale.shape, dtype=torch.int8, generator=torch.Generator().manual_seed(0))
+        q = (parts / scale.float()[..., None]).round().add(zero[..., None]).clamp(-most, most - 1).to(torch.int8)
+        stored = (q - zero[..., None]).float() * scale.float()[..., None]
+        made = {
+            "weight_packed": pack_to_int32(q.view(weight.shape), bits),
+            "weight_scale": scale,
+            "weight_shape": torch.tensor(weight.shape),
+        }
+        if zeros:
+            made["weight_zero_point"] = pack_to_int32(zero, bits, packed_dim=0).contiguous()
+        return made, stored.view(weight.shape)
+
+    return make
+
+
+def bytes_of_codes(kind: str, size: int, *, nested: bool) -> Callable[[torch.Tensor], tuple[Parts, torch.Tensor]]:
+    def make(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+        q, state = bnb.quantize_4bit(weight, blocksize=size, quant_type=kind, compress_statistics=nested)
+        parts = {f"weight.{name}": part for name, part in state.as_dict(packed=True).items()}
+        return {"weight": q, **parts}, bnb.dequantize_4bit(q, state)
+
+    return make
+
+
+def int8_of_bitsandbytes(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    q, scale, _ = bnb.int8_vectorwise_quant(weight.half())
+    parts = {"weight": q, "SCB": scale, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    return parts, bnb.int8_vectorwise_dequant(q, scale)
+
+
+def compressed(kind: str, bits: int, **weights: Any) -> dict[str, Any]:
+    group = {
+        "targets": ["Linear"],
+        "weights": {"num_bits": bits, "type": kind, "symmetric": True, "dynamic": False, "observer": "minmax"}
+        | weights,
+        "input_activations": {"num_bits": 8, "type": kind, "dynamic": True, "strategy": "token"},
+        "output_activations": None,
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+    }
+
+
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+BITS4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "uint8"}
+# How a matrix is stored, what the config says, and what it is multiplied as.
+FORMATS: dict[str, tuple[Callable[[torch.Tensor], tuple[Parts, torch.Tensor]], dict[str, Any], str]] = {
+    "fp8, squares": (fp8_squares, FP8, "fp8"),
+    "fp8, whole": (fp8_whole, FP8 | {"weight_block_size": None, "activation_scheme": "static"}, "fp8"),
+    "fbgemm fp8": (fp8_rows, {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, "fp8"),
+    "compressed fp8": (fp8_rows, compressed("float", 8, strategy="channel"), "fp8"),
+    "w8a8": (int8_rows, compressed("int", 8, strategy="channel"), "int8"),
+    "w4a16": (words(4, 64), compressed("int", 4, strategy="group", group_size=64), "int4"),
+    "w4a16, zeros": (words(4, 32, zeros=True), compressed("int", 4, symmetric=False, group_size=32), "int4"),
+    "w8a16": (words(8, 32), compressed("int", 8, strategy="group", group_size=32), "int8"),
+    "nf4": (bytes_of_codes("nf4", 64, nested=False), BITS4, "nf4"),
+    "nf4, nested": (bytes_of_codes("nf4", 64, nested=True), BITS4 | {"bnb_4bit_use_double_quant": True}, "nf4"),
+    "fp4": (bytes_of_codes("fp4", 64, nested=True), BITS4 | {"bnb_4bit_quant_type": "fp4"}, "fp4"),
+    "llm.int8": (int8_of_bitsandbytes, {"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
+}
+
+
+def save_stored(folder: Path, name: str) -> LlamaForCausalLM:
+    """A random model in that format; returns the model of the numbers that it stores."""
+    make, settings, _ = FORMATS[name]
+    reference = random_llama(
+        hidden_size=256, intermediate_size=192, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2
+    )
+    reference.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    for full in [full for full in tensors if "_proj.weight" in full]:
+        parts, stored = make(tensors.pop(full))
+        reference.get_parameter(full).data.copy_(stored)
+        tensors |= {full.removesuffix("weight") + part: tensor.contiguous() for part, tensor in parts.items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    change_config(folder, settings)
+    return reference
+
+
+def change_config(folder: Path, settings: dict[str, Any]) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": settings}))
+
+
+def logits(checkpoint: Checkpoint, ids: list[int], **options: Any) -> torch.Tensor:
+    return logits_in_chunks(load_transformer(checkpoint, "cpu", torch.float32, **options), ids, [len(ids)])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_quantized_model_is_that_of_its_numbers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = save_stored(tmp_path, name)
+    ids = some_ids(97, 30)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([ids])).logits[0]
+    checkpoint = open_checkpoint(tmp_path)
+    assert sum(tensor.nbytes for _, tensor in checkpoint.tensors()) == checkpoint.total_bytes
+    torch.testing.assert_close(logits(checkpoint, ids, quantization=None), expected, atol=1e-4, rtol=0)
+    kept = load_transformer(checkpoint, "cpu", torch.float32)
+    near = logits_in_chunks(kept, ids, [30])
+    assert (near - expected).norm() < 1e-2 * expected.norm()
+    assert torch.equal(logits_in_chunks(kept, ids, [7, 1]), near)
+    weights = [each for each in kept.modules() if isinstance(each, QuantizedWeight | Float8Weight)]
+    assert {each.name for each in weights} == {FORMATS[name][2]}
+    assert len(weights) == 8
+    monkeypatch.setattr(native, "available", lambda: False)  # without rounded activations
+    if "nf4" not in name:  # whose table has 10 bits
+        torch.testing.assert_close(logits(checkpoint, ids), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "problem"),
+    [
+        ("fp8, squares", {"fmt": "e5m2"}, 'quantization_config.fmt is "e5m2"'),
+        ("fp8, squares", {"weight_block_size": [64, 64]}, "weight_scale_inv has the shape"),
+        ("fp8, squares", {"weight_block_size": 128}, "weight_block_size must be the rows and columns"),
+        ("w4a16", {"format": "marlin-24"}, 'format is "marlin-24"'),
+        ("w4a16", {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is"),
+        ("w4a16", {"transform_config": {"config_groups": {}}}, "transform_config is"),
+        ("w4a16", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config.format 'sparse-24-bitmask'"),
+        ("w4a16", {"a_field_of_tomorrow": 1}, "a_field_of_tomorrow"),
+        ("nf4", {"bnb_4bit_quant_storage": "bfloat16"}, 'bnb_4bit_quant_storage is "bfloat16"'),
+        ("nf4", {"quant_method": "quanto"}, "quant_method 'quanto' is not served; served are gptq"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(name: str, change: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    save_stored(tmp_path, name)
+    change_config(tmp_path, FORMATS[name][1] | change)
+    with pytest.raises(CheckpointError, match=problem):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("weights", "problem"),
+    [
+        ({"num_bits": 3}, "group_0.weights.num_bits is 3; served are 4 and 8"),
+        ({"dynamic": True}, "weights.dynamic is true"),
+        ({"rotation": "hadamard"}, "weights.rotation"),
+    ],
+)
+def test_weights_of_other_kinds_are_refused_by_name(weights: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    save_stored(tmp_path, "w4a16")
+    change_config(tmp_path, compressed("int", 4, **weights))
+    with pytest.raises(CheckpointError, match=problem):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "change", "problem"),
+    [
+        ("fp8, squares", "weight_scale_inv", None, "weight_scale_inv is missing"),
+        ("w4a16", "weight_shape", lambda part: part + 1, "weight_shape is"),
+        ("w4a16", "weight_g_idx", lambda _: torch.arange(256), "weight_g_idx is there"),
+        ("w4a16", "weight_scale", lambda part: part.int(), "is stored as torch.int32"),
+        ("nf4", "weight.quant_map", lambda part: part.flip(0), "that is not the usual one"),
+        ("nf4", "weight.absmax", lambda part: part[:-1].clone(), "do not divide rows"),
+        ("llm.int8", "SCB", lambda part: part[:-1].clone(), "SCB has the shape"),
+        ("nf4", "weight.quant_state.bitsandbytes__nf4", lambda part: part[:-3].clone(), "not valid JSON"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused_by_name(
+    name: str, part: str, change: Callable[[Any], torch.Tensor] | None, problem: str, tmp_path: Path
+) -> None:
+    save_stored(tmp_path, name)
+    tensors = load_file(tmp_path / "model.safetensors")
+    full = f"model.layers.1.self_attn.q_proj.{part}"
+    there = tensors.pop(full, None)
+    if change is not None:
+        tensors[full] = change(there)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=problem):
+        for _ in open_checkpoint(tmp_path).tensors():
+            pass
+
+
+def save_gpt_oss(folder: Path) -> Any:
+    """A random gpt-oss with experts in MXFP4; returns the model of the numbers that it stores."""
+    reference = saved("GptOss", folder, **GPT_OSS, hidden_size=64, intermediate_size=96)
+    tensors = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    for full in [full for full in tensors if full.endswith("_proj") and "experts" in full]:
+        experts, columns, rows = tensors.pop(full).shape
+        blocks = torch.randint(0, 256, (experts, rows, columns // 32, 16), dtype=torch.uint8, generator=generator)
+        scales = torch.randint(120, 124, blocks.shape[:-1], dtype=torch.uint8, generator=generator)
+        tensors |= {f"{full}_blocks": blocks, f"{full}_scales": scales}
+        stored = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+        reference.get_parameter(full).data.copy_(stored)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    change_config(folder, {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    return reference
+
+
+def test_experts_in_mxfp4_are_multiplied_as_they_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference, ids = save_gpt_oss(tmp_path), some_ids(97, 60)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([ids])).logits[0]
+    checkpoint = open_checkpoint(tmp_path)
+    assert sum(tensor.nbytes for _, tensor in checkpoint.tensors()) == checkpoint.total_bytes
+    torch.testing.assert_close(logits(checkpoint, ids, quantization=None), expected, atol=1e-4, rtol=0)
+    kept = load_transformer(checkpoint, "cpu", torch.float32)
+    near = logits_in_chunks(kept, ids, [60])
+    assert (near - expected).norm() < 1e-2 * expected.norm()
+    assert torch.equal(logits_in_chunks(kept, ids, [7, 1]), near)
+    weights = [each for each in kept.modules() if isinstance(each, QuantizedWeight)]
+    assert {(each.name, each.scale.dtype) for each in weights} == {("e2m1", torch.uint8)}
+    assert len(weights) == 2 * 6 * 4  # gate and up together, and down, of six experts in four layers
+    monkeypatch.setattr(native, "available", lambda: False)  # without rounded activations
+    torch.testing.assert_close(logits(checkpoint, ids), expected, atol=1e-4, rtol=0)
+
+
+def test_gpt_oss_without_rope_parameters_is_refused(tmp_path: Path) -> None:
+    saved("GptOss", tmp_path, **GPT_OSS)
+    path = tmp_path / "config.json"
+    config = {key: value for key, value in json.loads(path.read_text()).items() if key != "rope_parameters"}
+    path.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="rope_parameters are missing"):
+        open_checkpoint(tmp_path)

@@ -1,0 +1,163 @@
+"""A budget of reasoning, and a guide that begins behind it: the same tokens on every path through the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.worker.engine.account import FinishReason
+from tandem.worker.engine.engine import Engine
+from tandem.worker.engine.grammars import Grammars
+from tandem.worker.engine.guides.guide import Guide
+from tandem.worker.engine.pages import PageTable
+from tandem.worker.engine.reasoning import Reasoning, Thinking
+from tandem.worker.engine.request import Drafting, Request
+from tandem.worker.engine.scheduler import SchedulerLimits
+from tandem.worker.engine.speculation.costs import Free
+from tests.worker_svc.engine.counting import VOCABULARY, counting_request
+from tests.worker_svc.engine.test_engine import Driver
+
+IDS = st.integers(0, 3)
+
+
+def naive(begin: Sequence[int], end: Sequence[int], output: Sequence[int]) -> tuple[bool, int | None, int]:
+    """Whether the reasoning has begun, its length where it has ended, and where that was; by searching lists."""
+    begin, end, output = list(begin), list(end), list(output)
+    start = 0
+    if begin:
+        places = [i for i in range(len(output)) if output[i : i + len(begin)] == begin]
+        if not places:
+            return False, None, 0
+        start = places[0] + len(begin)
+    for place in range(start, len(output) - len(end) + 1):
+        if output[place : place + len(end)] == end:
+            return True, place - start, place + len(end)
+    return True, None, 0
+
+
+@given(st.lists(IDS, max_size=2), st.lists(IDS, min_size=1, max_size=4), st.lists(IDS, max_size=30))
+def test_a_state_is_what_a_search_finds(begin: list[int], end: list[int], output: list[int]):
+    rules = Reasoning(begin, end, None)
+    state = rules.after_all(output)
+    begun, length, behind = naive(begin, end, output)
+    assert (state.begun, state.tokens) == (begun, length)
+    assert rules.end_of(output) == (behind if length is not None else None)
+
+
+@given(
+    st.lists(IDS, max_size=2),
+    st.lists(IDS, min_size=1, max_size=4),
+    st.integers(0, 6),
+    st.lists(IDS, min_size=30, max_size=30),
+)
+def test_a_budget_is_never_exceeded_and_forces_a_whole_end(
+    begin: list[int], end: list[int], budget: int, wanted: list[int]
+):
+    rules = Reasoning(begin, end, budget)
+    state, output = rules.start, list[int]()
+    for token in wanted:
+        forced = rules.forced(state)
+        assert forced is None or not rules.free(state, 1)
+        output.append(token if forced is None else forced)
+        state = rules.after(state, output[-1])
+        assert rules.tokens(state) <= budget
+    assert state == rules.after_all(output)
+    if not begin:
+        assert naive(begin, end, output)[1] is not None
+
+
+def thinking(request: Request, end: Sequence[int], budget: int | None, begin: Sequence[int] = ()) -> Request:
+    rules = Reasoning(begin, end, budget)
+    request.thinking = Thinking(rules, rules.start, request.statistics)
+    return request
+
+
+def expected(last: int, end: Sequence[int], budget: int, count: int) -> list[int]:
+    """What a model that counts on from `last` says under a budget."""
+    rules = Reasoning((), end, budget)
+    state, output = rules.start, list[int]()
+    for _ in range(count):
+        forced = rules.forced(state)
+        last = (last + 1) % VOCABULARY if forced is None else forced
+        output.append(last)
+        state = rules.after(state, last)
+    return output
+
+
+PATHS = {
+    "plain": {},
+    "overlap": {"overlap": True},
+    "small steps": {"budget": 4, "running": 2, "pages": 40},
+    "drafts": {"drafts": 6},
+    "preempted": {"pages": 24, "others": 3},
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("budget", [0, 1, 5, 29, 200])
+def test_every_path_forces_the_same_tokens(path: str, budget: int):
+    how = dict(PATHS[path])
+    drafts, others = int(how.pop("drafts", 0)), int(how.pop("others", 0))
+    driver = Driver(**{"pages": 64, "budget": 90, **how})  # type: ignore[arg-type]
+    driver.runner.jumps = True
+    end = (9, 40, 41)
+    request = thinking(counting_request(0, 5, 70 if drafts else 6, 30), end, budget)
+    request.drafting = Drafting(drafts, 2) if drafts else None
+    driver.engine.submit(request)
+    for number in range(1, others + 1):
+        driver.engine.submit(counting_request(number, number, 12, 20, priority=1))
+    driver.run()
+    assert driver.output[0] == expected(10 if not drafts else 74 % VOCABULARY, end, budget, 30)
+    statistics = driver.finished[0].statistics
+    assert statistics.reasoning_tokens == min(budget, 30)
+    if path == "overlap" and budget > 2:
+        assert driver.engine.scheduler.statistics.overlapped_steps
+    if path == "drafts":
+        assert statistics.draft_tokens_accepted
+
+
+@pytest.mark.parametrize("resumed", range(13))
+def test_resumed_output_goes_on_as_it_would_have(resumed: int):
+    whole = expected(10, (40, 41, 42), 5, 12)
+    driver = Driver(pages=64)
+    driver.runner.jumps = True
+    driver.engine.submit(thinking(counting_request(0, 5, 6, 12, resumed=whole[:resumed]), (40, 41, 42), 5))
+    driver.run()
+    assert driver.output[0] == whole[resumed:]
+    assert driver.finished[0].statistics.reasoning_tokens == 5
+
+
+def test_reasoning_that_never_begins_has_no_budget():
+    driver = Driver(pages=64)
+    driver.engine.submit(thinking(counting_request(0, 5, 6, 12), (40,), 3, begin=(60,)))
+    driver.run()
+    assert driver.output[0] == [(11 + i) % VOCABULARY for i in range(12)]
+    assert driver.finished[0].statistics.reasoning_tokens == 0
+
+
+@pytest.mark.parametrize("drafts", [0, 6])
+@pytest.mark.parametrize("resumed", [0, 3, 5, 6, 8])
+def test_a_guide_begins_behind_the_reasoning(drafts: int, resumed: int):
+    pytest.importorskip("llguidance")
+    driver = Driver(pages=64, budget=90)
+    driver.runner.jumps = True
+    grammars = Grammars(VOCABULARY, [])
+    grammars.load([bytes([ord("0") + i]) for i in range(VOCABULARY)], [])
+    limits = SchedulerLimits(max_batch_tokens=90, max_running=8)
+    driver.engine = Engine(driver.runner, PageTable(64, 4), limits, grammars=grammars, costs=Free(), overlap=True)
+    whole = [11, 12, 13, 40, 41, 0, 1, 2, 3]
+    try:
+        request = thinking(counting_request(0, 5, 6, 30, resumed=whole[:resumed]), (40, 41), 3)
+        request.drafting = Drafting(drafts, 2) if drafts else None
+        assert request.thinking is not None
+        request.thinking.behind = grammars.matcher(Guide("regex", "[0-5]{4}"))
+        driver.engine.submit(request)
+        driver.run()
+        assert driver.output[0] == whole[resumed:]
+        assert driver.finished[0].reason is FinishReason.GRAMMAR_END
+        assert driver.finished[0].statistics.reasoning_tokens == 3
+    finally:
+        grammars.stop()

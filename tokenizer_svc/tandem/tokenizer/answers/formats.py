@@ -1,0 +1,200 @@
+"""The formats that models were trained to write: data, and how a chat template gives one away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tandem.tokenizer.answers import harmony
+from tandem.tokenizer.answers.elements_body import Elements
+from tandem.tokenizer.answers.json_body import json_calls
+from tandem.tokenizer.answers.named_body import Declared, Named
+from tandem.tokenizer.answers.python_body import python_lines, python_list
+from tandem.tokenizer.answers.reader import Reader, Steps
+from tandem.tokenizer.answers.writer import CallWriter
+
+Body = Callable[[Reader, CallWriter, Sequence[str]], Steps[None]]
+BareBody = Callable[..., Steps[None]]
+
+
+def _json(reader: Reader, calls: CallWriter, ends: Sequence[str]) -> Steps[None]:
+    return json_calls(reader, calls, sure=True)
+
+
+def _python_list(reader: Reader, calls: CallWriter, ends: Sequence[str]) -> Steps[None]:
+    return python_list(reader, calls, sure=True)
+
+
+def _python_lines(reader: Reader, calls: CallWriter, ends: Sequence[str]) -> Steps[None]:
+    return python_lines(reader, calls, sure=True)
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Calls behind a marker. `ends` are the markers that may stand behind them; none where the calls show their end."""
+
+    begin: str
+    body: Body
+    ends: tuple[str, ...] = ()
+    keeps: str = ""  # the end of `begin` that is the body's already
+    needs_end: bool = False  # what stands behind the calls belongs to them up to one of the ends
+
+
+@dataclass(frozen=True)
+class Format:
+    """What a model writes around its reasoning and its calls; everything else is content."""
+
+    name: str
+    reasoning: tuple[tuple[str, str], ...] = (("<think>", "</think>"),)
+    calls: tuple[Calls, ...] = ()
+    bare: BareBody | None = None  # an answer may be a call without any marker
+    bare_sign: str = ""  # with which that begins
+    dropped: tuple[str, ...] = ()  # markers around calls that mean nothing by themselves
+    dropped_content: tuple[str, ...] = ()  # and around content
+    is_harmony: bool = False
+
+    def markers(self, with_calls: bool = True) -> frozenset[str]:
+        """All texts that mean something here: control tokens that a parser must see."""
+        if self.is_harmony:
+            return frozenset(harmony.MARKERS)
+        found = {marker for pair in self.reasoning for marker in pair} | set(self.dropped_content)
+        if with_calls:
+            found.update(self.dropped)
+            for calls in self.calls:
+                found.update((calls.begin, *calls.ends))
+                found.update(getattr(getattr(calls.body, "__self__", None), "markers", ()))
+        return frozenset(found) - {""}
+
+
+_XML = Elements("<function=", ">", "<parameter=", ">", "", "</parameter>", "</function>", in_lines=True, several=True)
+_GLM = Elements("", "", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "")
+_MINIMAX = Elements('<invoke name="', '">', '<parameter name="', '">', "", "</parameter>", "</invoke>", several=True)
+_DEEPSEEK = Named(("<｜tool▁sep｜>",), kind="function")
+_MISTRAL = Named(("[ARGS]", "{"), id_marker="[CALL_ID]", or_list=True)
+_KIMI = Named(("<|tool_call_argument_begin|>",), numbered=True)
+_TAG = Named((">",))
+
+_THINK = ("<think>", "</think>")
+_HERMES = Calls("<tool_call>", _json, ("</tool_call>",), needs_end=True)
+_LIST = Calls("<|tool_call|>", _json, ("<|/tool_call|>", "</|tool_call|>"))
+
+FORMATS = {
+    each.name: each
+    for each in (
+        Format("none", reasoning=()),
+        Format("think"),
+        Format("json", bare=json_calls, bare_sign="{["),
+        Format("hermes", calls=(_HERMES,)),
+        Format(
+            "qwen3-coder",
+            calls=(
+                Calls("<tool_call>", _XML.read, ("</tool_call>",), needs_end=True),
+                Calls("<function=", _XML.read, ("</tool_call>",), keeps="<function="),
+            ),
+        ),
+        Format(
+            "llama3",
+            calls=(
+                Calls("<|python_tag|>", _json),
+                Calls("<function=", _TAG.read, ("</function>",), needs_end=True),
+            ),
+            bare=json_calls,
+            bare_sign="{",
+            dropped=("<|eom_id|>",),
+        ),
+        Format(
+            "pythonic",
+            calls=(Calls("<|python_start|>", _python_list, ("<|python_end|>",), needs_end=True),),
+            bare=python_list,
+            bare_sign="[",
+            dropped=("<|eom_id|>",),
+        ),
+        Format("mistral", reasoning=(("[THINK]", "[/THINK]"), _THINK), calls=(Calls("[TOOL_CALLS]", _MISTRAL.read),)),
+        Format(
+            "deepseek",
+            calls=(Calls("<｜tool▁call▁begin｜>", _DEEPSEEK.read, ("<｜tool▁call▁end｜>",), needs_end=True),),
+            dropped=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        ),
+        Format(
+            "glm",
+            calls=(Calls("<tool_call>", _GLM.read, ("</tool_call>",), needs_end=True),),
+            dropped_content=("<|assistant|>",),
+        ),
+        Format(
+            "minimax", calls=(Calls("<minimax:tool_call>", _MINIMAX.read, ("</minimax:tool_call>",), needs_end=True),)
+        ),
+        Format("phi4", calls=(_LIST, Calls("functools[", _json, keeps="["))),
+        Format(
+            "granite",
+            reasoning=(("Here is my thought process:", "Here is my response:"), _THINK),
+            calls=(_LIST, _HERMES),
+            dropped_content=("<response>", "</response>"),
+        ),
+        Format(
+            "gemma",
+            calls=(
+                Calls("<start_function_call>", Declared().read, ("<end_function_call>",), needs_end=True),
+                Calls("```tool_code", _python_lines, ("```",), needs_end=True),
+            ),
+            bare=python_list,
+            bare_sign="[",
+        ),
+        Format(
+            "cohere",
+            reasoning=(("<|START_THINKING|>", "<|END_THINKING|>"),),
+            calls=(Calls("<|START_ACTION|>", _json, ("<|END_ACTION|>",), needs_end=True),),
+            dropped_content=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        ),
+        Format(
+            "kimi",
+            reasoning=(("◁think▷", "◁/think▷"), _THINK),
+            calls=(Calls("<|tool_call_begin|>", _KIMI.read, ("<|tool_call_end|>",), needs_end=True),),
+            dropped=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        ),
+        Format(
+            "seed",
+            reasoning=(("<seed:think>", "</seed:think>"),),
+            calls=(Calls("<seed:tool_call>", _XML.read, ("</seed:tool_call>",), needs_end=True),),
+        ),
+        Format("harmony", reasoning=(), is_harmony=True),
+    )
+}
+
+# What a template has to contain, all of it, the first row that fits.
+_SIGNS = (
+    ("harmony", ("<|channel|>", "<|message|>")),
+    ("seed", ("<seed:tool_call>",)),
+    ("minimax", ("<minimax:tool_call>",)),
+    ("qwen3-coder", ("<function=", "<parameter=")),
+    ("glm", ("<arg_key>",)),
+    ("deepseek", ("<｜tool▁call▁begin｜>",)),
+    ("kimi", ("<|tool_call_begin|>",)),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("cohere", ("<|START_ACTION|>",)),
+    ("gemma", ("<start_function_call>",)),
+    ("gemma", ("<start_of_turn>", "tool_code")),
+    ("granite", ("<|start_of_role|>",)),
+    ("phi4", ("<|tool_call|>",)),
+    ("phi4", ("functools[",)),
+    ("hermes", ("<tool_call>",)),
+    ("pythonic", ("<|python_start|>",)),
+    ("pythonic", ("func_name1(",)),
+    ("llama3", ("<|start_header_id|>", "<|python_tag|>")),
+    ("llama3", ("<|start_header_id|>", '"parameters"')),
+    ("think", ("<think>",)),
+    ("think", ("</think>",)),
+)
+
+
+def ends_in_reasoning(form: Format, text: str) -> bool:
+    """Returns True where a prompt with this end has begun the reasoning of the answer."""
+    begins = tuple(begin for begin, _ in form.reasoning)
+    return bool(begins) and text.rstrip().endswith(begins)
+
+
+def format_of(template: str | None) -> Format | None:
+    """Returns the format that a chat template speaks of, or None where it speaks of none."""
+    if template is None:
+        return None
+    name = next((name for name, signs in _SIGNS if all(sign in template for sign in signs)), None)
+    return None if name is None else FORMATS[name]

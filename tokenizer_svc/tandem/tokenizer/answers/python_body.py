@@ -1,0 +1,105 @@
+"""Calls that are written as Python: [name(key=value), ...], or name(key=value) in a block of code."""
+
+from __future__ import annotations
+
+import re
+
+from tandem.tokenizer.answers.json_body import word_of
+from tandem.tokenizer.answers.literals import Literals
+from tandem.tokenizer.answers.reader import BrokenError, Reader, Steps
+from tandem.tokenizer.answers.writer import LONGEST_NAME, CallWriter
+
+_MAX_DEPTH = 64
+_NAME = re.compile(r"[\w.\-]+")
+_ORDINARY = re.compile(r"""[^()\[\]{}"']+""")
+_IN_STRING = {'"': re.compile(r'[^"\\]+'), "'": re.compile(r"[^'\\]+")}
+
+
+def python_list(reader: Reader, calls: CallWriter, *, sure: bool) -> Steps[None]:
+    """Reads calls in brackets. Raises BrokenError."""
+    yield from reader.solid()
+    yield from reader.expect("[")
+    while True:
+        yield from _call(reader, calls, sure=sure)
+        following = yield from reader.solid()
+        if following not in (",", "]") or not following:
+            raise BrokenError
+        if reader.take(1) == "]":
+            return
+
+
+def python_lines(reader: Reader, calls: CallWriter, *, sure: bool) -> Steps[None]:
+    """Reads calls with white space, commas or semicolons between them, in brackets or not. Raises BrokenError."""
+    if (yield from reader.solid()) == "[":
+        yield from python_list(reader, calls, sure=sure)
+        return
+    while True:
+        yield from _call(reader, calls, sure=sure)
+        following = yield from reader.solid()
+        if following and following in ",;":
+            reader.take(1)
+            following = yield from reader.solid()
+        if not _NAME.match(following):
+            return
+
+
+def _call(reader: Reader, calls: CallWriter, *, sure: bool, printed: bool = False) -> Steps[None]:
+    yield from reader.solid()
+    name = yield from word_of(reader, _NAME.match)
+    if not name or len(name) > LONGEST_NAME or (yield from reader.solid()) != "(":
+        raise BrokenError
+    if name == "print" and not printed:  # what code does with a result
+        reader.take(1)
+        yield from _call(reader, calls, sure=sure, printed=True)
+        yield from reader.solid()
+        yield from reader.expect(")")
+        return
+    if not sure and not calls.knows(name):
+        raise BrokenError
+    text = yield from _in_parentheses(reader)
+    literals = Literals(text)
+    arguments = literals.keywords("=", ")")
+    literals.finish()
+    calls.begin(name)
+    calls.arguments(arguments)
+    calls.end()
+    reader.record()
+
+
+def _in_parentheses(reader: Reader) -> Steps[str]:
+    """Takes what is behind the opening parenthesis, with the closing one."""
+    reader.take(1)
+    parts: list[str] = []
+    depth = 1
+    while depth:
+        if not (yield from reader.peek()):
+            raise BrokenError
+        if (match := _ORDINARY.match(reader.rest)) is not None:
+            parts.append(reader.take(match.end()))
+            continue
+        sign = reader.take(1)
+        parts.append(sign)
+        if sign in _IN_STRING:
+            yield from _string(reader, sign, parts)
+        else:
+            depth += 1 if sign in "([{" else -1
+            if depth > _MAX_DEPTH:
+                raise BrokenError
+    return "".join(parts)
+
+
+def _string(reader: Reader, quote: str, parts: list[str]) -> Steps[None]:
+    ordinary = _IN_STRING[quote]
+    while True:
+        if not (yield from reader.peek()):
+            raise BrokenError
+        if (match := ordinary.match(reader.rest)) is not None:
+            parts.append(reader.take(match.end()))
+            continue
+        sign = reader.take(1)
+        parts.append(sign)
+        if sign == quote:
+            return
+        if not (yield from reader.peek()):  # behind a backslash
+            raise BrokenError
+        parts.append(reader.take(1))

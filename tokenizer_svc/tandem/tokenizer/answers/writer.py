@@ -1,0 +1,115 @@
+"""The calls of an answer as events, and what is known of the tools that may be called."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tandem.tokenizer.answers.events import Event, Kind
+from tandem.tokenizer.answers.reader import BrokenError
+
+LONGEST_NAME = 512  # characters
+_MOST_DIGITS = 400
+
+Types = Mapping[str, Mapping[str, frozenset[str]]]  # of the parameters of each tool, as its schema names them
+
+
+def types_of(tools: list[dict[str, Any]]) -> Types:
+    """Returns the JSON types of each tool's parameters, where its schema tells them. Tools are as chat templates get
+    them; what is not understood is left out."""
+    found: dict[str, dict[str, frozenset[str]]] = {}
+    for tool in tools:
+        inner = tool.get("function", tool)
+        if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
+            continue
+        schema = inner.get("parameters", inner.get("input_schema"))
+        properties = schema.get("properties") if isinstance(schema, dict) else None
+        parameters = properties if isinstance(properties, dict) else {}
+        found[inner["name"]] = {name: _types(each) for name, each in parameters.items() if isinstance(each, dict)}
+    return found
+
+
+def _types(schema: dict[str, Any]) -> frozenset[str]:
+    given = schema.get("type")
+    names = [given] if isinstance(given, str) else given if isinstance(given, list) else []
+    found = {name for name in names if isinstance(name, str)}
+    if not found and isinstance(values := schema.get("enum"), list) and all(isinstance(each, str) for each in values):
+        found = {"string"}
+    for key in ("anyOf", "oneOf"):
+        choices = schema.get(key)
+        found.update(
+            *(_types(each) for each in (choices if isinstance(choices, list) else ()) if isinstance(each, dict))
+        )
+    return frozenset(found)
+
+
+class CallWriter:
+    """Writes one call after the other."""
+
+    def __init__(self, events: list[Event], types: Types | None) -> None:
+        """Appends to `events`. Without `types` any name may be a tool's."""
+        self._events = events
+        self._types = types
+        self.count = 0  # calls that have begun
+        self.open = False
+        self.begun = False  # since it was set to False
+        self.complete = 0  # calls that have come to their end
+
+    def knows(self, name: str) -> bool:
+        """True where a tool may have this name."""
+        return self._types is None or name in self._types
+
+    def begin(self, name: str, id_: str = "") -> None:
+        """Begins a call. Raises BrokenError where this is no name."""
+        if not name or len(name) > LONGEST_NAME or not _is_text(name) or not _is_text(id_):
+            raise BrokenError
+        self._events.append(Event(Kind.CALL, "", self.count, name, id_))
+        self.count += 1
+        self.open = self.begun = True
+
+    def arguments(self, text: str) -> None:
+        """Adds text to the arguments of the call that has begun."""
+        self._events.append(Event(Kind.ARGUMENTS, text, self.count - 1))
+
+    def end(self) -> None:
+        """Ends the call that has begun."""
+        self._events.append(Event(Kind.CALL_END, "", self.count - 1))
+        self.open = False
+        self.complete += 1
+
+    def as_json(self, tool: str, parameter: str, text: str) -> str:
+        """Returns a parameter that came as plain text as JSON: as its schema's type, or what it looks like."""
+        types = (self._types or {}).get(tool, {}).get(parameter, frozenset())
+        if types == {"string"}:
+            return json.dumps(text, ensure_ascii=False)
+        stripped = text.strip()
+        stripped = {"True": "true", "False": "false", "None": "null"}.get(stripped, stripped)
+        try:
+            value = json.loads(stripped, parse_constant=_refuse, parse_int=_integer)
+        except (ValueError, RecursionError):
+            return json.dumps(text, ensure_ascii=False)
+        name = _TYPE_NAMES[type(value)]
+        if "string" in types and name not in types and not (name == "integer" and "number" in types):
+            return json.dumps(text, ensure_ascii=False)
+        return stripped
+
+
+_TYPE_NAMES = {
+    str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null", dict: "object", list: "array",
+}  # fmt: skip
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError
+    return int(text)
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)
+
+
+def _is_text(text: str) -> bool:
+    """False for half a character, which no message can carry."""
+    return text.isascii() or not any("\ud800" <= each <= "\udfff" for each in text)

@@ -1,0 +1,237 @@
+"""Reads what Qwen3-Next and Qwen3.5 have beyond other architectures: the config of their layers with a gated delta
+rule, and where the parts of their tensors are.
+
+    q and the gate of attention      one matrix, its rows by head: those of q, then those of the gate
+    q, k, v, z and b, a of Qwen3-Next  two matrices, their rows by key head
+    experts                          one matrix each, or two tensors with all of a layer's
+
+Models that see, too (`Qwen3_5ForConditionalGeneration`), have the text model's fields in `text_config` and its tensors
+under `model.language_model.`; what sees, and heads that predict several tokens (`mtp.`), are not loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from tandem.worker.checkpoints.checkpoint import rows_in_order
+from tandem.worker.checkpoints.fields import Fields, build
+from tandem.worker.checkpoints.hugging_face_architectures import Architecture
+from tandem.worker.checkpoints.hugging_face_fields import WRAPPER
+from tandem.worker.checkpoints.known_fields import check_fields
+from tandem.worker.checkpoints.model_config import DeltaNet, Experts, ModelConfig
+from tandem.worker.checkpoints.row_order import partial_order
+
+KEYS = {
+    "delta_net.key_heads": "linear_num_key_heads",
+    "delta_net.value_heads": "linear_num_value_heads",
+    "delta_net.key_dim": "linear_key_head_dim",
+    "delta_net.value_dim": "linear_value_head_dim",
+    "delta_net.kernel": "linear_conv_kernel_dim",
+    "experts.count": "num_experts",
+    "experts.per_token": "num_experts_per_tok",
+    "experts.intermediate_size": "moe_intermediate_size",
+    "experts.shared_size": "shared_expert_intermediate_size",
+}
+_NOT_LOADED = re.compile(r"(mtp|model\.visual|visual)\..+")
+_KINDS = ("linear_attention", "full_attention")
+_DEFAULT_EXPERTS = {"qwen3_next": (512, 10), "qwen3_5_moe_text": (256, 8)}  # how many, and how many a token chooses
+
+
+# --- the config
+
+
+def text_config(config: Fields, wrapped: Mapping[tuple[str, str], str]) -> Fields:
+    """Returns the fields of the text model where `config` wraps one; `wrapped` says by model_type and class of such
+    models the class of their text models."""
+    named = (config.values.get("model_type"), config.values.get("architectures"))
+    found = next((name for (kind, name) in wrapped if named in ((kind, [name]), (kind, None), (None, [name]))), None)
+    if found is None or not config.has("text_config"):
+        return config
+    check_fields(config, WRAPPER)
+    text = config.object("text_config")
+    text.values = text.values | {"architectures": [next(ours for (_, name), ours in wrapped.items() if name == found)]}
+    for key in ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config"):
+        if key in config.values:
+            text.values.setdefault(key, config.values[key])
+    return text
+
+
+def delta_net(config: Fields, layers: int) -> DeltaNet:
+    """Reads which layers have a gated delta rule, and its sizes."""
+    every = config.integer("full_attention_interval", 4)
+    if every < 1:
+        raise config.error("full_attention_interval", f"must be at least 1, but is {every}")
+    count = min(max(layers, 0), 1 << 12)  # the number of layers is checked later
+    kinds = config.values.get("layer_types")
+    if kinds is None:
+        kinds = [_KINDS[(layer + 1) % every == 0] for layer in range(count)]
+    if not isinstance(kinds, list) or len(kinds) != count or any(kind not in _KINDS for kind in kinds):
+        raise config.error("layer_types", f"must name one of {', '.join(_KINDS)} for each of the {layers} layers")
+    return build(
+        DeltaNet,
+        config,
+        KEYS,
+        layers=tuple(layer for layer, kind in enumerate(kinds) if kind == _KINDS[0]),
+        key_heads=config.integer("linear_num_key_heads", 16),
+        value_heads=config.integer("linear_num_value_heads", 32),
+        key_dim=config.integer("linear_key_head_dim", 128),
+        value_dim=config.integer("linear_value_head_dim", 128),
+        kernel=config.integer("linear_conv_kernel_dim", 4),
+    )
+
+
+def rotary_dim(config: Fields, rope: Fields, head_dim: int) -> int:
+    """Reads how many coordinates of a head are rotated."""
+    key = "partial_rotary_factor"
+    beside, among = config.number(key, None), rope.number(key, None)
+    if beside is not None and among is not None and beside != among:
+        raise rope.error(key, f"is {among:g}, but {key} beside it is {beside:g}")
+    factor = next(one for one in (among, beside, 0.25) if one is not None)
+    if not 0 < factor <= 1:
+        raise config.error(key, f"must be more than 0 and at most 1, but is {factor:g}")
+    return int(head_dim * factor)
+
+
+def hybrid_experts(config: Fields, name: str, layers: int) -> Experts | None:
+    """Reads the mixture of experts; None where there is none."""
+    if name not in _DEFAULT_EXPERTS:
+        return None
+    count, per_token = _DEFAULT_EXPERTS[name]
+    shared = config.integer("shared_expert_intermediate_size", 512)
+    if shared < 1:
+        raise config.error("shared_expert_intermediate_size", f"must be at least 1, but is {shared}")
+    return build(
+        Experts,
+        config,
+        KEYS,
+        count=config.integer("num_experts", count),
+        per_token=config.integer("num_experts_per_tok", per_token),
+        intermediate_size=config.integer("moe_intermediate_size", 512),
+        normalized=config.boolean("norm_topk_prob", True),
+        dense_layers=dense_layers(config, layers),
+        shared_size=shared,
+        shared_router=True,
+    )
+
+
+def dense_layers(config: Fields, layers: int) -> tuple[int, ...]:
+    """Reads which layers have an ordinary feed-forward part though others have experts."""
+    step = config.integer("decoder_sparse_step", 1)
+    dense = config.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or any(type(layer) is not int for layer in dense):
+        raise config.error("mlp_only_layers", "must be a list of layers' numbers")
+    if step < 1:
+        raise config.error("decoder_sparse_step", f"must be at least 1, but is {step}")
+    return tuple(layer for layer in range(min(layers, 1 << 12)) if layer in dense or (layer + 1) % step)
+
+
+# --- the tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Where a canonical tensor is: a stored one, its shape, and what is taken of it."""
+
+    stored: str
+    shape: tuple[int, ...]
+    take: Callable[[torch.Tensor], torch.Tensor]
+
+
+def text_name(stored: str) -> str | None:
+    """Returns a stored tensor's name in the text model; None if it is no part of that."""
+    if _NOT_LOADED.fullmatch(stored):
+        return None
+    return (
+        stored.replace("model.language_model.", "model.", 1) if stored.startswith("model.language_model.") else stored
+    )
+
+
+def pieces(architecture: Architecture, config: ModelConfig, stored: Container[str]) -> dict[str, Piece]:
+    """Returns the pieces, by canonical name, of those tensors that are not stored as they are. `stored`: the names in
+    the files."""
+    found: dict[str, Piece] = {}
+    for name, shape in config.tensor_shapes().items():
+        if name.startswith("layers."):
+            _, layer, part = name.split(".", 2)
+            piece = _piece(architecture, config, part, shape, f"model.layers.{layer}.", stored)
+            if piece is not None:
+                found[name] = piece
+    return found
+
+
+def _piece(
+    architecture: Architecture,
+    config: ModelConfig,
+    part: str,
+    shape: tuple[int, ...],
+    prefix: str,
+    stored: Container[str],
+) -> Piece | None:
+    sizes, width, head_dim = config.delta_net, config.hidden_size, config.head_dim
+    assert sizes is not None and config.rotary_dim is not None
+    ours = prefix + architecture.layer_names.get(part, "")
+    match part.split("."):
+        case ["attention", "q" | "gate" as which]:
+            place = partial_order(1, head_dim, config.rotary_dim) if which == "q" else torch.arange(head_dim) + head_dim
+            rows = (torch.arange(config.num_heads)[:, None] * 2 * head_dim + place).flatten()
+            return Piece(f"{prefix}self_attn.q_proj.weight", (2 * config.q_size, width), partial(_rows, rows))
+        case ["attention", "k"]:
+            rows = partial_order(config.num_kv_heads, head_dim, config.rotary_dim)
+            return Piece(ours, shape, partial(_rows, rows))
+        case ["attention", "q_norm" | "k_norm"]:
+            rows = partial_order(1, head_dim, config.rotary_dim)
+            return Piece(ours, shape, partial(_norm_from_one, rows))
+        case ["delta_net", "filter"]:
+            return Piece(ours, (shape[0], 1, shape[1]), partial(torch.squeeze, dim=1))
+        case ["delta_net", "qkv" | "z" | "b" | "a" as which] if architecture.name == "qwen3_next":
+            fused = "in_proj_qkvz" if which in ("qkv", "z") else "in_proj_ba"
+            rows, height = _rows_by_key_head(sizes, which)
+            return Piece(f"{prefix}linear_attn.{fused}.weight", (height, width), partial(_rows, rows))
+        case ["experts", expert, matrix] if f"{prefix}mlp.experts.gate_up_proj" in stored:
+            assert config.experts is not None
+            size, count = config.experts.intermediate_size, config.experts.count
+            if matrix == "down":
+                every = slice(0, width)
+                return Piece(
+                    f"{prefix}mlp.experts.down_proj", (count, width, size), partial(_expert, int(expert), every)
+                )
+            rows_of = slice(0, size) if matrix == "gate" else slice(size, 2 * size)
+            both = (count, 2 * size, width)
+            return Piece(f"{prefix}mlp.experts.gate_up_proj", both, partial(_expert, int(expert), rows_of))
+    return None
+
+
+def _rows_by_key_head(sizes: DeltaNet, which: str) -> tuple[torch.Tensor, int]:
+    """Returns which rows of Qwen3-Next's fused matrices are those of a part, and how many a matrix has: for each key
+    head q, k, v and z, or b and a, of the heads that share it."""
+    group = sizes.value_heads // sizes.key_heads
+    if which in ("b", "a"):
+        widths = {"b": group, "a": group}
+    else:
+        values = group * sizes.value_dim
+        widths = {"q": sizes.key_dim, "k": sizes.key_dim, "v": values, "z": values}
+    each = sum(widths.values())
+    rows, start = [], 0
+    for name, size in widths.items():
+        if name in which:
+            heads = torch.arange(sizes.key_heads)[:, None] * each
+            rows.append((heads + torch.arange(start, start + size)).flatten())
+        start += size
+    return torch.cat(rows), each * sizes.key_heads
+
+
+def _rows(rows: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    return rows_in_order(tensor, rows)
+
+
+def _norm_from_one(rows: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float()[rows] + 1
+
+
+def _expert(expert: int, rows: slice, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[expert, rows]
