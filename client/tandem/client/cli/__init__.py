@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tandem.client.cli.bench import bench
 from tandem.client.cli.chat import chat
 from tandem.client.cli.generate import generate
 from tandem.client.cli.models import convert, inspect
@@ -34,6 +35,7 @@ for command in (
     vocabulary,
     status,
     top,
+    bench,
     pull,
     *COMMANDS,
     inspect,

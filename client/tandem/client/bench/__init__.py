@@ -1,0 +1,1 @@
+"""A load of requests on services that run somewhere, and what it measured: `tandem bench`."""
