@@ -96,7 +96,7 @@ def _softmax(
     """The softmax in progress of a block over the keys `first` to `end`: m, l, o by line; and where its lines are."""
     row, count, position, table = block[:4]
     assert count > 0 and count * a.GROUP <= a.M and row + count <= len(a.q), "queries that are not there"
-    pages = a.tables[table, first // a.PAGE : -(-end // a.PAGE)]
+    pages = a.tables.view(-1)[table + first // a.PAGE : table + -(-end // a.PAGE)]
     assert len(pages) == -(-end // a.PAGE) - first // a.PAGE and int(pages.max()) < len(a.k_numbers) - 1
     tokens = torch.arange(first, end)
     keys, values = (
@@ -127,7 +127,7 @@ def _finish(a: Any, kv_head: int, out: torch.Tensor, m: torch.Tensor, l: torch.T
 
 
 def _attend(a: Any, grid: Grid) -> None:
-    assert len(grid) == 1 and a.num_jobs.numel() == 1 and a.table_width == a.tables.shape[1]
+    assert len(grid) == 1 and a.num_jobs.numel() == 1
     for number in range(int(a.num_jobs)):
         which, first, splits, partial = a.jobs[number].tolist()
         block = a.blocks[which].tolist()
@@ -160,7 +160,7 @@ def _combine(a: Any, grid: Grid) -> None:
 
 
 def _prefill(a: Any, grid: Grid) -> None:
-    assert grid == (a.KV_HEADS, len(a.blocks)) and a.table_width == a.tables.shape[1]
+    assert grid == (a.KV_HEADS, len(a.blocks))
     for block in a.blocks.tolist():
         lowest = max(0, block[2] - a.WINDOW + 1) if a.WINDOW else 0
         for kv_head in range(a.KV_HEADS):

@@ -162,6 +162,31 @@ def test_the_host_waits_for_ids_alone_and_behind_the_next_step(reproducible: boo
     assert not any(new.values()), new
 
 
+def test_a_step_that_was_waited_for_does_not_count_as_overlapped(card: VirtualCard) -> None:
+    engine = built(kv_cache_tokens=1024).engine
+    for request in some_requests(3, GREEDY, Sampling(top_a=0.01, temperature=0.7), output=7):
+        engine.submit(request)
+    ahead = 0
+    while engine.has_work:
+        card.waits.clear()
+        before = engine.scheduler.statistics.overlapped_steps
+        engine.step()
+        ahead += engine._flight is not None
+        if engine.scheduler.statistics.overlapped_steps > before:
+            assert not any("launch < sample" in wait.who for wait in card.waits)
+    assert ahead > engine.scheduler.statistics.overlapped_steps
+
+
+def test_a_step_sends_the_pages_that_it_has_and_not_those_that_it_might_have(card: VirtualCard) -> None:
+    sent = []
+    for context in (64, 4096):
+        runner = built(model=replace(MODEL, context_length=context), kv_cache_tokens=64).engine._runner
+        card.sent = 0
+        runner.forward([Work(np.full(1, 3, dtype=np.int32), 9, np.arange(2), 1)])
+        sent.append(card.sent)
+    assert sent[0] == sent[1]
+
+
 @pytest.mark.parametrize(
     "sampling",
     [

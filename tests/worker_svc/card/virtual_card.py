@@ -12,7 +12,7 @@ What is true of a real one holds here, and what would go wrong on one fails here
                 compiled. What it leaves behind is NaN until it is replayed.
     kernels     Every tensor argument lies on the card and the grid is one that a card takes; `kernels_in_torch.py` says
                 what they compute. What would be compiled anew is counted.
-    memory      What is allocated counts, is never given back to the system, and ends.
+    memory      What is allocated counts, is given back to the system only where torch is told to, and ends.
 
 One stream; whatever the host computes in the meantime takes no time.
 """
@@ -105,6 +105,8 @@ class VirtualCard:
     launches: list[str] = field(default_factory=list)  # kernels by name
     compiled: dict[str, set[Any]] = field(default_factory=dict)  # by kernel, what it was compiled for
     replays: int = 0
+    recorded_on: list[object] = field(default_factory=list)  # the stream of each recording; None: the shared one
+    sent: int = 0  # bytes, to the card
     most: int = 0  # bytes that were taken at once
     _issued: int = 0
     _done: int = 0
@@ -148,12 +150,20 @@ class VirtualCard:
             self._taken[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
             self._estimate += storage.nbytes()
             if self._estimate > self.most:
-                self._taken = {at: entry for at, entry in self._taken.items() if not entry[0].expired()}
-                self._estimate = sum(size for _, size in self._taken.values())
+                self._count()
                 self.most = max(self.most, self._estimate)
             if self.most > self.memory:
                 raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {storage.nbytes()} bytes.")
         return CardTensor(numbers)
+
+    def _count(self) -> None:
+        self._taken = {at: entry for at, entry in self._taken.items() if not entry[0].expired()}
+        self._estimate = sum(size for _, size in self._taken.values())
+
+    def give_back(self) -> None:
+        """`torch.cuda.empty_cache`: what nobody holds goes back to the system."""
+        self._count()
+        self.most = self._estimate
 
     @property
     def free(self) -> int:
@@ -187,6 +197,7 @@ class VirtualCard:
             self.wait("a copy to the card that is not pinned" if non_blocking else "a copy to the card")
         content = host.detach().clone()
         self._issued += 1
+        self.sent += host.nbytes
         if host.numel():
             self._flying.append(_Copy(self._issued, host, content.clone(), to_card=True))
         return content
@@ -486,10 +497,11 @@ def present(card: VirtualCard) -> Iterator[VirtualCard]:
     events: type[Event] = type("Event", (Event,), {"card": card})
 
     @contextlib.contextmanager
-    def recorded(graph: Graph, pool: int | None = None) -> Iterator[None]:
+    def recorded(graph: Graph, pool: int | None = None, stream: object = None) -> Iterator[None]:
         assert card.recording is None, "a recording in a recording"
         assert not graph.steps and not graph.ended, "a graph is recorded twice"
         card.wait("the beginning of a recording")
+        card.recorded_on.append(stream)
         card.recording = graph
         try:
             yield
@@ -513,6 +525,8 @@ def present(card: VirtualCard) -> Iterator[VirtualCard]:
         "synchronize": lambda device=None: card.wait("synchronize"),
         "Event": events,
         "CUDAGraph": graphs,
+        "Stream": lambda device=None: object(),
+        "empty_cache": card.give_back,
         "graph": recorded,
     }
     with contextlib.ExitStack() as stack:

@@ -41,9 +41,11 @@ class Driver:
         self.engine = Engine(self.runner, PageTable(pages, page_size), limits, overlap=overlap, costs=costs or Free())
         self.output: dict[int, list[int]] = defaultdict(list)
         self.finished: dict[int, Finish] = {}
+        self.launched_ahead = 0  # steps, before the one before them was read
 
     def step(self) -> None:
         result = self.engine.step()
+        self.launched_ahead += self.engine._flight is not None
         for number, token in zip(result.numbers.tolist(), result.sampled.ids.tolist(), strict=True):
             assert number not in self.finished, "a finished request goes on"
             self.output[number].append(token)

@@ -243,7 +243,7 @@ class Engine:
         ids = before.tokens.ids if before is not None and before.tokens is not None else None
         logits = self._runner.forward([work(chunk) for chunk in chunks], ids)
         self.scheduler.launch(chunks)
-        self.scheduler.statistics.overlapped_steps += before is not None
+        self.scheduler.statistics.overlapped_steps += before is not None and before.runs_on
         return Flight(chunks, constraints, logits, scheduled - began, time.monotonic() - scheduled)
 
     def _land(self, flight: Flight, ended: list[Finish]) -> StepResult:

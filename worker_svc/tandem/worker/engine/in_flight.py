@@ -12,7 +12,8 @@ What a request gets is fixed by its own tokens, so overlap changes no bit of an 
 
 It needs requests whose next step can be launched without their last token (`can_overlap`), and pages for all of them:
 who must give pages back is decided when everything is known. While one request of another kind runs, or pages are
-short, steps are launched when the one before has landed.
+short, steps are launched when the one before has landed. A step that samples by torch's operations is waited for while
+it does: then nothing runs while the next one is launched, and that does not count as overlap (`Flight.runs_on`).
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Flight:
     prompts: list[PromptScores] = field(default_factory=list)
     exhausted: list[bool] = field(default_factory=list)
     tokens: Launched | None = None
+    runs_on: bool = False  # the device may still be computing it: what was sampled last did not wait for it
 
     @property
     def seconds(self) -> float:
@@ -66,6 +68,8 @@ class Flight:
                 logits = logits[torch.from_numpy(kept).to(logits.device)]
             if sampling := self.sampling:
                 self.tokens = launch(logits, _rows(sampling, masks), table)
+        waited = self.tokens is not None and self.tokens.waited
+        self.runs_on = logits.is_cuda and not waited and not self.prompts
 
 
 def can_overlap(request: Request) -> bool:

@@ -50,7 +50,7 @@ class EngineStatistics:
     guide_masks_over_budget: int = shown("guide_masks_over_budget", "Requests that ended because a mask took too long")
     guide_left_out_rows: int = shown("guide_left_out_rows", "Rows left out of a step because their mask was late")
     guide_process_deaths: int = shown("guide_process_deaths", "Guides' processes that ended while in use")
-    overlapped_steps: int = shown("engine_overlapped_steps", "Forward passes launched before the previous one was read")
+    overlapped_steps: int = shown("engine_overlapped_steps", "Forward passes launched while the previous one ran")
     overlap_wasted_tokens: int = shown("engine_overlap_wasted_tokens", "Tokens computed after the end of a request")
 
 

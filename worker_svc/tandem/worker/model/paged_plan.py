@@ -43,6 +43,11 @@ def cut(segments: Sequence[Segment], queries: int) -> Ints:
     return blocks
 
 
+def tables_from(blocks: Ints, tables: Ints) -> Ints:
+    """Returns blocks that tell where their table begins in `tables`, and not which one it is."""
+    return blocks * np.array([1, 1, 1, tables.shape[1], 1, 1], dtype=np.int32)
+
+
 def divide(blocks: Ints, split: int, window: int, lanes: int, room: int) -> tuple[Ints, Ints, int]:
     """Divides blocks into jobs; returns blocks with their partials, jobs, and how many partials, at most `room`.
 

@@ -92,6 +92,14 @@ def choose(bits: Callable[[int], Hashable], counts: Iterable[int] = _COUNTS) -> 
     return best
 
 
+def cancelling(outputs: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Makes a row `[1, columns]` and a matrix `[outputs, columns]` of which all products are 0 but for rounding."""
+    numbers = torch.Generator().manual_seed(0)
+    half, odd = columns // 2, torch.zeros(1, columns % 2)
+    row, w = (torch.randn(rows, half, generator=numbers) for rows in (1, outputs))
+    return torch.cat([row, -row.flip(1), odd], 1), torch.cat([w, w.flip(1), odd.expand(outputs, -1)], 1)
+
+
 def _filled_up(rows: int, multiple: int) -> int:
     rows = -(-rows // multiple) * multiple
     return rows if rows <= 32 else next(count for count in _COUNTS if count >= rows)
@@ -102,12 +110,8 @@ def _row_counts(
     multiply: Multiply, outputs: int, columns: int, dtype: torch.dtype, prepare: Prepare | None, threads: int
 ) -> RowCounts:
     del threads  # other threads may mean other kernels
-    numbers = torch.Generator().manual_seed(0)
-    half, odd = columns // 2, torch.zeros(1, columns % 2)
     few = min(outputs, _OUTPUTS)
-    row, w = (torch.randn(rows, half, generator=numbers) for rows in (1, few))
-    row = torch.cat([row, -row.flip(1), odd], 1).to(dtype)
-    w = torch.cat([w, w.flip(1), odd.expand(few, -1)], 1).to(dtype)
+    row, w = (each.to(dtype) for each in cancelling(few, columns))
     x = row.expand(MOST_IN_A_CALL, -1).contiguous()
 
     def chosen(w: torch.Tensor, counts: Iterable[int]) -> RowCounts:

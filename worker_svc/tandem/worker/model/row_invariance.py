@@ -1,27 +1,33 @@
 """Finds the number of rows to pad to, so that a row's bits do not depend on how many others there are.
 
 It is what the model's matrix products need (on a CPU `product_rows.py` finds out), or the most that may help where the
-whole model does not show that this is enough.
+whole model does not show that this is enough. On a GPU every number of rows that a step of decodes is computed with is
+tried: each matrix alone (`row_trial.py`), the whole model, and the whole model as it was recorded.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from tandem.worker.model.row_trial import products_ignore_other_rows
 from tandem.worker.model.runner import ModelRunner, Work
 from tandem.worker.model.states import STATELESS_WORK, StateWork
 
 logger = logging.getLogger("tandem.worker.engine")
 
 _CROWD = {"cuda": 2048, "cpu": 100}  # rows of other sequences, at most, that a row is tried in company with
+_PREFILLS = (320, 384, 512, 640, 768, 1024, 1280, 1536, 2048)  # rows of a step that is not of decodes alone
 
 
-def choose_padding(runner: ModelRunner) -> bool:
+def choose_padding(runner: ModelRunner, record: Callable[[], None] = lambda: None) -> bool:
     """Finds how little padding makes a row's bits independent of the others, and by which products, where the usual
-    ones do not; returns False if none does.
+    ones do not; returns False if none does. `record` prepares the runner.
 
     Uses the cache's first pages, which must not hold anything yet, and leaves them zero.
     """
@@ -29,8 +35,9 @@ def choose_padding(runner: ModelRunner) -> bool:
     for product in products:
         runner.model.multiply_by(product)
         for multiple in sorted({min(runner.model.row_multiple, most), most}):
+            runner.forget()
             runner.row_multiple = multiple
-            if _is_row_invariant(runner):
+            if _is_row_invariant(runner, record):
                 if product is not products[0]:
                     logger.warning(
                         "the library's matrix products let a row's bits depend on the other rows: matrices of "
@@ -38,51 +45,108 @@ def choose_padding(runner: ModelRunner) -> bool:
                     )
                 return True
     runner.model.multiply_by(products[0])  # the quickest, if none helps
+    runner.forget()
+    record()
     return False
 
 
-def _is_row_invariant(runner: ModelRunner) -> bool:
-    """Tells whether a sequence's logits are the same bits in one piece, in chunks, token by token, as drafts and in a
-    batch, and whether all of a chunk's logits are wanted or the last one's only."""
-    size, operations = runner.cache.shape.page_size, runner.model.operations
-    length = max(2 * size + 3, operations.tried_context)
-    length = min(length, runner.model.config.context_length, runner.cache.shape.pages // 2 * size)
-    if length < 2:
+def _is_row_invariant(runner: ModelRunner, record: Callable[[], None]) -> bool:
+    """Tells whether a row's bits are the same in any company, also in the steps that `record` has recorded."""
+    trial = _Trial.of(runner)
+    if trial is None:
+        record()
         return True
-    pages = -(-length // size)
-    companies = [1, 2, 4, 16, 40, 100]  # odd numbers of rows, and of logits
-    if runner.device.type == "cuda":  # whose libraries have many kernels, for few rows and for thousands
-        companies.append(200)
-    crowded = _CROWD.get(runner.device.type, length)
-    most = min(crowded, runner.model.config.context_length, (runner.cache.shape.pages - pages) * size)
-    generator = np.random.default_rng(0)
-    tokens = generator.integers(0, runner.model.config.vocab_size, length).astype(np.int32)
-    others = generator.integers(0, runner.model.config.vocab_size, most).astype(np.int32)
-    own, foreign = np.arange(pages, dtype=np.int64), np.arange(pages, pages - (-most // size), dtype=np.int64)
+    try:
+        if not trial.is_alike(trial.ways()):
+            return False
+        counts = runner.tried_decodes if runner.device.type == "cuda" else []
+        rows = {-(-count // runner.row_multiple) * runner.row_multiple for count in (*counts, *_PREFILLS)}
+        if counts and not products_ignore_other_rows(runner.model, rows):
+            return False
+        if not trial.is_alike(trial.among_decodes(counts)):
+            return False
+        record()
+        return trial.is_alike(trial.among_decodes(counts))
+    finally:
+        trial.clear()
 
-    # States are that of the last token, and that of the cut.
-    last, cut = length - 1, length // 3 + 1
-    before_last, before_cut = STATELESS_WORK, STATELESS_WORK
-    if runner.states is not None:
-        before_last, before_cut = StateWork(0, last, last), StateWork(1, cut, cut)
 
-    whole = runner.forward([Work(tokens, 0, own, 1)])[0].clone()
-    runner.forward([Work(tokens[:cut], 0, own, 0, state=before_cut._replace(position=0))])
-    if runner.states is not None:
-        runner.copy_states([1], [0])
-    chunked = runner.forward([Work(tokens[cut:], cut, own, 1, state=before_last._replace(position=cut))])[0].clone()
-    crowd = [Work(others[: most - 1], 0, foreign, 1), Work(tokens[-1:], last, own, 1, state=before_last)]
-    in_company = runner.forward(crowd)[1].clone()
-    alone = runner.forward([Work(tokens[-1:], last, own, 1, state=before_last)])[0].clone()
-    ends = before_cut._replace(commit=length if runner.states is not None else 0)
-    each = runner.forward([Work(tokens[cut:], cut, own, length - cut, state=ends)])[length - cut - 1].clone()
-    answers = [chunked, in_company, alone, each]
-    for run in operations.tried_runs if runner.states is None else ():
-        drafts = Work(tokens[-run:], max(length - run, 0), own, 1)
-        answers.append(runner.forward([drafts])[0].clone())
-    for company in companies:
-        crowd = [Work(tokens[-1:], last, own, 1, state=before_last)]
-        crowd += [Work(others[i : i + 1], i, foreign, 1) for i in range(min(company, most))]
-        answers.append(runner.forward(crowd)[0].clone())
-    runner.zero([*own.tolist(), *foreign.tolist(), runner.cache.padding_page])
-    return all(torch.equal(whole, answer) for answer in answers)
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A sequence whose last logits are computed in many ways, and others beside it."""
+
+    runner: ModelRunner
+    tokens: npt.NDArray[np.int32]
+    own: npt.NDArray[np.int64]  # its pages
+    others: npt.NDArray[np.int32]
+    foreign: npt.NDArray[np.int64]
+    whole: torch.Tensor  # the logits, computed in one piece
+
+    @staticmethod
+    def of(runner: ModelRunner) -> _Trial | None:
+        """Makes a trial as large as the cache has room for; None without room for two tokens."""
+        size, operations = runner.cache.shape.page_size, runner.model.operations
+        length = max(2 * size + 3, operations.tried_context)
+        length = min(length, runner.model.config.context_length, runner.cache.shape.pages // 2 * size)
+        if length < 2:
+            return None
+        pages = -(-length // size)
+        crowded = _CROWD.get(runner.device.type, length)
+        most = min(crowded, runner.model.config.context_length, (runner.cache.shape.pages - pages) * size)
+        generator = np.random.default_rng(0)
+        tokens = generator.integers(0, runner.model.config.vocab_size, length).astype(np.int32)
+        others = generator.integers(0, runner.model.config.vocab_size, most).astype(np.int32)
+        own, foreign = np.arange(pages, dtype=np.int64), np.arange(pages, pages - (-most // size), dtype=np.int64)
+        whole = runner.forward([Work(tokens, 0, own, 1)])[0].clone()
+        return _Trial(runner, tokens, own, others, foreign, whole)
+
+    def is_alike(self, answers: Iterable[torch.Tensor]) -> bool:
+        """Tells whether all of these logits are the expected ones; computes all, so that nothing is left to compile."""
+        others = [answer for answer in answers if not torch.equal(self.whole, answer)]
+        return not others
+
+    def ways(self) -> list[torch.Tensor]:
+        """Computes the logits in chunks, token by token, as drafts and in a batch, and where all of a chunk's logits
+        are wanted."""
+        runner, tokens, own, others, foreign = self.runner, self.tokens, self.own, self.others, self.foreign
+        length, most = len(tokens), len(others)
+        companies = [1, 2, 4, 16, 40, 100]  # odd numbers of rows, and of logits
+        if runner.device.type == "cuda":  # whose libraries have many kernels, for few rows and for thousands
+            companies.append(200)
+
+        # States are that of the last token, and that of the cut.
+        last, cut = length - 1, length // 3 + 1
+        before_last, before_cut = STATELESS_WORK, STATELESS_WORK
+        if runner.states is not None:
+            before_last, before_cut = StateWork(0, last, last), StateWork(1, cut, cut)
+
+        runner.forward([Work(tokens[:cut], 0, own, 0, state=before_cut._replace(position=0))])
+        if runner.states is not None:
+            runner.copy_states([1], [0])
+        chunked = runner.forward([Work(tokens[cut:], cut, own, 1, state=before_last._replace(position=cut))])[0].clone()
+        crowd = [Work(others[: most - 1], 0, foreign, 1), Work(tokens[-1:], last, own, 1, state=before_last)]
+        in_company = runner.forward(crowd)[1].clone()
+        alone = runner.forward([Work(tokens[-1:], last, own, 1, state=before_last)])[0].clone()
+        ends = before_cut._replace(commit=length if runner.states is not None else 0)
+        each = runner.forward([Work(tokens[cut:], cut, own, length - cut, state=ends)])[length - cut - 1].clone()
+        answers = [chunked, in_company, alone, each]
+        for run in runner.model.operations.tried_runs if runner.states is None else ():
+            drafts = Work(tokens[-run:], max(length - run, 0), own, 1)
+            answers.append(runner.forward([drafts])[0].clone())
+        for company in companies:
+            crowd = [Work(tokens[-1:], last, own, 1, state=before_last)]
+            crowd += [Work(others[i : i + 1], i, foreign, 1) for i in range(min(company, most))]
+            answers.append(runner.forward(crowd)[0].clone())
+        return answers
+
+    def among_decodes(self, counts: Iterable[int]) -> Iterable[torch.Tensor]:
+        """Computes the logits by steps of so many decodes, this one the last of them."""
+        last = len(self.tokens) - 1
+        own = Work(self.tokens[-1:], last, self.own, 1)
+        for count in counts:
+            crowd = [Work(self.others[i : i + 1], i, self.foreign, 1) for i in range(min(count - 1, len(self.others)))]
+            yield self.runner.forward([*crowd, own])[len(crowd)]
+
+    def clear(self) -> None:
+        """Leaves the cache as it was."""
+        self.runner.zero([*self.own.tolist(), *self.foreign.tolist(), self.runner.cache.padding_page])

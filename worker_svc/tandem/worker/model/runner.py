@@ -6,7 +6,7 @@ Rows are padded to a multiple for which a row's bits do not depend on how many o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,15 @@ from tandem.worker.model.states import STATELESS_WORK, StateCache, StatePlan, St
 
 if TYPE_CHECKING:
     from tandem.worker.model.transformer import Transformer
+
+MOST_DECODES = 256  # rows of a step of decodes on a GPU that is recorded, and that the check at start tries
+
+
+def decode_rows(most: int, multiple: int) -> list[int]:
+    """Returns the numbers of rows with which a GPU computes steps of up to `most` decodes, padded to a multiple: 1, 2,
+    4, 8, then every 16; each a multiple itself."""
+    wanted = [1, 2, 4, 8, *range(16, most + 16, 16)]
+    return sorted({-(-min(rows, most) // multiple) * multiple for rows in wanted})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,17 @@ class ModelRunner:
         self.states = states
         self.device = cache.device
         self.row_multiple = model.operations.row_multiple
+
+    @property
+    def tried_decodes(self) -> list[int]:
+        """Returns how many decodes in a step the check at start tries on a GPU: one for each number of rows."""
+        return decode_rows(MOST_DECODES, self.row_multiple)
+
+    def prepare(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Records what can be recorded, which is nothing here. `progress(recordings done, in all)`."""
+
+    def forget(self) -> None:
+        """Drops what was recorded."""
 
     @torch.inference_mode()
     def forward(self, work: Sequence[Work], sampled: torch.Tensor | None = None) -> torch.Tensor:

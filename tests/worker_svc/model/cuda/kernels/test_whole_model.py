@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from tandem.worker.checkpoints import open_checkpoint
-from tandem.worker.model.cuda.graphs import GraphedRunner, recorded_rows
+from tandem.worker.model.cuda.graphs import GraphedRunner
 from tandem.worker.model.cuda.operations import TritonOperations
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import Plain
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.operations import Operations
 from tandem.worker.model.row_invariance import choose_padding
-from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.runner import ModelRunner, Work, decode_rows
 from tandem.worker.model.transformer import Transformer
 from tests.worker_svc.model.cuda.kernels.conftest import DEVICE
 from tests.worker_svc.model.llama_folders import random_llama
@@ -158,7 +158,7 @@ def test_nothing_is_compiled_after_the_start(
 
 
 def test_recordings_are_many_for_few_rows_and_few_for_many() -> None:
-    assert recorded_rows(64, 1) == [1, 2, 4, 8, 16, 32, 48, 64]
-    assert recorded_rows(5, 1) == [1, 2, 4, 5]
-    assert recorded_rows(40, 16) == [16, 32, 48]
-    assert recorded_rows(256, 64) == [64, 128, 192, 256]
+    assert decode_rows(64, 1) == [1, 2, 4, 8, 16, 32, 48, 64]
+    assert decode_rows(5, 1) == [1, 2, 4, 5]
+    assert decode_rows(40, 16) == [16, 32, 48]
+    assert decode_rows(256, 64) == [64, 128, 192, 256]

@@ -253,21 +253,24 @@ def _runner(
     recordable = model.config.experts is None and ranks.size == 1
     if cache.device.type != "cuda" or not config.cuda_graphs or not recordable:
         runner = ModelRunner(model, cache, states)
-        return runner, _choose_padding(runner)
+        return runner, _choose_padding(runner, lambda: None)
     from tandem.worker.model.cuda.graphs import GraphedRunner
 
     recorded = GraphedRunner(model, cache, config.max_running_requests)
-    row_invariant = _choose_padding(recorded)
-    with fitting(
-        "the recordings of CUDA graphs", "lower kv_cache_fraction or max_running_requests, or switch cuda_graphs off"
-    ):
-        recorded.prepare(lambda done, total: logger.info("recorded %d of %d CUDA graphs", done, total))
-    return recorded, row_invariant
+
+    def record() -> None:
+        with fitting(
+            "the recordings of CUDA graphs",
+            "lower kv_cache_fraction or max_running_requests, or switch cuda_graphs off",
+        ):
+            recorded.prepare(lambda done, total: logger.info("recorded %d of %d CUDA graphs", done, total))
+
+    return recorded, _choose_padding(recorded, record)
 
 
-def _choose_padding(runner: ModelRunner) -> bool:
+def _choose_padding(runner: ModelRunner, record: Callable[[], None]) -> bool:
     with fitting("a step beside the weights and the KV cache", "lower kv_cache_tokens or kv_cache_fraction"):
-        return choose_padding(runner)
+        return choose_padding(runner, record)
 
 
 def served_config(model: ModelConfig, config: EngineConfig) -> ModelConfig:

@@ -51,11 +51,11 @@ def cache_shapes(
         largest = min(config.step_tokens, model.config.context_length) + config.page_size
         warm_up_pages = _enough(max(2 * config.page_size, largest) // config.page_size, config)
         with fitting("a step beside the weights", "lower max_batch_tokens"):
-            _warm_up(model, replace(page, pages=warm_up_pages), device)
+            beside = _warm_up(model, replace(page, pages=warm_up_pages), device)
         page_bytes = sum(each.bytes_per_token for each in (page, draft_page) if each) * config.page_size
         states = _states(config, model, device)  # of what is free now
         taken = states.bytes if states is not None else 0
-        pages = _free_pages(config, page_bytes, model.config.context_length, device, ranks, taken)
+        pages = _free_pages(config, page_bytes, model.config.context_length, device, ranks, beside, taken)
     pages = _enough(pages, config)
     return replace(page, pages=pages), replace(draft_page, pages=pages) if draft_page is not None else None, states
 
@@ -85,12 +85,18 @@ def _fraction(config: EngineConfig, device: torch.device) -> float:
 
 
 def _free_pages(
-    config: EngineConfig, page_bytes: int, context_length: int, device: torch.device, ranks: Ranks, taken: int
+    config: EngineConfig,
+    page_bytes: int,
+    context_length: int,
+    device: torch.device,
+    ranks: Ranks,
+    beside: int,
+    taken: int,
 ) -> int:
-    """Returns how many pages fit into a share of what is free, less what states take, but never more than every
-    running request could fill."""
+    """Returns how many pages fit into a share of what is free `beside` the largest chunk, less what states take, but
+    never more than every running request could fill."""
     on_cuda = device.type == "cuda"
-    free = free_memory(device) // (1 if on_cuda else ranks.local)
+    free = free_memory(device) // (1 if on_cuda else ranks.local) - beside
     pages_per_context = -(-context_length // config.page_size)
     return ranks.smallest(
         min(
@@ -109,7 +115,17 @@ def _enough(pages: int, config: EngineConfig) -> int:
     return pages
 
 
-def _warm_up(model: Transformer, shape: CacheShape, device: torch.device) -> None:
-    """Computes the largest chunk once, so that the memory it takes is no longer free when the cache is measured."""
+def _warm_up(model: Transformer, shape: CacheShape, device: torch.device) -> int:
+    """Computes the largest chunk once; returns the bytes that it takes on a GPU beside its pages. What is left of
+    loading and of this goes back to the system, so that the cache may have it."""
+    on_cuda = device.type == "cuda"
+    if on_cuda:
+        torch.cuda.empty_cache()
     tokens = np.zeros(min((shape.pages - 1) * shape.page_size, model.config.context_length), dtype=np.int32)
     ModelRunner(model, KVCache(shape, device)).forward([Work(tokens, 0, np.arange(shape.pages), 1)])
+    if not on_cuda:
+        return 0
+    torch.cuda.synchronize(device)
+    kept = free_memory(device)
+    torch.cuda.empty_cache()
+    return max(0, free_memory(device) - kept - shape.bytes)

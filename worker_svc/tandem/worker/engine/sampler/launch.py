@@ -29,6 +29,11 @@ class Launched:
     _here: tuple[torch.Tensor, torch.Tensor] | None = None  # ids, and the largest logits
     _arrived: torch.cuda.Event | None = None
 
+    @property
+    def waited(self) -> bool:
+        """Tells whether the host has waited for the device to have computed them."""
+        return self._sampled is not None
+
     def read(self) -> Sampled:
         """Waits for the tokens and returns them."""
         if self._sampled is None:

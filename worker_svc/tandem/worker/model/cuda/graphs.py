@@ -27,25 +27,16 @@ from tandem.worker.model.cuda.operations import (
     TritonOperations,
 )
 from tandem.worker.model.kv_cache import KVCache
-from tandem.worker.model.paged_plan import cut, divide, page_tables
-from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.paged_plan import cut, divide, page_tables, tables_from
+from tandem.worker.model.runner import MOST_DECODES, ModelRunner, Work, decode_rows
 from tandem.worker.model.transformer import Transformer
-
-MOST_ROWS = 256
-
-
-def recorded_rows(most: int, multiple: int) -> list[int]:
-    """Returns the numbers of rows worth a recording, for steps of up to `most` rows padded to a multiple: 1, 2, 4, 8,
-    then every 16; each a multiple itself."""
-    wanted = [1, 2, 4, 8, *range(16, most + 16, 16)]
-    return sorted({-(-min(rows, most) // multiple) * multiple for rows in wanted})
 
 
 class _Places:
     """Arrays on the device that one copy fills, from two host buffers in turn: one may still be on its way."""
 
     def __init__(self, shapes: dict[str, tuple[tuple[int, ...], torch.dtype]], device: torch.device) -> None:
-        """Allocates the arrays; the last of `shapes` may be sent in part."""
+        """Allocates the arrays; the last of `shapes`, of one dimension, may be sent in part."""
         ends = np.cumsum(
             [-(-math.prod(shape) * dtype.itemsize // 16) * 16 for shape, dtype in shapes.values()]
         ).tolist()
@@ -75,9 +66,9 @@ class _Places:
             sent.synchronize()  # what was sent from here has arrived
         return self._arrays[self._turn]
 
-    def send(self, rows: int) -> None:
-        """Copies all to the device, and of the last the first `rows`."""
-        end = self._last_start + rows * self._arrays[0][self._last].strides[0]
+    def send(self, count: int) -> None:
+        """Copies all to the device, and of the last the first `count` numbers."""
+        end = self._last_start + count * self._arrays[0][self._last].itemsize
         self._there[:end].copy_(self._here[self._turn][:end], non_blocking=True)
         if self._on_card:
             event = self._sent[self._turn] = self._sent[self._turn] or torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -105,7 +96,7 @@ class DecodeInputs:
             shapes[f"blocks {window}"] = ((rows, 6), torch.int32)
             shapes[f"jobs {window}"] = ((rows + self._room, 4), torch.int32)
             shapes[f"number {window}"] = ((1,), torch.int32)
-        shapes["tables"] = ((rows, -(-config.context_length // self._sizes.page_size)), torch.int32)
+        shapes["tables"] = ((rows * -(-config.context_length // self._sizes.page_size),), torch.int32)
         self._places = _Places(shapes, device)
         stored = self._sizes.stored
         self._partials = Partials.empty(self._room, self._sizes.kv_heads, self._sizes.group, stored.head_dim, device)
@@ -121,7 +112,8 @@ class DecodeInputs:
         size, count = self._sizes.page_size, len(work)
         position = np.fromiter((item.position for item in work), dtype=np.int64, count=count)
         segments = [Segment(row, 1, item.position, item.pages) for row, item in enumerate(work)]
-        tables, blocks = page_tables(segments, size), cut(segments, 1)
+        tables = page_tables(segments, size)
+        blocks = tables_from(cut(segments, 1), tables)
 
         arrays = self._places.arrays()
         for name, values in (("ids", [item.tokens[0] for item in work]), ("positions", position)):
@@ -132,14 +124,14 @@ class DecodeInputs:
         slots[1, :count] = position % size
         slots[0, count:] = self._padding_page
         slots[1, count:] = np.arange(rows - count) % size
-        arrays["tables"][:count, : tables.shape[1]] = tables
+        arrays["tables"][: tables.size] = tables.reshape(-1)
         for window in self._windows:
             divided, jobs, _ = divide(blocks, self._operations.split, window, self._lanes, self._room)
             arrays[f"blocks {window}"][:count] = divided
             arrays[f"blocks {window}"][count:rows] = 0  # no queries and no partials
             arrays[f"jobs {window}"][: len(jobs)] = jobs
             arrays[f"number {window}"][0] = len(jobs)
-        self._places.send(count)
+        self._places.send(tables.size)
 
     def run(self, model: Transformer, cache: KVCache, rows: int) -> torch.Tensor:
         """Does one forward pass over the first `rows` rows: logits `[rows, vocabulary]`."""
@@ -166,19 +158,29 @@ class GraphedRunner(ModelRunner):
     def __init__(self, model: Transformer, cache: KVCache, max_running: int) -> None:
         """Takes a `model` that computes by TritonOperations."""
         super().__init__(model, cache)
-        self._most = min(max_running, MOST_ROWS)
+        self._most = min(max_running, MOST_DECODES)
         self._rows: list[int] = []
         self._inputs: DecodeInputs | None = None
         self._logits = torch.empty(0)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
+    @property
+    def tried_decodes(self) -> list[int]:
+        """Implements `ModelRunner.tried_decodes`: one for each recording."""
+        return [min(rows, self._most) for rows in decode_rows(self._most, self.row_multiple)]
+
+    def forget(self) -> None:
+        """Implements `ModelRunner.forget`."""
+        self._graphs.clear()
+        self._inputs, self._logits = None, torch.empty(0)
+
     def prepare(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Allocates the inputs, and on a GPU makes the recordings, the largest first so that smaller ones fit into its
         memory.
 
-        Comes after `choose_padding`. `progress(recordings done, in all)`. Raises torch.OutOfMemoryError.
+        `progress(recordings done, in all)`. Raises torch.OutOfMemoryError.
         """
-        self._rows = recorded_rows(self._most, self.row_multiple)
+        self._rows = decode_rows(self._most, self.row_multiple)
         inputs = self._inputs = DecodeInputs(self.model, self.cache, self._rows[-1])
         if self.cache.device.type != "cuda":
             return
@@ -186,13 +188,16 @@ class GraphedRunner(ModelRunner):
             (self._rows[-1], self.model.config.vocab_size), dtype=torch.float32, device=self.cache.device
         )
         pool = None
+        # A stream of its own: of the one that torch records on by default, the end of one engine's graphs takes away
+        # the workspaces that another engine's graphs multiply with (https://github.com/pytorch/pytorch/issues/193402).
+        stream = torch.cuda.Stream(self.cache.device)  # type: ignore[no-untyped-call]
         with torch.inference_mode():
             for done, rows in enumerate(reversed(self._rows)):
                 inputs.fill((), rows)  # nothing is stored where a page could have an owner
                 inputs.run(self.model, self.cache, rows)  # compiles and chooses what must not happen while recording
                 torch.cuda.synchronize(self.cache.device)
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool):
+                with torch.cuda.graph(graph, pool=pool, stream=stream):
                     self._logits[:rows].copy_(inputs.run(self.model, self.cache, rows))
                 pool = graph.pool()
                 self._graphs[rows] = graph

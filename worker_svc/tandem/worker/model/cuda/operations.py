@@ -27,7 +27,7 @@ from tandem.worker.model.delta_rule import DeltaWeights, delta_rule
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.kv_formats import Parts
 from tandem.worker.model.operations import Plan, TorchOperations
-from tandem.worker.model.paged_plan import Ints, cut, divide, longest_first, page_tables
+from tandem.worker.model.paged_plan import Ints, cut, divide, longest_first, page_tables, tables_from
 from tandem.worker.model.quantization import QuantizedWeight
 from tandem.worker.model.states import StatePlan
 
@@ -203,20 +203,22 @@ class TritonOperations:
         if long:
             queries = max(1, (self.float32_rows if sizes.float32 else PREFILL_ROWS) // sizes.group)
             blocks = longest_first(cut(long, queries))
-            tables, blocks_there = _to(cache.device, page_tables(long, sizes.page_size), blocks)
-            launches.append(PrefillLaunch(sizes, tables, blocks_there, matrix_rows(queries, sizes.group), window))
+            tables = page_tables(long, sizes.page_size)
+            tables_there, blocks_there = _to(cache.device, tables, tables_from(blocks, tables))
+            launches.append(PrefillLaunch(sizes, tables_there, blocks_there, matrix_rows(queries, sizes.group), window))
         return KernelPlan(launches)
 
     def _paged(self, segments: Sequence[Segment], sizes: Sizes, cache: KVCache, window: int) -> PagedLaunch:
         queries = self.queries(sizes, max(s.length for s in segments))
         lanes = self.lanes(sizes.kv_heads)
         blocks, jobs, count = divide(cut(segments, queries), self.split, window, lanes, lanes * JOBS_PER_LANE)
-        tables, blocks_there, jobs_there, num_jobs = _to(
-            cache.device, page_tables(segments, sizes.page_size), blocks, jobs, np.array([len(jobs)], dtype=np.int32)
+        tables = page_tables(segments, sizes.page_size)
+        tables_there, blocks_there, jobs_there, num_jobs = _to(
+            cache.device, tables, tables_from(blocks, tables), jobs, np.array([len(jobs)], dtype=np.int32)
         )
         lines = min(queries, max(s.length for s in segments)) * sizes.group
         partials = Partials.empty(count, sizes.kv_heads, lines, sizes.stored.head_dim, cache.device)
-        work = PagedWork(tables, blocks_there, jobs_there, num_jobs)
+        work = PagedWork(tables_there, blocks_there, jobs_there, num_jobs)
         return PagedLaunch(sizes, work, partials, queries, self.split, window, self.programs)
 
     def add_norm(self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:

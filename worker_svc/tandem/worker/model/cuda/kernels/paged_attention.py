@@ -39,8 +39,9 @@ _IN_FLIGHT = 96 << 10  # bytes of tiles on their way to a program: two programs 
 class PagedWork(NamedTuple):
     """The jobs of a launch; int32 tensors on the device, which may be longer than what is used."""
 
-    tables: torch.Tensor  # [sequences, width] pages of each sequence, in order
-    blocks: torch.Tensor  # [B, 6] first row, queries, first position, table, first partial, partials (0: no combining)
+    tables: torch.Tensor  # the pages of each sequence, in order, one sequence behind the other
+    # [B, 6] first row, queries, first position, where its table begins, first partial, partials (0: no combining)
+    blocks: torch.Tensor
     jobs: torch.Tensor  # [J, 4] block, first split, splits, partial or -1 to write the result itself
     num_jobs: torch.Tensor  # [1]
 
@@ -58,10 +59,10 @@ class Partials(NamedTuple):
         return Partials(m, torch.empty_like(m), m.new_empty((count, kv_heads, lines, head_dim)))
 
 
-@triton.jit(do_not_specialize=["table_width", "lines"])
+@triton.jit(do_not_specialize=["lines"])
 def _attend(
     q, out, partial_m, partial_l, partial_o, k_numbers, k_constants, v_numbers, v_constants, sinks,
-    tables, blocks, jobs, num_jobs, table_width, lines, scale,
+    tables, blocks, jobs, num_jobs, lines, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, M: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     PAGE: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
     CAP: tl.constexpr, SINKS: tl.constexpr, FORMAT: tl.constexpr, INT4_GROUP: tl.constexpr,
@@ -78,7 +79,7 @@ def _attend(
         row = tl.load(block)
         count = tl.load(block + 1)
         position = tl.load(block + 2)
-        table = tables + tl.load(block + 3).to(tl.int64) * table_width
+        table = tables + tl.load(block + 3)
 
         query = line // GROUP
         real = query < count
@@ -185,7 +186,7 @@ def paged_attention(
     m, l, o = partials
     _attend[(programs,)](
         q, out, m, l, o, *numbers_and_constants(keys), *numbers_and_constants(values), q if sinks is None else sinks,
-        work.tables, work.blocks, work.jobs, work.num_jobs, work.tables.shape[1], m.shape[-1], scale / math.log(2),
+        work.tables, work.blocks, work.jobs, work.num_jobs, m.shape[-1], scale / math.log(2),
         kv_heads, group, rows, stored.head_dim, stored.padded, page_size, tile, split, window,
         cap, sinks is not None, stored.format, stored.group,
         num_warps=8 if converted(q, keys[0]) else _warps(rows, stored),

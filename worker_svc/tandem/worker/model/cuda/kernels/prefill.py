@@ -21,9 +21,9 @@ from tandem.worker.model.kv_formats import Parts
 _IN_FLIGHT = 64 << 10  # bytes of tiles on their way to a program, whose matrix units have more to do than its copies
 
 
-@triton.jit(do_not_specialize=["table_width"])
+@triton.jit
 def _prefill(
-    q, out, k_numbers, k_constants, v_numbers, v_constants, sinks, tables, blocks, table_width, scale,
+    q, out, k_numbers, k_constants, v_numbers, v_constants, sinks, tables, blocks, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, M: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     PAGE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
     FORMAT: tl.constexpr, INT4_GROUP: tl.constexpr,
@@ -35,7 +35,7 @@ def _prefill(
     row = tl.load(block)
     count = tl.load(block + 1)
     position = tl.load(block + 2)
-    table = tables + tl.load(block + 3).to(tl.int64) * table_width
+    table = tables + tl.load(block + 3)
 
     query = line // GROUP
     vector = (row + query).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + line % GROUP
@@ -91,7 +91,7 @@ def prefill_attention(
     kv_heads, page_size = keys[0].shape[1:3]
     _prefill[(kv_heads, blocks.shape[0])](
         q, out, *numbers_and_constants(keys), *numbers_and_constants(values), q if sinks is None else sinks,
-        tables, blocks, tables.shape[1], scale / math.log(2), kv_heads, q.shape[1] // kv_heads, rows,
+        tables, blocks, scale / math.log(2), kv_heads, q.shape[1] // kv_heads, rows,
         stored.head_dim, stored.padded, page_size, tile, window, cap, sinks is not None, stored.format, stored.group,
         num_warps=8 if rows >= 128 or converted(q, keys[0]) else 4,
         num_stages=stages(stored, keys[0], tile, _IN_FLIGHT),
