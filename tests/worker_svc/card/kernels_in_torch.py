@@ -15,8 +15,12 @@ from typing import Any
 import torch
 
 from tandem.worker.checkpoints.grouped import E8M0, scales
+from tandem.worker.checkpoints.model_config import Experts
+from tandem.worker.model.cuda.kernels.expert_products import GROUPS
+from tandem.worker.model.cuda.kernels.swiglu import CLAMPED
 from tandem.worker.model.cuda.kernels.tiles import INT4, INT8
 from tandem.worker.model.kv_formats import Int4, Int8, KVFormat, Plain
+from tandem.worker.model.moe import choose
 from tandem.worker.model.rope import rotate
 
 Grid = tuple[int, ...]
@@ -215,6 +219,75 @@ def _plain(a: Any, grid: Grid) -> None:
     a.out.copy_(numbers if a.GROUPED else numbers * a.scale.float().view(-1, 1))
 
 
+def _route(a: Any, grid: Grid) -> None:
+    assert a.logits.shape == (grid[0], a.experts) and a.experts <= a.E_PAD and a.T_PAD >= a.PER_ROW
+    score: Any = ("softmax", "sigmoid", "mixer")[a.SCORE]
+    shares, chosen = choose(
+        a.logits, a.bias if a.BIASED else None,
+        Experts(
+            a.experts, a.PER_ROW, 1, a.NORMALIZED, (), score, a.BIASED, a.GROUPS, a.GROUPS_PER_ROW, a.scale, a.jitter
+        ),
+    )  # fmt: skip
+    a.shares.copy_(shares)
+    a.chosen.copy_(chosen)
+
+
+def _arrange(a: Any, grid: Grid) -> None:
+    experts = a.chosen.flatten()
+    assert grid == (a.experts,) and len(experts) == a.pairs == len(a.order) and len(a.blocks) == a.most
+    assert int(experts.min()) >= 0 and int(experts.max()) < a.experts < a.E_PAD
+    a.order.copy_(torch.sort(experts, stable=True).indices)
+    blocks, first = [], 0
+    for expert, count in enumerate(experts.bincount(minlength=a.experts).tolist()):
+        blocks += [[expert, first + at, first + min(at + a.M, count)] for at in range(0, count, a.M)]
+        first += count
+    assert len(blocks) <= a.most
+    a.blocks[: len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+    a.blocks[len(blocks) :, 0] = -1
+
+
+def _weigh(a: Any, grid: Grid) -> None:
+    assert a.answers.shape == (grid[0] * a.PER_ROW, a.size) and a.BLOCK * grid[1] >= a.size
+    total = torch.einsum("rth,rt->rh", a.answers.float().view(grid[0], a.PER_ROW, a.size), a.shares)
+    if a.SHARED:
+        total += a.shared.float() * (torch.sigmoid(a.gate.float()) if a.GATE else 1)
+    a.out.copy_(total)
+
+
+def _pairs_of_blocks(a: Any, grid: Grid, matrix: Callable[[int], torch.Tensor]) -> None:
+    """Products of pairs with the matrix of each block's expert."""
+    assert grid[0] == len(a.blocks) and a.N * grid[1] >= a.outputs
+    for expert, first, end in a.blocks.tolist():
+        if expert < 0:
+            continue
+        assert 0 < end - first <= a.M
+        pairs = a.order[first:end].long()
+        product = a.x[pairs // a.per_row].float() @ matrix(expert).T + (a.bias[expert].float() if a.BIASED else 0)
+        if a.GATE:
+            gate, up = product.split(a.outputs, 1)
+            if a.GATE == CLAMPED:
+                gate, up = gate.clamp(max=a.limit), up.clamp(-a.limit, a.limit) + 1
+            product = gate * torch.sigmoid((a.alpha if a.GATE == CLAMPED else 1) * gate) * up
+        a.out[pairs] = product.to(a.out.dtype)
+
+
+def _expert_product(a: Any, grid: Grid) -> None:
+    assert a.x.shape[1] == a.columns == a.w.shape[2]
+    scale = a.scale.repeat_interleave(128, 2)[..., : a.columns] if GROUPS.value == a.SCALED else a.scale
+    _pairs_of_blocks(a, grid, lambda e: a.w[e].float() * (scale[e] if a.SCALED else 1))
+
+
+def _quantized_expert_product(a: Any, grid: Grid) -> None:
+    assert a.x.shape[1] == a.columns
+
+    def matrix(expert: int) -> torch.Tensor:
+        parts = {name: getattr(a, name)[expert] for name in ("q", "scale", *(("least",) if a.LEAST else ()))}
+        numbers = _numbers(SimpleNamespace(**{**vars(a), **parts})).flatten(1)[:, : a.columns]
+        return numbers if a.GROUPED else numbers * parts["scale"].float()
+
+    _pairs_of_blocks(a, grid, matrix)
+
+
 def _rows_to_float8(a: Any, grid: Grid) -> None:
     x = a.x.float().view(grid[0], a.size)
     step = (x.abs().amax(1, keepdim=True) / 448).clamp_min(1e-30)
@@ -244,6 +317,6 @@ KERNELS: dict[str, Callable[[Any, Grid], None]] = {
     each.__name__: each
     for each in (
         _add_norm, _swiglu, _choose, _store, _attend, _combine, _prefill, _quantized_product, _product, _add_up,
-        _plain, _rows_to_float8,
+        _plain, _rows_to_float8, _route, _arrange, _weigh, _expert_product, _quantized_expert_product,
     )
 }  # fmt: skip

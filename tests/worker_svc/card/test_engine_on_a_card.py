@@ -24,6 +24,7 @@ from tandem.worker.engine.process.config import BuildError, EngineConfig
 from tandem.worker.engine.request import Drafting, LogprobOptions, Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.stops import StopSequences
+from tandem.worker.model.cuda import experts
 from tandem.worker.model.cuda.graphs import GraphedRunner
 from tandem.worker.model.cuda.operations import TritonOperations
 from tandem.worker.model.runner import Work
@@ -341,9 +342,21 @@ MODELS = {
 @pytest.mark.parametrize("kind", MODELS)
 def test_models_of_every_kind_answer_as_on_a_processor(kind: str, card: VirtualCard) -> None:
     model = MODELS[kind]
-    on_card = answers(built(model=model), some_requests(5, GREEDY))
-    assert bool(card.replays) == (not kind.startswith("experts"))
+    engine = built(model=model)
+    card.waits.clear()
+    on_card = answers(engine, some_requests(5, GREEDY))
+    assert card.replays and all(read_of_the_ids([wait]) for wait in card.waits)
     assert_alike(on_card, on_processor(some_requests(5, GREEDY), model=model))
+
+
+def test_experts_that_cannot_be_joined_are_computed_one_after_the_other(
+    card: VirtualCard, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = MODELS["experts"]
+    with patch.object(experts, "_kind", id):  # as of a file whose experts are of several kinds
+        on_card = answers(built(model=model), some_requests(2, GREEDY))
+    assert not card.replays and "experts' matrices are of different kinds" in caplog.text
+    assert_alike(on_card, on_processor(some_requests(2, GREEDY), model=model))
 
 
 @pytest.mark.parametrize(
@@ -353,11 +366,13 @@ def test_models_of_every_kind_answer_as_on_a_processor(kind: str, card: VirtualC
         {"quantize": name, "dtype": "bfloat16", "reproducible": same}
         for name in ("int8", "int4", "fp8")
         for same in (True, False)
-    ],
+    ]
+    + [{"quantize": name, "dtype": "bfloat16", "kind": "experts of gpt-oss"} for name in ("int4", "fp8")],
     ids=lambda options: " ".join(map(str, options.values())),
 )
 def test_few_bits_are_recorded_too(options: dict[str, object], card: VirtualCard) -> None:
-    engine = built(**options)
+    options = dict(options)
+    engine = built(model=MODELS.get(str(options.pop("kind", "")), MODEL), **options)
     for request in some_requests(6, GREEDY, Sampling(temperature=0.7)):
         engine.engine.submit(request)
     while engine.engine.has_work:

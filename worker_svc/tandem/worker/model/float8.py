@@ -21,7 +21,7 @@ from tandem.worker.model.operations import ScaledProduct
 from tandem.worker.model.product_rows import MOST_ROWS, linear
 
 _LARGEST = torch.finfo(FLOAT8).max
-_CAPABILITY = (8, 9)
+CAPABILITY = (8, 9)  # from which on there is a product of e4m3
 _MULTIPLE = 16  # of both sides of a matrix that `torch._scaled_mm` takes
 _TILE_ROWS = 1024
 
@@ -67,7 +67,7 @@ class Float8Weight(torch.nn.Module):
             scale = torch.zeros((rows, groups), device=device)
         self.register_buffer("q", q)
         self.register_buffer("scale", scale)
-        multiplies = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _CAPABILITY
+        multiplies = device.type == "cuda" and torch.cuda.get_device_capability(device) >= CAPABILITY
         self._scaled = multiplies and groups == 1 and rows % _MULTIPLE == 0 and columns % _MULTIPLE == 0
         self.product: ScaledProduct | None = None  # instead of torch's
 

@@ -11,6 +11,7 @@ from tandem.worker.checkpoints.grouped import Quantization
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.model.cpu.operations import cpu_operations
 from tandem.worker.model.linear import panels_for
+from tandem.worker.model.moe import MixtureOfExperts
 from tandem.worker.model.operations import Operations, TorchOperations
 from tandem.worker.model.parallel import ALONE, Ranks
 from tandem.worker.model.transformer import Transformer
@@ -68,6 +69,9 @@ def load_transformer(
         raise CheckpointError(f"{checkpoint.path}: {', '.join(destinations)} did not come")
     if model.config.tie_embeddings:
         model.output.share(model.embedding.stored)
+    for module in model.modules():
+        if isinstance(module, MixtureOfExperts):
+            module.join()
     model.multiply_by(model.operations.products[0])
     return model
 

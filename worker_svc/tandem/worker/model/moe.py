@@ -11,7 +11,8 @@ Models differ in how they score and choose (`Experts`):
   weighs as in a softmax over those that it was chosen from and that are not far below it.
 - A shared expert may add to every row, as it is or by the sigmoid of a router of its own (Qwen2-MoE).
 
-An expert computes all rows that chose it in one product, padded to as many as a row's bits do not depend on, and a row
+Where a device has kernels for it, all experts are computed together (`Operations.join_experts`). Elsewhere an
+expert computes all rows that chose it in one product, padded to as many as a row's bits do not depend on, and a row
 adds up its experts in the order of their numbers. So a row's bits depend neither on the others nor on which expert
 they chose.
 """
@@ -25,7 +26,7 @@ import torch
 from tandem.worker.checkpoints.model_config import Experts
 from tandem.worker.model.feed_forward import FeedForward
 from tandem.worker.model.linear import Bias, Linear
-from tandem.worker.model.operations import Operations
+from tandem.worker.model.operations import JoinedExperts, Operations
 
 
 class MixtureOfExperts(torch.nn.Module):
@@ -36,6 +37,9 @@ class MixtureOfExperts(torch.nn.Module):
     def __init__(self, hidden_size: int, experts: Experts, dtype: torch.dtype, operations: Operations) -> None:
         super().__init__()
         self._config = experts
+        self._operations = operations
+        self._joined: JoinedExperts | None = None
+        self.apart = ""  # why experts are computed one after the other, once they are there
         self._row_multiple = 0  # not known before the weights are
         self.router = Linear(hidden_size, experts.count, dtype, bias=experts.biases)
         self.router_bias = Bias(experts.count, torch.float32) if experts.biased else None
@@ -56,8 +60,18 @@ class MixtureOfExperts(torch.nn.Module):
             self.shared = FeedForward(hidden_size, experts.shared_size, dtype, operations)
             self.shared_router = Linear(hidden_size, 1, dtype) if experts.shared_router else None
 
+    def join(self) -> None:
+        """Comes once the weights are there: joins the experts where they can be computed together."""
+        joined = self._operations.join_experts(self._config, list(self.experts))
+        self._joined, self.apart = (None, joined) if isinstance(joined, str) else (joined, "")
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Computes `[N, hidden] -> [N, hidden]`."""
+        if self._joined is not None:
+            shares, chosen = self.choose(x)
+            shared = None if self.shared is None else self.shared(x)
+            gate = None if self.shared_router is None else self.shared_router(x)
+            return self._joined(x, shares, chosen, shared, gate)
         if not self._row_multiple:
             self._row_multiple = max(each.row_multiple for each in self.experts.modules() if isinstance(each, Linear))
         shares, chosen = self.choose(x)
@@ -81,22 +95,28 @@ class MixtureOfExperts(torch.nn.Module):
 
     def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the weights of each row's experts, float32, and their numbers, both `[N, per_token]`."""
-        config, logits = self._config, self.router(x).float()
-        if config.score == "mixer":
-            return _mixed(logits, config.jitter)
-        scores = logits.softmax(-1) if config.score == "softmax" else sigmoid(logits)
-        wanted = scores if self.router_bias is None else scores + self.router_bias.weight
-        if config.groups > 1:
-            each = config.count // config.groups
-            best = wanted.view(len(x), config.groups, each).topk(2, dim=-1).values.sum(-1)
-            kept = torch.zeros_like(best, dtype=torch.bool)
-            kept.scatter_(1, best.topk(config.groups_per_token, dim=-1).indices, True)
-            wanted = wanted.masked_fill(~kept.repeat_interleave(each, dim=1), float("-inf"))
-        chosen = wanted.topk(config.per_token, dim=-1).indices
-        shares = scores.gather(1, chosen)
-        if config.normalized:
-            shares = shares / shares.sum(-1, keepdim=True)
-        return (shares if config.scale == 1 else shares * config.scale), chosen
+        logits, bias = self.router(x), None if self.router_bias is None else self.router_bias.weight
+        return choose(logits, bias, self._config) if self._joined is None else self._joined.route(logits, bias)
+
+
+def choose(logits: torch.Tensor, bias: torch.Tensor | None, config: Experts) -> tuple[torch.Tensor, torch.Tensor]:
+    """Chooses by the router's logits `[N, experts]`, and a bias of who is chosen; see `MixtureOfExperts.choose`."""
+    logits = logits.float()
+    if config.score == "mixer":
+        return _mixed(logits, config.jitter)
+    scores = logits.softmax(-1) if config.score == "softmax" else sigmoid(logits)
+    wanted = scores if bias is None else scores + bias
+    if config.groups > 1:
+        each = config.count // config.groups
+        best = wanted.view(len(logits), config.groups, each).topk(2, dim=-1).values.sum(-1)
+        kept = torch.zeros_like(best, dtype=torch.bool)
+        kept.scatter_(1, best.topk(config.groups_per_token, dim=-1).indices, True)
+        wanted = wanted.masked_fill(~kept.repeat_interleave(each, dim=1), float("-inf"))
+    chosen = wanted.topk(config.per_token, dim=-1).indices
+    shares = scores.gather(1, chosen)
+    if config.normalized:
+        shares = shares / shares.sum(-1, keepdim=True)
+    return (shares if config.scale == 1 else shares * config.scale), chosen
 
 
 def sigmoid(x: torch.Tensor) -> torch.Tensor:

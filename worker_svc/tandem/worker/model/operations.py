@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from tandem.worker.checkpoints.grouped import Grouped, Quantization
+from tandem.worker.checkpoints.model_config import Experts
 from tandem.worker.model.attention import AttentionPlan, Segment
 from tandem.worker.model.delta_rule import DeltaWeights, delta_rule
 from tandem.worker.model.kv_cache import KVCache
@@ -51,6 +52,26 @@ class Plan(Protocol):
         """Computes attention of queries `q` `[N, heads, head_dim]` over one layer's pages. Unless `cap` is 0, a score s
         becomes `cap tanh(s / cap)`. A head's number in `sinks` `[heads]`, float32, is one more score, that of a value
         which is 0."""
+        ...
+
+
+class JoinedExperts(Protocol):
+    """The experts of a layer, computed together."""
+
+    def route(self, logits: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Chooses as `MixtureOfExperts.choose` does, by logits `[N, experts]` and the bias of who is chosen."""
+        ...
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        shares: torch.Tensor,
+        chosen: torch.Tensor,
+        shared: torch.Tensor | None,
+        gate: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Adds up the answers of the `chosen` experts `[N, per_token]` to rows `x` `[N, hidden]` by their `shares`
+        `[N, per_token]` float32; `shared` `[N, hidden]` is one more, by the sigmoid of `gate` `[N, 1]`, or by 1."""
         ...
 
 
@@ -105,6 +126,10 @@ class Operations(Protocol):
         """Allocates a quantized matrix."""
         ...
 
+    def join_experts(self, config: Experts, experts: Sequence[torch.nn.Module]) -> JoinedExperts | str:
+        """Makes one of a layer's experts, each a `FeedForward` with its weights; returns why not, where it cannot."""
+        ...
+
 
 class TorchOperations:
     """Implements operations by torch, for CPUs and for devices without kernels of their own."""
@@ -157,3 +182,6 @@ class TorchOperations:
         self, kind: Quantization, rows: int, columns: int, like: Grouped, device: torch.device
     ) -> QuantizedWeight:
         return QuantizedWeight(kind, rows, columns, like, device)
+
+    def join_experts(self, config: Experts, experts: Sequence[torch.nn.Module]) -> JoinedExperts | str:
+        return "there are no kernels for it"

@@ -434,6 +434,11 @@ class Transformer(torch.nn.Module):
         """Returns the multiple: in so many rows, a row's logits do not depend on the others."""
         return max(module.row_multiple for module in self.modules() if isinstance(module, Linear))
 
+    @property
+    def experts_apart(self) -> str:
+        """Returns why experts are computed one after the other, for which the host must wait; "" if none are."""
+        return next((m.apart for m in self.modules() if isinstance(m, MixtureOfExperts) and m.apart), "")
+
     def multiply_by(self, products: Products) -> None:
         """Chooses by what matrices of floats are multiplied from now on."""
         for module in self.modules():

@@ -31,6 +31,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from tandem.worker.checkpoints.grouped import E8M0, Grouped, Quantization
+from tandem.worker.checkpoints.model_config import ClampedSwiGLU, Experts
 from tandem.worker.model.attention import Segment
 from tandem.worker.model.cuda.kernels.choose import choose
 from tandem.worker.model.cuda.kernels.float8 import rows_to_float8
@@ -39,6 +40,8 @@ from tandem.worker.model.cuda.products import few_rows, same_bits
 from tandem.worker.model.cuda.quantized import KernelWeight
 from tandem.worker.model.kv_cache import CacheShape, KeyChannels, KVCache
 from tandem.worker.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
+from tandem.worker.model.linear import Linear, PlainWeight
+from tandem.worker.model.moe import MixtureOfExperts
 from tandem.worker.model.quantization import quantize
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -122,6 +125,36 @@ def attend(case: Case, everything: bool) -> None:
         operations.plan(some, cache, case.heads, case.window).attend(cache.keys[0], cache.values[0], q, 1.0)
 
 
+def experts(case: Case, everything: bool) -> None:
+    """Layers of experts: with one token, and with as many as take the larger tile."""
+    same, dtype, device = case.reproducible, case.dtype, torch.device("cpu")
+    operations = TritonOperations(264, reproducible=same)
+    kinds: list[Quantization | None] = [None, Quantization(4, 64)] if same else [None]
+    if everything:
+        kinds += [Quantization(8, 0), Quantization(4, 32, "e2m1")]
+    for kind in kinds:
+        gpt_oss = kind is not None and bool(kind.code)
+        config = Experts(8, 4, 512, True, biases=gpt_oss, clamped=ClampedSwiGLU(1.7, 7.0) if gpt_oss else None)
+        mixture = MixtureOfExperts(512, config, dtype, operations)
+        for linear in (each for each in mixture.modules() if isinstance(each, Linear)):
+            shape = linear.out_features, linear.in_features
+            if kind is None or linear is mixture.router:
+                linear.weights.append(PlainWeight(torch.zeros(shape, dtype=dtype)))
+                continue
+            rows = quantize(torch.zeros(shape), kind) if not kind.code else zeros_of_code(kind, *shape)
+            linear.weights.append(operations.quantized_weight(kind, *shape, rows, device))
+        mixture.join()
+        assert not mixture.apart, mixture.apart
+        for tokens in (1, 4096):
+            mixture(torch.zeros(tokens, 512, dtype=dtype))
+
+
+def zeros_of_code(kind: Quantization, rows: int, columns: int) -> Grouped:
+    """Numbers of 4 bits with powers of two for scales."""
+    scale = torch.zeros((rows, columns // kind.group), dtype=E8M0)
+    return Grouped(kind, torch.zeros((rows, columns), dtype=torch.uint8), scale, None)
+
+
 def other_kernels(case: Case, everything: bool) -> None:
     """Everything else; few of them twice unless `everything` is wanted."""
     same, dtype = case.reproducible, case.dtype
@@ -134,10 +167,12 @@ def other_kernels(case: Case, everything: bool) -> None:
             if not same:
                 weight(torch.zeros(600, 4096, dtype=dtype))
     if same:  # codes, with powers of two for scales
-        kind, q = Quantization(4, 32, "e2m1"), torch.zeros((64, 4096), dtype=torch.uint8)
-        coded = Grouped(kind, q, torch.zeros((64, 128), dtype=E8M0), None)
+        kind = Quantization(4, 32, "e2m1")
+        coded = zeros_of_code(kind, 64, 4096)
         weight = KernelWeight(kind, 64, 4096, coded, torch.device("cpu"), reproducible=same)
         weight(torch.zeros(1, 4096, dtype=dtype))
+    if same or everything:
+        experts(case, everything)
     matrix = torch.zeros(64, 4096, dtype=dtype)
     for multiply in (same_bits,) if same else (few_rows,):
         multiply(torch.zeros(1, 4096, dtype=dtype), matrix)

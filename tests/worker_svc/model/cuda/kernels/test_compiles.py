@@ -22,6 +22,7 @@ def test_every_kernel_compiles_for_a_hopper_card(repository: Path, tmp_path: Pat
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
     every = {"_store", "_attend", "_combine", "_prefill", "_add_norm", "_swiglu", "_choose"}
     every |= {"_product", "_quantized_product", "_add_up", "_plain", "_rows_to_float8"}
+    every |= {"_route", "_arrange", "_weigh", "_expert_product", "_quantized_expert_product"}
     assert {k["kernel"] for k in kernels} == every
     # Decodes, drafts and prefills alike: that is what makes their bits the same.
     attend = [k for k in kernels if k["kernel"] == "_attend" and k["reproducible"]]
@@ -30,6 +31,6 @@ def test_every_kernel_compiles_for_a_hopper_card(repository: Path, tmp_path: Pat
     assert all(k["narrow_copies"] <= 10 for k in attend), attend
     for kernel in kernels:
         assert kernel["shared"] <= 227 << 10, kernel  # what a program may have
-        if kernel["kernel"] in ("_prefill", "_attend", "_product"):
+        if kernel["kernel"] in ("_prefill", "_attend", "_product", "_expert_product"):
             assert kernel["wgmma"] or (kernel["mma"] and not kernel["reproducible"]), kernel
             assert kernel["wide_loads"], kernel

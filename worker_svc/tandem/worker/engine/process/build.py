@@ -248,9 +248,13 @@ def _runner(
 ) -> tuple[ModelRunner, bool]:
     """Makes the runner, and finds out whether a row's bits depend on the others; on CUDA with recorded decodes.
 
-    Experts are chosen on the host, which a recording cannot wait for; several ranks were never recorded.
+    Experts that are computed one after the other are chosen on the host, which a recording cannot wait for; several
+    ranks were never recorded.
     """
-    recordable = model.config.experts is None and ranks.size == 1
+    apart = model.experts_apart if cache.device.type == "cuda" else ""
+    if apart:
+        logger.warning("experts are computed one after the other, which is slow, and steps are not recorded: %s", apart)
+    recordable = not apart and ranks.size == 1
     if cache.device.type != "cuda" or not config.cuda_graphs or not recordable:
         runner = ModelRunner(model, cache, states)
         return runner, _choose_padding(runner, lambda: None)

@@ -14,8 +14,10 @@ import numpy as np
 import torch
 
 from tandem.worker.checkpoints.grouped import Grouped, Quantization
+from tandem.worker.checkpoints.model_config import Experts
 from tandem.worker.model.attention import Segment
 from tandem.worker.model.cuda import products as cuda_products
+from tandem.worker.model.cuda.experts import JoinedExperts
 from tandem.worker.model.cuda.kernels.add_norm import add_norm
 from tandem.worker.model.cuda.kernels.paged_attention import PagedWork, Partials, matrix_rows, paged_attention
 from tandem.worker.model.cuda.kernels.prefill import prefill_attention
@@ -24,6 +26,7 @@ from tandem.worker.model.cuda.kernels.swiglu import swiglu
 from tandem.worker.model.cuda.kernels.tiles import INT4, INT8, Stored
 from tandem.worker.model.cuda.quantized import KernelWeight
 from tandem.worker.model.delta_rule import DeltaWeights, delta_rule
+from tandem.worker.model.feed_forward import FeedForward
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.kv_formats import Parts
 from tandem.worker.model.operations import Plan, TorchOperations
@@ -250,6 +253,14 @@ class TritonOperations:
         self, kind: Quantization, rows: int, columns: int, like: Grouped, device: torch.device
     ) -> QuantizedWeight:
         return KernelWeight(kind, rows, columns, like, device, reproducible=self.reproducible)
+
+    def join_experts(self, config: Experts, experts: Sequence[torch.nn.Module]) -> JoinedExperts | str:
+        try:
+            return JoinedExperts(
+                config, [each for each in experts if isinstance(each, FeedForward)], reproducible=self.reproducible
+            )
+        except ValueError as error:
+            return str(error)
 
 
 def _to(device: torch.device, *arrays: Ints) -> list[torch.Tensor]:

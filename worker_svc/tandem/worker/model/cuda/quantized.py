@@ -25,9 +25,9 @@ class KernelWeight(QuantizedWeight):
         """Allocates the matrix; `like` tells the dtype of the scales."""
         torch.nn.Module.__init__(self)  # nothing is stored as in the base
         self.kind, self.columns, self._reproducible = kind, columns, reproducible
-        self._group = kind.group or CHANNEL_STEP
-        self._width = -(-columns // self._group) * self._group
-        groups = self._width // self._group if kind.group else 1
+        self.group = kind.group or CHANNEL_STEP
+        self._width = -(-columns // self.group) * self.group
+        groups = self._width // self.group if kind.group else 1
         width, stored = (self._width // 2, torch.uint8) if kind.bits == 4 else (self._width, torch.int8)
         self.register_buffer("q", torch.zeros((rows, width), dtype=stored, device=device))
         self.register_buffer("scale", torch.zeros((rows, groups), dtype=like.scale.dtype, device=device))
@@ -52,7 +52,7 @@ class KernelWeight(QuantizedWeight):
         part = slice(row, row + len(rows.q))
         q = F.pad(rows.q.to(self.q.device), (0, self._width - self.columns))
         if self.kind.bits == 4:
-            halves = q.view(len(q), -1, 2, self._group // 2)
+            halves = q.view(len(q), -1, 2, self.group // 2)
             q = (halves[:, :, 0] | halves[:, :, 1] << 4).view(len(q), -1)
         self.q[part] = q
         self.scale[part, : rows.scale.shape[1]] = rows.scale.to(self.scale.device)
@@ -63,7 +63,7 @@ class KernelWeight(QuantizedWeight):
     def rows(self, index: torch.Tensor | slice) -> torch.Tensor:
         q = self.q[index]
         if self.kind.bits == 4:
-            packed = q.view(len(q), -1, self._group // 2)
+            packed = q.view(len(q), -1, self.group // 2)
             q = torch.stack((packed & 15, packed >> 4), dim=2).view(len(q), -1)
         least = None if self.least is None else self.least[index]
         return Grouped(self.kind, q[:, : self.columns], self.scale[index], least, self.order).dequantize()
@@ -75,12 +75,12 @@ class KernelWeight(QuantizedWeight):
             few = x.dtype == torch.float32 or (len(x) <= FEW_ROWS and not self._reproducible)
             together = FEW_ROWS if few else MORE_ROWS  # float32 has no matrix unit, and would not fit into registers
             return quantized_product(
-                x.contiguous(), self.q, self.scale, self.least, self.table, group=self._group, rows_together=together
+                x.contiguous(), self.q, self.scale, self.least, self.table, group=self.group, rows_together=together
             )
         products = []
         for start in range(0, len(self.q), _PIECE_ROWS):
             piece = slice(start, start + _PIECE_ROWS)
             least = None if self.least is None else self.least[piece]
-            rows = plain(self.q[piece], self.scale[piece], least, self.table, self.columns, self._group, x.dtype)
+            rows = plain(self.q[piece], self.scale[piece], least, self.table, self.columns, self.group, x.dtype)
             products.append(F.linear(x, rows))
         return products[0] if len(products) == 1 else torch.cat(products, dim=1)

@@ -41,6 +41,36 @@ def _scale(scale, at, mask, POWERS: tl.constexpr):
     return stored.to(tl.float32)
 
 
+@triton.jit
+def of_group(
+    first, second, q_at, scale, least, table, constant, there,
+    INT4: tl.constexpr, GROUPED: tl.constexpr, LEAST: tl.constexpr, CODED: tl.constexpr, POWERS: tl.constexpr,
+):  # fmt: skip
+    """Multiplies one group of columns: `[M, channels]` float32.
+
+    first, second: of x, what the low and the high halves of bytes are multiplied with; without INT4 `first` is all.
+    constant: the place of each channel's scale and least number.
+    """
+    stored = tl.load(q_at, mask=there[:, None], other=0)
+    if INT4:
+        low, high = stored & 15, stored >> 4
+        if CODED:
+            low, high = tl.load(table + low), tl.load(table + high)
+        part = tl.dot(first, tl.trans(low.to(first.dtype)), input_precision="ieee")
+        part = tl.dot(second, tl.trans(high.to(first.dtype)), part, input_precision="ieee")
+    else:
+        part = tl.dot(first, tl.trans(stored.to(first.dtype)), input_precision="ieee")
+    if GROUPED:
+        part *= _scale(scale, constant, there, POWERS)[None, :]
+        if LEAST:
+            lowest = tl.load(least + constant, mask=there, other=0.0).to(tl.float32)
+            summed = tl.sum(first.to(tl.float32), 1)
+            if INT4:
+                summed += tl.sum(second.to(tl.float32), 1)
+            part += summed[:, None] * lowest[None, :]
+    return part
+
+
 @triton.jit(do_not_specialize=["rows", "each"])
 def _quantized_product(
     x, q, scale, least, table, out, partial, rows, columns, outputs, groups, split, each,
@@ -69,30 +99,16 @@ def _quantized_product(
             if not WHOLE:
                 mask = mask & (at < columns)[None, :]
             first = tl.load(x_row + at[None, :], mask=mask, other=0.0)
+            second = first
             if INT4:
-                packed = tl.load(q_row + group * (G // 2), mask=there[:, None], other=0)
                 other_mask = real[:, None]
                 if not WHOLE:
                     other_mask = other_mask & (at + G // 2 < columns)[None, :]
                 second = tl.load(x_row + (at + G // 2)[None, :], mask=other_mask, other=0.0)
-                low, high = packed & 15, packed >> 4
-                if CODED:
-                    low, high = tl.load(table + low), tl.load(table + high)
-                part = tl.dot(first, tl.trans(low.to(x.dtype.element_ty)), input_precision="ieee")
-                part = tl.dot(second, tl.trans(high.to(x.dtype.element_ty)), part, input_precision="ieee")
-            else:
-                numbers = tl.load(q_row + group * G, mask=there[:, None], other=0)
-                part = tl.dot(first, tl.trans(numbers.to(x.dtype.element_ty)), input_precision="ieee")
-            if GROUPED:
-                constant = channel.to(tl.int64) * groups + group
-                part *= _scale(scale, constant, there, POWERS)[None, :]
-                if LEAST:
-                    lowest = tl.load(least + constant, mask=there, other=0.0).to(tl.float32)
-                    summed = tl.sum(first.to(tl.float32), 1)
-                    if INT4:
-                        summed += tl.sum(second.to(tl.float32), 1)
-                    part += summed[:, None] * lowest[None, :]
-            summed_up += part
+            summed_up += of_group(
+                first, second, q_row + group * (G // 2 if INT4 else G), scale, least, table,
+                channel.to(tl.int64) * groups + group, there, INT4, GROUPED, LEAST, CODED, POWERS,
+            )  # fmt: skip
         if tl.num_programs(2) > 1:
             tl.store(partial + number * rows.to(tl.int64) * outputs + at_all, summed_up, mask=mask_all)
         total += summed_up

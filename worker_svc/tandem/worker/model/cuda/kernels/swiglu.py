@@ -1,4 +1,5 @@
-"""`silu(gate) * up`, float32 inside, rounded once; gate and up lie side by side in a row."""
+"""`silu(gate) * up`, float32 inside, rounded once; gate and up lie side by side in a row. Products of experts end with
+the same, or with gpt-oss's clamped gate."""
 
 from __future__ import annotations
 
@@ -7,6 +8,18 @@ import triton
 import triton.language as tl
 
 _BLOCK = 1024
+SWIGLU, CLAMPED = tl.constexpr(1), tl.constexpr(2)  # 0: no gate
+
+
+@triton.jit
+def gated(gate, up, alpha, limit, GATE: tl.constexpr):
+    """Computes `silu(gate) up`; CLAMPED: `gate sigmoid(alpha gate) (up + 1)` of gate and up within `limit`."""
+    if GATE == CLAMPED:  # comparisons let a NaN stay what it is
+        gate = tl.where(gate > limit, limit, gate)
+        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up)) + 1.0
+        return gate / (1.0 + tl.exp(-alpha * gate)) * up
+    else:
+        return gate / (1.0 + tl.exp(-gate)) * up
 
 
 @triton.jit
@@ -16,8 +29,7 @@ def _swiglu(gate_up, out, size, BLOCK: tl.constexpr):
     inside = place < size
     gate = tl.load(gate_up + row * 2 * size + place, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * size + size + place, mask=inside, other=0.0).to(tl.float32)
-    activated = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(out + row * size + place, activated.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * size + place, gated(gate, up, 1.0, 0.0, SWIGLU).to(out.dtype.element_ty), mask=inside)
 
 
 def swiglu(gate_up: torch.Tensor, size: int) -> torch.Tensor:
