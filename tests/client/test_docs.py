@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tandem.client import AsyncClient, AsyncStream, Client, Stream, errors, params
+from tandem.client.calling import Calling
 from tandem.client.plan import GenerationPlan
 from tests.client.fakes import ServersThread
 
@@ -45,7 +46,8 @@ def test_every_exception_is_in_the_table() -> None:
 
 def test_every_option_is_in_the_table() -> None:
     table = SDK[SDK.index("| option |") : SDK.index("Everything is checked together")]
-    fields = set(GenerationPlan.__dataclass_fields__) - {"prompt"}
+    fields = set(GenerationPlan.__dataclass_fields__) - {"prompt", "calling"}
+    fields |= set(Calling.__dataclass_fields__)
     fields |= set(params.SamplingParams.__dataclass_fields__) | set(params.StoppingParams.__dataclass_fields__)
     fields |= {"preset", "strategy"}
     assert fields == set(params.GenerateOptions.__optional_keys__)

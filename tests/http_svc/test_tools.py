@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import jsonschema
 import openai
 import pytest
 
@@ -108,3 +109,101 @@ def test_messages_have_blocks_whole_and_streamed(claude: anthropic.Anthropic) ->
     given = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": whole.content[2].id, "content": "3"}]}  # type: ignore[union-attr]
     talk: list[Any] = [*MESSAGES, {"role": "assistant", "content": whole.content}, given]
     assert claude.messages.create(**{**asked, "messages": talk, "max_tokens": 1}).content
+
+
+# --- calls that the answer has to make; the demo model would make none
+
+CITY: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Verona"]}, "days": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+EMPTY: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+FUNCTIONS: dict[str, dict[str, Any]] = {"look_up": CITY, "stop": EMPTY}
+CHAT_TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": name, "parameters": each}} for name, each in FUNCTIONS.items()
+]
+NAMED: Any = {"type": "function", "function": {"name": "look_up"}}
+
+
+def check_calls(calls: list[tuple[str, str]], names: set[str]) -> None:
+    """Each is one of these, with arguments that its schema allows."""
+    assert calls
+    for name, arguments in calls:
+        assert name in names
+        jsonschema.validate(json.loads(arguments), FUNCTIONS[name])
+
+
+def test_a_chat_calls_what_it_must(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {**ASKED, "tools": CHAT_TOOLS, "parallel_tool_calls": False, "seed": 1}
+    for choice, names in (("required", {"look_up", "stop"}), (NAMED, {"look_up"})):
+        if choice == "required":
+            told = client.chat.completions.create(**asked, tool_choice=choice).choices[0]
+        else:
+            with client.chat.completions.stream(**asked, tool_choice=choice) as stream:
+                told = stream.get_final_completion().choices[0]
+        calls = [(call.function.name, call.function.arguments) for call in told.message.tool_calls or []]
+        check_calls(calls, names)
+        assert len(calls) == 1 and told.finish_reason == "tool_calls" and not told.message.content
+
+
+def test_strict_tools_are_held_to_their_schemas_in_a_free_answer(client: openai.OpenAI) -> None:
+    strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in CHAT_TOOLS]
+    begins = {"guided": {"regex": "(?s).*"}}
+    free = client.chat.completions.create(**{**ASKED, "tools": strict, "max_tokens": 8})
+    assert free.choices[0].finish_reason == "length" and free.choices[0].message.content
+    with pytest.raises(openai.BadRequestError, match="guided"):
+        client.chat.completions.create(**ASKED, tool_choice="required", extra_body=begins)
+
+
+def test_responses_and_messages_call_what_they_must(client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+    tools: list[Any] = [{"type": "function", "name": n, "parameters": p, "strict": None} for n, p in FUNCTIONS.items()]
+    one: Any = {"type": "function", "name": "look_up"}
+    allowed: Any = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "stop"}]}
+    for choice, names in (("required", set(FUNCTIONS)), (one, {"look_up"}), (allowed, {"stop"})):
+        answer = client.responses.create(
+            model="demo", input="O Romeo?", max_output_tokens=250, tools=tools, tool_choice=choice,
+            parallel_tool_calls=False,
+        )  # fmt: skip
+        check_calls([(item.name, item.arguments) for item in answer.output if item.type == "function_call"], names)
+    blocks: list[Any] = [{"name": name, "input_schema": schema} for name, schema in FUNCTIONS.items()]
+    chosen: list[tuple[Any, set[str]]] = [
+        ({"type": "any", "disable_parallel_tool_use": True}, set(FUNCTIONS)),
+        ({"type": "tool", "name": "look_up"}, {"look_up"}),
+    ]
+    for choice, names in chosen:
+        said = claude.messages.create(model="demo", max_tokens=250, messages=MESSAGES, tools=blocks, tool_choice=choice)
+        check_calls([(each.name, json.dumps(each.input)) for each in said.content if each.type == "tool_use"], names)
+        assert said.stop_reason in ("tool_use", "max_tokens")
+
+
+def test_choices_that_cannot_be_made_are_named(client: openai.OpenAI) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"tool_choice": "required", "tools": openai.NOT_GIVEN}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"tool_choice": {"type": "custom"}}, "tool_choice"),
+        ({"tool_choice": "any"}, "tool_choice"),
+        ({"extra_body": {"max_reasoning_tokens": 5}}, "max_reasoning_tokens"),
+    ]
+    for asked, param in wrong:
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.chat.completions.create(**{**ASKED, **asked})
+        assert str(refused.value.param).startswith(param), refused.value
+
+
+def test_a_structural_tag_holds_what_a_trigger_begins(client: openai.OpenAI) -> None:
+    structures = [{"begin": "<city>", "schema": CITY["properties"]["city"], "end": "</city>"}]
+    tag = {"begin": "<city>", "content": {"json_schema": structures[0]["schema"]}, "end": "</city>"}
+    at_once = {"type": "triggered_tags", "triggers": ["<city>"], "at_least_one": True, "stop_after_first": True,
+               "tags": [tag]}  # fmt: skip
+    asked = {name: value for name, value in ASKED.items() if name != "tools"}
+    once: dict[str, Any] = {"format": at_once}
+    for told in (once, {"structures": structures, "triggers": ["<city>"]}):
+        body = {"response_format": {"type": "structural_tag", **told}}
+        answer = client.chat.completions.create(**{**asked, "max_tokens": 40}, extra_body=body).choices[0]
+        if told is once:
+            assert answer.message.content in ('<city>"Rome"</city>', '<city>"Verona"</city>')
+        assert answer.message.content
+    with pytest.raises(openai.BadRequestError, match="response_format"):
+        client.chat.completions.create(**asked, extra_body={"response_format": {"type": "structural_tag"}})

@@ -12,6 +12,7 @@ from tandem.client.account import FinishReason, Usage
 from tandem.client.answers import AnswerEvent, ContentEvent, ReasoningEvent, ToolCall, ToolCallEvent
 from tandem.client.async_client import AsyncClient
 from tandem.client.async_stream import AsyncStream
+from tandem.client.calling import ToolChoice
 from tandem.client.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -37,7 +38,7 @@ from tandem.client.errors import (
     UnimplementedError,
     UnknownError,
 )
-from tandem.client.guided import Choices, Grammar, Guide, JsonSchema, Regex
+from tandem.client.guided import Choices, Grammar, Guide, JsonSchema, Regex, StructuralTag
 from tandem.client.operators import WorkerLoad, WorkerState
 from tandem.client.params import GenerateOptions, StoppingParams
 from tandem.client.reasoning import Reasoning
@@ -118,12 +119,14 @@ __all__ = [
     "StatusError",
     "StoppingParams",
     "Stream",
+    "StructuralTag",
     "TandemError",
     "TextInput",
     "Timings",
     "TokenizerInfo",
     "ToolCall",
     "ToolCallEvent",
+    "ToolChoice",
     "ToolRun",
     "TopLogprobs",
     "UnauthenticatedError",

@@ -226,7 +226,7 @@ class AsyncClient(AsyncOperators):
             content_ranges=options.get("content_ranges", False),
             pieces=options.get("pieces", False),
         )
-        return await self._texts().encode_chat(request, self._context(options))
+        return (await self._texts().encode_chat(request, self._context(options)))[0]
 
     async def count_tokens(self, text: TextInput, **options: Unpack[CountOptions]) -> int:
         """Returns the number of ids that `encode` returns for the text, BOS and EOS included.
@@ -352,7 +352,8 @@ class AsyncClient(AsyncOperators):
         `max_rounds` answers were made; returns the last answer and all messages.
 
         The functions' schemas are made from their signatures and docstrings. Each runs in a thread, or awaited where
-        it is a coroutine function; what one raises is told to the model. The other keywords are those of `generate`;
+        it is a coroutine function; what one raises is told to the model. A `tool_choice` that forces a call is for the
+        first answer. The other keywords are those of `generate`;
         the timeout is for each answer.
         """
         if max_rounds < 1:
@@ -368,6 +369,8 @@ class AsyncClient(AsyncOperators):
             said.append(result.message)
             if not result.tool_calls:
                 break
+            if options.get("tool_choice", "auto") not in ("auto", "none"):
+                options["tool_choice"] = "auto"  # what had to be called is called
             given = await asyncio.gather(*(run_tool(known, call) for call in result.tool_calls))
             said += [
                 ChatMessage("tool", text, name=call.name, tool_call_id=call.id)

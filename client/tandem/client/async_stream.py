@@ -79,6 +79,11 @@ class AsyncStream:
         return self._running.text if self._running else ""
 
     @property
+    def prompt_ids(self) -> list[int]:
+        """The ids of the prompt; empty before it is encoded, which it is when the first chunk has come."""
+        return self._running.prompt_ids if self._running else []
+
+    @property
     def output_ids(self) -> list[int]:
         """The ids that have arrived so far and whose text is complete."""
         return self._running.output_ids if self._running else []

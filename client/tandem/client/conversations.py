@@ -75,11 +75,6 @@ def tool_texts(tools: Sequence[Tool]) -> list[str]:
     return [_json(tool_schema(tool), "tools") for tool in tools]
 
 
-def with_tools(conversation: Conversation, tools: Sequence[Tool]) -> Conversation:
-    """Returns the conversation with further tools."""
-    return dataclasses.replace(conversation, tools=[*conversation.tools, *tools]) if tools else conversation
-
-
 def tools_violations(tools: object, field: str = "tools") -> list[FieldViolation]:
     """Returns the violations of a list of tools."""
     if not _is_list(tools):

@@ -1,4 +1,5 @@
-"""Guided decoding: the answer matches a JSON schema, a regular expression, one of some choices, or a grammar."""
+"""Guided decoding: the answer matches a JSON schema, a regular expression, one of some choices, a grammar, or
+has structures in its text."""
 
 from __future__ import annotations
 
@@ -44,6 +45,14 @@ class Grammar:
     lark: str
 
 
+@dataclass(frozen=True, slots=True)
+class StructuralTag:
+    """The answer is text in which a trigger begins one of several structures, each JSON of a schema, as docs/guided.md
+    shows."""
+
+    tag: Mapping[str, Any] | str  # a str is its own JSON
+
+
 class HasJsonSchema(Protocol):
     """A class that tells its JSON schema, as pydantic's models do."""
 
@@ -53,7 +62,7 @@ class HasJsonSchema(Protocol):
         ...
 
 
-Guide = JsonSchema | Regex | Choices | Grammar
+Guide = JsonSchema | Regex | Choices | Grammar | StructuralTag
 
 
 def as_guide(guide: object) -> object:
@@ -76,18 +85,18 @@ def guide_violations(guide: object) -> Iterator[FieldViolation]:
                 if not isinstance(choice, str) or not choice:
                     yield FieldViolation(f"guided.choices[{place}]", "must be a string that is not empty")
                     return
-        case JsonSchema(schema) if not isinstance(schema, str):
+        case JsonSchema(content) | StructuralTag(content) if not isinstance(content, str):
             try:
-                json.dumps(schema, allow_nan=False)
+                json.dumps(content, allow_nan=False)
             except (TypeError, ValueError, RecursionError) as error:
-                yield FieldViolation("guided.json_schema", f"must be expressible as JSON: {error}")
+                kind = "json_schema" if isinstance(guide, JsonSchema) else "structural_tag"
+                yield FieldViolation(f"guided.{kind}", f"must be expressible as JSON: {error}")
                 return
-        case JsonSchema() | Regex() | Grammar():
+        case JsonSchema() | Regex() | Grammar() | StructuralTag():
             pass
         case _:
-            yield FieldViolation(
-                "guided", f"must be JsonSchema, Regex, Choices, Grammar or a pydantic model, not {type(guide).__name__}"
-            )
+            known = "JsonSchema, Regex, Choices, Grammar, StructuralTag or a pydantic model"
+            yield FieldViolation("guided", f"must be {known}, not {type(guide).__name__}")
             return
     kind, text = _kind_and_text(guide)
     if not isinstance(text, str) or not text:
@@ -122,3 +131,5 @@ def _kind_and_text(guide: Guide) -> tuple[str, str]:
             return "choices", json.dumps(list(choices), ensure_ascii=False)
         case Grammar(lark):
             return "grammar", lark
+        case StructuralTag(tag):
+            return "structural_tag", tag if isinstance(tag, str) else json.dumps(tag, ensure_ascii=False)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
+from tandem.client.calling import ResponseFormat, ToolChoice
 from tandem.client.guided import Guide, HasJsonSchema
 from tandem.client.reasoning import Reasoning
 from tandem.client.sampling_params import SamplingOptions, SamplingParams
@@ -116,10 +117,14 @@ class GenerateOptions(CallOptions, SamplingOptions, total=False):
 
     tools: Sequence[Tool]  # that the model may call: schemas or functions; beside those of a Conversation
     answer_format: str  # how the answer is parsed; "": as the chat template tells, the default in chat; "none": not
+    tool_choice: ToolChoice  # "auto", "none", "required", or names of tools of which some must be called
+    parallel_tool_calls: bool  # default True; False: one call at most
     in_reasoning: bool  # the prompt ends within reasoning; default: as its last tokens tell
 
     guided: Guide | type[HasJsonSchema] | None  # what the answer must match; a pydantic model stands for its schema
     reasoning: Reasoning | None  # where what the model thinks ends, its budget, and that guided begins behind it
+    max_reasoning_tokens: int | None  # of a conversation: after so many the model must answer
+    response_format: type[ResponseFormat] | None  # a pydantic model: guides the answer, which is then in `parsed`
     n: int  # outputs, 1 to 64; default 1
     best_of: int | None  # make so many and return the best n; n to 64. Nothing comes before all have ended
     length_penalty: float | None  # they are ranked by total logprob / length^length_penalty; default 1

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 
 from tandem.client.account import FinishReason, Usage
-from tandem.client.conversations import chat_request, with_tools
 from tandem.client.decoding import TextDecoder
 from tandem.client.errors import StatusError, TandemError
 from tandem.client.generation import TokenStream
@@ -78,6 +77,11 @@ class Pipeline:
     def output_ids(self) -> list[int]:
         """The ids of the first output so far whose text is complete."""
         return self._outputs[0].output_ids
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The ids of the prompt, once it is encoded."""
+        return self._prompt_ids
 
     @property
     def done(self) -> bool:
@@ -186,9 +190,9 @@ class Pipeline:
             assert self._texts is not None
             encoding: Encoding
             if isinstance(prompt, Conversation):
-                encoding = await self._texts.encode_chat(
-                    chat_request(with_tools(prompt, plan.tools), plan.tokenizer), self._context
-                )
+                encoding, guide = await self._texts.encode_chat(plan.chat_request(prompt), self._context)
+                if guide is not None:
+                    self.plan = plan.guided_by(guide)
             else:
                 message = checked_encode_input(
                     prompt,  # type: ignore[arg-type]  # not ids, so text
@@ -320,6 +324,7 @@ def _output(output: GrowingOutput, finished: pb.Finished, plan: GenerationPlan) 
         tool_calls=answer.tool_calls,
         broken_calls=answer.broken_calls,
         reasoning_tokens=answer.reasoning_tokens,
+        response_format=plan.response_format,
         index=output.index,
         text=output.text,
         output_ids=output.output_ids,

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tandem.client.conversations import tool_texts, tools_violations
+from tandem.client.calling import Calling, ResponseFormat
+from tandem.client.conversations import chat_request, tool_texts, tools_violations
 from tandem.client.errors import FieldViolation, invalid_argument
-from tandem.client.guided import Guide, as_guide, guide_message, guide_violations
+from tandem.client.guided import Grammar, Guide, as_guide, guide_message, guide_violations
 from tandem.client.params import GenerateOptions, SpecialTokens, StoppingParams
 from tandem.client.prompts import prompt_violations
 from tandem.client.reasoning import Reasoning, reasoning_message, reasoning_violations
@@ -26,6 +27,8 @@ from tandem.tokenizer.v1 import tokenizer_pb2
 
 _PARSING_LIMITS = limits_of(tokenizer_pb2.AnswerParsing.DESCRIPTOR)
 _MOST_TOOL_CHARACTERS = 64 << 10  # a quarter of the bytes that the service reads
+_CALLING = {field.name for field in dataclasses.fields(Calling)}
+_FREE = Calling()
 STOPPING_FIELDS = tuple(field.name for field in dataclasses.fields(StoppingParams))
 
 Params = TypeVar("Params", SamplingParams, StoppingParams)
@@ -60,6 +63,8 @@ class GenerationPlan:
     in_reasoning: bool | None = None
     guided: Guide | None = None
     reasoning: Reasoning | None = None
+    calling: Calling = _FREE
+    response_format: type[ResponseFormat] | None = None
     n: int = 1
     best_of: int | None = None
     length_penalty: float | None = None
@@ -91,7 +96,38 @@ class GenerationPlan:
     @property
     def all_tools(self) -> list[Tool]:
         """The tools that the model may call."""
+        if not self.calling.shows_tools:
+            return []
         return [*(self.prompt.tools if isinstance(self.prompt, Conversation) else ()), *self.tools]
+
+    def chat_request(self, conversation: Conversation) -> tokenizer_pb2.EncodeChatRequest:
+        """Returns the request for the ids of a conversation, and for what guides the answer to it."""
+        request = chat_request(dataclasses.replace(conversation, tools=self.all_tools), self.tokenizer)
+        if not self.parses:
+            return request
+        behind = self.reasoning is not None or self.calling.max_reasoning_tokens is not None
+        calls = None
+        if self.guided is None:
+            calls = self.calling.choice(self.all_tools, behind_reasoning=behind)
+        if calls is not None or self.calling.max_reasoning_tokens is not None or self.guided is not None:
+            request.answer.CopyFrom(tokenizer_pb2.AnswerGuiding(format=self.answer_format or "", calls=calls))
+        return request
+
+    def guided_by(self, guide: tokenizer_pb2.AnswerGuide) -> GenerationPlan:
+        """Returns the plan with what the tokenizer service tells of the answer. Raises InvalidArgumentError."""
+        plan, budget = self, self.calling.max_reasoning_tokens
+        if guide.grammar:
+            plan = dataclasses.replace(plan, guided=Grammar(guide.grammar), answer_format=guide.format)
+        if self.reasoning is not None or (budget is None and (guide.grammar or not guide.in_reasoning)):
+            return plan
+        if budget is not None and not guide.reasoning_end_ids:
+            problem = "cannot be held: the answers of this model have no reasoning whose marks are tokens"
+            raise invalid_argument([FieldViolation("max_reasoning_tokens", problem)], request_id=self.request_id)
+        begin_ids = () if guide.in_reasoning else tuple(guide.reasoning_begin_ids)
+        if not guide.reasoning_end_ids or (begin_ids and plan.guided is not None):
+            return plan  # what is guided from its first token on does not reason
+        reasoning = Reasoning(end_ids=tuple(guide.reasoning_end_ids), begin_ids=begin_ids, max_tokens=budget)
+        return dataclasses.replace(plan, reasoning=reasoning)
 
     def _parsing(self) -> tokenizer_pb2.AnswerParsing | None:
         if not self.parses:
@@ -191,7 +227,8 @@ def make_plan(
     stopping = _merged(StoppingParams, given.pop("stopping", None), given, STOPPING_FIELDS)
     preset, strategy = given.pop("preset", None), given.pop("strategy", None)
     unknown = sorted(
-        given.keys() - {field.name for field in dataclasses.fields(GenerationPlan)} | given.keys() & {"prompt"}
+        given.keys() - {field.name for field in dataclasses.fields(GenerationPlan)} - _CALLING
+        | given.keys() & {"prompt", "calling"}
     )
     if unknown:
         raise TypeError(f"unknown option{'s' if len(unknown) > 1 else ''}: {', '.join(unknown)}")
@@ -200,6 +237,7 @@ def make_plan(
     given = {name: value for name, value in given.items() if value is not None or name == "timeout"}
     if "guided" in given:
         given["guided"] = as_guide(given["guided"])
+    calling = Calling(**{name: given.pop(name) for name in _CALLING if name in given})
     metadata = given.get("metadata", {})
 
     values: dict[str, object] = {"preset": preset, "strategy": strategy}
@@ -223,6 +261,10 @@ def make_plan(
         + check_metadata(metadata)
     )
     violations += tools_violations(given.get("tools", ()))
+    if not violations:
+        tools = [*(prompt.tools if isinstance(prompt, Conversation) else ()), *given.get("tools", ())]
+        violations += calling.violations(given, tools, is_chat=isinstance(prompt, Conversation))
+    violations += _take_format(given)
     if not isinstance(given.get("answer_format", ""), str):
         violations.append(FieldViolation("answer_format", "must be the name of a format, a str"))
     violations += guide_violations(given.get("guided"))
@@ -236,7 +278,20 @@ def make_plan(
         violations.append(FieldViolation("stopping.stop", "needs text; with detokenize=False use stop_token_ids"))
     if violations:
         raise invalid_argument(violations, request_id=str(given["request_id"]))
-    return GenerationPlan(prompt=prompt, sampling=sampling, stopping=stopping, **given)
+    return GenerationPlan(prompt=prompt, sampling=sampling, stopping=stopping, calling=calling, **given)
+
+
+def _take_format(given: dict[str, Any]) -> list[FieldViolation]:
+    """Guides the answer by its format; returns what is wrong with that."""
+    record = given.get("response_format")
+    if record is None:
+        return []
+    if not isinstance(record, type) or not hasattr(record, "model_validate_json"):
+        return [FieldViolation("response_format", "must be a pydantic model")]
+    if "guided" in given:
+        return [FieldViolation("guided", "cannot be beside response_format")]
+    given["guided"] = as_guide(record)
+    return []
 
 
 def _merged(cls: type[Params], base: Params | None, given: dict[str, Any], names: Sequence[str]) -> Params:

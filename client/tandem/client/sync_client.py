@@ -87,6 +87,11 @@ class Stream:
         return self._stream.text
 
     @property
+    def prompt_ids(self) -> list[int]:
+        """The ids of the prompt; empty before it is encoded, which it is when the first chunk has come."""
+        return self._stream.prompt_ids
+
+    @property
     def output_ids(self) -> list[int]:
         """The ids that have arrived so far and whose text is complete."""
         return self._stream.output_ids

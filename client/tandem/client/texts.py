@@ -87,10 +87,13 @@ class TextService:
             encodings.extend(_encoding(encoding, response.fingerprint) for encoding in response.encodings)
         return encodings
 
-    async def encode_chat(self, request: pb.EncodeChatRequest, context: CallContext) -> ChatEncoding:
+    async def encode_chat(
+        self, request: pb.EncodeChatRequest, context: CallContext
+    ) -> tuple[ChatEncoding, pb.AnswerGuide | None]:
+        """Returns the ids, and what guides the answer where that was asked for."""
         response = await self._ask(self.stub.EncodeChat, request, context)
         places = response.content_ranges
-        return ChatEncoding(
+        encoding = ChatEncoding(
             ids=list(response.ids),
             fingerprint=response.fingerprint,
             total_tokens=len(response.ids),
@@ -98,6 +101,7 @@ class TextService:
             rendered_text=response.rendered_text,
             content_ranges=list(zip(places[::2], places[1::2], strict=True)),
         )
+        return encoding, response.answer if response.HasField("answer") else None
 
     async def count(self, tokenizer: str, texts: Sequence[pb.EncodeInput], context: CallContext) -> list[int]:
         counts: list[int] = []
@@ -223,6 +227,8 @@ def _tokenizer_info(message: pb.Tokenizer) -> TokenizerInfo:
         source=message.source,
         max_input_bytes=message.max_input_bytes,
         answer_format=message.answer_format,
+        reasoning_begin_ids=list(message.reasoning_begin_ids),
+        reasoning_end_ids=list(message.reasoning_end_ids),
         special_tokens=[
             SpecialToken(token.id, token.text, token.type == pb.TOKEN_TYPE_CONTROL) for token in message.special_tokens
         ],

@@ -9,6 +9,7 @@ from typing import Any
 
 from tandem.client.account import FinishReason, Usage, WorkerTimings
 from tandem.client.answers import AnswerEvent, ContentEvent, ReasoningEvent, ToolCall
+from tandem.client.calling import ResponseFormat
 from tandem.client.params import SpecialTokens
 from tandem.client.sampling_params import SamplingParams
 from tandem.client.tools import Tool
@@ -151,6 +152,13 @@ class Output:
     tool_calls: list[ToolCall] = field(default_factory=list)  # those that are complete; `arguments` are JSON as text
     broken_calls: int = 0  # those that could not be read, and are content
     reasoning_tokens: int = 0  # of its tokens
+    response_format: type[ResponseFormat] | None = None  # as it was asked for
+
+    @property
+    def parsed(self) -> Any:
+        """The content as a record of `response_format`; None where none was asked for. Raises ValueError for what is
+        no such record: an answer that max_tokens cut off, or that called tools."""
+        return None if self.response_format is None else self.response_format.model_validate_json(self.content)
 
     @property
     def message(self) -> ChatMessage:
@@ -205,6 +213,12 @@ class GenerationResult:
     tool_calls: list[ToolCall] = field(default_factory=list)  # those that are complete; `arguments` are JSON as text
     broken_calls: int = 0  # those that could not be read, and are content
     reasoning_tokens: int = 0  # of its tokens
+
+    @property
+    def parsed(self) -> Any:
+        """The content as a record of `response_format`; None where none was asked for. Raises ValueError for what is
+        no such record: an answer that max_tokens cut off, or that called tools."""
+        return self.outputs[0].parsed
 
     @property
     def message(self) -> ChatMessage:
@@ -264,6 +278,9 @@ class TokenizerInfo:
     max_input_bytes: int
     special_tokens: list[SpecialToken]  # empty in a listing
     answer_format: str = ""  # in which answers tell reasoning and calls of tools, as the chat template says; "": none
+    # The ids of the marks around reasoning; empty where there are none that are tokens.
+    reasoning_begin_ids: list[int] = field(default_factory=list)
+    reasoning_end_ids: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from tandem.client import (
     Guide,
     JsonSchema,
     Output,
+    StructuralTag,
     ToolCall,
     ToolCallEvent,
 )
@@ -34,6 +35,7 @@ from tandem.http.errors import wrong
 from tandem.http.fields import ABSENT, GenerationFields, Json, check_size, decoder, is_given, object_of, text_of
 from tandem.http.logprobs import ChatLogprobs, chat_logprobs
 from tandem.http.sse import EventStream, event
+from tandem.http.tool_choice import called_options, thinking_arguments
 from tandem.http.upstream import Upstream
 
 # --- the request
@@ -120,7 +122,21 @@ class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", forb
     json_schema: NamedSchema
 
 
-ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
+class StructuralTagFormat(msgspec.Struct, tag_field="type", tag="structural_tag", forbid_unknown_fields=True):
+    """vLLM's two forms (docs/guided.md)."""
+
+    structures: Json = ABSENT
+    triggers: Json = ABSENT
+    format: Json = ABSENT
+
+    def tag(self) -> StructuralTag:
+        """As the SDK has it."""
+        return StructuralTag(
+            msgspec.json.encode({k: v for k in self.__struct_fields__ if is_given(v := getattr(self, k))}).decode()
+        )
+
+
+ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat
 
 
 class HasConversation(Protocol):
@@ -132,12 +148,10 @@ class HasConversation(Protocol):
     add_generation_prompt: bool
 
 
-def conversation_in(
-    fields: HasConversation, arguments: Mapping[str, Any] | None = None, *, with_tools: bool = True
-) -> Conversation:
+def conversation_in(fields: HasConversation, arguments: Mapping[str, Any] | None = None) -> Conversation:
     """What a request asks about; `arguments` are for the template too. Raises ApiError."""
     check_count(len(fields.messages), "messages")
-    tools = fields.tools if with_tools and fields.tools else []
+    tools = fields.tools or []
     check_size([*tools, fields.chat_template_kwargs], "tools" if tools else "chat_template_kwargs")
     return conversation_of(
         [message.message(f"messages[{index}]") for index, message in enumerate(fields.messages)],
@@ -164,20 +178,9 @@ class ChatFields(GenerationFields, kw_only=True):
     modalities: list[str] | None = None
     reasoning_effort: str | None = None  # a variable of the template
 
-    @property
-    def shows_tools(self) -> bool:
-        """Whether the template gets the tools. Raises ApiError for a choice that is not served."""
-        choice = text_of(self.tool_choice) if is_given(self.tool_choice) else '"auto"'
-        if choice not in ('"auto"', '"none"'):
-            raise wrong("tool_choice", "must be 'auto' or 'none' here", "not_served")
-        if self.parallel_tool_calls is False and self.tools:
-            raise wrong("parallel_tool_calls", "cannot be false here", "not_served")
-        return choice == '"auto"'
-
     def prompt(self) -> Conversation:
         """The conversation. Raises ApiError."""
-        arguments = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        return conversation_in(self, arguments, with_tools=self.shows_tools)
+        return conversation_in(self, thinking_arguments(self.reasoning_effort))
 
     def generation(self, call: Call) -> GenerateOptions:
         """The keywords of the SDK. Raises ApiError."""
@@ -202,6 +205,7 @@ class ChatFields(GenerationFields, kw_only=True):
                 raise wrong("guided", "cannot be beside response_format")
             found["guided"] = guide
             call.names["guided"] = "response_format"
+        found |= cast(GenerateOptions, called_options(call, self.tool_choice, self.parallel_tool_calls))
         return found
 
     def _format(self) -> Guide | None:
@@ -212,6 +216,8 @@ class ChatFields(GenerationFields, kw_only=True):
                 if not is_given(named.schema):
                     raise wrong("response_format.json_schema.schema", "is required", "missing_required_parameter")
                 return JsonSchema(text_of(named.schema))
+            case StructuralTagFormat() as structural:
+                return structural.tag()
         return None
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from tandem.client import Choices, GenerateOptions, Grammar, Guide, JsonSchema, Regex
+from tandem.client import Choices, GenerateOptions, Grammar, Guide, JsonSchema, Regex, StructuralTag
 from tandem.client.sampling import LIMITS
 from tandem.http.errors import ApiError, from_decoding, wrong
 from tandem.limits.fields import Kind
@@ -41,6 +41,7 @@ class GuidedFields(msgspec.Struct, forbid_unknown_fields=True):
     regex: str | None = None
     choices: list[str] | None = None
     grammar: str | None = None
+    structural_tag: Json = ABSENT
 
     def guide(self) -> Guide:
         """As the SDK has it."""
@@ -53,8 +54,10 @@ class GuidedFields(msgspec.Struct, forbid_unknown_fields=True):
             guides.append(Choices(self.choices))
         if self.grammar is not None:
             guides.append(Grammar(self.grammar))
+        if is_given(self.structural_tag):
+            guides.append(StructuralTag(text_of(self.structural_tag)))
         if len(guides) != 1:
-            raise wrong("guided", "must have one of json_schema, regex, choices and grammar")
+            raise wrong("guided", f"must have one of {', '.join(self.__struct_fields__)}")
         return guides[0]
 
 
@@ -75,6 +78,7 @@ class OwnFields(msgspec.Struct, kw_only=True):
     bypass_cache: bool | None = None
     draft_tokens: int | None = None
     prompt_lookup: int | None = None
+    max_reasoning_tokens: int | None = None
     guided: GuidedFields | None = None
 
     def own_options(self) -> dict[str, Any]:

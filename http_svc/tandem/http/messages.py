@@ -18,7 +18,6 @@ from tandem.client import (
     AsyncStream,
     ChatMessage,
     Conversation,
-    Encoding,
     FinishReason,
     GenerateOptions,
     JsonSchema,
@@ -34,6 +33,7 @@ from tandem.http.conversations import check_count, conversation_of
 from tandem.http.errors import wrong
 from tandem.http.fields import ABSENT, Json, OwnFields, check_size, decoder, is_given, object_of, text_of
 from tandem.http.sse import EventStream, named_event
+from tandem.http.tool_choice import AnthropicChoice, thinking_arguments
 from tandem.http.upstream import Upstream
 
 # --- the request
@@ -120,13 +120,15 @@ class ToolFields(msgspec.Struct, forbid_unknown_fields=True):
         if self.description is not None:
             function["description"] = self.description
         function["parameters"] = object_of(self.input_schema, f"{place}.input_schema")
+        if self.strict is not None:
+            function["strict"] = self.strict
         return {"type": "function", "function": function}
 
 
-class KindFields(msgspec.Struct):
-    """What is chosen by its type alone."""
-
+class ThinkingFields(msgspec.Struct, forbid_unknown_fields=True):
     type: str
+    budget_tokens: int | None = None
+    display: str | None = None  # ignored: thoughts are told as they are
 
 
 class FormatFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -146,8 +148,8 @@ class PromptFields(OwnFields, kw_only=True):
     messages: list[MessageFields]
     system: str | list[Block] | None = None
     tools: list[ToolFields] | None = None
-    tool_choice: KindFields | None = None
-    thinking: KindFields | None = None
+    tool_choice: AnthropicChoice | None = None
+    thinking: ThinkingFields | None = None
     output_config: OutputFields | None = None
     chat_template_kwargs: Json = ABSENT
     cache_control: Json = ABSENT  # ignored
@@ -161,14 +163,12 @@ class PromptFields(OwnFields, kw_only=True):
             raise wrong("messages", "must not end with the assistant's: nothing is said for it", "not_served")
         if self.thinking is not None and self.thinking.type not in ("enabled", "adaptive", "disabled"):
             raise wrong("thinking.type", "must be 'enabled', 'adaptive' or 'disabled'")
-        choice = "auto" if self.tool_choice is None else self.tool_choice.type
-        if choice not in ("auto", "none"):
-            raise wrong("tool_choice.type", "must be 'auto' or 'none'", "not_served")
-        tools = self.tools if self.tools and choice == "auto" else []
+        hidden = self.tool_choice is not None and self.tool_choice.type == "none"
+        tools = self.tools if self.tools and not hidden else []
         check_size([*(tool.input_schema for tool in tools), self.chat_template_kwargs], "tools")
         arguments = object_of(self.chat_template_kwargs, "chat_template_kwargs")
-        if self.output_config is not None and self.output_config.effort is not None:
-            arguments = {"reasoning_effort": self.output_config.effort, **arguments}
+        if self.output_config is not None:
+            arguments = {**thinking_arguments(self.output_config.effort), **arguments}
         if self.thinking is not None and self.thinking.type != "adaptive":
             arguments = {"enable_thinking": self.thinking.type == "enabled", **arguments}
         system = [] if self.system is None else [ChatMessage("system", _text(self.system, "system"))]
@@ -204,6 +204,10 @@ class MessagesFields(PromptFields, kw_only=True):
                 raise wrong("output_config.format", "must have the type 'json_schema' and a schema")
             found["guided"] = JsonSchema(text_of(chosen.schema))
             call.names["guided"] = "output_config"
+        call.names.setdefault("guided", "tools")
+        if self.tool_choice is not None:
+            found["tool_choice"] = self.tool_choice.choice()
+            found["parallel_tool_calls"] = not self.tool_choice.disable_parallel_tool_use
         return cast(GenerateOptions, found)
 
 
@@ -277,40 +281,42 @@ class Messages:
     async def count(self, request: Request) -> Response:
         """How many tokens a prompt has."""
         call, fields = call_of(request), read_count(await body_of(request))
-        return JSONResponse({"input_tokens": len(await self._encode(fields, fields.conversation(), call))})
+        conversation = fields.conversation()
+        call.names["prompt"] = "messages"
+        await self._upstream.check_model(fields.model, call)
+        client, tokenizer = self._upstream.client, self._upstream.tokenizer
+        encoding = await client.encode_chat(conversation, tokenizer=tokenizer, **call.options)
+        return JSONResponse({"input_tokens": len(encoding)})
 
     async def create(self, request: Request) -> Response:
         """The next message."""
         call, fields = call_of(request), read_messages(await body_of(request))
         call.stream = bool(fields.stream)
         options = fields.generation(call)
-        # The prompt's length is told before anything else.
         conversation = fields.conversation()
-        encoding = await self._encode(fields, conversation, call)
-        options["answer_format"], options["tools"] = "", conversation.tools
+        call.names["prompt"] = "messages"
+        await self._upstream.check_model(fields.model, call)
+        budget = None if fields.thinking is None else fields.thinking.budget_tokens
+        if budget is not None and await self._upstream.bounds_reasoning(with_tools=bool(conversation.tools)):
+            options.setdefault("max_reasoning_tokens", budget)
+            call.names["max_reasoning_tokens"] = "thinking.budget_tokens"
         options |= cast(GenerateOptions, self._upstream.options(call, fields.model, fields.cache_salt or ""))
-        answer = _Answer(call, fields.model, len(encoding))
+        answer = _Answer(call, fields.model)
         client = self._upstream.client
         if fields.stream:
-            return EventStream(request, answer.events(client.stream(encoding, **options)))
-        result = await client.generate(encoding, **options)
+            return EventStream(request, answer.events(client.stream_chat(conversation, **options)))
+        result = await client.chat(conversation, **options)
         call.usage = result.usage
         message = answer.message(_blocks(result.outputs[0]), _usage(result.usage), *_stopped(result.outputs[0]))
         return Response(msgspec.json.encode(message), media_type="application/json")
-
-    async def _encode(self, fields: PromptFields, conversation: Conversation, call: Call) -> Encoding:
-        call.names["prompt"] = "messages"
-        await self._upstream.check_model(fields.model, call)
-        return await self._upstream.client.encode_chat(conversation, tokenizer=self._upstream.tokenizer, **call.options)
 
 
 class _Answer:
     """One answer, whole or in events."""
 
-    def __init__(self, call: Call, model: str, prompt_tokens: int) -> None:
+    def __init__(self, call: Call, model: str) -> None:
         self._call = call
         self._model = model
-        self._prompt_tokens = prompt_tokens
 
     def message(
         self, content: Sequence[AnswerBlock], usage: UsageBody, reason: str | None = None, sequence: str | None = None
@@ -321,7 +327,7 @@ class _Answer:
         """Blocks as they come; what was cached is told at the end."""
         async with stream:
             chunk = await stream.next_chunk()
-            begun = self.message([], UsageBody(self._prompt_tokens, 0))
+            begun = self.message([], UsageBody(len(stream.prompt_ids), 0))
             yield named_event(b"message_start", {"type": "message_start", "message": begun})
             blocks = _BlockEvents()
             while chunk is not None:

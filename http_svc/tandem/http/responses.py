@@ -36,6 +36,7 @@ from tandem.http.errors import wrong
 from tandem.http.fields import ABSENT, Json, OwnFields, StreamOptions, check_size, decoder, is_given, object_of
 from tandem.http.fields import text_of as json_of
 from tandem.http.sse import EventStream, named_event
+from tandem.http.tool_choice import called_options, thinking_arguments
 from tandem.http.upstream import Upstream
 
 # --- the request
@@ -134,16 +135,10 @@ class ResponseFields(OwnFields, kw_only=True):
         for name, served in (("background", False), ("truncation", "disabled")):
             if getattr(self, name) not in (None, served):
                 raise wrong(name, f"must be {served!r}", "not_served")
-        choice = json_of(self.tool_choice) if is_given(self.tool_choice) else '"auto"'
-        if choice not in ('"auto"', '"none"'):
-            raise wrong("tool_choice", "must be 'auto' or 'none' here", "not_served")
-        if self.parallel_tool_calls is False and self.tools:
-            raise wrong("parallel_tool_calls", "cannot be false here", "not_served")
-        tools = self.tools if self.tools and choice == '"auto"' else []
+        tools = self.tools or []
         check_size([*(tool.parameters for tool in tools), self.chat_template_kwargs], "tools")
-        arguments = object_of(self.chat_template_kwargs, "chat_template_kwargs")
-        if self.reasoning is not None and self.reasoning.effort is not None:
-            arguments = {"reasoning_effort": self.reasoning.effort, **arguments}
+        effort = None if self.reasoning is None else self.reasoning.effort
+        arguments = {**thinking_arguments(effort), **object_of(self.chat_template_kwargs, "chat_template_kwargs")}
         first = [] if self.instructions is None else [ChatMessage("system", self.instructions)]
         return conversation_of(
             [*first, *_messages(self.input)],
@@ -170,6 +165,7 @@ class ResponseFields(OwnFields, kw_only=True):
                 found["guided"] = JsonSchema(json_of(chosen.schema))
             else:
                 raise wrong("text.format", "must be text, json_object, or json_schema with a schema")
+        found |= called_options(call, self.tool_choice, self.parallel_tool_calls)
         return cast(GenerateOptions, found)
 
 
@@ -223,6 +219,8 @@ def _tool(tool: FunctionTool, place: str) -> dict[str, Any]:
     if tool.description is not None:
         function["description"] = tool.description
     function["parameters"] = object_of(tool.parameters, f"{place}.parameters")
+    if tool.strict is not None:
+        function["strict"] = tool.strict
     return {"type": "function", "function": function}
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
-from tandem.client import AsyncClient, ModelInfo, TandemError, Vocabulary
+from tandem.client import AsyncClient, ModelInfo, TandemError, TokenizerInfo, Vocabulary
 from tandem.http.call import Call
 from tandem.http.errors import ApiError
 from tandem.http.metrics import HttpMetrics
@@ -74,7 +74,7 @@ class Upstream:
         )
         self._known: dict[str, ModelInfo] = {}
         self._models = _Fresh(self._ask_models)
-        self._fingerprint = _Fresh(self._ask_fingerprint)
+        self._described = _Fresh(self._describe)
         self._vocabulary: Vocabulary | None = None
         self._loading = asyncio.Lock()
 
@@ -111,7 +111,7 @@ class Upstream:
 
     async def vocabulary(self) -> Vocabulary:
         """What each id decodes to."""
-        fingerprint = await self._fingerprint.get()
+        fingerprint = (await self._described.get()).fingerprint
         async with self._loading:
             if self._vocabulary is None or self._vocabulary.tokenizer.fingerprint != fingerprint:
                 self._vocabulary = await self.client.get_vocabulary(self.tokenizer)
@@ -135,5 +135,10 @@ class Upstream:
         self._known = found or self._known  # workers that restart tell nothing
         return self._known
 
-    async def _ask_fingerprint(self) -> str:
-        return (await self.client.get_tokenizer(self.tokenizer, timeout=ASK_SECONDS)).fingerprint
+    async def bounds_reasoning(self, *, with_tools: bool) -> bool:
+        """Whether the length of the model's reasoning can be bounded, where it reasons at all."""
+        told = await self._described.get()
+        return bool(told.reasoning_end_ids) and not (with_tools and told.answer_format == "harmony")
+
+    async def _describe(self) -> TokenizerInfo:
+        return await self.client.get_tokenizer(self.tokenizer, timeout=ASK_SECONDS)

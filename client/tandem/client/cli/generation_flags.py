@@ -85,6 +85,7 @@ GUIDED_FLAGS: dict[str, Any] = {
     "regex": _option(str | None, _GUIDED, "Regular expression that the whole answer matches."),
     "choice": _option(list[str] | None, _GUIDED, "A possible answer; repeatable."),
     "grammar": _option(Path | None, _GUIDED, "File with a Lark grammar of the answer."),
+    "structural_tag": _option(Path | None, _GUIDED, "File with structures for parts of the answer, as JSON."),
 }
 REASONING_FLAGS: dict[str, Any] = {
     "reasoning_end": _option(

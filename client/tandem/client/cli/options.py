@@ -11,7 +11,7 @@ import typer
 
 from tandem.client.cli.terminal import CommandError
 from tandem.client.environment import TOKENIZER_VARIABLE, WORKER_VARIABLE
-from tandem.client.guided import Choices, Grammar, Guide, JsonSchema, Regex
+from tandem.client.guided import Choices, Grammar, Guide, JsonSchema, Regex, StructuralTag
 
 HTTP_VARIABLE = "OPENAI_BASE_URL"  # where OpenAI's clients look
 
@@ -102,9 +102,16 @@ HttpFlags = Annotated[
 ]
 
 
-def guide(json_schema: Path | None, regex: str | None, choices: list[str] | None, grammar: Path | None) -> Guide | None:
+def guide(
+    json_schema: Path | None,
+    regex: str | None,
+    choices: list[str] | None,
+    grammar: Path | None,
+    structural_tag: Path | None,
+) -> Guide | None:
     """Returns the guide that the flags set; at most one may be given."""
     given = {"--json-schema": json_schema, "--regex": regex, "--choice": choices or None, "--grammar": grammar}
+    given["--structural-tag"] = structural_tag
     named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:
         raise CommandError(f"give one of {', '.join(named)}", exit_code=2)
@@ -112,6 +119,8 @@ def guide(json_schema: Path | None, regex: str | None, choices: list[str] | None
         return JsonSchema(_read("--json-schema", json_schema))
     if grammar is not None:
         return Grammar(_read("--grammar", grammar))
+    if structural_tag is not None:
+        return StructuralTag(_read("--structural-tag", structural_tag))
     if regex is not None:
         return Regex(regex)
     return Choices(choices) if choices else None

@@ -690,10 +690,16 @@ class GuidedDecoding(_message.Message):
     REGEX_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    STRUCTURAL_TAG_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
     regex: _builtins.str
     grammar: _builtins.str
-    """Lark"""
+    """Lark. Control tokens are written as `<[id]>`."""
+    structural_tag: _builtins.str
+    """Text in which a trigger begins a structure, as JSON: {"structures": [{"begin", "schema", "end"}], "triggers": [...],
+    "at_least_one", "stop_after_first"}. Each `begin` starts with one of the triggers; the two flags are false where they
+    are left out.
+    """
     @_builtins.property
     def choices(self) -> Global___ChoiceList: ...
     def __init__(
@@ -703,12 +709,13 @@ class GuidedDecoding(_message.Message):
         regex: _builtins.str = ...,
         choices: Global___ChoiceList | None = ...,
         grammar: _builtins.str = ...,
+        structural_tag: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "grammar", b"grammar", "guide", b"guide", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "grammar", b"grammar", "guide", b"guide", "json_schema", b"json_schema", "regex", b"regex", "structural_tag", b"structural_tag"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "grammar", b"grammar", "guide", b"guide", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "grammar", b"grammar", "guide", b"guide", "json_schema", b"json_schema", "regex", b"regex", "structural_tag", b"structural_tag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_guide: _TypeAlias = _typing.Literal["json_schema", "regex", "choices", "grammar"]  # noqa: Y015
+    _WhichOneofReturnType_guide: _TypeAlias = _typing.Literal["json_schema", "regex", "choices", "grammar", "structural_tag"]  # noqa: Y015
     _WhichOneofArgType_guide: _TypeAlias = _typing.Literal["guide", b"guide"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_guide) -> _WhichOneofReturnType_guide | None: ...
 

@@ -209,6 +209,8 @@ class Tokenizer(_message.Message):
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     MAX_INPUT_BYTES_FIELD_NUMBER: _builtins.int
     ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
+    REASONING_BEGIN_IDS_FIELD_NUMBER: _builtins.int
+    REASONING_END_IDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     vocabulary_type: Global___VocabularyType.ValueType
     vocabulary_size: _builtins.int
@@ -245,6 +247,12 @@ class Tokenizer(_message.Message):
     def special_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpecialToken]:
         """ascending by id"""
 
+    @_builtins.property
+    def reasoning_begin_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the marks around reasoning, where they are tokens; empty: there are none"""
+
+    @_builtins.property
+    def reasoning_end_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -265,10 +273,12 @@ class Tokenizer(_message.Message):
         has_chat_template: _builtins.bool = ...,
         max_input_bytes: _builtins.int = ...,
         answer_format: _builtins.str = ...,
+        reasoning_begin_ids: _abc.Iterable[_builtins.int] | None = ...,
+        reasoning_end_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_bos_id", b"_bos_id", "_eos_id", b"_eos_id", "_pad_id", b"_pad_id", "_unk_id", b"_unk_id", "bos_id", b"bos_id", "eos_id", b"eos_id", "pad_id", b"pad_id", "unk_id", b"unk_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_id", b"_bos_id", "_eos_id", b"_eos_id", "_pad_id", b"_pad_id", "_unk_id", b"_unk_id", "adds_bos", b"adds_bos", "adds_eos", b"adds_eos", "adds_space_prefix", b"adds_space_prefix", "answer_format", b"answer_format", "bos_id", b"bos_id", "end_of_generation_ids", b"end_of_generation_ids", "eos_id", b"eos_id", "fingerprint", b"fingerprint", "has_chat_template", b"has_chat_template", "max_input_bytes", b"max_input_bytes", "name", b"name", "pad_id", b"pad_id", "source", b"source", "special_tokens", b"special_tokens", "unk_id", b"unk_id", "vocabulary_size", b"vocabulary_size", "vocabulary_type", b"vocabulary_type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_id", b"_bos_id", "_eos_id", b"_eos_id", "_pad_id", b"_pad_id", "_unk_id", b"_unk_id", "adds_bos", b"adds_bos", "adds_eos", b"adds_eos", "adds_space_prefix", b"adds_space_prefix", "answer_format", b"answer_format", "bos_id", b"bos_id", "end_of_generation_ids", b"end_of_generation_ids", "eos_id", b"eos_id", "fingerprint", b"fingerprint", "has_chat_template", b"has_chat_template", "max_input_bytes", b"max_input_bytes", "name", b"name", "pad_id", b"pad_id", "reasoning_begin_ids", b"reasoning_begin_ids", "reasoning_end_ids", b"reasoning_end_ids", "source", b"source", "special_tokens", b"special_tokens", "unk_id", b"unk_id", "vocabulary_size", b"vocabulary_size", "vocabulary_type", b"vocabulary_type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bos_id: _TypeAlias = _typing.Literal["bos_id"]  # noqa: Y015
     _WhichOneofArgType__bos_id: _TypeAlias = _typing.Literal["_bos_id", b"_bos_id"]  # noqa: Y015
@@ -1318,6 +1328,7 @@ class EncodeChatRequest(_message.Message):
     INCLUDE_CONTENT_MASK_FIELD_NUMBER: _builtins.int
     INCLUDE_PIECES_FIELD_NUMBER: _builtins.int
     SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
     tokenizer: _builtins.str
     """name; empty: the default"""
     add_generation_prompt: _builtins.bool
@@ -1343,6 +1354,10 @@ class EncodeChatRequest(_message.Message):
     def tools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """each a JSON object as text: the schema of one tool"""
 
+    @_builtins.property
+    def answer(self) -> Global___AnswerGuiding:
+        """absent: nothing is told of the answer"""
+
     def __init__(
         self,
         *,
@@ -1356,16 +1371,121 @@ class EncodeChatRequest(_message.Message):
         include_content_mask: _builtins.bool = ...,
         include_pieces: _builtins.bool = ...,
         special_tokens: Global___SpecialTokenPolicy.ValueType = ...,
+        answer: Global___AnswerGuiding | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "answer", b"answer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "chat_template", b"chat_template", "include_content_mask", b"include_content_mask", "include_pieces", b"include_pieces", "include_rendered_text", b"include_rendered_text", "messages", b"messages", "special_tokens", b"special_tokens", "template_arguments", b"template_arguments", "tokenizer", b"tokenizer", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "answer", b"answer", "chat_template", b"chat_template", "include_content_mask", b"include_content_mask", "include_pieces", b"include_pieces", "include_rendered_text", b"include_rendered_text", "messages", b"messages", "special_tokens", b"special_tokens", "template_arguments", b"template_arguments", "tokenizer", b"tokenizer", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
     _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__add_generation_prompt) -> _WhichOneofReturnType__add_generation_prompt | None: ...
 
 Global___EncodeChatRequest: _TypeAlias = EncodeChatRequest  # noqa: Y015
+
+@_typing.final
+class AnswerGuiding(_message.Message):
+    """Asks EncodeChat for what guides the answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
+    format: _builtins.str
+    """as in AnswerParsing"""
+    @_builtins.property
+    def calls(self) -> Global___CallChoice:
+        """absent: no grammar is made"""
+
+    def __init__(
+        self,
+        *,
+        format: _builtins.str = ...,
+        calls: Global___CallChoice | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "format", b"format"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnswerGuiding: _TypeAlias = AnswerGuiding  # noqa: Y015
+
+@_typing.final
+class CallChoice(_message.Message):
+    """Which tools an answer calls. Each call's arguments are held to its tool's schema."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUIRED_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    SINGLE_FIELD_NUMBER: _builtins.int
+    BEHIND_REASONING_FIELD_NUMBER: _builtins.int
+    required: _builtins.bool
+    """True: the answer calls tools, and says nothing else but its reasoning. False: calls may stand in any answer, and those
+    of tools with `"strict": true` are held to their schemas.
+    """
+    single: _builtins.bool
+    """one call at most"""
+    behind_reasoning: _builtins.bool
+    """the grammar begins behind the reasoning"""
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of the tools that may be called; empty: all"""
+
+    def __init__(
+        self,
+        *,
+        required: _builtins.bool = ...,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+        single: _builtins.bool = ...,
+        behind_reasoning: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["behind_reasoning", b"behind_reasoning", "names", b"names", "required", b"required", "single", b"single"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallChoice: _TypeAlias = CallChoice  # noqa: Y015
+
+@_typing.final
+class AnswerGuide(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    IN_REASONING_FIELD_NUMBER: _builtins.int
+    REASONING_BEGIN_IDS_FIELD_NUMBER: _builtins.int
+    REASONING_END_IDS_FIELD_NUMBER: _builtins.int
+    format: _builtins.str
+    """The format the answer is to be parsed by; with `calls` that of the grammar: "json" where the model has none."""
+    grammar: _builtins.str
+    """Lark, for GuidedDecoding.grammar; empty without `calls`"""
+    in_reasoning: _builtins.bool
+    """the prompt has begun the reasoning"""
+    @_builtins.property
+    def reasoning_begin_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the marks around the reasoning; empty: this format has none"""
+
+    @_builtins.property
+    def reasoning_end_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        format: _builtins.str = ...,
+        grammar: _builtins.str = ...,
+        in_reasoning: _builtins.bool = ...,
+        reasoning_begin_ids: _abc.Iterable[_builtins.int] | None = ...,
+        reasoning_end_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "grammar", b"grammar", "in_reasoning", b"in_reasoning", "reasoning_begin_ids", b"reasoning_begin_ids", "reasoning_end_ids", b"reasoning_end_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnswerGuide: _TypeAlias = AnswerGuide  # noqa: Y015
 
 @_typing.final
 class EncodeChatResponse(_message.Message):
@@ -1376,6 +1496,7 @@ class EncodeChatResponse(_message.Message):
     CONTENT_RANGES_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     PIECES_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
     rendered_text: _builtins.str
     """only with include_rendered_text"""
     fingerprint: _builtins.str
@@ -1391,6 +1512,10 @@ class EncodeChatResponse(_message.Message):
     def pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """parallel to ids; the bytes that each decodes to, control tokens as their text"""
 
+    @_builtins.property
+    def answer(self) -> Global___AnswerGuide:
+        """only where it was asked for"""
+
     def __init__(
         self,
         *,
@@ -1399,10 +1524,11 @@ class EncodeChatResponse(_message.Message):
         content_ranges: _abc.Iterable[_builtins.int] | None = ...,
         fingerprint: _builtins.str = ...,
         pieces: _abc.Iterable[_builtins.bytes] | None = ...,
+        answer: Global___AnswerGuide | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_ranges", b"content_ranges", "fingerprint", b"fingerprint", "ids", b"ids", "pieces", b"pieces", "rendered_text", b"rendered_text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "content_ranges", b"content_ranges", "fingerprint", b"fingerprint", "ids", b"ids", "pieces", b"pieces", "rendered_text", b"rendered_text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

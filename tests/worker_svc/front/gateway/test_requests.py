@@ -14,6 +14,7 @@ from smg_grpc_proto import vllm_engine_pb2 as vllm
 
 from tandem.common.errors import ServiceError
 from tandem.inference.v1 import inference_pb2 as pb
+from tandem.worker.engine.guides.structural_tags import lark_of, read_tags
 from tandem.worker.front.gateway.requests import translated
 
 # As smg sends a request that names nothing.
@@ -127,7 +128,8 @@ TAGS = [
 @pytest.mark.parametrize("tag", TAGS)
 def test_a_structural_tag_allows_free_text_and_binds_what_a_trigger_begins(tag: dict[str, object]) -> None:
     llguidance = pytest.importorskip("llguidance")
-    grammar = ours(structural_tag=json.dumps(tag)).guided.grammar
+    guide = ours(structural_tag=json.dumps(tag)).guided.structural_tag
+    grammar = lark_of(read_tags(guide), {})
     vocabulary = [bytes([byte]) for byte in range(256)] + [b"<eos>"]
 
     class Bytes:

@@ -18,6 +18,7 @@ from tandem.tokenizer.decoding.stop_strings import StopMatcher
 
 CHANNEL, CONSTRAIN, MESSAGE, START = "<|channel|>", "<|constrain|>", "<|message|>", "<|start|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
+FINAL = f"{CHANNEL}final{MESSAGE}"
 MARKERS = (CHANNEL, CONSTRAIN, MESSAGE, START, *ENDS)
 _ALL = StopMatcher(MARKERS)
 _LONGEST_HEADER = 1024

@@ -12,6 +12,7 @@ from tandem.common.errors import ServiceError, failed_precondition, resource_exh
 from tandem.limits.fields import limits_of
 from tandem.tokenizer.chat.formats import template_of
 from tandem.tokenizer.encoding import Policy
+from tandem.tokenizer.rpc.answer_guides import check_answer
 from tandem.tokenizer.rpc.validation import Violations
 from tandem.tokenizer.settings import TokenizerSettings
 from tandem.tokenizer.tokenizer import Tokenizer
@@ -65,6 +66,7 @@ def chat_question(request: pb.EncodeChatRequest, tokenizer: Tokenizer, settings:
         violations.add("tools", f"has {len(request.tools)} entries; at most {MAX_TOOLS} are allowed")
     if (calls := sum(len(message.tool_calls) for message in request.messages)) > MAX_TOOL_CALLS:
         violations.add("messages.tool_calls", f"has {calls} entries in all; at most {MAX_TOOL_CALLS} are allowed")
+    check_answer(request, violations)
     violations.raise_any()
     if template is None:
         raise failed_precondition(

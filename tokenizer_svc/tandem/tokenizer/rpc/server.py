@@ -22,6 +22,7 @@ from tandem.tokenizer.chat.renderer import ChatRenderer
 from tandem.tokenizer.chat.slots import CallerSlots, NoSlotError
 from tandem.tokenizer.chat.template import RenderError
 from tandem.tokenizer.rpc import validation
+from tandem.tokenizer.rpc.answer_guides import answer_guide, reasoning_ids
 from tandem.tokenizer.rpc.chat_validation import CHAT_POLICIES, chat_question
 from tandem.tokenizer.rpc.decode_calls import DecodeCalls
 from tandem.tokenizer.rpc.encode_calls import EncodeCalls
@@ -111,6 +112,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     def _describe(self, loaded: Loaded, with_specials: bool) -> pb.Tokenizer:
         tokenizer, config = loaded.tokenizer, loaded.tokenizer.config
+        begin_ids, end_ids = reasoning_ids(loaded.answer_format, tokenizer)
         return pb.Tokenizer(
             name=loaded.name,
             vocabulary_type=pb.VocabularyType.ValueType(tokenizer.type),
@@ -132,6 +134,8 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             has_chat_template=template_of(tokenizer) is not None,
             max_input_bytes=self._settings.max_input_bytes,
             answer_format="" if loaded.answer_format is None else loaded.answer_format.name,
+            reasoning_begin_ids=begin_ids,
+            reasoning_end_ids=end_ids,
         )
 
     # --- text to ids, and ids to text; most answer with bytes, serialized where they were made
@@ -219,13 +223,17 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             loaded.metrics.encoded_tokens.inc(len(encoding.id_array))
             loaded.metrics.encoded_bytes.inc(len(text.encode()))
             loaded.metrics.input_tokens.observe(len(encoding.id_array))
-            return chat_response(
+            response = chat_response(
                 encoding.id_array,
                 text if request.include_rendered_text else "",
                 encoding.borders,
                 loaded.tokenizer.fingerprint,
                 self._encoding.pieces(loaded, encoding.id_array, CHAT_PIECES) if request.include_pieces else b"",
             )
+            if request.HasField("answer"):
+                guide = answer_guide(request, loaded, text)
+                response += pb.EncodeChatResponse(answer=guide).SerializeToString()
+            return response
 
         return work() if self._encoding.is_little(length, len(runs)) else (await self._in_pool([work]))[0]
 

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from tandem.common.errors import FieldViolation
 from tandem.inference.v1 import inference_pb2 as pb
 from tandem.limits.fields import limits_of
+from tandem.worker.engine.guides.structural_tags import read_tags
 from tandem.worker.engine.process.messages import EngineInfo
 
 _LIMITS = limits_of(pb.GenerateRequest.DESCRIPTOR)
 DEFAULT_LENGTH_PENALTY = float(_LIMITS["length_penalty"].default or 0)
+_KINDS = [field.name for field in pb.GuidedDecoding.DESCRIPTOR.oneofs_by_name["guide"].fields]
 MAX_GUIDE_BYTES = _LIMITS["guided.grammar"].bound
 DEFAULT_DRAFT_TOKENS = 8  # where a request asks for prompt lookup and names no number
 DEFAULT_LOOKUP_NGRAM = 3
@@ -57,13 +59,18 @@ def guide_violations(request: pb.GenerateRequest) -> Iterator[FieldViolation]:
         return
     guide = guide_of(request.guided)
     if guide is None:
-        yield FieldViolation("guided", "must have one of json_schema, regex, choices, grammar")
+        yield FieldViolation("guided", f"must have one of {', '.join(_KINDS)}")
         return
     kind, text = guide
     if kind == "choices" and len(text.encode()) > MAX_GUIDE_BYTES:
         yield FieldViolation(
             "guided.choices", f"must have at most {MAX_GUIDE_BYTES} bytes together, not {len(text.encode())}"
         )
+    if kind == "structural_tag":
+        try:
+            read_tags(text)
+        except ValueError as error:
+            yield FieldViolation("guided.structural_tag", str(error))
 
 
 def reasoning_of(request: pb.GenerateRequest) -> tuple[list[int], list[int], int | None] | None:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from llguidance import LLMatcher, LLParserLimits
 
+from tandem.common.lark import JSON_WHITESPACE
 from tandem.worker.engine.guides.guide import Guide, depth_violation
 from tandem.worker.engine.guides.limits import MAX_GRAMMAR_SIZE, MAX_LEXER_STATES
+from tandem.worker.engine.guides.structural_tags import lark_of, read_tags
 
 if TYPE_CHECKING:
     import llguidance
     from llguidance._lib import JsonCompileOptions
 
-# A model that is unsure likes to write white space for ever: between two tokens of JSON nothing, one space, or a line
-# break with its indentation. A schema that has "x-guidance" chooses for itself.
-JSON_DEFAULTS: JsonCompileOptions = {"whitespace_pattern": r"[ ]|\n[ ]{0,16}"}
+JSON_DEFAULTS = cast("JsonCompileOptions", JSON_WHITESPACE)
 MAX_PLACE_CHECKS = 500  # sub-schemas tried to find the place of an error
 MAX_MESSAGE = 500  # characters
 
@@ -25,7 +25,7 @@ class GuideError(ValueError):
     """The guide cannot be served; the message says what is wrong and where."""
 
 
-def grammar_of(guide: Guide) -> str:
+def grammar_of(guide: Guide, tokenizer: llguidance.LLTokenizer) -> str:
     """Returns llguidance's form of a guide; raises GuideError."""
     try:
         match guide.kind:
@@ -39,6 +39,8 @@ def grammar_of(guide: Guide) -> str:
                 return LLMatcher.grammar_from_lark(f"start: {' | '.join(alternatives)}")
             case "grammar":
                 return LLMatcher.grammar_from_lark(guide.text)
+            case "structural_tag":
+                return LLMatcher.grammar_from_lark(lark_of(read_tags(guide.text), _control(tokenizer)))
     except ValueError as error:
         raise GuideError(str(error)) from error
     raise AssertionError(guide.kind)
@@ -48,12 +50,18 @@ def compile_guide(guide: Guide, tokenizer: llguidance.LLTokenizer) -> LLMatcher:
     """Compiles a guide into a matcher at its beginning; raises GuideError."""
     if violation := depth_violation(guide):
         raise GuideError(violation)
-    matcher = LLMatcher(tokenizer, grammar_of(guide), log_level=0, limits=_limits())
+    matcher = LLMatcher(tokenizer, grammar_of(guide, tokenizer), log_level=0, limits=_limits())
     if matcher.is_error():
         reason = one_line(matcher.get_error())
         place = _place(guide.text) if guide.kind == "json_schema" else ""
         raise GuideError(f"{place}: {reason}" if place else reason)
     return matcher
+
+
+def _control(tokenizer: llguidance.LLTokenizer) -> dict[str, int]:
+    """Returns the ids of control tokens by their texts."""
+    ids = filter(tokenizer.is_special_token, range(tokenizer.vocab_size))
+    return {tokenizer.decode_str([token]): token for token in ids}
 
 
 def _limits() -> llguidance.LLParserLimits:

@@ -27,7 +27,7 @@ _LARK = re.compile(
 class Guide(NamedTuple):
     """Says what the output must match."""
 
-    kind: str  # "json_schema", "regex", "choices" (a JSON list) or "grammar" (Lark)
+    kind: str  # "json_schema", "regex", "choices" (a JSON list), "grammar" (Lark) or "structural_tag" (JSON)
     text: str
 
 

@@ -7,7 +7,6 @@ look at the whole context, as vLLM's do.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from smg_grpc_proto import vllm_engine_pb2 as vllm
 
 from tandem.common.errors import FieldViolation, invalid_argument
 from tandem.inference.v1 import inference_pb2 as pb
+from tandem.worker.engine.guides.structural_tags import read_tags
 from tandem.worker.front.gateway.fields import refusals
 
 _WHOLE_CONTEXT = 0xFFFF_FFFF
@@ -119,49 +119,12 @@ def _guide(params: vllm.SamplingParams) -> pb.GuidedDecoding:
         case "json_object":
             return pb.GuidedDecoding(json_schema='{"type": "object"}')
         case "structural_tag":
-            return pb.GuidedDecoding(grammar=_lark_of_tags(params.structural_tag))
+            try:
+                read_tags(params.structural_tag)
+            except ValueError as error:
+                raise invalid_argument([FieldViolation("sampling_params.structural_tag", str(error))]) from None
+            return pb.GuidedDecoding(structural_tag=params.structural_tag)
     if "::=" in params.grammar:
         violation = FieldViolation("sampling_params.grammar", "is EBNF; Lark is served (rules with one colon)")
         raise invalid_argument([violation])
     return pb.GuidedDecoding(grammar=params.grammar)
-
-
-def _lark_of_tags(text: str) -> str:
-    """Returns a grammar of free text in which each trigger begins one of the tags, whose inside is JSON of its schema.
-    Two forms are known: `structures` with `triggers`, and the format `triggered_tags`."""
-    try:
-        content = json.loads(text)
-        if "structures" in content:
-            tags = [(tag["begin"], tag["schema"], tag["end"]) for tag in content["structures"]]
-            triggers = content["triggers"]
-        else:
-            shape = content["format"]
-            if shape["type"] != "triggered_tags" or shape.get("at_least_one") or shape.get("stop_after_first"):
-                raise ValueError
-            tags = [(tag["begin"], tag["content"]["json_schema"], tag["end"]) for tag in shape["tags"]]
-            triggers = shape["triggers"]
-        rules = list(_tag_rules(tags, triggers))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, StopIteration):
-        raise invalid_argument(
-            [
-                FieldViolation(
-                    "sampling_params.structural_tag",
-                    "must be JSON with structures and triggers, or a format of type triggered_tags over json_schema, "
-                    "in which each tag begins with a trigger",
-                )
-            ]
-        ) from None
-    names = " | ".join(f"tag_{place}" for place in range(len(tags)))
-    return "\n".join(["%llguidance {}", f"start: ({names})* TEXT", "TEXT: /(.|\\n)*/", *rules])
-
-
-def _tag_rules(tags: list[tuple[str, Any, str]], triggers: list[str]) -> Iterator[str]:
-    if not tags:
-        raise ValueError
-    for place, (begin, schema, end) in enumerate(tags):
-        trigger = next((each for each in triggers if each and begin.startswith(each)), None)
-        if trigger is None:
-            raise ValueError
-        rest, close = (json.dumps(part) if part else "" for part in (begin[len(trigger) :], end))
-        yield f"head_{place}[lazy]: TEXT {json.dumps(trigger)}"
-        yield f"tag_{place}: head_{place} {rest} %json {json.dumps(schema)} {close}"

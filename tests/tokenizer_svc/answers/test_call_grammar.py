@@ -1,0 +1,184 @@
+"""What a call's grammar allows, the format's parser reads as a call; and what models of the format write is allowed."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+
+pytest.importorskip("llguidance")
+
+from llguidance import LLMatcher
+
+from tandem.tokenizer.answers.call_grammar import Tool, call_grammar
+from tandem.tokenizer.answers.call_values import NotWrittenError
+from tandem.tokenizer.answers.events import Kind, joined
+from tandem.tokenizer.answers.formats import FORMATS
+from tandem.tokenizer.answers.parser import AnswerParser
+from tandem.tokenizer.answers.writer import types_of
+from tandem.worker.engine.guides.fork_server import build_tokenizer
+from tandem.worker.engine.guides.frames import Words
+from tests.tokenizer_svc.answers.answers import WRITERS, Answer, said
+
+MARKERS = sorted(
+    {
+        marker
+        for form in FORMATS.values()
+        for marker in form.markers()
+        if marker.isascii() is False or "|" in marker or "[" in marker
+    }
+)
+CONTROL = {marker: 257 + place for place, marker in enumerate(MARKERS)}
+END = 256
+PIECES = [bytes([value]) for value in range(256)] + [b"<end>", *(marker.encode() for marker in MARKERS)]
+TOKENIZER = build_tokenizer(Words(len(PIECES), [END], PIECES, [END, *CONTROL.values()]))
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 5},
+        "unit": {"enum": ["C", "F"]},
+        "days": {"type": "integer", "minimum": 0, "maximum": 9},
+        "exact": {"type": "boolean"},
+        "at": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "maxItems": 2},
+    },
+    "required": ["city", "unit", "at"],
+    "additionalProperties": False,
+}  # fmt: skip
+GIVEN: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "look_up", "parameters": SCHEMA}},
+    {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
+    },
+]
+TOOLS = [Tool.of(tool, "tools[0]") for tool in GIVEN]
+ARGUMENTS: dict[str, Any] = {"city": "Rome", "unit": "C", "days": 3, "exact": True, "at": [1, 2]}
+# How a template shows what it writes, where several are written by models of one format.
+TEMPLATES = {
+    "deepseek": "```json",
+    "granite 4": "<tool_call>",
+    "mistral list": "[TOOL_CALLS] [",
+    "gemma": "<start_function_call>",
+}
+WRITTEN = [
+    "json",
+    "hermes",
+    "qwen3-coder",
+    "llama3",
+    "mistral",
+    "mistral list",
+    "deepseek",
+    "deepseek 3.1",
+    "minimax",
+    "phi4",
+    "granite",
+    "granite 4",
+    "gemma",
+    "cohere",
+    "kimi",
+    "seed",
+    "harmony",
+]
+FORCED = sorted({variant.split()[0] for variant in WRITERS} - {"think"})
+
+
+def ids_of(text: str) -> list[int]:
+    ids: list[int] = []
+    while text:
+        marker = max((each for each in MARKERS if text.startswith(each)), key=len, default="")
+        ids += [CONTROL[marker]] if marker else list(text[0].encode())
+        text = text[len(marker) or 1 :]
+    return ids
+
+
+def grammar(variant: str, **options: Any) -> str:
+    control = {k: v for k, v in CONTROL.items() if variant != "mistral list" or k != "[ARGS]"}
+    form = FORMATS[variant.split()[0]]
+    asked = {"required": True, "template": TEMPLATES.get(variant, ""), **options}
+    return call_grammar(form, TOOLS, control=control, **asked)
+
+
+def matcher(lark: str) -> LLMatcher:
+    found = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(lark), log_level=0)
+    assert not found.is_error(), (found.get_error(), lark)
+    return found
+
+
+def allowed(lark: str, text: str) -> bool:
+    made = matcher(lark)
+    ids = ids_of(text)
+    return made.try_consume_tokens(ids) == len(ids) and made.is_accepting()
+
+
+def walk(lark: str, chance: random.Random) -> str:
+    """A text that the grammar allows: any next token, or its end where it may end."""
+    made = matcher(lark)
+    out: list[int] = []
+    while not made.is_stopped():
+        mask = made.compute_logit_bias()
+        may = [token for token, bias in enumerate(mask) if bias and token != END]
+        if not may or (mask[END] and chance.random() < 0.5):
+            break
+        plain = [token for token in may if token > END or 32 <= token < 127] or may
+        closing = [token for token in may if token > END or chr(token) in '"]})\n<']
+        token = chance.choice(closing if closing and (len(out) > 300 or chance.random() < 0.2) else plain)
+        assert made.consume_token(token), (token, out)
+        out.append(token)
+        assert len(out) < 3000, bytes(each for each in out if each < END)
+    return b"".join(PIECES[token] for token in out).decode()
+
+
+def read(form: str, text: str) -> tuple[Answer, bool]:
+    parser = AnswerParser(FORMATS[form], tools=types_of(GIVEN))
+    events = joined(parser.push(text, end=True))
+    return said(events), any(event.kind is Kind.BROKEN for event in events)
+
+
+@pytest.mark.parametrize("form", FORCED)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_is_allowed_is_read_as_calls_that_the_schemas_allow(form: str, seed: int) -> None:
+    text = walk(grammar(form, reasons=False), random.Random(seed))
+    answer, broken = read(form, text)
+    assert answer.calls and not broken and not answer.content and not answer.reasoning, text
+    for name, arguments in answer.calls:
+        jsonschema.validate(arguments, {tool.name: tool.schema for tool in TOOLS}[name])
+
+
+@pytest.mark.parametrize("variant", WRITTEN)
+def test_what_models_write_is_allowed(variant: str) -> None:
+    calls = [("look_up", ARGUMENTS), ("f", {})]
+    alone = WRITERS[variant](Answer("", "", calls[:1])).strip()
+    lark = grammar(variant)
+    assert allowed(lark, alone), (alone, lark)
+    wrong = WRITERS[variant](Answer("", "", [("look_up", {**ARGUMENTS, "unit": "K"})])).strip()
+    other = WRITERS[variant](Answer("", "", [("g", {})])).strip()
+    assert not allowed(lark, wrong) and not allowed(lark, other) and not allowed(lark, "No.")
+    free = grammar(variant, required=False)
+    assert allowed(free, alone) and not allowed(free, wrong)
+
+
+def test_reasoning_may_come_before_and_must_where_the_prompt_has_begun_it() -> None:
+    call = WRITERS["hermes"](Answer("", "", [("f", {})])).strip()
+    for thought, opened in (("<think>hm</think>\n\n", None), ("hm</think>\n\n", "<think>")):
+        lark = grammar("hermes", opened=opened, template="</think>")
+        assert allowed(lark, thought + call) and allowed(lark, call) is (opened is None)
+        assert not allowed(grammar("hermes", reasons=False, template="</think>"), thought + call)
+        assert not allowed(grammar("hermes"), thought + call)
+    assert allowed(grammar("harmony"), WRITERS["harmony"](Answer("hm", "", [("f", {})])))
+    assert allowed(grammar("harmony", required=False), WRITERS["harmony"](Answer("hm", "Yes.")))
+
+
+def test_one_call_where_one_was_asked_for() -> None:
+    two = WRITERS["hermes"](Answer("", "", [("f", {}), ("f", {})])).strip()
+    for required in (True, False):
+        assert allowed(grammar("hermes", required=required), two)
+        assert not allowed(grammar("hermes", required=required, several=False), two)
+
+
+def test_what_a_format_cannot_hold_is_named() -> None:
+    dated = {"name": "f", "parameters": {"type": "object", "properties": {"day": {"type": "string", "format": "date"}}}}
+    with pytest.raises(NotWrittenError, match=r"tools\[3\]: day: format"):
+        call_grammar(FORMATS["qwen3-coder"], [Tool.of(dated, "tools[3]")], control={}, required=True)

@@ -1,0 +1,210 @@
+"""Grammars of answers that call tools as a format writes it, with arguments as the tools' schemas have them.
+
+    required:  reasoning? group                          group = lead head call (between call)* tail
+    else:      (text group)* text
+
+`lead` is the marker with which calls begin. What the parser of the format reads is wider than what is written here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tandem.common.lark import TEXT, Rules, json_value
+from tandem.tokenizer.answers.call_values import Elements, NotWrittenError, escaped_object, keywords, schema_of
+from tandem.tokenizer.answers.formats import FORMATS, Format
+
+_SPACE = r"/[ \n]{0,4}/"
+_DIGITS = "/[0-9]{1,3}/"
+
+WriteCall = Callable[[Rules, "Tool"], str]
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool that may be called."""
+
+    name: str
+    schema: Mapping[str, Any]  # of its arguments, an object
+    place: str  # in the request, for what cannot be written
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], place: str, *, held: bool = True) -> Tool:
+        """Returns a tool as chat templates get it; without `held` any object may be its arguments. Raises
+        NotWrittenError."""
+        inner = given.get("function", given)
+        name = inner.get("name") if isinstance(inner, Mapping) else None
+        if not isinstance(name, str) or not name:
+            raise NotWrittenError(f"{place}: a tool that is to be called needs a name")
+        return cls(name, schema_of(inner) if held else {"type": "object"}, place)
+
+
+def is_strict(given: Mapping[str, Any]) -> bool:
+    """Returns True for a tool that says so."""
+    inner = given.get("function", given)
+    return given.get("strict") is True or (isinstance(inner, Mapping) and inner.get("strict") is True)
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How a format writes calls; see above. Where `between` is None there is one call at most."""
+
+    call: WriteCall
+    lead: str = ""
+    head: str = ""
+    between: str | None = None
+    tail: str = ""
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _json_call(key: str = "arguments", before: str = "", behind: str = "") -> WriteCall:
+    def write(rules: Rules, tool: Tool) -> str:
+        begin = f'{before}{{"name": {_quoted(tool.name)}, "{key}": '
+        return f"{rules.literal(begin)} {json_value(tool.schema)} {rules.literal('}' + behind)}"
+
+    return write
+
+
+def _named_call(before: str, behind: str, end: str, numbered: bool = False) -> WriteCall:
+    def write(rules: Rules, tool: Tool) -> str:
+        name = rules.literal(before + tool.name + (":" if numbered else ""))
+        number = _DIGITS if numbered else ""
+        return f"{name} {number} {rules.literal(behind)} {json_value(tool.schema)} {rules.literal(end)}"
+
+    return write
+
+
+def _cohere(rules: Rules, tool: Tool) -> str:
+    begin = rules.literal('{"tool_call_id": "')
+    named = rules.literal(f'", "tool_name": {_quoted(tool.name)}, "parameters": ')
+    return f"{begin} {_DIGITS} {named} {json_value(tool.schema)} {rules.literal('}')}"
+
+
+def _elements(elements: Elements) -> WriteCall:
+    return lambda rules, tool: elements.write(rules, tool.name, tool.schema, tool.place)
+
+
+def _python(rules: Rules, tool: Tool) -> str:
+    return f"{rules.literal(tool.name + '(')} {keywords(rules, tool.schema, tool.place)} {rules.literal(')')}"
+
+
+def _declared(rules: Rules, tool: Tool) -> str:
+    arguments = escaped_object(rules, tool.schema, tool.place)
+    return f"{rules.literal('call:' + tool.name)} {arguments} {rules.literal('<end_function_call>')}"
+
+
+_JSON = _json_call()
+_HERMES = Writing(_json_call(before="\n", behind="\n</tool_call>"), "<tool_call>", between="\n<tool_call>")
+_XML = Elements("\n<function={}>\n", "<parameter={}>\n", "\n</parameter>\n", "</function>")
+
+
+def _listed(lead: str, tail: str) -> Writing:
+    return Writing(_JSON, lead, "[", ", ", f"]{tail}")
+
+
+def _tagged(lead: str, elements: Elements, tail: str) -> Writing:
+    return Writing(_elements(elements), lead, between=f"{tail}\n{lead}", tail=tail)
+
+
+def writing_of(form: Format, template: str, control: Mapping[str, int]) -> Writing:
+    """Returns how a model with this template and these control tokens writes calls; formats without calls write
+    JSON."""
+    name = form.name
+    if name == "hermes" or (name == "granite" and "<tool_call>" in template):
+        return _HERMES
+    if name == "deepseek" and "```json" not in template:
+        call = _named_call("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
+        return Writing(call, "<｜tool▁calls▁begin｜>", "", "", "<｜tool▁calls▁end｜>")
+    if name == "mistral" and "[ARGS]" not in control:
+        return _listed("[TOOL_CALLS]" + (" " if "[TOOL_CALLS] [" in template else ""), "")
+    if name == "gemma" and "<start_function_call>" not in template:
+        return Writing(_python, "```tool_code", "\n", "\n", "\n```")
+    return _WRITINGS.get(name, _PLAIN)
+
+
+_PLAIN = Writing(_JSON, head="[", between=", ", tail="]")
+_WRITINGS = {
+    "llama3": Writing(_json_call(key="parameters"), between="; "),
+    "pythonic": Writing(_python, head="[", between=", ", tail="]"),
+    "qwen3-coder": _tagged("<tool_call>", _XML, "\n</tool_call>"),
+    "mistral": Writing(_named_call("", "[ARGS]", ""), "[TOOL_CALLS]", between="[TOOL_CALLS]"),
+    "deepseek": Writing(
+        _named_call("<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n", "\n```<｜tool▁call▁end｜>"),
+        "<｜tool▁calls▁begin｜>", "", "\n", "<｜tool▁calls▁end｜>",
+    ),
+    "glm": _tagged("<tool_call>", Elements("{}\n", "<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n", ""),
+                   "</tool_call>"),
+    "minimax": Writing(
+        _elements(Elements('<invoke name="{}">\n', '<parameter name="{}">', "</parameter>\n", "</invoke>")),
+        "<minimax:tool_call>", "\n", "\n", "\n</minimax:tool_call>",
+    ),
+    "phi4": _listed("<|tool_call|>", "<|/tool_call|>"),
+    "granite": _listed("<|tool_call|>", ""),
+    "gemma": Writing(_declared, "<start_function_call>", between="<start_function_call>"),
+    "cohere": Writing(_cohere, "<|START_ACTION|>", "[\n", ", ", "\n]<|END_ACTION|>"),
+    "kimi": Writing(
+        _named_call("<|tool_call_begin|>functions.", "<|tool_call_argument_begin|>", "<|tool_call_end|>", True),
+        "<|tool_calls_section_begin|>", "", "", "<|tool_calls_section_end|>",
+    ),
+    "seed": _tagged("<seed:tool_call>", _XML, "\n</seed:tool_call>"),
+    "harmony": Writing(
+        _named_call(" to=functions.", " <|constrain|>json<|message|>", ""), "<|channel|>commentary"
+    ),
+}  # fmt: skip
+
+
+def called_format(form: Format | None) -> Format:
+    """Returns the format in which calls are asked for: those that know none, as no template told, become JSON."""
+    return form if form is not None and (form.calls or form.bare or form.is_harmony) else FORMATS["json"]
+
+
+def call_grammar(
+    form: Format,
+    tools: Sequence[Tool],
+    *,
+    template: str = "",
+    control: Mapping[str, int],
+    required: bool,
+    several: bool = True,
+    opened: str | None = None,
+    reasons: bool = True,
+) -> str:
+    """Returns the Lark grammar of an answer. `opened` is the marker of the reasoning that the prompt has begun; without
+    `reasons` the grammar begins behind the reasoning. Raises NotWrittenError."""
+    rules = Rules(control)
+    writing = writing_of(form, template, control)
+    call = rules.rule(" | ".join(writing.call(rules, tool) for tool in tools))
+    more = f"({rules.literal(writing.between)} {call})*" if several and writing.between is not None else ""
+    rest = f"{rules.literal(writing.head)} {call} {more} {rules.literal(writing.tail)}"
+    thinks = _reasoning(rules, form, template, opened) if reasons else ""
+    if required:
+        return rules.grammar(f"{thinks} {rules.literal(writing.lead)} {rest}")
+    if form.is_harmony:
+        said = f"{rules.literal(writing.lead)} {rest} | {rules.literal('<|channel|>final<|message|>')} {TEXT}"
+    elif writing.lead:
+        group = f"{rules.up_to(writing.lead)} {rest}"
+        said = f"({group})* {TEXT}" if several else f"{group} | {TEXT}"
+        marks = [rules.literal(mark) for mark in form.dropped_content if mark in control]
+        said = f"({TEXT} ({' | '.join(marks)}))* ({said} ({' | '.join(marks)})?)" if marks else said
+    else:
+        signs = "".join(f"\\{sign}" for sign in form.bare_sign)
+        said = rf'{rest} | /[^{signs}](.|\n)*/ | ""'
+    return rules.grammar(f"{thinks} ({said})")
+
+
+def _reasoning(rules: Rules, form: Format, template: str, opened: str | None) -> str:
+    """Returns the grammar of what may stand before the calls; a model whose template knows no reasoning has none."""
+    if form.is_harmony:
+        told = rules.up_to("<|end|><|start|>assistant")
+        return f"({rules.literal('<|channel|>analysis<|message|>')} {told})?"
+    if opened is not None:
+        return f"{rules.up_to(dict(form.reasoning)[opened])} {_SPACE}"
+    pairs = [pair for pair in form.reasoning if any(mark in template for mark in pair)]
+    thoughts = [f"{rules.literal(begin)} {rules.up_to(end)} {_SPACE}" for begin, end in pairs]
+    return f"({' | '.join(thoughts)})?" if thoughts else ""

@@ -1,0 +1,207 @@
+"""Grammars of arguments that are not written as one JSON object: parameter by parameter, as Python, or escaped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tandem.common.lark import TEXT, Rules, json_value
+
+_MAX_DEPTH = 16
+_ANY_KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,63}/"
+_HOLDS_TEXT = ("pattern", "format")  # what a schema says of a text that a grammar of plain text cannot hold it to
+_SHARED = ("$defs", "definitions")
+
+
+class NotWrittenError(ValueError):
+    """A grammar cannot say this; the message begins with the place in the request."""
+
+
+def schema_of(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the schema of a tool's arguments, which are an object."""
+    schema = function.get("parameters", function.get("input_schema"))
+    found = dict(schema) if isinstance(schema, Mapping) else {}
+    return found if "$ref" in found else {"type": "object", **found}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One of a tool's parameters."""
+
+    name: str
+    schema: Any  # with the definitions that it may refer to
+    required: bool
+    place: str
+
+
+def parameters_of(schema: Mapping[str, Any], place: str) -> list[Parameter]:
+    """Returns the parameters that a schema names, in its order. Raises NotWrittenError."""
+    shared = {key: schema[key] for key in _SHARED if key in schema}
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, Mapping) or not isinstance(required, list) or "$ref" in schema:
+        raise NotWrittenError(f"{place}: the parameters must be told by properties in this model's format")
+    return [
+        Parameter(name, {**shared, **each} if isinstance(each, Mapping) else each, name in required, f"{place}: {name}")
+        for name, each in properties.items()
+    ]
+
+
+def _is_closed(schema: Mapping[str, Any]) -> bool:
+    return bool(schema.get("properties")) or schema.get("additionalProperties") is False
+
+
+@dataclass(frozen=True)
+class Elements:
+    """Parameters between markers, one by one, values as plain text; `{}` stands for the name."""
+
+    call: str
+    key: str
+    value_end: str
+    end: str
+
+    def write(self, rules: Rules, name: str, schema: Mapping[str, Any], place: str) -> str:
+        """Returns the grammar of a call. Raises NotWrittenError."""
+        parts = [rules.literal(self.call.replace("{}", name))]
+        if _is_closed(schema):
+            for parameter in parameters_of(schema, place):
+                key = rules.literal(self.key.replace("{}", parameter.name))
+                whole = f"{key} {_plain_value(rules, parameter, self.value_end)}"
+                parts.append(whole if parameter.required else f"({whole})?")
+        else:
+            before, _, behind = self.key.partition("{}")
+            parts.append(f"({rules.literal(before)} {_ANY_KEY} {rules.literal(behind)} {rules.up_to(self.value_end)})*")
+        return " ".join([*parts, rules.literal(self.end)])
+
+
+def _plain_value(rules: Rules, parameter: Parameter, end: str) -> str:
+    """Returns the grammar of a value with the marker behind it: texts as they are, all else as JSON."""
+    schema, closing = parameter.schema, rules.literal(end)
+    if not isinstance(schema, Mapping) or not (types := _types(schema)):
+        return rules.up_to(end)
+    if (values := _listed(schema)) is not None:
+        told = (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values)
+        return f"({' | '.join(map(rules.literal, told))}) {closing}"
+    if types == {"string"}:
+        return rules.up_to(end, _text(schema, parameter.place))
+    if "string" in types:
+        return rules.up_to(end)
+    return f"{json_value(schema)} {closing}"
+
+
+def _types(schema: Mapping[str, Any]) -> set[str]:
+    """Returns the types that a schema names; none where it does not say them itself."""
+    if (values := _listed(schema)) is not None:
+        return {"string" if isinstance(value, str) else "other" for value in values}
+    given = schema.get("type")
+    if isinstance(given, str):
+        return {given}
+    if isinstance(given, list):
+        return {name for name in given if isinstance(name, str)}
+    found: set[str] = set()
+    for key in ("anyOf", "oneOf"):
+        for each in schema.get(key, ()):
+            inner = _types(each) if isinstance(each, Mapping) else set()
+            if not inner:
+                return set()
+            found |= inner
+    return found or ({"other"} if "$ref" in schema else set())
+
+
+def _listed(schema: Mapping[str, Any]) -> list[Any] | None:
+    if "const" in schema:
+        return [schema["const"]]
+    values = schema.get("enum")
+    return values if isinstance(values, list) and values else None
+
+
+def _text(schema: Mapping[str, Any], place: str) -> str:
+    """Returns the terminal of a text. Raises NotWrittenError for what it cannot be held to."""
+    for key in _HOLDS_TEXT:
+        if key in schema:
+            raise NotWrittenError(f"{place}: {key} of a text cannot be held in this model's format of calls")
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    if not least and most is None:
+        return TEXT
+    return rf"/(.|\n){{{int(least)},{'' if most is None else int(most)}}}/"
+
+
+def keywords(rules: Rules, schema: Mapping[str, Any], place: str) -> str:
+    """Returns the grammar of `name=value, ...` with Python's values. Raises NotWrittenError."""
+    if not _is_closed(schema):
+        one = f'{_ANY_KEY} "=" {json_value({})}'
+        return rules.rule(f'({one} (", " {one})*)?')
+    pairs = [
+        (f"{rules.literal(each.name + '=')} {_python_value(each.schema)}", each.required)
+        for each in parameters_of(schema, place)
+    ]
+    return _in_order(rules, pairs, '", "')
+
+
+def _python_value(schema: Any) -> str:
+    """Numbers, texts and lists are the same as in JSON, and the readers of this format take its words too."""
+    if isinstance(schema, Mapping) and schema.get("type") == "boolean" and _listed(schema) is None:
+        return '("True" | "False")'
+    return json_value(schema)
+
+
+def _in_order(rules: Rules, pairs: list[tuple[str, bool]], separator: str) -> str:
+    """Returns the grammar of these in their order with separators, all but the required ones left out at will."""
+    behind = ""  # what may follow where something stands already
+    alone = ""  # and where nothing does
+    for text, required in reversed(pairs):
+        after = rules.rule(f"{separator} {text} {behind}" if required else f"({separator} {text})? {behind}")
+        first = f"{text} {behind}"
+        alone = rules.rule(first if required else f"{first} | {alone or _NOTHING}")
+        behind = after
+    return alone or _NOTHING
+
+
+_NOTHING = '""'
+
+
+def escaped_object(rules: Rules, schema: Mapping[str, Any], place: str) -> str:
+    """Returns the grammar of `{key:value,...}` with `<escape>` around texts. Raises NotWrittenError."""
+    return _escaped(rules, schema, place, 0)
+
+
+def _escaped(rules: Rules, schema: Any, place: str, depth: int) -> str:
+    if depth > _MAX_DEPTH or not isinstance(schema, Mapping):
+        raise NotWrittenError(f"{place}: this schema cannot be held in this model's format of calls")
+    escape = rules.literal("<escape>")
+    if (values := _listed(schema)) is not None:
+        return f"({' | '.join(_escaped_literals(rules, values, place))})"
+    match schema.get("type"):
+        case "string":
+            return f"{escape} {rules.up_to('<escape>', _text(schema, place))}"
+        case "integer" | "number" | "boolean" | "null":
+            return json_value(schema)
+        case "array" if isinstance(schema.get("items"), Mapping):
+            one = _escaped(rules, schema["items"], place, depth + 1)
+            return rules.rule(f'"[" ({one} ("," {one})*)? "]"')
+        case "object" if isinstance(schema.get("properties"), Mapping):
+            pairs = []
+            for each in parameters_of(schema, place):
+                value = _escaped(rules, each.schema, each.place, depth + 1)
+                pairs.append((f"{rules.literal(each.name + ':')} {value}", each.required))
+            inside = _in_order(rules, pairs, '","')
+            return f'"{{" {inside} "}}"'
+        case "object" if depth == 0:
+            text = f"{escape} {rules.up_to('<escape>')}"
+            other = json_value({"type": ["number", "boolean", "null"]})
+            one = f'{_ANY_KEY} ":" ({text} | {other})'
+            return rules.rule(f'"{{" ({one} ("," {one})*)? "}}"')
+    raise NotWrittenError(f"{place}: this schema cannot be held in this model's format of calls")
+
+
+def _escaped_literals(rules: Rules, values: list[Any], place: str) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, str):
+            yield rules.literal(f"<escape>{value}<escape>")
+        elif value is None or isinstance(value, bool | int | float):
+            yield rules.literal(json.dumps(value))
+        else:
+            raise NotWrittenError(
+                f"{place}: a value that is a list or an object cannot be listed in this model's format"
+            )

@@ -1,0 +1,107 @@
+"""What EncodeChat tells of the answer to come: its format, the marks of its reasoning, and the grammar of its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tandem.common.errors import FieldViolation, invalid_argument
+from tandem.tokenizer.answers.call_grammar import Tool, call_grammar, called_format, is_strict
+from tandem.tokenizer.answers.call_values import NotWrittenError
+from tandem.tokenizer.answers.formats import FORMATS, Format, ends_in_reasoning
+from tandem.tokenizer.answers.harmony import FINAL
+from tandem.tokenizer.chat.formats import template_of
+from tandem.tokenizer.encoding import Policy, Segment
+from tandem.tokenizer.rpc.loaded import Loaded
+from tandem.tokenizer.rpc.validation import Violations, read_tools
+from tandem.tokenizer.tokenizer import Tokenizer
+from tandem.tokenizer.v1 import tokenizer_pb2 as pb
+from tandem.tokenizer.vocabulary import TokenType
+
+_SHOWN = 20  # names in an error
+
+
+def check_answer(request: pb.EncodeChatRequest, violations: Violations) -> None:
+    """Adds what is wrong with the guiding that is asked for, its tools aside."""
+    if request.answer.format and request.answer.format not in FORMATS:
+        violations.add("answer.format", f"must be one of {', '.join(FORMATS)}")
+    if request.answer.HasField("calls") and not request.tools:
+        violations.add("answer.calls", "needs tools")
+
+
+def answer_guide(request: pb.EncodeChatRequest, loaded: Loaded, text: str) -> pb.AnswerGuide:
+    """Returns what guides the answer to a prompt that has this text. Raises INVALID_ARGUMENT."""
+    asked = request.answer
+    form = FORMATS[asked.format] if asked.format else loaded.answer_format
+    if asked.HasField("calls"):
+        form = called_format(form)
+    form = form or FORMATS["none"]
+    guide = pb.AnswerGuide(format=form.name)
+    guide.in_reasoning = ends_in_reasoning(form, text) or form.is_harmony
+    if not (form.is_harmony and request.tools):  # there, calls come in place of the channel that ends the reasoning
+        begin_ids, end_ids = reasoning_ids(form, loaded.tokenizer, _opened(form, text))
+        guide.reasoning_begin_ids.extend(begin_ids)
+        guide.reasoning_end_ids.extend(end_ids)
+    if asked.HasField("calls"):
+        tools = _tools(request, asked.calls)
+        control = {
+            token.text: token.id
+            for token in loaded.tokenizer.table.specials
+            if token.type == TokenType.CONTROL and token.text in form.markers()
+        }
+        try:
+            guide.grammar = call_grammar(
+                form,
+                tools,
+                template=template_of(loaded.tokenizer) or "",
+                control=control,
+                required=asked.calls.required,
+                several=not asked.calls.single,
+                opened=_opened(form, text),
+                reasons=not asked.calls.behind_reasoning,
+            )
+        except NotWrittenError as error:
+            raise _wrong_tool(error) from None
+    return guide
+
+
+def reasoning_ids(form: Format | None, tokenizer: Tokenizer, opened: str | None = None) -> tuple[list[int], list[int]]:
+    """Returns the marks around the reasoning, those that begin with `opened` if that is not None. Empty where they are
+    not tokens: what is spelled may be spelled by other ids as well."""
+    if form is None:
+        return [], []
+    if form.is_harmony:
+        marker = Segment(FINAL, Policy.PARSE)
+        return [], tokenizer.encode_segments([marker], add_special=False).id_array.tolist()
+    ids = {token.text: token.id for token in tokenizer.table.specials}
+    for begin, end in form.reasoning:
+        if begin in ids and end in ids and opened in (None, begin):
+            return [ids[begin]], [ids[end]]
+    return [], []
+
+
+def _opened(form: Format, text: str) -> str | None:
+    return next((begin for begin, _ in form.reasoning if text.rstrip().endswith(begin)), None)
+
+
+def _tools(request: pb.EncodeChatRequest, asked: pb.CallChoice) -> Sequence[Tool]:
+    given = read_tools(request.tools, "tools")
+    try:
+        tools = [
+            Tool.of(tool, f"tools[{index}]", held=asked.required or is_strict(tool)) for index, tool in enumerate(given)
+        ]
+    except NotWrittenError as error:
+        raise _wrong_tool(error) from None
+    if not asked.names:
+        return tools
+    known = {tool.name for tool in tools}
+    if missing := sorted(set(asked.names) - known):
+        told = ", ".join(sorted(known)[:_SHOWN])
+        raise invalid_argument(
+            [FieldViolation("answer.calls.names", f"there is no tool {missing[0]!r}; there are {told}")]
+        )
+    return [tool for tool in tools if tool.name in asked.names]
+
+
+def _wrong_tool(error: NotWrittenError) -> Exception:
+    place, _, description = str(error).partition(": ")
+    return invalid_argument([FieldViolation(place, description)])
