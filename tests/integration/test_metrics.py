@@ -8,10 +8,12 @@ import re
 import urllib.request
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tandem.client import AsyncClient, GenerationResult, NotFoundError
 from tandem.worker.front.vllm_names import VLLM_NAMES
-from tests.integration.worker_process import greedy, running_worker
+from tests.integration.worker_process import greedy, running_worker, service_process
 
 
 async def samples(address: str) -> dict[str, float]:
@@ -53,6 +55,79 @@ async def test_metrics_tell_what_was_served(random_llama: Path, tmp_path: Path):
     assert after["tandem_kv_cache_usage_perc"] == 0
     assert after["tandem_kv_cache_cached_perc"] > 0
     assert after["tandem_step_phase_seconds_count"] == 3 * after["tandem_iteration_tokens_count"]
+
+
+async def test_after_a_load_counters_and_log_are_what_its_clients_counted_and_gauges_are_zero(
+    repository: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    demo = str(repository / "models" / "demo")
+    results: list[GenerationResult] = []
+    async with (
+        service_process(
+            "tandem.tokenizer", tmp_path, "--tokenizer", demo, "--log-format=json", "--log-level=debug"
+        ) as (tokenizer, _),
+        running_worker(tmp_path, "--model", demo, "--engine=thread", "--log-format=json") as worker,
+    ):
+        front, texts = (
+            json.loads((tmp_path / f"tandem.{name}.json").read_text())["metrics"] for name in ("worker", "tokenizer")
+        )
+        async with AsyncClient(tokenizer, worker.address) as client:
+
+            async def caller(number: int) -> None:
+                results.append(await client.generate(f"{number} ROMEO:", max_tokens=5 + number, n=2))
+
+            async def leaver() -> None:
+                async with client.stream("JULIET:", max_tokens=400, ignore_eos=True) as stream:
+                    async for _ in stream:
+                        break  # hangs up
+
+            async def wrong() -> None:
+                with pytest.raises(NotFoundError):
+                    await client.generate("x", model="nobody")
+
+            juliet = await client.count_tokens("JULIET:")
+            await asyncio.gather(*map(caller, range(6)), leaver(), leaver(), wrong())
+        await worker.settled()
+        after, tokenized = await samples(front), await samples(texts)
+        async with asyncio.timeout(60):  # the last calls are still being left
+            while any(after[name] for name in IDLE) or any(tokenized[name] for name in IDLE_TEXTS):
+                after, tokenized = await samples(front), await samples(texts)
+    finished = after["tandem_request_success_total"]
+    assert finished == 2 * len(results), "each output once, and none whose caller hung up"
+    prompts = 2 * sum(each.usage.prompt_tokens for each in results) + 2 * juliet  # each output has its prompt
+    assert after["tandem_prompt_tokens_total"] == prompts
+    made = sum(each.usage.completion_tokens for each in results)
+    assert made < after["tandem_generation_tokens_total"] < made + 2 * 400
+    assert after["tandem_requests_refused_total"] == 0
+
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
+    access = [line for line in lines if line["logger"] == "tandem.common.access"]
+    generated = {line["request_id"]: line for line in access if line.get("prompt_tokens")}
+    assert len(generated) == len(results) + 2
+    for result in results:
+        line = generated[result.request_id]
+        assert (line["code"], line["model"], line["service"]) == ("OK", "demo", "tandem-worker")
+        assert line["prompt_tokens"] == result.usage.prompt_tokens
+        assert line["output_tokens"] == result.usage.completion_tokens
+        assert "id" not in line and line["peer"].startswith("ipv4:127.0.0.1:")
+        assert all(line[f"{phase}_seconds"] >= 0 for phase in ("queue", "prefill", "decode"))
+    assert [line["code"] for line in access if line["message"] == "Generate"].count("NOT_FOUND") == 1
+    assert tokenized["tandem_tokenizer_encoded_tokens_total"] == sum(
+        line["tokens"] for line in access if line["message"] in ("Encode", "BatchEncode", "CountTokens")
+    )
+    [settings] = [line["settings"] for line in lines if line["service"] == "tandem-worker" and "settings" in line]
+    assert settings["model"] == demo and settings["threads"] == 1 and "max_running_requests" not in settings
+
+
+IDLE = (
+    "tandem_num_requests_running",
+    "tandem_num_requests_waiting",
+    "tandem_num_tokens_waiting",
+    "tandem_kv_cache_usage_perc",
+    "tandem_active_callers",
+    "tandem_grpc_server_in_flight",
+)
+IDLE_TEXTS = ("tandem_tokenizer_open_streams", "tandem_tokenizer_pool_running", "tandem_grpc_server_in_flight")
 
 
 async def test_the_engine_is_seen_and_vllms_names_show_the_same_numbers(random_llama: Path, tmp_path: Path):

@@ -8,9 +8,14 @@ import math
 import sys
 from datetime import datetime
 
+import grpc
+import grpc.aio
 import pytest
+from google.protobuf.wrappers_pb2 import StringValue
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.common.logs import HumanFormatter, JsonFormatter, configure_logging, request_id_var, trace_id_var
+from tests.svc_common.probe_service import ProbeService
 
 
 def record(message: str, *args: object, error: BaseException | None = None, **extra: object) -> logging.LogRecord:
@@ -49,9 +54,37 @@ def test_a_json_line_has_its_fields() -> None:
     }
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, {1, 2}, object(), b"\xff", "\ud800", "line\nbreak \u2028"])
+@pytest.mark.parametrize(
+    "value",
+    [math.nan, math.inf, {1, 2}, {1: [math.nan, (object(),)]}, object(), b"\xff", "\ud800", "line\nbreak \u2028"],
+)
 def test_any_extra_value_gives_one_valid_json_line(value: object) -> None:
     assert "extra" in as_json(record("m", extra=value))
+
+
+def test_what_json_has_is_written_as_json() -> None:
+    extra = {"settings": {"threads": 2, "names": ("a", "b"), "model": None}}
+    assert as_json(record("m", extra=extra))["extra"] == {
+        "settings": {"threads": 2, "names": ["a", "b"], "model": None}
+    }
+
+
+async def test_each_request_has_one_line_and_probes_are_not_told(
+    channel: grpc.aio.Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="tandem.common.access")
+    say = channel.unary_unary(f"/{ProbeService.name}/UnaryUnary", StringValue.SerializeToString, StringValue.FromString)
+    await say(StringValue(value="hello"), metadata=[("x-request-id", "mine")])
+    with pytest.raises(grpc.aio.AioRpcError):
+        await say(StringValue(value="internal"))
+    await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    lines = [vars(line) for line in caplog.records if line.name == "tandem.common.access" and line.msg != "Check"]
+    assert [(line["msg"], line["code"]) for line in lines] == [("UnaryUnary", "OK"), ("UnaryUnary", "INTERNAL")]
+    assert all(line["caller"] == "address:ipv4:127.0.0.1" and line["milliseconds"] >= 0 for line in lines)
+    assert all("hello" not in str(line) for line in lines)
+    assert lines[1]["levelname"] == "INFO", "what fails is told"
+    probes = [line.levelname for line in caplog.records if line.name == "tandem.common.access" and line.msg == "Check"]
+    assert probes == ["DEBUG"]
 
 
 def test_an_extra_field_cannot_replace_one_of_ours() -> None:

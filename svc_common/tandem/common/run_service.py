@@ -16,6 +16,7 @@ import prometheus_client
 
 from tandem.common.errors import StartError
 from tandem.common.logs import configure_logging
+from tandem.common.metrics import version
 from tandem.common.server import RunningService
 from tandem.common.service import Lifecycle, Service
 from tandem.common.settings import ServerSettings, ServiceSettings
@@ -65,6 +66,8 @@ def run_server(make: Callable[[], Server], settings: ServerSettings, name: str) 
     what `request_stop` was given.
     """
     configure_logging(settings.log_format, settings.log_level, name)
+    given = settings.model_dump(mode="json", exclude_defaults=True)
+    logger.info("%s %s: these settings are not the default", name, version(), extra={"settings": given})
     # Otherwise every counter and histogram has a second series that nobody uses.
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     with asyncio.Runner() as runner:

@@ -31,6 +31,10 @@ class WorkerSettings(EngineConfig, ServiceSettings):
         default=False,
         description="keep track of cached pages from the start, and not only while a gateway subscribes to them",
     )
+    load_reports: bool = Field(
+        default=False,
+        description="tell load as ORCA reports, behind each answer and as a stream, for gRPC's and Envoy's balancers",
+    )
     engine_stall_seconds: float = Field(
         default=0.0,
         ge=0,
@@ -76,9 +80,11 @@ class WorkerSettings(EngineConfig, ServiceSettings):
     tokenizer_wait_seconds: float = Field(default=60.0, gt=0, description="how long to wait for the tokenizer service")
 
     @model_validator(mode="after")
-    def _gateway_has_its_package(self) -> Self:
+    def _gateways_have_their_packages(self) -> Self:
         if self.gateway and find_spec("smg_grpc_proto") is None:
             raise ValueError("gateway needs the package smg-grpc-proto: pip install 'tandem-llm[gateway]'")
+        if self.load_reports and find_spec("xds") is None:
+            raise ValueError("load_reports needs the package xds-protos: pip install 'tandem-llm[gateway]'")
         if self.page_events and not self.gateway:
             raise ValueError("page_events needs gateway: nobody else is told of them")
         return self

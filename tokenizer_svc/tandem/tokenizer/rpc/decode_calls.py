@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from tandem.common.request_log import tell
 from tandem.tokenizer.rpc import validation
 from tandem.tokenizer.rpc.encode_calls import EncodeCalls
 from tandem.tokenizer.rpc.loaded import Loaded
@@ -55,6 +56,7 @@ class DecodeCalls:
             return b"".join([*fields, rest.SerializeToString()])
 
         total = sum(len(each.ids) for each in inputs)
+        tell(tokenizer=loaded.name, tokens=total)
         if _INLINE_IDS < total <= self._settings.max_decode_ids:  # more than may be are not looked at
             [answer] = await self._in_pool([work])
             return answer

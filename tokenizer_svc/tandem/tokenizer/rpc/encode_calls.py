@@ -8,6 +8,7 @@ from itertools import chain
 from typing import TypeVar
 
 from tandem.common.errors import FieldViolation, invalid_argument, resource_exhausted
+from tandem.common.request_log import tell
 from tandem.tokenizer.arrays import NONE, Ids, joined
 from tandem.tokenizer.encoding import Encoding, Policy, Segment, SpecialTokenInText
 from tandem.tokenizer.rpc.loaded import Loaded
@@ -75,7 +76,7 @@ class EncodeCalls:
             return b"".join(parts), total
 
         made = await self._spread(loaded, plain.texts, plain.sizes, len(plain.texts), work)
-        loaded.metrics.encoded_tokens.inc(sum(total for _, total in made))
+        _count(loaded, sum(total for _, total in made))
         rest = pb.BatchEncodeResponse(fingerprint=loaded.tokenizer.fingerprint)
         return b"".join([*(part for part, _ in made), rest.SerializeToString()])
 
@@ -92,7 +93,7 @@ class EncodeCalls:
 
         counts = list(chain.from_iterable(await self._spread(loaded, plain.texts, plain.sizes, len(plain.texts), work)))
         loaded.metrics.input_tokens.observe(*counts)
-        loaded.metrics.encoded_tokens.inc(sum(counts))
+        _count(loaded, sum(counts))
         return counts
 
     async def count(self, loaded: Loaded, jobs: Sequence[EncodeJob]) -> list[int]:
@@ -103,7 +104,7 @@ class EncodeCalls:
             return [(len(encoding.id_array), encoding.total_tokens) for encoding in encodings]
 
         counts = [each for group in await self._spread_jobs(loaded, jobs, work) for each in group]
-        loaded.metrics.encoded_tokens.inc(sum(total for _, total in counts))
+        _count(loaded, sum(total for _, total in counts))
         return [count for count, _ in counts]
 
     async def in_pool(self, functions: list[Callable[[], T]]) -> list[T]:
@@ -137,7 +138,7 @@ class EncodeCalls:
         rest: pb.EncodeResponse | pb.BatchEncodeResponse,
     ) -> bytes:
         made = await self._spread_jobs(loaded, jobs, work)
-        loaded.metrics.encoded_tokens.inc(sum(total for _, total in made))
+        _count(loaded, sum(total for _, total in made))
         return b"".join([*(part for part, _ in made), rest.SerializeToString()])
 
     async def _spread_jobs(
@@ -189,7 +190,7 @@ class EncodeCalls:
         made = await self.in_pool([partial(work, number) for number in range(len(parts))])
         total = sum(count for _, count in made)
         loaded.metrics.encoded_bytes.inc(job.size)
-        loaded.metrics.encoded_tokens.inc(total)
+        _count(loaded, total)
         loaded.metrics.input_tokens.observe(total)
         rest = pb.EncodeResponse(encoding=pb.Encoding(total_tokens=total), fingerprint=tokenizer.fingerprint)
         return b"".join([*(part for part, _ in made), rest.SerializeToString()])
@@ -216,6 +217,11 @@ def _encode(loaded: Loaded, job: EncodeJob, with_offsets: bool) -> Encoding:
         encoding.truncate(job.max_tokens, job.cut_left)
     loaded.metrics.input_tokens.observe(encoding.total_tokens)
     return encoding
+
+
+def _count(loaded: Loaded, tokens: int) -> None:
+    loaded.metrics.encoded_tokens.inc(tokens)
+    tell(tokenizer=loaded.name, tokens=tokens)
 
 
 def _few_at_once(texts: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -14,6 +14,7 @@ import grpc.aio
 
 from tandem.common.callers import caller_var
 from tandem.common.errors import FieldViolation, ServiceError, invalid_argument, resource_exhausted, unavailable
+from tandem.common.request_log import tell
 from tandem.common.run_service import Lifecycle
 from tandem.tokenizer.chat.encoding import encode_runs
 from tandem.tokenizer.chat.formats import template_of
@@ -221,6 +222,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             encoding = encode_runs(loaded.tokenizer, runs, request.include_content_mask, policy)
             text = "".join(part for _, part in runs)
             loaded.metrics.encoded_tokens.inc(len(encoding.id_array))
+            tell(tokenizer=loaded.name, tokens=len(encoding.id_array))
             loaded.metrics.encoded_bytes.inc(len(text.encode()))
             loaded.metrics.input_tokens.observe(len(encoding.id_array))
             response = chat_response(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tandem.common.errors import FieldViolation, ServiceError, invalid_argument, resource_exhausted
 from tandem.common.guarded_method import unexpected
+from tandem.common.request_log import tell
 from tandem.common.rich_status import to_status
 from tandem.tokenizer.answers.events import Event, Kind, joined
 from tandem.tokenizer.answers.formats import FORMATS, ends_in_reasoning
@@ -76,6 +77,7 @@ class DecodeStreamCall:
         self._refusal = refusal
         self._open: dict[str, _Stream] = {}
         self._done: dict[str, None] = {}  # in the order in which they ended
+        self._streams = self._tokens = 0  # that have ended
         self._spent = 0.0  # of a turn of the event loop
 
     async def handle(self, request: pb.DecodeStreamRequest) -> pb.DecodeStreamResponse:
@@ -183,9 +185,15 @@ class DecodeStreamCall:
     def close(self) -> None:
         """Drops all streams."""
         for stream in self._open.values():
-            stream.count()
+            self._count(stream)
+        tell(streams=self._streams, tokens=self._tokens)
         self._metrics.open_streams.dec(len(self._open))
         self._open.clear()
+
+    def _count(self, stream: _Stream) -> None:
+        stream.count()
+        self._streams += 1
+        self._tokens += stream.tokens
 
     async def _start(self, key: str, message: pb.DecodeStreamOpen) -> None:
         if (size := len(key.encode())) > MAX_STREAM_KEY_BYTES:
@@ -223,7 +231,7 @@ class DecodeStreamCall:
         """Drops the stream, if there is one. Its key is remembered, for requests that still arrive for it."""
         stream = self._open.pop(key, None)
         if stream is not None:
-            stream.count()
+            self._count(stream)
             self._metrics.open_streams.dec()
         elif len(key) > MAX_STREAM_KEY_BYTES:
             return

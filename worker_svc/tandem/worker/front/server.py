@@ -12,6 +12,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import grpc
 import numpy as np
@@ -34,6 +35,7 @@ from tandem.common.errors import (
     unavailable,
 )
 from tandem.common.metrics import ServiceMetrics
+from tandem.common.request_log import tell
 from tandem.common.run_service import Lifecycle
 from tandem.common.turns import Turns
 from tandem.inference.v1 import admin_pb2_grpc, inference_pb2_grpc
@@ -50,6 +52,7 @@ from tandem.worker.front.generation_rules import DEFAULT_LENGTH_PENALTY, returns
 from tandem.worker.front.limits import request_limits
 from tandem.worker.front.metrics import WorkerMetrics
 from tandem.worker.front.quarantine import SUSPICIONS_KEY, Probation, Quarantine, digest, told_suspicions
+from tandem.worker.front.request_facts import facts
 from tandem.worker.front.sampling_rules import effective_sampling
 from tandem.worker.front.streams import OutputStream, Tokens, best_outputs, next_due
 from tandem.worker.front.supervisor import EngineSupervisor
@@ -57,6 +60,9 @@ from tandem.worker.front.tokenizer_check import check_tokenizer, read_peer_files
 from tandem.worker.front.validation import validate, wants_logprobs
 from tandem.worker.front.watchdog import Silence
 from tandem.worker.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from tandem.worker.front.load_reports import LoadReports
 
 logger = logging.getLogger("tandem.worker")
 
@@ -130,6 +136,11 @@ class WorkerService:
         self.names: tuple[str, ...] = ()  # of proto services besides `name` that take work
         self.reachable_while_draining: tuple[str, ...] = (f"/{self.name}/Abort",)
         self.operator_methods: tuple[str, ...] = OPERATOR_METHODS
+        self._loads: LoadReports | None = None  # for balancers
+        if settings.load_reports:
+            from tandem.worker.front.load_reports import LoadReports  # of an optional package
+
+            self._loads = LoadReports(settings.max_running_requests)
         self._feed: PageFeed | None = None  # of cached pages, for gateways
         if settings.gateway:
             from tandem.worker.front.gateway import servicer as gateway  # of an optional package
@@ -200,6 +211,11 @@ class WorkerService:
             from tandem.worker.front.gateway.servicer import add_gateway
 
             add_gateway(server, self, servicer.Generate, self._feed)
+
+        if self._loads is not None:
+            from tandem.worker.front.load_reports import add_load_stream
+
+            add_load_stream(server, partial(self._loads.report, self.admission, self.supervisor))
 
     async def stop(self) -> None:
         """Ends the engine."""
@@ -446,6 +462,12 @@ class WorkerService:
                 self.worker_metrics.wasted_tokens.inc(stream.pending)
         self.admission.leave(running.admitted_tokens, time.monotonic(), len(running.streams), running.caller)
         self.supervisor.abandon(running.streams)
+        if self._loads is not None:
+            self._loads.ended(failed=any(stream.error is not None for stream in running.streams))
+
+    def load_trailers(self) -> tuple[tuple[str, bytes], ...]:
+        """Returns what balancers read behind an answer."""
+        return () if self._loads is None else self._loads.trailers(self.admission, self.supervisor)
 
     def operator_refusal(self, metadata: Metadata) -> ServiceError | None:
         """Returns why a caller that was let in may not do what operators do."""
@@ -511,6 +533,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     yield pb.GenerateResponse(finished=_finished(running, index, stream, info, wants))
         finally:
             worker.close(running)
+            if trailers := worker.load_trailers():
+                context.set_trailing_metadata((*(context.trailing_metadata() or ()), *trailers))
+            tell(**facts(running.request_id, worker.model_name, running.prompt_tokens, running.streams))
 
     async def Abort(  # noqa: N802
         self, request: pb.AbortRequest, context: grpc.aio.ServicerContext[pb.AbortRequest, pb.AbortResponse]

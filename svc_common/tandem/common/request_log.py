@@ -1,0 +1,31 @@
+"""One line in the log for each request: what was asked, by whom, how it ended and what it cost. Never text."""
+
+from __future__ import annotations
+
+import logging
+from contextvars import ContextVar
+
+logger = logging.getLogger("tandem.common.access")
+
+_facts: ContextVar[dict[str, object] | None] = ContextVar("facts", default=None)
+
+
+def begin_facts() -> dict[str, object]:
+    """Begins to collect what the handler of this task's request tells."""
+    facts: dict[str, object] = {}
+    _facts.set(facts)
+    return facts
+
+
+def tell(**facts: object) -> None:
+    """Adds fields to the line of the request that this task serves; what is told again replaces what was."""
+    found = _facts.get()
+    if found is not None:
+        found.update(facts)
+
+
+def note(method: str, code: str, seconds: float, caller: str, peer: str, facts: dict[str, object], level: int) -> None:
+    """Writes the line of a request that has ended; `method` is its name without the service's."""
+    if logger.isEnabledFor(level):
+        told = {"code": code, "milliseconds": round(seconds * 1000, 1), "caller": caller, "peer": peer, **facts}
+        logger.log(level, method, extra=told)

@@ -1,0 +1,33 @@
+"""What the log tells of a request: its numbers, never its ids or text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tandem.common.logs import request_id_var
+from tandem.worker.engine.account import FinishReason
+from tandem.worker.engine.outcome import Failure
+from tandem.worker.front.streams import OutputStream
+
+
+def facts(request_id: str, model: str, prompt_tokens: int, streams: Sequence[OutputStream]) -> dict[str, object]:
+    """Returns fields of a log line. Of several outputs the times are those of the last that has ended; a request that
+    never ended has none."""
+    told: dict[str, object] = {} if request_id == request_id_var.get() else {"id": request_id}
+    told |= {
+        "model": model,
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": sum(stream.sent for stream in streams),
+    }
+    ended = next((stream.ended for stream in reversed(streams) if stream.ended is not None), None)
+    if ended is not None:
+        counted = ended.statistics
+        told["cached_tokens"] = counted.cached_prompt_tokens
+        told["finished"] = _NAMES[ended.reason]
+        told["queue_seconds"] = round(counted.queue_seconds, 4)
+        told["prefill_seconds"] = round(counted.prefill_seconds, 4)
+        told["decode_seconds"] = round(counted.decode_seconds, 4)
+    return told
+
+
+_NAMES = {int(reason): reason.name.lower() for reason in (*FinishReason, *Failure)}
