@@ -91,6 +91,7 @@ def test_a_window_hides_what_is_older(stored: KVFormat, window: int, reproducibl
     assert close(ours, scene.exact(parts, window), 3e-6)
 
 
+@pytest.mark.usefixtures("_rows_alike")
 @pytest.mark.parametrize("reproducible", MODES)
 @pytest.mark.parametrize("window", [0, 40])
 @pytest.mark.parametrize("stored", [Plain(torch.float32), Int8(), Int4()], ids=lambda stored: stored.name)
@@ -103,6 +104,7 @@ def test_scores_are_capped(stored: KVFormat, window: int, reproducible: bool) ->
         assert torch.equal(ours[2][-1:], scene.attend(operations(3), [(0, 139, 140)], window, 0.8)[0])
 
 
+@pytest.mark.usefixtures("_rows_alike")
 @pytest.mark.parametrize("reproducible", MODES)
 @pytest.mark.parametrize("window", [0, 40])
 def test_a_sink_takes_its_part(window: int, reproducible: bool) -> None:
