@@ -26,8 +26,7 @@ SERVICE = admin_pb2.DESCRIPTOR.services_by_name["WorkerAdminService"]
 BY_FRONT = {  # what the front adds to what the engine tells
     admin_pb2.GetModelResponse: {"name", "tokenizer_fingerprint"},
     admin_pb2.GetServerResponse: {
-        *("version", "state", "start_time", "engine_restarts", "max_batch_tokens"),
-        *("max_running_requests", "max_waiting_requests", "max_waiting_tokens"),
+        *("version", "state", "start_time", "engine_restarts", "max_waiting_requests", "max_waiting_tokens"),
     },
     admin_pb2.GetLoadResponse: {"integrity_ok", "integrity_error"},
 }

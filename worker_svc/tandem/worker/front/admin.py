@@ -70,8 +70,6 @@ class AdminServicer(admin_pb2_grpc.WorkerAdminServiceServicer):
             version=version(),
             state=self._state(),
             start_time=Timestamp(seconds=int(worker.started_at)),
-            max_batch_tokens=settings.step_tokens,
-            max_running_requests=settings.max_running_requests,
             max_waiting_requests=settings.max_waiting_requests,
             max_waiting_tokens=settings.max_waiting_tokens,
             engine_restarts=worker.supervisor.restarts,

@@ -158,6 +158,7 @@ class WorkerMetrics:
         """Shows what the engine has; forgets the last counters, since those of a new engine begin at zero."""
         self._last = EngineStatistics()
         self.engine_up.set(1)
+        self.most_running.set(info.max_running_requests)
         self._weights.set(info.weight_bytes)
         self._cache_bytes.set(info.kv_cache_bytes)
         self._cache_tokens.set(info.kv_cache_tokens)

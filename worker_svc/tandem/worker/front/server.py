@@ -115,7 +115,6 @@ class WorkerService:
             engine_pid=lambda: self.supervisor.engine_pid,
             vllm_names=settings.vllm_metric_names,
         )
-        self.worker_metrics.most_running.set(settings.max_running_requests)
         self.supervisor = EngineSupervisor(self._make_engine, self, self._progress, silence=self._silence)
         self.worker_metrics.step_age.set_function(lambda: self.supervisor.step_age)
         self.quarantine = Quarantine()
@@ -124,7 +123,7 @@ class WorkerService:
         self.lifecycle: Lifecycle | None = None
         self.started_at = time.time()
         self.admission = Admission(
-            max_requests=settings.max_running_requests + settings.max_waiting_requests,
+            max_requests=settings.max_waiting_requests,  # and those that run, which an engine tells
             max_tokens=settings.max_waiting_tokens,
         )
         self.worker_metrics.callers.set_function(lambda: self.admission.callers)
@@ -226,6 +225,7 @@ class WorkerService:
     def engine_up(self, info: EngineInfo) -> None:
         """Called when an engine is ready."""
         self.worker_metrics.engine_started(info)
+        self.admission.max_requests = info.max_running_requests + self.settings.max_waiting_requests
         if self.supervisor.restarts:
             self.worker_metrics.engine_restarts.inc()
         if self.vocabulary is not None:
@@ -512,8 +512,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     prompt_tokens=running.prompt_tokens,
                     max_tokens=submit.max_tokens,
                     sampling=effective_sampling(submit.sampling, request.sampling),
-                    running_requests=min(worker.admission.requests, worker.settings.max_running_requests),
-                    waiting_requests=max(0, worker.admission.requests - worker.settings.max_running_requests),
+                    running_requests=min(worker.admission.requests, info.max_running_requests),
+                    waiting_requests=max(0, worker.admission.requests - info.max_running_requests),
                 )
             )
             prompt_told = not (request.output.echo or request.output.prompt_logprobs)

@@ -101,6 +101,7 @@ def build_engine(
     Raises CheckpointError, ConfigError or BuildError, each with one line that says what is wrong.
     """
     threads, device = _prepare(config, ranks)
+    config = config.on(device.type)
     checkpoint = checkpoint or open_checkpoint(Path(config.model))
     dtype = choose_dtype(config.dtype, device, checkpoint)
     served = served_config(checkpoint.config, config)

@@ -13,6 +13,10 @@ from tandem.worker.engine.guides.limits import (
     DEFAULT_TOTAL_MEMORY_MB,
 )
 
+# Tokens in a step and running requests. A GPU computes 256 decodes in hardly more time than 64, and thousands of tokens
+# before its matrix units are busy; a CPU's streams would wait for both.
+DEFAULT_LOADS = {"cpu": (512, 64), "cuda": (4096, 256)}
+
 
 class EngineConfig(BaseModel):
     """Says how to build an engine; 0 and "auto" let it choose. Each field is a setting of the worker."""
@@ -78,8 +82,12 @@ class EngineConfig(BaseModel):
     rope_alpha: float = Field(
         default=1.0, ge=1, le=1024, description="raises rope's theta (NTK), for about so many times the model's context"
     )
-    max_batch_tokens: int = Field(default=512, ge=1, description="tokens computed in one step")
-    max_running_requests: int = Field(default=64, ge=1, le=4096, description="requests that run at once")
+    max_batch_tokens: int = Field(
+        default=0, ge=0, description="tokens computed in one step; 0: 512 on a CPU, 4096 on a GPU"
+    )
+    max_running_requests: int = Field(
+        default=0, ge=0, le=4096, description="requests that run at once; 0: 64 on a CPU, 256 on a GPU"
+    )
     draft_tokens: int = Field(
         default=0,
         ge=0,
@@ -116,6 +124,16 @@ class EngineConfig(BaseModel):
         le=1_048_576,
         description="memory that the processes of all guides may take together, MiB; new guides are refused near it",
     )
+
+    def on(self, device: str) -> EngineConfig:
+        """Returns the configuration on a type of device, with what that decides."""
+        tokens, requests = DEFAULT_LOADS.get(device, DEFAULT_LOADS["cpu"])
+        return self.model_copy(
+            update={
+                "max_batch_tokens": self.max_batch_tokens or tokens,
+                "max_running_requests": self.max_running_requests or requests,
+            }
+        )
 
     @property
     def step_tokens(self) -> int:

@@ -222,4 +222,6 @@ def describe(built: BuiltEngine) -> EngineInfo:
         draft_tokens=built.draft_tokens,
         draft_model=built.draft_model,
         tensor_parallel_ranks=built.ranks,
+        max_batch_tokens=built.engine.scheduler.limits.max_batch_tokens,
+        max_running_requests=built.engine.scheduler.limits.max_running,
     )

@@ -223,6 +223,8 @@ class EngineInfo(msgspec.Struct, tag=True, array_like=True):
     draft_tokens: int = 0  # of a request that names no number
     draft_model: str = ""  # empty: there is none
     tensor_parallel_ranks: int = 1  # that share the model
+    max_batch_tokens: int = 0
+    max_running_requests: int = 0
 
 
 class StartProgress(msgspec.Struct, tag=True, array_like=True):

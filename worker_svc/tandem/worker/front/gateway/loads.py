@@ -45,9 +45,8 @@ class Engine(Protocol):
 class Loads:
     """Tells the load of one engine."""
 
-    def __init__(self, engine: Engine, max_running_requests: int) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._max_running = max_running_requests
         self._rate = Rate()
 
     def scheduler(self) -> vllm.SchedulerLoad:
@@ -62,7 +61,7 @@ class Loads:
             token_usage=self._usage,
             gen_throughput=self._throughput(),
             cache_hit_rate=self._hit_rate,
-            utilization=load.running_requests / self._max_running,
+            utilization=load.running_requests / max(1, self._max_running),
             max_running_requests=self._max_running,
             num_waiting_uncached_tokens=load.waiting_tokens,
         )
@@ -94,6 +93,10 @@ class Loads:
     @property
     def _page_size(self) -> int:
         return self._engine.info.page_size if self._engine.info is not None else 0
+
+    @property
+    def _max_running(self) -> int:
+        return self._engine.info.max_running_requests if self._engine.info is not None else 0
 
     @property
     def _usage(self) -> float:

@@ -114,7 +114,7 @@ class GatewayServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[
         self._worker = worker
         self._generate = generate
         self._feed = feed
-        self._loads = Loads(worker.supervisor, worker.settings.max_running_requests)
+        self._loads = Loads(worker.supervisor)
         self._archive = TokenizerArchive(Path(worker.settings.model))
 
     async def Generate(  # noqa: N802
@@ -181,7 +181,7 @@ class GatewayServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[
             kv_cache_dtype=info.kv_cache_dtype if info is not None else "",
             block_size=info.page_size if info is not None else 0,
             model_dtype=info.dtype if info is not None else "",
-            max_num_seqs=worker.settings.max_running_requests,
+            max_num_seqs=info.max_running_requests if info is not None else 0,
             constrained_decoding_start="first_token",
         )
 
