@@ -14,8 +14,11 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources
 
 from benchmarks.random_llama import RandomCheckpoint, llama
+from tandem.worker.checkpoints.grouped import Float8Rows
 from tandem.worker.checkpoints.model_config import ClampedSwiGLU, Experts, QueryGrowth
 from tandem.worker.engine.guides.guide import Guide
 from tandem.worker.engine.process import build, calibration
@@ -27,8 +30,10 @@ from tandem.worker.engine.stops import StopSequences
 from tandem.worker.model.cuda import experts
 from tandem.worker.model.cuda.graphs import GraphedRunner
 from tandem.worker.model.cuda.operations import TritonOperations
+from tandem.worker.model.cuda.products import same_bits
+from tandem.worker.model.float8 import Float8Weight, to_float8
 from tandem.worker.model.runner import Work
-from tests.worker_svc.card.virtual_card import VirtualCard, Wait, absent, present
+from tests.worker_svc.card.virtual_card import DEVICE, VirtualCard, Wait, absent, present
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real card")
 
@@ -414,6 +419,43 @@ def test_what_does_not_fit_is_refused_with_what_to_do(
     card.memory = memory
     with pytest.raises(BuildError, match=rf"too small for {what}.*{advice}"):
         built(**options)
+
+
+def test_a_card_that_is_too_old_is_refused_in_one_line(card: VirtualCard) -> None:
+    card.capability = (7, 5)
+    with pytest.raises(
+        BuildError, match=r"^a virtual card has compute capability 7\.5, .* from 8\.0 .* device to cpu$"
+    ):
+        built()
+
+
+@pytest.mark.parametrize("why", [OutOfResources(106_500, 101_376, "shared memory"), CompilationError(None, None, "no")])
+def test_a_kernel_that_a_card_does_not_take_is_a_refusal_in_one_line(
+    why: Exception, card: VirtualCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch(*arguments: object) -> None:
+        raise why
+
+    monkeypatch.setattr(card, "launch", launch)
+    with pytest.raises(
+        BuildError, match=r"^a kernel for a step beside the weights and the KV cache cannot run .* cpu$"
+    ):
+        built()
+
+
+def test_a_card_without_8_bit_floats_multiplies_such_weights_as_plain_ones(card: VirtualCard) -> None:
+    card.capability = (8, 0)
+    weight = Float8Weight(48, 64, DEVICE)
+    q = to_float8(torch.randn(48, 64))
+    weight.fill(0, Float8Rows(q.q.to(DEVICE), q.scale.to(DEVICE)))
+    x = torch.randn(3, 64, dtype=torch.bfloat16).to(DEVICE)
+    expected = weight(x)
+    weight.product = weight.plain_product = same_bits  # as where the library lets a row's bits depend on the others
+    card.launches.clear()
+    torch.testing.assert_close(weight(x).cpu(), expected.cpu())
+    assert "_product" in card.launches
+    # The kernel's numbers are all bf16, which it was given: nothing of it is compiled for 8-bit floats.
+    assert not any("float8" in str(key) for key in card.compiled["_product"])
 
 
 def test_a_card_that_is_too_old_for_fp8_keys_is_refused(card: VirtualCard) -> None:

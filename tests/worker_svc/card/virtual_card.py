@@ -37,6 +37,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from triton.runtime.jit import KernelInterface
 
+from tandem.worker.model.cuda.kernels import card as kernels_card
 from tests.worker_svc.card.kernels_in_torch import KERNELS, scaled_product
 
 DEVICE = torch.device("cuda", 0)
@@ -101,6 +102,7 @@ class VirtualCard:
 
     memory: int = 80 << 30
     capability: tuple[int, int] = (9, 0)
+    shared: int = 227 << 10  # bytes of shared memory that a program may have
     waits: list[Wait] = field(default_factory=list)
     launches: list[str] = field(default_factory=list)  # kernels by name
     compiled: dict[str, set[Any]] = field(default_factory=dict)  # by kernel, what it was compiled for
@@ -174,6 +176,13 @@ class VirtualCard:
         """As after a new start."""
         self.most = self._estimate = 0
         self._taken.clear()
+
+    @property
+    def properties(self) -> SimpleNamespace:
+        """`torch.cuda.get_device_properties`."""
+        major, minor = self.capability
+        room = {"shared_memory_per_block_optin": self.shared, "shared_memory_per_multiprocessor": self.shared + 1024}
+        return SimpleNamespace(major=major, minor=minor, multi_processor_count=4, **room)
 
     def pin(self, host: torch.Tensor) -> torch.Tensor:
         """Makes it memory that the card may read by itself."""
@@ -493,6 +502,7 @@ def absent() -> Iterator[None]:
 @contextlib.contextmanager
 def present(card: VirtualCard) -> Iterator[VirtualCard]:
     """The card is the one that torch has, for this thread."""
+    kernels_card._card.cache_clear()
     graphs: type[Graph] = type("CUDAGraph", (Graph,), {"card": card})
     events: type[Event] = type("Event", (Event,), {"card": card})
 
@@ -515,12 +525,11 @@ def present(card: VirtualCard) -> Iterator[VirtualCard]:
     stand_ins: dict[str, Any] = {
         "is_available": lambda: True,
         "_lazy_init": lambda: None,
-        "is_bf16_supported": lambda: card.capability >= (8, 0),
         "current_device": lambda: 0,
         "set_device": lambda device: None,
         "get_device_capability": lambda device=None: card.capability,
         "get_device_name": lambda device=None: "a virtual card",
-        "get_device_properties": lambda device=None: SimpleNamespace(multi_processor_count=4),
+        "get_device_properties": lambda device=None: card.properties,
         "mem_get_info": lambda device=None: (card.free, card.memory),
         "synchronize": lambda device=None: card.wait("synchronize"),
         "Event": events,
@@ -540,3 +549,4 @@ def present(card: VirtualCard) -> Iterator[VirtualCard]:
         stack.enter_context(_Operations(card))
         yield card
         card.settle()
+        kernels_card._card.cache_clear()

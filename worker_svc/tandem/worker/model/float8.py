@@ -17,7 +17,7 @@ import torch
 from tandem.worker.checkpoints.grouped import FLOAT8, Float8Rows
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.panels import empty_panels, fill_panels, first_panels, panel_rows
-from tandem.worker.model.operations import ScaledProduct
+from tandem.worker.model.operations import Product, ScaledProduct
 from tandem.worker.model.product_rows import MOST_ROWS, linear
 
 _LARGEST = torch.finfo(FLOAT8).max
@@ -69,7 +69,9 @@ class Float8Weight(torch.nn.Module):
         self.register_buffer("scale", scale)
         multiplies = device.type == "cuda" and torch.cuda.get_device_capability(device) >= CAPABILITY
         self._scaled = multiplies and groups == 1 and rows % _MULTIPLE == 0 and columns % _MULTIPLE == 0
+        self._reads = device.type != "cuda" or multiplies  # our kernel multiplies them as they are; or an interpreter
         self.product: ScaledProduct | None = None  # instead of torch's
+        self.plain_product: Product | None = None  # instead of torch's, of what was dequantized
 
     def __len__(self) -> int:
         return self._rows
@@ -110,12 +112,13 @@ class Float8Weight(torch.nn.Module):
         """Multiplies: `[N, in] -> [N, out]` in x's dtype."""
         if self.compiled:
             return native.float8_product(x.float(), self.q, self.scale)[:, : self._rows].to(x.dtype)
-        if self.product is not None and self.groups == 1:
+        if self.product is not None and self.groups == 1 and self._reads:
             return self.product(x, self.q, self.scale)
         if self._scaled:
             return scaled_product(x, Float8Rows(self.q, self.scale))
         tiles = (slice(start, start + _TILE_ROWS) for start in range(0, len(self.q), _TILE_ROWS))
-        return torch.cat([linear(x, self.rows(tile).to(x.dtype)) for tile in tiles], dim=1)
+        multiply = self.plain_product or linear
+        return torch.cat([multiply(x, self.rows(tile).to(x.dtype)) for tile in tiles], dim=1)
 
 
 def _first(buffer: torch.Tensor, rows: int) -> torch.Tensor:

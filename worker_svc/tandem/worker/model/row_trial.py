@@ -57,6 +57,8 @@ def _ignores_other_rows(weight: PlainWeight | Float8Weight, counts: list[int]) -
         like.q.copy_(rows.q)
         like.scale.copy_(rows.scale.expand_as(like.scale))
     like.product = weight.product
+    if isinstance(like, Float8Weight) and isinstance(weight, Float8Weight):
+        like.plain_product = weight.plain_product
     counts = [count for count in counts if count * outputs * 4 <= room] or counts[:1]
     x = row.to(stored.device).expand(counts[-1], -1).contiguous()
     expected = like(x[: counts[0]])[:1]

@@ -445,7 +445,7 @@ class Transformer(torch.nn.Module):
             if isinstance(module, PlainWeight):
                 module.product = products.plain
             elif isinstance(module, Float8Weight):
-                module.product = products.float8
+                module.product, module.plain_product = products.float8, products.plain
 
     def destinations(self) -> dict[str, Destination]:
         """Returns where each canonical tensor goes: a module's weight, from one of its rows on."""

@@ -34,3 +34,25 @@ def test_every_kernel_compiles_for_a_hopper_card(repository: Path, tmp_path: Pat
         if kernel["kernel"] in ("_prefill", "_attend", "_product", "_expert_product"):
             assert kernel["wgmma"] or (kernel["mma"] and not kernel["reproducible"]), kernel
             assert kernel["wide_loads"], kernel
+
+
+@pytest.mark.slow
+def test_heads_of_256_numbers_fit_on_every_card_that_is_served(
+    repository: Path, request: pytest.FixtureRequest
+) -> None:
+    """What is compiled is kept for the next time."""
+    assert request.config.cache is not None
+    environment = os.environ | {
+        "PYTHONPATH": str(repository),
+        "TRITON_CACHE_DIR": str(request.config.cache.mkdir("triton")),
+    }
+    environment.pop("TRITON_INTERPRET", None)
+    program = PROGRAM.with_name("compile_for_cards.py")
+    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    cards = [json.loads(line) for line in done.stdout.splitlines()]
+    assert sorted(card["capability"] for card in cards) == [[8, 0], [8, 6], [8, 9], [9, 0], [10, 0], [12, 0]]
+    for card in cards:
+        assert card["shared"].keys() >= {"_store", "_attend", "_combine", "_prefill"}
+        assert max(card["shared"].values()) <= card["room"], card
+        assert card["shared"]["_attend"] > 64 << 10, "tiles are on their way while one is multiplied"

@@ -14,6 +14,8 @@ from tandem.worker.model.cpu.operations import cpu_operations
 from tandem.worker.model.linear import computes_bf16
 from tandem.worker.model.operations import Operations
 
+OLDEST = (8, 0)  # compute capability: older GPUs have no bf16, and too little shared memory for our kernels
+
 
 def choose_device(name: str) -> torch.device:
     """Returns the device of a name; "auto" takes a GPU where there is one. Raises BuildError if it is missing."""
@@ -28,8 +30,17 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise BuildError(f"device {name!r} was asked for, but torch {torch.__version__} sees no CUDA device")
     if device.type == "cuda" and device.index is None:  # a device without a number equals none of its tensors'
-        return torch.device("cuda", torch.cuda.current_device())
+        device = torch.device("cuda", torch.cuda.current_device())
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < OLDEST:
+        raise BuildError(
+            f"{device_name(device)} has compute capability {_capability(device)}, and GPUs are served from "
+            f"{OLDEST[0]}.{OLDEST[1]} (Ampere) on; set device to cpu"
+        )
     return device
+
+
+def _capability(device: torch.device) -> str:
+    return "{}.{}".format(*torch.cuda.get_device_capability(device))
 
 
 def choose_dtype(name: str, device: torch.device, checkpoint: Checkpoint) -> torch.dtype:
@@ -38,8 +49,7 @@ def choose_dtype(name: str, device: torch.device, checkpoint: Checkpoint) -> tor
     if name != "auto":
         return DTYPES[name]
     if device.type == "cuda":
-        with_bf16 = checkpoint.dtype != torch.float16 and torch.cuda.is_bf16_supported()
-        return torch.bfloat16 if with_bf16 else torch.float16
+        return torch.float16 if checkpoint.dtype == torch.float16 else torch.bfloat16
     return torch.bfloat16 if computes_bf16() and checkpoint.dtype != torch.float32 else torch.float32
 
 
@@ -73,8 +83,23 @@ def device_name(device: torch.device) -> str:
 
 @contextmanager
 def fitting(what: str, advice: str) -> Iterator[None]:
-    """Turns an out-of-memory error of a GPU into a BuildError that says what did not fit and what to do."""
+    """Turns an out-of-memory error of a GPU into a BuildError that says what did not fit and what to do; likewise a
+    kernel that its compiler refuses or that does not fit on its processors."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise BuildError(f"the GPU's memory is too small for {what}: {advice}") from error
+    except Exception as error:
+        if not _is_of_triton(error):
+            raise
+        said = (str(error).strip() or "no reason told").splitlines()[-1]
+        raise BuildError(
+            f"a kernel for {what} cannot run on this GPU ({type(error).__name__}: {said}): set reproducible to false, "
+            "kv_cache_dtype or quantize to another kind, or device to cpu"
+        ) from error
+
+
+def _is_of_triton(error: Exception) -> bool:
+    """Tells whether Triton or its compiler says this, which are not loaded where there is no GPU. They are no
+    RuntimeErrors."""
+    return any(kind.__name__ == "TritonError" for kind in type(error).__mro__)

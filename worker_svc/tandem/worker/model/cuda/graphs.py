@@ -84,7 +84,7 @@ class DecodeInputs:
         self._operations = operations
         self._sizes = operations.sizes(cache, config.num_heads)
         self._padding_page = cache.padding_page
-        self._lanes = operations.lanes(self._sizes.kv_heads)
+        self._lanes = operations.lanes(self._sizes)
         self._room = self._lanes * JOBS_PER_LANE
         self._windows = sorted(set(config.layer_windows))
         shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
@@ -142,7 +142,7 @@ class DecodeInputs:
             blocks, jobs, number = (there[f"{name} {window}"] for name in ("blocks", "jobs", "number"))
             launch = PagedLaunch(
                 self._sizes, PagedWork(there["tables"], blocks[:rows], jobs, number), self._partials, queries,
-                self._operations.split, window, self._operations.programs,
+                self._operations.split, window, self._operations.programs_for(self._sizes),
             )  # fmt: skip
             plans[window] = KernelPlan([launch])
         slots = there["slots"][: 2 * rows].view(2, rows)

@@ -19,11 +19,18 @@ from tandem.worker.model.attention import Segment
 from tandem.worker.model.cuda import products as cuda_products
 from tandem.worker.model.cuda.experts import JoinedExperts
 from tandem.worker.model.cuda.kernels.add_norm import add_norm
-from tandem.worker.model.cuda.kernels.paged_attention import PagedWork, Partials, matrix_rows, paged_attention
+from tandem.worker.model.cuda.kernels.card import HOPPER, Card, card_of
+from tandem.worker.model.cuda.kernels.paged_attention import (
+    IN_FLIGHT,
+    PagedWork,
+    Partials,
+    matrix_rows,
+    paged_attention,
+)
 from tandem.worker.model.cuda.kernels.prefill import prefill_attention
 from tandem.worker.model.cuda.kernels.store import rotate_and_store
 from tandem.worker.model.cuda.kernels.swiglu import swiglu
-from tandem.worker.model.cuda.kernels.tiles import INT4, INT8, Stored
+from tandem.worker.model.cuda.kernels.tiles import INT4, INT8, Block, Stored
 from tandem.worker.model.cuda.quantized import KernelWeight
 from tandem.worker.model.delta_rule import DeltaWeights, delta_rule
 from tandem.worker.model.feed_forward import FeedForward
@@ -52,6 +59,7 @@ class Sizes:
     group: int  # heads that share a kv head
     page_size: int
     float32: bool  # what queries are, whatever is stored
+    number_bytes: int
     converted: bool  # to float32, what is stored
 
     @property
@@ -69,6 +77,10 @@ class Sizes:
         if self.float32 or self.stored.format == INT4.value or self.stored.padded > 128:
             return self.tile
         return 128 if self.stored.padded == 128 or self.stored.format == INT8.value else 64
+
+    def block(self, rows: int, tile: int) -> Block:
+        """Returns what a program with so many rows holds."""
+        return Block(rows, 4 if self.float32 else 2, tile, self.number_bytes, self.stored.padded)
 
 
 @dataclass(slots=True)
@@ -107,6 +119,7 @@ class PrefillLaunch:
     tables: torch.Tensor
     blocks: torch.Tensor
     rows: int  # of a block's matrix
+    tile: int
     window: int
 
     def attend(
@@ -121,7 +134,7 @@ class PrefillLaunch:
     ) -> None:
         prefill_attention(
             q, out, keys, values, self.sizes.stored, self.tables, self.blocks, scale, cap, sinks,
-            rows=self.rows, tile=self.sizes.prefill_tile, window=self.window,
+            rows=self.rows, tile=self.tile, window=self.window,
         )  # fmt: skip
 
 
@@ -155,14 +168,23 @@ class KernelPlan:
 class TritonOperations:
     """Operations for CUDA; under Triton's interpreter also for CPUs."""
 
-    def __init__(self, programs: int, *, reproducible: bool = True, float32: bool = False, split: int = SPLIT) -> None:
-        """Runs attention by `programs` side by side; their number changes no bit. `split` does: tokens of a fixed
+    def __init__(
+        self,
+        programs: int,
+        *,
+        reproducible: bool = True,
+        float32: bool = False,
+        split: int = SPLIT,
+        card: Card = HOPPER,
+    ) -> None:
+        """Runs attention by up to `programs` side by side; their number changes no bit. `split` does: tokens of a fixed
         split, a multiple of every tile. `float32`: the model computes in it, which a cache of 8 or 4 bits does not
         tell."""
         self.split = split
         self.float32 = float32
         self.reproducible = reproducible
         self.programs = programs
+        self.card = card
         # The interpreter is quicker with few large blocks.
         self.float32_rows = FLOAT32_ROWS if torch.cuda.is_available() else BLOCK_ROWS
         # Rows of a product are padded to this where a row's bits must not depend on the others: to whole tiles.
@@ -175,12 +197,29 @@ class TritonOperations:
     @staticmethod
     def on(device: torch.device, *, reproducible: bool, float32: bool) -> TritonOperations:
         """Makes operations for a GPU, with as many programs as keep it busy."""
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-        return TritonOperations(processors * PROGRAMS_PER_PROCESSOR, reproducible=reproducible, float32=float32)
+        card = card_of(device)
+        programs = card.processors * PROGRAMS_PER_PROCESSOR
+        return TritonOperations(programs, reproducible=reproducible, float32=float32, card=card)
 
-    def lanes(self, kv_heads: int) -> int:
+    def programs_for(self, sizes: Sizes) -> int:
+        """Returns how many programs attend: no more than have room on the processors at a time."""
+        block = sizes.block(matrix_rows(self.queries(sizes, VERIFIED), sizes.group), sizes.tile)
+        fit = self.card.programs(block.shared(block.depth(IN_FLIGHT, self.card)))
+        return max(1, self.programs * min(fit, PROGRAMS_PER_PROCESSOR) // PROGRAMS_PER_PROCESSOR)
+
+    def lanes(self, sizes: Sizes) -> int:
         """Returns how many programs work on one kv head."""
-        return max(1, self.programs // kv_heads)
+        return max(1, self.programs_for(sizes) // sizes.kv_heads)
+
+    def prefill_block(self, sizes: Sizes) -> Block:
+        """Returns the block of a prefill: with smaller tiles, and then fewer rows, where they would not fit."""
+        rows, tile = (self.float32_rows if sizes.float32 else PREFILL_ROWS), sizes.prefill_tile
+        while sizes.block(rows, tile).shared(4) > self.card.shared:
+            if tile > sizes.tile:
+                tile //= 2
+            else:
+                rows //= 2
+        return sizes.block(rows, tile)
 
     def sizes(self, cache: KVCache, num_heads: int) -> Sizes:
         """Returns the sizes of a model with so many heads for queries."""
@@ -188,7 +227,7 @@ class TritonOperations:
         stored, float32 = Stored.of(shape.format, shape.head_dim), cache.keys[0][0].dtype == torch.float32
         return Sizes(
             stored, shape.kv_heads, num_heads // shape.kv_heads, shape.page_size,
-            self.float32 or float32, self.float32 and not float32,
+            self.float32 or float32, cache.keys[0][0].element_size(), self.float32 and not float32,
         )  # fmt: skip
 
     def queries(self, sizes: Sizes, longest: int) -> int:
@@ -204,16 +243,19 @@ class TritonOperations:
         if short:
             launches.append(self._paged(short, sizes, cache, window))
         if long:
-            queries = max(1, (self.float32_rows if sizes.float32 else PREFILL_ROWS) // sizes.group)
+            block = self.prefill_block(sizes)
+            queries = max(1, block.rows // sizes.group)
             blocks = longest_first(cut(long, queries))
             tables = page_tables(long, sizes.page_size)
             tables_there, blocks_there = _to(cache.device, tables, tables_from(blocks, tables))
-            launches.append(PrefillLaunch(sizes, tables_there, blocks_there, matrix_rows(queries, sizes.group), window))
+            launches.append(
+                PrefillLaunch(sizes, tables_there, blocks_there, matrix_rows(queries, sizes.group), block.tile, window)
+            )
         return KernelPlan(launches)
 
     def _paged(self, segments: Sequence[Segment], sizes: Sizes, cache: KVCache, window: int) -> PagedLaunch:
         queries = self.queries(sizes, max(s.length for s in segments))
-        lanes = self.lanes(sizes.kv_heads)
+        lanes = self.lanes(sizes)
         blocks, jobs, count = divide(cut(segments, queries), self.split, window, lanes, lanes * JOBS_PER_LANE)
         tables = page_tables(segments, sizes.page_size)
         tables_there, blocks_there, jobs_there, num_jobs = _to(
@@ -222,7 +264,7 @@ class TritonOperations:
         lines = min(queries, max(s.length for s in segments)) * sizes.group
         partials = Partials.empty(count, sizes.kv_heads, lines, sizes.stored.head_dim, cache.device)
         work = PagedWork(tables_there, blocks_there, jobs_there, num_jobs)
-        return PagedLaunch(sizes, work, partials, queries, self.split, window, self.programs)
+        return PagedLaunch(sizes, work, partials, queries, self.split, window, self.programs_for(sizes))
 
     def add_norm(self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return add_norm(x, delta, weight, eps)

@@ -18,12 +18,6 @@ class Card(NamedTuple):
     shared: int  # bytes of shared memory that a program may have
     shared_together: int  # and all programs of a processor
 
-    @property
-    def reads_tiles_in_place(self) -> bool:
-        """Tells whether its matrix units multiply what lies in shared memory (Hopper, Blackwell of data centres), where
-        a tile then stays until it is multiplied. Others take it from registers."""
-        return self.capability[0] in (9, 10)
-
     def programs(self, shared: int) -> int:
         """Returns how many programs with so much shared memory a processor has room for."""
         return max(1, self.shared_together // (shared + _RESERVED))
@@ -43,6 +37,6 @@ def _card(index: int | None) -> Card:
     return Card(
         (about.major, about.minor),
         about.multi_processor_count,
-        about.shared_memory_per_block_optin,
+        about.shared_memory_per_block_optin,  # type: ignore[attr-defined]
         about.shared_memory_per_multiprocessor,
     )

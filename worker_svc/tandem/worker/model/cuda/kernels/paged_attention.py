@@ -22,18 +22,19 @@ import torch
 import triton
 import triton.language as tl
 
+from tandem.worker.model.cuda.kernels.card import card_of
 from tandem.worker.model.cuda.kernels.tiles import (
     Stored,
     beginning,
+    block_of,
     converted,
     extend,
     merge,
     numbers_and_constants,
-    stages,
 )
 from tandem.worker.model.kv_formats import Parts
 
-_IN_FLIGHT = 96 << 10  # bytes of tiles on their way to a program: two programs share a processor
+IN_FLIGHT = 96 << 10  # bytes of tiles on their way to a program: two programs share a processor
 
 
 class PagedWork(NamedTuple):
@@ -190,7 +191,7 @@ def paged_attention(
         kv_heads, group, rows, stored.head_dim, stored.padded, page_size, tile, split, window,
         cap, sinks is not None, stored.format, stored.group,
         num_warps=8 if converted(q, keys[0]) else _warps(rows, stored),
-        num_stages=stages(stored, keys[0], tile, _IN_FLIGHT),
+        num_stages=block_of(rows, tile, q, keys[0], stored).depth(IN_FLIGHT, card_of(q.device)),
     )  # fmt: skip
     if len(m):
         _combine[(work.blocks.shape[0], kv_heads)](

@@ -15,7 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from tandem.worker.model.cuda.kernels.tiles import Stored, beginning, converted, extend, numbers_and_constants, stages
+from tandem.worker.model.cuda.kernels.card import card_of
+from tandem.worker.model.cuda.kernels.tiles import Stored, beginning, block_of, converted, extend, numbers_and_constants
 from tandem.worker.model.kv_formats import Parts
 
 _IN_FLIGHT = 64 << 10  # bytes of tiles on their way to a program, whose matrix units have more to do than its copies
@@ -94,5 +95,5 @@ def prefill_attention(
         tables, blocks, scale / math.log(2), kv_heads, q.shape[1] // kv_heads, rows,
         stored.head_dim, stored.padded, page_size, tile, window, cap, sinks is not None, stored.format, stored.group,
         num_warps=8 if rows >= 128 or converted(q, keys[0]) else 4,
-        num_stages=stages(stored, keys[0], tile, _IN_FLIGHT),
+        num_stages=block_of(rows, tile, q, keys[0], stored).depth(_IN_FLIGHT, card_of(q.device)),
     )  # fmt: skip

@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tandem.worker.model.cuda.kernels.card import Card
 from tandem.worker.model.kv_formats import Int4, Int8, KVFormat, Parts, int4_group
 
 PLAIN, INT8, INT4 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -36,12 +37,39 @@ class Stored(NamedTuple):
         return Stored(code, head_dim, max(16, triton.next_power_of_2(head_dim)), int4_group(head_dim))
 
 
-def stages(stored: Stored, numbers: torch.Tensor, tile: int, budget: int) -> int:
-    """Returns how deep loads are pipelined, so that tiles on their way take about `budget` bytes of shared memory.
+class Block(NamedTuple):
+    """What a program holds in shared memory: a matrix of queries, and tiles of keys and values."""
 
-    A tile passes through three stages (its page, its numbers, its use), and each further one keeps one more on its way.
-    """
-    return 2 + min(max(budget // (2 * tile * stored.padded * numbers.element_size()), 1), 4)
+    rows: int  # of the matrix
+    query_bytes: int  # of a number
+    tile: int  # keys
+    number_bytes: int
+    padded: int  # head_dim
+
+    @property
+    def _tiles(self) -> int:
+        return 2 * self.tile * self.padded * self.number_bytes
+
+    def shared(self, depth: int) -> int:
+        """Returns the bytes it takes where loads are pipelined `depth` deep, as compiled for several GPUs:
+        the matrix and the tiles that are kept, or a little less."""
+        return self.rows * self.padded * self.query_bytes + (depth - 2) * self._tiles + 512
+
+    def depth(self, budget: int, card: Card) -> int:
+        """Returns how deep loads are pipelined, so that tiles on their way take about `budget` bytes and all fits.
+
+        A tile passes through three stages (its page, its numbers, its use), and each further one keeps one more on its
+        way.
+        """
+        depth = 2 + min(max(budget // self._tiles, 1), 4)
+        while depth > 3 and self.shared(depth) > card.shared:
+            depth -= 1
+        return depth
+
+
+def block_of(rows: int, tile: int, queries: torch.Tensor, numbers: torch.Tensor, stored: Stored) -> Block:
+    """Returns the block of a launch."""
+    return Block(rows, queries.element_size(), tile, numbers.element_size(), stored.padded)
 
 
 def converted(queries: torch.Tensor, numbers: torch.Tensor) -> bool:

@@ -1,0 +1,73 @@
+"""Compiles the kernels that need the most shared memory for every generation of GPUs that is served, as far as this is
+known without the assembler; prints a JSON line for each."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from typing import Any
+from unittest.mock import patch
+
+os.environ.pop("TRITON_INTERPRET", None)
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from tandem.worker.model.cuda.kernels import paged_attention, prefill
+from tandem.worker.model.cuda.kernels.card import HOPPER, Card
+from tandem.worker.model.cuda.operations import TritonOperations
+from tandem.worker.model.kv_formats import Plain
+from tests.worker_svc.model.cuda.kernels import compile_for_hopper as compiling
+
+# Shared memory of a program and of a processor, KiB: NVIDIA's CUDA programming guide, "Technical Specifications per
+# Compute Capability".
+ROOMS = {(8, 0): (163, 164), (8, 6): (99, 100), (8, 9): (99, 100), (10, 0): (227, 228), (12, 0): (99, 100)}
+CARDS = [HOPPER, *(Card(capability, 128, one << 10, all_ << 10) for capability, (one, all_) in ROOMS.items())]
+
+
+def no_assembler(backend: object, source: str, metadata: dict[str, Any], *_: object) -> str:
+    metadata["name"] = "not assembled"
+    return ""
+
+
+def compile_for(card: Card) -> None:
+    major, minor = card.capability
+
+    class There(compiling.NoCard):
+        def get_current_target(self) -> GPUTarget:
+            return GPUTarget("cuda", 10 * major + minor, 32)
+
+    driver.set_active(There())
+    made: dict[str, Any] = {}
+
+    def launch(kernel: JITFunction[Any], grid: object) -> Any:
+        def warm(*args: Any, **options: Any) -> None:
+            shared = kernel.warmup(*args, grid=grid, **options).metadata.shared
+            made[kernel.fn.__name__] = max(shared, made.get(kernel.fn.__name__, 0))
+
+        return warm
+
+    bf16 = torch.bfloat16
+    with (
+        patch.object(JITFunction, "__getitem__", launch),
+        patch.object(compiling, "TritonOperations", functools.partial(TritonOperations, card=card)),
+        patch.object(paged_attention, "card_of", lambda device: card),
+        patch.object(prefill, "card_of", lambda device: card),
+    ):
+        for same in (True, False):
+            compiling.attend(compiling.Case(bf16, Plain(bf16), 256, 64, 0, same, 12, 1), everything=False)
+    print(json.dumps({"capability": [major, minor], "room": card.shared, "shared": made}), flush=True)
+
+
+def main() -> None:
+    with patch.object(CUDABackend, "make_ptx", no_assembler), patch.object(CUDABackend, "make_cubin", no_assembler):
+        for card in CARDS:
+            compile_for(card)
+
+
+if __name__ == "__main__":
+    main()
