@@ -81,7 +81,7 @@ def _line(result: Round) -> str:
     seconds = "never" if result.seconds is None else f"{result.seconds:.1f} s"
     reasons = "".join(f"\n      {count} x {reason}" for reason, count in tally.reasons.most_common())
     return (
-        f"{result.fault}: back after {seconds}; {tally.right} right, {tally.failovers} failovers, {tally.lost} lost, "
+        f"{result.fault}: back after {seconds}; silent for {tally.silence:.1f} s; {tally.right} right, {tally.failovers} failovers, {tally.lost} lost, "
         f"{tally.altered} altered, {tally.hung} hung{reasons}"
     )
 
@@ -92,20 +92,21 @@ def clean(rounds: list[Round]) -> bool:
 
 
 def table(rounds: list[Round]) -> str:
-    """One line a fault."""
+    """One line a fault. Silent: the longest time in which a stream got nothing."""
     by_fault = defaultdict(list)
     for each in rounds:
         by_fault[each.fault].append(each)
     lines = [
-        "| fault | rounds | back after, median (longest), s | right | failovers | lost | altered | hung |",
-        "|---|---|---|---|---|---|---|---|",
+        "| fault | rounds | back after, median (longest), s | silent, s | right | failovers | lost | altered | hung |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for fault, several in by_fault.items():
         times = [each.seconds if each.seconds is not None else float("inf") for each in several]
         tallies = [each.tally for each in several]
         sums = [sum(getattr(tally, name) for tally in tallies) for name in _COLUMNS]
         back = f"{statistics.median(times):.1f} ({max(times):.1f})"
-        lines.append(f"| {fault} | {len(several)} | {back} | {' | '.join(map(str, sums))} |")
+        silence = max(tally.silence for tally in tallies)
+        lines.append(f"| {fault} | {len(several)} | {back} | {silence:.1f} | {' | '.join(map(str, sums))} |")
     return "\n".join(lines)
 
 

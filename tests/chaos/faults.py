@@ -27,6 +27,7 @@ HELD_SECONDS = 3.0  # for which a fault that ends by itself lasts
 
 ENGINE = "tandem.worker.engine.process.main"
 RENDERER = "tandem.tokenizer.chat.renderer_process"
+GUIDES = "tandem.worker.engine.guides.fork_server"
 
 
 def _nothing() -> None:
@@ -52,6 +53,7 @@ PROCESSES: dict[str, Callable[[Fleet, int], list[psutil.Process]]] = {
     "worker's front": lambda fleet, number: [_worker(fleet, number).front()],
     "tokenizer": lambda fleet, number: [fleet.tokenizer.front()],
     "renderers": lambda fleet, number: fleet.tokenizer.children(RENDERER),
+    "guides": lambda fleet, number: _worker(fleet, number).children(GUIDES),
 }
 
 

@@ -82,7 +82,12 @@ class Member:
 
     def children(self, word: str) -> list[psutil.Process]:
         """Those of its processes whose command line has `word`."""
-        return [each for each in self.front().children(recursive=True) if word in " ".join(each.cmdline())]
+        found = []
+        for each in self.front().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+                if word in " ".join(each.cmdline()):
+                    found.append(each)
+        return found
 
     def channel(self) -> grpc.aio.Channel:
         """Past the proxy."""
@@ -196,7 +201,8 @@ async def running_fleet(folder: Path, workers: int = 2, stall_seconds: float = 4
     async with AsyncExitStack() as stack:
         fleet = Fleet()
         tokenizer = ("--tokenizer", f"demo={_tokenizer_folder(folder, model)}")
-        worker = ("--model", str(model), "--threads=1", f"--engine-stall-seconds={stall_seconds}")
+        worker: tuple[str, ...] = ("--model", str(model), "--threads=1", f"--engine-stall-seconds={stall_seconds}")
+        worker += (f"--tokenizer-address=127.0.0.1:{ports[0]}",)
         roles = [("tokenizer", "tandem.tokenizer", tokenizer)]
         roles += [(f"worker-{number}", "tandem.worker", worker) for number in range(workers)]
         for (name, module, flags), port in zip(roles, ports, strict=True):

@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tandem.client import AsyncClient, AsyncStream, DeadlineExceededError, GenerateOptions, TandemError
+from tandem.client import AsyncClient, AsyncStream, DeadlineExceededError, GenerateOptions, Regex, TandemError
 
 ANSWER_SECONDS = 120.0  # an answer that takes longer hangs
+_GUIDE = Regex("([A-Z][a-z]{1,8}[ ,.]){40}")
 _WORDS = "First Citizen Before we proceed any further hear me speak and then the second of them said"
 
 
@@ -28,6 +29,8 @@ class Job:
         options["timeout"] = ANSWER_SECONDS
         length = 6 + 11 * (self.number % 5)
         text = " ".join(itertools.islice(itertools.cycle(_WORDS.split()), self.number, self.number + length))
+        if self.number % 5 == 4:
+            options["guided"] = _GUIDE
         if self.number % 4 == 3:
             return client.stream_chat([{"role": "user", "content": text}], **options)
         if self.number % 4 == 2:
@@ -67,6 +70,7 @@ class Tally:
     lost: int = 0
     hung: int = 0
     failovers: int = 0
+    silence: float = 0.0  # seconds: the longest that ended, of any stream
     reasons: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -105,7 +109,10 @@ class Load:
 
     async def _run(self, number: int) -> None:
         def progressed() -> None:
-            self._progress[number] = time.monotonic()
+            now, before = time.monotonic(), self._progress[number]
+            self._progress[number] = now
+            if before:
+                self.tally.silence = max(self.tally.silence, now - before)
 
         for turn in itertools.count():
             if self._ending:

@@ -193,6 +193,25 @@ def test_what_takes_too_much_processor_time_is_refused_and_a_stopped_process_is_
         host.stop()
 
 
+def test_a_fork_server_that_stands_still_is_replaced():
+    host = make_host(starved_seconds=1.0)
+    try:
+        heard = Heard(host)
+        tell(host, 1, LETTERS, ids("ab"))
+        heard.mask(1)
+        stopped = psutil.Process(processes()[0].ppid())
+        stopped.suspend()
+        host.compile(1, Guide("regex", "b"), b"", "")
+        heard.until(lambda: 1 in heard.results)
+        assert heard.results[1].outcome is CompileOutcome.COMPILED
+        heard.answers.clear()
+        tell(host, 1, LETTERS, ids("abc"))
+        assert set(heard.mask(1)) == {0, *ids("0123456789").tolist()}
+        assert not stopped.is_running()
+    finally:
+        host.stop()
+
+
 def test_a_process_that_ends_is_made_again_and_hears_the_output_again(host: GuideHost):
     heard = Heard(host)
     tell(host, 1, LETTERS, ids("ab"))

@@ -37,6 +37,7 @@ class Forking:
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None  # it says nothing over it but its end
         self._failures = 0  # fork servers in a row
+        self.proven = False  # the one that runs has forked a process
         self._rest_until = 0.0
         self._unsent: deque[GuideProcess] = deque()  # that it has not been told of
         self.start()
@@ -64,7 +65,7 @@ class Forking:
 
     def worked(self) -> None:
         """Records that the fork server has forked a process."""
-        self._failures = 0
+        self._failures, self.proven = 0, True
 
     def ended(self) -> None:
         """Replaces a fork server that has ended, with all that it forked, unless too many ended in a row."""
@@ -102,7 +103,7 @@ class Forking:
             self._rest_until = time.monotonic() + REST_SECONDS
             return
         ours.setblocking(False)
-        self._control = ours
+        self._control, self.proven = ours, False
         self._selector.register(ours, selectors.EVENT_READ, None)
 
     def _end(self) -> None:

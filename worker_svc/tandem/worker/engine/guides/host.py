@@ -49,7 +49,7 @@ logger = logging.getLogger("tandem.worker.engine")
 
 Tokens = npt.NDArray[np.int32]
 
-FORK_SERVER_SECONDS = 120.0  # to read the vocabulary and fork
+FORK_SERVER_SECONDS = 120.0  # to read the vocabulary and fork for the first time
 REPLAY_SECONDS = 0.005  # a token of output that is told again, beside the budget of its mask
 GRACE_SECONDS = 0.25  # for what nobody waits for any more to come to its end by itself
 _NO_PROCESS = "the processes that guided decoding needs cannot be started"
@@ -193,7 +193,7 @@ class GuideHost:
         """Reads what has come, after waiting for something so long at most."""
         for key, _ in self._selector.select(max(0.0, seconds)):
             if key.data is None:
-                self._nursery_ended()
+                self._fork_server_ended()
             elif key.data.channel.socket.fileno() >= 0:  # else it was dropped in this very turn
                 self._hear(key.data)
         self._forking.flush()
@@ -208,19 +208,24 @@ class GuideHost:
                 self._over_budget(process)
             elif process.starved:
                 self._died(process, "does not answer")
-            elif not process.forked and process.waited > FORK_SERVER_SECONDS:
-                self._nursery_ended()
+            elif not process.forked and process.waited > self._fork_seconds:
+                self._fork_server_ended()
                 break
         self._collect()
         self._start_compilations()
 
     # --- processes
 
-    def _nursery_ended(self) -> None:
+    def _fork_server_ended(self) -> None:
         self._forking.ended()
         for process in list(self._processes.values()):
             if self._processes.get(process.guide) is process:
                 self._died(process, "ended with what started it")
+
+    @property
+    def _fork_seconds(self) -> float:
+        """Returns how long a process may take to be forked; a fork server that has forked takes milliseconds."""
+        return self._limits.starved_seconds if self._forking.proven else FORK_SERVER_SECONDS
 
     def _process(self, guide: Guide) -> GuideProcess | None:
         """Returns the guide's process, a new one if need be; None if none can be started."""
