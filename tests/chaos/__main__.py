@@ -81,7 +81,8 @@ def _line(result: Round) -> str:
     seconds = "never" if result.seconds is None else f"{result.seconds:.1f} s"
     reasons = "".join(f"\n      {count} x {reason}" for reason, count in tally.reasons.most_common())
     return (
-        f"{result.fault}: back after {seconds}; silent for {tally.silence:.1f} s; {tally.right} right, {tally.failovers} failovers, {tally.lost} lost, "
+        f"{result.fault}: back after {seconds}; silent for {tally.silence:.1f} s; {tally.right} right, "
+        f"{tally.failovers} failovers, {tally.lost} lost, "
         f"{tally.altered} altered, {tally.hung} hung{reasons}"
     )
 
