@@ -1,12 +1,11 @@
-"""What `gpu.py` measures: one function a part, each with the engine that it is given."""
+"""What `gpu.py` measures of kernels, products and single steps."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -15,6 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.random_llama import RandomCheckpoint, llama
+from tandem.worker.checkpoints.grouped import Float8Rows
+from tandem.worker.checkpoints.model_config import Experts, ModelConfig
 from tandem.worker.engine.process.build import BuiltEngine, build_engine
 from tandem.worker.engine.process.config import EngineConfig
 from tandem.worker.engine.request import Request, Stopping
@@ -24,8 +25,10 @@ from tandem.worker.model.cuda import operations as cuda_operations
 from tandem.worker.model.cuda import products as cuda_products
 from tandem.worker.model.cuda.kernels.product import Tile, product
 from tandem.worker.model.cuda.operations import Sizes, TritonOperations
+from tandem.worker.model.float8 import scaled_product, to_float8
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import Plain
+from tandem.worker.model.linear import PlainWeight
 from tandem.worker.model.operations import Product
 from tandem.worker.model.runner import Work
 
@@ -198,13 +201,70 @@ def products(reproducible: bool, ceiling: dict[str, float], scale: Scale) -> dic
     return shares
 
 
-def built(size: str, quantize: str, reproducible: bool, max_running: int, scale: Scale) -> BuiltEngine:
+def float8_products(ceiling: dict[str, float], scale: Scale) -> dict[str, Any]:
+    """The gate and up matrix of the 8b model in 8-bit floats, where a padded row may pay: vLLM fills up to 17 rows."""
+    config = llama(scale.models["8b"])
+    outputs, columns = 2 * config.intermediate_size, config.hidden_size
+    count = min(scale.copies, max(2, (1 << 29) // (outputs * columns)))
+    numbers = torch.randn(outputs, columns, device=scale.device)
+    weights = [to_float8(numbers) for _ in range(count)]
+    ways: dict[str, Callable[[torch.Tensor, Float8Rows], torch.Tensor]] = {
+        "ours": lambda x, w: cuda_products.same_bits(x, w.q, w.scale),
+        "ours_with_16_rows": lambda x, w: product(x, w.q, cuda_products.FEW_ROWS, w.scale),
+    }
+    if scale.device == "cuda":
+        ways["library"] = scaled_product
+    shares: dict[str, Any] = {}
+    for rows in (1, 16, 17, 64):
+        x = torch.randn(rows, columns, device=scale.device, dtype=scale.dtype)
+        moved = count * (outputs * columns + rows * (outputs + columns) * x.itemsize)
+        for way, multiply in ways.items():
+            seconds = median_seconds(lambda m=multiply, x=x: [m(x, each) for each in weights], scale)  # type: ignore[misc]
+            shares.setdefault(f"rows_{rows}", {})[way] = moved / seconds / ceiling["copy_bytes_per_second"]
+    return shares
+
+
+def model_of(size: str, scale: Scale) -> ModelConfig:
+    """The shape of a model by its name. `experts`: 12 of the 48 layers of Qwen3-30B-A3B, tiny where all is."""
+    if size != "experts":
+        return llama(scale.models[size])
+    if scale.models["8b"] == "tiny":
+        return dataclasses.replace(llama("tiny"), experts=Experts(4, 2, 32, True))
+    return dataclasses.replace(
+        llama("8b", layers=12), hidden_size=2048, num_heads=32, num_kv_heads=4, vocab_size=151_936, qk_norm="head",
+        experts=Experts(128, 8, 768, True),
+    )  # fmt: skip
+
+
+def built(size: str, quantize: str, reproducible: bool, scale: Scale) -> BuiltEngine:
+    """An engine with what users get: the rest is left to the defaults, but for what a CPU would take long for."""
+    small: dict[str, Any] = {"max_running_requests": scale.batch, "kv_cache_tokens": scale.batch * 2112}
     options = EngineConfig(
         model="random", device=scale.device, dtype=str(scale.dtype).removeprefix("torch."), reproducible=reproducible,
-        max_running_requests=max_running, max_batch_tokens=4096, kv_cache_tokens=max_running * 2112, quantize=quantize,
+        quantize=quantize, **(small if scale.device == "cpu" else {}),
     )  # fmt: skip
-    checkpoint = RandomCheckpoint(llama(scale.models[size]), scale.device, scale.dtype)
+    checkpoint = RandomCheckpoint(model_of(size, scale), scale.device, scale.dtype)
     return build_engine(options, checkpoint=checkpoint)
+
+
+def about(engine: BuiltEngine) -> dict[str, Any]:
+    """What the start has decided, and what it has taken."""
+    runner = engine.engine._runner
+    plain = {weight.product for weight in runner.model.modules() if isinstance(weight, PlainWeight)}
+    told: dict[str, Any] = {
+        "row_invariant": engine.row_invariant,
+        "product": "ours" if cuda_products.same_bits in plain else "library",
+        "row_multiple": runner.row_multiple,
+        "max_running_requests": engine.engine.scheduler.limits.max_running,
+        "max_batch_tokens": engine.engine.scheduler.limits.max_batch_tokens,
+        "kv_cache_tokens": engine.shape.pages * engine.shape.page_size,
+    }
+    if engine.device.type == "cuda":
+        statistics = torch.cuda.memory_stats(engine.device)
+        names = ("allocated_bytes.all.current", "allocated_bytes.all.peak", "reserved_bytes.all.current")
+        told["memory"] = {name: statistics.get(name, 0) for name in names}
+        told["memory"]["free"] = torch.cuda.mem_get_info(engine.device)[0]
+    return told
 
 
 def prompt(generator: np.random.Generator, length: int, engine: BuiltEngine) -> np.ndarray[Any, Any]:
@@ -243,97 +303,4 @@ def decodes(engine: BuiltEngine, batch: int, ceiling: dict[str, float], scale: S
             "bandwidth_share": moved / value / ceiling["copy_bytes_per_second"],
         }
         for name, value in (("forward", forward), ("engine", step))
-    }
-
-
-def run_requests(engine: BuiltEngine, lengths: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """Requests of (prompt, output) tokens, all at once."""
-    generator = np.random.default_rng(0)
-    for number, (before, after) in enumerate(lengths):
-        ids = prompt(generator, before, engine)
-        engine.engine.submit(Request.make(number, ids, GREEDY, Stopping(max_tokens=after), bypass=True))
-    runner, forward = engine.engine._runner, engine.engine._runner.forward
-    passes = Stopwatch(engine.device.type)
-
-    def timed(work: Sequence[Work], sampled: torch.Tensor | None = None) -> torch.Tensor:
-        with passes.running():
-            return forward(work, sampled)
-
-    before = dataclasses.replace(engine.engine.scheduler.statistics)
-    runner.forward = timed  # type: ignore[method-assign]
-    try:
-        told = []
-        began = time.perf_counter()
-        while engine.engine.has_work:
-            told.append(engine.engine.step())
-        forwards = passes.seconds()
-        seconds = time.perf_counter() - began
-    finally:
-        runner.forward = forward  # type: ignore[method-assign]
-    ids = np.concatenate([result.sampled.ids for result in told])
-    ids = ids[np.concatenate([result.numbers for result in told]).argsort(kind="stable")]
-    return {
-        "seconds": seconds,
-        "steps": len(forwards),
-        "output_tokens_per_second": sum(after for _, after in lengths) / seconds,
-        "forward_share": sum(forwards) / seconds,
-        "overlapped_steps": engine.engine.scheduler.statistics.overlapped_steps - before.overlapped_steps,
-        "ids": hashlib.sha256(ids.tobytes()).hexdigest()[:16],
-    }
-
-
-def serving(engine: BuiltEngine, scale: Scale) -> dict[str, Any]:
-    draw = np.random.default_rng(0)
-    return run_requests(engine, [tuple(draw.integers(*scale.lengths, 2).tolist()) for _ in range(scale.batch)])
-
-
-def overlap(engine: BuiltEngine, scale: Scale) -> dict[str, Any]:
-    """The same requests with and without, twice each in turn; they all begin at once, so that their steps are alike."""
-    runs: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
-    usual = engine.engine.overlap
-    for on in (True, False, True, False):
-        engine.engine.overlap = on
-        runs[on].append(run_requests(engine, [(64, scale.peer_tokens)] * scale.batch))
-    engine.engine.overlap = usual
-    best = {on: max(each["output_tokens_per_second"] for each in runs[on]) for on in runs}
-    return {
-        "on": runs[True],
-        "off": runs[False],
-        "ratio": best[True] / best[False],
-        "same_ids": len({each["ids"] for each in (*runs[True], *runs[False])}) == 1,
-    }
-
-
-def peer(engine: BuiltEngine, scale: Scale) -> dict[str, Any]:
-    """transformers' continuous batching on the same device, prompts and numbers of tokens."""
-    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
-
-    draw, new = np.random.default_rng(1), scale.peer_tokens
-    lengths = [int(length) for length in draw.integers(*scale.lengths, scale.sequences)]
-    ours = run_requests(engine, [(length, new) for length in lengths])
-    config = engine.config
-    with torch.device(scale.device):
-        torch.set_default_dtype(scale.dtype)
-        model = LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=config.vocab_size, hidden_size=config.hidden_size, head_dim=config.head_dim,
-                intermediate_size=config.intermediate_size, num_hidden_layers=config.num_layers,
-                num_attention_heads=config.num_heads, num_key_value_heads=config.num_kv_heads,
-                max_position_embeddings=config.context_length,
-            )
-        )  # fmt: skip
-        torch.set_default_dtype(torch.float32)
-    model.train(False)
-    generator = np.random.default_rng(0)
-    prompts = [prompt(generator, length, engine).tolist() for length in lengths]
-    options = GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    model.generate_batch(inputs=prompts[:2], generation_config=options)  # warm
-    began = time.perf_counter()
-    results = model.generate_batch(inputs=prompts, generation_config=options)
-    seconds = time.perf_counter() - began
-    made = sum(len(result.generated_tokens) for result in results.values())
-    return {
-        "ours_tokens_per_second": ours["output_tokens_per_second"],
-        "theirs_tokens_per_second": made / seconds,
-        "ratio": ours["output_tokens_per_second"] / (made / seconds),
     }

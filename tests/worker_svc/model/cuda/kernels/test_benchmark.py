@@ -15,7 +15,7 @@ from tests.worker_svc.model.cuda.kernels.conftest import DEVICE
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="a card runs the benchmark itself")
 def test_parts_tell_their_results(capsys: pytest.CaptureFixture[str]) -> None:
-    parts = ["kernels", "products", "serving", "overlap"]
+    parts = ["trace", "kernels", "products", "fp8_products", "serving", "traffic", "overlap"]
     gpu.run_mode("fast", parts, math.inf, Scale.small())
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     results = {each["part"]: each["result"] for each in told if "part" in each}
@@ -23,6 +23,9 @@ def test_parts_tell_their_results(capsys: pytest.CaptureFixture[str]) -> None:
     assert results["overlap"]["same_ids"]
     assert gpu.look_up(results, "kernels.prefill.rate_share") > 0
     assert "not measured" in gpu.table({"fast": results})
+    assert results["trace"]["rows_1"]["kernels"] and results["start_8b"]["product"] == "library"
+    assert results["traffic"]["greedy"]["ids"] == results["traffic"]["drafts_looked_up"]["ids"]
+    assert results["traffic"].keys() > {"top_p", "penalties"}
 
 
 def test_a_part_without_budget_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
