@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 import openai
 
 START_SECONDS = 180  # a bound for a machine under load
-HERE = find_spec("smg") is not None
+SMG = shutil.which("smg")  # in our environment, or in one of its own that is on PATH
+HERE = SMG is not None
 
 
 def free_port() -> int:
@@ -31,9 +31,7 @@ async def running_smg(
     with (folder / "smg.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             *(
-                sys.executable,
-                "-c",
-                "from smg.cli import main; main()",
+                SMG or "smg",
                 "launch",
                 "--host",
                 "127.0.0.1",

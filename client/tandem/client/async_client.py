@@ -8,7 +8,7 @@ import uuid
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import grpc.aio
 from prometheus_client import CollectorRegistry
@@ -79,6 +79,9 @@ from tandem.client.worker import Worker
 from tandem.client.workers import WorkerPool
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
@@ -99,7 +102,8 @@ class AsyncClient(AsyncOperators):
     most likely cached its beginning, among those whose health is SERVING.
 
     `timeout` is the budget in seconds of a call that names none; None means no limit. Any number of calls may run at
-    once, all on the event loop that the client was first used on. Cancelling the task of a call ends it at both
+    once, all on the event loop that the client was first used on. With a `tracer` of OpenTelemetry each generation is
+    a span, and the services add theirs to its trace. Cancelling the task of a call ends it at both
     services.
 
     Every call raises InvalidArgumentError for wrong arguments before anything is sent, and names all of them. It raises
@@ -118,6 +122,7 @@ class AsyncClient(AsyncOperators):
         credentials: Credentials | None = None,
         failover: FailoverSettings | None = None,
         registry: CollectorRegistry | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         if tokenizer is None and worker is None:
             tokenizer, worker = addresses_in_environment()
@@ -137,6 +142,7 @@ class AsyncClient(AsyncOperators):
         self._credentials = credentials
         self._failover = failover or FailoverSettings()
         self._metrics = metrics_in(registry)
+        self._tracer = tracer
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tokenizer_channel: grpc.aio.Channel | None = None
@@ -479,6 +485,7 @@ class AsyncClient(AsyncOperators):
             failover=self._failover,
             metrics=self._metrics,
             deliver_chunks=deliver_chunks,
+            tracer=self._tracer,
         )
         self._answers.add(answer)
         return answer

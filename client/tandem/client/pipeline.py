@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tandem.client.account import FinishReason, Usage
 from tandem.client.decoding import TextDecoder
@@ -18,10 +20,14 @@ from tandem.client.rpc import CallContext
 from tandem.client.sampling import from_message
 from tandem.client.settings import FailoverSettings
 from tandem.client.texts import TextService
+from tandem.client.tracing import AnswerTrace
 from tandem.client.types import Chunk, Conversation, Encoding, GenerationResult, Output, PromptLogprobs, Timings
 from tandem.client.workers import WorkerPool
 from tandem.inference.v1 import inference_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 # How many last prompt ids the tokenizer gets to see: enough to tell whether the answer begins a text.
 CONTEXT_IDS = 16
@@ -43,8 +49,12 @@ class Pipeline:
         failover: FailoverSettings,
         metrics: ClientMetrics,
         deliver_chunks: bool,
+        tracer: Tracer | None = None,
     ) -> None:
         self.plan = plan
+        self._trace = None if tracer is None else AnswerTrace(tracer, plan.model, context.extra)
+        if self._trace is not None:
+            context = dataclasses.replace(context, extra=self._trace.metadata)
         self.result: GenerationResult | None = None
         self.error: BaseException | None = None
         self._encoding = encoding
@@ -204,6 +214,8 @@ class Pipeline:
                 encoding = await self._texts.encode(plan.tokenizer, message, self._context)
             self._encode_seconds = time.monotonic() - self._started_at
             self._metrics.encode.observe(self._encode_seconds)
+            if self._trace is not None:
+                self._trace.encoded(self._encode_seconds)
             self._prompt_ids = encoding.ids
             return encoding.fingerprint
         self._prompt_ids = list(ids)
@@ -246,6 +258,8 @@ class Pipeline:
             outcome = "ok"
         else:
             outcome = error.code.name.lower() if isinstance(error, StatusError) else "cancelled"
+        if self._trace is not None:
+            self._trace.end(result, error)
         self._metrics.requests.labels("stream" if self._deliver_chunks else "generate", outcome).inc()
 
     def _result(self, tokens: TokenStream) -> GenerationResult:

@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from prometheus_client import CollectorRegistry
 
@@ -22,6 +22,9 @@ from tandem.client.background import BackgroundLoop, acquire, release, wait
 from tandem.client.errors import ClientClosedError
 from tandem.client.settings import ConnectionSettings, Credentials, FailoverSettings
 from tandem.client.types import Chunk, GenerationResult
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -151,6 +154,7 @@ class Client:
         credentials: Credentials | None = None,
         failover: FailoverSettings | None = None,
         registry: CollectorRegistry | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._async: AsyncClient = AsyncClient(
             tokenizer,
@@ -160,6 +164,7 @@ class Client:
             credentials=credentials,
             failover=failover,
             registry=registry,
+            tracer=tracer,
         )
         self._lock = threading.Lock()
         self._loop: BackgroundLoop | None = None

@@ -38,7 +38,8 @@ from tandem.common.metrics import MethodMetrics
 from tandem.common.open_calls import OpenCalls, RunningRpc, RunningRpcs
 from tandem.common.request_log import begin_facts, note
 from tandem.common.rich_status import to_wire
-from tandem.common.rpc_ids import adopt_ids, echo_request_id
+from tandem.common.rpc_ids import adopt_ids, echo_request_id, traceparent_var
+from tandem.common.tracing import trace_request
 from tandem.common.turns import Turns
 
 logger = logging.getLogger("tandem.common.rpc")
@@ -212,6 +213,8 @@ class GuardedMethod:
             self._metrics.handled(code, seconds)
             level = logging.INFO if self._refusal is not None and (code != "OK" or seconds >= _SHORT) else logging.DEBUG
             note(self._name, code, seconds, caller, context.peer() or "", facts, level)
+            if self._refusal is not None:
+                trace_request(self._path, code, seconds, traceparent_var.get(), facts)
         if failure is None:
             echo_request_id(context)
             return result

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import secrets
+from contextvars import ContextVar
 from typing import Any
 
 import grpc.aio
 
 from tandem.common.logs import request_id_var, trace_id_var
+
+traceparent_var: ContextVar[str] = ContextVar("traceparent", default="")  # as it came; "" where it is malformed
 
 REQUEST_ID = "x-request-id"
 TRACEPARENT = "traceparent"  # W3C trace context
@@ -19,14 +22,16 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(
 
 def adopt_ids(context: grpc.aio.ServicerContext[Any, Any]) -> None:
     """Sets the ids that the log shows: the client's own where they are well formed."""
-    request_id = trace_id = ""
+    request_id = trace_id = traceparent = ""
     for key, value in context.invocation_metadata() or ():
         if key == REQUEST_ID and isinstance(value, str) and _REQUEST_ID.fullmatch(value):
             request_id = value
         elif key == TRACEPARENT and isinstance(value, str):
             trace_id = trace_id_of(value)
+            traceparent = value if trace_id else ""
     request_id_var.set(request_id or secrets.token_hex(8))
     trace_id_var.set(trace_id)
+    traceparent_var.set(traceparent)
 
 
 def trace_id_of(traceparent: str) -> str:

@@ -21,6 +21,7 @@ from tandem.common.server import RunningService
 from tandem.common.service import Lifecycle, Service
 from tandem.common.settings import ServerSettings, ServiceSettings
 from tandem.common.stop_signals import stop_on_end_of_stdin, stop_on_signals
+from tandem.common.tracing import start_tracing, stop_tracing
 
 __all__ = ["Lifecycle", "RunningService", "Server", "Service", "run_in_loop", "run_server", "run_service"]
 
@@ -56,7 +57,11 @@ class Server(Protocol):
 
 def run_service(service: Service, settings: ServiceSettings) -> int:
     """Serves a gRPC service until its end, like `run_server`."""
-    return run_server(lambda: RunningService(service, settings), settings, service.metrics.service)
+    start_tracing(service.metrics.service, settings.otlp_endpoint, settings.trace_share)
+    try:
+        return run_server(lambda: RunningService(service, settings), settings, service.metrics.service)
+    finally:
+        stop_tracing()
 
 
 def run_server(make: Callable[[], Server], settings: ServerSettings, name: str) -> int:

@@ -15,6 +15,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Self, TypeVar
 
@@ -138,6 +139,20 @@ class ServiceSettings(ServerSettings):
     """Settings of every gRPC service."""
 
     reflection: bool = Field(default=False, description="gRPC server reflection, for grpcurl and the like")
+    otlp_endpoint: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^/\s]+$",
+        description="export spans of requests by OTLP over gRPC to this collector, such as http://collector:4317",
+    )
+    trace_share: float = Field(
+        default=1.0, ge=0, le=1, description="share of the requests whose callers do not trace that get spans"
+    )
+
+    @model_validator(mode="after")
+    def _tracing_has_its_package(self) -> Self:
+        if self.otlp_endpoint and find_spec("opentelemetry.exporter") is None:
+            raise ValueError("otlp_endpoint needs OpenTelemetry: pip install 'tandem-llm[otel]'")
+        return self
 
 
 def load_settings(cls: type[S], argv: Sequence[str]) -> S:
