@@ -130,7 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--conversations", type=int, default=48)
     parser.add_argument("--callers", type=int, default=16)
-    parser.add_argument("--cache", type=int, default=2560, help="tokens of each worker's KV cache")
+    parser.add_argument("--cache", type=int, default=1792, help="tokens of each worker's KV cache")
     parser.add_argument("--rounds", type=int, default=2)
     add_output_flags(parser)
     options = parser.parse_args()

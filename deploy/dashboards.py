@@ -37,6 +37,8 @@ from grafana_foundation_sdk.models.common import (
 from grafana_foundation_sdk.models.dashboard import DashboardCursorSync, DataSourceRef, VariableRefresh
 
 FOLDER = Path(__file__).resolve().parent / "grafana" / "dashboards"
+RULES = Path(__file__).parent / "prometheus" / "rules"
+OPERATOR = Path(__file__).parent / "kubernetes" / "prometheus-operator"
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 COLUMNS = 24  # of Grafana's grid
 
@@ -134,23 +136,47 @@ def build(name: str, board: dict[str, Any]) -> str:
     return JSONEncoder(sort_keys=True, indent=1).encode(builder.build()) + "\n"
 
 
+def operator_files(boards: dict[Path, str]) -> dict[str, str]:
+    """The rules and dashboards as the Prometheus operator and Grafana's sidecar want them, in a cluster."""
+    groups = [group for path in sorted(RULES.glob("*.yml")) for group in yaml.safe_load(path.read_text())["groups"]]
+    rule = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "tandem"},
+        "spec": {"groups": groups},
+    }
+    maps = [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": f"tandem-dashboard-{path.stem}", "labels": {"grafana_dashboard": "1"}},
+            "data": {path.name: text},
+        }
+        for path, text in boards.items()
+    ]
+    head = "# Made by deploy/dashboards.py.\n"
+    return {
+        "rules.yaml": head + yaml.safe_dump(rule, sort_keys=False, width=120),
+        "dashboards.yaml": head + yaml.safe_dump_all(maps, sort_keys=False, width=1 << 20),
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a file is stale")
     options = parser.parse_args()
     boards = yaml.safe_load(Path(__file__).with_suffix(".yml").read_text())
-    built = {f"{name}.json": build(name, board) for name, board in boards.items()}
+    built = {FOLDER / f"{name}.json": build(name, board) for name, board in boards.items()}
+    built |= {OPERATOR / name: text for name, text in operator_files(built).items()}
     if options.check:
-        stale = [
-            name for name, text in built.items() if not (FOLDER / name).is_file() or (FOLDER / name).read_text() != text
-        ]
-        stale += [file.name for file in FOLDER.glob("*.json") if file.name not in built]
+        stale = [path.name for path, text in built.items() if not path.is_file() or path.read_text() != text]
+        stale += [path.name for path in FOLDER.glob("*.json") if path not in built]
         if stale:
             print(f"stale dashboards: {', '.join(stale)}; run python deploy/dashboards.py", file=sys.stderr)
         return bool(stale)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, text in built.items():
-        (FOLDER / name).write_text(text)
+    for path, text in built.items():
+        path.write_text(text)
     return 0
 
 

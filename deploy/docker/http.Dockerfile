@@ -24,6 +24,7 @@ LABEL org.opencontainers.image.title="tandem-http" \
       org.opencontainers.image.licenses="Apache-2.0"
 RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin tandem
 COPY --from=build /opt/tandem /opt/tandem
+COPY deploy/docker/health /usr/local/bin/health
 ENV PATH=/opt/tandem/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -37,5 +38,5 @@ WORKDIR /tmp
 EXPOSE 8000 9403
 # On the metrics port, which never speaks TLS.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9403/healthz?ready', timeout=3)"]
+    CMD ["health", "9403"]
 ENTRYPOINT ["python", "-m", "tandem.http"]

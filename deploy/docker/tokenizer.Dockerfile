@@ -29,6 +29,7 @@ LABEL org.opencontainers.image.title="tandem-tokenizer" \
       org.opencontainers.image.licenses="Apache-2.0"
 RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin tandem
 COPY --from=build /opt/tandem /opt/tandem
+COPY deploy/docker/health /usr/local/bin/health
 ENV PATH=/opt/tandem/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -41,5 +42,5 @@ USER 10001:10001
 WORKDIR /tmp
 EXPOSE 50051 9401
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-m", "tandem.common.healthcheck", "127.0.0.1:50051", "tandem.tokenizer.v1.TokenizerService"]
+    CMD ["health", "9401"]
 ENTRYPOINT ["python", "-m", "tandem.tokenizer"]

@@ -38,6 +38,7 @@ RUN if [ -n "$PACKAGES" ]; then \
     fi
 RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin tandem
 COPY --from=build /opt/tandem /opt/tandem
+COPY deploy/docker/health /usr/local/bin/health
 ENV PATH=/opt/tandem/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -51,5 +52,5 @@ WORKDIR /tmp
 EXPOSE 50052 9402
 # Loading a large checkpoint takes minutes: the start period is long, and readiness is what is asked for.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=600s --retries=3 \
-    CMD ["python", "-m", "tandem.common.healthcheck", "127.0.0.1:50052", "tandem.inference.v1.InferenceService"]
+    CMD ["health", "9402"]
 ENTRYPOINT ["python", "-m", "tandem.worker"]

@@ -19,6 +19,7 @@ from tandem.http.metrics import HttpMetrics
 from tandem.tokenizer.rpc.metrics import TokenizerMetrics
 from tandem.worker.front.metrics import WorkerMetrics
 
+STOP_SECONDS = 32  # what a service may need beyond propagation and grace (docs/operations.md)
 OWN_SERVICES = ("tokenizer", "worker")
 
 

@@ -3,6 +3,7 @@ compose stack."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -14,12 +15,11 @@ import pytest
 import yaml
 
 from tandem.common.settings import ServiceSettings, load_settings
-from tests.deploy.stack_files import OWN_SERVICES, Dockerfile
+from tests.deploy.stack_files import OWN_SERVICES, STOP_SECONDS, Dockerfile, exported_names
 from tests.deploy.test_compose import PROTO_SERVICES, SETTINGS
 
 OWN_RESOURCES = ("base", "gpu", "local")  # folders that kustomize builds
 VERSIONS = ("1.27", kubernetes_validate.latest_version())  # probes by gRPC are stable from 1.27 on
-STOP_SECONDS = 32  # what a service may need beyond propagation and grace (docs/operations.md)
 
 Manifest = dict[str, Any]
 
@@ -74,6 +74,11 @@ def environment(folder: Path, container: Manifest) -> dict[str, str]:
     for variable in container["env"]:
         if "value" in variable:
             values[variable["name"]] = variable["value"]
+        elif "resourceFieldRef" in variable["valueFrom"]:
+            reference = variable["valueFrom"]["resourceFieldRef"]
+            assert reference["containerName"] == container["name"]
+            kind, _, resource = reference["resource"].partition(".")
+            values[variable["name"]] = container["resources"][kind][resource]
         else:
             reference = variable["valueFrom"]["configMapKeyRef"]
             assert reference["name"] == generated["name"]
@@ -114,7 +119,7 @@ def test_a_misspelt_field_would_be_found(base: dict[tuple[str, str], Manifest]) 
         kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
 
 
-@pytest.mark.parametrize("part", [*OWN_RESOURCES, "prometheus-operator"])
+@pytest.mark.parametrize("part", [*OWN_RESOURCES, "prometheus-operator", "autoscaling"])
 def test_kustomizations_list_the_files_that_are_there(folder: Path, part: str) -> None:
     kustomization = yaml.safe_load((folder / part / "kustomization.yaml").read_text())
     listed = {
@@ -174,11 +179,41 @@ def test_selectors_select_the_pods_that_they_mean(
     assert base["PodDisruptionBudget", f"tandem-{own}"]["spec"]["selector"]["matchLabels"] == labels
     (spread,) = deployment["spec"]["template"]["spec"]["topologySpreadConstraints"]
     assert spread["labelSelector"]["matchLabels"] == labels
-    monitors = {each["metadata"]["name"]: each["spec"] for each in manifests(folder / "prometheus-operator")}
+    monitors = {
+        each["metadata"]["name"]: each["spec"]
+        for each in manifests(folder / "prometheus-operator")
+        if each["kind"] == "PodMonitor"
+    }
     monitor = monitors[f"tandem-{own}"]
     assert monitor["selector"]["matchLabels"] == labels
     assert [endpoint["port"] for endpoint in monitor["podMetricsEndpoints"]] == ["metrics"]
     assert labels[monitor["jobLabel"]] == f"tandem-{own}", "the job that alerts and dashboards ask for"
+
+
+def test_the_operator_gets_all_rules_and_dashboards(folder: Path, repository: Path) -> None:
+    found = {each["metadata"]["name"]: each for each in manifests(folder / "prometheus-operator")}
+    names = {
+        rule.get("alert") or rule["record"]
+        for file in (repository / "deploy" / "prometheus" / "rules").glob("*.yml")
+        for group in yaml.safe_load(file.read_text())["groups"]
+        for rule in group["rules"]
+    }
+    groups = found["tandem"]["spec"]["groups"]
+    assert {rule.get("alert") or rule["record"] for group in groups for rule in group["rules"]} == names
+    boards = [each["data"] for each in found.values() if each["kind"] == "ConfigMap"]
+    files = {file.name: file.read_text() for file in (repository / "deploy" / "grafana" / "dashboards").glob("*.json")}
+    assert {name: text for data in boards for name, text in data.items()} == files
+
+
+def test_scaling_asks_for_metrics_that_exist_and_scales_what_is_there(
+    base: dict[tuple[str, str], Manifest], folder: Path
+) -> None:
+    (scaled,) = manifests(folder / "autoscaling")
+    spec = scaled["spec"]
+    assert base["Deployment", spec["scaleTargetRef"]["name"]]["spec"]["replicas"] <= spec["minReplicaCount"]
+    (trigger,) = spec["triggers"]
+    asked = set(re.findall(r"tandem_\w+", trigger["metadata"]["query"]))
+    assert len(asked) == 3 and asked <= exported_names()
 
 
 def test_the_name_of_the_workers_is_that_of_each_and_the_tokenizer_s_is_one(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tandem.common.healthcheck import main
-from tandem.common.run_service import run_in_loop
+from tandem.common.run_service import RunningService, run_in_loop
 from tandem.common.settings import ServiceSettings
 from tests.svc_common.probe_service import NAME, ProbeService
 
@@ -27,6 +27,29 @@ async def test_exit_codes_follow_readiness_and_liveness(
     assert await check(probe.address) == 0
     assert await check(probe.address, "nobody.v1.Service") == 1
     assert "NOT_FOUND: unknown service" in capsys.readouterr().err
+
+
+async def test_the_images_own_check_follows_readiness_by_the_metrics_port(repository: Path) -> None:
+    service = ProbeService()
+    running = RunningService(service, ServiceSettings())
+
+    async def ready(port: str) -> int:
+        process = await asyncio.create_subprocess_exec(
+            "bash", str(repository / "deploy" / "docker" / "health"), port, stderr=asyncio.subprocess.DEVNULL
+        )
+        return await process.wait()
+
+    await running.bind()
+    assert running.metrics_address is not None
+    port = running.metrics_address.rpartition(":")[2]
+    assert await ready(port) == 1, "it is starting"
+    await running.start()
+    assert await ready(port) == 0
+    assert service.lifecycle is not None
+    service.lifecycle.set_ready(False)
+    assert await ready(port) == 1
+    await running.stop()
+    assert await ready(port) == 1, "nobody listens"
 
 
 async def test_nobody_there_is_a_failure() -> None:
