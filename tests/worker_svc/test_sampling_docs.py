@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from tandem.client.sampling import PRESETS, STRATEGIES
+from tandem.worker.engine.sampler.filters import CHAIN
+from tandem.worker.engine.sampler.waits import WAITS
 from tandem.worker.front.sampling_rules import LIMITS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "sampling.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "sampling.md").read_text()
 
 
 def table(first_cell: str) -> dict[str, list[str]]:
@@ -20,6 +23,13 @@ def table(first_cell: str) -> dict[str, list[str]]:
 def test_the_table_has_a_row_for_every_parameter_and_no_other() -> None:
     # That its ranges and defaults are those of the contract, `protos/generate.py --check` sees.
     assert set(table("parameter")) == set(LIMITS)
+
+
+def test_what_the_host_waits_for_on_a_gpu_is_told() -> None:
+    told = (DOCS / "gpu.md").read_text().split("- **What the host waits for**")[1].split("\n\n")[0]
+    assert all(name in told for name in WAITS)
+    # A filter that the kernels do not have is one of them.
+    assert {each.parameter for each in CHAIN} - {"top_n_sigma", "top_k", "top_p", "min_p"} <= WAITS.keys()
 
 
 def test_presets_and_strategies_are_those_of_the_sdk() -> None:

@@ -16,6 +16,7 @@ import torch
 
 from tandem.worker.checkpoints.grouped import E8M0, scales
 from tandem.worker.checkpoints.model_config import Experts
+from tandem.worker.model.cuda.kernels import survey
 from tandem.worker.model.cuda.kernels.expert_products import GROUPS
 from tandem.worker.model.cuda.kernels.swiglu import CLAMPED
 from tandem.worker.model.cuda.kernels.tiles import INT4, INT8
@@ -42,25 +43,82 @@ def _swiglu(a: Any, grid: Grid) -> None:
     a.out.view(grid[0], a.size).copy_(torch.nn.functional.silu(gate) * up)
 
 
-def _choose(a: Any, grid: Grid) -> None:
-    rows = grid[0]
-    assert (
-        a.logits.dtype == torch.float32 and a.uniforms.dtype == torch.float64 and a.temperature.dtype == torch.float32
-    )
-    assert all(len(each) == rows for each in (a.temperature, a.uniforms, a.ids, a.largest, a.mass))
-    x = a.logits.as_strided((rows, a.size), (a.stride, 1)).clone()
-    broken = x.isnan().any(-1)
-    if a.BOUNDED:
-        x.masked_fill_((x < a.low[:, None]) | (x > a.high[:, None]), NOTHING)
-    top, first = x.nan_to_num(NOTHING).max(-1)
-    t = a.temperature.double()
-    weights = ((x - top[:, None]) / t[:, None].clamp_min(1e-38)).exp().double().nan_to_num(0.0)
-    mass = weights.sum(-1)
-    drawn = (weights.cumsum(-1) <= (a.uniforms * mass)[:, None]).sum(-1).clamp_max(a.size - 1)
-    cold = t == 0
-    a.ids.copy_(torch.where(cold, first, drawn))
-    a.largest.copy_(torch.where(broken, float("nan"), top))
-    a.mass.copy_(torch.where(cold, 1.0, mass))
+def _survey(a: Any, grid: Grid) -> None:
+    """Changes the logits; of what it notes only whether numbers are broken, since `_decide` looks at all of a row."""
+    rows, parts = grid
+    assert a.rules.shape == (survey.RULES, rows) and a.rules.dtype == torch.float64 and parts == -(-a.size // a.PART)
+    x = a.logits.as_strided((rows, a.size), (a.stride, 1))
+    a.notes.view(rows, survey.NOTES.value, parts)[:, survey.RAW.value] = x.float().amax(-1, keepdim=True)
+    for row in range(rows if a.CHANGED else 0):
+        rule = a.rules[:, row]
+        mask, slot = int(rule[survey.MASK.value]), int(rule[survey.COUNTS.value])
+        if mask >= 0:
+            assert mask < len(a.masks) and a.masks.dtype == torch.int32 and a.words == a.masks.shape[1]
+            bits = (a.masks[mask].view(-1, 1) >> torch.arange(32)) & 1
+            x[row, bits.view(-1)[: a.size] == 0] = NOTHING
+        if slot >= 0:
+            times = a.counts[slot]
+            assert len(times) == a.size and int(times.min()) >= 0
+            ratio = rule[survey.REPETITION.value].float()
+            lower = torch.where(x[row] > 0, x[row] / ratio, x[row] * ratio)
+            lower -= (rule[survey.PRESENCE.value] + rule[survey.FREQUENCY.value] * times.double()).float()
+            x[row] = torch.where(times > 0, lower, x[row])
+
+
+def _decide(a: Any, grid: Grid) -> None:
+    rows, rules = grid[0], a.rules
+    assert all(len(each) == rows for each in (a.ids, a.largest, a.mass, a.least))
+    x = a.logits.as_strided((rows, a.size), (a.stride, 1)).float()
+    raw = a.notes.view(rows, survey.NOTES.value, -1)[:, survey.RAW.value, 0]
+    for row in range(rows):
+        rule = rules[:, row]
+        t, u = float(rule[survey.TEMPERATURE.value]), float(rule[survey.UNIFORM.value])
+        values = x[row].double().nan_to_num(NOTHING, posinf=0.0)
+        if a.BOUNDED:
+            out = (values < rule[survey.LOW.value]) | (values > rule[survey.HIGH.value])
+            values = values.masked_fill(out, NOTHING)
+        top, first = values.max(-1)
+        a.largest[row] = float("nan") if not raw[row].isfinite() else top
+        a.ids[row], a.mass[row], a.least[row] = first, 1.0, NOTHING
+        if t == 0 or top == NOTHING:
+            continue
+        ordered, ids = values.sort(descending=True, stable=True)
+        there = values[values > NOTHING]
+        kept, narrowed = len(there), False
+        few = a.size <= a.CANDIDATES or kept < a.CANDIDATES
+        for place in (survey.SIGMA, survey.K, survey.P, survey.MIN_P) if a.FILTERED else ():
+            if (bound := _bound(place.value, float(rule[place.value]), there, ordered[:kept])) is not None:
+                kept = max(1, min(kept, int((ordered >= bound).sum())))
+                few |= kept < a.CANDIDATES and not narrowed
+                narrowed = True
+        least = ordered[kept - 1] if narrowed else torch.tensor(NOTHING).double()
+        if narrowed and few:
+            ordered, ids = ordered[:kept], ids[:kept]
+        else:
+            ordered, ids = values.masked_fill(values < least, NOTHING), torch.arange(a.size)
+        weights = ((ordered - top) / t).exp()
+        reached = weights.cumsum(-1)
+        a.ids[row] = ids[min(int((reached <= u * reached[-1]).sum()), len(ids) - 1)]
+        a.mass[row], a.least[row] = reached[-1], least
+
+
+def _bound(which: int, asked: float, there: torch.Tensor, kept: torch.Tensor) -> torch.Tensor | None:
+    """The least logit that one filter keeps of falling ones; `there` are those of the whole row."""
+    top = kept[0]
+    if which == survey.SIGMA.value:
+        return top - asked * there.std(correction=0) if asked > 0 else None
+    if which == survey.K.value:
+        return kept[int(asked) - 1] if 0 < asked < len(kept) else None
+    if which == survey.MIN_P.value:
+        return top + math.log(asked) if asked > 0 else None
+    reached = (kept - top).exp().cumsum(-1)
+    return kept[int((reached < asked * reached[-1]).sum().clamp_max(len(kept) - 1))] if asked < 1 else None
+
+
+def _add_at(a: Any, grid: Grid) -> None:
+    assert a.BLOCK * grid[0] >= a.size == len(a.places) == len(a.values)
+    flat = a.target.as_strided((a.target.untyped_storage().nbytes() // a.target.element_size(),), (1,), 0)
+    flat.index_add_(0, a.places + a.target.storage_offset(), a.values)
 
 
 def _format(a: Any, numbers: torch.Tensor) -> KVFormat:
@@ -316,7 +374,8 @@ def scaled_product(
 KERNELS: dict[str, Callable[[Any, Grid], None]] = {
     each.__name__: each
     for each in (
-        _add_norm, _swiglu, _choose, _store, _attend, _combine, _prefill, _quantized_product, _product, _add_up,
-        _plain, _rows_to_float8, _route, _arrange, _weigh, _expert_product, _quantized_expert_product,
+        _add_norm, _swiglu, _survey, _decide, _add_at, _store, _attend, _combine, _prefill, _quantized_product,
+        _product, _add_up, _plain, _rows_to_float8, _route, _arrange, _weigh, _expert_product,
+        _quantized_expert_product,
     )
 }  # fmt: skip

@@ -25,6 +25,7 @@ from tandem.worker.engine.process import build, calibration
 from tandem.worker.engine.process.build import BuiltEngine, build_engine
 from tandem.worker.engine.process.config import BuildError, EngineConfig
 from tandem.worker.engine.request import Drafting, LogprobOptions, Request, Stopping
+from tandem.worker.engine.sampler import prepare
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.stops import StopSequences
 from tandem.worker.model.cuda import experts
@@ -55,6 +56,7 @@ def _quick() -> Iterator[None]:
     with (
         patch.object(calibration, "TOKENS", 4),
         patch.object(TritonOperations, "on", staticmethod(with_few_rows)),
+        patch("tandem.worker.engine.process.build.sampler.prepare"),  # but for the tests that want it
     ):
         yield
 
@@ -147,6 +149,17 @@ def test_answers_are_those_of_a_processor(reproducible: bool, card: VirtualCard)
     assert_alike(on_card, on_processor(some_requests(8, *samplings, output=39)))
 
 
+ORDINARY = (  # of it, nothing waits
+    GREEDY,
+    Sampling(temperature=0.7),
+    Sampling(temperature=0.6, top_p=0.9),
+    Sampling(top_k=20, top_p=0.95, min_p=0.01),
+    Sampling(top_n_sigma=1.0, repetition_penalty=1.2, repetition_window=5),
+    Sampling(presence_penalty=0.5, frequency_penalty=0.3, logit_bias=((7, 2.0), (9, -3.0))),
+    Sampling(top_p=0.9, allowed_ids=tuple(range(20, 60)), banned_ids=(33,), banned_sequences=((3, 4), (40, 41))),
+)
+
+
 def read_of_the_ids(waits: list[Wait]) -> bool:
     return len(waits) == 1 and "read < _land" in waits[0].who
 
@@ -154,7 +167,9 @@ def read_of_the_ids(waits: list[Wait]) -> bool:
 @pytest.mark.parametrize("reproducible", MODES)
 def test_the_host_waits_for_ids_alone_and_behind_the_next_step(reproducible: bool, card: VirtualCard) -> None:
     engine = built(reproducible=reproducible, kv_cache_tokens=1024).engine
-    for request in some_requests(9, GREEDY, Sampling(temperature=0.7), output=24):
+    prepare(MODEL.vocab_size, DEVICE)
+    for request in some_requests(9, *ORDINARY, output=24):
+        request.stopping = replace(request.stopping, min_tokens=2, eos_ids=frozenset({5}))
         engine.submit(request)
     compiled = {name: set(variants) for name, variants in card.compiled.items()}
     while engine.has_work:

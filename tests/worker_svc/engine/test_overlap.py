@@ -82,36 +82,50 @@ def test_numbers_that_break_behind_an_end_are_shown_to_nobody():
 @pytest.mark.parametrize(
     "sampling",
     [
-        replace(GREEDY, repetition_penalty=1.0001),
-        replace(GREEDY, presence_penalty=0.001),
-        replace(GREEDY, frequency_penalty=0.001),
-        replace(GREEDY, dry_multiplier=0.01),
-        replace(GREEDY, banned_sequences=((1, 2, 3),)),
-        Sampling(mirostat=2),
-        Sampling(adaptive_p_target=1.0),
+        replace(GREEDY, repetition_penalty=30.0, repetition_window=3),
+        replace(GREEDY, frequency_penalty=40.0, dry_multiplier=0.01),
+        replace(GREEDY, banned_sequences=((7, 8), (8, 9, 10))),
+        Sampling(mirostat=2, temperature=3.0),
+        Sampling(adaptive_p_target=0.5, temperature=3.0),
     ],
-    ids=["repetition", "presence", "frequency", "dry", "banned", "mirostat", "adaptive_p"],
+    ids=["repetition", "frequency", "banned", "mirostat", "adaptive_p"],
 )
-def test_samplers_that_look_at_the_last_token_wait_for_it(sampling: Sampling):
-    driver = overlapping()
-    driver.engine.submit(Request.make(0, [5, 6], sampling, Stopping(6)))
-    driver.engine.submit(counting_request(1, 40, 2, 14))
-    driver.run()
-    assert driver.output == {0: counted(5, 2, 6), 1: counted(40, 2, 14)}
-    # The other one runs alone at last, and then its steps overlap.
-    assert 5 <= driver.launched_ahead < 9
+def test_samplers_that_look_at_the_last_token_do_not_wait_for_it(sampling: Sampling):
+    """A step is sampled when the one before it has landed, whatever was launched behind that."""
+    outputs = []
+    for overlap in (False, True):
+        driver = Driver(overlap=overlap)
+        driver.runner.jumps = True
+        driver.engine.submit(Request.make(0, [5, 6], sampling, Stopping(6)))
+        driver.engine.submit(counting_request(1, 40, 2, 14))
+        driver.run()
+        outputs.append(driver.output)
+        assert driver.launched_ahead == (13 if overlap else 0)
+    assert outputs[0] == outputs[1]
 
 
-def test_drafts_and_stop_sequences_before_min_tokens_wait_for_the_last_token():
+def test_drafts_wait_for_the_last_token():
     driver = overlapping()
     speculating = counting_request(0, 5, 2, 6)
     speculating.drafting = Drafting(2, ngram=2)
     driver.engine.submit(speculating)
-    stopping = Stopping(6, min_tokens=3, sequences=StopSequences([[60]]))
-    driver.engine.submit(Request.make(1, [8, 9], GREEDY, stopping))
+    driver.engine.submit(counting_request(1, 8, 2, 6))
     driver.run()
     assert driver.output == {0: counted(5, 2, 6), 1: counted(8, 2, 6)}
     assert driver.launched_ahead == 0
+
+
+def test_stop_sequences_before_min_tokens_are_masked_in_steps_that_overlap():
+    outputs = []
+    for overlap in (False, True):
+        driver = Driver(overlap=overlap)
+        driver.runner.jumps = True
+        stopping = Stopping(9, min_tokens=5, sequences=StopSequences([[11, 12], [14]]))
+        driver.engine.submit(Request.make(0, [8, 9], GREEDY, stopping))
+        driver.run()
+        outputs.append(driver.output[0])
+        assert overlap == bool(driver.launched_ahead)
+    assert outputs[0] == outputs[1] and 11 in outputs[0] and 12 not in outputs[0]
 
 
 def test_the_logprobs_of_a_prompt_are_told_once_and_not_behind_a_cancellation():

@@ -73,20 +73,10 @@ class Flight:
 
 
 def can_overlap(request: Request) -> bool:
-    """Tells whether a step can be launched without the request's last token being known: neither its drafts, nor what
-    it may sample next, nor the state of its sampler depend on which tokens came before."""
-    s = request.sampling
-    return (
-        request.matcher is None
-        and request.drafting is None
-        and not s.stateful
-        and s.repetition_penalty == 1.0
-        and s.presence_penalty == 0
-        and s.frequency_penalty == 0
-        and s.dry_multiplier == 0
-        and not s.banned_sequences
-        and (request.stopping.sequences is None or request.stopping.min_tokens == 0)
-    )
+    """Tells whether a step can be launched without the request's last token being known: what it computes depends
+    neither on drafts nor on a guide that must be told the token. What is sampled behind it may depend on all tokens
+    before, for it is sampled when these have landed."""
+    return request.matcher is None and request.drafting is None
 
 
 def work(chunk: Chunk) -> Work:

@@ -33,7 +33,8 @@ from triton.runtime.jit import JITFunction
 from tandem.worker.checkpoints.grouped import E8M0, Grouped, Quantization
 from tandem.worker.checkpoints.model_config import ClampedSwiGLU, Experts
 from tandem.worker.model.attention import Segment
-from tandem.worker.model.cuda.kernels.choose import choose
+from tandem.worker.model.cuda.kernels.changes import add_at
+from tandem.worker.model.cuda.kernels.choose import Changes, choose, rules_of
 from tandem.worker.model.cuda.kernels.float8 import rows_to_float8
 from tandem.worker.model.cuda.operations import FLOAT32_ROWS, TritonOperations
 from tandem.worker.model.cuda.products import few_rows, same_bits
@@ -188,8 +189,13 @@ def other_kernels(case: Case, everything: bool) -> None:
         operations.add_norm(x, None, x[0], 1e-5)
     operations.swiglu(x, 2048)
     rows_to_float8(x)
-    logits, numbers = torch.zeros(4, 128_256), torch.zeros(4)
-    choose(logits, numbers, numbers.double())
+    logits, numbers = torch.zeros(4, 151_936), torch.zeros(4)
+    masks, counts = torch.zeros(4, 4748, dtype=torch.int32), torch.zeros(4, 151_936, dtype=torch.int32)
+    add_at(logits, numbers.long(), numbers)
+    choose(logits, rules_of(numbers, numbers), Changes(masks, counts), filtered=True)
+    if everything:
+        choose(logits.to(dtype), rules_of(numbers, numbers))
+        choose(logits, rules_of(numbers, numbers), bounded=True)
 
 
 def resources(made: Any) -> dict[str, Any]:

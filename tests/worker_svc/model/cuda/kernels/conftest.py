@@ -11,10 +11,31 @@ import torch
 # Older interpreters do not go together with today's numpy; compiled, kernels also run with Triton 3.6.
 pytest.importorskip("triton", minversion="3.6" if torch.cuda.is_available() else "3.9")
 
+import triton.language as tl
+
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 # The interpreter multiplies bf16 matrices wrongly, and truncates where a card rounds.
 DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE.type == "cuda" else [])]
+
+
+@pytest.fixture(autouse=True)
+def _quick_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter looks through all of triton.language whenever a kernel calls a function, `tl.sum` among them, to
+    replace what it has replaced already: that takes longer than what is computed."""
+    if DEVICE.type == "cuda":
+        return
+    from triton.runtime import interpreter
+
+    patch_lang: Any = interpreter._patch_lang
+
+    def once(function: Any) -> Any:
+        languages = [each for each in function.__globals__.values() if each in (tl, tl.core)]
+        if languages and not any(tl.core.is_builtin(each.load) for each in languages):
+            return interpreter._LangPatchScope()
+        return patch_lang(function)
+
+    monkeypatch.setattr(interpreter, "_patch_lang", once)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from tandem.worker.engine.sampler.rows import Rows
-from tandem.worker.engine.sampler.table import Ids, Parameters, SamplingTable
+from tandem.worker.engine.sampler.table import Ids, Lists, Parameters, SamplingTable, Words
 
 _FORBIDDEN = float("-inf")
 
@@ -33,12 +33,64 @@ def constrain(logits: torch.Tensor, rows: Rows, parameters: Parameters, table: S
         )
     if (sequences := np.flatnonzero(parameters["bans_sequences"])).size:
         _forbid(logits, *_spread(sequences, [_banned_next(rows, row) for row in sequences.tolist()]))
-    if (biased := np.flatnonzero(parameters["biased"])).size:
-        lists = [table.lists(slot) for slot in parameters["slot"][biased].tolist()]
-        places, ids = _spread(biased, [each.bias_ids for each in lists])
+    places, ids, added = biases(parameters, table)
+    if ids.size:
         device = logits.device
         index = (torch.from_numpy(places).to(device), torch.from_numpy(ids).to(device))
-        logits[index] += torch.from_numpy(np.concatenate([each.biases for each in lists])).to(device)
+        logits[index] += torch.from_numpy(added).to(device)
+
+
+def packed_masks(
+    rows: Rows, parameters: Parameters, table: SamplingTable, vocabulary: int
+) -> tuple[Ids, npt.NDArray[np.int32]]:
+    """Returns the rows for which some ids are forbidden, and their masks `[those, ceil(vocabulary / 32)]`: what
+    `constrain` does but for biases, with a bit for each id."""
+    early = rows.positions < parameters["min_position"]
+    listed = parameters["confined"] | parameters["banned"]
+    masked = early | listed | parameters["bans_sequences"]
+    if rows.mask is not None:
+        masked |= (rows.mask != -1).any(axis=1)
+    places = np.flatnonzero(masked)
+    if not places.size:
+        return places, np.empty((0, 1), dtype=np.int32)
+    words = -(-vocabulary // 32)
+    masks = rows.mask[places] if rows.mask is not None else np.full((places.size, words), -1, dtype=np.int32)
+    for mask, row in zip(masks, places.tolist(), strict=True):
+        if listed[row]:
+            mask &= _listed(table.lists(parameters["slot"][row]), words)
+        if early[row]:
+            _clear(mask, table.lists(parameters["slot"][row]).stop_ids)
+        if parameters["bans_sequences"][row]:
+            _clear(mask, _banned_next(rows, row))
+    return places, masks
+
+
+def _listed(lists: Lists, words: int) -> Words:
+    """Returns the mask of allowed and banned ids."""
+    if not lists.packed:
+        mask = np.full(words, 0 if lists.allowed_ids.size else -1, dtype=np.int32)
+        np.bitwise_or.at(mask.view(np.uint32), lists.allowed_ids // 32, _bits(lists.allowed_ids))
+        _clear(mask, lists.banned_ids)
+        lists.packed.append(mask)
+    return lists.packed[0]
+
+
+def _clear(mask: Words, ids: Ids) -> None:
+    np.bitwise_and.at(mask.view(np.uint32), ids // 32, ~_bits(ids))
+
+
+def _bits(ids: Ids) -> npt.NDArray[np.uint32]:
+    return np.left_shift(np.uint32(1), (ids % 32).astype(np.uint32))
+
+
+def biases(parameters: Parameters, table: SamplingTable) -> tuple[Ids, Ids, npt.NDArray[np.float32]]:
+    """Returns rows, ids and biases that are added to logits, each id of a row once."""
+    biased = np.flatnonzero(parameters["biased"])
+    if not biased.size:
+        return biased, biased, np.empty(0, dtype=np.float32)
+    lists = [table.lists(slot) for slot in parameters["slot"][biased].tolist()]
+    places, ids = _spread(biased, [each.bias_ids for each in lists])
+    return places, ids, np.concatenate([each.biases for each in lists])
 
 
 def _spread(rows: Ids, lists: list[Ids]) -> tuple[Ids, Ids]:

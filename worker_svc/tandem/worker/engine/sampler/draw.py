@@ -96,10 +96,11 @@ def draw_wide(
 ) -> tuple[torch.Tensor, Distribution]:
     """Draws ids from the logits `[rows, vocabulary]` that lie between two bounds, in the order of the vocabulary."""
     if has_kernel(logits):
-        from tandem.worker.model.cuda.kernels.choose import choose  # Triton is not installed where there is no CUDA
+        # Triton is not installed where there is no CUDA.
+        from tandem.worker.model.cuda.kernels.choose import choose, rules_of
 
-        warm = temperature.float().clamp_min(1e-38)
-        chosen = choose(logits.contiguous(), warm, uniforms, low.float(), high.float())
+        rules = rules_of(temperature.clamp_min(1e-38), uniforms, low, high)
+        chosen = choose(logits.contiguous(), rules, bounded=True)
         return chosen.ids, Distribution.plain(low, high, temperature, chosen.mass)
     ids, masses = [], []
     size = max(1, _BLOCK // logits.shape[1])

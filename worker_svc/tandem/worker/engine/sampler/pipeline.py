@@ -73,14 +73,7 @@ def sample(logits: torch.Tensor, rows: Rows, table: SamplingTable, parameters: P
         distribution.put(places, of)
         _learn(logits, ids, distribution, parameters, table, drawn)
 
-    result = Sampled(
-        ids.cpu().numpy().astype(np.int32),
-        np.full(count, np.nan, dtype=np.float32),
-        np.zeros(count, dtype=np.int32),
-        finite,
-        possible,
-        Alternatives.nothing(count),
-    )
+    result = Sampled.plain(ids.cpu().numpy().astype(np.int32), finite, possible)
     if wanted.size:
         processed = sorted(set(wanted.tolist()) - set(raw))
         parts = [(raw, raw_logprobs)] if raw_logprobs is not None else []
@@ -109,10 +102,10 @@ def _rows_of(logits: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:
     if has_kernel(logits):  # of several, torch takes any
-        nothing = torch.zeros(len(logits), dtype=torch.float32, device=logits.device)
-        from tandem.worker.model.cuda.kernels.choose import choose
+        from tandem.worker.model.cuda.kernels.choose import choose, rules_of
 
-        return choose(logits.contiguous(), nothing, nothing.double()).ids
+        nothing = torch.zeros(len(logits), dtype=torch.float64, device=logits.device)
+        return choose(logits.contiguous(), rules_of(nothing, nothing)).ids
     if logits.device.type == "cpu":  # a tenth of torch's time
         return torch.from_numpy(logits.numpy().argmax(axis=-1))
     return logits.argmax(dim=-1)

@@ -28,6 +28,11 @@ class Rows:
     def __len__(self) -> int:
         return len(self.requests)
 
+    def take(self, rows: npt.NDArray[np.int64]) -> Rows:
+        """Returns some of the rows, in this order."""
+        mask = self.mask[rows] if self.mask is not None else None
+        return Rows([self.requests[row] for row in rows.tolist()], self.positions[rows], mask)
+
     @classmethod
     def next_tokens(cls, requests: Sequence[Request]) -> Rows:
         """Makes one row a request, for its next token."""
@@ -91,6 +96,27 @@ class Sampled:
             self.finite[rows],
             self.possible[rows],
             self.alternatives.take(rows),
+        )
+
+    @classmethod
+    def plain(
+        cls, ids: npt.NDArray[np.int32], finite: npt.NDArray[np.bool_], possible: npt.NDArray[np.bool_]
+    ) -> Sampled:
+        """Makes a result without logprobs."""
+        count = len(ids)
+        nan, none = np.full(count, np.nan, dtype=np.float32), np.zeros(count, dtype=np.int32)
+        return cls(ids, nan, none, finite, possible, Alternatives.nothing(count))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Sampled]) -> Sampled:
+        """Joins the parts one after the other."""
+        return cls(
+            np.concatenate([part.ids for part in parts]),
+            np.concatenate([part.logprobs for part in parts]),
+            np.concatenate([part.ranks for part in parts]),
+            np.concatenate([part.finite for part in parts]),
+            np.concatenate([part.possible for part in parts]),
+            Alternatives.joined([part.alternatives for part in parts]),
         )
 
     @classmethod

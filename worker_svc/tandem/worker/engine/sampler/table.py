@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +11,12 @@ import torch
 
 from tandem.worker.engine.request import Request
 from tandem.worker.engine.sampler.breakers import Breakers
+from tandem.worker.engine.sampler.counts import Counts
+from tandem.worker.engine.sampler.waits import is_greedy, penalizes, waits
 from tandem.worker.engine.sampling import Sampling
 
 Ids = npt.NDArray[np.int64]
+Words = npt.NDArray[np.int32]  # [ceil(vocabulary / 32)]
 Parameters = npt.NDArray[np.void]  # one row of `_ROW` a row of the step
 
 _TYPES = {"float": np.float64, "int": np.int64}
@@ -31,6 +34,7 @@ _DERIVED = {
     "changes": np.bool_,  # its logits are changed before anything is chosen, by any of the above
     "greedy": np.bool_,  # the largest logit is taken
     "reports": np.bool_,  # logprobs are wanted
+    "waits": np.bool_,  # on a GPU, the host waits for its tokens
     "slot": np.int64,
 }
 _ROW = np.dtype([*(_NUMBERS | {"seed": np.uint64}).items(), *_DERIVED.items()])
@@ -46,6 +50,7 @@ class Lists:
     banned_ids: Ids
     stop_ids: Ids
     breakers: Breakers
+    packed: list[Words] = field(default_factory=list)  # allowed and banned ids as one mask, once a step wanted it
 
 
 def column(parameters: Parameters, name: str, device: torch.device) -> torch.Tensor:
@@ -63,6 +68,7 @@ class SamplingTable:
         self._slot: dict[int, int] = {}
         self._newest: Lists | None = None
         self._newest_given: tuple[object, ...] = ((),) * 4
+        self._counts: Counts | None = None
 
     def gather(self, requests: Sequence[Request]) -> Parameters:
         """Returns the parameters of each request, one row of the structured array a request."""
@@ -79,8 +85,16 @@ class SamplingTable:
         """Keeps the state of mirostat or adaptive_p for the next draw."""
         self._rows["state"][slots] = state
 
+    def counts(self, vocabulary: int, device: torch.device) -> Counts:
+        """Returns how often ids occurred, on the device; made when they are first wanted."""
+        if self._counts is None:
+            self._counts = Counts(len(self._rows), vocabulary, device)
+        return self._counts
+
     def free(self, request: Request) -> None:
         """Forgets a request; nothing happens if it was never seen."""
+        if self._counts is not None:
+            self._counts.forget(request.number)
         slot = self._slot.pop(request.number, None)
         if slot is not None:
             self._lists[slot] = None
@@ -109,29 +123,25 @@ class SamplingTable:
 
 def _row(request: Request, slot: int) -> tuple[float | int, ...]:
     s: Sampling = request.sampling
-    # A window of nothing penalizes nothing.
-    window = s.repetition_window + s.repetition_decay
-    penalizes = window > 0 and (s.repetition_penalty != 1.0 or s.presence_penalty != 0 or s.frequency_penalty != 0)
+    penalized = penalizes(s)
     masked = bool(request.stopping.masked_ids)
     dry_multiplier = s.dry_multiplier if s.dry_window else 0.0
     lists = bool(s.logit_bias or s.allowed_ids or s.banned_ids or s.banned_sequences)
-    # The largest stays in every filter but typical_p and XTC.
-    cold = s.temperature == 0 and s.dynamic_temperature_range == 0
-    greedy = cold and s.typical_p == 1 and s.xtc_probability == 0
     row: dict[str, float | int] = {name: getattr(s, name) for name in _NUMBERS}
     row |= {
         "temperature_last": s.temperature_last and s.mirostat == 0,
         "state": 2 * s.mirostat_tau if s.mirostat else s.adaptive_p_target,
-        "penalizes": penalizes,
+        "penalizes": penalized,
         "dry_multiplier": dry_multiplier,
         "min_position": request.prompt_tokens + request.stopping.min_tokens if masked else 0,
         "biased": bool(s.logit_bias),
         "confined": bool(s.allowed_ids),
         "banned": bool(s.banned_ids),
         "bans_sequences": bool(s.banned_sequences),
-        "changes": penalizes or dry_multiplier > 0 or lists,
-        "greedy": greedy,
+        "changes": penalized or dry_multiplier > 0 or lists,
+        "greedy": is_greedy(s),
         "reports": request.logprobs.wanted,
+        "waits": waits(request),
         "slot": slot,
     }
     return tuple(row[name] for name in _ROW.names or ())
