@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tandem.client import AsyncClient, AsyncStream, Client, Stream, errors, params
+from tandem.client.batches import AsyncBatches
 from tandem.client.calling import Calling
 from tandem.client.plan import GenerationPlan
 from tests.client.fakes import ServersThread
@@ -66,7 +67,7 @@ def test_help_names_every_keyword(client: type[Client] | type[AsyncClient]) -> N
 EXAMPLES = {
     f"{cls.__name__}.{name}": examples
     for cls in (Client, Stream, AsyncClient, AsyncStream)
-    for name, member in {"": cls, **vars(cls)}.items()
+    for name, member in {"": cls, **vars(cls), **(vars(AsyncBatches) if cls is AsyncClient else {})}.items()
     if (examples := doctest.DocTestParser().get_examples(inspect.getdoc(member) or ""))
 }
 WITH_EXAMPLES = ("encode", "count_tokens", "decode", "generate", "stream", "chat", "generate_batch")

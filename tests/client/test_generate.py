@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
+from typing import Any
 
+import grpc.aio
 import pytest
 
 from tandem.client import (
     AsyncClient,
+    BatchEvent,
+    ClientClosedError,
+    ConnectionSettings,
     Encoding,
     FinishReason,
+    GenerateOptions,
+    InvalidArgumentError,
+    Prompt,
     SamplingParams,
     Segment,
     StoppingParams,
@@ -17,6 +26,7 @@ from tandem.client import (
 from tests.client.fakes import (
     BOS,
     CONTROL,
+    CONTROL_TEXT,
     EOS,
     TEXT,
     ByteTokenizer,
@@ -211,3 +221,79 @@ async def test_a_very_long_answer_is_decoded_in_several_messages(
     assert result.output_ids == [worker.token(p, 0) for p in range(40_000)]
     assert result.text.encode() == (TEXT.encode() * 1000)[:40_000]
     assert tokenizer.decode_messages == 3
+
+
+async def test_prompts_of_a_batch_have_options_of_their_own_and_errors_name_their_prompt(
+    client: AsyncClient, worker: CountingWorker
+) -> None:
+    told: list[tuple[int, int]] = []
+    each: list[GenerateOptions] = [{"max_tokens": 2, "request_id": "mine"}, {}, {"add_special": False}]
+    results = await client.generate_batch(
+        ["a", "b", "c"], seed=0, max_tokens=3, request_id="batch", each=each,
+        on_progress=lambda *done: told.append(done),
+    )  # fmt: skip
+    assert [result.text for result in results] == [TEXT[:2], TEXT[:3], TEXT[:3]]
+    assert [result.request_id for result in results] == ["mine", "batch-1", "batch-2"]
+    assert results[2].prompt_ids == ids_of_text("c")
+    assert told == [(1, 3), (2, 3), (3, 3)]
+    with pytest.raises(InvalidArgumentError, match="each"):
+        await client.generate_batch(["a"], each=[{}, {}])
+    with pytest.raises(InvalidArgumentError, match=r"each\[0\]"):
+        await client.generate_batch(["a"], each=[{"timeout": 1}])
+
+
+async def test_a_stream_of_many_prompts_tells_chunks_results_and_errors(client: AsyncClient) -> None:
+    prompts: list[Prompt] = ["a", CONTROL_TEXT, [7]]
+    texts = ["", "", ""]
+    ends: dict[int, BatchEvent] = {}
+    async for event in client.stream_batch(prompts, seed=0, max_tokens=4, concurrency=2, special_tokens="reject"):
+        assert event.index not in ends
+        if event.chunk is not None:
+            texts[event.index] += event.chunk.text
+        else:
+            ends[event.index] = event
+    assert sorted(ends) == [0, 1, 2]
+    for index, event in ends.items():
+        if event.error is None:
+            assert event.result is not None and event.result.text == texts[index] == TEXT[:4]
+        else:
+            assert index == 1 and event.error.prompt_index == 1
+            again = pickle.loads(pickle.dumps(event.error))
+            assert again.prompt_index == 1
+
+
+async def test_a_client_with_options_shares_connections_and_end(client: AsyncClient, worker: CountingWorker) -> None:
+    brief = client.with_options(max_tokens=3, seed=0, metadata={"x-team": "a"})
+    briefer = brief.with_options(max_tokens=2, timeout=20)
+    assert (await brief.generate("Hi")).text == TEXT[:3]
+    assert (await briefer.generate("Hi")).text == TEXT[:2]
+    assert (await briefer.generate("Hi", max_tokens=4)).text == TEXT[:4]
+    assert brief._connect() == client._connect()
+    assert {seen.metadata["x-team"] for seen in worker.seen[:3]} == {"a"}
+    with pytest.raises(InvalidArgumentError, match="max_tokens"):
+        client.with_options(max_tokens=-1)
+    await briefer.close()
+    with pytest.raises(ClientClosedError):
+        await client.generate("Hi")
+
+
+async def test_interceptors_see_every_call(worker: CountingWorker, tokenizer_address: str) -> None:
+    seen: set[str] = set()
+
+    class Watching(grpc.aio.UnaryUnaryClientInterceptor):
+        async def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+            seen.add(str(details.method).rpartition("/")[2].strip("'"))
+            return await continuation(details, request)
+
+    class WatchingStreams(grpc.aio.UnaryStreamClientInterceptor):
+        async def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
+            seen.add(str(details.method).rpartition("/")[2].strip("'"))
+            return await continuation(details, request)
+
+    settings = ConnectionSettings(interceptors=[Watching(), WatchingStreams()])
+    async with (
+        serving_workers(worker) as addresses,
+        AsyncClient(tokenizer_address, addresses, timeout=30, connection=settings) as client,
+    ):
+        assert (await client.generate("Hi", seed=0)).text == TEXT
+    assert {"Encode", "Generate"} <= seen

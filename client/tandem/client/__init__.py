@@ -12,6 +12,7 @@ from tandem.client.account import FinishReason, Usage
 from tandem.client.answers import AnswerEvent, ContentEvent, ReasoningEvent, ToolCall, ToolCallEvent
 from tandem.client.async_client import AsyncClient
 from tandem.client.async_stream import AsyncStream
+from tandem.client.batches import BatchEvent
 from tandem.client.calling import ToolChoice
 from tandem.client.errors import (
     AbortedError,
@@ -73,6 +74,7 @@ __all__ = [
     "AnswerEvent",
     "AsyncClient",
     "AsyncStream",
+    "BatchEvent",
     "CancelledError",
     "ChatEncoding",
     "ChatMessage",

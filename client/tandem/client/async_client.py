@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import uuid
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 import grpc.aio
 from prometheus_client import CollectorRegistry
@@ -16,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from tandem.client import forks
 from tandem.client.addresses import Address, tokenizer_address, worker_addresses
 from tandem.client.async_stream import AsyncStream, cancelled_by_caller
+from tandem.client.batches import AsyncBatches
 from tandem.client.conversations import chat_request, conversation_violations
 from tandem.client.deadline import Deadline
 from tandem.client.discovery import LOOKUP_SECONDS
@@ -88,7 +90,7 @@ DEFAULT_TIMEOUT_SECONDS = 600.0
 
 
 @spell_out_keywords
-class AsyncClient(AsyncOperators):
+class AsyncClient(AsyncOperators, AsyncBatches):
     """Text in, text out, through a tokenizer service and one or several workers.
 
         async with AsyncClient(tokenizer="localhost:50051", worker="localhost:50052") as client:
@@ -144,11 +146,30 @@ class AsyncClient(AsyncOperators):
         self._metrics = metrics_in(registry)
         self._tracer = tracer
         self._closed = False
+        self._defaults: GenerateOptions = {}
+        self._root: Self | None = None  # whose connections these are, where they are not its own
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tokenizer_channel: grpc.aio.Channel | None = None
         self._text_service: TextService | None = None
         self._pool: WorkerPool | None = None
         self._answers: weakref.WeakSet[Pipeline] = weakref.WeakSet()
+
+    def with_options(self, **options: Unpack[GenerateOptions]) -> Self:
+        """Returns a client over the same connections whose generations have these options where a call names no others;
+        its `timeout` and `metadata` are those of all its calls. Closing one of the two closes both.
+
+            >>> steady = client.with_options(temperature=0, max_tokens=8, timeout=60)
+            >>> (await steady.generate("Once upon a time")).usage.completion_tokens
+            8
+
+        Raises InvalidArgumentError for wrong options.
+        """
+        merged = cast(GenerateOptions, {**self._defaults, **options})
+        timeout = merged.pop("timeout", self._timeout)
+        make_plan("", merged, timeout)
+        derived = copy.copy(self)
+        derived._defaults, derived._timeout, derived._root = merged, timeout, self._root or self
+        return derived
 
     async def __aenter__(self) -> Self:
         self._connect()
@@ -162,6 +183,9 @@ class AsyncClient(AsyncOperators):
     async def close(self) -> None:
         """Cancels the calls that still run and closes the connections. Closing twice does nothing; later calls raise
         ClientClosedError."""
+        if self._root is not None:
+            await self._root.close()
+            return
         if self._closed or forks.broken():
             return
         self._closed = True
@@ -384,46 +408,6 @@ class AsyncClient(AsyncOperators):
             ]
         return ToolRun(result, said)
 
-    async def generate_batch(
-        self, prompts: Sequence[Prompt], *, concurrency: int = 64, **options: Unpack[GenerateOptions]
-    ) -> list[GenerationResult]:
-        """Returns the results of many prompts, in order. At most `concurrency` run at a time; the timeout is for all of
-        them together.
-
-            >>> results = await client.generate_batch(["Once upon a time", "In the beginning"], max_tokens=8)
-            >>> [result.usage.completion_tokens for result in results]
-            [8, 8]
-
-        The first error cancels the other prompts and is raised. Request ids are the given (or a random) one followed by
-        "-0", "-1" and so on.
-        """
-        if isinstance(prompts, str | Encoding) or not isinstance(prompts, Sequence):
-            raise invalid_argument([FieldViolation("prompts", "must be a list of prompts")])
-        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
-            raise invalid_argument([FieldViolation("concurrency", f"must be an integer >= 1, not {concurrency!r}")])
-        name = options.get("request_id") or uuid.uuid4().hex
-        plans = [
-            self._plan(prompt, {**options, "request_id": f"{name}-{index}"}, f"prompts[{index}]")
-            for index, prompt in enumerate(prompts)
-        ]
-        if not plans:
-            return []
-        deadline = Deadline.after(plans[0].timeout)
-        encodings = await self._encode_prompts(plans, deadline)
-        gate = asyncio.Semaphore(concurrency)
-
-        async def one(plan: GenerationPlan, encoding: Encoding | None) -> GenerationResult:
-            async with gate:
-                return await self._whole_answer(plan, encoding, deadline)
-
-        tasks = [asyncio.create_task(one(plan, encoding)) for plan, encoding in zip(plans, encodings, strict=True)]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-
     async def get_models(self, **options: Unpack[CallOptions]) -> dict[str, ModelInfo | None]:
         """Returns what each worker serves, by address; None for a worker that does not tell."""
         check_call(options)
@@ -454,6 +438,7 @@ class AsyncClient(AsyncOperators):
     def _plan(self, prompt: Prompt, options: GenerateOptions, field: str = "prompt") -> GenerationPlan:
         """Checks the arguments, and that the client has the addresses that the call needs."""
         self._check_open()
+        options = cast(GenerateOptions, {**self._defaults, **options})
         plan = make_plan(prompt, options, self._timeout, field)
         if not self._worker_addresses:
             raise _no_worker()
@@ -503,43 +488,40 @@ class AsyncClient(AsyncOperators):
     async def _encode_prompts(self, plans: list[GenerationPlan], deadline: Deadline) -> list[Encoding | None]:
         """Encodes the prompts that are text, in one batch. Conversations are encoded one by one later."""
         encodings: list[Encoding | None] = [None] * len(plans)
-        places = [
-            index
-            for index, plan in enumerate(plans)
-            if ids_of(plan.prompt) is None and not isinstance(plan.prompt, Conversation)
-        ]
-        if not places:
-            return encodings
-        first = plans[places[0]]
-        messages = [
-            checked_encode_input(
-                plans[index].prompt,  # type: ignore[arg-type]  # not ids, so text
-                first.special_tokens,
-                add_special=first.add_special,
-                truncate_to=None,
-                field=f"prompts[{index}]",
-            )
-            for index in places
-        ]
-        context = self._generate_context(first, deadline)
-        made = await self._texts().encode_batch(first.tokenizer, messages, context)
-        for index, encoding in zip(places, made, strict=True):
-            encodings[index] = encoding
+        places: dict[str, list[int]] = {}  # by tokenizer
+        for index, plan in enumerate(plans):
+            if ids_of(plan.prompt) is None and not isinstance(plan.prompt, Conversation):
+                places.setdefault(plan.tokenizer, []).append(index)
+        for tokenizer, indices in places.items():
+            messages = [
+                checked_encode_input(
+                    plans[index].prompt,  # type: ignore[arg-type]  # not ids, so text
+                    plans[index].special_tokens,
+                    add_special=plans[index].add_special,
+                    truncate_to=None,
+                    field=f"prompts[{index}]",
+                )
+                for index in indices
+            ]
+            context = self._generate_context(plans[indices[0]], deadline)
+            made = await self._texts().encode_batch(tokenizer, messages, context)
+            for index, encoding in zip(indices, made, strict=True):
+                encodings[index] = encoding
         return encodings
 
     def _context(self, options: CallOptions | Any) -> CallContext:
         return CallContext(
             deadline=Deadline.after(options.get("timeout", self._timeout)),
-            closed=lambda: self._closed,
+            closed=lambda: (self._root or self)._closed,
             request_id=options.get("request_id") or uuid.uuid4().hex,
             credentials=self._credentials,
-            extra=options.get("metadata", {}),
+            extra=options.get("metadata", self._defaults.get("metadata", {})),
         )
 
     def _generate_context(self, plan: GenerationPlan, deadline: Deadline | None) -> CallContext:
         return CallContext(
             deadline=deadline or Deadline.after(plan.timeout),
-            closed=lambda: self._closed,
+            closed=lambda: (self._root or self)._closed,
             request_id=plan.request_id,
             credentials=self._credentials,
             extra=plan.metadata,
@@ -553,6 +535,8 @@ class AsyncClient(AsyncOperators):
 
     def _connect(self) -> tuple[TextService | None, WorkerPool | None]:
         """Returns the services. Channels are made at first use and belong to the event loop that runs then."""
+        if self._root is not None:
+            return self._root._connect()
         self._check_open()
         forks.check()
         loop = asyncio.get_running_loop()
@@ -572,7 +556,7 @@ class AsyncClient(AsyncOperators):
         return self._text_service, self._pool
 
     def _check_open(self) -> None:
-        if self._closed:
+        if (self._root or self)._closed:
             raise ClientClosedError("the client is closed")
 
 

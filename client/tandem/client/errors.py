@@ -50,6 +50,8 @@ class FieldViolation:
 class TandemError(Exception):
     """The base class of all errors that this package raises."""
 
+    prompt_index: int | None = None  # in a batch: which of its prompts this is about
+
 
 class ClientClosedError(TandemError):
     """The client was closed before or during the call."""
@@ -106,7 +108,10 @@ class StatusError(TandemError):
 
 
 def _rebuild(cls: type[StatusError], message: str, fields: dict[str, Any]) -> StatusError:
-    return cls(message, **fields)
+    index = fields.pop("prompt_index", None)
+    error = cls(message, **fields)
+    error.prompt_index = index
+    return error
 
 
 class CancelledError(StatusError):

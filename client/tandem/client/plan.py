@@ -51,6 +51,7 @@ class GenerationPlan:
     prompt_logprobs: bool = False
     echo: bool = False
     detokenize: bool = True
+    unparse_special: bool = False
     graphemes: bool = False
     stream_interval_tokens: int | None = None
     stream_max_delay_ms: int | None = None
@@ -171,6 +172,7 @@ class GenerationPlan:
         """Returns the opening message of the answer's decode stream; `prompt_tail` are the last ids of the prompt."""
         return tokenizer_pb2.DecodeStreamOpen(
             tokenizer=self.tokenizer,
+            options=tokenizer_pb2.DecodeOptions(unparse_special=True) if self.unparse_special else None,
             context_ids=prompt_tail,
             stop_strings=self.stop_strings,
             include_stop=self.stopping.include_stop,

@@ -23,6 +23,7 @@ class ConnectionSettings:
     max_message_bytes: int = 64 * 1024 * 1024  # received; the servers have their own limit for what they receive
     resolve_seconds: float = 10.0  # names of several workers (dns:///name:port) are looked up this often
     channel_options: Sequence[ChannelOption] = ()  # gRPC's own; they replace ours
+    interceptors: Sequence[grpc.aio.ClientInterceptor] = ()  # of every RPC, the first outermost
 
     def options(self) -> list[ChannelOption]:
         chosen: dict[str, int | str] = {
@@ -54,6 +55,8 @@ class Credentials:
     private_key: bytes | Path | str | None = field(default=None, repr=False)  # with certificate_chain: mutual TLS
     certificate_chain: bytes | Path | str | None = field(default=None, repr=False)
     server_name: str | None = None  # expected in the certificate, where it differs from the address
+    # gRPC's own, such as those of ALTS or of a mesh; in place of the PEM material.
+    channel: grpc.ChannelCredentials | None = field(default=None, repr=False)
     bearer_token: str | Callable[[], str] | None = field(default=None, repr=False)  # a function is asked for each call
 
     def __post_init__(self) -> None:
@@ -115,12 +118,13 @@ def open_channel(
     if authority and (credentials is None or credentials.server_name is None):
         options.append(("grpc.default_authority", authority))
     if credentials is None or not credentials.tls:
-        return grpc.aio.insecure_channel(address, options=options)
+        return grpc.aio.insecure_channel(address, options=options, interceptors=connection.interceptors)
     if (credentials.private_key is None) != (credentials.certificate_chain is None):
         raise ConfigurationError("mutual TLS needs both private_key and certificate_chain")
     if credentials.server_name is not None:
         options.append(("grpc.ssl_target_name_override", credentials.server_name))
-    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(*credentials.pem()), options=options)
+    channel = credentials.channel or grpc.ssl_channel_credentials(*credentials.pem())
+    return grpc.aio.secure_channel(address, channel, options=options, interceptors=connection.interceptors)
 
 
 def _check_token(token: object) -> None:

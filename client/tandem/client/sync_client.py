@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import functools
 import inspect
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from prometheus_client import CollectorRegistry
 
@@ -19,9 +20,11 @@ from tandem.client.addresses import Address
 from tandem.client.async_client import DEFAULT_TIMEOUT_SECONDS, AsyncClient
 from tandem.client.async_stream import AsyncStream
 from tandem.client.background import BackgroundLoop, acquire, release, wait
+from tandem.client.batches import BatchEvent
 from tandem.client.errors import ClientClosedError
+from tandem.client.params import GenerateOptions
 from tandem.client.settings import ConnectionSettings, Credentials, FailoverSettings
-from tandem.client.types import Chunk, GenerationResult
+from tandem.client.types import Chunk, GenerationResult, Prompt
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -166,6 +169,7 @@ class Client:
             registry=registry,
             tracer=tracer,
         )
+        self._root: Self | None = None  # whose loop and connections these are, where they are not its own
         self._lock = threading.Lock()
         self._loop: BackgroundLoop | None = None
         self._closed = False
@@ -181,6 +185,9 @@ class Client:
     def close(self) -> None:
         """Cancels the calls that still run, in every thread, and closes the connections. Closing twice does nothing;
         later calls raise ClientClosedError."""
+        if self._root is not None:
+            self._root.close()
+            return
         if forks.broken():
             return
         with self._lock:
@@ -210,12 +217,45 @@ class Client:
     chat = _waiting(AsyncClient.chat)
     run_tools = _waiting(AsyncClient.run_tools)
     generate_batch = _waiting(AsyncClient.generate_batch)
+
+    def with_options(self, **options: Unpack[GenerateOptions]) -> Self:
+        derived = copy.copy(self)
+        derived._async, derived._root = self._async.with_options(**options), self._root or self
+        return derived
+
+    def stream_batch(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        concurrency: int = 64,
+        each: Sequence[GenerateOptions] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Iterator[BatchEvent]:
+        events = self._async.stream_batch(prompts, concurrency=concurrency, each=each, **options)
+
+        async def following() -> BatchEvent | None:
+            return await anext(events, None)
+
+        def read() -> Iterator[BatchEvent]:
+            try:
+                while (event := self._run(following())) is not None:
+                    yield event
+            finally:
+                with contextlib.suppress(ClientClosedError):
+                    self._run(events.aclose())
+
+        return read()
+
+    with_options.__doc__ = _docstring(AsyncClient.with_options)
+    stream_batch.__doc__ = _docstring(AsyncClient.stream_batch)
     get_models = _waiting(AsyncClient.get_models)
     get_loads = _waiting(AsyncClient.get_loads)
     set_draining = _waiting(AsyncClient.set_draining)
     clear_prefix_cache = _waiting(AsyncClient.clear_prefix_cache)
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if self._root is not None:
+            return self._root._run(coroutine)
         if forks.broken():  # before the lock, which a thread of the parent may have held
             coroutine.close()
             forks.check()

@@ -14,6 +14,7 @@ from tandem.client.cli.models import convert, inspect
 from tandem.client.cli.operate import COMMANDS
 from tandem.client.cli.pull import pull
 from tandem.client.cli.run import run, serve
+from tandem.client.cli.show import show
 from tandem.client.cli.status import status
 from tandem.client.cli.tokens import detokenize, tokenize, vocabulary
 from tandem.client.cli.top import top
@@ -33,6 +34,7 @@ for command in (
     tokenize,
     detokenize,
     vocabulary,
+    show,
     status,
     top,
     bench,
