@@ -20,6 +20,7 @@ from tandem.worker.model.cuda.kernels import survey
 from tandem.worker.model.cuda.kernels.expert_products import GROUPS
 from tandem.worker.model.cuda.kernels.swiglu import CLAMPED
 from tandem.worker.model.cuda.kernels.tiles import INT4, INT8
+from tandem.worker.model.cuda.kernels.words import DIGITS, TABLE
 from tandem.worker.model.kv_formats import Int4, Int8, KVFormat, Plain
 from tandem.worker.model.moe import choose
 from tandem.worker.model.rope import rotate
@@ -231,14 +232,18 @@ def _prefill(a: Any, grid: Grid) -> None:
 
 
 def _numbers(a: Any) -> torch.Tensor:
-    """A quantized matrix `[out, groups, group]` before the scales of channels."""
-    q = a.q.view(len(a.q), a.groups, -1)
-    q = torch.cat((q & 15, q >> 4), -1) if a.INT4 else q
-    q = (a.table[q.long()] if a.CODED else q).float()
-    if a.GROUPED:
-        assert (a.scale.dtype == E8M0) == a.POWERS
-        q = q * scales(a.scale)[..., None] + (a.least.float()[..., None] if a.LEAST else 0)
-    return q
+    """A matrix of int8 `[out, groups, G]` before the scales of channels."""
+    q = a.q.view(len(a.q), a.groups, -1).float()
+    return q * a.scale.float()[..., None] if a.GROUPED else q
+
+
+def _in_words(a: Any) -> torch.Tensor:
+    """A matrix of 4 bits `[out, columns and more]`."""
+    words = a.q.view(len(a.q), -1, 32).int()
+    digits = torch.stack([words >> 4 * i & 15 for i in range(4)], dim=2).view(*a.scale.shape, a.G)
+    numbers = digits - a.SHIFT if DIGITS.value == a.HOLD else a.table[digits.long()]
+    assert (a.scale.dtype == E8M0) == a.POWERS
+    return (numbers * scales(a.scale)[..., None] + (a.least.float()[..., None] if a.LEAST else 0)).flatten(1)
 
 
 def _quantized_product(a: Any, grid: Grid) -> None:
@@ -248,6 +253,13 @@ def _quantized_product(a: Any, grid: Grid) -> None:
     of_groups = torch.einsum("rgi,ogi->gro", x, _numbers(a))
     parts = torch.stack([part.sum(0) for part in of_groups.split(a.split)])
     _put_together(a, grid, parts, 1.0 if a.GROUPED else a.scale.float().view(1, -1))
+
+
+def _words_product(a: Any, grid: Grid) -> None:
+    assert a.x.shape == (a.rows, a.columns) and a.out.shape == (a.rows, a.outputs) and len(a.q) == a.outputs
+    assert a.M * grid[0] >= a.rows and a.N * grid[1] >= a.outputs and a.each * grid[2] * a.split >= a.blocks
+    pairs = zip(a.x.float().split(128 * a.split, 1), _in_words(a)[:, : a.columns].split(128 * a.split, 1), strict=True)
+    _put_together(a, grid, torch.stack([x @ w.T for x, w in pairs]), 1.0)
 
 
 def _product(a: Any, grid: Grid) -> None:
@@ -273,8 +285,12 @@ def _add_up(a: Any, grid: Grid) -> None:
 
 def _plain(a: Any, grid: Grid) -> None:
     assert grid[0] == len(a.q) and a.BLOCK * grid[1] >= a.columns
-    numbers = _numbers(SimpleNamespace(**{**vars(a), "least": a.least})).view(len(a.q), -1)[:, : a.columns]
-    a.out.copy_(numbers if a.GROUPED else numbers * a.scale.float().view(-1, 1))
+    if a.INT4:
+        hold = (TABLE if a.CODED else DIGITS).value
+        numbers = _in_words(SimpleNamespace(**{**vars(a), "HOLD": hold, "SHIFT": 0}))[:, : a.columns]
+    else:
+        numbers = _numbers(a).view(len(a.q), -1)[:, : a.columns] * (1 if a.GROUPED else a.scale.float().view(-1, 1))
+    a.out.copy_(numbers)
 
 
 def _route(a: Any, grid: Grid) -> None:
@@ -335,13 +351,27 @@ def _expert_product(a: Any, grid: Grid) -> None:
     _pairs_of_blocks(a, grid, lambda e: a.w[e].float() * (scale[e] if a.SCALED else 1))
 
 
-def _quantized_expert_product(a: Any, grid: Grid) -> None:
+def _of_expert(a: Any, expert: int) -> Any:
+    return SimpleNamespace(**{**vars(a), **{name: getattr(a, name)[expert] for name in ("q", "scale")}})
+
+
+def _int8_expert_product(a: Any, grid: Grid) -> None:
     assert a.x.shape[1] == a.columns
 
     def matrix(expert: int) -> torch.Tensor:
-        parts = {name: getattr(a, name)[expert] for name in ("q", "scale", *(("least",) if a.LEAST else ()))}
-        numbers = _numbers(SimpleNamespace(**{**vars(a), **parts})).flatten(1)[:, : a.columns]
-        return numbers if a.GROUPED else numbers * parts["scale"].float()
+        of = _of_expert(a, expert)
+        return _numbers(of).flatten(1)[:, : a.columns] * (1 if a.GROUPED else of.scale.float())
+
+    _pairs_of_blocks(a, grid, matrix)
+
+
+def _words_expert_product(a: Any, grid: Grid) -> None:
+    assert a.x.shape[1] == a.columns
+
+    def matrix(expert: int) -> torch.Tensor:
+        of = _of_expert(a, expert)
+        of.least = a.least[expert] if a.LEAST else None
+        return _in_words(of)[:, : a.columns]
 
     _pairs_of_blocks(a, grid, matrix)
 
@@ -375,7 +405,7 @@ KERNELS: dict[str, Callable[[Any, Grid], None]] = {
     each.__name__: each
     for each in (
         _add_norm, _swiglu, _survey, _decide, _add_at, _store, _attend, _combine, _prefill, _quantized_product,
-        _product, _add_up, _plain, _rows_to_float8, _route, _arrange, _weigh, _expert_product,
-        _quantized_expert_product,
+        _product, _add_up, _plain, _rows_to_float8, _route, _arrange, _weigh, _expert_product, _words_product,
+        _int8_expert_product, _words_expert_product,
     )
 }  # fmt: skip

@@ -22,7 +22,7 @@ def test_every_kernel_compiles_for_a_hopper_card(repository: Path, tmp_path: Pat
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
     every = {"_store", "_attend", "_combine", "_prefill", "_add_norm", "_swiglu", "_survey", "_decide", "_add_at"}
     every |= {"_product", "_quantized_product", "_add_up", "_plain", "_rows_to_float8"}
-    every |= {"_route", "_arrange", "_weigh", "_expert_product", "_quantized_expert_product"}
+    every |= {"_route", "_arrange", "_weigh", "_expert_product", "_words_product", "_words_expert_product"}
     assert {k["kernel"] for k in kernels} == every
     # Decodes, drafts and prefills alike: that is what makes their bits the same.
     attend = [k for k in kernels if k["kernel"] == "_attend" and k["reproducible"]]

@@ -47,7 +47,7 @@ def _large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE.type == "cpu":
         monkeypatch.setattr(cuda_experts, "FLOAT32", (Tile(16, 64, 64), Tile(16, 64, 64)))
         monkeypatch.setattr(cuda_experts, "FEW_ROWS", (Tile(16, 64, 128), Tile(16, 128, 128)))
-        monkeypatch.setattr(cuda_experts, "INTEGERS", 64)
+        monkeypatch.setitem(cuda_experts.INTEGERS, torch.int8, 64)
 
 
 KINDS: dict[str, Callable[[torch.Tensor], Rows]] = {

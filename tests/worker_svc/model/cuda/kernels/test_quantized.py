@@ -11,7 +11,7 @@ import torch
 from tandem.worker.checkpoints import open_checkpoint
 from tandem.worker.checkpoints.grouped import E8M0, Grouped, Quantization
 from tandem.worker.model.cuda import quantized as cuda_quantized
-from tandem.worker.model.cuda.kernels import quantized
+from tandem.worker.model.cuda.kernels import quantized, words
 from tandem.worker.model.cuda.operations import TritonOperations
 from tandem.worker.model.cuda.quantized import KernelWeight
 from tandem.worker.model.kv_cache import CacheShape, KVCache
@@ -28,6 +28,7 @@ KINDS = [
     Quantization(8, 64),
     Quantization(4, 32),
     Quantization(4, 128),
+    Quantization(4, 64, "int4"),
     Quantization(4, 32, "e2m1"),
     Quantization(4, 64, "iq4"),
 ]
@@ -79,9 +80,12 @@ def test_a_row_has_the_same_bits_in_any_company(kind: Quantization, monkeypatch:
     assert made.row_multiple == 1
     x = torch.randn(70, 384, device=DEVICE)
     monkeypatch.setattr(quantized, "_SPLIT", 128)
-    monkeypatch.setattr(quantized, "_BUSY", 0)  # splits one after the other
+    monkeypatch.setattr(words, "_SPLIT", 1)
+    for kernel in (quantized, words):
+        monkeypatch.setattr(kernel, "_BUSY", 0)  # splits one after the other
     together = made(x)
-    monkeypatch.setattr(quantized, "_BUSY", 300)  # side by side
+    for kernel in (quantized, words):
+        monkeypatch.setattr(kernel, "_BUSY", 300)  # side by side
     for rows in (slice(0, 1), slice(66, 70)):
         assert torch.equal(made(x[rows]), together[rows])
 

@@ -9,7 +9,7 @@ The host waits for none of it and every launch has the same shape whatever rows 
 | experts' matrices | how they are multiplied |
 |---|---|
 | in the model's dtype | as they are |
-| int8, int4, MXFP4 and other codes of 4 bits | as they are, by `kernels/quantized.py`'s arithmetic |
+| int8, int4, MXFP4 and other codes of 4 bits | as they are, as `kernels/quantized.py` and `words.py` do |
 | fp8, a scale a channel or 128 columns | widened in the kernel; rows are not rounded. From compute capability 8.9 on |
 | GPTQ's with an order of columns (`desc_act`) | one expert after the other |
 | of different kinds, within a matrix or between experts | one expert after the other |
@@ -36,7 +36,7 @@ from tandem.worker.model.linear import Linear, PlainWeight
 MANY_ROWS = Tile(64, 64, 64), Tile(64, 128, 64)  # gate and up; down
 FEW_ROWS = Tile(16, 32, 128), Tile(16, 32, 256)
 FLOAT32 = Tile(16, 32, 32), Tile(16, 64, 32)
-INTEGERS = 32  # outputs of a program of small integers
+INTEGERS = {torch.int8: 32, torch.int16: 64}  # outputs of a program, of int8 and of words of 4 bits
 FEW = 16  # pairs of an expert, on average, up to which fast mode takes the smallest tile
 
 
@@ -77,7 +77,7 @@ class JoinedExperts:
             few = not self._reproducible and pairs <= FEW * self._config.count
             tiles = FEW_ROWS if few else MANY_ROWS
         gate_up, down = (
-            tile if isinstance(matrices, Floats) else tile._replace(outputs=INTEGERS)
+            tile if isinstance(matrices, Floats) else tile._replace(outputs=INTEGERS[matrices.q.dtype])
             for tile, matrices in zip(tiles, (self._gate_up, self._down), strict=True)
         )
         return gate_up, down
@@ -105,7 +105,7 @@ def _joined(linears: Sequence[Linear]) -> tuple[Matrices, torch.Tensor | None]:
         raise ValueError("an expert's matrix has an order of its columns")
     least = None if first.least is None else _stacked(weights, "least")
     q, scale = _stacked(weights, "q"), _stacked(weights, "scale")
-    return Integers(q, scale, least, first.table, first.group), bias
+    return Integers(q, scale, least, first.table, first.group, first.kind.code), bias
 
 
 def _kind(weight: torch.nn.Module) -> tuple[object, ...]:

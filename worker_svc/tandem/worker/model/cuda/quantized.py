@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from tandem.worker.checkpoints.grouped import Grouped, Quantization
 from tandem.worker.model.cuda.kernels.quantized import CHANNEL_STEP, plain, quantized_product
+from tandem.worker.model.cuda.kernels.words import COLUMNS, words_product
 from tandem.worker.model.quantization import QuantizedWeight
 
 FEW_ROWS = 16  # the fewest that a matrix unit takes
@@ -17,7 +18,7 @@ _PIECE_ROWS = 16384  # of the matrix, that are made plain at once
 
 
 class KernelWeight(QuantizedWeight):
-    """A quantized matrix `[out, in]` in the order of `kernels/quantized.py`."""
+    """A quantized matrix `[out, in]` in the order of `kernels/quantized.py`, or of `kernels/words.py` if of 4 bits."""
 
     def __init__(
         self, kind: Quantization, rows: int, columns: int, like: Grouped, device: torch.device, *, reproducible: bool
@@ -26,9 +27,10 @@ class KernelWeight(QuantizedWeight):
         torch.nn.Module.__init__(self)  # nothing is stored as in the base
         self.kind, self.columns, self._reproducible = kind, columns, reproducible
         self.group = kind.group or CHANNEL_STEP
-        self._width = -(-columns // self.group) * self.group
+        whole = COLUMNS if kind.bits == 4 else self.group
+        self._width = -(-columns // whole) * whole
         groups = self._width // self.group if kind.group else 1
-        width, stored = (self._width // 2, torch.uint8) if kind.bits == 4 else (self._width, torch.int8)
+        width, stored = (self._width // 4, torch.int16) if kind.bits == 4 else (self._width, torch.int8)
         self.register_buffer("q", torch.zeros((rows, width), dtype=stored, device=device))
         self.register_buffer("scale", torch.zeros((rows, groups), dtype=like.scale.dtype, device=device))
         least = None if like.least is None else torch.zeros((rows, groups), dtype=like.least.dtype, device=device)
@@ -52,8 +54,8 @@ class KernelWeight(QuantizedWeight):
         part = slice(row, row + len(rows.q))
         q = F.pad(rows.q.to(self.q.device), (0, self._width - self.columns))
         if self.kind.bits == 4:
-            halves = q.view(len(q), -1, 2, self.group // 2)
-            q = (halves[:, :, 0] | halves[:, :, 1] << 4).view(len(q), -1)
+            quarters = q.view(len(q), -1, 4, COLUMNS // 4).to(torch.int32)
+            q = sum(quarters[:, :, i] << 4 * i for i in range(4)).view(len(q), -1).to(torch.int16)  # type: ignore[union-attr]
         self.q[part] = q
         self.scale[part, : rows.scale.shape[1]] = rows.scale.to(self.scale.device)
         if self.least is not None:
@@ -63,10 +65,12 @@ class KernelWeight(QuantizedWeight):
     def rows(self, index: torch.Tensor | slice) -> torch.Tensor:
         q = self.q[index]
         if self.kind.bits == 4:
-            packed = q.view(len(q), -1, self.group // 2)
-            q = torch.stack((packed & 15, packed >> 4), dim=2).view(len(q), -1)
+            words = q.view(len(q), -1, COLUMNS // 4).to(torch.int32)
+            q = torch.stack([words >> 4 * i & 15 for i in range(4)], dim=2).view(len(q), -1)
         least = None if self.least is None else self.least[index]
-        return Grouped(self.kind, q[:, : self.columns], self.scale[index], least, self.order).dequantize()
+        groups = -(-self.columns // self.kind.group) if self.kind.group else 1  # words may fill up a row further
+        least = None if least is None else least[:, :groups]
+        return Grouped(self.kind, q[:, : self.columns], self.scale[index][:, :groups], least, self.order).dequantize()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.order is not None:
@@ -74,9 +78,12 @@ class KernelWeight(QuantizedWeight):
         if self._reproducible or len(x) <= MOST_ROWS:
             few = x.dtype == torch.float32 or (len(x) <= FEW_ROWS and not self._reproducible)
             together = FEW_ROWS if few else MORE_ROWS  # float32 has no matrix unit, and would not fit into registers
-            return quantized_product(
-                x.contiguous(), self.q, self.scale, self.least, self.table, group=self.group, rows_together=together
-            )
+            if self.kind.bits == 8:
+                return quantized_product(x.contiguous(), self.q, self.scale, group=self.group, rows_together=together)
+            return words_product(
+                x.contiguous(), self.q, self.scale, self.least, self.table, group=self.group, code=self.kind.code,
+                rows_together=together,
+            )  # fmt: skip
         products = []
         for start in range(0, len(self.q), _PIECE_ROWS):
             piece = slice(start, start + _PIECE_ROWS)

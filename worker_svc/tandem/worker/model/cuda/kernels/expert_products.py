@@ -5,7 +5,7 @@ up it computes both and ends with the gate. The matrices of all experts lie behi
 and biases. What is computed of a pair lies at the pair's number, so nothing depends on how pairs were arranged; with
 one tile for every call, a pair's bits do not depend on how many others there are.
 
-Two kernels: matrices of floats, in x's dtype or e4m3 with a scale a channel or 128 columns; and small integers.
+Three kernels: matrices of floats, in x's dtype or e4m3 with a scale a channel or 128 columns; int8; and 4 bits.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tandem.worker.model.cuda.kernels.experts import Arrangement
 from tandem.worker.model.cuda.kernels.product import Tile
 from tandem.worker.model.cuda.kernels.quantized import of_group
 from tandem.worker.model.cuda.kernels.swiglu import CLAMPED, SWIGLU, gated
+from tandem.worker.model.cuda.kernels.words import COLUMNS, WORDS, add_block, kind_of_words, quarters, stages
 
 NO_SCALE, CHANNELS, GROUPS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
@@ -34,13 +35,15 @@ class Floats(NamedTuple):
 
 
 class Integers(NamedTuple):
-    """The matrices of small integers, as `quantized_product` takes one, each with one more dimension in front."""
+    """The matrices of small integers, as `quantized_product` or `words_product` takes one, each with one more dimension
+    in front."""
 
     q: torch.Tensor
     scale: torch.Tensor
     least: torch.Tensor | None
     table: torch.Tensor | None
     group: int
+    code: str
 
 
 Matrices = Floats | Integers
@@ -115,10 +118,9 @@ def _expert_product(
 
 
 @triton.jit(do_not_specialize=["per_row"])
-def _quantized_expert_product(
-    x, q, scale, least, table, bias, out, order, blocks, columns, outputs, groups, per_row, alpha, limit,
-    M: tl.constexpr, N: tl.constexpr, G: tl.constexpr, INT4: tl.constexpr, GROUPED: tl.constexpr,
-    LEAST: tl.constexpr, CODED: tl.constexpr, POWERS: tl.constexpr, WHOLE: tl.constexpr, GATE: tl.constexpr,
+def _int8_expert_product(
+    x, q, scale, bias, out, order, blocks, columns, outputs, groups, per_row, alpha, limit,
+    M: tl.constexpr, N: tl.constexpr, G: tl.constexpr, GROUPED: tl.constexpr, WHOLE: tl.constexpr, GATE: tl.constexpr,
     BIASED: tl.constexpr,
 ):  # fmt: skip
     expert = tl.load(blocks + tl.program_id(0) * 3)
@@ -128,40 +130,68 @@ def _quantized_expert_product(
     real = place < tl.load(blocks + tl.program_id(0) * 3 + 2)
     pair = tl.load(order + place, mask=real, other=0)
     output = tl.program_id(1) * N + tl.arange(0, N)
+    column = tl.arange(0, G)
     there = output < outputs
     channel = expert.to(tl.int64) * (outputs * (2 if GATE else 1)) + output
-    WORDS: tl.constexpr = G // 2 if INT4 else G
-    half = tl.arange(0, WORDS)
-    x_at = (pair // per_row).to(tl.int64)[:, None] * columns + half[None, :]
-    q_at = channel[:, None] * (groups * WORDS) + half[None, :]
+    x_at = (pair // per_row).to(tl.int64)[:, None] * columns + column[None, :]
+    q_at = channel[:, None] * (groups * G) + column[None, :]
     total = tl.zeros([M, N], tl.float32)
     other = tl.zeros([M, N], tl.float32)
     for group in range(groups):
         start = group * G
         mask = real[:, None]
         if not WHOLE:
-            mask = mask & (start + half < columns)[None, :]
-        first = tl.load(x + x_at + start, mask=mask, other=0.0)
-        second = first
-        if INT4:
-            mask = real[:, None]
-            if not WHOLE:
-                mask = mask & (start + WORDS + half < columns)[None, :]
-            second = tl.load(x + x_at + start + WORDS, mask=mask, other=0.0)
-        constant = channel * groups + group if GROUPED else channel
-        total += of_group(
-            first, second, q + q_at + group * WORDS, scale, least, table, constant, there,
-            INT4, GROUPED, LEAST, CODED, POWERS,
-        )  # fmt: skip
+            mask = mask & (start + column < columns)[None, :]
+        numbers = tl.load(x + x_at + start, mask=mask, other=0.0)
+        total += of_group(numbers, q + q_at + start, scale, channel * groups + group, there, GROUPED)
         if GATE:
-            other += of_group(
-                first, second, q + q_at + outputs.to(tl.int64) * (groups * WORDS) + group * WORDS, scale, least, table,
-                constant + (outputs * groups if GROUPED else outputs), there, INT4, GROUPED, LEAST, CODED, POWERS,
-            )  # fmt: skip
+            up_at = q + q_at + outputs.to(tl.int64) * (groups * G) + start
+            other += of_group(numbers, up_at, scale, (channel + outputs) * groups + group, there, GROUPED)
     if not GROUPED:
         total *= tl.load(scale + channel, mask=there, other=0.0).to(tl.float32)[None, :]
         if GATE:
             other *= tl.load(scale + channel + outputs, mask=there, other=0.0).to(tl.float32)[None, :]
+    _finish(out, bias, total, other, pair, real, expert, output, outputs, alpha, limit, GATE, BIASED)
+
+
+@triton.jit(do_not_specialize=["per_row"])
+def _words_expert_product(
+    x, q, scale, least, table, bias, out, order, blocks, columns, outputs, words, per_row, alpha, limit,
+    M: tl.constexpr, N: tl.constexpr, G: tl.constexpr, HOLD: tl.constexpr, SHIFT: tl.constexpr, LEAST: tl.constexpr,
+    POWERS: tl.constexpr, WHOLE: tl.constexpr, TURNED: tl.constexpr, GATE: tl.constexpr, BIASED: tl.constexpr,
+):  # fmt: skip
+    expert = tl.load(blocks + tl.program_id(0) * 3)
+    if expert < 0:
+        return
+    place = tl.load(blocks + tl.program_id(0) * 3 + 1) + tl.arange(0, M)
+    real = place < tl.load(blocks + tl.program_id(0) * 3 + 2)
+    pair = tl.load(order + place, mask=real, other=0)
+    output = tl.program_id(1) * N + tl.arange(0, N)
+    # Outputs that there are not read what another one has.
+    channel = expert.to(tl.int64) * (outputs * (2 if GATE else 1)) + tl.minimum(output, outputs - 1)
+    x_at = x + (pair // per_row).to(tl.int64)[:, None] * columns + tl.arange(0, WORDS)[None, :]
+    q_at = q + channel[:, None] * (words * WORDS) + tl.arange(0, WORDS)[None, :]
+    up_at = q_at + outputs.to(tl.int64) * (words * WORDS)
+    EACH: tl.constexpr = 128 // G
+    constant = channel * (words * EACH)
+    total = tl.zeros([N, M] if TURNED else [M, N], tl.float32)
+    other = tl.zeros_like(total)
+    for block in range(words):
+        xs = quarters(x_at, block * 128, real, columns, WHOLE)
+        stored = tl.load(q_at + block * WORDS)
+        total = add_block(
+            total, xs, stored, scale, least, table, constant + block * EACH,
+            G, HOLD, SHIFT, LEAST, POWERS, TURNED,
+        )  # fmt: skip
+        if GATE:
+            stored = tl.load(up_at + block * WORDS)
+            other = add_block(
+                other, xs, stored, scale, least, table, constant + outputs.to(tl.int64) * (words * EACH) + block * EACH,
+                G, HOLD, SHIFT, LEAST, POWERS, TURNED,
+            )  # fmt: skip
+    if TURNED:
+        total = tl.trans(total)
+        other = tl.trans(other)
     _finish(out, bias, total, other, pair, real, expert, output, outputs, alpha, limit, GATE, BIASED)
 
 
@@ -189,7 +219,7 @@ def expert_product(
     if not pairs:
         return out
     grid = len(arrangement.blocks), triton.cdiv(outputs, tile.outputs)
-    code = CLAMPED.value if gate is not None else SWIGLU.value if has_gate else 0
+    gating = CLAMPED.value if gate is not None else SWIGLU.value if has_gate else 0
     alpha, limit = (gate.alpha, gate.limit) if gate is not None else (1.0, 0.0)
     there, per_row = out if bias is None else bias, pairs // len(x)
     if isinstance(matrices, Floats):
@@ -198,17 +228,24 @@ def expert_product(
         depth = min(tile.columns, 128) if scaled == GROUPS.value else tile.columns
         _expert_product[grid](
             x, stored, out if scale is None else scale, there, out, *arrangement, columns, outputs, per_row,
-            alpha, limit, tile.rows, tile.outputs, depth, columns % depth == 0, code, scaled, bias is not None,
+            alpha, limit, tile.rows, tile.outputs, depth, columns % depth == 0, gating, scaled, bias is not None,
             num_warps=4, num_stages=4 if tile.rows >= 64 else 5,
         )  # fmt: skip
         return out
-    q, scale, least, table, group = matrices
-    int4 = q.dtype == torch.uint8
-    groups = q.shape[2] * (2 if int4 else 1) // group
-    _quantized_expert_product[grid](
+    q, scale, least, table, group, code = matrices
+    if q.dtype == torch.int8:
+        groups = q.shape[2] // group
+        _int8_expert_product[grid](
+            x, q, scale, there, out, *arrangement, columns, outputs, groups, per_row, alpha, limit, tile.rows,
+            tile.outputs, group, scale.shape[2] > 1, columns == groups * group, gating, bias is not None,
+            num_warps=4, num_stages=4,
+        )  # fmt: skip
+        return out
+    hold, shift = kind_of_words(code)
+    _words_expert_product[grid](
         x, q, scale, scale if least is None else least, q if table is None else table, there, out, *arrangement,
-        columns, outputs, groups, per_row, alpha, limit, tile.rows, tile.outputs, group, int4,
-        scale.shape[2] > 1 or int4, least is not None, table is not None, scale.dtype == E8M0,
-        columns == groups * group, code, bias is not None, num_warps=4, num_stages=4,
+        columns, outputs, q.shape[2] // WORDS.value, per_row, alpha, limit, tile.rows, tile.outputs, group, hold, shift,
+        least is not None, scale.dtype == E8M0, columns % COLUMNS == 0, tile.rows >= 64, gating, bias is not None,
+        num_warps=4, num_stages=stages(tile.rows),
     )  # fmt: skip
     return out
