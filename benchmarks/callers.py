@@ -1,15 +1,18 @@
-"""What does a flood of one caller leave the others? One worker, five callers by their tokens, in three ways:
+"""What does a flood of one caller leave the others? One worker, five callers by their tokens, in four ways:
 
     alone    four callers with ordinary requests (64 tokens in, 64 out)
+    fair     beside a fifth that asks for what they do: what is fair
     shared   beside a fifth that always has 64 maximal ones (half of the context in, half out)
-    blind    the same, but all five show one token: the worker cannot tell them apart
+    blind    shared, but all five show one token: the worker cannot tell them apart
 
-    python benchmarks/callers.py [--model models/demo] [--depths 1 16] [--rounds 3]
+    python benchmarks/callers.py [--model models/demo] [--depths 1 16] [--callers 4] [--rounds 3]
 
 `--depths`: requests that each of the four has at a time. Reported of them: the median time to first token, and of what
 the worker computes (prompts that began and output) the smallest share among the four against an equal one. One that
-asks for less than an equal share cannot get it: then its rate against that alone says more. Rounds alternate between
-the three ways, and medians are reported.
+asks for less than an equal share cannot get it: then its rate against the fair one says more, `fair_rate` (of the
+caller that got least). `fair_first_token` is the time to first token against the fair one. The goal beside the flood
+is 0.8 of the fair rate at least, and 2 times the fair time at most. Rounds alternate between the ways, and medians are
+reported.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from tandem.inference.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 
 ORDINARY, FLOOD = ("b", "c", "d", "e"), 64  # callers; requests
 SIZE = (64, 64)  # tokens in and out
-WAYS = ("alone", "shared", "blind")
+WAYS = ("alone", "fair", "shared", "blind")
 
 
 @dataclass
@@ -52,7 +55,10 @@ class Caller:
 class Measurement:
     """One worker's callers."""
 
-    def __init__(self, stub: inference_pb2_grpc.InferenceServiceAsyncStub, vocabulary: int, context: int) -> None:
+    def __init__(
+        self, stub: inference_pb2_grpc.InferenceServiceAsyncStub, vocabulary: int, context: int, callers: int
+    ) -> None:
+        self._ordinary = ORDINARY[:callers]
         self._stub, self._vocabulary, self._maximal = stub, vocabulary, (context // 2, context // 2 - 1)
         self._random = np.random.default_rng(0)
 
@@ -76,8 +82,10 @@ class Measurement:
 
     async def round(self, way: str, depth: int, requests: int) -> dict[str, float]:
         flood = Caller(token_of("flood"))
-        callers = [Caller(token_of("flood" if way == "blind" else name)) for name in ORDINARY]
-        flooding = None if way == "alone" else asyncio.create_task(self.flood(flood))
+        callers = [Caller(token_of("flood" if way == "blind" else name)) for name in self._ordinary]
+        if way == "fair":
+            callers.append(Caller(flood.token))
+        flooding = asyncio.create_task(self.flood(flood)) if way in ("shared", "blind") else None
         if flooding is not None:
             while len(flood.first) < 16:
                 await asyncio.sleep(0.05)
@@ -98,10 +106,11 @@ class Measurement:
             flooding.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await flooding
-        equal = total / (len(callers) + (way != "alone"))
+        equal = total / (len(callers) + (flooding is not None))
         return {
             "seconds_to_first_token": statistics.median(second for caller in callers for second in caller.first),
             "tokens_per_second_of_a_caller": statistics.mean(served) / seconds,
+            "smallest_tokens_per_second": min(served) / seconds,
             "tokens_per_second_in_all": total / seconds,
             "smallest_share_of_an_equal_one": min(served) / equal,
         }
@@ -122,14 +131,17 @@ async def measure(options: argparse.Namespace) -> list[dict[str, object]]:
             metadata = (("authorization", f"Bearer {token_of('flood')}"),)
             model = await admin.GetModel(admin_pb2.GetModelRequest(), metadata=metadata)
             measurement = Measurement(
-                inference_pb2_grpc.InferenceServiceStub(channel), model.vocabulary_size, model.context_length
+                inference_pb2_grpc.InferenceServiceStub(channel),
+                model.vocabulary_size,
+                model.context_length,
+                options.callers,
             )
             rows: list[dict[str, object]] = []
             for depth in options.depths:
-                rounds: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+                rounds: dict[str, list[dict[str, float]]] = {way: [] for way in options.ways}
                 await measurement.round("alone", depth, 1)  # warms up
                 for _ in range(options.rounds):
-                    for way in WAYS:
+                    for way in options.ways:
                         # A caller that cannot be told apart waits for whole maximal requests: once says enough.
                         requests = 1 if way == "blind" else max(4, options.requests // depth)
                         rounds[way].append(await measurement.round(way, depth, requests))
@@ -137,6 +149,10 @@ async def measure(options: argparse.Namespace) -> list[dict[str, object]]:
                     way: {name: statistics.median(each[name] for each in found) for name in found[0]}
                     for way, found in rounds.items()
                 }
+                fair = medians["fair"]
+                for values in medians.values():
+                    values["fair_rate"] = values["smallest_tokens_per_second"] / fair["smallest_tokens_per_second"]
+                    values["fair_first_token"] = values["seconds_to_first_token"] / fair["seconds_to_first_token"]
                 rows.append({"depth": depth, "medians": medians, "all_rounds": rounds})
                 for way, values in medians.items():
                     told = ", ".join(f"{name} {value:.3g}" for name, value in values.items())
@@ -150,11 +166,14 @@ def main() -> None:
     parser.add_argument("--depths", type=int, nargs="*", default=[1, 16])
     parser.add_argument("--requests", type=int, default=8, help="of each ordinary caller, one after the other")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--callers", type=int, default=len(ORDINARY), choices=range(1, 1 + len(ORDINARY)))
+    parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=WAYS, help="fair is always one of them")
     parser.add_argument("--running", type=int, default=32, help="requests that run at once")
     parser.add_argument("--threads", type=int, default=1, help="of the engine")
     parser.add_argument("--dtype", default="float32")
     add_output_flags(parser)
     options = parser.parse_args()
+    options.ways = [way for way in WAYS if way == "fair" or way in options.ways]
     save("callers", options, asyncio.run(measure(options)))
 
 

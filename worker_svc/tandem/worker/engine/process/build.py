@@ -48,7 +48,7 @@ from tandem.worker.model.weights import MadeOf
 logger = logging.getLogger("tandem.worker.engine")
 
 DEFAULT_DRAFT_TOKENS = 4  # with a draft model
-CPU_CROWD = 8  # of `SchedulerLimits`; on a GPU a step of 64 decodes takes hardly longer than one of eight
+CPU_CROWD = 4  # of `SchedulerLimits`; on a GPU a step of 64 decodes takes hardly longer than one of four
 
 
 @dataclass(frozen=True, slots=True)
