@@ -13,8 +13,8 @@ Models" (OSDI 2024).
               GUEST_STEPS: its first step is short too, and a place waits for its next request
 
 Callers that always have something waiting differ by what is in flight at most, and a caller that is alone gets
-everything. Whoever asks for little decodes beside `crowd` others, not beside all that somebody else has sent; how much of
-its rate that leaves is measured (benchmarks/callers.py). Pure integers, the same on every rank.
+everything. Whoever asks for little decodes beside `crowd` others, not beside all that somebody else has sent; what that
+leaves of its rate is measured (benchmarks/callers.py). Pure integers, the same on every rank.
 """
 
 from __future__ import annotations
