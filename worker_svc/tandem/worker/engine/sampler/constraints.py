@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from tandem.worker.engine.sampler.rows import Rows
+from tandem.worker.engine.sampler.sent import sent
 from tandem.worker.engine.sampler.table import Ids, Lists, Parameters, SamplingTable, Words
 
 _FORBIDDEN = float("-inf")
@@ -103,9 +104,16 @@ def _apply_mask(logits: torch.Tensor, mask: npt.NDArray[np.int32]) -> None:
     constrained = np.flatnonzero((mask != -1).any(axis=1))
     if not constrained.size:
         return
-    bits = np.unpackbits(mask[constrained].view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
-    rows = torch.from_numpy(constrained).to(logits.device)
-    forbidden = torch.from_numpy(bits == 0).to(logits.device)
+    vocabulary, device = logits.shape[1], logits.device
+    if device.type == "cpu":  # row by row it stays in the processor's cache
+        numbers = logits.numpy()
+        for row in constrained.tolist():
+            bits = np.unpackbits(mask[row].view(np.uint8), count=vocabulary, bitorder="little")
+            np.copyto(numbers[row], _FORBIDDEN, where=~bits.view(np.bool_))
+        return
+    words = sent(mask[constrained], device).unsqueeze(-1)
+    forbidden = ((words >> torch.arange(32, device=device)) & 1).view(constrained.size, -1)[:, :vocabulary] == 0
+    rows = sent(constrained, device)
     logits[rows] = logits[rows].masked_fill_(forbidden, _FORBIDDEN)
 
 

@@ -18,7 +18,7 @@ import torch
 
 from tandem.worker.engine.pages import PageTable, SequencePages
 from tandem.worker.engine.request import Request
-from tandem.worker.engine.sampler import Rows, SamplingTable, sample
+from tandem.worker.engine.sampler import Rows, SamplingTable, launch
 from tandem.worker.model.runner import ModelRunner, Work
 
 
@@ -90,7 +90,7 @@ class DraftModel:
         logits = self._runner.forward(work)
         positions = np.array([request.num_tokens + place for request in requests], dtype=np.int64)
         with torch.inference_mode():
-            sampled = sample(logits, Rows(requests, positions), self._sampling)
+            sampled = launch(logits, Rows(requests, positions), self._sampling).read()
         for request, token, finite in zip(requests, sampled.ids.tolist(), sampled.finite.tolist(), strict=True):
             assert request.pages is not None
             request.tokens[request.num_tokens + place] = token
