@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from tandem.worker.engine.sampling import Sampling
 from tandem.worker.model.attention import Segment
 from tandem.worker.model.cuda import operations as cuda_operations
 from tandem.worker.model.cuda import products as cuda_products
+from tandem.worker.model.cuda.kernels import dependent
 from tandem.worker.model.cuda.kernels.product import Tile, product
 from tandem.worker.model.cuda.operations import Sizes, TritonOperations
 from tandem.worker.model.float8 import scaled_product, to_float8
@@ -265,6 +267,18 @@ def about(engine: BuiltEngine) -> dict[str, Any]:
         told["memory"] = {name: statistics.get(name, 0) for name in names}
         told["memory"]["free"] = torch.cuda.mem_get_info(engine.device)[0]
     return told
+
+
+def dependent_launches(make: Callable[[], BuiltEngine], ceiling: dict[str, float], scale: Scale) -> dict[str, Any]:
+    """Recorded steps of one decode with kernels that begin while the one before them ends, and without; with the
+    library's products, and with ours, which look ahead at their weights. `make` makes a new engine."""
+    found: dict[str, Any] = {}
+    for rows, way in ((0, "library"), (16, "ours")):
+        for on in (False, True):
+            with patch.object(cuda_products, "FAST_ROWS", rows), patch.object(dependent, "ON", on):
+                step = decodes(make(), 1, ceiling, scale)["forward"]
+            found[f"{way}_{'dependent' if on else 'usual'}"] = step
+    return found
 
 
 def prompt(generator: np.random.Generator, length: int, engine: BuiltEngine) -> np.ndarray[Any, Any]:

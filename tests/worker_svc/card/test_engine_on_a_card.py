@@ -4,7 +4,7 @@ launched behind them wait for nothing, and what does not fit is refused with wor
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -14,57 +14,32 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from triton.compiler.errors import CompilationError
-from triton.runtime.errors import OutOfResources
 
 from benchmarks.random_llama import RandomCheckpoint, llama
-from tandem.worker.checkpoints.grouped import Float8Rows
 from tandem.worker.checkpoints.model_config import ClampedSwiGLU, Experts, QueryGrowth
 from tandem.worker.engine.guides.guide import Guide
-from tandem.worker.engine.process import build, calibration
+from tandem.worker.engine.process import build
 from tandem.worker.engine.process.build import BuiltEngine, build_engine
-from tandem.worker.engine.process.config import BuildError, EngineConfig
+from tandem.worker.engine.process.config import EngineConfig
 from tandem.worker.engine.request import Drafting, LogprobOptions, Request, Stopping
 from tandem.worker.engine.sampler import prepare
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.stops import StopSequences
 from tandem.worker.model.cuda import experts
+from tandem.worker.model.cuda import products as cuda_products
 from tandem.worker.model.cuda.graphs import GraphedRunner
-from tandem.worker.model.cuda.operations import TritonOperations
-from tandem.worker.model.cuda.products import same_bits
-from tandem.worker.model.float8 import Float8Weight, to_float8
+from tandem.worker.model.cuda.kernels import dependent
 from tandem.worker.model.runner import Work
 from tests.worker_svc.card.virtual_card import DEVICE, VirtualCard, Wait, absent, present
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real card")
+pytestmark = [
+    pytest.mark.usefixtures("_quick"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real card"),
+]
 
 MODEL = replace(llama("tiny", 64), vocab_size=160)
 GREEDY = Sampling(temperature=0.0)
 MODES = [pytest.param(True, id="reproducible"), pytest.param(False, id="fast")]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quick() -> Iterator[None]:
-    """Every row more costs a processor time: less padding, and keys are learnt from a few tokens."""
-    on = TritonOperations.on
-
-    def with_few_rows(device: torch.device, **options: bool) -> TritonOperations:
-        operations = on(device, **options)
-        operations.row_multiple = min(4, operations.row_multiple)
-        return operations
-
-    with (
-        patch.object(calibration, "TOKENS", 4),
-        patch.object(TritonOperations, "on", staticmethod(with_few_rows)),
-        patch("tandem.worker.engine.process.build.sampler.prepare"),  # but for the tests that want it
-    ):
-        yield
-
-
-@pytest.fixture
-def card() -> Iterator[VirtualCard]:
-    with present(VirtualCard()) as there:
-        yield there
 
 
 @pytest.fixture(scope="module")
@@ -402,78 +377,12 @@ def test_few_bits_are_recorded_too(options: dict[str, object], card: VirtualCard
     assert card.replays
 
 
-# ------------------------------------------------------------------------------------------------------------ memory
-
-
-def test_the_cache_takes_its_share_of_what_is_free(card: VirtualCard) -> None:
-    card.memory = 2_000_000
-    engine = built(kv_cache_tokens=0, max_running_requests=400, max_batch_tokens=400, cuda_graphs=False)
-    assert engine.kv_cache_bytes > 0.4 * card.memory
-    assert card.most <= card.memory
-    answers(engine, some_requests(3, GREEDY))
-
-
-@pytest.mark.parametrize(
-    ("memory", "options", "what", "advice"),
-    [
-        (100_000, {}, "the weights", "quantize it"),
-        (430_000, {"kv_cache_tokens": 0}, "a step beside the weights", "lower max_batch_tokens"),
-        (2_000_000, {"kv_cache_tokens": 80_000}, "the KV cache", "lower kv_cache_tokens"),
-        (0, {"max_running_requests": 64, "max_batch_tokens": 64}, "the recordings of CUDA graphs", "cuda_graphs off"),
-        (560_000, {"draft_model": "draft"}, "the draft model's weights", "without draft_model"),
-    ],
-)
-def test_what_does_not_fit_is_refused_with_what_to_do(
-    memory: int, options: dict[str, object], what: str, advice: str, card: VirtualCard, monkeypatch: pytest.MonkeyPatch
+def test_kernels_that_begin_early_are_recorded_and_answer_alike(
+    card: VirtualCard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "open_checkpoint", lambda path: checkpoint())
-    if not memory:
-        built(**options, cuda_graphs=False)
-        memory = card.most + 1000
-        card.forget()
-    card.memory = memory
-    with pytest.raises(BuildError, match=rf"too small for {what}.*{advice}"):
-        built(**options)
-
-
-def test_a_card_that_is_too_old_is_refused_in_one_line(card: VirtualCard) -> None:
-    card.capability = (7, 5)
-    with pytest.raises(
-        BuildError, match=r"^a virtual card has compute capability 7\.5, .* from 8\.0 .* device to cpu$"
-    ):
-        built()
-
-
-@pytest.mark.parametrize("why", [OutOfResources(106_500, 101_376, "shared memory"), CompilationError(None, None, "no")])
-def test_a_kernel_that_a_card_does_not_take_is_a_refusal_in_one_line(
-    why: Exception, card: VirtualCard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def launch(*arguments: object) -> None:
-        raise why
-
-    monkeypatch.setattr(card, "launch", launch)
-    with pytest.raises(
-        BuildError, match=r"^a kernel for a step beside the weights and the KV cache cannot run .* cpu$"
-    ):
-        built()
-
-
-def test_a_card_without_8_bit_floats_multiplies_such_weights_as_plain_ones(card: VirtualCard) -> None:
-    card.capability = (8, 0)
-    weight = Float8Weight(48, 64, DEVICE)
-    q = to_float8(torch.randn(48, 64))
-    weight.fill(0, Float8Rows(q.q.to(DEVICE), q.scale.to(DEVICE)))
-    x = torch.randn(3, 64, dtype=torch.bfloat16).to(DEVICE)
-    expected = weight(x)
-    weight.product = weight.plain_product = same_bits  # as where the library lets a row's bits depend on the others
-    card.launches.clear()
-    torch.testing.assert_close(weight(x).cpu(), expected.cpu())
-    assert "_product" in card.launches
-    # The kernel's numbers are all bf16, which it was given: nothing of it is compiled for 8-bit floats.
-    assert not any("float8" in str(key) for key in card.compiled["_product"])
-
-
-def test_a_card_that_is_too_old_for_fp8_keys_is_refused(card: VirtualCard) -> None:
-    card.capability = (8, 0)
-    with pytest.raises(BuildError, match=r"8\.9 or newer, which a virtual card is not"):
-        built(kv_cache_dtype="fp8")
+    monkeypatch.setattr(dependent, "ON", True)
+    monkeypatch.setattr(cuda_products, "FAST_ROWS", 16)
+    on_card = answers(built(), some_requests(4, GREEDY))
+    early = {name for name, variants in card.compiled.items() if all("launch_pdl" in str(key) for key in variants)}
+    assert card.replays and early >= {"_store", "_attend", "_add_norm", "_swiglu", "_product"}
+    assert_alike(on_card, on_processor(some_requests(4, GREEDY)))

@@ -12,9 +12,12 @@ import torch
 import triton
 import triton.language as tl
 
+from tandem.worker.model.cuda.kernels.dependent import is_dependent, options, wait_for_inputs
+
 
 @triton.jit
-def _add_norm(x, delta, weight, out, size, eps, HAS_DELTA: tl.constexpr, BLOCK: tl.constexpr):
+def _add_norm(x, delta, weight, out, size, eps, HAS_DELTA: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64) * size
     place = tl.arange(0, BLOCK)
     inside = place < size
@@ -37,7 +40,9 @@ def add_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, 
     if rows:
         block = triton.next_power_of_2(size)
         warps = min(max(block // 512, 1), 16)
+        dependent = is_dependent(x.device)
         _add_norm[(rows,)](
-            x, x if delta is None else delta, weight, out, size, eps, delta is not None, block, num_warps=warps
-        )
+            x, x if delta is None else delta, weight, out, size, eps, delta is not None, block, dependent,
+            num_warps=warps, **options(dependent),
+        )  # fmt: skip
     return out

@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 
 from tandem.worker.model.cuda.kernels.card import card_of
+from tandem.worker.model.cuda.kernels.dependent import is_dependent, options, wait_for_inputs
 from tandem.worker.model.cuda.kernels.tiles import (
     Stored,
     beginning,
@@ -66,8 +67,9 @@ def _attend(
     tables, blocks, jobs, num_jobs, lines, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, M: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     PAGE: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
-    CAP: tl.constexpr, SINKS: tl.constexpr, FORMAT: tl.constexpr, INT4_GROUP: tl.constexpr,
+    CAP: tl.constexpr, SINKS: tl.constexpr, FORMAT: tl.constexpr, INT4_GROUP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    wait_for_inputs(DEPENDENT)
     line = tl.arange(0, M)
     coordinate = tl.arange(0, D_PAD)
     for turn in range(tl.program_id(0), tl.load(num_jobs) * KV_HEADS, tl.num_programs(0)):
@@ -121,8 +123,9 @@ def _attend(
 def _combine(
     out, partial_m, partial_l, partial_o, sinks, blocks, lines,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, M: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    SINKS: tl.constexpr,
+    SINKS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    wait_for_inputs(DEPENDENT)
     block = blocks + tl.program_id(0) * 6
     first = tl.load(block + 4)
     partials = tl.load(block + 5)
@@ -185,16 +188,19 @@ def paged_attention(
     rows = matrix_rows(queries, group)
     assert q.is_contiguous() and out.is_contiguous() and split % tile == 0
     m, l, o = partials
+    dependent = is_dependent(q.device)
     _attend[(programs,)](
         q, out, m, l, o, *numbers_and_constants(keys), *numbers_and_constants(values), q if sinks is None else sinks,
         work.tables, work.blocks, work.jobs, work.num_jobs, m.shape[-1], scale / math.log(2),
         kv_heads, group, rows, stored.head_dim, stored.padded, page_size, tile, split, window,
-        cap, sinks is not None, stored.format, stored.group,
+        cap, sinks is not None, stored.format, stored.group, dependent,
         num_warps=8 if converted(q, keys[0]) else _warps(rows, stored),
         num_stages=block_of(rows, tile, q, keys[0], stored).depth(IN_FLIGHT, card_of(q.device)),
+        **options(dependent),
     )  # fmt: skip
     if len(m):
         _combine[(work.blocks.shape[0], kv_heads)](
             out, m, l, o, q if sinks is None else sinks, work.blocks, m.shape[-1], kv_heads, group, rows,
-            stored.head_dim, stored.padded, sinks is not None, num_warps=_warps(rows, stored),
+            stored.head_dim, stored.padded, sinks is not None, dependent, num_warps=_warps(rows, stored),
+            **options(dependent),
         )  # fmt: skip

@@ -19,6 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
+from tandem.worker.model.cuda.kernels.dependent import fetch_ahead, is_dependent, options, wait_for_inputs
+
 _BLOCK = 1024  # numbers of a row that `add_up` takes at once
 _PROGRAMS = 264  # that fit on an H200 at a time, two for each of its processors
 _BUSY = 96  # programs that read as much as a GPU can
@@ -38,6 +40,7 @@ class Tile(NamedTuple):
 def _product(
     x, w, scale, out, partial, rows, columns, outputs, split, each,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, WHOLE: tl.constexpr, SCALED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     # Programs side by side share a tile of W, which comes from memory once, and x stays in the cache.
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
@@ -51,6 +54,13 @@ def _product(
     w_at = tl.arange(0, N)[:, None] * columns + column[None, :]
     at_all = row[:, None] * outputs + output[None, :]
     mask_all = real & (output < outputs)[None, :]
+    if DEPENDENT:  # the first tiles of W are on their way while the kernel before this one ends
+        LINE: tl.constexpr = 1024 // w.dtype.element_ty.primitive_bitwidth  # numbers
+        beginning = tl.program_id(2) * each * split
+        ahead = tl.minimum(beginning + tl.arange(0, 4 * K // LINE) * LINE, columns - 1)
+        lines = tl.minimum(tl.program_id(1) * N + tl.arange(0, N), outputs - 1).to(tl.int64) * columns
+        fetch_ahead(w + lines[:, None] + ahead[None, :])
+    wait_for_inputs(DEPENDENT)
     total = tl.zeros([M, N], tl.float32)
     for number in range(tl.program_id(2) * each, (tl.program_id(2) + 1) * each):
         summed_up = tl.zeros([M, N], tl.float32)
@@ -73,7 +83,10 @@ def _product(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _add_up(partial, scale, out, rows, outputs, splits, SCALED: tl.constexpr, BLOCK: tl.constexpr):
+def _add_up(
+    partial, scale, out, rows, outputs, splits, SCALED: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+):  # fmt: skip
+    wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = channel < outputs
@@ -89,9 +102,11 @@ def add_up(partial: torch.Tensor, scale: torch.Tensor | None, out: torch.Tensor)
     """Fills `out` `[N, outputs]` with the sum of `partial` `[splits, N, outputs]` float32 in the order of the splits,
     times a `scale` for each output."""
     splits, rows, outputs = partial.shape
+    dependent = is_dependent(out.device)
     _add_up[(rows, triton.cdiv(outputs, _BLOCK))](
-        partial, out if scale is None else scale, out, rows, outputs, splits, scale is not None, _BLOCK
-    )
+        partial, out if scale is None else scale, out, rows, outputs, splits, scale is not None, _BLOCK, dependent,
+        **options(dependent),
+    )  # fmt: skip
 
 
 def product(x: torch.Tensor, w: torch.Tensor, tile: Tile, scale: torch.Tensor | None = None) -> torch.Tensor:
@@ -108,12 +123,14 @@ def product(x: torch.Tensor, w: torch.Tensor, tile: Tile, scale: torch.Tensor | 
     split = triton.cdiv(triton.cdiv(columns, splits), tile.columns) * tile.columns
     splits = triton.cdiv(columns, split)
     programs = triton.cdiv(rows, tile.rows), blocks
+    dependent = is_dependent(x.device)
     several = splits > 1 and programs[0] * blocks < _BUSY  # else a second kernel would only take time
     partial = torch.empty((splits if several else 0, rows, outputs), dtype=torch.float32, device=x.device)
     _product[(*programs, splits if several else 1)](
         x, w, out if scale is None else scale, out, partial, rows, columns, outputs, split, 1 if several else splits,
-        *tile, columns % tile.columns == 0, scale is not None, num_warps=4,
+        *tile, columns % tile.columns == 0, scale is not None, dependent, num_warps=4,
         num_stages=_ON_THEIR_WAY + (1 if tile.rows >= 64 else 2),  # Hopper's matrix units read tiles where they lie
+        **options(dependent),
     )  # fmt: skip
     if several:
         add_up(partial, scale, out)

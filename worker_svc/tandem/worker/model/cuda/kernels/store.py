@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tandem.worker.model.cuda.kernels.dependent import is_dependent, options, wait_for_inputs
 from tandem.worker.model.cuda.kernels.tiles import INT4, INT8, Stored, numbers_and_constants
 from tandem.worker.model.kv_formats import Parts
 
@@ -64,8 +65,9 @@ def _store(
     qkv, q_out, cos, sin, slots, mean, scale, k_numbers, k_constants, v_numbers, v_constants, rows, row_stride,
     ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     PAGE: tl.constexpr, ROTATED: tl.constexpr, CHANNELS: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
-    GROUP_PAD: tl.constexpr,
+    GROUP_PAD: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    wait_for_inputs(DEPENDENT)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     real = row < rows
     head = tl.program_id(1)
@@ -159,10 +161,12 @@ def rotate_and_store(
     mean, scale = channels or (qkv, qkv)
     if rows:
         block = min(_MOST_ROWS, triton.next_power_of_2(rows))
+        dependent = is_dependent(q.device)
         _store[(triton.cdiv(rows, block), all_heads)](
             qkv, q, cos, sin, slots, mean, scale, *numbers_and_constants(keys), *numbers_and_constants(values),
             rows, qkv.stride(0), block, heads, kv_heads, head_dim, stored.padded, page_size,
             cos.shape[-1] if rotation else 0, channels is not None,
-            stored.format, stored.group, triton.next_power_of_2(stored.group), num_warps=4 if block >= 8 else 1,
+            stored.format, stored.group, triton.next_power_of_2(stored.group), dependent,
+            num_warps=4 if block >= 8 else 1, **options(dependent),
         )  # fmt: skip
     return q

@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from tandem.worker.model.cuda.kernels.dependent import is_dependent, options, wait_for_inputs
+
 _BLOCK = 1024
 SWIGLU, CLAMPED = tl.constexpr(1), tl.constexpr(2)  # 0: no gate
 
@@ -23,7 +25,8 @@ def gated(gate, up, alpha, limit, GATE: tl.constexpr):
 
 
 @triton.jit
-def _swiglu(gate_up, out, size, BLOCK: tl.constexpr):
+def _swiglu(gate_up, out, size, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
@@ -38,5 +41,6 @@ def swiglu(gate_up: torch.Tensor, size: int) -> torch.Tensor:
     rows = gate_up.shape[0]
     out = gate_up.new_empty((rows, size))
     if rows:
-        _swiglu[(rows, triton.cdiv(size, _BLOCK))](gate_up, out, size, _BLOCK)
+        dependent = is_dependent(gate_up.device)
+        _swiglu[(rows, triton.cdiv(size, _BLOCK))](gate_up, out, size, _BLOCK, dependent, **options(dependent))
     return out
