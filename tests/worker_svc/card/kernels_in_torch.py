@@ -38,6 +38,13 @@ def _add_norm(a: Any, grid: Grid) -> None:
     out.copy_(wide / (wide.square().mean(-1, keepdim=True) + a.eps).sqrt() * a.weight.float())
 
 
+def _norm_heads(a: Any, grid: Grid) -> None:
+    assert a.qkv.stride() == (a.row_stride, a.D, 1) and a.HEADS < grid[1] < a.qkv.shape[1] and len(a.qkv) == grid[0]
+    for part, weight in ((a.qkv[:, : a.HEADS], a.q_weight), (a.qkv[:, a.HEADS : grid[1]], a.k_weight)):
+        wide = part.float()
+        part.copy_(wide / (wide.square().mean(-1, keepdim=True) + a.eps).sqrt() * weight.float())
+
+
 def _swiglu(a: Any, grid: Grid) -> None:
     gate, up = a.gate_up.view(grid[0], 2, a.size).float().unbind(1)
     assert a.BLOCK * grid[1] >= a.size
@@ -404,7 +411,8 @@ def scaled_product(
 KERNELS: dict[str, Callable[[Any, Grid], None]] = {
     each.__name__: each
     for each in (
-        _add_norm, _swiglu, _survey, _decide, _add_at, _store, _attend, _combine, _prefill, _quantized_product,
+        _add_norm, _norm_heads, _swiglu, _survey, _decide, _add_at, _store, _attend, _combine, _prefill,
+        _quantized_product,
         _product, _add_up, _plain, _rows_to_float8, _route, _arrange, _weigh, _expert_product, _words_product,
         _int8_expert_product, _words_expert_product,
     )

@@ -110,6 +110,12 @@ class Operations(Protocol):
         """
         ...
 
+    def norm_heads(
+        self, qkv: torch.Tensor, heads: int, q_weight: torch.Tensor, k_weight: torch.Tensor, eps: float
+    ) -> None:
+        """Replaces each head of queries and keys by its norm, in `qkv` `[N, heads + 2 kv_heads, head_dim]`."""
+        ...
+
     def swiglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
         """Computes `silu(gate) * up` of `[N, 2 size]` in float32."""
         ...
@@ -160,6 +166,15 @@ class TorchOperations:
         qk = rotate(qkv[:, : heads + kv_heads], *rotation)
         cache.write(layer, slots, qk[:, heads:], qkv[:, heads + kv_heads :])
         return cache.scale_queries(layer, qk[:, :heads])
+
+    def norm_heads(
+        self, qkv: torch.Tensor, heads: int, q_weight: torch.Tensor, k_weight: torch.Tensor, eps: float
+    ) -> None:
+        kv_heads = (qkv.shape[1] - heads) // 2
+        for part, weight in ((qkv[:, :heads], q_weight), (qkv[:, heads : heads + kv_heads], k_weight)):
+            # Of one head, reshape makes no copy, and a kernel wants its rows to follow each other.
+            rows = part.reshape(-1, len(weight)).contiguous()
+            part.copy_(self.add_norm(rows, None, weight, eps).view(part.shape))
 
     def swiglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
         gate, up = gate_up[:, :size], gate_up[:, size:]

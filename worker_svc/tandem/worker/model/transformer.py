@@ -216,8 +216,11 @@ class Layer(torch.nn.Module):
         if self.q_norm is None or self.k_norm is None:
             return
         heads, kv_heads = self._normalized_heads
+        if self._config.qk_norm == "head":
+            weights = self.q_norm.weight, self.k_norm.weight
+            self._operations.norm_heads(qkv, heads, *weights, self._config.norm_eps)
+            return
         for part, norm in ((qkv[:, :heads], self.q_norm), (qkv[:, heads : heads + kv_heads], self.k_norm)):
-            # Of one head, reshape makes no copy, and a kernel wants its rows to follow each other.
             part.copy_(norm(part.reshape(-1, len(norm.weight)).contiguous()).view(part.shape))
 
     def destinations(self, config: ModelConfig) -> dict[str, Destination]:

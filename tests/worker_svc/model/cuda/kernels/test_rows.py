@@ -8,6 +8,7 @@ import torch
 from tandem.worker.checkpoints.grouped import Float8Rows
 from tandem.worker.model.cuda.kernels.add_norm import add_norm
 from tandem.worker.model.cuda.kernels.float8 import rows_to_float8
+from tandem.worker.model.cuda.kernels.norm_heads import norm_heads
 from tandem.worker.model.cuda.kernels.swiglu import swiglu
 from tandem.worker.model.float8 import to_float8
 from tests.worker_svc.model.cuda.kernels.conftest import DEVICE, DTYPES
@@ -46,6 +47,25 @@ def test_the_norm_equals_torch_in_float64(size: int, dtype: torch.dtype, with_de
     assert torch.equal(x, total)
     torch.testing.assert_close(ours.double(), expected, rtol=ERRORS[dtype], atol=1e-6)
     assert torch.equal(ours[[0, 6]], alone)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("size", "kv_heads"), [(48, 1), (128, 3)])
+def test_the_norm_of_heads_equals_torch_in_float64(size: int, kv_heads: int, dtype: torch.dtype) -> None:
+    heads = 2 * kv_heads
+    projected = random(5, (heads + 2 * kv_heads) * size + 16, dtype=dtype)  # with more behind it in each row
+    q_weight, k_weight = random(2, size, dtype=dtype)
+    qkv = projected[:, :-16].view(5, -1, size)
+    before, alone = projected.clone(), projected[3:4].clone()
+    norm_heads(qkv, heads, q_weight, k_weight, 1e-5)
+    was = before[:, :-16].view(5, -1, size)
+    for part, weight in ((slice(0, heads), q_weight), (slice(heads, heads + kv_heads), k_weight)):
+        expected = add_norm_reference(was[:, part], None, weight, 1e-5)
+        torch.testing.assert_close(qkv[:, part].double(), expected, rtol=ERRORS[dtype], atol=1e-6)
+    assert torch.equal(qkv[:, heads + kv_heads :], was[:, heads + kv_heads :])
+    assert torch.equal(projected[:, -16:], before[:, -16:])
+    norm_heads(alone[:, :-16].view(1, -1, size), heads, q_weight, k_weight, 1e-5)
+    assert torch.equal(alone, projected[3:4])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

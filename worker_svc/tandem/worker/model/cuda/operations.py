@@ -20,6 +20,7 @@ from tandem.worker.model.cuda import products as cuda_products
 from tandem.worker.model.cuda.experts import JoinedExperts
 from tandem.worker.model.cuda.kernels.add_norm import add_norm
 from tandem.worker.model.cuda.kernels.card import HOPPER, Card, card_of
+from tandem.worker.model.cuda.kernels.norm_heads import norm_heads
 from tandem.worker.model.cuda.kernels.paged_attention import (
     IN_FLIGHT,
     PagedWork,
@@ -282,6 +283,11 @@ class TritonOperations:
         stored = Stored.of(cache.shape.format, cache.shape.head_dim)
         channels = cache.key_channels[layer] if cache.key_channels else None
         return rotate_and_store(qkv, rotation, cache.keys[layer], cache.values[layer], stored, slots, channels)
+
+    def norm_heads(
+        self, qkv: torch.Tensor, heads: int, q_weight: torch.Tensor, k_weight: torch.Tensor, eps: float
+    ) -> None:
+        norm_heads(qkv, heads, q_weight, k_weight, eps)
 
     def delta_rule(
         self, weights: DeltaWeights, layer: int, mixed: torch.Tensor, gates: torch.Tensor, plan: StatePlan
