@@ -290,6 +290,7 @@ def test_speculation_changes_no_answer(drafts: str, card: VirtualCard, monkeypat
     assert statistics.draft_tokens_proposed
     if drafts == "by a model":  # which is the model itself, and draws by the same numbers
         assert statistics.draft_tokens_accepted == statistics.draft_tokens_proposed
+        assert card.replays >= statistics.draft_tokens_proposed // 4  # of so many requests at a time
     plain = some_requests(5, GREEDY, Sampling(temperature=0.6, top_p=0.9), Sampling(temperature=0.9))
     assert_alike(on_card, on_processor(plain))
 

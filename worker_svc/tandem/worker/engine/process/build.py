@@ -114,13 +114,14 @@ def build_engine(
     channels = key_channels(model, device, dtype, checkpoint.bos_id) if shape.format.normalizes_keys else None
     with fitting("the KV cache", "lower kv_cache_tokens or kv_cache_fraction, or set kv_cache_dtype to int8"):
         cache = KVCache(shape, device, channels)
-        draft_runner = ModelRunner(draft, KVCache(draft_shape, device)) if draft and draft_shape else None
+        draft_cache = KVCache(draft_shape, device) if draft_shape is not None else None
         states = StateCache(state_shape, device) if state_shape is not None else None
     if state_shape is not None:
         logger.info(
             "%d slots for states of sequences, %d MiB each", state_shape.slots, state_shape.bytes_per_slot >> 20
         )
     runner, row_invariant = _runner(model, cache, states, config, ranks)
+    draft_runner = _draft_runner(draft, draft_cache, config, ranks) if draft and draft_cache else None
     sampler.prepare(served.vocab_size, device)
     return BuiltEngine(
         engine=_engine(config, checkpoint, runner, draft_runner, ranks),
@@ -255,27 +256,37 @@ def _runner(
     apart = model.experts_apart if cache.device.type == "cuda" else ""
     if apart:
         logger.warning("experts are computed one after the other, which is slow, and steps are not recorded: %s", apart)
-    recordable = not apart and ranks.size == 1
-    if cache.device.type != "cuda" or not config.cuda_graphs or not recordable:
+    if not _is_recorded(model, cache, config, ranks):
         runner = ModelRunner(model, cache, states)
-        return runner, _choose_padding(runner, lambda: None)
+    else:
+        from tandem.worker.model.cuda.graphs import GraphedRunner
+
+        runner = GraphedRunner(model, cache, config.max_running_requests)
+    with fitting("a step beside the weights and the KV cache", "lower kv_cache_tokens or kv_cache_fraction"):
+        return runner, choose_padding(runner, lambda: _record(runner))
+
+
+def _is_recorded(model: Transformer, cache: KVCache, config: EngineConfig, ranks: Ranks) -> bool:
+    return cache.device.type == "cuda" and config.cuda_graphs and not model.experts_apart and ranks.size == 1
+
+
+def _record(runner: ModelRunner) -> None:
+    with fitting(
+        "the recordings of CUDA graphs", "lower kv_cache_fraction or max_running_requests, or switch cuda_graphs off"
+    ):
+        runner.prepare(lambda done, total: logger.info("recorded %d of %d CUDA graphs", done, total))
+
+
+def _draft_runner(draft: Transformer, cache: KVCache, config: EngineConfig, ranks: Ranks) -> ModelRunner:
+    """Makes the draft model's runner, whose steps are decodes nearly all."""
+    if not _is_recorded(draft, cache, config, ranks):
+        return ModelRunner(draft, cache)
     from tandem.worker.model.cuda.graphs import GraphedRunner
 
-    recorded = GraphedRunner(model, cache, config.max_running_requests)
-
-    def record() -> None:
-        with fitting(
-            "the recordings of CUDA graphs",
-            "lower kv_cache_fraction or max_running_requests, or switch cuda_graphs off",
-        ):
-            recorded.prepare(lambda done, total: logger.info("recorded %d of %d CUDA graphs", done, total))
-
-    return recorded, _choose_padding(recorded, record)
-
-
-def _choose_padding(runner: ModelRunner, record: Callable[[], None]) -> bool:
-    with fitting("a step beside the weights and the KV cache", "lower kv_cache_tokens or kv_cache_fraction"):
-        return choose_padding(runner, record)
+    runner = GraphedRunner(draft, cache, config.max_running_requests)
+    runner.row_multiple = 1  # a draft's bits decide about no answer
+    _record(runner)
+    return runner
 
 
 def served_config(model: ModelConfig, config: EngineConfig) -> ModelConfig:
