@@ -122,8 +122,9 @@ def attend(case: Case, everything: bool) -> None:
     q = operations.rotate_and_store(qkv, rotation, cache, 0, torch.zeros(2, 217, dtype=torch.int64))
     if not case.reproducible and not everything:
         segments = segments[2:]
+    special = (30.0, torch.zeros(case.heads)) if case.window else (0.0, None)  # a soft cap and sinks
     for some in (segments[:1], segments):
-        operations.plan(some, cache, case.heads, case.window).attend(cache.keys[0], cache.values[0], q, 1.0)
+        operations.plan(some, cache, case.heads, case.window).attend(cache.keys[0], cache.values[0], q, 1.0, *special)
 
 
 def experts(case: Case, everything: bool) -> None:
