@@ -24,7 +24,7 @@ STAMP := $(VENV)/.installed
 C_FILES = $(shell find svc_common tokenizer_svc worker_svc -name '*.[ch]')
 BIN := $(VENV)/bin
 
-.PHONY: run test check lint types protos fresh buf chaos soak hostile fuzz compose-test clean
+.PHONY: run test check lint types protos fresh buf chaos soak hostile fuzz parsers conformance compose-test clean
 
 # The stamp is written last: an interrupted installation is begun again.
 $(STAMP): pyproject.toml constraints.txt
@@ -82,5 +82,14 @@ hostile: $(STAMP)
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(FUZZ_FLAGS)
 
+# Every format of answers: the same events in any cut, nothing lost of what is broken.
+parsers: $(STAMP)
+	$(BIN)/python -m tests.tokenizer_svc.answers.fuzz --cuts $(or $(CUTS),10000) --mutated $(or $(MUTATED),1000)
+
+# LiteLLM and lm-eval, in an environment of their own, against the demo model behind the HTTP door.
+conformance: $(STAMP)
+	test -x .conformance/bin/lm_eval || (python3 -m venv .conformance && .conformance/bin/pip install -q litellm mcp 'lm_eval[api]')
+	HF_DATASETS_OFFLINE=1 HF_HOME=$(CURDIR)/.conformance/cache $(BIN)/python -m tests.conformance $(CURDIR)/.conformance/bin/python
+
 clean:
-	rm -rf $(VENV) .buf
+	rm -rf $(VENV) .buf .conformance

@@ -62,6 +62,7 @@ def make_app(
         Route("/v1/messages/count_tokens", messages.count, methods=["POST"]),
         Route("/tokenize", texts.tokenize, methods=["POST"]),
         Route("/detokenize", texts.detokenize, methods=["POST"]),
+        Route("/tokenizer_info", texts.info),
     ]
     page = page_routes() if settings.page else []
     border = Middleware(

@@ -1,7 +1,8 @@
-"""POST /tokenize and /detokenize, in the words of vLLM's."""
+"""POST /tokenize and /detokenize, GET /tokenizer_info, in the words of vLLM's."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -40,6 +41,14 @@ class Tokenized(msgspec.Struct):
     max_model_len: int | None
     tokens: list[int]
     token_strs: list[str] | None = None
+
+
+class Info(msgspec.Struct):
+    tokenizer_class: str
+    vocab_size: int
+    bos_token: str | None
+    eos_token: str | None
+    fingerprint: str
 
 
 class Detokenized(msgspec.Struct):
@@ -88,6 +97,20 @@ class Tokens:
             )
         )
 
+    async def info(self, request: Request) -> Response:
+        """What evaluations ask for before they count tokens by themselves; the template is not told."""
+        told = await self._upstream.described()
+        texts = {token.id: token.text for token in told.special_tokens}
+        return _json(
+            Info(
+                tokenizer_class=told.vocabulary_type,
+                vocab_size=told.vocabulary_size,
+                bos_token=_text_of(texts, told.bos_id),
+                eos_token=_text_of(texts, told.eos_id),
+                fingerprint=told.fingerprint,
+            )
+        )
+
     async def detokenize(self, request: Request) -> Response:
         """Ids to text, control tokens included."""
         call, fields = call_of(request), read_detokenize(await body_of(request))
@@ -98,6 +121,10 @@ class Tokens:
             fields.tokens, tokenizer=self._upstream.tokenizer, unparse_special=True, **call.options
         )
         return _json(Detokenized(text))
+
+
+def _text_of(texts: Mapping[int, str], token: int | None) -> str | None:
+    return None if token is None else texts.get(token)
 
 
 def _json(content: msgspec.Struct) -> Response:

@@ -135,9 +135,13 @@ class Upstream:
         self._known = found or self._known  # workers that restart tell nothing
         return self._known
 
+    async def described(self) -> TokenizerInfo:
+        """What the tokenizer is."""
+        return await self._described.get()
+
     async def bounds_reasoning(self, *, with_tools: bool) -> bool:
         """Whether the length of the model's reasoning can be bounded, where it reasons at all."""
-        told = await self._described.get()
+        told = await self.described()
         return bool(told.reasoning_end_ids) and not (with_tools and told.answer_format == "harmony")
 
     async def _describe(self) -> TokenizerInfo:

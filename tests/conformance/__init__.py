@@ -1,0 +1,1 @@
+"""Others' clients against a door with the demo model; `make conformance` runs them in an environment of their own."""
