@@ -88,12 +88,19 @@ def test_fp8_products_of_our_kernel_equal_float64_and_a_row_has_the_same_bits_in
 
 def test_draws_over_a_large_vocabulary_are_those_of_a_cpu() -> None:
     count = 64
-    requests = [Request.make(i, [i], Sampling(temperature=float(i % 4) / 2, seed=i), Stopping(9)) for i in range(count)]
+    kinds = [
+        {}, {"top_p": 0.9}, {"top_k": 20, "top_p": 0.95}, {"min_p": 0.02}, {"top_n_sigma": 1.0}, {"top_k": 600},
+        {"repetition_penalty": 1.2}, {"frequency_penalty": 0.5, "top_p": 0.9, "banned_ids": (5,)},
+    ]  # fmt: skip
+    requests = [
+        Request.make(i, [i], Sampling(temperature=float(i % 4) / 2, seed=i, **kinds[i % 8]), Stopping(9))  # type: ignore[arg-type]
+        for i in range(count)
+    ]
     logits = torch.randn(count, 128256, generator=torch.Generator().manual_seed(0)) * 3
     rows, table = Rows.next_tokens(requests), SamplingTable(2 * count)
     on_cpu = sample(logits.clone(), rows, table).ids
     launched = launch(logits.cuda(), rows, table)
-    assert launched.ids.is_cuda
+    assert launched.ids.is_cuda and not launched.waited
     assert np.array_equal(launched.read().ids, on_cpu)
     # In the company of rows that ask for more, by the general way.
     other = Request.make(count, [1], Sampling(top_p=0.9), Stopping(9), logprobs=LogprobOptions(sampled=True))
