@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import openai
+import psutil
 import pytest
 
 pytest.importorskip(
@@ -44,13 +45,15 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet(repository: Path, folder: Path, *flags: str, policy: str = "cache_aware") -> AsyncIterator[Fleet]:
+async def fleet(
+    repository: Path, folder: Path, *flags: str, policy: str = "cache_aware", worker: str = "--metrics-port=0"
+) -> AsyncIterator[Fleet]:
     demo = repository / "models" / "demo"
     async with AsyncExitStack() as stack:
         workers = []
         for name in ("one", "two"):
             (folder / name).mkdir()
-            settings = ("--gateway", "--kv-cache-tokens=8192", f"--page-size={PAGE}", "--metrics-port=0")
+            settings = ("--gateway", "--kv-cache-tokens=8192", f"--page-size={PAGE}", worker)
             started = running_worker(folder / name, "--model", str(demo), "--model-name=demo", *settings)
             workers.append(await stack.enter_async_context(started))
         addresses = [worker.address for worker in workers]
@@ -151,3 +154,32 @@ async def test_a_worker_that_drains_costs_nothing_and_one_that_is_killed_only_wh
         failures = await running
         assert len(failures) <= 16, "what ran there, and nothing after it"
         assert not await load(both, 30, asyncio.Event())
+
+
+async def test_a_worker_whose_engine_hangs_is_left_out(repository: Path, tmp_path: Path):
+    flags = ("--worker-wedge-secs", "2")
+    async with fleet(repository, tmp_path, *flags, worker="--engine-stall-seconds=3600") as both:
+        second = both.workers[1]
+        assert second.process is not None
+        children = psutil.Process(second.process.pid).children()
+        (engine,) = [each for each in children if "tandem.worker.engine.process.main" in each.cmdline()]
+        stuck = [asyncio.create_task(both.complete(f"{number} stuck", 400)) for number in range(16)]
+        while (await second.load(check=False)).output_tokens < 100:  # a prompt may take long; these are beyond it
+            pass
+        engine.suspend()
+        try:
+            in_a_row, asked = 0, 0
+            async with asyncio.timeout(120):
+                while in_a_row < 8:  # every second one would hang if it were still asked
+                    asked += 1
+                    try:
+                        async with asyncio.timeout(10):
+                            await both.complete(f"{asked} is anybody there?", 4)
+                        in_a_row += 1
+                    except TimeoutError:
+                        in_a_row, asked = 0, 0
+            assert not all(task.done() for task in stuck), "it hangs still"
+            assert "wedged" in (tmp_path / "smg.log").read_text(), "and that is why"
+        finally:
+            engine.resume()
+        await asyncio.gather(*stuck, return_exceptions=True)
