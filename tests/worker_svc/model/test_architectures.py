@@ -411,7 +411,7 @@ def assert_logits_agree(ours: Transformer, theirs: Any, length: int) -> None:
     # A state adds up all tokens; transformers does so in chunks, and is as far from float64 as we are.
     near = 1e-4 if ours.config.delta_net is None else 2e-4
     torch.testing.assert_close(whole, expected, atol=near, rtol=0)
-    for chunks in ([1], [WINDOW], [PAGE_SIZE, 5]):
+    for chunks in ([1], [PAGE_SIZE, 5]):
         assert torch.equal(logits_in_chunks(ours, ids, chunks), whole), chunks
 
 
@@ -420,11 +420,11 @@ def test_logits_equal_transformers_around_the_window(name: str, tmp_path: Path) 
     kind, changes = MODELS[name]
     theirs = saved(kind, tmp_path, **changes)
     ours = loaded(tmp_path)
-    for length in (WINDOW - 1, WINDOW + 1, 3 * WINDOW):
-        assert_logits_agree(ours, theirs, length)
+    assert_logits_agree(ours, theirs, 3 * WINDOW)
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if MODELS[name][0] in NEW])
+# The first of each kind.
+@pytest.mark.parametrize("name", {kind: name for name, (kind, _) in reversed(MODELS.items()) if kind in NEW}.values())
 def test_greedy_answers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     kind, changes = MODELS[name]
     theirs, prompt = saved(kind, tmp_path, **changes), some_ids(97, 9)
