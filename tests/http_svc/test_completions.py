@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -84,6 +85,8 @@ def test_tokens_and_text_lead_to_each_other(stack: Stack) -> None:
     told = stack.post("/tokenize", model="demo", prompt="O, é!", return_token_strs=True)
     assert told["count"] == len(told["tokens"]) == len(told["token_strs"]) and told["max_model_len"] == 512
     assert stack.post("/detokenize", tokens=told["tokens"][1:]) == {"prompt": "O, é!"}
+    info = httpx.get(f"{stack.url}/tokenizer_info", timeout=60).json()
+    assert info["vocab_size"] == 2048 and (info["bos_token"], info["eos_token"]) == ("<s>", "</s>")
 
 
 def test_models_are_those_of_the_workers(client: openai.OpenAI) -> None:
