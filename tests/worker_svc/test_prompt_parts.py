@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tandem.inference.v1 import inference_pb2 as pb
-from tandem.worker.front.server import PROMPT_PART_TOKENS, prompt_parts
+from tandem.worker.front.inference_servicer import PROMPT_PART_TOKENS, prompt_parts
 from tandem.worker.front.streams import OutputStream, Tokens
 from tandem.worker.front.validation import Delivery
 

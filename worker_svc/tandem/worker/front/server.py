@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,9 +16,7 @@ import grpc
 import numpy as np
 
 from tandem.common.bearer_tokens import BearerTokens
-from tandem.common.by_name import fields_of
 from tandem.common.callers import Metadata, caller_var, operator_refusal
-from tandem.common.contract import limit_violations
 from tandem.common.errors import (
     FieldViolation,
     ServiceError,
@@ -28,36 +24,33 @@ from tandem.common.errors import (
     already_exists,
     draining,
     failed_precondition,
-    internal,
     invalid_argument,
     not_found,
     resource_exhausted,
     unavailable,
 )
 from tandem.common.metrics import ServiceMetrics
-from tandem.common.request_log import tell
 from tandem.common.run_service import Lifecycle
 from tandem.common.turns import Turns
 from tandem.inference.v1 import admin_pb2_grpc, inference_pb2_grpc
 from tandem.inference.v1 import inference_pb2 as pb
-from tandem.limits.fields import limits_of
 from tandem.worker.engine.guides.outcome import CompileOutcome
 from tandem.worker.engine.outcome import Failure
 from tandem.worker.engine.process.handle import EngineDeath, EngineHandle, EngineStartError, ProcessEngine, ThreadEngine
-from tandem.worker.engine.process.messages import Ended, EngineInfo, Pages, Step, Submit, TopTokens, Vocabulary
+from tandem.worker.engine.process.messages import Ended, EngineInfo, Pages, Step, Submit, Vocabulary
 from tandem.worker.front.admin import OPERATOR_METHODS, admin_servicer
 from tandem.worker.front.admission import Admission
 from tandem.worker.front.gateway.page_feed import PageFeed
-from tandem.worker.front.generation_rules import DEFAULT_LENGTH_PENALTY, returns_best, samples_of
+from tandem.worker.front.generation_rules import samples_of
+from tandem.worker.front.inference_servicer import InferenceServicer
 from tandem.worker.front.limits import request_limits
 from tandem.worker.front.metrics import WorkerMetrics
-from tandem.worker.front.quarantine import SUSPICIONS_KEY, Probation, Quarantine, digest, told_suspicions
-from tandem.worker.front.request_facts import facts
-from tandem.worker.front.sampling_rules import effective_sampling
-from tandem.worker.front.streams import OutputStream, Tokens, best_outputs, next_due
+from tandem.worker.front.quarantine import Probation, Quarantine
+from tandem.worker.front.running import Running, request_digest
+from tandem.worker.front.streams import OutputStream
 from tandem.worker.front.supervisor import EngineSupervisor
 from tandem.worker.front.tokenizer_check import check_tokenizer, read_peer_files
-from tandem.worker.front.validation import validate, wants_logprobs
+from tandem.worker.front.validation import validate
 from tandem.worker.front.watchdog import Silence
 from tandem.worker.settings import WorkerSettings
 
@@ -66,35 +59,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tandem.worker")
 
-PROMPT_PART_TOKENS = 1024  # of a message
-_PROMPT_PART_OTHERS = 8192  # other tokens in it, at most
 _LARGE = 32 << 10  # bytes of a request that is checked when its turn has come
-_ABORT_LIMITS = limits_of(pb.AbortRequest.DESCRIPTOR)
 _STALL_SECONDS = {"cpu": 30.0, "cuda": 60.0}
 # A step of a large model on a busy processor takes minutes; on a GPU a step is short, and a host that waits for a GPU
 # that is gone uses its processor.
 _COMPUTING_COUNTS = {"cpu": 0.1, "cuda": 1.0}
-
-
-@dataclass(slots=True, eq=False)
-class _Running:
-    """A request between admission and its end."""
-
-    request_id: str
-    streams: list[OutputStream]  # one a sample
-    prompt_tokens: int
-    admitted_tokens: int
-    received_at: float
-    caller: str
-    request: pb.GenerateRequest
-    key: bytes  # `digest` of the request, where that was needed
-    suspicions: int  # engines that died in its first step
-    submitted: bool = False
-
-    @property
-    def begun(self) -> bool:
-        """Tells whether the request has a token."""
-        return any(stream.sent or stream.pending for stream in self.streams)
 
 
 class WorkerService:
@@ -127,10 +96,10 @@ class WorkerService:
             max_tokens=settings.max_waiting_tokens,
         )
         self.worker_metrics.callers.set_function(lambda: self.admission.callers)
-        self._running: dict[str, _Running] = {}
-        self._by_stream: dict[OutputStream, _Running] = {}
+        self._running: dict[str, Running] = {}
+        self._by_stream: dict[OutputStream, Running] = {}
         self._turns = Turns()
-        self._suspected: dict[int, _Running] = {}  # without a token so far; by their first number
+        self._suspected: dict[int, Running] = {}  # without a token so far; by their first number
         self.vocabulary: Vocabulary | None = None
         self.names: tuple[str, ...] = ()  # of proto services besides `name` that take work
         self.reachable_while_draining: tuple[str, ...] = (f"/{self.name}/Abort",)
@@ -258,7 +227,7 @@ class WorkerService:
             if stream.number in first_steps and not (running := self._by_stream[stream]).begun
         }
         for running in suspects.values():
-            running.key = running.key or _digest(running.request)
+            running.key = running.key or request_digest(running.request)
         alone = len({running.key for running in suspects.values()}) == 1
         errors: dict[OutputStream, ServiceError] = {}
         for running in suspects.values():
@@ -266,7 +235,7 @@ class WorkerService:
             errors.update((stream, error) for stream in running.streams)
         return errors
 
-    def _suspect(self, running: _Running, *, alone: bool, crashed: bool) -> ServiceError:
+    def _suspect(self, running: Running, *, alone: bool, crashed: bool) -> ServiceError:
         count = running.suspicions + 1
         held = self.quarantine.suspect(running.key, running.suspicions, alone=alone, crashed=crashed)
         logger.error(
@@ -360,7 +329,7 @@ class WorkerService:
         if model and model != self.model_name:
             raise not_found("model", model, [self.model_name])
 
-    async def open(self, request: pb.GenerateRequest, told: int = 0) -> tuple[_Running, Submit]:
+    async def open(self, request: pb.GenerateRequest, told: int = 0) -> tuple[Running, Submit]:
         """Checks a request, admits it and hands it to the engine; raises ServiceError. `told` is how often its sender
         says that an engine died in its first step."""
         received_at = time.monotonic()
@@ -394,7 +363,7 @@ class WorkerService:
         wake = asyncio.Event()
         numbers = range(submit.number, submit.number + submit.samples)
         streams = [OutputStream(number, delivery, wake=wake) for number in numbers]
-        running = _Running(
+        running = Running(
             request_id, streams, prompt_tokens, admitted_tokens, received_at, caller, request, key, suspicions
         )
         self._running[request_id] = running
@@ -419,7 +388,7 @@ class WorkerService:
         FAILED_PRECONDITION for one that is quarantined."""
         if not told and not self.quarantine:
             return b"", 0
-        key = _digest(request)
+        key = request_digest(request)
         count = max(told, self.quarantine.count(key))
         if self.quarantine.holds(key):
             self.worker_metrics.quarantined.inc()
@@ -451,7 +420,7 @@ class WorkerService:
         if error:
             raise invalid_argument([FieldViolation(f"guided.{kind}", error)])
 
-    def close(self, running: _Running) -> None:
+    def close(self, running: Running) -> None:
         """Releases a request whose reader has left or has everything."""
         del self._running[running.request_id]
         self._suspected.pop(running.streams[0].number, None)
@@ -489,146 +458,8 @@ class WorkerService:
         return [each.request_id for each in found]
 
 
-class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
-    """Implements the data plane."""
-
-    def __init__(self, worker: WorkerService) -> None:
-        self._worker = worker
-
-    async def Generate(  # noqa: N802
-        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
-    ) -> AsyncIterator[pb.GenerateResponse]:
-        """Implements Generate of inference.proto."""
-        worker = self._worker
-        metadata = dict(context.invocation_metadata() or ())
-        running, submit = await worker.open(request, told_suspicions(metadata.get(SUSPICIONS_KEY)))
-        info = worker.supervisor.require_info()
-        wants = wants_logprobs(request.output)
-        try:
-            yield pb.GenerateResponse(
-                accepted=pb.Accepted(
-                    request_id=running.request_id,
-                    model=worker.model_name,
-                    prompt_tokens=running.prompt_tokens,
-                    max_tokens=submit.max_tokens,
-                    sampling=effective_sampling(submit.sampling, request.sampling),
-                    running_requests=min(worker.admission.requests, info.max_running_requests),
-                    waiting_requests=max(0, worker.admission.requests - info.max_running_requests),
-                )
-            )
-            prompt_told = not (request.output.echo or request.output.prompt_logprobs)
-            async for index, stream in _in_turn(running, request):
-                if not prompt_told:
-                    prompt_told = True
-                    for part in prompt_parts(request, running.streams[0]):
-                        yield pb.GenerateResponse(prompt_logprobs=part)
-                tokens = stream.take()
-                if tokens.ids:
-                    if stream.sent == len(tokens):
-                        worker.worker_metrics.first_token(time.monotonic() - running.received_at)
-                    yield pb.GenerateResponse(delta=_delta(index, tokens, wants))
-                # More may have come while the reader was slow; the end is said when all of it is sent.
-                if stream.ended is not None and not stream.pending:
-                    stream.told = True
-                    yield pb.GenerateResponse(finished=_finished(running, index, stream, info, wants))
-        finally:
-            worker.close(running)
-            if trailers := worker.load_trailers():
-                context.set_trailing_metadata((*(context.trailing_metadata() or ()), *trailers))
-            tell(**facts(running.request_id, worker.model_name, running.prompt_tokens, running.streams))
-
-    async def Abort(  # noqa: N802
-        self, request: pb.AbortRequest, context: grpc.aio.ServicerContext[pb.AbortRequest, pb.AbortResponse]
-    ) -> pb.AbortResponse:
-        """Implements Abort of inference.proto."""
-        if violations := list(limit_violations(request, _ABORT_LIMITS)):
-            raise invalid_argument(violations)
-        metadata = tuple(context.invocation_metadata() or ())
-        return pb.AbortResponse(aborted_ids=self._worker.abort(list(request.request_ids), metadata))
-
-
-def _digest(request: pb.GenerateRequest) -> bytes:
-    """Returns a digest that stays the same when a request is sent again, under another id or resumed."""
-    same = pb.GenerateRequest()
-    same.CopyFrom(request)
-    same.ClearField("request_id")
-    same.ClearField("resumed_output_ids")
-    return digest(same.SerializeToString(deterministic=True))
-
-
 def _quarantined(count: int) -> ServiceError:
     times = "the engine ended" if count == 1 else f"{count} engines ended"
     return failed_precondition(
         f"{times} in the first step of this request: it is not computed again", reason="REQUEST_QUARANTINED"
-    )
-
-
-async def _in_turn(running: _Running, request: pb.GenerateRequest) -> AsyncIterator[tuple[int, OutputStream]]:
-    """Yields each output that has something to send, with its index, until all have sent everything. When more samples
-    are made than returned, nothing is sent before all have ended, because only then the best are known."""
-    streams = running.streams
-    if returns_best(request):
-        penalty = request.length_penalty if request.HasField("length_penalty") else DEFAULT_LENGTH_PENALTY
-        streams = await best_outputs(streams, max(1, request.n), penalty)
-    indices = {stream: index for index, stream in enumerate(streams)}
-    while streams:
-        for stream in await next_due(streams):
-            yield indices[stream], stream
-        streams = [stream for stream in streams if not stream.told]
-
-
-def _delta(index: int, tokens: Tokens, with_logprobs: bool) -> pb.Delta:
-    if not with_logprobs:
-        return pb.Delta(index=index, ids=tokens.ids)
-    others = [_top_logprobs(each) for each in tokens.others]
-    return pb.Delta(index=index, ids=tokens.ids, logprobs=tokens.logprobs, ranks=tokens.ranks, top_logprobs=others)
-
-
-def _top_logprobs(tokens: TopTokens) -> pb.TopLogprobs:
-    ids, logprobs, ranks = tokens
-    return pb.TopLogprobs(ids=ids, logprobs=logprobs, ranks=ranks)
-
-
-def prompt_parts(request: pb.GenerateRequest, stream: OutputStream) -> Iterator[pb.PromptLogprobs]:
-    """Returns the prompt, with the logprobs of its tokens where they were asked for."""
-    ids = request.prompt_ids
-    wanted = request.output.prompt_logprobs
-    scored = stream.prompt
-    most = max((len(each) for each, _, _ in scored.others), default=0)
-    nothing = [pb.TopLogprobs()] if scored.others else []
-    size = min(PROMPT_PART_TOKENS, max(1, _PROMPT_PART_OTHERS // max(1, most)))
-    for start in range(0, len(ids), size):
-        # Nothing is known of the first token; the others' lists begin behind it.
-        first, part = not start, slice(max(0, start - 1), start + size - 1)
-        yield pb.PromptLogprobs(
-            ids=ids[start : start + size],
-            logprobs=[*[math.nan] * first, *scored.logprobs[part]] if wanted else None,
-            ranks=[*[0] * first, *scored.ranks[part]] if wanted else None,
-            top_logprobs=[*nothing[: int(first)], *map(_top_logprobs, scored.others[part])],
-        )
-
-
-def _finished(
-    running: _Running, index: int, stream: OutputStream, info: EngineInfo, with_logprobs: bool
-) -> pb.Finished:
-    ended = stream.ended
-    assert ended is not None
-    match ended.reason:
-        case Failure.ERROR:
-            raise internal(ended.detail, reason="MODEL_ERROR")
-        case Failure.GUIDE:
-            raise invalid_argument([FieldViolation("guided", f"cannot go on: {ended.detail}")])
-        case Failure.IMPOSSIBLE:
-            raise failed_precondition(ended.detail, reason="NO_TOKEN_LEFT")
-    counted = ended.statistics
-    counted.prompt_tokens, counted.completion_tokens = running.prompt_tokens, stream.sent
-    counted.peak_kv_bytes = counted.peak_pages * info.page_size * info.kv_bytes_per_token
-    return pb.Finished(
-        index=index,
-        total_logprob=stream.total_logprob if with_logprobs else None,
-        reason=pb.FinishReason.ValueType(ended.reason),
-        matched_stop_token=ended.matched_token,
-        matched_stop_sequence=ended.matched_sequence,
-        usage=pb.Usage(**fields_of(pb.Usage, counted)),
-        timings=pb.Timings(**fields_of(pb.Timings, counted)),
     )

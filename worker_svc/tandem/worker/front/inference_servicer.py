@@ -1,0 +1,187 @@
+"""Answers Generate and Abort: what comes of a request's outputs becomes messages."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Protocol
+
+import grpc
+
+from tandem.common.by_name import fields_of
+from tandem.common.callers import Metadata
+from tandem.common.contract import limit_violations
+from tandem.common.errors import FieldViolation, failed_precondition, internal, invalid_argument
+from tandem.common.request_log import tell
+from tandem.inference.v1 import inference_pb2 as pb
+from tandem.inference.v1 import inference_pb2_grpc
+from tandem.limits.fields import limits_of
+from tandem.worker.engine.outcome import Failure
+from tandem.worker.engine.process.messages import EngineInfo, Submit, TopTokens
+from tandem.worker.front.admission import Admission
+from tandem.worker.front.generation_rules import DEFAULT_LENGTH_PENALTY, returns_best
+from tandem.worker.front.metrics import WorkerMetrics
+from tandem.worker.front.quarantine import SUSPICIONS_KEY, told_suspicions
+from tandem.worker.front.request_facts import facts
+from tandem.worker.front.running import Running
+from tandem.worker.front.sampling_rules import effective_sampling
+from tandem.worker.front.streams import OutputStream, Tokens, best_outputs, next_due
+from tandem.worker.front.supervisor import EngineSupervisor
+from tandem.worker.front.validation import wants_logprobs
+
+PROMPT_PART_TOKENS = 1024  # of a message
+_PROMPT_PART_OTHERS = 8192  # other tokens in it, at most
+_ABORT_LIMITS = limits_of(pb.AbortRequest.DESCRIPTOR)
+
+
+class Worker(Protocol):
+    """What this needs; `WorkerService` has it."""
+
+    supervisor: EngineSupervisor
+    admission: Admission
+    worker_metrics: WorkerMetrics
+    model_name: str
+
+    async def open(self, request: pb.GenerateRequest, told: int = 0) -> tuple[Running, Submit]:
+        """Checks and admits a request; raises ServiceError."""
+        ...
+
+    def close(self, running: Running) -> None:
+        """Releases a request."""
+        ...
+
+    def abort(self, request_ids: list[str], metadata: Metadata) -> list[str]:
+        """Ends requests; returns those that were there."""
+        ...
+
+    def load_trailers(self) -> tuple[tuple[str, bytes], ...]:
+        """Returns what balancers read behind an answer."""
+        ...
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """Implements the data plane."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    async def Generate(  # noqa: N802
+        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        """Implements Generate of inference.proto."""
+        worker = self._worker
+        metadata = dict(context.invocation_metadata() or ())
+        running, submit = await worker.open(request, told_suspicions(metadata.get(SUSPICIONS_KEY)))
+        info = worker.supervisor.require_info()
+        wants = wants_logprobs(request.output)
+        try:
+            yield pb.GenerateResponse(
+                accepted=pb.Accepted(
+                    request_id=running.request_id,
+                    model=worker.model_name,
+                    prompt_tokens=running.prompt_tokens,
+                    max_tokens=submit.max_tokens,
+                    sampling=effective_sampling(submit.sampling, request.sampling),
+                    running_requests=min(worker.admission.requests, info.max_running_requests),
+                    waiting_requests=max(0, worker.admission.requests - info.max_running_requests),
+                )
+            )
+            prompt_told = not (request.output.echo or request.output.prompt_logprobs)
+            async for index, stream in _in_turn(running, request):
+                if not prompt_told:
+                    prompt_told = True
+                    for part in prompt_parts(request, running.streams[0]):
+                        yield pb.GenerateResponse(prompt_logprobs=part)
+                tokens = stream.take()
+                if tokens.ids:
+                    if stream.sent == len(tokens):
+                        worker.worker_metrics.first_token(time.monotonic() - running.received_at)
+                    yield pb.GenerateResponse(delta=_delta(index, tokens, wants))
+                # More may have come while the reader was slow; the end is said when all of it is sent.
+                if stream.ended is not None and not stream.pending:
+                    stream.told = True
+                    yield pb.GenerateResponse(finished=_finished(running, index, stream, info, wants))
+        finally:
+            worker.close(running)
+            if trailers := worker.load_trailers():
+                context.set_trailing_metadata((*(context.trailing_metadata() or ()), *trailers))
+            tell(**facts(running.request_id, worker.model_name, running.prompt_tokens, running.streams))
+
+    async def Abort(  # noqa: N802
+        self, request: pb.AbortRequest, context: grpc.aio.ServicerContext[pb.AbortRequest, pb.AbortResponse]
+    ) -> pb.AbortResponse:
+        """Implements Abort of inference.proto."""
+        if violations := list(limit_violations(request, _ABORT_LIMITS)):
+            raise invalid_argument(violations)
+        metadata = tuple(context.invocation_metadata() or ())
+        return pb.AbortResponse(aborted_ids=self._worker.abort(list(request.request_ids), metadata))
+
+
+async def _in_turn(running: Running, request: pb.GenerateRequest) -> AsyncIterator[tuple[int, OutputStream]]:
+    """Yields each output that has something to send, with its index, until all have sent everything. When more samples
+    are made than returned, nothing is sent before all have ended, because only then the best are known."""
+    streams = running.streams
+    if returns_best(request):
+        penalty = request.length_penalty if request.HasField("length_penalty") else DEFAULT_LENGTH_PENALTY
+        streams = await best_outputs(streams, max(1, request.n), penalty)
+    indices = {stream: index for index, stream in enumerate(streams)}
+    while streams:
+        for stream in await next_due(streams):
+            yield indices[stream], stream
+        streams = [stream for stream in streams if not stream.told]
+
+
+def _delta(index: int, tokens: Tokens, with_logprobs: bool) -> pb.Delta:
+    if not with_logprobs:
+        return pb.Delta(index=index, ids=tokens.ids)
+    others = [_top_logprobs(each) for each in tokens.others]
+    return pb.Delta(index=index, ids=tokens.ids, logprobs=tokens.logprobs, ranks=tokens.ranks, top_logprobs=others)
+
+
+def _top_logprobs(tokens: TopTokens) -> pb.TopLogprobs:
+    ids, logprobs, ranks = tokens
+    return pb.TopLogprobs(ids=ids, logprobs=logprobs, ranks=ranks)
+
+
+def prompt_parts(request: pb.GenerateRequest, stream: OutputStream) -> Iterator[pb.PromptLogprobs]:
+    """Returns the prompt, with the logprobs of its tokens where they were asked for."""
+    ids = request.prompt_ids
+    wanted = request.output.prompt_logprobs
+    scored = stream.prompt
+    most = max((len(each) for each, _, _ in scored.others), default=0)
+    nothing = [pb.TopLogprobs()] if scored.others else []
+    size = min(PROMPT_PART_TOKENS, max(1, _PROMPT_PART_OTHERS // max(1, most)))
+    for start in range(0, len(ids), size):
+        # Nothing is known of the first token; the others' lists begin behind it.
+        first, part = not start, slice(max(0, start - 1), start + size - 1)
+        yield pb.PromptLogprobs(
+            ids=ids[start : start + size],
+            logprobs=[*[math.nan] * first, *scored.logprobs[part]] if wanted else None,
+            ranks=[*[0] * first, *scored.ranks[part]] if wanted else None,
+            top_logprobs=[*nothing[: int(first)], *map(_top_logprobs, scored.others[part])],
+        )
+
+
+def _finished(running: Running, index: int, stream: OutputStream, info: EngineInfo, with_logprobs: bool) -> pb.Finished:
+    ended = stream.ended
+    assert ended is not None
+    match ended.reason:
+        case Failure.ERROR:
+            raise internal(ended.detail, reason="MODEL_ERROR")
+        case Failure.GUIDE:
+            raise invalid_argument([FieldViolation("guided", f"cannot go on: {ended.detail}")])
+        case Failure.IMPOSSIBLE:
+            raise failed_precondition(ended.detail, reason="NO_TOKEN_LEFT")
+    counted = ended.statistics
+    counted.prompt_tokens, counted.completion_tokens = running.prompt_tokens, stream.sent
+    counted.peak_kv_bytes = counted.peak_pages * info.page_size * info.kv_bytes_per_token
+    return pb.Finished(
+        index=index,
+        total_logprob=stream.total_logprob if with_logprobs else None,
+        reason=pb.FinishReason.ValueType(ended.reason),
+        matched_stop_token=ended.matched_token,
+        matched_stop_sequence=ended.matched_sequence,
+        usage=pb.Usage(**fields_of(pb.Usage, counted)),
+        timings=pb.Timings(**fields_of(pb.Timings, counted)),
+    )
