@@ -2,6 +2,7 @@
 #
 #   make run      serve the embedded demo model and complete PROMPT
 #   make test     the whole suite
+#   make exhaustive   what the suite leaves out: more cases of what others of the same test show
 #   make check    what continuous integration runs besides: stubs, ruff, mypy, buf
 #   make protos   generate the stubs and the SDK's reference after a change of protos/ or of the SDK
 #   make chaos    break both services in every way while streams run, ROUNDS times; nothing may be lost
@@ -24,7 +25,7 @@ STAMP := $(VENV)/.installed
 C_FILES = $(shell find svc_common tokenizer_svc worker_svc -name '*.[ch]')
 BIN := $(VENV)/bin
 
-.PHONY: run test check lint types protos fresh buf chaos soak hostile fuzz parsers conformance compose-test clean
+.PHONY: run test exhaustive check lint types protos fresh buf chaos soak hostile fuzz parsers conformance compose-test clean
 
 # The stamp is written last: an interrupted installation is begun again.
 $(STAMP): pyproject.toml constraints.txt
@@ -38,6 +39,9 @@ run: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope
+
+exhaustive: $(STAMP)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope -m exhaustive
 
 check: fresh lint types buf
 

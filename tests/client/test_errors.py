@@ -142,6 +142,8 @@ def test_exceptions_survive_pickling_and_copying() -> None:
         assert type(again) is DeadlineExceededError
         assert again.__dict__ == error.__dict__
         assert str(again) == str(error)
+    error.prompt_index = 3
+    assert pickle.loads(pickle.dumps(error)).prompt_index == copy.copy(error).prompt_index == 3
     assert isinstance(error, TimeoutError)
 
 

@@ -110,7 +110,8 @@ class StatusError(TandemError):
 def _rebuild(cls: type[StatusError], message: str, fields: dict[str, Any]) -> StatusError:
     index = fields.pop("prompt_index", None)
     error = cls(message, **fields)
-    error.prompt_index = index
+    if index is not None:
+        error.prompt_index = index
     return error
 
 

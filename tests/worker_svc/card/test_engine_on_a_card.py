@@ -30,6 +30,7 @@ from tandem.worker.model.cuda import products as cuda_products
 from tandem.worker.model.cuda.graphs import GraphedRunner
 from tandem.worker.model.cuda.kernels import dependent
 from tandem.worker.model.runner import Work
+from tests.exhaustive import some
 from tests.worker_svc.card.virtual_card import DEVICE, VirtualCard, Wait, absent, present
 
 pytestmark = [
@@ -335,7 +336,17 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    "kind",
+    some(
+        MODELS,
+        "biases and norms",
+        "norms of one key head",
+        "soft caps",
+        "experts of gpt-oss",
+        "experts in groups, a shared one",
+    ),
+)
 def test_models_of_every_kind_answer_as_on_a_processor(kind: str, card: VirtualCard) -> None:
     model = MODELS[kind]
     engine = built(model=model)
@@ -355,19 +366,23 @@ def test_experts_that_cannot_be_joined_are_computed_one_after_the_other(
     assert_alike(on_card, on_processor(some_requests(2, GREEDY), model=model))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"kv_cache_dtype": name} for name in ("fp8", "int8", "int4")]
-    + [
-        {"quantize": name, "dtype": "bfloat16", "reproducible": same}
+FEW_BITS: dict[str, dict[str, object]] = {
+    **{f"pages of {name}": {"kv_cache_dtype": name} for name in ("fp8", "int8", "int4")},
+    **{
+        f"{name}{', reproducible' * same}": {"quantize": name, "dtype": "bfloat16", "reproducible": same}
         for name in ("int8", "int4", "fp8")
         for same in (True, False)
-    ]
-    + [{"quantize": name, "dtype": "bfloat16", "kind": "experts of gpt-oss"} for name in ("int4", "fp8")],
-    ids=lambda options: " ".join(map(str, options.values())),
-)
-def test_few_bits_are_recorded_too(options: dict[str, object], card: VirtualCard) -> None:
-    options = dict(options)
+    },
+    **{
+        f"experts of {name}": {"quantize": name, "dtype": "bfloat16", "kind": "experts of gpt-oss"}
+        for name in ("int4", "fp8")
+    },
+}
+
+
+@pytest.mark.parametrize("name", some(FEW_BITS, "pages of int8", "int4, reproducible", "fp8", "experts of int4"))
+def test_few_bits_are_recorded_too(name: str, card: VirtualCard) -> None:
+    options = dict(FEW_BITS[name])
     engine = built(model=MODELS.get(str(options.pop("kind", "")), MODEL), **options)
     for request in some_requests(6, GREEDY, Sampling(temperature=0.7)):
         engine.engine.submit(request)
