@@ -74,6 +74,11 @@ async def test_logprobs_with_echo_score_the_prompt(stack: Stack, client: openai.
     scored = client.completions.create(**{**ASKED, "max_tokens": 0}, echo=True, logprobs=0).choices[0]
     assert scored.text == "ROMEO:" and scored.logprobs is not None
     assert scored.logprobs.tokens == told.tokens[: len(expected.prompt_ids)]
+    # One token is generated, whatever it is: who scores texts takes the last one off.
+    ends = client.completions.create(**{**ASKED, "max_tokens": 1}, echo=True, logprobs=1, logit_bias={"2": 100})
+    at_once = ends.choices[0]
+    assert (at_once.text, at_once.finish_reason) == ("ROMEO:", "stop") and at_once.logprobs is not None
+    assert at_once.logprobs.tokens == [*scored.logprobs.tokens, "</s>"]
 
 
 def test_control_tokens_of_a_prompt_are_text_unless_the_caller_says_else(stack: Stack) -> None:

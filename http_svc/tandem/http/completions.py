@@ -72,6 +72,9 @@ class CompletionFields(GenerationFields, kw_only=True):
             found["top_logprobs"] = self.logprobs or None
             if self.echo and self.stream:
                 raise wrong("stream", "cannot be true with both echo and logprobs", "not_served")
+            if self.echo and not found.get("stop"):
+                # Who scores a text has one token generated and takes it off: an EOS, which no text shows, is one too.
+                found.setdefault("include_stop", True)
         if self.echo and (self.logprobs is not None or self.max_tokens == 0):
             found["prompt_logprobs"] = True  # also what allows that nothing is generated
         return found
