@@ -460,9 +460,9 @@ async def test_sixteen_clients_with_one_system_prompt_use_both_workers_alike(
     answered: Counter[str] = Counter()
 
     async def talk(number: int, client: AsyncClient) -> None:
-        for turn in range(5):
+        for turn in range(10):
             prompt = f"{system}\n{number}, {turn}: what news?\n"
-            result = await client.generate(prompt, max_tokens=12, ignore_eos=True, seed=turn)
+            result = await client.generate(prompt, max_tokens=24, ignore_eos=True, seed=turn)
             assert result.worker is not None
             answered[result.worker] += 1
 
@@ -475,5 +475,5 @@ async def test_sixteen_clients_with_one_system_prompt_use_both_workers_alike(
             await asyncio.gather(*(talk(number, client) for number, client in enumerate(clients)))
     finally:
         second.stop()
-    assert answered.total() == 80
-    assert max(answered.values()) <= 0.6 * 80, answered
+    assert answered.total() == 160
+    assert max(answered.values()) <= 0.6 * 160, answered
