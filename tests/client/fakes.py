@@ -148,7 +148,9 @@ class ByteTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             eos_id=EOS,
             adds_bos=True,
             special_tokens=[
-                tokenizer_pb2.SpecialToken(id=CONTROL, text=CONTROL_TEXT, type=tokenizer_pb2.TOKEN_TYPE_CONTROL)
+                tokenizer_pb2.SpecialToken(
+                    id=CONTROL, text=CONTROL_TEXT, type=tokenizer_pb2.TOKEN_TYPE_CONTROL, rstrip=True
+                )
             ],
         )
 

@@ -236,7 +236,9 @@ def test_tokenize_obeys_the_special_token_policy(servers: ServersThread) -> None
 def test_a_tokenizer_is_shown_with_a_prompt_of_its_template(servers: ServersThread) -> None:
     shown = tandem(servers, "show").stdout
     assert "259 ids" in shown and "answer format" in shown and "Who is there?" in shown
+    assert "  rstrip          2 <|control|>" in shown.splitlines()
     found = json.loads(tandem(servers, "show", "--json").stdout)
+    assert found["special_tokens"][0]["rstrip"] is True and found["special_tokens"][0]["lstrip"] is False
     assert found["vocabulary_size"] == 259 and "Who is there?" in found["chat_prompt"]
 
 

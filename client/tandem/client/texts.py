@@ -230,6 +230,15 @@ def _tokenizer_info(message: pb.Tokenizer) -> TokenizerInfo:
         reasoning_begin_ids=list(message.reasoning_begin_ids),
         reasoning_end_ids=list(message.reasoning_end_ids),
         special_tokens=[
-            SpecialToken(token.id, token.text, token.type == pb.TOKEN_TYPE_CONTROL) for token in message.special_tokens
+            SpecialToken(
+                token.id,
+                token.text,
+                token.type == pb.TOKEN_TYPE_CONTROL,
+                token.lstrip,
+                token.rstrip,
+                token.single_word,
+                token.normalized,
+            )
+            for token in message.special_tokens
         ],
     )

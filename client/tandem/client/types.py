@@ -259,6 +259,10 @@ class SpecialToken:
     id: int
     text: str
     control: bool  # False: user-defined, ordinary text that always stays one token
+    lstrip: bool = False  # white space to its left becomes part of it
+    rstrip: bool = False  # white space to its right becomes part of it
+    single_word: bool = False  # found only where neither neighbour is a letter, a digit or the like
+    normalized: bool = False  # looked for after all that are not, in what the normalizer leaves
 
 
 @dataclass(frozen=True, slots=True)

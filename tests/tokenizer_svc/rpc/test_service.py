@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+import tokenizers
 
 from tandem.tokenizer.formats import load_tokenizer
 from tandem.tokenizer.tokenizer import Tokenizer
@@ -57,6 +58,24 @@ async def test_list_names_the_default_first_and_get_describes_it(start_service: 
     llama2 = (await running.stub.GetTokenizer(pb.GetTokenizerRequest(tokenizer="llama2"))).tokenizer
     assert (llama2.bos_id, llama2.eos_id, llama2.unk_id, llama2.adds_space_prefix) == (1, 2, 0, True)
     assert (llama2.vocabulary_type, llama2.source) == (pb.VOCABULARY_TYPE_SPM, "sentencepiece")
+
+
+async def test_the_rules_of_special_tokens_are_those_of_the_file(start_service: Any, tmp_path: Path) -> None:
+    library = tokenizers.Tokenizer(tokenizers.models.BPE())
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    library.train_from_iterator([], tokenizers.trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False))
+    names = ("lstrip", "rstrip", "single_word", "normalized")
+    rules = [{}, *({name: True} for name in names), {"lstrip": True, "rstrip": True}]
+    library.add_tokens([tokenizers.AddedToken(f"<{n}>", **{"normalized": False, **r}) for n, r in enumerate(rules)])
+    library.save(str(tmp_path / "tokenizer.json"))
+    running = await start_service(tokenizer=(str(tmp_path),))
+    found = (await running.stub.GetTokenizer(pb.GetTokenizerRequest())).tokenizer.special_tokens
+    expected = library.get_added_tokens_decoder()
+    assert [token.id for token in found] == sorted(expected)
+    for token in found:
+        assert [getattr(token, name) for name in names] == [getattr(expected[token.id], name) for name in names]
 
 
 async def test_encode_answers_what_the_tokenizer_answers(start_service: Any, small: Tokenizer) -> None:

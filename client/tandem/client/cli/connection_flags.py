@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from tandem.client.async_client import AsyncClient
+from tandem.client.cli.options import required_tokenizer
 from tandem.client.cli.shared_flags import with_shared_flags
 from tandem.client.cli.terminal import CommandError
 from tandem.client.environment import first_token
@@ -85,3 +87,8 @@ def _credentials(given: dict[str, Any]) -> Credentials | None:
 
 with_connection_flags = with_shared_flags("connection", CONNECTION_FLAGS, _credentials)
 """Decorates a command that takes `connection: ConnectionFlags` among its parameters."""
+
+
+def tokenizer_client(address: str, connection: ConnectionFlags) -> AsyncClient:
+    """Returns the client of a command that asks the tokenizer service alone. Raises CommandError."""
+    return AsyncClient(required_tokenizer(address), credentials=connection())

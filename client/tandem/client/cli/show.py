@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
 
@@ -10,12 +11,13 @@ import typer
 
 from tandem.client.async_client import AsyncClient
 from tandem.client.cli import options as o
-from tandem.client.cli.connection_flags import ConnectionFlags, with_connection_flags
+from tandem.client.cli.connection_flags import ConnectionFlags, tokenizer_client, with_connection_flags
 from tandem.client.cli.services import interruptible
 from tandem.client.cli.terminal import harmless, reporting_errors
 from tandem.client.errors import FailedPreconditionError, InvalidArgumentError
-from tandem.client.types import TokenizerInfo
+from tandem.client.types import SpecialToken, TokenizerInfo
 
+_MOST_NAMED = 8  # tokens of one rule; --json has all
 _TALK = [
     {"role": "user", "content": "Hello?"},
     {"role": "assistant", "content": "Yes."},
@@ -33,7 +35,7 @@ def show(
 ) -> None:
     """Show what a tokenizer is: vocabulary, control tokens, how its chat template writes, how answers are read."""
     with reporting_errors():
-        client = AsyncClient(o.required_tokenizer(tokenizer_address), credentials=connection())
+        client = tokenizer_client(tokenizer_address, connection)
         info, prompt = interruptible(_ask(client, name, timeout or None))
         if as_json:
             typer.echo(json.dumps({**asdict(info), "chat_prompt": prompt}, ensure_ascii=False))
@@ -71,14 +73,25 @@ def _lines(info: TokenizerInfo) -> list[tuple[str, str]]:
     control = sum(token.control for token in info.special_tokens)
     adds = " and ".join(word for word, does in (("BOS", info.adds_bos), ("EOS", info.adds_eos)) if does)
     marks = told(*info.reasoning_begin_ids, *info.reasoning_end_ids)
+    rules: dict[str, list[SpecialToken]] = {}
+    for token in info.special_tokens:
+        words = [name for name in ("lstrip", "rstrip", "single_word", "normalized") if getattr(token, name)]
+        if words:
+            rules.setdefault(", ".join(words), []).append(token)
     return [
         ("name", info.name),
         ("vocabulary", f"{info.vocabulary_type}, {info.vocabulary_size:,} ids, from a {info.source} file"),
         ("fingerprint", info.fingerprint),
         ("special tokens", f"{control} control, {len(info.special_tokens) - control} user-defined"),
+        *((f"  {words}", _named(tokens)) for words, tokens in rules.items()),
         ("BOS", told(info.bos_id)),
         ("ends an answer", told(*info.end_of_generation_ids)),
         ("adds", adds or "nothing"),
         ("answer format", info.answer_format or "none known: all is content"),
         ("reasoning between", marks if marks != "none" else "no marks that are tokens"),
     ]
+
+
+def _named(tokens: Sequence[SpecialToken]) -> str:
+    more = f" and {len(tokens) - _MOST_NAMED} more" if len(tokens) > _MOST_NAMED else ""
+    return ", ".join(f"{token.id} {token.text}" for token in tokens[:_MOST_NAMED]) + more

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tandem.client.async_client import AsyncClient
 from tandem.client.cli import options as o
-from tandem.client.cli.connection_flags import ConnectionFlags, with_connection_flags
+from tandem.client.cli.connection_flags import ConnectionFlags, tokenizer_client, with_connection_flags
 from tandem.client.cli.services import interruptible
 from tandem.client.cli.terminal import TextStream, harmless, output, reporting_errors
 from tandem.client.params import EncodeOptions
@@ -38,7 +38,7 @@ def tokenize(
 ) -> None:
     """Show the tokens of a text: ids, pieces and offsets."""
     with reporting_errors():
-        client = _client(tokenizer_address, connection)
+        client = tokenizer_client(tokenizer_address, connection)
         content = o.text_argument(text)
         wanted: EncodeOptions = {
             "tokenizer": name,
@@ -73,7 +73,7 @@ def detokenize(
 ) -> None:
     """Show the text of token ids, as its exact bytes."""
     with reporting_errors():
-        client = _client(tokenizer_address, connection)
+        client = tokenizer_client(tokenizer_address, connection)
         interruptible(_decode(client, ids, name, remove_special, unparse_special, timeout or None))
 
 
@@ -87,12 +87,8 @@ def vocabulary(
 ) -> None:
     """List every token that a tokenizer has: id, type, score and bytes."""
     with reporting_errors():
-        client = _client(tokenizer_address, connection)
+        client = tokenizer_client(tokenizer_address, connection)
         interruptible(_list(client, name, as_json, timeout or None))
-
-
-def _client(address: str, connection: ConnectionFlags) -> AsyncClient:
-    return AsyncClient(o.required_tokenizer(address), credentials=connection())
 
 
 async def _encode(client: AsyncClient, text: str, wanted: EncodeOptions) -> Encoding:

@@ -168,21 +168,39 @@ class SpecialToken(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     TYPE_FIELD_NUMBER: _builtins.int
+    LSTRIP_FIELD_NUMBER: _builtins.int
+    RSTRIP_FIELD_NUMBER: _builtins.int
+    SINGLE_WORD_FIELD_NUMBER: _builtins.int
+    NORMALIZED_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     text: _builtins.str
     """as it is written in text, for example "<|eot_id|>" """
     type: Global___TokenType.ValueType
     """CONTROL or USER_DEFINED"""
+    lstrip: _builtins.bool
+    """What the tokenizer's file says of how it is found in text.
+    white space to its left becomes part of it
+    """
+    rstrip: _builtins.bool
+    """white space to its right becomes part of it"""
+    single_word: _builtins.bool
+    """only where neither neighbour is a letter, a digit or the like"""
+    normalized: _builtins.bool
+    """looked for after all that are not, in what the normalizer leaves"""
     def __init__(
         self,
         *,
         id: _builtins.int = ...,
         text: _builtins.str = ...,
         type: Global___TokenType.ValueType = ...,
+        lstrip: _builtins.bool = ...,
+        rstrip: _builtins.bool = ...,
+        single_word: _builtins.bool = ...,
+        normalized: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "text", b"text", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "lstrip", b"lstrip", "normalized", b"normalized", "rstrip", b"rstrip", "single_word", b"single_word", "text", b"text", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -128,7 +128,15 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             adds_eos=config.adds_eos,
             adds_space_prefix=config.adds_space_prefix,
             special_tokens=[
-                pb.SpecialToken(id=token.id, text=token.text, type=pb.TokenType.ValueType(token.type))
+                pb.SpecialToken(
+                    id=token.id,
+                    text=token.text,
+                    type=pb.TokenType.ValueType(token.type),
+                    lstrip=token.lstrip,
+                    rstrip=token.rstrip,
+                    single_word=token.single_word,
+                    normalized=token.normalized,
+                )
                 for token in (tokenizer.table.specials if with_specials else ())
             ],
             source=config.source,
