@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from benchmarks.random_llama import RandomCheckpoint, llama
 from tandem.worker.checkpoints.grouped import Float8Rows
-from tandem.worker.checkpoints.model_config import Experts, ModelConfig
+from tandem.worker.checkpoints.model_config import AttentionKind, Experts, KVHeads, ModelConfig
 from tandem.worker.engine.process.build import BuiltEngine, build_engine
 from tandem.worker.engine.process.config import EngineConfig
 from tandem.worker.engine.request import Request, Stopping
@@ -125,7 +125,7 @@ def kernels(reproducible: bool, ceiling: dict[str, float], scale: Scale) -> dict
     programs than ours."""
     (heads, kv_heads), head_dim, size = scale.heads, scale.head_dim, 64
     pages_each = -(-scale.context // size)
-    shape = CacheShape(1, scale.sequences * pages_each, size, kv_heads, head_dim, Plain(scale.dtype))
+    shape = CacheShape((KVHeads(kv_heads, head_dim),), scale.sequences * pages_each, size, Plain(scale.dtype))
     cache = KVCache(shape, scale.device)
     for layer in (*cache.keys, *cache.values):
         layer[0].normal_()
@@ -137,7 +137,7 @@ def kernels(reproducible: bool, ceiling: dict[str, float], scale: Scale) -> dict
         operations = TritonOperations(programs * _processors(scale), reproducible=reproducible)
         rows = sum(s.length for s in segments)
         q = torch.randn(rows, heads, head_dim, device=scale.device, dtype=scale.dtype)
-        plan = operations.plan(segments, cache, heads)
+        plan = operations.plan(segments, cache, heads, AttentionKind(0, shape.heads[0]))
         return median_seconds(lambda: plan.attend(cache.keys[0], cache.values[0], q, head_dim**-0.5), scale)
 
     moved = scale.sequences * scale.context * cache.shape.bytes_per_token

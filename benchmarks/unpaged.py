@@ -54,7 +54,7 @@ class UnpagedOperations(TorchOperations):
         self._layer = layer
         if not self.length or self.kind == "paged":
             return super().rotate_and_store(qkv, rotation, cache, layer, slots)
-        kv_heads = cache.shape.kv_heads
+        kv_heads = cache.shape.heads[layer].number
         heads = qkv.shape[1] - 2 * kv_heads
         qk = rotate(qkv[:, : heads + kv_heads], *rotation)
         self._keys[layer][: len(qkv), :, self.length - 1] = qk[:, heads:]
@@ -103,7 +103,7 @@ class RandomModel:
         self.each = -(-length // page_size)  # pages
         pages = batch * self.each
         stored = kv_format("auto", dtype)
-        shape = CacheShape(config.num_layers, pages, page_size, config.num_kv_heads, config.head_dim, stored)
+        shape = CacheShape(config.cache_heads, pages, page_size, stored)
         self.runner = ModelRunner(self.model, KVCache(shape, "cpu"))
         self.row_invariant = choose_padding(self.runner)
         self.operations.make_room(config, dtype, batch, length)
@@ -124,7 +124,7 @@ class RandomModel:
         """No padding, and no pages but with the kind "paged"."""
         self.operations.length, self.operations.kind = position + 1, kind
         batch = len(ids)
-        plans = dict.fromkeys(self.model.config.layer_windows, self.operations)
+        plans = dict.fromkeys(self.model.config.attention_kinds, self.operations)
         pages, size = torch.from_numpy(self._pages(batch)), self.runner.cache.shape.page_size
         kv_heads = self.model.config.num_kv_heads
         self.operations.places = pages[:, None, :] * kv_heads + torch.arange(kv_heads)[:, None]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tandem.worker.checkpoints.model_config import AttentionKind, KVHeads
 from tandem.worker.model import attention
 from tandem.worker.model.attention import Segment
 from tandem.worker.model.cpu import native
@@ -56,7 +57,7 @@ class Scene:
         self.heads, self.scale, self.window, self.cap = heads, head_dim**-0.5, window, cap
         self.sinks = sinks
         self.operations = operations or TorchOperations()
-        self.cache = KVCache(CacheShape(1, 100, page_size, kv_heads, head_dim, stored or Plain(dtype)), "cpu")
+        self.cache = KVCache(CacheShape((KVHeads(kv_heads, head_dim),), 100, page_size, stored or Plain(dtype)), "cpu")
         torch.manual_seed(0)
         # What is not written yet must not matter.
         noise = torch.randn((101, kv_heads, page_size, head_dim)) * 100
@@ -83,7 +84,9 @@ class Scene:
             row += end - start
         q = torch.cat([sequence.q[start:end] for sequence, start, end in parts])
         q = torch.cat([q, q.new_full((-row % 4, *q.shape[1:]), 7.0)])
-        plan = self.operations.plan(segments, self.cache, self.heads, self.window)
+        plan = self.operations.plan(
+            segments, self.cache, self.heads, AttentionKind(self.window, self.cache.shape.heads[0])
+        )
         out = plan.attend(self.cache.keys[0], self.cache.values[0], q, self.scale, self.cap, self.sinks)
         return [out[s.row : s.row + s.length] for s in segments]
 
@@ -165,7 +168,7 @@ def test_rows_of_no_segment_give_zeros(operations: Operations):
     scene = Scene(8, 4, 8, torch.float32)
     first = scene.sequences[0]
     q = torch.randn(4, 8, 8)
-    plan = operations.plan([Segment(2, 1, 0, first.pages)], scene.cache, 8)
+    plan = operations.plan([Segment(2, 1, 0, first.pages)], scene.cache, 8, AttentionKind(0, KVHeads(4, 8)))
     out = plan.attend(scene.cache.keys[0], scene.cache.values[0], q, 1.0)
     assert not out[[0, 1, 3]].any()
     assert out[2].any()

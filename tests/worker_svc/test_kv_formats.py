@@ -10,6 +10,7 @@ import pytest
 import sentencepiece
 import torch
 
+from tandem.worker.checkpoints.model_config import KVHeads
 from tandem.worker.engine.process.build import BuiltEngine, build_engine
 from tandem.worker.engine.process.config import EngineConfig
 from tandem.worker.engine.process.loop import describe
@@ -52,13 +53,14 @@ def perplexity(model: Path, kv_cache_dtype: str, texts: list[list[int]]) -> floa
         place = np.arange(padded)
         pages = np.arange(-(-padded // cache.shape.page_size))
         slots = torch.from_numpy(np.stack([pages[place // cache.shape.page_size], place % cache.shape.page_size]))
+        (kind,) = set(engine.config.attention_kinds)
         plan = runner.model.operations.plan(  # type: ignore[attr-defined]
-            [Segment(0, length, 0, pages)], cache, engine.config.num_heads
+            [Segment(0, length, 0, pages)], cache, engine.config.num_heads, kind
         )
         rows = torch.from_numpy(np.array(ids + [0] * (padded - length)))
         with torch.inference_mode():
             logits = runner.model(  # type: ignore[attr-defined]
-                rows, torch.from_numpy(place), cache, slots, {0: plan}, torch.from_numpy(place)
+                rows, torch.from_numpy(place), cache, slots, {kind: plan}, torch.from_numpy(place)
             )
         logprobs = torch.log_softmax(logits[: length - 1].double(), dim=-1)
         loss -= logprobs.gather(1, torch.tensor(ids[1:]).unsqueeze(1)).sum().item()
@@ -89,7 +91,7 @@ def test_perplexity_of_the_demo_model_holds_with_fewer_bits(repository: Path, sh
 @pytest.mark.parametrize("stored", FORMATS, ids=lambda stored: stored.name)
 @pytest.mark.parametrize("head_dim", [8, 12, 64, 128])
 def test_the_stated_bytes_are_the_allocated_ones(stored: KVFormat, head_dim: int):
-    shape = CacheShape(3, 5, 16, 2, head_dim, stored)
+    shape = CacheShape((KVHeads(2, head_dim),) * 3, 5, 16, stored)
     assert KVCache(shape, "cpu").allocated_bytes == shape.bytes
     assert shape.bytes == shape.bytes_per_token * 16 * 6
 
@@ -143,7 +145,7 @@ def test_a_vector_comes_back_within_half_a_step_whatever_its_company(stored: KVF
 
 @pytest.mark.parametrize("stored", FORMATS, ids=lambda stored: stored.name)
 def test_copies_read_everything_before_they_write(stored: KVFormat):
-    cache = KVCache(CacheShape(2, 4, 4, 1, 8, stored), "cpu")
+    cache = KVCache(CacheShape((KVHeads(1, 8),) * 2, 4, 4, stored), "cpu")
     for layer in (*cache.keys, *cache.values):
         for part in layer:
             part.copy_(torch.arange(part.numel()).view(part.shape) % 100)

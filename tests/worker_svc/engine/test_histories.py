@@ -20,6 +20,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
+from tandem.worker.checkpoints.model_config import KVHeads
 from tandem.worker.engine.account import FinishReason
 from tandem.worker.engine.engine import Engine
 from tandem.worker.engine.pages import PageTable
@@ -230,7 +231,7 @@ def test_any_history_gives_each_request_what_it_gets_alone(
         draw = np.random.default_rng([history, VARIANTS.index((kind, dtype, kv_cache_dtype))])
         pages = int(draw.integers(13, 40))
         stored = kv_format(kv_cache_dtype, getattr(torch, dtype))
-        shape = CacheShape(len(built.config.attention_layers), pages, 8, 2, 8, stored)
+        shape = CacheShape((KVHeads(2, 8),) * len(built.config.attention_layers), pages, 8, stored)
         cache = KVCache(shape, "cpu", runner.cache.key_channels)
         # The same model guesses for itself in half of the histories.
         draft_cache = KVCache(shape, "cpu", runner.cache.key_channels)

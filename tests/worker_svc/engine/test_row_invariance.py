@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchmarks.random_llama import RandomCheckpoint, llama
+from tandem.worker.checkpoints.model_config import KVHeads
 from tandem.worker.engine.account import FinishReason
 from tandem.worker.engine.engine import Engine
 from tandem.worker.engine.pages import PageTable
@@ -34,7 +35,7 @@ def test_rows_that_depend_on_each_other_are_noticed_and_served(head_dim: int):
     config = replace(llama("tiny", 128), head_dim=head_dim)
     checkpoint = RandomCheckpoint(config, "cpu", torch.float32)
     model = load_transformer(checkpoint, "cpu", torch.float32, operations=Dependent())
-    shape = CacheShape(config.num_layers, 16, 16, config.num_kv_heads, head_dim, Plain(torch.float32))
+    shape = CacheShape((KVHeads(config.num_kv_heads, head_dim),) * config.num_layers, 16, 16, Plain(torch.float32))
     runner = ModelRunner(model, KVCache(shape, "cpu"))
     assert not choose_padding(runner)
     engine = Engine(runner, PageTable(16, 16), SchedulerLimits(max_batch_tokens=64, max_running=4))

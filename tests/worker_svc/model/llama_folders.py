@@ -107,8 +107,7 @@ def new_cache(model: Transformer, tokens: int, dtype: torch.dtype = torch.float3
     """A cache with room for that many tokens."""
     config = model.config
     pages = -(-tokens // PAGE_SIZE)
-    layers = len(config.attention_layers)
-    shape = CacheShape(layers, pages, PAGE_SIZE, config.num_kv_heads, config.head_dim, Plain(dtype))
+    shape = CacheShape(config.cache_heads, pages, PAGE_SIZE, Plain(dtype))
     return KVCache(shape, "cpu")
 
 
@@ -146,7 +145,8 @@ def step(
         state_works.append((row, len(ids), position, StateWork(pages[0], position, position + len(ids))))
         row += len(ids)
     config = model.config
-    plans = {w: model.operations.plan(segments, cache, config.num_heads, w) for w in set(config.layer_windows)}
+    kinds = set(config.attention_kinds)
+    plans = {kind: model.operations.plan(segments, cache, config.num_heads, kind) for kind in kinds}
     plan = StatePlan(state_works, states) if states is not None else None
     if wanted is not None:
         return model(all_ids, positions, cache, slots, plans, torch.tensor(wanted, dtype=torch.int64), plan)

@@ -13,6 +13,7 @@ import torch
 
 from benchmarks.random_llama import RandomCheckpoint, llama
 from tandem.worker.checkpoints.grouped import Quantization
+from tandem.worker.checkpoints.model_config import KVHeads
 from tandem.worker.model.cpu import layer as native_layer
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.operations import NativeOperations
@@ -63,7 +64,7 @@ def test_rotating_and_storing_has_the_bits_of_torch(head_dim: int, stored: str) 
     turned = numbers(rows, 1, head_dim)
     places = torch.randperm(640, generator=torch.Generator().manual_seed(1))[:rows]
     slots = torch.stack([places // 16, places % 16])
-    caches = [KVCache(CacheShape(1, 40, 16, kv_heads, head_dim, form), "cpu") for _ in range(2)]
+    caches = [KVCache(CacheShape((KVHeads(kv_heads, head_dim),), 40, 16, form), "cpu") for _ in range(2)]
     queries = [
         operations.rotate_and_store(qkv.clone(), (turned.cos(), turned.sin()), cache, 0, slots)
         for operations, cache in zip((OURS, TORCH), caches, strict=True)
@@ -104,7 +105,7 @@ def test_a_layer_in_one_call_has_the_bits_of_one_in_pieces(
     checkpoint = RandomCheckpoint(config, "cpu", half)
     model = load_transformer(checkpoint, "cpu", half, quantization=kind, operations=OURS)
     assert all(layer.compiled is not None for layer in model.layers)  # type: ignore[union-attr]
-    shape = CacheShape(2, 8, 16, config.num_kv_heads, config.head_dim, Plain(half))
+    shape = CacheShape(config.cache_heads, 8, 16, Plain(half))
     tokens = np.arange(1, 60, dtype=np.int32)
     answers = []
     for most in (0, native_layer.MOST_ROWS):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 # Largest sizes that are taken for real. They bound what a broken or hostile file can make us allocate or list before
 # its tensors are compared with it.
@@ -204,6 +204,20 @@ class QueryGrowth:
         _require_size("query_growth.every", self.every, _LIMITS["context_length"])
 
 
+class KVHeads(NamedTuple):
+    """The heads of keys and values in a layer, and how many numbers each has."""
+
+    number: int
+    size: int
+
+
+class AttentionKind(NamedTuple):
+    """What layers whose attention is planned together have in common."""
+
+    window: int  # 0: none
+    heads: KVHeads
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """A decoder of the Llama family; raises ConfigError for sizes that do not go together."""
@@ -313,6 +327,17 @@ class ModelConfig:
         """Returns the layers that have keys and values."""
         others = set() if self.delta_net is None else set(self.delta_net.layers)
         return tuple(layer for layer in range(self.num_layers) if layer not in others)
+
+    @property
+    def cache_heads(self) -> tuple[KVHeads, ...]:
+        """Returns the heads of each layer that has keys and values of its own, in order."""
+        return (KVHeads(self.num_kv_heads, self.head_dim),) * len(self.attention_layers)
+
+    @property
+    def attention_kinds(self) -> tuple[AttentionKind, ...]:
+        """Returns how each layer attends, if it does."""
+        heads = KVHeads(self.num_kv_heads, self.head_dim)
+        return tuple(AttentionKind(window, heads) for window in self.layer_windows)
 
     @property
     def layer_windows(self) -> tuple[int, ...]:

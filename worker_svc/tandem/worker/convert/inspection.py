@@ -118,12 +118,7 @@ def kv_bytes_per_token(config: ModelConfig) -> dict[str, int]:
     """Returns the bytes of keys and values of one token over all layers, by how they are stored."""
     formats = {"float32": kv_format("auto", torch.float32), "bfloat16": kv_format("auto", torch.bfloat16)}
     formats |= {name: kv_format(name, torch.float32) for name in ("fp8", "int8", "int4")}
-    return {
-        name: CacheShape(
-            len(config.attention_layers), 1, 1, config.num_kv_heads, config.head_dim, stored
-        ).bytes_per_token
-        for name, stored in formats.items()
-    }
+    return {name: CacheShape(config.cache_heads, 1, 1, stored).bytes_per_token for name, stored in formats.items()}
 
 
 def _active_parameters(config: ModelConfig) -> int:

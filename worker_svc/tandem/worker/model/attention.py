@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tandem.worker.checkpoints.model_config import AttentionKind
 from tandem.worker.model.kv_cache import KVCache, Run
 from tandem.worker.model.kv_formats import Parts
 
@@ -71,22 +72,22 @@ class _Slab:
 class AttentionPlan:
     """Plans one step's attention once for all layers."""
 
-    def __init__(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, window: int = 0) -> None:
-        """Takes a step's segments. With `window`, a token sees itself and `window - 1` tokens before it; 0: all."""
-        shape = cache.shape
-        self._kv_heads = shape.kv_heads
-        self._group = num_heads // shape.kv_heads
+    def __init__(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, kind: AttentionKind) -> None:
+        """Takes a step's segments. With a window, a token sees itself and `window - 1` tokens before it."""
+        shape, (window, (kv_heads, head_dim)) = cache.shape, kind
+        self._kv_heads = kv_heads
+        self._group = num_heads // kv_heads
         self._page_size = shape.page_size
         self._device = cache.device
         self._window = window
-        smallest = -(-_TINY_PRODUCT // (shape.page_size * shape.head_dim))
+        smallest = -(-_TINY_PRODUCT // (shape.page_size * head_dim))
         self._row_multiple = -(-max(smallest, 1) // ROW_MULTIPLE) * ROW_MULTIPLE
-        self._tiles = cache.reader
+        self._tiles = cache.readers[kind.heads]
         decodes = [segment for segment in segments if segment.length == 1]
         prefills = [segment for segment in segments if segment.length > 1]
         self._slabs = [
-            *self._plan(decodes, 1, num_heads, shape.head_dim),
-            *self._plan(prefills, PREFILL_BLOCK, num_heads, shape.head_dim),
+            *self._plan(decodes, 1, num_heads, head_dim),
+            *self._plan(prefills, PREFILL_BLOCK, num_heads, head_dim),
         ]
 
     def _plan(self, segments: Sequence[Segment], block: int, num_heads: int, head_dim: int) -> list[_Slab]:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tandem.worker.checkpoints.model_config import KVHeads
 from tandem.worker.model.kv_formats import KVFormat, Parts, Plain
 
 # Bytes of pages that take as long to gather as a call of torch takes.
@@ -28,18 +29,19 @@ _WORTH_A_CALL = 96 << 10
 class CacheShape:
     """The sizes that determine the cache's memory."""
 
-    layers: int
+    heads: tuple[KVHeads, ...]  # of each layer
     pages: int
     page_size: int
-    kv_heads: int
-    head_dim: int
     format: KVFormat
 
     @property
     def bytes_per_token(self) -> int:
         """Returns the bytes of keys and values of one token over all layers."""
-        vector = sum(size * dtype.itemsize for size, dtype in self.format.parts(self.head_dim))
-        return 2 * self.layers * self.kv_heads * vector
+        return 2 * sum(self.layer_bytes(heads) for heads in self.heads)
+
+    def layer_bytes(self, heads: KVHeads) -> int:
+        """Returns the bytes of one token's keys in a layer."""
+        return heads.number * sum(size * dtype.itemsize for size, dtype in self.format.parts(heads.size))
 
     @property
     def bytes(self) -> int:
@@ -68,17 +70,17 @@ class KVCache:
     ) -> None:
         self.shape = shape
         self.device = torch.device(device)
-        self.keys = [self._layer() for _ in range(shape.layers)]
-        self.values = [self._layer() for _ in range(shape.layers)]
-        self.reader = TileReader(shape, self.device)
+        self.keys = [self._layer(heads) for heads in shape.heads]
+        self.values = [self._layer(heads) for heads in shape.heads]
+        self.readers = {heads: TileReader(shape, heads, self.device) for heads in set(shape.heads)}
         self.key_channels = key_channels
 
-    def _layer(self) -> Parts:
+    def _layer(self, heads: KVHeads) -> Parts:
         shape = self.shape
-        lead = (shape.pages + 1, shape.kv_heads, shape.page_size)
+        lead = (shape.pages + 1, heads.number, shape.page_size)
         return tuple(
             torch.zeros((*lead, size), dtype=dtype, device=self.device)
-            for size, dtype in shape.format.parts(shape.head_dim)
+            for size, dtype in shape.format.parts(heads.size)
         )
 
     @property
@@ -148,11 +150,11 @@ class TileReader:
     layer, which took longer than the copy itself. What a product returns holds until the next product of its kind.
     """
 
-    def __init__(self, shape: CacheShape, device: torch.device) -> None:
+    def __init__(self, shape: CacheShape, heads: KVHeads, device: torch.device) -> None:
         stored = shape.format
         self._format = stored
-        self._head_dim = shape.head_dim
-        self._page_bytes = shape.bytes_per_token * shape.page_size // (2 * shape.layers)  # one layer's keys
+        self._head_dim = heads.size
+        self._page_bytes = shape.layer_bytes(heads) * shape.page_size
         # Batched bf16 products of this size are five times slower than fp32 ones on a CPU.
         plain = stored.dtype if isinstance(stored, Plain) and stored.dtype.itemsize > 1 else torch.float32
         self.dtype = torch.float32 if device.type == "cpu" else plain

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from tandem.worker.checkpoints.grouped import Grouped, Quantization
-from tandem.worker.checkpoints.model_config import Experts
+from tandem.worker.checkpoints.model_config import AttentionKind, Experts
 from tandem.worker.model.attention import AttentionPlan, Segment
 from tandem.worker.model.delta_rule import DeltaWeights, delta_rule
 from tandem.worker.model.kv_cache import KVCache
@@ -86,8 +86,8 @@ class Operations(Protocol):
     tried_context: int
     tried_runs: tuple[int, ...]
 
-    def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, window: int = 0) -> Plan:
-        """Plans how a step's queries will attend; with `window`, a token sees itself and the `window - 1` before it."""
+    def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, kind: AttentionKind) -> Plan:
+        """Plans how a step's queries will attend in layers of a kind."""
         ...
 
     def add_norm(self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -145,8 +145,8 @@ class TorchOperations:
     tried_context = 0
     tried_runs: tuple[int, ...] = ()
 
-    def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, window: int = 0) -> Plan:
-        return AttentionPlan(segments, cache, num_heads, window)
+    def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, kind: AttentionKind) -> Plan:
+        return AttentionPlan(segments, cache, num_heads, kind)
 
     def add_norm(self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
         if delta is not None:
@@ -161,7 +161,7 @@ class TorchOperations:
         layer: int,
         slots: torch.Tensor,
     ) -> torch.Tensor:
-        kv_heads = cache.shape.kv_heads
+        kv_heads = cache.shape.heads[layer].number
         heads = qkv.shape[1] - 2 * kv_heads
         qk = rotate(qkv[:, : heads + kv_heads], *rotation)
         cache.write(layer, slots, qk[:, heads:], qkv[:, heads + kv_heads :])

@@ -106,8 +106,7 @@ class ModelRunner:
 
         config, operations = self.model.config, self.model.operations
         plans = {
-            window: operations.plan(segments, self.cache, config.num_heads, window)
-            for window in set(config.layer_windows)
+            kind: operations.plan(segments, self.cache, config.num_heads, kind) for kind in set(config.attention_kinds)
         }
         to_device = self._to_device
         ids_there = to_device(ids)

@@ -20,7 +20,7 @@ from functools import cached_property
 
 import torch
 
-from tandem.worker.checkpoints.model_config import ModelConfig, Rope
+from tandem.worker.checkpoints.model_config import AttentionKind, ModelConfig, Rope
 from tandem.worker.model.attention import soft_cap_
 from tandem.worker.model.cpu.layer import CompiledLayer, CompiledStep, LayerKind, compiled_steps
 from tandem.worker.model.cpu.operations import cpu_operations
@@ -102,7 +102,7 @@ class _Step:
     growth: torch.Tensor | None  # what queries are multiplied by, [N, 1, 1]
     cache: KVCache
     slots: torch.Tensor
-    plans: Mapping[int, Plan]  # by window
+    plans: Mapping[AttentionKind, Plan]
     compiled: Mapping[LayerKind, CompiledStep]  # where it is missing, layers are computed piece by piece
     states: StatePlan | None  # of layers with a gated delta rule
 
@@ -117,9 +117,9 @@ class Layer(torch.nn.Module):
         self._operations = operations
         self._ranks = ranks
         self._config = config
-        self._window = config.layer_windows[index]
+        self._attention = config.attention_kinds[index]
         self._rope: Rope = config.layer_ropes[index]
-        self._kind: LayerKind = (self._window, self._rope)
+        self._kind: LayerKind = (self._attention, self._rope)
         self.attention_norm = _stream_norm(config, dtype, operations)
         self._make_mixing(config, index, dtype)
         self.mlp_norm = None if config.parallel else _stream_norm(config, dtype, operations)
@@ -191,7 +191,7 @@ class Layer(torch.nn.Module):
             queries = (queries * step.growth).to(queries.dtype)
         keys, values = step.cache.keys[self._index], step.cache.values[self._index]
         sinks = None if self.sinks is None else self.sinks.weight
-        attended = step.plans[self._window].attend(keys, values, queries, self._scale, self._cap, sinks)
+        attended = step.plans[self._attention].attend(keys, values, queries, self._scale, self._cap, sinks)
         attended = attended.view(-1, self._q_size)
         if not self._gated:
             return attended
@@ -377,7 +377,7 @@ class Transformer(torch.nn.Module):
         self.dtype = dtype
         self.operations = operations = operations or cpu_operations()
         self.rotations = Rotations(config, device)
-        self._kinds = frozenset(zip(config.layer_windows, config.layer_ropes, strict=True))
+        self._kinds = frozenset(zip(config.attention_kinds, config.layer_ropes, strict=True))
         self._growth: QueryFactors | None = None
         if config.query_growth is not None and config.queries_grow:
             self._growth = QueryFactors(config.query_growth, config.context_length, device)
@@ -401,7 +401,7 @@ class Transformer(torch.nn.Module):
         positions: torch.Tensor,
         cache: KVCache,
         slots: torch.Tensor,
-        plans: Mapping[int, Plan],
+        plans: Mapping[AttentionKind, Plan],
         logit_rows: torch.Tensor,
         states: StatePlan | None = None,
     ) -> torch.Tensor:
@@ -410,7 +410,7 @@ class Transformer(torch.nn.Module):
         ids: `[N]` int64, each below the vocabulary's size.
         positions: `[N]` int64, each below the context length.
         slots: `[2, N]` int64, where each row's key and value go (`KVCache.write`).
-        plans: which rows attend to what, for each window of `config.layer_windows`.
+        plans: which rows attend to what, for each kind of `config.attention_kinds`.
         logit_rows: `[M]` int64, the rows whose logits are wanted.
         states: what happens to the states of layers with a gated delta rule, where there are such.
 

@@ -31,7 +31,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from tandem.worker.checkpoints.grouped import E8M0, Grouped, Quantization
-from tandem.worker.checkpoints.model_config import ClampedSwiGLU, Experts
+from tandem.worker.checkpoints.model_config import AttentionKind, ClampedSwiGLU, Experts, KVHeads
 from tandem.worker.model.attention import Segment
 from tandem.worker.model.cuda.kernels.changes import add_at
 from tandem.worker.model.cuda.kernels.choose import Changes, choose, rules_of
@@ -111,7 +111,7 @@ def attend(case: Case, everything: bool) -> None:
     operations = TritonOperations(264, reproducible=case.reproducible, float32=case.dtype == torch.float32)
     operations.float32_rows = FLOAT32_ROWS
     pages = 4096 // case.page_size
-    shape = CacheShape(1, pages, case.page_size, case.kv_heads, case.head_dim, case.stored)
+    shape = CacheShape((KVHeads(case.kv_heads, case.head_dim),), pages, case.page_size, case.stored)
     channels = None
     if case.stored.normalizes_keys:
         channels = [KeyChannels(*torch.zeros(2, case.kv_heads, case.head_dim))]
@@ -123,8 +123,9 @@ def attend(case: Case, everything: bool) -> None:
     if not case.reproducible and not everything:
         segments = segments[2:]
     special = (30.0, torch.zeros(case.heads)) if case.window else (0.0, None)  # a soft cap and sinks
+    kind = AttentionKind(case.window, shape.heads[0])
     for some in (segments[:1], segments):
-        operations.plan(some, cache, case.heads, case.window).attend(cache.keys[0], cache.values[0], q, 1.0, *special)
+        operations.plan(some, cache, case.heads, kind).attend(cache.keys[0], cache.values[0], q, 1.0, *special)
 
 
 def experts(case: Case, everything: bool) -> None:

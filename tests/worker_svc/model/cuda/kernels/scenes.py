@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tandem.worker.checkpoints.model_config import AttentionKind, KVHeads
 from tandem.worker.model.attention import Segment
 from tandem.worker.model.cuda.operations import TritonOperations
 from tandem.worker.model.kv_cache import CacheShape, KeyChannels, KVCache
@@ -46,7 +47,7 @@ class Scene:
         generator = np.random.default_rng(seed)
         torch.manual_seed(seed)
         counts = [-(-length // page_size) for length in lengths]
-        shape = CacheShape(1, sum(counts) + 5, page_size, kv_heads, head_dim, stored)
+        shape = CacheShape((KVHeads(kv_heads, head_dim),), sum(counts) + 5, page_size, stored)
         normalized = None
         if channels:
             normalized = [
@@ -96,7 +97,8 @@ class Scene:
     ) -> list[torch.Tensor]:
         """What each part's queries get, by the kernels."""
         segments, q = self.batch(parts)
-        out = operations.plan(segments, self.cache, self.heads, window).attend(
+        kind = AttentionKind(window, self.cache.shape.heads[0])
+        out = operations.plan(segments, self.cache, self.heads, kind).attend(
             self.cache.keys[0], self.cache.values[0], q, self.scale, cap, sinks
         )
         return [out[s.row : s.row + s.length] for s in segments]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tandem.worker.checkpoints.model_config import AttentionKind
 from tandem.worker.model.cuda.kernels.paged_attention import matrix_rows
 from tandem.worker.model.cuda.operations import FLOAT32_ROWS, KernelPlan, PagedLaunch, TritonOperations
 from tandem.worker.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
@@ -72,7 +73,7 @@ def test_blocks_of_a_float32_model_fit_into_registers_whatever_is_stored(stored:
     ours.float32_rows = FLOAT32_ROWS  # as on a card
     scene = Scene.make([70, 33, 9], stored, heads=8)
     segments, _ = scene.batch([(0, 69, 70), (1, 0, 33), (2, 0, 9)])
-    plan = ours.plan(segments, scene.cache, scene.heads)
+    plan = ours.plan(segments, scene.cache, scene.heads, AttentionKind(0, scene.cache.shape.heads[0]))
     assert isinstance(plan, KernelPlan) and len(plan.launches) == (1 if reproducible else 2)
     for launch in plan.launches:
         rows = matrix_rows(launch.queries, 4) if isinstance(launch, PagedLaunch) else launch.rows

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from tandem.worker.checkpoints import open_checkpoint
+from tandem.worker.checkpoints.model_config import KVHeads
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cuda import products as cuda_products
 from tandem.worker.model.cuda.graphs import GraphedRunner
@@ -140,7 +141,7 @@ def test_where_the_library_lets_rows_depend_on_others_our_kernel_takes_over(
         model = load_transformer(
             open_checkpoint(tmp_path), DEVICE, torch.float32, operations=operations, quantization=quantization
         )
-        shape = CacheShape(1, 6, 4, 1, model.config.head_dim, Plain(torch.float32))
+        shape = CacheShape((KVHeads(1, model.config.head_dim),), 6, 4, Plain(torch.float32))
         return GraphedRunner(model, KVCache(shape, DEVICE), max_running=2)
 
     prompt = [Work(np.arange(7, dtype=np.int32), 0, np.arange(2), 1)]

@@ -10,6 +10,7 @@ import torch
 
 from tandem.worker.checkpoints import open_checkpoint
 from tandem.worker.checkpoints.grouped import E8M0, Grouped, Quantization
+from tandem.worker.checkpoints.model_config import KVHeads
 from tandem.worker.model.cuda import quantized as cuda_quantized
 from tandem.worker.model.cuda.kernels import quantized, words
 from tandem.worker.model.cuda.operations import TritonOperations
@@ -106,7 +107,7 @@ def test_a_model_computes_with_them(tmp_path: Path) -> None:
         model = load_transformer(
             open_checkpoint(tmp_path), DEVICE, torch.float32, operations=operations, quantization=Quantization(4, 32)
         )
-        shape = CacheShape(1, 2, 16, 2, model.config.head_dim, Plain(torch.float32))
+        shape = CacheShape((KVHeads(2, model.config.head_dim),), 2, 16, Plain(torch.float32))
         runner = ModelRunner(model, KVCache(shape, DEVICE))
         runner.row_multiple = 1
         logits.append(runner.forward([Work(np.arange(9, dtype=np.int32), 0, np.arange(2), 1)])[0].clone())

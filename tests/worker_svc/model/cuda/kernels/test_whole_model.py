@@ -36,7 +36,7 @@ def loaded(folder: Path, operations: Operations | None) -> Transformer:
 
 def cache_for(model: Transformer, pages: int) -> KVCache:
     config = model.config
-    shape = CacheShape(config.num_layers, pages, PAGE_SIZE, config.num_kv_heads, config.head_dim, Plain(torch.float32))
+    shape = CacheShape(config.cache_heads, pages, PAGE_SIZE, Plain(torch.float32))
     return KVCache(shape, DEVICE)
 
 

@@ -36,11 +36,7 @@ def cache_shapes(
     BuildError if too small."""
 
     def shape(model: Transformer, pages: int, stored: str) -> CacheShape:
-        sizes = model.config
-        stored_as = kv_format(stored, dtype)
-        return CacheShape(
-            len(sizes.attention_layers), pages, config.page_size, sizes.num_kv_heads, sizes.head_dim, stored_as
-        )
+        return CacheShape(model.config.cache_heads, pages, config.page_size, kv_format(stored, dtype))
 
     page = shape(model, 1, config.kv_cache_dtype)
     draft_page = shape(draft, 1, "auto") if draft is not None else None

@@ -37,11 +37,10 @@ class _ListeningCache(KVCache):
 
     def __init__(self, shape: CacheShape, device: torch.device) -> None:
         super().__init__(shape, device)
-        size = (shape.layers, shape.kv_heads, shape.head_dim)
-        self.count = torch.zeros((shape.layers, 1, 1), dtype=torch.float64)
-        self.keys_sum = torch.zeros(size, dtype=torch.float64)
-        self.keys_squares = torch.zeros(size, dtype=torch.float64)
-        self.query_squares = torch.zeros(size, dtype=torch.float64)
+        self.count = [0] * len(shape.heads)
+        self.keys_sum, self.keys_squares, self.query_squares = (
+            [torch.zeros(heads, dtype=torch.float64) for heads in shape.heads] for _ in range(3)
+        )
         self._real = torch.empty(0, dtype=torch.bool)  # rows that are no padding
 
     def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -54,7 +53,8 @@ class _ListeningCache(KVCache):
 
     def scale_queries(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         real = q[self._real].double().cpu()
-        grouped = real.view(len(real), self.shape.kv_heads, -1, self.shape.head_dim)
+        kv_heads, head_dim = self.shape.heads[layer]
+        grouped = real.view(len(real), kv_heads, -1, head_dim)
         self.query_squares[layer] += grouped.square().mean(2).sum(0)
         return q
 
@@ -65,10 +65,7 @@ def key_channels(model: Transformer, device: torch.device, dtype: torch.dtype, b
     tokens = min(TOKENS, config.context_length - 1)
     page_size = 16
     pages = SEQUENCES * (tokens // page_size + 2)
-    shape = CacheShape(
-        len(config.attention_layers), pages, page_size, config.num_kv_heads, config.head_dim, Plain(dtype)
-    )
-    cache = _ListeningCache(shape, device)
+    cache = _ListeningCache(CacheShape(config.cache_heads, pages, page_size, Plain(dtype)), device)
     limits = SchedulerLimits(max_batch_tokens=SEQUENCES, max_running=SEQUENCES)
     slots, states = None, None
     if config.delta_net is not None:
@@ -81,9 +78,17 @@ def key_channels(model: Transformer, device: torch.device, dtype: torch.dtype, b
         engine.submit(Request.make(seed, [bos_id or 0], Sampling(seed=seed), Stopping(max_tokens=tokens), bypass=True))
     while engine.has_work:
         engine.step()
-    mean = cache.keys_sum / cache.count
-    deviation = (cache.keys_squares / cache.count - mean.square()).clamp_min(0).sqrt()
-    query = (cache.query_squares / cache.count).sqrt()
+    sums = zip(cache.count, cache.keys_sum, cache.keys_squares, cache.query_squares, strict=True)
+    return [_channels(*layer, device) for layer in sums]
+
+
+def _channels(
+    count: int, keys: torch.Tensor, key_squares: torch.Tensor, query_squares: torch.Tensor, device: torch.device
+) -> KeyChannels:
+    """Computes how to normalize one layer's keys from sums over so many of them."""
+    mean = keys / count
+    deviation = (key_squares / count - mean.square()).clamp_min(0).sqrt()
+    query = (query_squares / count).sqrt()
     # A channel that never changes or is never looked at must neither divide by zero nor vanish.
     scale = (deviation.clamp_min(1e-6) / query.clamp_min(1e-6)).sqrt()
-    return [KeyChannels(m.float().to(device), s.float().to(device)) for m, s in zip(mean, scale, strict=True)]
+    return KeyChannels(mean.float().to(device), scale.float().to(device))

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import torch
 
 from tandem.worker.checkpoints.grouped import GROUPS
-from tandem.worker.checkpoints.model_config import ModelConfig, Rope
+from tandem.worker.checkpoints.model_config import AttentionKind, ModelConfig, Rope
 from tandem.worker.model.cpu.native import PANEL, SCALES
 from tandem.worker.model.cpu.native.layers import FORMATS, LANES, WORTH_A_THREAD
 from tandem.worker.model.cpu.native.library import calls
@@ -31,7 +31,7 @@ from tandem.worker.model.rope import Rotation
 MOST_ROWS = 64  # with more, quantized products take so long that nothing else matters
 MOST_WIDE_ROWS = 2048  # with plain ones, room for what a layer computes is had once instead of once a layer
 
-LayerKind: TypeAlias = tuple[int, Rope]  # its window, and how it rotates
+LayerKind: TypeAlias = tuple[AttentionKind, Rope]  # how it attends and rotates
 _Pointer, _Size, _Number, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 
@@ -173,7 +173,7 @@ def compiled_steps(
     cache: KVCache,
     rotations: Mapping[Rope, Rotation],
     slots: torch.Tensor,
-    plans: Mapping[int, Plan],
+    plans: Mapping[AttentionKind, Plan],
     kinds: Iterable[LayerKind],
 ) -> dict[LayerKind, CompiledStep]:
     """For each kind of layer; empty where a step's layers are to be computed piece by piece."""
@@ -182,9 +182,9 @@ def compiled_steps(
     if type(operations) is not NativeOperations or not stores_as_given(cache):
         return {}
     return {
-        (window, rope): CompiledStep(layer, cache, rotations[rope], slots, plan)
-        for window, rope in kinds
-        if isinstance(plan := plans[window], NativePlan)
+        (attention, rope): CompiledStep(layer, cache, rotations[rope], slots, plan)
+        for attention, rope in kinds
+        if isinstance(plan := plans[attention], NativePlan)
     }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from tandem.worker.checkpoints.model_config import AttentionKind
 from tandem.worker.model.attention import Segment
 from tandem.worker.model.cpu import delta_rule, native
 from tandem.worker.model.cpu.native import layers
@@ -32,10 +33,10 @@ def cpu_operations() -> Operations:
 class NativeOperations(TorchOperations):
     """Compiled where that can be, torch's elsewhere."""
 
-    def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, window: int = 0) -> Plan:
-        if cache.device.type != "cpu" or cache.shape.head_dim % layers.LANES:
-            return super().plan(segments, cache, num_heads, window)
-        return NativePlan(segments, cache, num_heads, window)
+    def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, kind: AttentionKind) -> Plan:
+        if cache.device.type != "cpu" or kind.heads.size % layers.LANES:
+            return super().plan(segments, cache, num_heads, kind)
+        return NativePlan(segments, cache, num_heads, kind)
 
     def add_norm(self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
         if _served(x, x.shape[-1]) and x.is_contiguous():
@@ -52,7 +53,7 @@ class NativeOperations(TorchOperations):
     ) -> torch.Tensor:
         if not _served(qkv, qkv.shape[-1]):
             return super().rotate_and_store(qkv, rotation, cache, layer, slots)
-        kv_heads = cache.shape.kv_heads
+        kv_heads = cache.shape.heads[layer].number
         heads = qkv.shape[1] - 2 * kv_heads
         pages = (cache.keys[layer][0], cache.values[layer][0])
         as_given = stores_as_given(cache)
@@ -90,10 +91,10 @@ def _served(x: torch.Tensor, size: int) -> bool:
 class NativePlan:
     """One step's attention, for all layers."""
 
-    def __init__(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, window: int) -> None:
+    def __init__(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, kind: AttentionKind) -> None:
         """See `AttentionPlan`."""
         self._format = cache.shape.format.name
-        block = max(1, _BLOCK_ROWS // (num_heads // cache.shape.kv_heads))
+        block = max(1, _BLOCK_ROWS // (num_heads // kind.heads.number))
         lengths = [segment.length for segment in segments]
         self.rows = sum(lengths)
         self.work = layers.AttentionWork(
@@ -101,7 +102,7 @@ class NativePlan:
             tables=page_tables(segments, cache.shape.page_size),
             most=min(block, max(lengths, default=1)),
             keys=sum(segment.length * (segment.position + segment.length) for segment in segments),
-            window=window,
+            window=kind.window,
         )
 
     def attend(

@@ -82,24 +82,28 @@ class DecodeInputs:
         config, device, operations = model.config, cache.device, model.operations
         assert isinstance(operations, TritonOperations)
         self._operations = operations
-        self._sizes = operations.sizes(cache, config.num_heads)
+        self._page_size = cache.shape.page_size
         self._padding_page = cache.padding_page
-        self._lanes = operations.lanes(self._sizes)
-        self._room = self._lanes * JOBS_PER_LANE
-        self._windows = sorted(set(config.layer_windows))
+        self._kinds = sorted(set(config.attention_kinds))
+        self._sizes = {kind: operations.sizes(cache, config.num_heads, kind.heads) for kind in self._kinds}
+        self._lanes = {kind: operations.lanes(sizes) for kind, sizes in self._sizes.items()}
         shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             "ids": ((rows,), torch.int64),
             "positions": ((rows,), torch.int64),
             "slots": ((2 * rows,), torch.int64),
         }
-        for window in self._windows:
-            shapes[f"blocks {window}"] = ((rows, 6), torch.int32)
-            shapes[f"jobs {window}"] = ((rows + self._room, 4), torch.int32)
-            shapes[f"number {window}"] = ((1,), torch.int32)
-        shapes["tables"] = ((rows * -(-config.context_length // self._sizes.page_size),), torch.int32)
+        for kind, lanes in self._lanes.items():
+            shapes[f"blocks {kind}"] = ((rows, 6), torch.int32)
+            shapes[f"jobs {kind}"] = ((rows + lanes * JOBS_PER_LANE, 4), torch.int32)
+            shapes[f"number {kind}"] = ((1,), torch.int32)
+        shapes["tables"] = ((rows * -(-config.context_length // self._page_size),), torch.int32)
         self._places = _Places(shapes, device)
-        stored = self._sizes.stored
-        self._partials = Partials.empty(self._room, self._sizes.kv_heads, self._sizes.group, stored.head_dim, device)
+        self._partials = {
+            kind.heads: Partials.empty(
+                self._lanes[kind] * JOBS_PER_LANE, sizes.kv_heads, sizes.group, sizes.stored.head_dim, device
+            )
+            for kind, sizes in self._sizes.items()
+        }
         self._logit_rows = torch.arange(rows, device=device)
 
     @property
@@ -109,7 +113,7 @@ class DecodeInputs:
 
     def fill(self, work: Sequence[Work], rows: int) -> None:
         """Fills in a step of decodes, or none, for a run of `rows` rows."""
-        size, count = self._sizes.page_size, len(work)
+        size, count = self._page_size, len(work)
         position = np.fromiter((item.position for item in work), dtype=np.int64, count=count)
         segments = [Segment(row, 1, item.position, item.pages) for row, item in enumerate(work)]
         tables = page_tables(segments, size)
@@ -125,26 +129,26 @@ class DecodeInputs:
         slots[0, count:] = self._padding_page
         slots[1, count:] = np.arange(rows - count) % size
         arrays["tables"][: tables.size] = tables.reshape(-1)
-        for window in self._windows:
-            divided, jobs, _ = divide(blocks, self._operations.split, window, self._lanes, self._room)
-            arrays[f"blocks {window}"][:count] = divided
-            arrays[f"blocks {window}"][count:rows] = 0  # no queries and no partials
-            arrays[f"jobs {window}"][: len(jobs)] = jobs
-            arrays[f"number {window}"][0] = len(jobs)
+        for kind, lanes in self._lanes.items():
+            divided, jobs, _ = divide(blocks, self._operations.split, kind.window, lanes, lanes * JOBS_PER_LANE)
+            arrays[f"blocks {kind}"][:count] = divided
+            arrays[f"blocks {kind}"][count:rows] = 0  # no queries and no partials
+            arrays[f"jobs {kind}"][: len(jobs)] = jobs
+            arrays[f"number {kind}"][0] = len(jobs)
         self._places.send(tables.size)
 
     def run(self, model: Transformer, cache: KVCache, rows: int) -> torch.Tensor:
         """Does one forward pass over the first `rows` rows: logits `[rows, vocabulary]`."""
         there = self._places.there
-        queries = self._operations.queries(self._sizes, 1)
         plans = {}
-        for window in self._windows:
-            blocks, jobs, number = (there[f"{name} {window}"] for name in ("blocks", "jobs", "number"))
+        for kind, sizes in self._sizes.items():
+            blocks, jobs, number = (there[f"{name} {kind}"] for name in ("blocks", "jobs", "number"))
             launch = PagedLaunch(
-                self._sizes, PagedWork(there["tables"], blocks[:rows], jobs, number), self._partials, queries,
-                self._operations.split, window, self._operations.programs_for(self._sizes),
+                sizes, PagedWork(there["tables"], blocks[:rows], jobs, number), self._partials[kind.heads],
+                self._operations.queries(sizes, 1), self._operations.split, kind.window,
+                self._operations.programs_for(sizes),
             )  # fmt: skip
-            plans[window] = KernelPlan([launch])
+            plans[kind] = KernelPlan([launch])
         slots = there["slots"][: 2 * rows].view(2, rows)
         logits: torch.Tensor = model(
             there["ids"][:rows], there["positions"][:rows], cache, slots, plans, self._logit_rows[:rows]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from tandem.worker.checkpoints.grouped import Grouped, Quantization
-from tandem.worker.checkpoints.model_config import Experts
+from tandem.worker.checkpoints.model_config import AttentionKind, Experts, KVHeads
 from tandem.worker.model.attention import Segment
 from tandem.worker.model.cuda import products as cuda_products
 from tandem.worker.model.cuda.experts import JoinedExperts
@@ -222,12 +222,12 @@ class TritonOperations:
                 rows //= 2
         return sizes.block(rows, tile)
 
-    def sizes(self, cache: KVCache, num_heads: int) -> Sizes:
-        """Returns the sizes of a model with so many heads for queries."""
+    def sizes(self, cache: KVCache, num_heads: int, heads: KVHeads) -> Sizes:
+        """Returns the sizes of layers with so many heads for queries, and of keys and values."""
         shape = cache.shape
-        stored, float32 = Stored.of(shape.format, shape.head_dim), cache.keys[0][0].dtype == torch.float32
+        stored, float32 = Stored.of(shape.format, heads.size), cache.keys[0][0].dtype == torch.float32
         return Sizes(
-            stored, shape.kv_heads, num_heads // shape.kv_heads, shape.page_size,
+            stored, heads.number, num_heads // heads.number, shape.page_size,
             self.float32 or float32, cache.keys[0][0].element_size(), self.float32 and not float32,
         )  # fmt: skip
 
@@ -236,8 +236,8 @@ class TritonOperations:
         most = max(1, (self.float32_rows if sizes.float32 else BLOCK_ROWS) // sizes.group)
         return most if self.reproducible else min(most, 1 << (longest - 1).bit_length())
 
-    def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, window: int = 0) -> Plan:
-        sizes = self.sizes(cache, num_heads)
+    def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, kind: AttentionKind) -> Plan:
+        sizes, window = self.sizes(cache, num_heads, kind.heads), kind.window
         short = [s for s in segments if self.reproducible or s.length <= VERIFIED]
         long = [s for s in segments if not self.reproducible and s.length > VERIFIED]
         launches: list[PagedLaunch | PrefillLaunch] = []
@@ -280,7 +280,7 @@ class TritonOperations:
     ) -> torch.Tensor:
         if type(cache) is not KVCache:  # one that does more than store
             return TorchOperations().rotate_and_store(qkv, rotation, cache, layer, slots).contiguous()
-        stored = Stored.of(cache.shape.format, cache.shape.head_dim)
+        stored = Stored.of(cache.shape.format, cache.shape.heads[layer].size)
         channels = cache.key_channels[layer] if cache.key_channels else None
         return rotate_and_store(qkv, rotation, cache.keys[layer], cache.values[layer], stored, slots, channels)
 
