@@ -58,12 +58,13 @@ def save(benchmark: str, options: argparse.Namespace, results: object) -> None:
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{benchmark}-{options.machine}-{now:%Y-%m-%d}.json"
     arguments = {name: value for name, value in vars(options).items() if isinstance(value, (str, int, float, list))}
+    here = {name: value.removeprefix(f"{ROOT}/") for name, value in arguments.items() if isinstance(value, str)}
     record = {
         "benchmark": benchmark,
         "measured": now.isoformat(timespec="seconds"),
         "commit": _commit(),
         "machine": describe_machine(),
-        "arguments": arguments,
+        "arguments": arguments | here,
         "results": results,
     }
     path.write_text(json.dumps(record, indent=1) + "\n")

@@ -42,7 +42,7 @@ def prompts(kind: str, batch: int, vocabulary: int) -> list[np.ndarray]:
 def run(built: BuiltEngine, kind: str, batch: int, drafts: int) -> Measured:
     """Seconds, tokens, forward passes, drafts proposed, and what came out."""
     engine = built.engine
-    engine.clear_cache()
+    engine.table.clear()
     requests = []
     for number, prompt in enumerate(prompts(kind, batch, built.config.vocab_size)):
         sampling = Sampling(temperature=0.0 if kind == "repeated" else 1.0, seed=number)

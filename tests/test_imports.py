@@ -53,8 +53,9 @@ worker.engine.speculation
 worker.engine.sampler
 worker.engine.request worker.engine.reasoning worker.engine.sampling worker.engine.stops worker.engine.randomness
 worker.engine.pages
-worker.engine.states
-worker.engine.free_pages worker.engine.page_events worker.engine.guides
+worker.engine.kept_states
+worker.engine.chains worker.engine.states worker.engine.free_pages
+worker.engine.page_events worker.engine.guides
 worker.engine.load worker.engine.account
 worker.model.cuda
 worker.model
@@ -71,7 +72,7 @@ LIGHT = {  # modules that are loaded without these
     "tokenizer.fragments tokenizer.decoding.streaming tokenizer.tokenizer": "torch grpc",
     "tokenizer.answers.parser": "torch grpc",
     "worker.front.server": "torch",
-    "worker.engine.scheduler worker.engine.page_check worker.engine.outcome worker.engine.fork": "torch grpc",
+    "worker.engine.scheduler worker.engine.integrity worker.engine.outcome worker.engine.fork": "torch grpc",
     "worker.engine.speculation.proposals worker.engine.guides.host": "torch grpc",
 }
 

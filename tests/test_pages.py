@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks" / "README.md"])
-CORE_LINES = 2_400  # the engine's core is to be read in an afternoon
+CORE_LINES = 2_000  # the engine's core is to be read in an afternoon
 
 
 def links(page: Path) -> list[str]:
@@ -41,7 +41,7 @@ def test_the_map_names_every_package_and_the_core_is_short():
         name = package.relative_to(ROOT).as_posix()
         assert f"../{name}" in page, name
     core = re.findall(r"^\d+\. \[\w+\.py\]\(\.\./(worker_svc/tandem/worker/engine/\w+\.py)\)", page, flags=re.MULTILINE)
-    assert len(core) == 12
+    assert len(core) == 10
     assert sum(len((ROOT / path).read_text().splitlines()) for path in core) <= CORE_LINES
 
 

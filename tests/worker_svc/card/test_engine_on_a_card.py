@@ -214,9 +214,9 @@ def test_samplers_of_every_kind_draw_what_they_draw_on_a_processor(
     card, on_card, on_processor = both
     with present(card):
         there = answers(on_card, requests())
-        on_card.engine.clear_cache()
+        on_card.engine.table.clear()
     assert_alike(there, answers(on_processor, requests()))
-    on_processor.engine.clear_cache()
+    on_processor.engine.table.clear()
 
 
 def test_places_are_not_filled_again_before_what_they_held_is_there(card: VirtualCard) -> None:

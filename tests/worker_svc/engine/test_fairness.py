@@ -309,7 +309,7 @@ def test_without_pages_the_latest_request_of_the_most_served_caller_gives_up_its
     light = watched.submit("light", 8, 40)
     while light not in watched.ended:
         watched.step()
-    requests = {each.number: each for each in watched.engine.scheduler._requests.values()}
+    requests = {each.number: each for each in watched.engine.scheduler.requests.values()}
     assert watched.engine.scheduler.statistics.preemptions > 0
     assert light in watched.ended and not watched.ended & set(hog)
     assert requests[hog[0]].statistics.preemptions == 0, "the first in rank always gets on"

@@ -274,7 +274,7 @@ def test_any_history_gives_each_request_what_it_gets_alone(
             if requests and draw.random() < 0.05:
                 engine.abort(int(draw.integers(0, len(requests))))
             if draw.random() < 0.01:
-                engine.clear_cache()
+                engine.table.clear()
             if engine.has_work:
                 collect(engine, answers)
                 overlapped += engine._flight is not None

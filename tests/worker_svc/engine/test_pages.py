@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from tandem.worker.engine.defragmentation import chains, defragment, is_fragmented
-from tandem.worker.engine.page_check import check_pages
+from tandem.worker.engine.defragmentation import defragment, is_fragmented, layout
+from tandem.worker.engine.integrity import check_pages
 from tandem.worker.engine.pages import PageTable, SequencePages
 
 
@@ -293,7 +293,7 @@ def test_defragmentation_moves_contents_and_names_together(prompts: list[list[in
         copies = defragment(table, limit)
         check_pages(table)
         content |= {target: content[source] for source, target in copies if source in content}
-    assert chains(table) == list(range(table.cached)), "everything is in its place in the end"
+    assert layout(table.chains) == list(range(table.cached)), "everything is in its place in the end"
     for prompt in prompts:
         found = table.open(np.array([*prompt, 5], dtype=np.int32))
         for index, page in enumerate(found.held.tolist()):

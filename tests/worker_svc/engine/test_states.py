@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tandem.worker.engine.page_check import check_pages
+from tandem.worker.engine.integrity import check_pages
 from tandem.worker.engine.pages import PageTable, SequencePages
 from tandem.worker.engine.states import SPACING, StateTable
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from functools import partial
 
 import numpy as np
 import pytest
 
-from tandem.worker.engine.page_check import check_pages
-from tandem.worker.engine.page_watch import take_events, watch
+from tandem.worker.engine.integrity import check_pages
 from tandem.worker.engine.pages import PageTable
 from tandem.worker.engine.process.messages import Pages
 from tandem.worker.front.gateway import page_feed
@@ -30,7 +28,7 @@ def chains(pages: dict[int, Page]) -> Chains:
 
 def chains_of(table: PageTable) -> Chains:
     """The same of whole pages, from the table itself."""
-    names = {each.serial: each.name for each in table._published.values() if len(each.name[1]) == 4 * table.page_size}
+    names = {each.serial: each.name for each in table.chains.pages.values() if len(each.name[1]) == 4 * table.page_size}
 
     def chain(serial: int | str) -> tuple[tuple[int, ...], ...]:
         if isinstance(serial, str):
@@ -85,15 +83,15 @@ def test_followers_of_any_pace_see_what_the_table_holds(seed: int, monkeypatch: 
     monkeypatch.setattr(page_feed, "HISTORY_PAGES", 30)
     draw = random.Random(seed)
     table = PageTable(12, 4)
-    feed = PageFeed(partial(watch, table))
+    feed = PageFeed(table.chains.watch)
     for _ in range(10):
         use(table, draw)
-    assert take_events(table) is None, "nobody watches"
+    assert table.chains.take_events() is None, "nobody watches"
     quick, slow = Follower(), Follower()
     with feed.subscribed():
         for step in range(400):
             use(table, draw)
-            if (events := take_events(table)) is not None:
+            if (events := table.chains.take_events()) is not None:
                 feed.apply(Pages.of(events))
             assert chains(feed.pages) == chains_of(table)
             quick.catch_up(feed)

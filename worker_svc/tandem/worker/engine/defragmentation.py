@@ -2,15 +2,12 @@
 
 Attention reads pages that follow each other where they lie, and gathers scattered ones. Sequences that grow side by
 side interleave their pages; once they are only prompt cache, their chains can be laid out anew: the i-th page of
-`chains` goes to place i, by swaps, a bounded number at a time so that a request that arrives meanwhile does not wait.
-
-As the check does, it knows the table from inside.
+`layout` goes to place i, by swaps, a bounded number at a time so that a request that arrives meanwhile does not wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from tandem.worker.engine.chains import Chains
 from tandem.worker.engine.pages import PageCopy, PageTable
 
 WORTHWHILE_SHARE = 0.1  # of all links between parent and child are broken
@@ -19,7 +16,7 @@ WORTHWHILE_BREAKS = 4
 
 def is_fragmented(table: PageTable) -> bool:
     """Tells whether laying the chains out anew is worth its copies. Takes time in proportion to the published pages."""
-    breaks = _breaks(table)
+    breaks = _breaks(table.chains)
     return breaks >= WORTHWHILE_BREAKS and breaks >= WORTHWHILE_SHARE * table.cached
 
 
@@ -27,7 +24,7 @@ def defragment(table: PageTable, limit: int) -> list[PageCopy]:
     """Moves up to `limit` pages to their places; returns the copies that must follow. No sequence may be open."""
     content: dict[int, int] = {}  # place -> page whose content it gets; what is not named stays
     where: dict[int, int] = {}  # page -> place of its content
-    for place, page in enumerate(chains(table)):
+    for place, page in enumerate(layout(table.chains)):
         current = where.get(page, page)
         if current == place:
             continue
@@ -38,46 +35,28 @@ def defragment(table: PageTable, limit: int) -> list[PageCopy]:
         if limit <= 0:
             break
     moved = {page: place for page, place in where.items() if page != place}
-    _relabel(table, moved)
+    table.relabel(moved)
     table.statistics.moved_pages += len(moved)
     return [PageCopy(source, target) for source, target in moved.items()]
 
 
-def chains(table: PageTable) -> list[int]:
+def layout(chains: Chains) -> list[int]:
     """Returns every published page, each chain in order from its root: a parent is followed by its latest child's
     chain, then by those of the other children."""
     order: list[int] = []
-    roots = [pages for parent, pages in table._children.items() if isinstance(parent, str)]
+    roots = [pages for parent, pages in chains.children.items() if isinstance(parent, str)]
     stack = [page for pages in roots for page in pages]
     while stack:
         page = stack.pop()
         order.append(page)
-        stack.extend(table._children.get(table._published[page].serial, ()))
+        stack.extend(chains.children.get(chains.pages[page].serial, ()))
     return order
 
 
-def _breaks(table: PageTable) -> int:
+def _breaks(chains: Chains) -> int:
     """Counts the pages that do not lie right behind their parent, though the parent has no other child there."""
     total = 0
-    for siblings in table._children.values():
-        parent = table._published[siblings[0]].parent
+    for siblings in chains.children.values():
+        parent = chains.pages[siblings[0]].parent
         total += parent is not None and parent + 1 not in siblings
     return total
-
-
-def _relabel(table: PageTable, new: Mapping[int, int]) -> None:
-    """Renumbers pages: what page p held is in page `new[p]` now (a permutation)."""
-    assert not table._open, "pages are renumbered only when nobody holds one"
-    assert set(new) == set(new.values()), "a permutation"
-    for entry in table._published.values():
-        entry.parent = None if entry.parent is None else new.get(entry.parent, entry.parent)
-    table._published = {new.get(page, page): entry for page, entry in table._published.items()}
-    table._by_name = {entry.name: page for page, entry in table._published.items()}
-    table._children = {parent: [new.get(page, page) for page in pages] for parent, pages in table._children.items()}
-    used_at = list(table._used_at)
-    for old, page in new.items():
-        table._used_at[page] = used_at[old]
-    if table.states is not None:
-        table.states.relabel(new)
-    table._free.relabel(new)
-    table._rebuild_leaves()

@@ -23,6 +23,7 @@ from tandem.worker.engine.defragmentation import defragment, is_fragmented
 from tandem.worker.engine.fork import Forks
 from tandem.worker.engine.grammars import Grammars
 from tandem.worker.engine.in_flight import Flight, can_overlap, work
+from tandem.worker.engine.integrity import check_scheduler
 from tandem.worker.engine.outcome import End, Failure, decide, resume, take_tokens
 from tandem.worker.engine.pages import PageCopy, PageTable
 from tandem.worker.engine.request import Request, RequestStatistics
@@ -156,21 +157,17 @@ class Engine:
     def tidy(self) -> bool:
         """Lays out the prompt cache in contiguous runs, a few pages at a time, while nothing runs; returns whether
         there is more to do."""
-        if self._tidied_at == self.table.published_ever or self.scheduler.has_work:
+        if self._tidied_at == self.table.chains.published_ever or self.scheduler.has_work:
             return False
         if not is_fragmented(self.table):
-            self._tidied_at = self.table.published_ever
+            self._tidied_at = self.table.chains.published_ever
             return False
         self._copy(defragment(self.table, TIDY_PAGES))
         return True
 
-    def clear_cache(self) -> int:
-        """Forgets every cached page; returns how many there were."""
-        return self.table.clear()
-
     def check(self) -> None:
         """Raises AssertionError if the bookkeeping is wrong."""
-        self.scheduler.check()
+        check_scheduler(self.scheduler)
 
     def step(self) -> StepResult:
         """Does one forward pass for whatever is owed and returns what it gives."""

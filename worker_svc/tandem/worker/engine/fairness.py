@@ -20,7 +20,7 @@ leaves of its rate is measured (benchmarks/callers.py). Pure integers, the same 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tandem.worker.engine.request import Request
@@ -102,6 +102,47 @@ class Fairness:
             and newcomer.priority >= other.priority
             and self._served[newcomer.caller] <= self._served[other.caller]
         )
+
+    def next_of(self, running: Sequence[Request]) -> Request | None:
+        """The next to get a chunk, of running requests in order of service."""
+        if not running or not self.several:
+            return running[0] if running else None
+        return min(running, key=lambda each: (-each.priority, self._served[each.caller], each.turn.arrival))
+
+    def victim(self, running: Sequence[Request]) -> Request:
+        """The one that loses its pages when there are none, of running requests in order of service; never the first
+        while there is another."""
+        last = running[-1]
+        if not self.several:
+            return last
+        lowest = [each for each in running[1:] if each.priority == last.priority]
+        return max(lowest, key=self._served_and_late, default=last)
+
+    def ceding(
+        self,
+        newcomer: Request,
+        wanted: int,
+        candidates: Sequence[Request],
+        running: Sequence[Request],
+        holds: Mapping[int, int],
+    ) -> Request | None:
+        """The candidate that gives up its place, or its pages, for a waiting request that wants so many; `holds`: how
+        many each running one has. Its caller had no less, and even afterwards has as many as the other."""
+        held: Counter[str] = Counter()
+        for each in running:
+            held[each.caller] += holds[each.number]
+        least = held[newcomer.caller] + wanted
+        fair = [
+            each
+            for each in candidates
+            if each.priority <= newcomer.priority
+            and self._served[each.caller] >= self._served[newcomer.caller]
+            and held[each.caller] - holds[each.number] >= least
+        ]
+        return max(fair, key=lambda each: (-each.priority, *self._served_and_late(each)), default=None)
+
+    def _served_and_late(self, request: Request) -> tuple[int, int]:
+        return self._served[request.caller], request.turn.arrival
 
     def rest(self, running: Sequence[Request], crowd: int) -> frozenset[int]:
         """The numbers of those that sit the next step out, of running requests in order of service. Nobody does for

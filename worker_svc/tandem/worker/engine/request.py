@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.worker.engine.account import Usage
-from tandem.worker.engine.pages import SequencePages, Tokens
+from tandem.worker.engine.chains import Tokens
+from tandem.worker.engine.pages import SequencePages
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.stops import StopSequences
 

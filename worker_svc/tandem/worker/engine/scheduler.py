@@ -28,12 +28,10 @@ No torch, no clock, no randomness: given the same arrivals, every rank of a tens
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 from tandem.worker.engine.fairness import Fairness
 from tandem.worker.engine.load import EngineStatistics
-from tandem.worker.engine.page_check import check_pages
 from tandem.worker.engine.pages import PageCopy, PageTable
 from tandem.worker.engine.request import Request
 from tandem.worker.engine.states import StateCopy, StateStep, StateTable
@@ -113,7 +111,7 @@ class Scheduler:
     running: list[Request] = field(default_factory=list)  # in order of service
     fairness: Fairness = field(default_factory=Fairness)
     queue: WaitingQueue = field(init=False)
-    _requests: dict[int, Request] = field(default_factory=dict)
+    requests: dict[int, Request] = field(default_factory=dict)  # running and waiting, by number
     _copies: list[PageCopy] = field(default_factory=list)
     _state_copies: list[StateCopy] = field(default_factory=list)
     _lacking: tuple[Request, int] | None = None  # the waiting request that did not fit, and how many pages it wanted
@@ -131,7 +129,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Counts the requests that wait."""
-        return len(self._requests) - len(self.running)
+        return len(self.requests) - len(self.running)
 
     @property
     def waiting_tokens(self) -> int:
@@ -141,28 +139,28 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Tells whether any request runs or waits."""
-        return bool(self._requests)
+        return bool(self.requests)
 
     # --- arrivals and ends
 
     def add(self, request: Request) -> None:
         """Puts a request in the queue; it must fit into the cache when it is alone there."""
-        assert request.number not in self._requests, "a number is used once at a time"
+        assert request.number not in self.requests, "a number is used once at a time"
         assert self.table.pages_for(len(request.tokens)) <= self.table.total, "validated before: it fits into the cache"
         request.turn.arrival = self._arrivals
         self._arrivals += 1
-        self._requests[request.number] = request
+        self.requests[request.number] = request
         self.fairness.enter(request.caller)
         self.queue.add(request)
 
     def find(self, number: int) -> Request | None:
         """Returns the request of a number while it runs or waits."""
-        return self._requests.get(number)
+        return self.requests.get(number)
 
     def remove(self, request: Request, *, discard: bool = False) -> list[int]:
         """Ends a request, wherever it is; returns the pages that became free. With `discard` its pages are not kept
         as prompt cache either."""
-        del self._requests[request.number]
+        del self.requests[request.number]
         dropped: list[int] = []
         if request.pages is None:
             self.queue.remove(request)
@@ -193,7 +191,7 @@ class Scheduler:
         prefills = self._decodes(budget)
         admitting = True
         while budget.tokens > 0:
-            request, waiting = self._next_prefill(prefills), self.queue.head if admitting else None
+            request, waiting = self.fairness.next_of(prefills), self.queue.head if admitting else None
             if waiting is not None and self.fairness.keeps_from(waiting, self.limits.max_running - len(self.running)):
                 waiting = None
             if waiting is not None and (request is None or self.fairness.precedes(waiting, request)):
@@ -206,7 +204,7 @@ class Scheduler:
             else:
                 break
         waited_for = budget.chunks or any(request.in_flight.pending or request.held for request in self.running)
-        assert waited_for or not self._requests, "the first in order always gets on"
+        assert waited_for or not self.requests, "the first in order always gets on"
         if self.table.states is not None:
             self._advance_states(budget, self.table.states)
         return list(budget.chunks.values())
@@ -278,13 +276,6 @@ class Scheduler:
         """Applies the third rule: returns whether a waiting request runs now, others making place if need be."""
         return self._admit(request) or (self._make_place(request, budget) and self._admit(request))
 
-    def _next_prefill(self, prefills: list[Request]) -> Request | None:
-        """Returns the next of the running requests in order of service."""
-        if not prefills or not self.fairness.several:
-            return prefills[0] if prefills else None
-        served = self.fairness.served
-        return min(prefills, key=lambda each: (-each.priority, served(each.caller), each.turn.arrival))
-
     def has_room(self) -> bool:
         """Tells whether every running request gets the pages for its next chunk, and the next waiting one its place,
         without taking them from another one."""
@@ -353,18 +344,7 @@ class Scheduler:
         """Reserves pages for `tokens` tokens of `request`, if need be by taking them from others, or from `request`
         itself."""
         while request.pages is not None and not self.table.reserve(request.pages, tokens):
-            self._preempt(self._victim(), budget)
-
-    def _victim(self) -> Request:
-        """Returns the request that loses its pages when there are none."""
-        last = self.running[-1]
-        if not self.fairness.several:
-            return last
-        lowest = [each for each in self.running[1:] if each.priority == last.priority]
-        return max(lowest, key=self._served_and_late, default=last)
-
-    def _served_and_late(self, request: Request) -> tuple[int, int]:
-        return self.fairness.served(request.caller), request.turn.arrival
+            self._preempt(self.fairness.victim(self.running), budget)
 
     def _make_place(self, request: Request, budget: Budget) -> bool:
         """Takes from others what a waiting request lacks, if that is fair; returns whether anybody gave it up."""
@@ -387,22 +367,8 @@ class Scheduler:
             holds = {each.number: each.pages.count for each in self.running if each.pages is not None}
         else:
             return None
-        held: Counter[str] = Counter()
-        for each in self.running:
-            held[each.caller] += holds[each.number]
-        served = self.fairness.served
-        return max(
-            (
-                each
-                for each in self.running[1:]
-                if each.priority <= request.priority
-                and each.number not in self._admitted
-                and served(each.caller) >= served(request.caller)
-                and held[each.caller] - holds[each.number] >= held[request.caller] + wanted
-            ),
-            key=lambda each: (-each.priority, *self._served_and_late(each)),
-            default=None,
-        )
+        candidates = [each for each in self.running[1:] if each.number not in self._admitted]
+        return self.fairness.ceding(request, wanted, candidates, self.running, holds)
 
     def _preempt(self, request: Request, budget: Budget) -> None:
         """Takes a request's pages and its chunk, and puts it back in the queue."""
@@ -465,24 +431,3 @@ class Scheduler:
         self.running.insert(place, request)
         self.queue.count_overtaking(request)
         return True
-
-    # --- integrity
-
-    def check(self) -> None:
-        """Derives every number anew; raises AssertionError with what is wrong."""
-        check_pages(self.table)
-        waiting = list(self.queue)
-        self.fairness.check(waiting, self.running)
-        assert len(waiting) == self.waiting, "a request is neither waiting nor running"
-        assert {r.number for r in waiting} | {r.number for r in self.running} == set(self._requests)
-        assert self.queue.tokens == sum(request.owed for request in waiting), "waiting tokens miscounted"
-        assert [r.order for r in self.running] == sorted(r.order for r in self.running), "running out of order"
-        assert len(self.running) <= self.limits.max_running
-        for request in waiting:
-            assert request.pages is None and request.num_computed == 0, "a waiting request holds pages"
-            assert not request.in_flight.pending and not request.in_flight.ended, "a waiting request is in flight"
-        for request in self.running:
-            assert request.pages is not None and request.owed >= 0, "a running request has no pages"
-            assert request.num_computed <= request.pages.count * self.table.page_size, "computed tokens without pages"
-        held = sum(request.pages is not None for request in self._requests.values())
-        assert held == len(self.running), "pages of a request that does not run"

@@ -46,7 +46,7 @@ class Commands:
         return pb.GetLoadResponse(integrity_ok=not error, integrity_error=error, **known)
 
     def ClearPrefixCache(self, request: pb.ClearPrefixCacheRequest) -> pb.ClearPrefixCacheResponse:  # noqa: N802
-        return pb.ClearPrefixCacheResponse(pages_cleared=self._engine.clear_cache())
+        return pb.ClearPrefixCacheResponse(pages_cleared=self._engine.table.clear())
 
 
 def load_of(engine: Engine) -> Load:

@@ -15,7 +15,6 @@ from tandem.worker.checkpoints import CheckpointError
 from tandem.worker.checkpoints.model_config import ConfigError
 from tandem.worker.engine.engine import Engine
 from tandem.worker.engine.guides.guide import Guide
-from tandem.worker.engine.page_watch import take_events, watch
 from tandem.worker.engine.process.build import BuiltEngine, build_engine
 from tandem.worker.engine.process.commands import Commands, load_of
 from tandem.worker.engine.process.config import BuildError, EngineConfig
@@ -129,7 +128,7 @@ def _serve(
                     response = commands.obey(rpc, request)
                     transport.send(Reply(serial, load_of(engine), response))
                 case Watch(wanted):
-                    watch(engine.table, wanted)
+                    engine.table.chains.watch(wanted)
                 case Took():
                     engine.learn(StepCost(message.decodes, message.drafts, message.seconds))
                 case Stop():
@@ -142,7 +141,7 @@ def _serve(
                 tell(Took(*result.cost))
         elif busy:
             engine.grammars.wait(_GUIDE_WAIT_SECONDS)
-        if (events := take_events(engine.table)) is not None:
+        if (events := engine.table.chains.take_events()) is not None:
             transport.send(Pages.of(events))
         for serial, outcome, error in engine.grammars.take_compiled():
             transport.send(Reply(serial, load_of(engine), outcome=int(outcome), error=error))

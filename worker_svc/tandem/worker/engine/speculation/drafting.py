@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tandem.worker.engine.pages import Tokens
+from tandem.worker.engine.chains import Tokens
 
 FIRST_CHANCE = 0.6  # of a request's drafts to be accepted, before any was tried; counts as much as one that was
 MEMORY_TOKENS = 64  # after so many more, what was seen of a request's drafts counts half

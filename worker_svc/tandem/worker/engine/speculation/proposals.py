@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tandem.worker.engine.chains import Tokens
 from tandem.worker.engine.load import EngineStatistics
-from tandem.worker.engine.pages import Tokens
 from tandem.worker.engine.request import Request
 from tandem.worker.engine.speculation.costs import Costs, windows
 from tandem.worker.engine.speculation.drafting import Memory, NGramIndex
