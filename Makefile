@@ -8,6 +8,7 @@
 #   make chaos    break both services in every way while streams run, ROUNDS times; nothing may be lost
 #   make soak     both services under mixed traffic for MINUTES: fails where memory grows or something is not returned
 #   make hostile  what others wait behind requests that were made to hold them up; on a machine that does nothing else
+#   make alerts   every alert fires for its cause in a real Prometheus, and no other; a quarter of an hour
 #   make fuzz     requests, files and templates drawn by chance for MINUTES; SEED=7 draws the same ones again
 #   make compose-test   build the images, bring the stack up in a container engine of its own, ask it, take it down
 
@@ -25,7 +26,7 @@ STAMP := $(VENV)/.installed
 C_FILES = $(shell find svc_common tokenizer_svc worker_svc -name '*.[ch]')
 BIN := $(VENV)/bin
 
-.PHONY: run test exhaustive check lint types protos fresh buf chaos soak hostile fuzz parsers conformance compose-test clean
+.PHONY: run test exhaustive check lint types protos fresh buf chaos soak hostile alerts fuzz parsers conformance compose-test clean
 
 # The stamp is written last: an interrupted installation is begun again.
 $(STAMP): pyproject.toml constraints.txt
@@ -82,6 +83,10 @@ soak: $(STAMP)
 
 hostile: $(STAMP)
 	$(BIN)/python benchmarks/hostile.py --check --no-save
+
+# Debian's package prometheus has the program; ALERTS_FLAGS='--prometheus PATH' names another, '--only drained' one cause.
+alerts: $(STAMP)
+	$(BIN)/python -m tests.alerts $(ALERTS_FLAGS)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(FUZZ_FLAGS)

@@ -1,6 +1,6 @@
-"""Prints what one extra of pyproject.toml needs, nested extras resolved.
+"""Prints what extras of pyproject.toml need, nested extras resolved.
 
-    python requirements.py pyproject.toml tokenizer > requirements.txt
+    python requirements.py pyproject.toml tokenizer otel > requirements.txt
 
 An image installs this list before it copies the sources, so that a change of code does not install torch again.
 """
@@ -13,13 +13,14 @@ import tomllib
 from pathlib import Path
 
 
-def requirements_of(project: dict[str, object], extra: str) -> list[str]:
-    """The base dependencies and those of `extra`; an extra that names this project's other extras is unfolded."""
+def requirements_of(project: dict[str, object], *extras: str) -> list[str]:
+    """The base dependencies and those of `extras`; an extra that names this project's other extras is unfolded."""
     name, optional = project["name"], project["optional-dependencies"]
-    if extra not in optional:
-        raise SystemExit(f"pyproject.toml has no extra {extra!r}; it has {', '.join(optional)}")
+    for extra in extras:
+        if extra not in optional:
+            raise SystemExit(f"pyproject.toml has no extra {extra!r}; it has {', '.join(optional)}")
     found: dict[str, None] = dict.fromkeys(project["dependencies"])
-    waiting = [extra]
+    waiting = [*extras]
     while waiting:
         for requirement in optional[waiting.pop()]:
             own = re.fullmatch(rf"{re.escape(name)}\[([\w,\s-]+)\]", requirement)
@@ -31,5 +32,5 @@ def requirements_of(project: dict[str, object], extra: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    pyproject, extra = sys.argv[1:]
-    print("\n".join(requirements_of(tomllib.loads(Path(pyproject).read_text())["project"], extra)))
+    pyproject, *extras = sys.argv[1:]
+    print("\n".join(requirements_of(tomllib.loads(Path(pyproject).read_text())["project"], *extras)))

@@ -13,7 +13,7 @@ RUN python3 -m venv --without-pip /opt/tandem
 # Dependencies first: this layer stays when only the sources change. Compiled on all cores, which pip does not: the
 # root filesystem is read-only later on.
 COPY pyproject.toml constraints.txt deploy/docker/requirements.py ./
-RUN python3 requirements.py pyproject.toml tokenizer > requirements.txt \
+RUN python3 requirements.py pyproject.toml tokenizer pull otel > requirements.txt \
  && python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-compile -c constraints.txt \
       -r requirements.txt \
  && (/opt/tandem/bin/python -m compileall -q -j 0 /opt/tandem/lib || echo "not every module was compiled")
@@ -24,9 +24,13 @@ RUN TANDEM_WHEEL=${BUILD_PACKAGES:+compiled} python3 -m pip --python /opt/tandem
  && ! /opt/tandem/bin/python -P -c "import torch" 2>/dev/null
 
 FROM ${BASE}
+ARG VERSION=dev
+ARG REVISION=
 LABEL org.opencontainers.image.title="tandem-tokenizer" \
       org.opencontainers.image.description="Tandem's tokenizer service" \
-      org.opencontainers.image.licenses="Apache-2.0"
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
 RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin tandem
 COPY --from=build /opt/tandem /opt/tandem
 COPY deploy/docker/health /usr/local/bin/health

@@ -18,7 +18,7 @@ RUN python3 -m venv --without-pip /opt/tandem
 # Dependencies first: this layer, torch in it, stays when only the sources change. Compiled on all cores, which pip
 # does not: the root filesystem is read-only later on.
 COPY pyproject.toml constraints.txt deploy/docker/requirements.py ./
-RUN python3 requirements.py pyproject.toml worker > requirements.txt \
+RUN python3 requirements.py pyproject.toml gateway pull otel > requirements.txt \
  && python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-compile -c constraints.txt \
       -r requirements.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
  && (/opt/tandem/bin/python -m compileall -q -j 0 /opt/tandem/lib || echo "not every module was compiled")
@@ -28,9 +28,13 @@ RUN TANDEM_WHEEL=${BUILD_PACKAGES:+compiled} python3 -m pip --python /opt/tandem
  && /opt/tandem/bin/python -P -c "import tandem.worker.front.server, tandem.common.healthcheck"
 
 FROM ${BASE}
+ARG VERSION=dev
+ARG REVISION=
 LABEL org.opencontainers.image.title="tandem-worker" \
       org.opencontainers.image.description="Tandem's inference worker" \
-      org.opencontainers.image.licenses="Apache-2.0"
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
 # Debian packages that are needed at run time: a C compiler on GPUs, where Triton builds what launches its kernels.
 ARG PACKAGES=
 RUN if [ -n "$PACKAGES" ]; then \

@@ -111,7 +111,7 @@ def test_another_model_is_mounted_and_named_by_variables_alone(repository: Path)
 
 
 def test_every_service_is_hardened_and_limited(stack: dict[str, Any]) -> None:
-    assert set(stack["services"]) == {*OWN_SERVICES, "http", "prometheus", "grafana"}
+    assert set(stack["services"]) == {*OWN_SERVICES, "http", "gateway", "prometheus", "grafana"}
     for name, service in stack["services"].items():
         assert service["read_only"] is True, name
         assert service["cap_drop"] == ["ALL"], name
