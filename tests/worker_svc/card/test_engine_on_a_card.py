@@ -296,6 +296,22 @@ def test_speculation_changes_no_answer(drafts: str, card: VirtualCard, monkeypat
     assert_alike(on_card, on_processor(plain))
 
 
+def test_a_step_that_verifies_drafts_is_replayed(card: VirtualCard) -> None:
+    engine = built(kv_cache_tokens=1024, speculate="always").engine
+    requests = some_requests(4, GREEDY, Sampling(temperature=0.7), output=39)
+    for request in requests[::2]:
+        request.drafting = Drafting(4, ngram=1)
+    for request in requests:
+        engine.submit(request)
+    while not all(request.output_tokens for request in requests):
+        engine.step()
+    card.launches.clear()
+    while engine.has_work:
+        engine.step()
+    assert engine.scheduler.statistics.draft_tokens_proposed
+    assert not {"_store", "_attend"} & set(card.launches)  # of the model nothing was launched by itself
+
+
 def test_masks_of_grammars_and_of_stops_come_along(card: VirtualCard) -> None:
     pytest.importorskip("llguidance")
 

@@ -59,6 +59,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualCard]:
     monkeypatch.setattr(row_invariance, "_PREFILLS", ())
     monkeypatch.setattr(row_invariance._Trial, "of", staticmethod(decoding))
     monkeypatch.setattr(row_invariance._Trial, "ways", lambda trial: ())
+    monkeypatch.setattr(row_invariance._Trial, "as_drafts", lambda trial: ())
     monkeypatch.setattr(TritonOperations, "on", staticmethod(with_few_rows))
     with present(VirtualCard()) as there:
         yield there
@@ -74,7 +75,7 @@ def test_a_library_that_one_step_shows_to_depend_on_rows_is_not_used(
 
     usual = Products(library), Products(by_rows)
     monkeypatch.setattr(cuda_products, "products", lambda reproducible: usual)
-    engine = built(reproducible=True, max_running_requests=10, max_batch_tokens=16)  # recorded with 4, 8 and 12 rows
+    engine = built(reproducible=True, max_running_requests=10, max_batch_tokens=12)  # recorded with 4, 8 and 12 rows
     runner = engine.engine._runner
     assert engine.row_invariant
     assert {w.product for w in runner.model.modules() if isinstance(w, PlainWeight)} == {by_rows}

@@ -7,6 +7,7 @@ tried: each matrix alone (`row_trial.py`), the whole model, and the whole model 
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ def _is_row_invariant(runner: ModelRunner, record: Callable[[], None]) -> bool:
         if not trial.is_alike(trial.among_decodes(counts)):
             return False
         record()
-        return trial.is_alike(trial.among_decodes(counts))
+        return trial.is_alike(itertools.chain(trial.among_decodes(counts), trial.as_drafts()))
     finally:
         trial.clear()
 
@@ -146,6 +147,13 @@ class _Trial:
         for count in counts:
             crowd = [Work(self.others[i : i + 1], i, self.foreign, 1) for i in range(min(count - 1, len(self.others)))]
             yield self.runner.forward([*crowd, own])[len(crowd)]
+
+    def as_drafts(self) -> Iterable[torch.Tensor]:
+        """Computes the logits by steps that sample behind each of the last tokens."""
+        length = len(self.tokens)
+        for run in self.runner.model.operations.tried_runs if self.runner.states is None else ():
+            count = min(run, length)
+            yield self.runner.forward([Work(self.tokens[-count:], length - count, self.own, count)])[count - 1]
 
     def clear(self) -> None:
         """Leaves the cache as it was."""

@@ -31,11 +31,17 @@ def decode_rows(most: int, multiple: int) -> list[int]:
     return sorted({-(-min(rows, most) // multiple) * multiple for rows in wanted})
 
 
+def first_rows(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Returns the first row of each of several runs of rows, one behind the other."""
+    return np.cumsum(lengths) - lengths
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """Tokens of one sequence to compute: `tokens` `[length]` from `position` on, into `pages`; logits of the last
-    `samples` (0 to length) of them are wanted. With `row`, the one token is that row of what was sampled last, and what
-    stands in `tokens` is not looked at. Without a `state`, a model that has them begins with none and keeps none."""
+    `samples` (0 to length) of them are wanted. With `row`, the first token is that row of what was sampled last, and
+    what stands in its place in `tokens` is not looked at. Without a `state`, a model that has them begins with none and
+    keeps none."""
 
     tokens: npt.NDArray[np.int32]
     position: int
@@ -73,7 +79,7 @@ class ModelRunner:
         are the ids that works with a `row` take theirs from."""
         size = self.cache.shape.page_size
         lengths = np.array([len(item.tokens) for item in work], dtype=np.int64)
-        rows = np.cumsum(lengths) - lengths
+        rows = first_rows(lengths)
         total = int(lengths.sum())
         padded = self._padded(total)
 
@@ -99,7 +105,7 @@ class ModelRunner:
             for row, length, item in zip(rows.tolist(), lengths.tolist(), work, strict=True)
         ]
         samples = np.array([item.samples for item in work], dtype=np.int64)
-        first = np.cumsum(samples) - samples
+        first = first_rows(samples)
         wanted = np.arange(samples.sum()) + np.repeat(rows + lengths - samples - first, samples)
         logit_rows = np.zeros(self._padded(len(wanted)), dtype=np.int64)
         logit_rows[: len(wanted)] = wanted

@@ -142,7 +142,7 @@ def test_where_the_library_lets_rows_depend_on_others_our_kernel_takes_over(
             open_checkpoint(tmp_path), DEVICE, torch.float32, operations=operations, quantization=quantization
         )
         shape = CacheShape((KVHeads(1, model.config.head_dim),), 6, 4, Plain(torch.float32))
-        return GraphedRunner(model, KVCache(shape, DEVICE), max_running=2)
+        return GraphedRunner(model, KVCache(shape, DEVICE), most_rows=2)
 
     prompt = [Work(np.arange(7, dtype=np.int32), 0, np.arange(2), 1)]
     expected = runner().forward(prompt)[0].clone()

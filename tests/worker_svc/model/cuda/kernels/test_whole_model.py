@@ -58,7 +58,7 @@ def test_a_real_model_continues_as_transformers_recorded(reproducible: bool, sha
     case = json.loads((folder / "expected_greedy.json").read_text())[0]
     operations = operations_for(reproducible)
     model = loaded(folder / "hf", operations)
-    runner = GraphedRunner(model, cache_for(model, 8), max_running=2)
+    runner = GraphedRunner(model, cache_for(model, 8), most_rows=2)
     runner.prepare()
     ids, position, output = case["prompt_ids"], 0, []
     for _ in range(2):
@@ -81,7 +81,7 @@ def test_decodes_in_fixed_places_have_the_bits_of_any_other_step(tmp_path: Path)
     model = load_transformer(checkpoint, DEVICE, torch.float32, config=config, operations=operations)
     cache = cache_for(model, 20)
     usual = ModelRunner(model, cache)
-    fixed = GraphedRunner(model, cache, max_running=5)
+    fixed = GraphedRunner(model, cache, most_rows=12)
     fixed.prepare()
     pages = [np.arange(5, dtype=np.int64), np.array([9, 8], dtype=np.int64), np.array([15], dtype=np.int64)]
     prompts = [np.arange(length, dtype=np.int32) % 97 for length in (70, 17, 3)]
@@ -94,6 +94,8 @@ def test_decodes_in_fixed_places_have_the_bits_of_any_other_step(tmp_path: Path)
     assert torch.equal(fixed.forward(decodes)[:3], expected)
     assert torch.equal(fixed.forward(decodes[2:])[:1], expected[2:])  # fewer rows, over what the last step left behind
     assert torch.equal(fixed.forward(decodes[::-1])[:3], expected.flip(0))
+    drafts = [decodes[1], Work(tokens(7, *range(8)), 70, pages[0], 9), decodes[2]]  # more than one block has queries
+    assert torch.equal(fixed.forward(drafts)[:11], usual.forward(drafts)[:11])
     mixed = [*decodes[:2], Work(tokens(9, 4), 3, pages[2], 1)]
     assert torch.equal(fixed.forward(mixed), usual.forward(mixed))
 
@@ -136,7 +138,7 @@ def test_nothing_is_compiled_after_the_start(
     operations = operations_for(reproducible, split=64)
     operations.products = operations.products[:1]
     model = loaded(tmp_path, operations)
-    runner = GraphedRunner(model, cache_for(model, 32), max_running=16)
+    runner = GraphedRunner(model, cache_for(model, 32), most_rows=16)
     compilations = Compilations(monkeypatch)
     choose_padding(runner)
     runner.prepare()

@@ -260,8 +260,9 @@ def _runner(
         runner = ModelRunner(model, cache, states)
     else:
         from tandem.worker.model.cuda.graphs import GraphedRunner
+        from tandem.worker.model.cuda.operations import VERIFIED
 
-        runner = GraphedRunner(model, cache, config.max_running_requests)
+        runner = GraphedRunner(model, cache, min(config.max_running_requests * VERIFIED, config.step_tokens))
     with fitting("a step beside the weights and the KV cache", "lower kv_cache_tokens or kv_cache_fraction"):
         return runner, choose_padding(runner, lambda: _record(runner))
 

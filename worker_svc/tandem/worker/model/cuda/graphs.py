@@ -1,9 +1,11 @@
-"""Records steps of nothing but decodes once as CUDA graphs and replays them.
+"""Records steps of decodes, and of drafts behind them, once as CUDA graphs and replays them.
 
 A step of a small model costs the processor more time to launch than the GPU to compute. A graph launches it at once,
 but reads and writes the same addresses each time. So what differs between steps lies in fixed places and is filled in
 there, and a recording exists for a few numbers of rows; rows that are too many write to the padding page and have no
-attention.
+attention. Whose the rows are is told by what is filled in: those of one sequence, its last token and its drafts, are
+blocks of attention of no more queries than the matrix of a decode has lines for anyway. So a step that verifies drafts
+replays what a step of as many decodes would.
 
 Nothing but the recording needs a GPU: `forward` without one runs the same step on the same places.
 """
@@ -19,16 +21,17 @@ import numpy.typing as npt
 import torch
 
 from tandem.worker.model.attention import Segment
-from tandem.worker.model.cuda.kernels.paged_attention import PagedWork, Partials
+from tandem.worker.model.cuda.kernels.paged_attention import PagedWork, Partials, matrix_rows
 from tandem.worker.model.cuda.operations import (
     JOBS_PER_LANE,
     KernelPlan,
     PagedLaunch,
+    Sizes,
     TritonOperations,
 )
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.paged_plan import cut, divide, page_tables, tables_from
-from tandem.worker.model.runner import MOST_DECODES, ModelRunner, Work, decode_rows
+from tandem.worker.model.runner import MOST_DECODES, ModelRunner, Work, decode_rows, first_rows
 from tandem.worker.model.transformer import Transformer
 
 
@@ -75,8 +78,13 @@ class _Places:
             event.record()
 
 
-class DecodeInputs:
-    """The inputs of a step of up to `rows` decodes, at fixed addresses."""
+def _block(sizes: Sizes) -> int:
+    """Returns how many queries of a sequence the matrix of a decode has lines for."""
+    return matrix_rows(1, sizes.group) // sizes.group
+
+
+class StepInputs:
+    """The inputs of a step of up to `rows` tokens behind each of which one is sampled, at fixed addresses."""
 
     def __init__(self, model: Transformer, cache: KVCache, rows: int) -> None:
         config, device, operations = model.config, cache.device, model.operations
@@ -100,10 +108,11 @@ class DecodeInputs:
         self._places = _Places(shapes, device)
         self._partials = {
             kind.heads: Partials.empty(
-                self._lanes[kind] * JOBS_PER_LANE, sizes.kv_heads, sizes.group, sizes.stored.head_dim, device
+                self._lanes[kind] * JOBS_PER_LANE, sizes.kv_heads, _block(sizes) * sizes.group, sizes.stored.head_dim,
+                device,
             )
             for kind, sizes in self._sizes.items()
-        }
+        }  # fmt: skip
         self._logit_rows = torch.arange(rows, device=device)
 
     @property
@@ -112,27 +121,34 @@ class DecodeInputs:
         return self._places.there["ids"]
 
     def fill(self, work: Sequence[Work], rows: int) -> None:
-        """Fills in a step of decodes, or none, for a run of `rows` rows."""
-        size, count = self._page_size, len(work)
-        position = np.fromiter((item.position for item in work), dtype=np.int64, count=count)
-        segments = [Segment(row, 1, item.position, item.pages) for row, item in enumerate(work)]
+        """Fills in a step, or none, for a run of `rows` rows."""
+        size = self._page_size
+        lengths = np.fromiter((len(item.tokens) for item in work), dtype=np.int64, count=len(work))
+        starts = np.fromiter((item.position for item in work), dtype=np.int64, count=len(work))
+        first, count = first_rows(lengths), int(lengths.sum())
+        position = np.arange(count) + np.repeat(starts - first, lengths)
+        segments = [
+            Segment(row, length, item.position, item.pages)
+            for row, length, item in zip(first.tolist(), lengths.tolist(), work, strict=True)
+        ]
         tables = page_tables(segments, size)
-        blocks = tables_from(cut(segments, 1), tables)
 
         arrays = self._places.arrays()
-        for name, values in (("ids", [item.tokens[0] for item in work]), ("positions", position)):
+        ids = np.concatenate([item.tokens for item in work]) if work else ()
+        for name, values in (("ids", ids), ("positions", position)):
             arrays[name][:count] = values
             arrays[name][count:rows] = 0
         slots = arrays["slots"][: 2 * rows].reshape(2, rows)
-        slots[0, :count] = tables[np.arange(count), position // size]
+        slots[0, :count] = tables[np.repeat(np.arange(len(work)), lengths), position // size]
         slots[1, :count] = position % size
         slots[0, count:] = self._padding_page
         slots[1, count:] = np.arange(rows - count) % size
         arrays["tables"][: tables.size] = tables.reshape(-1)
         for kind, lanes in self._lanes.items():
+            blocks = tables_from(cut(segments, _block(self._sizes[kind])), tables)
             divided, jobs, _ = divide(blocks, self._operations.split, kind.window, lanes, lanes * JOBS_PER_LANE)
-            arrays[f"blocks {kind}"][:count] = divided
-            arrays[f"blocks {kind}"][count:rows] = 0  # no queries and no partials
+            arrays[f"blocks {kind}"][: len(divided)] = divided
+            arrays[f"blocks {kind}"][len(divided) : rows] = 0  # no queries and no partials
             arrays[f"jobs {kind}"][: len(jobs)] = jobs
             arrays[f"number {kind}"][0] = len(jobs)
         self._places.send(tables.size)
@@ -145,7 +161,7 @@ class DecodeInputs:
             blocks, jobs, number = (there[f"{name} {kind}"] for name in ("blocks", "jobs", "number"))
             launch = PagedLaunch(
                 sizes, PagedWork(there["tables"], blocks[:rows], jobs, number), self._partials[kind.heads],
-                self._operations.queries(sizes, 1), self._operations.split, kind.window,
+                max(_block(sizes), self._operations.queries(sizes, 1)), self._operations.split, kind.window,
                 self._operations.programs_for(sizes),
             )  # fmt: skip
             plans[kind] = KernelPlan([launch])
@@ -157,14 +173,14 @@ class DecodeInputs:
 
 
 class GraphedRunner(ModelRunner):
-    """Runs steps of decodes alone at fixed addresses, and replays them where they were recorded."""
+    """Runs steps of decodes and drafts alone at fixed addresses, and replays them where they were recorded."""
 
-    def __init__(self, model: Transformer, cache: KVCache, max_running: int) -> None:
-        """Takes a `model` that computes by TritonOperations."""
+    def __init__(self, model: Transformer, cache: KVCache, most_rows: int) -> None:
+        """Takes a `model` that computes by TritonOperations. Steps of up to `most_rows` tokens are recorded."""
         super().__init__(model, cache)
-        self._most = min(max_running, MOST_DECODES)
+        self._most = min(most_rows, MOST_DECODES)
         self._rows: list[int] = []
-        self._inputs: DecodeInputs | None = None
+        self._inputs: StepInputs | None = None
         self._logits = torch.empty(0)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
@@ -185,7 +201,7 @@ class GraphedRunner(ModelRunner):
         `progress(recordings done, in all)`. Raises torch.OutOfMemoryError.
         """
         self._rows = decode_rows(self._most, self.row_multiple)
-        inputs = self._inputs = DecodeInputs(self.model, self.cache, self._rows[-1])
+        inputs = self._inputs = StepInputs(self.model, self.cache, self._rows[-1])
         if self.cache.device.type != "cuda":
             return
         self._logits = torch.empty(
@@ -210,12 +226,14 @@ class GraphedRunner(ModelRunner):
 
     @torch.inference_mode()
     def forward(self, work: Sequence[Work], sampled: torch.Tensor | None = None) -> torch.Tensor:
-        """Does what `ModelRunner.forward` does; logits of decodes hold until the next call."""
-        if self._inputs is None or len(work) > self._most or any(len(w.tokens) > 1 or w.samples != 1 for w in work):
+        """Does what `ModelRunner.forward` does; logits of a recorded step hold until the next call."""
+        lengths = np.array([len(item.tokens) for item in work], dtype=np.int64)
+        count = int(lengths.sum())
+        if self._inputs is None or count > self._most or any(len(w.tokens) != w.samples for w in work):
             return super().forward(work, sampled)
-        rows = next(rows for rows in self._rows if rows >= len(work))
+        rows = next(rows for rows in self._rows if rows >= count)
         self._inputs.fill(work, rows)
-        self._take_sampled(self._inputs.ids, np.arange(len(work)), work, sampled)
+        self._take_sampled(self._inputs.ids, first_rows(lengths), work, sampled)
         if rows in self._graphs:
             self._graphs[rows].replay()
             return self._logits[:rows]
