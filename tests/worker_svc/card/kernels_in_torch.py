@@ -18,7 +18,7 @@ from tandem.worker.checkpoints.grouped import E8M0, scales
 from tandem.worker.checkpoints.model_config import Experts
 from tandem.worker.model.cuda.kernels import survey
 from tandem.worker.model.cuda.kernels.expert_products import GROUPS
-from tandem.worker.model.cuda.kernels.swiglu import CLAMPED
+from tandem.worker.model.cuda.kernels.swiglu import CLAMPED, GELU
 from tandem.worker.model.cuda.kernels.tiles import INT4, INT8
 from tandem.worker.model.cuda.kernels.words import DIGITS, TABLE
 from tandem.worker.model.kv_formats import Int4, Int8, KVFormat, Plain
@@ -39,8 +39,9 @@ def _add_norm(a: Any, grid: Grid) -> None:
 
 
 def _norm_heads(a: Any, grid: Grid) -> None:
-    assert a.qkv.stride() == (a.row_stride, a.D, 1) and a.HEADS < grid[1] < a.qkv.shape[1] and len(a.qkv) == grid[0]
-    for part, weight in ((a.qkv[:, : a.HEADS], a.q_weight), (a.qkv[:, a.HEADS : grid[1]], a.k_weight)):
+    assert a.qkv.stride() == (a.row_stride, a.D, 1) and grid[1] <= a.qkv.shape[1] and len(a.qkv) == grid[0]
+    first, second, third = a.qkv[:, : grid[1]].tensor_split([a.FIRST, a.FIRST + a.SECOND], 1)
+    for part, weight in ((first, a.first_weight), (second, a.second_weight), (third, a.third_weight)):
         wide = part.float()
         part.copy_(wide / (wide.square().mean(-1, keepdim=True) + a.eps).sqrt() * weight.float())
 
@@ -139,8 +140,10 @@ def _parts(a: Any, kind: str) -> tuple[torch.Tensor, ...]:
 
 
 def _store(a: Any, grid: Grid) -> None:
-    heads = a.HEADS + 2 * a.KV_HEADS
-    assert grid == (-(-a.rows // a.ROWS), heads) and a.slots.numel() == 2 * a.rows and a.slots.is_contiguous()
+    alone = grid[1] == a.HEADS
+    heads = a.HEADS if alone else a.HEADS + 2 * a.KV_HEADS
+    assert grid == (-(-a.rows // a.ROWS), heads)
+    assert alone or (a.slots.numel() == 2 * a.rows and a.slots.is_contiguous())
     qkv = a.qkv.as_strided((a.rows, heads, a.D), (a.row_stride, a.D, 1))
     qk, v = qkv[:, : a.HEADS + a.KV_HEADS], qkv[:, a.HEADS + a.KV_HEADS :]
     if a.ROTATED:
@@ -149,8 +152,10 @@ def _store(a: Any, grid: Grid) -> None:
     q, k = qk[:, : a.HEADS].float(), qk[:, a.HEADS :].float()
     if a.CHANNELS:
         q = q * a.scale.repeat_interleave(a.HEADS // a.KV_HEADS, 0)
-        k = (k - a.mean) / a.scale
+        k = k if alone else (k - a.mean) / a.scale
     a.q_out.copy_(q)
+    if alone:
+        return
     page, place = a.slots.view(2, a.rows)
     assert int(page.min()) >= 0 and int(page.max()) < len(a.k_numbers), "stores outside of the pages"
     assert int(place.min()) >= 0 and int(place.max()) < a.PAGE == a.k_numbers.shape[2], "stores outside of a page"
@@ -348,7 +353,10 @@ def _pairs_of_blocks(a: Any, grid: Grid, matrix: Callable[[int], torch.Tensor]) 
             gate, up = product.split(a.outputs, 1)
             if a.GATE == CLAMPED:
                 gate, up = gate.clamp(max=a.limit), up.clamp(-a.limit, a.limit) + 1
-            product = gate * torch.sigmoid((a.alpha if a.GATE == CLAMPED else 1) * gate) * up
+            if a.GATE == GELU:
+                product = torch.nn.functional.gelu(gate, approximate="tanh") * up
+            else:
+                product = gate * torch.sigmoid((a.alpha if a.GATE == CLAMPED else 1) * gate) * up
         a.out[pairs] = product.to(a.out.dtype)
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 import torch
 
 from benchmarks.random_llama import RandomCheckpoint, llama
-from tandem.worker.checkpoints.model_config import ClampedSwiGLU, Experts, QueryGrowth
+from tandem.worker.checkpoints.model_config import ClampedSwiGLU, Experts, KVHeads, PerLayerInputs, QueryGrowth
 from tandem.worker.engine.guides.guide import Guide
 from tandem.worker.engine.process import build
 from tandem.worker.engine.process.build import BuiltEngine, build_engine
@@ -345,6 +345,23 @@ MODELS = {
     "experts of gpt-oss": replace(
         MODEL, sinks=True, experts=Experts(4, 2, 32, True, biases=True, clamped=ClampedSwiGLU(1.7, 0.5))
     ),
+    "heads of two sizes, shared keys, inputs of layers": replace(
+        MODEL,
+        num_layers=5,
+        windows=(9, 0, 9, 9, 0),
+        window_rope_theta=300.0,
+        full_heads=KVHeads(1, 32),
+        shared_layers=2,
+        shared_widening=2,
+        qk_norm="head",
+        value_norm=True,
+        values_are_keys=True,
+        norm_placement="both",
+        activation="gelu_tanh",
+        per_layer_inputs=PerLayerInputs(8, 160),
+        layer_scale=True,
+        experts=Experts(4, 2, 32, True, activation="gelu_tanh", beside=True, weighed=True),
+    ),
     "experts": replace(MODEL, experts=Experts(4, 2, 32, True)),
     "experts in groups, a shared one": replace(
         MODEL, experts=Experts(4, 2, 32, False, (), "sigmoid", True, 2, 2, 1.5, shared_size=16, shared_router=True)
@@ -360,6 +377,7 @@ MODELS = {
         "norms of one key head",
         "soft caps",
         "experts of gpt-oss",
+        "heads of two sizes, shared keys, inputs of layers",
         "experts in groups, a shared one",
     ),
 )

@@ -49,9 +49,13 @@ def randomized(model: Any) -> Any:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
         elif name.endswith(("A_log", "dt_bias")) or name.endswith("bias"):
             torch.nn.init.normal_(parameter, 0, 0.5)
+        elif name.endswith("scale"):
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
     for name, buffer in model.named_buffers():
         if name.endswith("correction_bias"):
             torch.nn.init.normal_(buffer, 0, 0.2)
+        elif name.endswith("layer_scalar"):
+            torch.nn.init.uniform_(buffer, 0.7, 1.3)
     return model
 
 

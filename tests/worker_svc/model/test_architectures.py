@@ -80,6 +80,34 @@ GEMMA2 = {
     "pad_token_id": 0,
 }
 GEMMA3 = {"num_hidden_layers": 7, "sliding_window": WINDOW, "query_pre_attn_scalar": 20, "pad_token_id": 0}
+GEMMA4 = {
+    "num_hidden_layers": 7,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2 + ["full_attention"],
+    "sliding_window": WINDOW,
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "hidden_size_per_layer_input": 10,
+    "vocab_size_per_layer_input": 97,
+    "num_kv_shared_layers": 3,
+    "pad_token_id": 0,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        "full_attention": {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.25},
+    },
+}
+GEMMA4_EXPERTS = GEMMA4 | {
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 28,
+    "final_logit_softcapping": 5.0,
+}
 COHERE2 = {
     "head_dim": None,
     "num_hidden_layers": 5,
@@ -271,6 +299,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gemma4": ("Gemma4Text", GEMMA4 | {"use_double_wide_mlp": True}),
+    "gemma4 with experts": ("Gemma4Text", GEMMA4_EXPERTS),
+    "gemma4, sizes that are not compiled": (
+        "Gemma4Text",
+        GEMMA4
+        | {"head_dim": 12, "global_head_dim": 20, "attention_k_eq_v": True, "attention_bias": True}
+        | {
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+                "full_attention": {"rope_type": "proportional", "rope_theta": 500.0, "factor": 4.0},
+            }
+        },
+    ),
     "qwen3 next": ("Qwen3Next", HYBRID | SHARED_EXPERT),
     "qwen3 next, layers that are listed": (
         "Qwen3Next",
@@ -323,6 +364,7 @@ COMPANY = [
 ]
 COMPANY += ["gemma3", "qwen2 moe", "granite moe", "phi3, rotated in part, longrope", "phi moe"]
 COMPANY += ["glm4", "glm4 moe, groups, norms, scaled", "minimax m2"]
+COMPANY += ["gemma4", "gemma4 with experts"]
 COMPANY += ["qwen3 next", "qwen3.5", "qwen3.5 moe"]
 NEW = [
     "GptOss",
@@ -340,6 +382,7 @@ NEW = [
     "Cohere2",
     "Gemma2",
     "Gemma3Text",
+    "Gemma4Text",
     "Qwen2Moe",
     "Olmoe",
     "GraniteMoe",

@@ -32,7 +32,8 @@ from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_architectures import EMBEDDING, OUTPUT
 from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config, text_fields
 from tandem.worker.checkpoints.hugging_face_fields import GENERATION
-from tandem.worker.checkpoints.hugging_face_hybrids import Piece, pieces, text_name
+from tandem.worker.checkpoints.hugging_face_hybrids import Piece, pieces
+from tandem.worker.checkpoints.hugging_face_wrapped import text_name
 from tandem.worker.checkpoints.known_fields import check_fields
 from tandem.worker.checkpoints.places import Place, places_of
 from tandem.worker.checkpoints.row_order import halves_order
@@ -79,7 +80,7 @@ class HuggingFaceCheckpoint:
         self._files = _open_files(path)  # stored name -> the open file that has it
         self._names: dict[str, str] = {}  # of a text model that is part of another: what its tensors are called there
         stored = {name: _stored(file, name) for name, file in self._files.items()}
-        if self._architecture.hybrid:
+        if self._architecture.hybrid or self._architecture.wrapped is not None:
             self._names = {ours: name for name in stored if (ours := text_name(name)) is not None}
             stored = {ours: stored[name] for ours, name in self._names.items()}
         self._embedding = EMBEDDING
@@ -103,6 +104,7 @@ class HuggingFaceCheckpoint:
         self._places, shapes = places_of(others, self._stored_name, by_turns=transposed)
         shapes |= {piece.stored: piece.shape for piece in self._pieces.values()}
         self._drop_drafting_layers(config, stored)
+        self._drop_shared(stored)
         self._quantized: dict[str, _Quantized] = {}
         self._quantized_bytes = 0
         self._copy: torch.Tensor | None = None  # rows in another order than they lie in the file
@@ -173,7 +175,8 @@ class HuggingFaceCheckpoint:
     def _order(self, name: str, rows: int) -> torch.Tensor | None:
         """Returns the order that makes the rows of q and k (and their biases and norms) ours; None: they are."""
         neighbours, config = self._architecture.interleaved, self.config
-        if not (neighbours or config.rotated != config.head_dim) or not name.endswith(_ROTATED):
+        in_part = config.rotated != config.head_dim and not config.in_proportion and config.full_heads is None
+        if not (neighbours or in_part) or not name.endswith(_ROTATED):
             return None
         return halves_order(rows // config.head_dim, config.head_dim, config.rotated, neighbours=neighbours)
 
@@ -186,6 +189,13 @@ class HuggingFaceCheckpoint:
         prefixes = tuple(f"model.layers.{layer}." for layer in range(layers, layers + min(further, 16)))
         for name in [name for name in stored if name.startswith(prefixes)]:
             del stored[name]
+
+    def _drop_shared(self, stored: dict[str, StoredTensor]) -> None:
+        """Leaves out what layers would have if they did not look at the keys and values of another one."""
+        for layer in range(self.config.num_layers - self.config.shared_layers, self.config.num_layers):
+            for part in ("k_proj", "v_proj", "k_norm", "v_norm"):
+                for kind in ("weight", "bias"):
+                    stored.pop(f"model.layers.{layer}.self_attn.{part}.{kind}", None)
 
     def _special_ids(self, key: str, generation: Fields, config: Fields) -> tuple[int, ...]:
         """Reads ids from generation_config.json, else config.json, else takes the architecture's defaults."""

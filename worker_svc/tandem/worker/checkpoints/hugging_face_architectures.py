@@ -3,9 +3,12 @@ tensors are. Which fields each knows: `hugging_face_fields.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from tandem.worker.checkpoints.fields import Fields
+from tandem.worker.checkpoints.hugging_face_gemma4 import gemma4
 
 _LAYER_NAMES = {
     "attention.norm": "input_layernorm.weight",
@@ -44,6 +47,21 @@ _NORMS_AROUND = _LAYER_NAMES | {
     "attention.post_norm": "post_attention_layernorm.weight",
     "mlp.norm": "pre_feedforward_layernorm.weight",
     "mlp.post_norm": "post_feedforward_layernorm.weight",
+}
+_GEMMA4_NAMES = _NORMS_AROUND | {
+    "scale": "layer_scalar",
+    "per_layer.gate": "per_layer_input_gate.weight",
+    "per_layer.output": "per_layer_projection.weight",
+    "per_layer.norm": "post_per_layer_input_norm.weight",
+    "router": "router.proj.weight",
+    "router_norm": "router.scale",
+    "expert_weights": "router.per_expert_scale",
+    "experts.gate": "experts.gate_up_proj",
+    "experts.up": "experts.gate_up_proj",
+    "experts.down": "experts.down_proj",
+    "beside.norm": "pre_feedforward_layernorm_2.weight",
+    "beside.post_norm": "post_feedforward_layernorm_2.weight",
+    "mlp.own_norm": "post_feedforward_layernorm_1.weight",
 }
 _FUSED = {
     "attention.q": "self_attn.qkv_proj.weight",
@@ -123,6 +141,9 @@ _TOP_NAMES = {
     "output_bias": OUTPUT_BIAS,
     "norm": NORM,
     "norm_bias": NORM_BIAS,
+    "per_layer.embedding": "model.embed_tokens_per_layer.weight",
+    "per_layer.projection": "model.per_layer_model_projection.weight",
+    "per_layer.norm": "model.per_layer_projection_norm.weight",
 }
 
 
@@ -175,7 +196,7 @@ class Architecture:
     window_rope: float | None = None  # the default theta of layers with a window, which rotate without the scaling
     attention_multiplier: float | None = None  # the default of this field
     attention_soft_cap: float | None = None  # the default of `attn_logit_softcapping`; None: it does not know it
-    logit_soft_cap: float | None = None  # the same of `final_logit_softcapping`
+    logit_soft_cap: float | None = None  # the same of `final_logit_softcapping`; 0: none
     window_by_layer: bool = False  # whether the window can be that of some layers only
     tied: bool = False  # the default of `tie_word_embeddings`
     no_rope_layers: bool = False  # whether it knows this field, of layers that are not rotated
@@ -190,6 +211,9 @@ class Architecture:
     rope_stated: bool = False  # the RoPE parameters have another default than none
     query_growth: bool = False  # whether queries grow with their position
     hybrid: bool = False  # some layers have a gated delta rule, the others gates; see hugging_face_hybrids.py
+    proportional: bool = False  # whatever is scaled is scaled by `proportional`
+    # Reads further fields of ModelConfig, by the config, its RoPE parameters, and each layer's window.
+    further: Callable[[Fields, Fields, tuple[int, ...]], Mapping[str, Any]] | None = None
     wrapped: tuple[str, str] | None = None  # model_type and class of a model that sees, too, whose text model this is
     always: Mapping[str, Any] = field(default_factory=dict)  # fields of ModelConfig that are so in every such model
 
@@ -475,6 +499,27 @@ ARCHITECTURES = {
             tied=True,
             norms_from_one=True,
             always={"activation": "gelu_tanh", "norm_placement": "both"},
+        ),
+        Architecture(
+            "gemma4_text",
+            "Gemma4ForCausalLM",
+            _GEMMA4_NAMES,
+            special_ids={"bos_token_id": 2, "eos_token_id": 1},
+            rope_stated=True,
+            head_dim=256,
+            qk_norm="head",
+            attention_bias=False,
+            sliding_window=512,
+            window_by_layer=True,
+            full_every=6,
+            window_rope=10000.0,
+            attention_multiplier=1.0,
+            logit_soft_cap=0.0,
+            tied=True,
+            proportional=True,
+            further=gemma4,
+            wrapped=("gemma4", "Gemma4ForConditionalGeneration"),
+            always={"activation": "gelu_tanh", "norm_placement": "both", "value_norm": True, "layer_scale": True},
         ),
         Architecture("qwen3_next", "Qwen3NextForCausalLM", **_HYBRID),
         Architecture(

@@ -7,17 +7,15 @@ are known are listed in `hugging_face_fields.py`; every other one is refused by 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from tandem.worker.checkpoints.fields import REQUIRED, Fields, build
 from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES, Architecture, ExpertFields
 from tandem.worker.checkpoints.hugging_face_fields import CONFIG, ROPE, ROPE_OF
-from tandem.worker.checkpoints.hugging_face_hybrids import (
-    delta_net,
-    hybrid_experts,
-    rotary_dim,
-    text_config,
-)
+from tandem.worker.checkpoints.hugging_face_hybrids import delta_net, hybrid_experts, rotary_dim
+from tandem.worker.checkpoints.hugging_face_wrapped import text_config
 from tandem.worker.checkpoints.known_fields import check_fields
 from tandem.worker.checkpoints.model_config import (
     ClampedSwiGLU,
@@ -32,6 +30,10 @@ KEYS = {
     "num_layers": "num_hidden_layers",
     "num_heads": "num_attention_heads",
     "num_kv_heads": "num_key_value_heads",
+    "full_heads.num_kv_heads": "num_global_key_value_heads",
+    "full_heads.head_dim": "global_head_dim",
+    "shared_layers": "num_kv_shared_layers",
+    "per_layer_inputs.vocab_size": "vocab_size_per_layer_input",
     "context_length": "max_position_embeddings",
     "norm_eps": "rms_norm_eps",
     "tie_embeddings": "tie_word_embeddings",
@@ -112,7 +114,7 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
     windows = () if architecture.hybrid else _windows(config, architecture, layers)
     rope = _rope_fields(config)
     if architecture.rope_stated and not rope.values:
-        raise config.error("rope_parameters", "are missing, which transformers takes from gpt-oss then")
+        raise config.error("rope_parameters", f"are missing; {architecture.class_name} would have its own then")
     window_theta = None
     if architecture.window_rope is not None:
         rope, window_theta = _by_layer(config, rope, architecture.window_rope)
@@ -126,10 +128,11 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
     normed = architecture.qk_norm_field and config.boolean("use_qk_norm", False)
     everywhere = architecture.use_bias is not None and config.boolean("use_bias", architecture.use_bias)
     output_bias = config.boolean("attention_out_bias", False) if architecture.output_bias_apart else bias
-    return build(
+    keys = KEYS | {"norm_eps": architecture.norm_eps}
+    model = build(
         ModelConfig,
         config,
-        KEYS | {"norm_eps": architecture.norm_eps},
+        keys,
         architecture=architecture.name,
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden_size,
@@ -171,6 +174,9 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         experts=_experts(config, architecture, layers),
         **architecture.always,
     )
+    if architecture.further is None:
+        return model
+    return build(partial(replace, model), config, keys, **architecture.further(config, rope, windows))
 
 
 def _expert_size(config: Fields, architecture: Architecture) -> Any:
@@ -190,6 +196,8 @@ def _attention_multiplier(config: Fields, architecture: Architecture) -> float |
 def _soft_cap(config: Fields, key: str, default: float | None) -> float:
     if default is None or (key in config.values and not config.has(key)):
         return 0.0  # null says that there is none, unlike a field that is absent
+    if not default and not config.has(key):
+        return 0.0
     cap = config.number(key, default)
     if cap <= 0:
         raise config.error(key, f"must be more than 0, but is {cap:g}")
@@ -274,7 +282,10 @@ def _rope_scaling(config: Fields, rope: Fields, architecture: Architecture) -> R
         raise rope.error("rope_type", f"{kind!r} and type {old!r} contradict each other")
     if architecture.longrope and kind in ("su", "yarn"):
         kind = "longrope"  # what it was called once
-    served = [one for one in ROPE if one == "default" or (one == "longrope") == architecture.longrope]
+    only = {"longrope": architecture.longrope, "proportional": architecture.proportional}
+    served = ["default", *(one for one in only if only[one])]
+    if len(served) == 1:
+        served = [one for one in ROPE if one not in only]
     if kind not in served:
         raise rope.error("rope_type", f"{kind!r} is not served; served are {', '.join(served)}")
     check_fields(rope, ROPE[kind] | ROPE_OF.get(architecture.name, {}))
@@ -290,6 +301,8 @@ def _rope_scaling(config: Fields, rope: Fields, architecture: Architecture) -> R
     match kind:
         case "linear":
             values["factor"] = rope.number("factor")
+        case "proportional":
+            values["factor"] = rope.number("factor", 1.0)
         case "dynamic":
             values |= {"factor": rope.number("factor"), "original_context_length": trained}
         case "llama3":

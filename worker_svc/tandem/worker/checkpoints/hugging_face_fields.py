@@ -111,7 +111,8 @@ WRAPPER: Table = (
     | rules(USED, "architectures model_type text_config tie_word_embeddings bos_token_id eos_token_id")
     | rules(USED, "quantization_config")
     | rules(NEUTRAL, "vision_config image_token_id video_token_id vision_start_token_id vision_end_token_id")
-    | rules(NEUTRAL, "language_model_only")
+    | rules(NEUTRAL, "language_model_only audio_config boi_token_id eoi_token_id boa_token_id eoa_token_index")
+    | rules(NEUTRAL, "eoa_token_id audio_token_id vision_soft_tokens_per_image")
 )
 
 # By our name of the architecture.
@@ -190,6 +191,13 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "attention_bias sliding_window sliding_window_pattern query_pre_attn_scalar rope_local_base_freq")
     | rules(Only(("gelu_pytorch_tanh",)), "hidden_act hidden_activation")
     | {"use_bidirectional_attention": Only((False,)), "_sliding_window_pattern": Only((6,))},
+    "gemma4_text": _CONFIG
+    | rules(USED, "attention_bias sliding_window final_logit_softcapping attention_k_eq_v num_kv_shared_layers")
+    | rules(USED, "global_head_dim num_global_key_value_heads per_layer_config use_double_wide_mlp")
+    | rules(USED, "hidden_size_per_layer_input vocab_size_per_layer_input")
+    | rules(USED, "enable_moe_block num_experts top_k_experts moe_intermediate_size")
+    | rules(Only(("gelu_pytorch_tanh",)), "hidden_act hidden_activation")
+    | {"use_bidirectional_attention": Only(("vision",))},  # of what is seen, not of text
     "gpt_oss": _CONFIG
     | rules(USED, "attention_bias sliding_window swiglu_alpha swiglu_limit num_experts")
     | _EXPERTS
@@ -217,6 +225,7 @@ ROPE: Mapping[str, Table] = {
     "llama3": _PLAIN_ROPE | rules(USED, _LLAMA3),
     "yarn": _PLAIN_ROPE | rules(USED, _YARN),
     "longrope": _PLAIN_ROPE | rules(USED, _LONGROPE),
+    "proportional": _PLAIN_ROPE | rules(USED, "factor partial_rotary_factor"),
 }
 
 # Beside these, by our name of the architecture. Neutral is what the field of the same name beside the others says too.

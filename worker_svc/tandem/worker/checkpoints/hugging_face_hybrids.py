@@ -5,14 +5,12 @@ rule, and where the parts of their tensors are.
     q, k, v, z and b, a of Qwen3-Next  two matrices, their rows by key head
     experts                          one matrix each, or two tensors with all of a layer's
 
-Models that see, too (`Qwen3_5ForConditionalGeneration`), have the text model's fields in `text_config` and its tensors
-under `model.language_model.`; what sees, and heads that predict several tokens (`mtp.`), are not loaded.
+Heads that predict several tokens (`mtp.`) are not loaded.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,8 +19,6 @@ import torch
 from tandem.worker.checkpoints.checkpoint import rows_in_order
 from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.hugging_face_architectures import Architecture
-from tandem.worker.checkpoints.hugging_face_fields import WRAPPER
-from tandem.worker.checkpoints.known_fields import check_fields
 from tandem.worker.checkpoints.model_config import DeltaNet, Experts, ModelConfig
 from tandem.worker.checkpoints.row_order import partial_order
 
@@ -37,28 +33,11 @@ KEYS = {
     "experts.intermediate_size": "moe_intermediate_size",
     "experts.shared_size": "shared_expert_intermediate_size",
 }
-_NOT_LOADED = re.compile(r"(mtp|model\.visual|visual)\..+")
 _KINDS = ("linear_attention", "full_attention")
 _DEFAULT_EXPERTS = {"qwen3_next": (512, 10), "qwen3_5_moe_text": (256, 8)}  # how many, and how many a token chooses
 
 
 # --- the config
-
-
-def text_config(config: Fields, wrapped: Mapping[tuple[str, str], str]) -> Fields:
-    """Returns the fields of the text model where `config` wraps one; `wrapped` says by model_type and class of such
-    models the class of their text models."""
-    named = (config.values.get("model_type"), config.values.get("architectures"))
-    found = next((name for (kind, name) in wrapped if named in ((kind, [name]), (kind, None), (None, [name]))), None)
-    if found is None or not config.has("text_config"):
-        return config
-    check_fields(config, WRAPPER)
-    text = config.object("text_config")
-    text.values = text.values | {"architectures": [next(ours for (_, name), ours in wrapped.items() if name == found)]}
-    for key in ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config"):
-        if key in config.values:
-            text.values.setdefault(key, config.values[key])
-    return text
 
 
 def delta_net(config: Fields, layers: int) -> DeltaNet:
@@ -140,15 +119,6 @@ class Piece:
     stored: str
     shape: tuple[int, ...]
     take: Callable[[torch.Tensor], torch.Tensor]
-
-
-def text_name(stored: str) -> str | None:
-    """Returns a stored tensor's name in the text model; None if it is no part of that."""
-    if _NOT_LOADED.fullmatch(stored):
-        return None
-    return (
-        stored.replace("model.language_model.", "model.", 1) if stored.startswith("model.language_model.") else stored
-    )
 
 
 def pieces(architecture: Architecture, config: ModelConfig, stored: Container[str]) -> dict[str, Piece]:

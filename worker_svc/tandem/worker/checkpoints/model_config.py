@@ -53,11 +53,14 @@ class RopeScaling:
       `factors` within `original_context_length`, `long_factors` beyond it. The published rule looks at the length that
       a sequence has at the moment; here, as for `dynamic`, the context length that is served decides.
 
+    - `proportional` divides every frequency by `factor`; the `rotary_dim / 2` pairs that turn are the first, with
+      the frequencies of a head that is rotated whole (Gemma 4).
+
     Where there are `factors` `[rotary_dim / 2]`, each frequency is first divided by its own. As in llama.cpp, the pairs
     that YaRN blends are still those of the undivided frequencies.
     """
 
-    kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
+    kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -133,6 +136,10 @@ class Experts:
     clamped: ClampedSwiGLU | None = None  # instead of the model's activation
     biases: bool = False  # of the router, which are added to its logits, and of the experts' matrices
     shared_router: bool = False  # a router of its own gives the shared expert's weight, by a sigmoid
+    activation: Activation = "silu"
+    beside: bool = False  # an ordinary feed-forward part stands beside them (`model/beside.py`)
+    weighed: bool = False  # what an expert weighs is multiplied by a number of its own
+    logit_multiplier: float = 1.0  # of the router's
 
     def __post_init__(self) -> None:
         _require_size("experts.count", self.count, 1 << 10)
@@ -149,6 +156,7 @@ class Experts:
             )
         _require_finite("experts.scale", self.scale, above=0.0)
         _require_finite("experts.jitter", self.jitter, at_least=0.0)
+        _require_finite("experts.logit_multiplier", self.logit_multiplier, above=0.0)
         if self.score == "mixer" and self.per_token != 2:
             raise ConfigError("experts.per_token", f"must be 2, but is {self.per_token}")
         if self.shared_size:
@@ -204,6 +212,18 @@ class QueryGrowth:
         _require_size("query_growth.every", self.every, _LIMITS["context_length"])
 
 
+@dataclass(frozen=True, slots=True)
+class PerLayerInputs:
+    """What a layer is given of each token beside the stream (`model/per_layer_inputs.py`)."""
+
+    size: int
+    vocab_size: int
+
+    def __post_init__(self) -> None:
+        _require_size("per_layer_inputs.size", self.size, 1 << 12)
+        _require_size("per_layer_inputs.vocab_size", self.vocab_size, _LIMITS["vocab_size"])
+
+
 class KVHeads(NamedTuple):
     """The heads of keys and values in a layer, and how many numbers each has."""
 
@@ -251,6 +271,13 @@ class ModelConfig:
     window_rope_theta: float | None = None  # layers with a window rotate by it, without scaling
     unrotated_layers: tuple[int, ...] = ()  # whose queries and keys know no position
     query_growth: QueryGrowth | None = None
+    full_heads: KVHeads | None = None  # of layers without a window; None: as those of all
+    values_are_keys: bool = False  # layers without a window project no values: these are the keys before all else
+    value_norm: bool = False  # values are normalized by head, without weights
+    shared_layers: int = 0  # the last ones, which look at keys and values of the last layer before them of their kind
+    shared_widening: int = 1  # of those layers' intermediate size
+    per_layer_inputs: PerLayerInputs | None = None
+    layer_scale: bool = False  # what comes out of a layer is multiplied by a number of its own
     attention_gate: bool = False  # what attention gives is multiplied by the sigmoid of a projection of its input
     delta_net: DeltaNet | None = None
     experts: Experts | None = None
@@ -266,12 +293,16 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name, limit in _LIMITS.items():
             _require_size(name, getattr(self, name), limit)
-        if self.num_heads % self.num_kv_heads:
-            raise ConfigError("num_kv_heads", f"{self.num_kv_heads} does not divide the {self.num_heads} heads")
-        if self.head_dim % 2:
-            raise ConfigError("head_dim", f"{self.head_dim} is odd, but RoPE rotates pairs")
-        if self.rotary_dim is not None and (self.rotary_dim % 2 or not 2 <= self.rotary_dim <= self.head_dim):
-            raise ConfigError("rotary_dim", f"must be even and from 2 to {self.head_dim}, but is {self.rotary_dim}")
+        for prefix, heads in (("", KVHeads(self.num_kv_heads, self.head_dim)), ("full_heads.", self._full_heads)):
+            _require_size(f"{prefix}num_kv_heads", heads.number, _LIMITS["num_kv_heads"])
+            _require_size(f"{prefix}head_dim", heads.size, _LIMITS["head_dim"])
+            if self.num_heads % heads.number:
+                raise ConfigError(f"{prefix}num_kv_heads", f"{heads.number} does not divide the {self.num_heads} heads")
+            if heads.size % 2:
+                raise ConfigError(f"{prefix}head_dim", f"{heads.size} is odd, but RoPE rotates pairs")
+        head_dim = self._full_heads.size
+        if self.rotary_dim is not None and (self.rotary_dim % 2 or not 2 <= self.rotary_dim <= head_dim):
+            raise ConfigError("rotary_dim", f"must be even and from 2 to {head_dim}, but is {self.rotary_dim}")
         _require_finite("norm_eps", self.norm_eps, above=0.0)
         _require_finite("rope_theta", self.rope_theta, at_least=1.0)
         _require_finite("rope_scale", self.rope_scale, above=0.0)
@@ -304,40 +335,96 @@ class ModelConfig:
         for window in self.windows:
             if window < 0:
                 raise ConfigError("windows", f"must be at least 1, but one is {window}")
+        if not 0 <= self.shared_layers < self.num_layers:
+            raise ConfigError("shared_layers", f"must be from 0 to {self.num_layers - 1}, but is {self.shared_layers}")
+        if any(source is None for source in self._sources):
+            raise ConfigError("shared_layers", f"{self.shared_layers} leave no layer of each kind to look at")
+        if self.per_layer_inputs is not None and self.per_layer_inputs.vocab_size < self.vocab_size:
+            problem = f"{self.per_layer_inputs.vocab_size} is less than the {self.vocab_size} of the vocabulary"
+            raise ConfigError("per_layer_inputs.vocab_size", problem)
         if self.experts is not None and self.experts.count * self.num_layers > _MOST_EXPERTS:
             raise ConfigError("experts.count", f"{self.experts.count} in {self.num_layers} layers are too many")
 
     @property
     def rotated(self) -> int:
         """Returns how many of a head's numbers are rotated."""
-        return self.head_dim if self.rotary_dim is None else self.rotary_dim
+        return self._full_heads.size if self.rotary_dim is None else self.rotary_dim
+
+    @property
+    def in_proportion(self) -> bool:
+        """Tells whether those that are rotated turn as if all were."""
+        return self.rope_scaling is not None and self.rope_scaling.kind == "proportional"
 
     @property
     def q_size(self) -> int:
-        """Returns the rows of the query projection."""
+        """Returns the rows of the query projection, in layers with a window if they differ."""
         return self.num_heads * self.head_dim
 
     @property
     def kv_size(self) -> int:
-        """Returns the rows of the key projection, and of the value projection."""
+        """Returns the rows of the key projection, and of the value projection, in layers with a window if they
+        differ."""
         return self.num_kv_heads * self.head_dim
 
     @property
+    def _full_heads(self) -> KVHeads:
+        return self.full_heads or KVHeads(self.num_kv_heads, self.head_dim)
+
+    @property
+    def layer_heads(self) -> tuple[KVHeads, ...]:
+        """Returns each layer's heads of keys and values."""
+        heads = KVHeads(self.num_kv_heads, self.head_dim)
+        windows = self.windows or (0,) * self.num_layers
+        return tuple(heads if window else self._full_heads for window in windows)
+
+    @property
+    def _sources(self) -> tuple[int | None, ...]:
+        """Returns whose keys and values each layer looks at: its own, but for shared layers."""
+        windows = self.windows or (0,) * self.num_layers
+        own = range(self.num_layers - self.shared_layers)
+        last = {windows[layer] > 0: layer for layer in own}
+        return (*own, *(last.get(window > 0) for window in windows[len(own) :]))
+
+    @property
+    def cache_places(self) -> dict[int, int]:
+        """Returns, for each layer with attention, which of the cache's keys and values it looks at."""
+        own = {layer: place for place, layer in enumerate(self._storing_layers)}
+        return {layer: own[source] for layer in self.attention_layers if (source := self._sources[layer]) is not None}
+
+    @property
+    def _storing_layers(self) -> tuple[int, ...]:
+        first = self.num_layers - self.shared_layers
+        return tuple(layer for layer in self.attention_layers if layer < first)
+
+    def stores(self, layer: int) -> bool:
+        """Tells whether a layer with attention has keys and values of its own."""
+        return layer < self.num_layers - self.shared_layers
+
+    def projects_values(self, layer: int) -> bool:
+        """Tells whether a layer that stores has a projection for values."""
+        return not self.values_are_keys or (bool(self.windows) and self.windows[layer] > 0)
+
+    def inner_size(self, layer: int) -> int:
+        """Returns the intermediate size of a layer's ordinary feed-forward part."""
+        return self.intermediate_size * (1 if self.stores(layer) else self.shared_widening)
+
+    @property
     def attention_layers(self) -> tuple[int, ...]:
-        """Returns the layers that have keys and values."""
+        """Returns the layers that have attention."""
         others = set() if self.delta_net is None else set(self.delta_net.layers)
         return tuple(layer for layer in range(self.num_layers) if layer not in others)
 
     @property
     def cache_heads(self) -> tuple[KVHeads, ...]:
         """Returns the heads of each layer that has keys and values of its own, in order."""
-        return (KVHeads(self.num_kv_heads, self.head_dim),) * len(self.attention_layers)
+        heads = self.layer_heads
+        return tuple(heads[layer] for layer in self._storing_layers)
 
     @property
     def attention_kinds(self) -> tuple[AttentionKind, ...]:
         """Returns how each layer attends, if it does."""
-        heads = KVHeads(self.num_kv_heads, self.head_dim)
-        return tuple(AttentionKind(window, heads) for window in self.layer_windows)
+        both = zip(self.layer_windows, self.layer_heads, strict=True)
+        return tuple(AttentionKind(window, heads) for window, heads in both)
 
     @property
     def layer_windows(self) -> tuple[int, ...]:
@@ -383,7 +470,8 @@ class ModelConfig:
     def with_rope(self, scale: float, alpha: float) -> ModelConfig:
         """Returns the same model with positions divided by `scale` (linear interpolation) and theta raised by `alpha`
         (NTK-aware scaling: about alpha times the context)."""
-        raised = alpha ** (self.rotated / max(self.rotated - 2, 1)) if alpha != 1 else 1.0
+        turning = self._full_heads.size if self.in_proportion else self.rotated
+        raised = alpha ** (turning / max(turning - 2, 1)) if alpha != 1 else 1.0
         apart = self.window_rope_theta
         return replace(
             self,
@@ -395,7 +483,15 @@ class ModelConfig:
     def for_windows(self) -> ModelConfig:
         """Returns the same model rotating as its layers with windows do."""
         assert self.window_rope_theta is not None
-        return replace(self, rope_theta=self.window_rope_theta, rope_scaling=None)
+        rotary_dim = None if self.in_proportion else self.rotary_dim
+        return replace(
+            self, rope_theta=self.window_rope_theta, rope_scaling=None, rotary_dim=rotary_dim, full_heads=None
+        )
+
+    def for_full_layers(self) -> ModelConfig:
+        """Returns the same model with the heads of layers without a window in all of them."""
+        heads = self._full_heads
+        return replace(self, num_kv_heads=heads.number, head_dim=heads.size, full_heads=None)
 
     def has_experts(self, layer: int) -> bool:
         """Tells whether a layer's feed-forward part is a mixture of experts."""
@@ -412,36 +508,47 @@ class ModelConfig:
             shapes["output"] = (self.vocab_size, self.hidden_size)
         if self.logit_bias:
             shapes["output_bias"] = (self.vocab_size,)
+        if self.per_layer_inputs is not None:
+            every = self.num_layers * self.per_layer_inputs.size
+            shapes["per_layer.embedding"] = (self.per_layer_inputs.vocab_size, every)
+            shapes["per_layer.projection"] = (every, self.hidden_size)
+            shapes["per_layer.norm"] = (self.per_layer_inputs.size,)
         for layer in range(self.num_layers):
             delta_net = self.delta_net is not None and layer in self.delta_net.layers
-            mixing = self._delta_net_shapes() if delta_net else self._attention_shapes()
+            mixing = self._delta_net_shapes() if delta_net else self._attention_shapes(layer)
             for name, shape in (mixing | self._feed_forward_shapes(layer)).items():
                 shapes[f"layers.{layer}.{name}"] = shape
         shapes |= self._norm_shapes("norm")
         return shapes
 
-    def _attention_shapes(self) -> dict[str, tuple[int, ...]]:
+    def projections(self, layer: int) -> dict[Literal["q", "k", "v"], int]:
+        """Returns the rows of each of a layer's projections before attention."""
+        heads = self.layer_heads[layer]
+        rows: dict[Literal["q", "k", "v"], int] = {"q": self.num_heads * heads.size}
+        if self.stores(layer):
+            rows["k"] = heads.number * heads.size
+            if self.projects_values(layer):
+                rows["v"] = rows["k"]
+        return rows
+
+    def _attention_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
+        rows, head_dim = self.projections(layer), self.layer_heads[layer].size
         shapes: dict[str, tuple[int, ...]] = self._norm_shapes("attention.norm") | {
             **(self._norm_shapes("attention.post_norm") if self.norm_placement == "both" else {}),
-            "attention.q": (self.q_size, self.hidden_size),
-            "attention.k": (self.kv_size, self.hidden_size),
-            "attention.v": (self.kv_size, self.hidden_size),
-            **({"attention.gate": (self.q_size, self.hidden_size)} if self.attention_gate else {}),
-            "attention.output": (self.hidden_size, self.q_size),
+            **{f"attention.{name}": (size, self.hidden_size) for name, size in rows.items()},
+            **({"attention.gate": (rows["q"], self.hidden_size)} if self.attention_gate else {}),
+            "attention.output": (self.hidden_size, rows["q"]),
         }
         if self.qkv_bias:
-            shapes |= {
-                "attention.q_bias": (self.q_size,),
-                "attention.k_bias": (self.kv_size,),
-                "attention.v_bias": (self.kv_size,),
-            }
+            shapes |= {f"attention.{name}_bias": (size,) for name, size in rows.items()}
         if self.sinks:
             shapes["attention.sinks"] = (self.num_heads,)
         if self.output_bias:
             shapes["attention.output_bias"] = (self.hidden_size,)
         if self.qk_norm:
-            q, k = (self.q_size, self.kv_size) if self.qk_norm == "whole" else (self.head_dim, self.head_dim)
-            shapes |= {"attention.q_norm": (q,), "attention.k_norm": (k,)}
+            whole = self.qk_norm == "whole"
+            normalized = {name: size for name, size in rows.items() if name != "v"}
+            shapes |= {f"attention.{name}_norm": (size if whole else head_dim,) for name, size in normalized.items()}
         return shapes
 
     def _delta_net_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -465,10 +572,22 @@ class ModelConfig:
             shapes |= self._norm_shapes("mlp.post_norm")
         if self.mlp_bias:
             shapes |= {"mlp.up_bias": (self.intermediate_size,), "mlp.down_bias": (self.hidden_size,)}
+        if self.layer_scale:
+            shapes["scale"] = (1,)
+        if self.per_layer_inputs is not None:
+            shapes["per_layer.gate"] = (self.per_layer_inputs.size, self.hidden_size)
+            shapes["per_layer.output"] = (self.hidden_size, self.per_layer_inputs.size)
+            shapes["per_layer.norm"] = (self.hidden_size,)
         if not self.has_experts(layer):
-            return shapes | self._matrices("mlp", self.intermediate_size)
+            return shapes | self._matrices("mlp", self.inner_size(layer))
         assert self.experts is not None
         experts = self.experts
+        if experts.beside:
+            shapes |= self._matrices("mlp", self.inner_size(layer))
+            for name in ("beside.norm", "beside.post_norm", "mlp.own_norm", "router_norm"):
+                shapes[name] = (self.hidden_size,)
+        if experts.weighed:
+            shapes["expert_weights"] = (experts.count,)
         shapes["router"] = (experts.count, self.hidden_size)
         if experts.biased:
             shapes["router_bias"] = (experts.count,)

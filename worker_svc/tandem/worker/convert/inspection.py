@@ -84,10 +84,10 @@ def weight_bytes(config: ModelConfig, group: int = 0) -> dict[str, int]:
                 sizes[precision] += 2 * numbers
         else:
             channels = numbers + 4 * shape[0]
-            multiplied_last = name in ("embedding", "output")
-            sizes["fp8"] += 2 * numbers if multiplied_last else channels
+            of_words = name in ("embedding", "output", "per_layer.embedding")
+            sizes["fp8"] += 2 * numbers if of_words else channels
             sizes["int8"] += _grouped_bytes(shape, 8, group) if group else channels
-            sizes["int4"] += channels if multiplied_last else _grouped_bytes(shape, 4, group or DEFAULT_INT4_GROUP)
+            sizes["int4"] += channels if of_words else _grouped_bytes(shape, 4, group or DEFAULT_INT4_GROUP)
     return sizes
 
 
@@ -129,7 +129,7 @@ def _active_parameters(config: ModelConfig) -> int:
         size = math.prod(shape)
         if ".experts." in name and experts is not None:
             size = size * experts.per_token // experts.count
-        if name != "embedding" or config.tie_embeddings:
+        if name != "per_layer.embedding" and (name != "embedding" or config.tie_embeddings):
             total += size
     return total
 

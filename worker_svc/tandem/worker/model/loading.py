@@ -91,4 +91,4 @@ def _least_bits(name: str) -> int:
     whole vocabulary, decide by small differences."""
     if name.endswith(("router", "delta_net.a", "delta_net.b")):
         return 32
-    return 8 if name in ("embedding", "output") else 4
+    return 8 if name in ("embedding", "output", "per_layer.embedding") else 4

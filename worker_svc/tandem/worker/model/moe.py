@@ -9,6 +9,7 @@ Models differ in how they score and choose (`Experts`):
   in groups, of which a row has those with the largest sum of their two best (DeepSeek-V3, GLM-4.5, MiniMax-M2).
 - SparseMixer (Liu et al. 2024, https://arxiv.org/abs/2409.12136; Phi-3.5-MoE) chooses two, one after the other: each
   weighs as in a softmax over those that it was chosen from and that are not far below it.
+- What an expert weighs may be multiplied by a number of its own (Gemma 4).
 - A shared expert may add to every row, as it is or by the sigmoid of a router of its own (Qwen2-MoE).
 
 Where a device has kernels for it, all experts are computed together (`Operations.join_experts`). Elsewhere an
@@ -43,12 +44,14 @@ class MixtureOfExperts(torch.nn.Module):
         self._row_multiple = 0  # not known before the weights are
         self.router = Linear(hidden_size, experts.count, dtype, bias=experts.biases)
         self.router_bias = Bias(experts.count, torch.float32) if experts.biased else None
+        self.weights = Bias(experts.count, torch.float32) if experts.weighed else None
         self.experts = torch.nn.ModuleList(
             FeedForward(
                 hidden_size,
                 experts.intermediate_size,
                 dtype,
                 operations,
+                experts.activation,
                 clamped=experts.clamped,
                 biases=experts.biases,
             )
@@ -65,16 +68,15 @@ class MixtureOfExperts(torch.nn.Module):
         joined = self._operations.join_experts(self._config, list(self.experts))
         self._joined, self.apart = (None, joined) if isinstance(joined, str) else (joined, "")
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes `[N, hidden] -> [N, hidden]`."""
+    def forward(self, x: torch.Tensor, seen: torch.Tensor | None = None) -> torch.Tensor:
+        """Computes `[N, hidden] -> [N, hidden]`; the router sees `seen` instead of `x`, if given."""
+        shares, chosen = self.choose(x if seen is None else seen)
         if self._joined is not None:
-            shares, chosen = self.choose(x)
             shared = None if self.shared is None else self.shared(x)
             gate = None if self.shared_router is None else self.shared_router(x)
             return self._joined(x, shares, chosen, shared, gate)
         if not self._row_multiple:
             self._row_multiple = max(each.row_multiple for each in self.experts.modules() if isinstance(each, Linear))
-        shares, chosen = self.choose(x)
         # Pairs (row, expert), those of expert 0 first; `place` counts through `chosen`.
         place = chosen.flatten().argsort(stable=True)
         row, share = place // self._config.per_token, shares.flatten()[place].unsqueeze(-1)
@@ -96,7 +98,13 @@ class MixtureOfExperts(torch.nn.Module):
     def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the weights of each row's experts, float32, and their numbers, both `[N, per_token]`."""
         logits, bias = self.router(x), None if self.router_bias is None else self.router_bias.weight
-        return choose(logits, bias, self._config) if self._joined is None else self._joined.route(logits, bias)
+        if self._config.logit_multiplier != 1:
+            logits = logits * self._config.logit_multiplier
+        if self._joined is None:
+            shares, chosen = choose(logits, bias, self._config)
+        else:
+            shares, chosen = self._joined.route(logits, bias)
+        return (shares if self.weights is None else shares * self.weights.weight[chosen.long()]), chosen
 
 
 def choose(logits: torch.Tensor, bias: torch.Tensor | None, config: Experts) -> tuple[torch.Tensor, torch.Tensor]:

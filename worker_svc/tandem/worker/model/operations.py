@@ -100,20 +100,20 @@ class Operations(Protocol):
         rotation: tuple[torch.Tensor, torch.Tensor],
         cache: KVCache,
         layer: int,
-        slots: torch.Tensor,
+        slots: torch.Tensor | None,
     ) -> torch.Tensor:
         """Rotates queries and keys and stores keys and values; returns the queries `[N, heads, head_dim]`.
 
         qkv: `[N, heads + 2 kv_heads, head_dim]`; may be overwritten.
         rotation: cosines and signed sines, each `[N, 1, head_dim]` (`RotaryTable.at`).
-        slots: `[2, N]` page and place in it of each row (`KVCache.write`).
+        slots: `[2, N]` page and place in it of each row (`KVCache.write`). None: nothing is stored, and there are
+            queries alone, `[N, heads, head_dim]`, that will look at what layer number `layer` has stored.
         """
         ...
 
-    def norm_heads(
-        self, qkv: torch.Tensor, heads: int, q_weight: torch.Tensor, k_weight: torch.Tensor, eps: float
-    ) -> None:
-        """Replaces each head of queries and keys by its norm, in `qkv` `[N, heads + 2 kv_heads, head_dim]`."""
+    def norm_heads(self, qkv: torch.Tensor, parts: Sequence[tuple[int, torch.Tensor]], eps: float) -> None:
+        """Replaces heads by their norms, in `qkv` `[N, heads + 2 kv_heads, head_dim]`: of up to three parts that follow
+        each other, each so many heads with one weight `[head_dim]`."""
         ...
 
     def swiglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
@@ -159,19 +159,20 @@ class TorchOperations:
         rotation: tuple[torch.Tensor, torch.Tensor],
         cache: KVCache,
         layer: int,
-        slots: torch.Tensor,
+        slots: torch.Tensor | None,
     ) -> torch.Tensor:
+        if slots is None:
+            return cache.scale_queries(layer, rotate(qkv, *rotation))
         kv_heads = cache.shape.heads[layer].number
         heads = qkv.shape[1] - 2 * kv_heads
         qk = rotate(qkv[:, : heads + kv_heads], *rotation)
         cache.write(layer, slots, qk[:, heads:], qkv[:, heads + kv_heads :])
         return cache.scale_queries(layer, qk[:, :heads])
 
-    def norm_heads(
-        self, qkv: torch.Tensor, heads: int, q_weight: torch.Tensor, k_weight: torch.Tensor, eps: float
-    ) -> None:
-        kv_heads = (qkv.shape[1] - heads) // 2
-        for part, weight in ((qkv[:, :heads], q_weight), (qkv[:, heads : heads + kv_heads], k_weight)):
+    def norm_heads(self, qkv: torch.Tensor, parts: Sequence[tuple[int, torch.Tensor]], eps: float) -> None:
+        first = 0
+        for heads, weight in parts:
+            part, first = qkv[:, first : first + heads], first + heads
             # Of one head, reshape makes no copy, and a kernel wants its rows to follow each other.
             rows = part.reshape(-1, len(weight)).contiguous()
             part.copy_(self.add_norm(rows, None, weight, eps).view(part.shape))

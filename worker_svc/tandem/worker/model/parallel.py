@@ -107,6 +107,8 @@ class Ranks:
             raise ConfigError("qk_norm", "over all heads at once cannot be shared by ranks (tensor_parallel)")
         if config.delta_net is not None:
             raise ConfigError("delta_net", "has layers that cannot be shared by ranks (tensor_parallel)")
+        if config.layer_scale:
+            raise ConfigError("architecture", f"{config.architecture} cannot be shared by ranks (tensor_parallel)")
         heads, kv_heads = config.num_heads, config.num_kv_heads
         _divide("num_heads", heads, self.size)
         if self.size % kv_heads:

@@ -24,7 +24,8 @@ _BLOCK = 8192  # positions whose angles are worked out at once
 
 def frequencies(config: ModelConfig) -> torch.Tensor:
     """Returns the rotation of each pair per position, radians `[head_dim / 2]`, float32."""
-    exponents = torch.arange(0, config.rotated, 2, dtype=torch.float64) / config.rotated
+    turning_as = config.head_dim if config.in_proportion else config.rotated
+    exponents = torch.arange(0, config.rotated, 2, dtype=torch.float64) / turning_as
     turning = (_stretched(config, config.rope_theta**-exponents) / config.rope_scale).float()
     return torch.nn.functional.pad(turning, (0, (config.head_dim - config.rotated) // 2))
 
@@ -38,7 +39,7 @@ def _stretched(config: ModelConfig, base: torch.Tensor) -> torch.Tensor:
         base = base / torch.tensor(scaling.factors, dtype=torch.float64)
     interpolated = base / scaling.factor
     match scaling.kind:
-        case "linear":
+        case "linear" | "proportional":
             return interpolated
         case "dynamic":
             ratio = max(1.0, config.context_length / scaling.original_context_length)
@@ -106,7 +107,7 @@ class Rotations(torch.nn.Module):
         super().__init__()
         self._head_dim = config.head_dim
         self._kinds = frozenset(config.layer_ropes)
-        self.model = RotaryTable(config, device)
+        self.model = RotaryTable(config.for_full_layers(), device)
         self.window = RotaryTable(config.for_windows(), device) if "window" in self._kinds else None
 
     def at(self, positions: torch.Tensor) -> dict[Rope, Rotation]:

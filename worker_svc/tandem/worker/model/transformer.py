@@ -17,11 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 
 from tandem.worker.checkpoints.model_config import AttentionKind, ModelConfig, Rope
 from tandem.worker.model.attention import soft_cap_
+from tandem.worker.model.beside import ExpertsBeside
 from tandem.worker.model.cpu.layer import CompiledLayer, CompiledStep, LayerKind, compiled_steps
 from tandem.worker.model.cpu.operations import cpu_operations
 from tandem.worker.model.delta_net import Constants, DeltaNetMixer
@@ -30,60 +32,13 @@ from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.linear import Bias, Linear, PlainWeight
 from tandem.worker.model.moe import MixtureOfExperts, sigmoid
+from tandem.worker.model.norms import LayerNorm, RMSNorm, stream_norm
 from tandem.worker.model.operations import Operations, Plan, Products
 from tandem.worker.model.parallel import ALONE, Ranks
+from tandem.worker.model.per_layer_inputs import LayerInput, LayerInputs
 from tandem.worker.model.rope import QueryFactors, Rotation, Rotations
 from tandem.worker.model.states import StatePlan
 from tandem.worker.model.weights import Embedding
-
-
-class RMSNorm(torch.nn.Module):
-    """Computes `x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in float32."""
-
-    weight: torch.nn.Parameter  # [size]
-    __call__: Callable[..., torch.Tensor]
-
-    def __init__(self, size: int, eps: float, dtype: torch.dtype, operations: Operations) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
-        self._eps = eps
-        self._operations = operations
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes `[N, size] -> [N, size]`."""
-        return self.after_adding(x, None)
-
-    def after_adding(self, x: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
-        """Adds `delta` to `x` `[N, size]` in place, then returns the norm of it."""
-        return self._operations.add_norm(x, delta, self.weight, self._eps)
-
-
-class LayerNorm(torch.nn.Module):
-    """`(x - mean(x)) / sqrt(variance(x) + eps) * weight`, and a bias if there is one."""
-
-    weight: torch.nn.Parameter  # [size]
-    __call__: Callable[..., torch.Tensor]
-
-    def __init__(self, size: int, eps: float, dtype: torch.dtype, *, bias: bool) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
-        self.bias = Bias(size, dtype) if bias else None
-        self._eps = eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`[N, size] -> [N, size]`."""
-        bias = None if self.bias is None else self.bias.weight
-        return torch.nn.functional.layer_norm(x, (x.shape[-1],), self.weight, bias, self._eps)
-
-    def after_adding(self, x: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
-        """Adds `delta` to `x` `[N, size]` in place, then gives the norm of it."""
-        return self.forward(_sum(x, delta))
-
-
-def _stream_norm(config: ModelConfig, dtype: torch.dtype, operations: Operations) -> RMSNorm | LayerNorm:
-    if config.norm == "layer":
-        return LayerNorm(config.hidden_size, config.stream_eps, dtype, bias=config.norm_bias)
-    return RMSNorm(config.hidden_size, config.stream_eps, dtype, operations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,30 +60,39 @@ class _Step:
     plans: Mapping[AttentionKind, Plan]
     compiled: Mapping[LayerKind, CompiledStep]  # where it is missing, layers are computed piece by piece
     states: StatePlan | None  # of layers with a gated delta rule
+    given: torch.Tensor | None  # what each layer is given beside the stream, [N, layers, size]
 
 
 class Layer(torch.nn.Module):
     """Attention and feed-forward, each with its norm and residual."""
 
     def __init__(
-        self, config: ModelConfig, index: int, dtype: torch.dtype, operations: Operations, ranks: Ranks
+        self,
+        config: ModelConfig,
+        index: int,
+        dtype: torch.dtype,
+        operations: Operations,
+        ranks: Ranks,
+        device: torch.device | str,
     ) -> None:
         super().__init__()
         self._operations = operations
         self._ranks = ranks
         self._config = config
+        self._device = device
+        self._number = index
         self._attention = config.attention_kinds[index]
         self._rope: Rope = config.layer_ropes[index]
         self._kind: LayerKind = (self._attention, self._rope)
-        self.attention_norm = _stream_norm(config, dtype, operations)
+        self.attention_norm = stream_norm(config, dtype, operations)
         self._make_mixing(config, index, dtype)
-        self.mlp_norm = None if config.parallel else _stream_norm(config, dtype, operations)
+        self.mlp_norm = None if config.parallel else stream_norm(config, dtype, operations)
         mlp_norm = self.mlp_norm or self.attention_norm
         # What goes into each part, from the stream and what is still to be added to it; and what comes out.
         before = config.norm_placement != "after"
         both = config.norm_placement == "both"
-        self.attention_post_norm = _stream_norm(config, dtype, operations) if both else None
-        self.mlp_post_norm = _stream_norm(config, dtype, operations) if both else None
+        self.attention_post_norm = stream_norm(config, dtype, operations) if both else None
+        self.mlp_post_norm = stream_norm(config, dtype, operations) if both else None
         self._enter_attention = self.attention_norm.after_adding if before else _sum
         self._enter_mlp = mlp_norm.after_adding if before else _sum
         self._leave_attention = _as_it_is if before else self.attention_norm.forward
@@ -136,32 +100,43 @@ class Layer(torch.nn.Module):
         if self.attention_post_norm is not None and self.mlp_post_norm is not None:
             self._leave_attention, self._leave_mlp = self.attention_post_norm.forward, self.mlp_post_norm.forward
         self.feed_forward: FeedForward | UngatedFeedForward | MixtureOfExperts
-        if config.experts is not None and config.has_experts(index):
-            self.feed_forward = MixtureOfExperts(config.hidden_size, config.experts, dtype, operations)
+        experts = config.experts if config.has_experts(index) else None
+        if experts is not None and not experts.beside:
+            self.feed_forward = MixtureOfExperts(config.hidden_size, experts, dtype, operations)
         elif not config.gated:
             self.feed_forward = UngatedFeedForward(config, dtype)
         else:
             self.feed_forward = FeedForward(
-                config.hidden_size, config.intermediate_size, dtype, operations, config.activation
+                config.hidden_size, config.inner_size(index), dtype, operations, config.activation
             )
+        self.beside = ExpertsBeside(config, experts, dtype, operations) if experts and experts.beside else None
+        given = config.per_layer_inputs
+        self.given = LayerInput(config, given, dtype, operations) if given is not None else None
+        self.scale = Bias(1, dtype) if config.layer_scale else None
 
     def _make_mixing(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
         """Makes what mixes the tokens of a sequence: attention."""
-        self._index = config.attention_layers.index(index)  # among those with keys and values
-        self._qkv_shape = (-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
-        self._q_size, self._qkv_size = config.q_size, config.q_size + 2 * config.kv_size
-        self._normalized_heads = (config.num_heads, config.num_kv_heads)
+        self._index = config.cache_places[index]
+        kv_heads, head_dim = config.layer_heads[index]
+        rows, self._stores = config.projections(index), config.stores(index)
+        self._first_rows = dict(zip(rows, accumulate(rows.values(), initial=0), strict=False))
+        self._values_are_keys = self._stores and "v" not in rows
+        self._q_size, self._qkv_size = rows["q"], sum(rows.values())
+        self._heads, self._kv_heads = config.num_heads, kv_heads if self._stores else 0
+        self._qkv_shape = (-1, self._heads + 2 * self._kv_heads, head_dim)
         self._scale, self._cap = config.attention_scale, config.attention_soft_cap
         self._gated = config.attention_gate
-        size = self._qkv_size + (config.q_size if config.attention_gate else 0)
+        size = self._qkv_size + (self._q_size if config.attention_gate else 0)
         self.qkv = Linear(config.hidden_size, size, dtype, bias=config.qkv_bias)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if config.qk_norm is not None:
-            sizes = (config.q_size, config.kv_size) if config.qk_norm == "whole" else (config.head_dim,) * 2
-            self.q_norm, self.k_norm = (RMSNorm(size, config.norm_eps, dtype, self._operations) for size in sizes)
+            sizes = (rows["q"], rows.get("k", 0)) if config.qk_norm == "whole" else (head_dim,) * 2
+            norms = [RMSNorm(size, config.norm_eps, dtype, self._operations) for size in sizes]
+            self.q_norm, self.k_norm = norms[0], norms[1] if self._stores else None
+        self._unit = torch.ones(head_dim, dtype=dtype, device=self._device) if config.value_norm else None
         self.sinks = Bias(config.num_heads, torch.float32) if config.sinks else None
-        self.attention_output = Linear(config.q_size, config.hidden_size, dtype, bias=config.output_bias)
+        self.attention_output = Linear(self._q_size, config.hidden_size, dtype, bias=config.output_bias)
 
     def forward(
         self, x: torch.Tensor, delta: torch.Tensor | None, step: _Step, wanted: torch.Tensor | None
@@ -177,16 +152,26 @@ class Layer(torch.nn.Module):
         if wanted is not None:
             x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
         delta = self._leave_attention(self._ranks.add_up(self.attention_output(attended)))
-        return x, self._leave_mlp(self._ranks.add_up(self.feed_forward(self._enter_mlp(x, delta))))
+        answers = self._ranks.add_up(self.feed_forward(self._enter_mlp(x, delta)))
+        delta = self._leave_mlp(answers if self.beside is None else self.beside(x, answers))
+        if self.given is not None:
+            assert step.given is not None
+            given = step.given[:, self._number]
+            delta = self.given(_sum(x, delta), given if wanted is None else given.index_select(0, wanted))
+        if self.scale is not None:
+            x, delta = x.mul_(self.scale.weight), delta * self.scale.weight
+        return x, delta
 
     def _attend(self, normed: torch.Tensor, step: _Step) -> torch.Tensor:
         """What attention gives to each row, before its output matrix: `[N, heads * head_dim]`."""
         projected = self.qkv(normed)
-        qkv = projected[:, : self._qkv_size].view(self._qkv_shape)
+        qkv = projected[:, : self._qkv_size]
+        if self._values_are_keys:
+            qkv = torch.cat((qkv, qkv[:, self._q_size :]), dim=1)
+        qkv = qkv.view(self._qkv_shape)
         self._normalize(qkv)
-        queries = self._operations.rotate_and_store(
-            qkv, step.rotations[self._rope], step.cache, self._index, step.slots
-        )
+        slots = step.slots if self._stores else None
+        queries = self._operations.rotate_and_store(qkv, step.rotations[self._rope], step.cache, self._index, slots)
         if step.growth is not None:
             queries = (queries * step.growth).to(queries.dtype)
         keys, values = step.cache.keys[self._index], step.cache.values[self._index]
@@ -205,6 +190,10 @@ class Layer(torch.nn.Module):
             return None
         if self._config.activation != "silu" or self._cap or self.sinks is not None:
             return None
+        if self.given is not None or self.scale is not None or self.beside is not None or not self._stores:
+            return None
+        if self._unit is not None or self._values_are_keys or self._config.full_heads is not None:
+            return None
         if self._config.queries_grow or self._config.norm_placement != "before" or self._config.norm != "rms":
             return None
         assert self.mlp_norm is not None
@@ -212,14 +201,19 @@ class Layer(torch.nn.Module):
         return CompiledLayer.of(matrices, (self.attention_norm.weight, self.mlp_norm.weight), self._config)
 
     def _normalize(self, qkv: torch.Tensor) -> None:
-        """Normalizes queries and keys, by head or whole, in `qkv` `[N, heads + 2 kv_heads, head_dim]`, if at all."""
-        if self.q_norm is None or self.k_norm is None:
+        """Normalizes queries and keys, by head or whole, and perhaps values, in `qkv` `[N, heads + 2 kv_heads,
+        head_dim]`, if at all."""
+        if self.q_norm is None:
             return
-        heads, kv_heads = self._normalized_heads
+        heads, kv_heads = self._heads, self._kv_heads
         if self._config.qk_norm == "head":
-            weights = self.q_norm.weight, self.k_norm.weight
-            self._operations.norm_heads(qkv, heads, *weights, self._config.norm_eps)
+            parts = [(heads, self.q_norm.weight)]
+            if self.k_norm is not None:
+                parts.append((kv_heads, self.k_norm.weight))
+                parts += [(kv_heads, self._unit)] if self._unit is not None else []
+            self._operations.norm_heads(qkv, parts, self._config.norm_eps)
             return
+        assert self.k_norm is not None
         for part, norm in ((qkv[:, :heads], self.q_norm), (qkv[:, heads : heads + kv_heads], self.k_norm)):
             part.copy_(norm(part.reshape(-1, len(norm.weight)).contiguous()).view(part.shape))
 
@@ -231,20 +225,18 @@ class Layer(torch.nn.Module):
         if self.attention_post_norm is not None and self.mlp_post_norm is not None:
             places |= _norm("attention.post_norm", self.attention_post_norm)
             places |= _norm("mlp.post_norm", self.mlp_post_norm)
+        if self.scale is not None:
+            places["scale"] = Destination(self.scale, 0)
+        if self.given is not None:
+            places["per_layer.gate"] = Destination(self.given.gate, 0)
+            places["per_layer.output"] = Destination(self.given.output, 0)
+            places |= _norm("per_layer.norm", self.given.norm)
+        if self.beside is not None:
+            places |= _experts(self.beside.experts) | _norm("mlp.own_norm", self.beside.own_norm)
+            places |= _norm("beside.norm", self.beside.norm) | _norm("beside.post_norm", self.beside.post_norm)
+            places |= _norm("router_norm", self.beside.router_norm)
         if isinstance(self.feed_forward, MixtureOfExperts):
-            experts = self.feed_forward
-            places["router"] = Destination(experts.router, 0)
-            if experts.router.bias is not None:
-                places["router_logit_bias"] = Destination(experts.router.bias, 0)
-            if experts.router_bias is not None:
-                places["router_bias"] = Destination(experts.router_bias, 0)
-            if experts.shared is not None:
-                places |= _three_matrices("shared", experts.shared)
-            if experts.shared_router is not None:
-                places["shared_router"] = Destination(experts.shared_router, 0)
-            for number, expert in enumerate(experts.experts):
-                assert isinstance(expert, FeedForward)
-                places |= _three_matrices(f"experts.{number}", expert)
+            places |= _experts(self.feed_forward)
         elif isinstance(self.feed_forward, UngatedFeedForward):
             places |= {
                 "mlp.up": Destination(self.feed_forward.up, 0),
@@ -258,24 +250,20 @@ class Layer(torch.nn.Module):
         return places
 
     def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:
-        q_size, kv_size = config.q_size, config.kv_size
-        places = {
-            "attention.q": Destination(self.qkv, 0),
-            "attention.k": Destination(self.qkv, q_size),
-            "attention.v": Destination(self.qkv, q_size + kv_size),
-            "attention.output": Destination(self.attention_output, 0),
-        }
+        places = {f"attention.{name}": Destination(self.qkv, row) for name, row in self._first_rows.items()}
+        places["attention.output"] = Destination(self.attention_output, 0)
         if self._gated:
             places["attention.gate"] = Destination(self.qkv, self._qkv_size)
         if self.qkv.bias is not None:
-            for name, row in (("q", 0), ("k", q_size), ("v", q_size + kv_size)):
+            for name, row in self._first_rows.items():
                 places[f"attention.{name}_bias"] = Destination(self.qkv.bias, row)
         if self.attention_output.bias is not None:
             places["attention.output_bias"] = Destination(self.attention_output.bias, 0)
         if self.sinks is not None:
             places["attention.sinks"] = Destination(self.sinks, 0)
-        if self.q_norm is not None and self.k_norm is not None:
-            places |= {"attention.q_norm": Destination(self.q_norm, 0), "attention.k_norm": Destination(self.k_norm, 0)}
+        for name, norm in (("q_norm", self.q_norm), ("k_norm", self.k_norm)):
+            if norm is not None:
+                places |= _norm(f"attention.{name}", norm)
         return places
 
 
@@ -325,6 +313,24 @@ class ParallelLayer(Layer):
         if wanted is not None:
             x, normed, attended = (rows.index_select(0, wanted) for rows in (x, normed, attended))
         return x, self._ranks.add_up(self.attention_output(attended) + self.feed_forward(normed))
+
+
+def _experts(experts: MixtureOfExperts) -> dict[str, Destination]:
+    places = {"router": Destination(experts.router, 0)}
+    if experts.router.bias is not None:
+        places["router_logit_bias"] = Destination(experts.router.bias, 0)
+    if experts.router_bias is not None:
+        places["router_bias"] = Destination(experts.router_bias, 0)
+    if experts.weights is not None:
+        places["expert_weights"] = Destination(experts.weights, 0)
+    if experts.shared is not None:
+        places |= _three_matrices("shared", experts.shared)
+    if experts.shared_router is not None:
+        places["shared_router"] = Destination(experts.shared_router, 0)
+    for number, expert in enumerate(experts.experts):
+        assert isinstance(expert, FeedForward)
+        places |= _three_matrices(f"experts.{number}", expert)
+    return places
 
 
 def _norm(name: str, norm: RMSNorm | LayerNorm) -> dict[str, Destination]:
@@ -389,10 +395,12 @@ class Transformer(torch.nn.Module):
             attending = set(config.attention_layers)
             usual = ParallelLayer if config.parallel else Layer
             self.layers = torch.nn.ModuleList(
-                (usual if index in attending else DeltaNetLayer)(config, index, dtype, operations, ranks)
+                (usual if index in attending else DeltaNetLayer)(config, index, dtype, operations, ranks, device)
                 for index in range(config.num_layers)
             )
-            self.norm = _stream_norm(config, dtype, operations)
+            given = config.per_layer_inputs
+            self.given = LayerInputs(config, given, dtype, operations) if given is not None else None
+            self.norm = stream_norm(config, dtype, operations)
             self.output = Linear(config.hidden_size, config.vocab_size, dtype, bias=config.logit_bias)
 
     def forward(
@@ -420,10 +428,11 @@ class Transformer(torch.nn.Module):
         growth = None if self._growth is None else self._growth.at(positions)
         assert isinstance(first, Layer)
         compiled = compiled_steps(self.operations, first.compiled, cache, rotations, slots, plans, self._kinds)
-        step = _Step(rotations, growth, cache, slots, plans, compiled, states)
         x, delta = self.embedding(ids), None
         if self.config.embedding_scale != 1:
             x = x * self.config.embedding_scale
+        given = None if self.given is None else self.given(ids, x)
+        step = _Step(rotations, growth, cache, slots, plans, compiled, states, given)
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             x, delta = layer(x, delta, step, logit_rows if index == last else None)
@@ -457,6 +466,10 @@ class Transformer(torch.nn.Module):
             places["output"] = Destination(self.output, 0)
         if self.output.bias is not None:
             places["output_bias"] = Destination(self.output.bias, 0)
+        if self.given is not None:
+            places["per_layer.embedding"] = Destination(self.given.embedding, 0)
+            places["per_layer.projection"] = Destination(self.given.projection, 0)
+            places |= _norm("per_layer.norm", self.given.norm)
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
             for name, place in layer.destinations(self.config).items():

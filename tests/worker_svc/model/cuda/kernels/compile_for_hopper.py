@@ -189,7 +189,7 @@ def other_kernels(case: Case, everything: bool) -> None:
     operations.add_norm(x, x, x[0], 1e-5)
     if everything:
         operations.add_norm(x, None, x[0], 1e-5)
-    operations.norm_heads(x.view(4, 32, 128), 16, x[0, :128], x[0, :128], 1e-5)
+    operations.norm_heads(x.view(4, 32, 128), [(16, x[0, :128]), (8, x[0, :128])], 1e-5)
     operations.swiglu(x, 2048)
     rows_to_float8(x)
     logits, numbers = torch.zeros(4, 151_936), torch.zeros(4)

@@ -57,14 +57,14 @@ def test_the_norm_of_heads_equals_torch_in_float64(size: int, kv_heads: int, dty
     q_weight, k_weight = random(2, size, dtype=dtype)
     qkv = projected[:, :-16].view(5, -1, size)
     before, alone = projected.clone(), projected[3:4].clone()
-    norm_heads(qkv, heads, q_weight, k_weight, 1e-5)
+    norm_heads(qkv, [(heads, q_weight), (kv_heads, k_weight)], 1e-5)
     was = before[:, :-16].view(5, -1, size)
     for part, weight in ((slice(0, heads), q_weight), (slice(heads, heads + kv_heads), k_weight)):
         expected = add_norm_reference(was[:, part], None, weight, 1e-5)
         torch.testing.assert_close(qkv[:, part].double(), expected, rtol=ERRORS[dtype], atol=1e-6)
     assert torch.equal(qkv[:, heads + kv_heads :], was[:, heads + kv_heads :])
     assert torch.equal(projected[:, -16:], before[:, -16:])
-    norm_heads(alone[:, :-16].view(1, -1, size), heads, q_weight, k_weight, 1e-5)
+    norm_heads(alone[:, :-16].view(1, -1, size), [(heads, q_weight), (kv_heads, k_weight)], 1e-5)
     assert torch.equal(alone, projected[3:4])
 
 

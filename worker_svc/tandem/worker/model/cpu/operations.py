@@ -49,10 +49,13 @@ class NativeOperations(TorchOperations):
         rotation: tuple[torch.Tensor, torch.Tensor],
         cache: KVCache,
         layer: int,
-        slots: torch.Tensor,
+        slots: torch.Tensor | None,
     ) -> torch.Tensor:
         if not _served(qkv, qkv.shape[-1]):
             return super().rotate_and_store(qkv, rotation, cache, layer, slots)
+        if slots is None:
+            layers.rotate(qkv, rotation, qkv.shape[1], None, None)
+            return cache.scale_queries(layer, qkv)
         kv_heads = cache.shape.heads[layer].number
         heads = qkv.shape[1] - 2 * kv_heads
         pages = (cache.keys[layer][0], cache.values[layer][0])

@@ -65,7 +65,7 @@ class JoinedExperts:
         arrangement = arrange(chosen.to(torch.int32), config.count, of_down.rows)
         inner = expert_product(
             x.contiguous(), self._gate_up, self._gate_up_bias, arrangement, pairs, of_gate_up, config.clamped,
-            has_gate=True,
+            config.activation, has_gate=True,
         )  # fmt: skip
         answers = expert_product(inner, self._down, self._down_bias, arrangement, pairs, of_down)
         return weigh(answers, shares.contiguous(), shared, gate)

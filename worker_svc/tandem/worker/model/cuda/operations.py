@@ -233,7 +233,10 @@ class TritonOperations:
 
     def queries(self, sizes: Sizes, longest: int) -> int:
         """Returns the tokens in a block, if a step has up to `longest` new ones of a sequence for `paged_attention`."""
-        most = max(1, (self.float32_rows if sizes.float32 else BLOCK_ROWS) // sizes.group)
+        rows = self.float32_rows if sizes.float32 else BLOCK_ROWS
+        if sizes.stored.padded > 256:  # of which two results of 64 rows are more than a program's registers
+            rows = min(rows, BLOCK_ROWS // 2)
+        most = max(1, rows // sizes.group)
         return most if self.reproducible else min(most, 1 << (longest - 1).bit_length())
 
     def plan(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, kind: AttentionKind) -> Plan:
@@ -276,7 +279,7 @@ class TritonOperations:
         rotation: tuple[torch.Tensor, torch.Tensor],
         cache: KVCache,
         layer: int,
-        slots: torch.Tensor,
+        slots: torch.Tensor | None,
     ) -> torch.Tensor:
         if type(cache) is not KVCache:  # one that does more than store
             return TorchOperations().rotate_and_store(qkv, rotation, cache, layer, slots).contiguous()
@@ -284,10 +287,8 @@ class TritonOperations:
         channels = cache.key_channels[layer] if cache.key_channels else None
         return rotate_and_store(qkv, rotation, cache.keys[layer], cache.values[layer], stored, slots, channels)
 
-    def norm_heads(
-        self, qkv: torch.Tensor, heads: int, q_weight: torch.Tensor, k_weight: torch.Tensor, eps: float
-    ) -> None:
-        norm_heads(qkv, heads, q_weight, k_weight, eps)
+    def norm_heads(self, qkv: torch.Tensor, parts: Sequence[tuple[int, torch.Tensor]], eps: float) -> None:
+        norm_heads(qkv, parts, eps)
 
     def delta_rule(
         self, weights: DeltaWeights, layer: int, mixed: torch.Tensor, gates: torch.Tensor, plan: StatePlan

@@ -62,10 +62,10 @@ def rotate(
     rotation: tuple[torch.Tensor, torch.Tensor],
     heads: int,
     pages: tuple[torch.Tensor, torch.Tensor] | None,
-    slots: torch.Tensor,
+    slots: torch.Tensor | None,
 ) -> None:
     """Rotates the queries and keys in `qkv` `[N, heads + 2 kv_heads, head_dim]` where they are; then stores keys and
-    values in `pages` of fp32, bf16 or fp16, if these are given."""
+    values in `pages` of fp32, bf16 or fp16 at `slots`, if these are given."""
     rows, all_heads, head_dim = qkv.shape
     keys, values = (None, None) if pages is None else pages
     calls().tandem_rotate_and_store(
@@ -76,7 +76,7 @@ def rotate(
         None if keys is None else keys.data_ptr(),
         None if values is None else values.data_ptr(),
         0 if keys is None else FORMATS[str(keys.dtype).removeprefix("torch.")],
-        slots.data_ptr(),
+        None if slots is None else slots.data_ptr(),
         rows,
         heads,
         (all_heads - heads) // 2,

@@ -17,11 +17,11 @@ import triton
 import triton.language as tl
 
 from tandem.worker.checkpoints.grouped import E8M0
-from tandem.worker.checkpoints.model_config import ClampedSwiGLU
+from tandem.worker.checkpoints.model_config import Activation, ClampedSwiGLU
 from tandem.worker.model.cuda.kernels.experts import Arrangement
 from tandem.worker.model.cuda.kernels.product import Tile
 from tandem.worker.model.cuda.kernels.quantized import of_group
-from tandem.worker.model.cuda.kernels.swiglu import CLAMPED, SWIGLU, gated
+from tandem.worker.model.cuda.kernels.swiglu import CLAMPED, GELU, SWIGLU, gated
 from tandem.worker.model.cuda.kernels.words import COLUMNS, WORDS, add_block, kind_of_words, quarters, stages
 
 NO_SCALE, CHANNELS, GROUPS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -203,6 +203,7 @@ def expert_product(
     pairs: int,
     tile: Tile,
     gate: ClampedSwiGLU | None = None,
+    activation: Activation = "silu",
     *,
     has_gate: bool = False,
 ) -> torch.Tensor:
@@ -219,7 +220,8 @@ def expert_product(
     if not pairs:
         return out
     grid = len(arrangement.blocks), triton.cdiv(outputs, tile.outputs)
-    gating = CLAMPED.value if gate is not None else SWIGLU.value if has_gate else 0
+    plain = GELU.value if activation == "gelu_tanh" else SWIGLU.value
+    gating = CLAMPED.value if gate is not None else plain if has_gate else 0
     alpha, limit = (gate.alpha, gate.limit) if gate is not None else (1.0, 0.0)
     there, per_row = out if bias is None else bias, pairs // len(x)
     if isinstance(matrices, Floats):

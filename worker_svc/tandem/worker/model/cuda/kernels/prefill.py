@@ -94,6 +94,6 @@ def prefill_attention(
         q, out, *numbers_and_constants(keys), *numbers_and_constants(values), q if sinks is None else sinks,
         tables, blocks, scale / math.log(2), kv_heads, q.shape[1] // kv_heads, rows,
         stored.head_dim, stored.padded, page_size, tile, window, cap, sinks is not None, stored.format, stored.group,
-        num_warps=8 if rows >= 128 or converted(q, keys[0]) else 4,
+        num_warps=8 if rows * stored.padded > 64 * 256 or rows >= 128 or converted(q, keys[0]) else 4,
         num_stages=block_of(rows, tile, q, keys[0], stored).depth(_IN_FLIGHT, card_of(q.device)),
     )  # fmt: skip

@@ -142,19 +142,20 @@ def rotate_and_store(
     keys: Parts,
     values: Parts,
     stored: Stored,
-    slots: torch.Tensor,
+    slots: torch.Tensor | None,
     channels: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Fills one layer's `keys` and `values` at `slots` `[2, N]`; gives the queries `[N, heads, head_dim]`.
 
     qkv: `[N, heads + 2 kv_heads, head_dim]`, each row contiguous; it stays as it is.
     rotation: cosines and signed sines `[N, 1, rotated]` float32, or None for no rotation.
+    slots: None: there are queries alone, `[N, heads, head_dim]`, and nothing is stored.
     channels: mean and scale of each key channel, `[kv_heads, head_dim]` float32, where keys are stored normalized.
     """
     rows, all_heads, head_dim = qkv.shape
     kv_heads, page_size = keys[0].shape[1:3]
-    heads = all_heads - 2 * kv_heads
-    assert qkv.stride()[1:] == (head_dim, 1) and slots.is_contiguous()
+    heads = all_heads - (0 if slots is None else 2 * kv_heads)
+    assert qkv.stride()[1:] == (head_dim, 1) and (slots is None or slots.is_contiguous())
     q = qkv.new_empty((rows, heads, head_dim))
     cos, sin = rotation or (qkv, qkv)
     assert not rotation or (cos.is_contiguous() and sin.is_contiguous())
@@ -163,7 +164,8 @@ def rotate_and_store(
         block = min(_MOST_ROWS, triton.next_power_of_2(rows))
         dependent = is_dependent(q.device)
         _store[(triton.cdiv(rows, block), all_heads)](
-            qkv, q, cos, sin, slots, mean, scale, *numbers_and_constants(keys), *numbers_and_constants(values),
+            qkv, q, cos, sin, qkv if slots is None else slots, mean, scale,
+            *numbers_and_constants(keys), *numbers_and_constants(values),
             rows, qkv.stride(0), block, heads, kv_heads, head_dim, stored.padded, page_size,
             cos.shape[-1] if rotation else 0, channels is not None,
             stored.format, stored.group, triton.next_power_of_2(stored.group), dependent,

@@ -1,5 +1,5 @@
 """`silu(gate) * up`, float32 inside, rounded once; gate and up lie side by side in a row. Products of experts end with
-the same, or with gpt-oss's clamped gate."""
+the same, with gpt-oss's clamped gate, or with GELU in the place of silu."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ import triton.language as tl
 from tandem.worker.model.cuda.kernels.dependent import is_dependent, options, wait_for_inputs
 
 _BLOCK = 1024
-SWIGLU, CLAMPED = tl.constexpr(1), tl.constexpr(2)  # 0: no gate
+SWIGLU, CLAMPED, GELU = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)  # 0: no gate
 
 
 @triton.jit
 def gated(gate, up, alpha, limit, GATE: tl.constexpr):
-    """Computes `silu(gate) up`; CLAMPED: `gate sigmoid(alpha gate) (up + 1)` of gate and up within `limit`."""
+    """Computes `silu(gate) up`; GELU: `gelu_tanh(gate) up`; CLAMPED: `gate sigmoid(alpha gate) (up + 1)` of gate and up
+    within `limit`."""
     if GATE == CLAMPED:  # comparisons let a NaN stay what it is
         gate = tl.where(gate > limit, limit, gate)
         up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up)) + 1.0
         return gate / (1.0 + tl.exp(-alpha * gate)) * up
+    elif GATE == GELU:  # see `feed_forward.py`
+        doubled = gate * (1.0 + 0.044715 * gate * gate) * 1.5957691216057308
+        return gate / (1.0 + tl.exp(-doubled)) * up
     else:
         return gate / (1.0 + tl.exp(-gate)) * up
 

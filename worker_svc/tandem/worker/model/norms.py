@@ -1,0 +1,61 @@
+"""Norms over the last dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.model.linear import Bias
+from tandem.worker.model.operations import Operations
+
+
+class RMSNorm(torch.nn.Module):
+    """Computes `x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in float32."""
+
+    weight: torch.nn.Parameter  # [size]
+    __call__: Callable[..., torch.Tensor]
+
+    def __init__(self, size: int, eps: float, dtype: torch.dtype, operations: Operations) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
+        self._eps = eps
+        self._operations = operations
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Computes `[N, size] -> [N, size]`."""
+        return self.after_adding(x, None)
+
+    def after_adding(self, x: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
+        """Adds `delta` to `x` `[N, size]` in place, then returns the norm of it."""
+        return self._operations.add_norm(x, delta, self.weight, self._eps)
+
+
+class LayerNorm(torch.nn.Module):
+    """`(x - mean(x)) / sqrt(variance(x) + eps) * weight`, and a bias if there is one."""
+
+    weight: torch.nn.Parameter  # [size]
+    __call__: Callable[..., torch.Tensor]
+
+    def __init__(self, size: int, eps: float, dtype: torch.dtype, *, bias: bool) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
+        self.bias = Bias(size, dtype) if bias else None
+        self._eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[N, size] -> [N, size]`."""
+        bias = None if self.bias is None else self.bias.weight
+        return torch.nn.functional.layer_norm(x, (x.shape[-1],), self.weight, bias, self._eps)
+
+    def after_adding(self, x: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
+        """Adds `delta` to `x` `[N, size]` in place, then gives the norm of it."""
+        return self.forward(x if delta is None else x.add_(delta))
+
+
+def stream_norm(config: ModelConfig, dtype: torch.dtype, operations: Operations) -> RMSNorm | LayerNorm:
+    """Makes a norm of the stream that layers add to."""
+    if config.norm == "layer":
+        return LayerNorm(config.hidden_size, config.stream_eps, dtype, bias=config.norm_bias)
+    return RMSNorm(config.hidden_size, config.stream_eps, dtype, operations)

@@ -1,0 +1,58 @@
+"""What each layer is given of each token beside the stream (Gemma 4):
+
+    p      = (norm(x P / sqrt(hidden)) + sqrt(size) E[token]) / sqrt(2)     once a step, [layers, size] for each row
+    x      = x + norm((gelu(x Wgate) * p[layer]) Woutput)                   at the end of each layer
+
+x of the first line is the token's embedding; E is a second table, larger than all else in a small model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from tandem.worker.checkpoints.model_config import ModelConfig, PerLayerInputs
+from tandem.worker.model.feed_forward import ACTIVATIONS
+from tandem.worker.model.linear import Linear
+from tandem.worker.model.norms import RMSNorm
+from tandem.worker.model.operations import Operations
+from tandem.worker.model.weights import Embedding
+
+
+class LayerInputs(torch.nn.Module):
+    """Makes the inputs of all layers."""
+
+    __call__: Callable[..., torch.Tensor]
+
+    def __init__(self, config: ModelConfig, inputs: PerLayerInputs, dtype: torch.dtype, operations: Operations) -> None:
+        super().__init__()
+        every = config.num_layers * inputs.size
+        self._size = inputs.size
+        self._context_multiplier = config.hidden_size**-0.5
+        self.embedding = Embedding(inputs.vocab_size, every, dtype, tied=False)
+        self.projection = Linear(config.hidden_size, every, dtype)
+        self.norm = RMSNorm(inputs.size, config.norm_eps, dtype, operations)
+
+    def forward(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Computes `[N]` and `[N, hidden]` to `[N, layers, size]`."""
+        context = self.norm((self.projection(x) * self._context_multiplier).view(-1, self._size))
+        tokens = self.embedding(ids).view(-1, self._size) * self._size**0.5
+        return ((context + tokens) * 0.5**0.5).view(len(x), -1, self._size)
+
+
+class LayerInput(torch.nn.Module):
+    """Adds a layer's own input to the stream."""
+
+    __call__: Callable[..., torch.Tensor]
+
+    def __init__(self, config: ModelConfig, inputs: PerLayerInputs, dtype: torch.dtype, operations: Operations) -> None:
+        super().__init__()
+        self.gate = Linear(config.hidden_size, inputs.size, dtype)
+        self.output = Linear(inputs.size, config.hidden_size, dtype)
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, operations)
+        self._activation = ACTIVATIONS[config.activation]
+
+    def forward(self, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """Returns what is to be added to `x` `[N, hidden]`, whose layer is `given` `[N, size]`."""
+        return self.norm(self.output(self._activation(self.gate(x)) * given))
