@@ -145,6 +145,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe": MODELS["glm4 moe, groups, norms, scaled"],
     "minimax_m2": MODELS["minimax m2"],
     "gemma3_text": MODELS["gemma3"],
+    "gemma4_text": MODELS["gemma4 with experts"],
     "seed_oss": MODELS["seed oss"],
     "ministral3": MODELS["ministral3 with a window"],
 }

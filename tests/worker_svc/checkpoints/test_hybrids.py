@@ -16,7 +16,7 @@ from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config, text_fields
 from tandem.worker.checkpoints.hugging_face_hybrids import pieces
 from tests.worker_svc.model.llama_folders import logits_in_chunks, some_ids
-from tests.worker_svc.model.test_architectures import HYBRID, SHARED_EXPERT, loaded, saved
+from tests.worker_svc.model.test_architectures import HYBRID, MODELS, SHARED_EXPERT, loaded, saved
 
 LINEAR = {
     "linear_conv_kernel_dim": 4,
@@ -167,18 +167,37 @@ def test_a_published_config_has_the_parameters_and_names_that_its_model_has(name
     assert stored["model.layers.0.linear_attn.conv1d.weight"] == (sizes.channels, 1, 4)
 
 
-def test_the_text_model_of_one_that_sees_is_read_from_its_part_of_the_files(tmp_path: Path) -> None:
-    saved("Qwen3_5Text", tmp_path, **HYBRID)
+@pytest.mark.parametrize(
+    ("name", "model_type", "class_name", "beside"),
+    [
+        ("qwen3.5", "qwen3_5", "Qwen3_5ForConditionalGeneration", ["model.visual.patch_embed.weight", "mtp.fc.weight"]),
+        (
+            "gemma4",
+            "gemma4",
+            "Gemma4ForConditionalGeneration",
+            # The last layer looks at another one's keys and values, and has some that nobody looks at.
+            [
+                "model.vision_tower.x.weight",
+                "model.embed_audio.x.weight",
+                "model.language_model.layers.6.self_attn.k_norm.weight",
+            ],
+        ),
+    ],
+)
+def test_the_text_model_of_one_that_sees_is_read_from_its_part_of_the_files(
+    name: str, model_type: str, class_name: str, beside: list[str], tmp_path: Path
+) -> None:
+    kind, changes = MODELS[name]
+    saved(kind, tmp_path, **changes)
     ids = some_ids(97, 30)
     expected = logits_in_chunks(loaded(tmp_path), ids, [30])
     tensors = load_file(tmp_path / "model.safetensors")
-    renamed = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}
-    renamed |= {"model.visual.patch_embed.weight": torch.ones(3), "mtp.layers.0.fc.weight": torch.ones(2, 2)}
-    save_file(renamed, tmp_path / "model.safetensors")
+    renamed = {stored.replace("model.", "model.language_model.", 1): tensor for stored, tensor in tensors.items()}
+    save_file(renamed | {stored: torch.ones(3) for stored in beside}, tmp_path / "model.safetensors")
     file = tmp_path / "config.json"
     text = json.loads(file.read_text())
     text.pop("architectures")
-    config = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": text}
+    config = {"architectures": [class_name], "model_type": model_type, "text_config": text}
     file.write_text(json.dumps(config))
     assert torch.equal(logits_in_chunks(loaded(tmp_path), ids, [30]), expected)
     file.write_text(json.dumps(config | {"a_field_of_tomorrow": 1}))

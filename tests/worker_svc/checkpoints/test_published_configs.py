@@ -10,7 +10,7 @@ import pytest
 
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
-from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config
+from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config, text_fields
 from tandem.worker.checkpoints.places import places_of
 
 COMMON: dict[str, Any] = {
@@ -69,6 +69,55 @@ def gpt_oss(layers: int, experts: int) -> dict[str, Any]:
         tie_word_embeddings=False,
     )
 
+
+def phi3(vocab: int, hidden: int, inner: int, layers: int, heads: int, kv: int, context: int, **more: Any) -> Any:
+    fields: dict[str, Any] = {
+        **{"attention_bias": False, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "rms_norm_eps": 1e-5},
+        **{"original_max_position_embeddings": 4096, "rope_theta": 10000.0, "sliding_window": 262144},
+        **{"rope_scaling": LONGROPE, "tie_word_embeddings": False, "mlp_bias": False},
+    }
+    return described("Phi3", "phi3", **sizes(vocab, hidden, inner, layers, heads, kv, context) | fields | more)
+
+
+def olmo(version: int, vocab: int, context: int, **more: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        **{"attention_bias": False, "pad_token_id": 100277, "rms_norm_eps": 1e-6, "rope_scaling": None},
+        **{"rope_theta": 500000, "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": 100257},
+    }
+    all_sizes = sizes(vocab, 4096, 11008, 32, 32, 32, context)
+    return described(f"Olmo{version}", f"olmo{version}", **all_sizes | fields | more)
+
+
+def gemma4(hidden: int, inner: int, layers: int, heads: int, kv: int, full_every: int, **more: Any) -> dict[str, Any]:
+    """The text model is part of one that sees and hears."""
+    kinds = ["full_attention" if layer % full_every == 0 else "sliding_attention" for layer in range(1, layers + 1)]
+    text: dict[str, Any] = {
+        **sizes(262144, hidden, inner, layers, heads, kv, 262144),
+        **{"attention_bias": False, "attention_dropout": 0.0, "attention_k_eq_v": False, "dtype": "bfloat16"},
+        **{"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0, "initializer_range": 0.02, "use_cache": True},
+        **{"enable_moe_block": False, "moe_intermediate_size": None, "num_experts": None, "top_k_experts": None},
+        **{"final_logit_softcapping": 30.0, "head_dim": 256, "global_head_dim": 512, "layer_types": kinds},
+        **{"hidden_activation": "gelu_pytorch_tanh", "model_type": "gemma4_text", "num_kv_shared_layers": 0},
+        **{"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 262144, "rms_norm_eps": 1e-6},
+        **{"num_global_key_value_heads": None, "sliding_window": 512, "use_double_wide_mlp": False},
+        **{"tie_word_embeddings": True, "use_bidirectional_attention": None},
+        "rope_parameters": {
+            "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+            "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+    }
+    return {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        **{"audio_config": None, "audio_token_id": 258881, "boa_token_id": 256000, "boi_token_id": 255999},
+        **{"dtype": "bfloat16", "eoa_token_id": 258883, "eoi_token_id": 258882, "eos_token_id": [1, 106]},
+        **{"image_token_id": 258880, "initializer_range": 0.02, "model_type": "gemma4", "tie_word_embeddings": True},
+        **{"transformers_version": "5.5.0", "video_token_id": 258884, "vision_config": {"model_type": "gemma4_vision"}},
+        **{"vision_soft_tokens_per_image": 280, "text_config": text | more},
+    }
+
+
+LARGE_GEMMA4 = {"attention_k_eq_v": True, "sliding_window": 1024, "use_bidirectional_attention": "vision"}
+LONGROPE = {"long_factor": [1.5] * 48, "short_factor": [1.0] * 48, "type": "longrope"}
 
 # Its config, and how many thousand million parameters it is said to have.
 PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
@@ -257,63 +306,25 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
         8.03,
     ),
     "Phi-3.5-mini": (
-        described(
-            "Phi3",
-            "phi3",
-            **sizes(32064, 3072, 8192, 32, 32, 32, 131072) | {"eos_token_id": 32000},
-            attention_bias=False,
-            embd_pdrop=0.0,
-            original_max_position_embeddings=4096,
-            pad_token_id=32000,
-            resid_pdrop=0.0,
-            rms_norm_eps=1e-5,
-            rope_scaling={"long_factor": [1.5] * 48, "short_factor": [1.0] * 48, "type": "longrope"},
-            rope_theta=10000.0,
-            sliding_window=262144,
-            tie_word_embeddings=False,
-        ),
+        phi3(32064, 3072, 8192, 32, 32, 32, 131072, eos_token_id=32000, pad_token_id=32000),
         3.82,
     ),
     "gpt-oss-20b": (gpt_oss(24, 32), 20.91),
     "gpt-oss-120b": (gpt_oss(36, 128), 116.83),
     "Phi-4-mini": (
-        described(
-            "Phi3",
-            "phi3",
-            **sizes(200064, 3072, 8192, 32, 24, 8, 131072) | {"bos_token_id": 199999, "eos_token_id": 199999},
-            attention_bias=False,
-            embd_pdrop=0.0,
-            full_attn_mod=1,
-            interpolate_factor=1,
-            lm_head_bias=False,
-            mlp_bias=False,
-            original_max_position_embeddings=4096,
-            pad_token_id=199999,
-            partial_rotary_factor=0.75,
-            resid_pdrop=0.0,
-            rms_norm_eps=1e-5,
-            rope_scaling={"long_factor": [1.5] * 48, "short_factor": [1.0] * 48, "type": "longrope"},
-            rope_theta=10000.0,
-            sliding_window=262144,
+        phi3(
+            *(200064, 3072, 8192, 32, 24, 8, 131072),
+            **{"bos_token_id": 199999, "eos_token_id": 199999, "pad_token_id": 199999, "full_attn_mod": 1},
+            **{"interpolate_factor": 1, "lm_head_bias": False, "partial_rotary_factor": 0.75},
             tie_word_embeddings=True,
         ),
         3.84,
     ),
     "phi-4": (
-        described(
-            "Phi3",
-            "phi3",
-            **sizes(100352, 5120, 17920, 40, 40, 10, 16384) | {"bos_token_id": 100257, "eos_token_id": 100265},
-            attention_bias=False,
-            embd_pdrop=0.0,
-            original_max_position_embeddings=16384,
-            pad_token_id=100349,
-            resid_pdrop=0.0,
-            rms_norm_eps=1e-5,
-            rope_scaling=None,
-            rope_theta=250000,
-            sliding_window=None,
-            tie_word_embeddings=False,
+        phi3(
+            *(100352, 5120, 17920, 40, 40, 10, 16384),
+            **{"bos_token_id": 100257, "eos_token_id": 100265, "pad_token_id": 100349, "rope_theta": 250000},
+            **{"original_max_position_embeddings": 16384, "rope_scaling": None, "sliding_window": None},
         ),
         14.66,
     ),
@@ -541,42 +552,47 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
         ),
         1.0,
     ),
-    "OLMo-2-1124-7B": (
-        described(
-            "Olmo2",
-            "olmo2",
-            **sizes(100352, 4096, 11008, 32, 32, 32, 4096) | {"bos_token_id": None, "eos_token_id": 100257},
-            attention_bias=False,
-            pad_token_id=100277,
-            rms_norm_eps=1e-6,
-            rope_scaling=None,
-            rope_theta=500000,
-            tie_word_embeddings=False,
+    "OLMo-2-1124-7B": (olmo(2, 100352, 4096), 7.3),
+    "Olmo-3-7B": (
+        olmo(
+            *(3, 100278, 65536),
+            layer_types=(["sliding_attention"] * 3 + ["full_attention"]) * 8,
+            rope_scaling={
+                **{"attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 8.0},
+                **{"original_max_position_embeddings": 8192, "rope_type": "yarn"},
+            },
+            sliding_window=4096,
         ),
         7.3,
     ),
-    "Olmo-3-7B": (
-        described(
-            "Olmo3",
-            "olmo3",
-            **sizes(100278, 4096, 11008, 32, 32, 32, 65536) | {"bos_token_id": None, "eos_token_id": 100257},
-            attention_bias=False,
-            layer_types=(["sliding_attention"] * 3 + ["full_attention"]) * 8,
-            pad_token_id=100277,
-            rms_norm_eps=1e-6,
-            rope_scaling={
-                "attention_factor": 1.2079441541679836,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "factor": 8.0,
-                "original_max_position_embeddings": 8192,
-                "rope_type": "yarn",
-            },
-            rope_theta=500000,
-            sliding_window=4096,
-            tie_word_embeddings=False,
+    # Without what sees and hears, which the numbers of their names count.
+    "the text model of gemma-4-E2B": (
+        gemma4(
+            *(1536, 6144, 35, 8, 1, 5),
+            **{"hidden_size_per_layer_input": 256, "num_kv_shared_layers": 20, "use_double_wide_mlp": True},
+            max_position_embeddings=131072,
         ),
-        7.3,
+        4.63,
+    ),
+    "the text model of gemma-4-E4B": (
+        gemma4(
+            *(2560, 10240, 42, 8, 2, 6),
+            **{"hidden_size_per_layer_input": 256, "num_kv_shared_layers": 18, "max_position_embeddings": 131072},
+        ),
+        7.46,
+    ),
+    "the text model of gemma-4-26B-A4B": (
+        gemma4(
+            *(2816, 2112, 30, 16, 8, 6),
+            **LARGE_GEMMA4,
+            **{"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704},
+            num_global_key_value_heads=2,
+        ),
+        25.2,
+    ),
+    "the text model of gemma-4-31B": (
+        gemma4(*(5376, 21504, 60, 32, 16, 6), **LARGE_GEMMA4, num_global_key_value_heads=4),
+        30.7,
     ),
     "ERNIE-4.5-0.3B": (
         described(
@@ -598,7 +614,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_config_has_the_parameters_that_its_model_is_said_to_have(name: str) -> None:
     values, billions = PUBLISHED[name]
-    fields = Fields(Path("config.json"), values)
+    fields = text_fields(Fields(Path("config.json"), values))
     architecture = architecture_of(fields)
     config = read_config(fields, architecture, fields.boolean("tie_word_embeddings", architecture.tied))
     parameters = sum(math.prod(shape) for shape in config.tensor_shapes().values())

@@ -18,9 +18,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextConfig
+from transformers import (
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+)
 
-from tandem.worker.checkpoints.model_config import KVHeads
 from tandem.worker.engine.account import FinishReason
 from tandem.worker.engine.engine import Engine
 from tandem.worker.engine.pages import PageTable
@@ -45,6 +51,8 @@ TOKEN_BY_TOKEN = 8
 VARIANTS = [("llama", dtype, kv) for dtype in ("float32", "bfloat16") for kv in ("auto", "fp8", "int8", "int4")]
 # The layers with states are compiled where their sizes are multiples of 8.
 VARIANTS += [("hybrid", "float32", "auto"), ("hybrid", "bfloat16", "int8"), ("hybrid in torch", "float32", "auto")]
+# Heads of two sizes, layers that look at another one's keys, and inputs of layers.
+VARIANTS += [("gemma4", "float32", "auto"), ("gemma4", "bfloat16", "int4")]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +74,7 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tiny_hybrids(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def tiny_others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folders = {}
     for name, value_dim in (("hybrid", 16), ("hybrid in torch", 12)):
         torch.manual_seed(1)
@@ -89,6 +97,30 @@ def tiny_hybrids(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         )
         folders[name] = tmp_path_factory.mktemp("hybrid")
         Qwen3_5ForCausalLM(config).save_pretrained(folders[name])
+    torch.manual_seed(1)
+    kinds = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+    gemma4 = Gemma4TextConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        layer_types=kinds,
+        sliding_window=20,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        global_head_dim=16,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        num_kv_shared_layers=2,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=VOCABULARY,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.3,
+        bos_token_id=1,
+    )
+    folders["gemma4"] = tmp_path_factory.mktemp("gemma4")
+    Gemma4ForCausalLM(gemma4).save_pretrained(folders["gemma4"])
     return folders
 
 
@@ -208,11 +240,11 @@ def collect(engine: Engine, answers: dict[int, Answer]) -> None:
 
 @pytest.mark.parametrize(("kind", "dtype", "kv_cache_dtype"), VARIANTS)
 def test_any_history_gives_each_request_what_it_gets_alone(
-    tiny_llama: Path, tiny_hybrids: dict[str, Path], kind: str, dtype: str, kv_cache_dtype: str
+    tiny_llama: Path, tiny_others: dict[str, Path], kind: str, dtype: str, kv_cache_dtype: str
 ):
     built = build_engine(
         EngineConfig(
-            model=str(tiny_hybrids.get(kind, tiny_llama)),
+            model=str(tiny_others.get(kind, tiny_llama)),
             device="cpu",
             threads=1,
             dtype=dtype,
@@ -231,7 +263,7 @@ def test_any_history_gives_each_request_what_it_gets_alone(
         draw = np.random.default_rng([history, VARIANTS.index((kind, dtype, kv_cache_dtype))])
         pages = int(draw.integers(13, 40))
         stored = kv_format(kv_cache_dtype, getattr(torch, dtype))
-        shape = CacheShape((KVHeads(2, 8),) * len(built.config.attention_layers), pages, 8, stored)
+        shape = CacheShape(built.config.cache_heads, pages, 8, stored)
         cache = KVCache(shape, "cpu", runner.cache.key_channels)
         # The same model guesses for itself in half of the histories.
         draft_cache = KVCache(shape, "cpu", runner.cache.key_channels)

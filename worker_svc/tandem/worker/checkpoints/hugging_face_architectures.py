@@ -31,9 +31,18 @@ _LAYER_NAMES = {
     "experts.up": "mlp.experts.{}.up_proj.weight",
     "experts.down": "mlp.experts.{}.down_proj.weight",
 }
-_STARCODER_NAMES = _LAYER_NAMES | {
+_NORM_BIASES = {
     "attention.norm_bias": "input_layernorm.bias",
     "mlp.norm_bias": "post_attention_layernorm.bias",
+}
+_SHARED_EXPERT = {
+    "shared_router": "mlp.shared_expert_gate.weight",
+    "shared.gate": "mlp.shared_expert.gate_proj.weight",
+    "shared.up": "mlp.shared_expert.up_proj.weight",
+    "shared.down": "mlp.shared_expert.down_proj.weight",
+}
+_STARCODER_NAMES = _LAYER_NAMES | {
+    **_NORM_BIASES,
     "mlp.up": "mlp.c_fc.weight",
     "mlp.up_bias": "mlp.c_fc.bias",
     "mlp.down": "mlp.c_proj.weight",
@@ -83,12 +92,7 @@ _GLM4_MOE_NAMES = _LAYER_NAMES | {
     "shared.up": "mlp.shared_experts.up_proj.weight",
     "shared.down": "mlp.shared_experts.down_proj.weight",
 }
-_QWEN2_MOE_NAMES = _LAYER_NAMES | {
-    "shared_router": "mlp.shared_expert_gate.weight",
-    "shared.gate": "mlp.shared_expert.gate_proj.weight",
-    "shared.up": "mlp.shared_expert.up_proj.weight",
-    "shared.down": "mlp.shared_expert.down_proj.weight",
-}
+_QWEN2_MOE_NAMES = _LAYER_NAMES | _SHARED_EXPERT
 _GRANITE_MOE_NAMES = _LAYER_NAMES | {
     "router": "block_sparse_moe.router.layer.weight",
     "experts.gate": "block_sparse_moe.input_linear.weight",
@@ -113,10 +117,7 @@ _GPT_OSS_NAMES = _LAYER_NAMES | {
     "experts.up_bias": "mlp.experts.gate_up_proj_bias",
     "experts.down_bias": "mlp.experts.down_proj_bias",
 }
-_PHIMOE_NAMES = _MIXTRAL_NAMES | {
-    "attention.norm_bias": "input_layernorm.bias",
-    "mlp.norm_bias": "post_attention_layernorm.bias",
-}
+_PHIMOE_NAMES = _MIXTRAL_NAMES | _NORM_BIASES
 _HYBRID_NAMES = _LAYER_NAMES | {
     "delta_net.qkv": "linear_attn.in_proj_qkv.weight",
     "delta_net.z": "linear_attn.in_proj_z.weight",
@@ -127,10 +128,7 @@ _HYBRID_NAMES = _LAYER_NAMES | {
     "delta_net.bias": "linear_attn.dt_bias",
     "delta_net.norm_weight": "linear_attn.norm.weight",
     "delta_net.output": "linear_attn.out_proj.weight",
-    "shared_router": "mlp.shared_expert_gate.weight",
-    "shared.gate": "mlp.shared_expert.gate_proj.weight",
-    "shared.up": "mlp.shared_expert.up_proj.weight",
-    "shared.down": "mlp.shared_expert.down_proj.weight",
+    **_SHARED_EXPERT,
 }
 EMBEDDING, OUTPUT, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 NORM_BIAS, OUTPUT_BIAS = "model.norm.bias", "lm_head.bias"
@@ -252,6 +250,14 @@ _HYBRID: Mapping[str, Any] = {
     "hybrid": True,
     "always": {"attention_gate": True},
 }
+_GEMMA: Mapping[str, Any] = {
+    "special_ids": {"bos_token_id": 2, "eos_token_id": 1},
+    "head_dim": 256,
+    "attention_bias": False,
+    "window_by_layer": True,
+    "tied": True,
+}
+_GELU_AND_NORMS_AROUND = {"activation": "gelu_tanh", "norm_placement": "both"}
 _QWEN_WINDOW: Mapping[str, Any] = {"sliding_window": 4096, "use_sliding_window": True}
 ARCHITECTURES = {
     each.name: each
@@ -471,55 +477,43 @@ ARCHITECTURES = {
             "gemma2",
             "Gemma2ForCausalLM",
             _NORMS_AROUND,
-            special_ids={"bos_token_id": 2, "eos_token_id": 1},
-            head_dim=256,
-            attention_bias=False,
+            **_GEMMA,
             sliding_window=4096,
-            window_by_layer=True,
             full_every=2,
             attention_soft_cap=50.0,
             logit_soft_cap=30.0,
-            tied=True,
             norms_from_one=True,
-            always={"activation": "gelu_tanh", "norm_placement": "both"},
+            always=_GELU_AND_NORMS_AROUND,
         ),
         Architecture(
             "gemma3_text",
             "Gemma3ForCausalLM",
             _NORMS_AROUND,
-            special_ids={"bos_token_id": 2, "eos_token_id": 1},
+            **_GEMMA,
             rope_theta=1e6,
-            head_dim=256,
             qk_norm="head",
-            attention_bias=False,
             sliding_window=4096,
-            window_by_layer=True,
             full_every=6,
             window_rope=10000.0,
-            tied=True,
             norms_from_one=True,
-            always={"activation": "gelu_tanh", "norm_placement": "both"},
+            always=_GELU_AND_NORMS_AROUND,
         ),
         Architecture(
             "gemma4_text",
             "Gemma4ForCausalLM",
             _GEMMA4_NAMES,
-            special_ids={"bos_token_id": 2, "eos_token_id": 1},
+            **_GEMMA,
             rope_stated=True,
-            head_dim=256,
             qk_norm="head",
-            attention_bias=False,
             sliding_window=512,
-            window_by_layer=True,
             full_every=6,
             window_rope=10000.0,
             attention_multiplier=1.0,
             logit_soft_cap=0.0,
-            tied=True,
             proportional=True,
             further=gemma4,
             wrapped=("gemma4", "Gemma4ForConditionalGeneration"),
-            always={"activation": "gelu_tanh", "norm_placement": "both", "value_norm": True, "layer_scale": True},
+            always=_GELU_AND_NORMS_AROUND | {"value_norm": True, "layer_scale": True},
         ),
         Architecture("qwen3_next", "Qwen3NextForCausalLM", **_HYBRID),
         Architecture(

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from tandem.worker.checkpoints.fields import REQUIRED, Fields, build
 from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES, Architecture, ExpertFields
 from tandem.worker.checkpoints.hugging_face_fields import CONFIG, ROPE, ROPE_OF
-from tandem.worker.checkpoints.hugging_face_hybrids import delta_net, hybrid_experts, rotary_dim
+from tandem.worker.checkpoints.hugging_face_hybrids import delta_net, dense_layers, hybrid_experts, rotary_dim
 from tandem.worker.checkpoints.hugging_face_wrapped import text_config
 from tandem.worker.checkpoints.known_fields import check_fields
 from tandem.worker.checkpoints.model_config import (
@@ -475,10 +475,4 @@ def _dense_layers(config: Fields, known: ExpertFields, layers: int) -> tuple[int
             if first < 0:
                 raise config.error("first_k_dense_replace", f"must be at least 0, but is {first}")
             return tuple(numbers[:first])
-    step = config.integer("decoder_sparse_step", 1)
-    dense = config.values.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or any(type(layer) is not int for layer in dense):
-        raise config.error("mlp_only_layers", "must be a list of layers' numbers")
-    if step < 1:
-        raise config.error("decoder_sparse_step", f"must be at least 1, but is {step}")
-    return tuple(layer for layer in numbers if layer in dense or (layer + 1) % step)
+    return dense_layers(config, layers)

@@ -8,6 +8,7 @@ x of the first line is the token's embedding; E is a second table, larger than a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -38,7 +39,8 @@ class LayerInputs(torch.nn.Module):
         """Computes `[N]` and `[N, hidden]` to `[N, layers, size]`."""
         context = self.norm((self.projection(x) * self._context_multiplier).view(-1, self._size))
         tokens = self.embedding(ids).view(-1, self._size) * self._size**0.5
-        return ((context + tokens) * 0.5**0.5).view(len(x), -1, self._size)
+        inputs: torch.Tensor = (context + tokens) * math.sqrt(0.5)
+        return inputs.view(len(x), -1, self._size)
 
 
 class LayerInput(torch.nn.Module):

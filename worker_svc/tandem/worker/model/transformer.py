@@ -207,7 +207,7 @@ class Layer(torch.nn.Module):
             return
         heads, kv_heads = self._heads, self._kv_heads
         if self._config.qk_norm == "head":
-            parts = [(heads, self.q_norm.weight)]
+            parts: list[tuple[int, torch.Tensor]] = [(heads, self.q_norm.weight)]
             if self.k_norm is not None:
                 parts.append((kv_heads, self.k_norm.weight))
                 parts += [(kv_heads, self._unit)] if self._unit is not None else []
@@ -261,9 +261,9 @@ class Layer(torch.nn.Module):
             places["attention.output_bias"] = Destination(self.attention_output.bias, 0)
         if self.sinks is not None:
             places["attention.sinks"] = Destination(self.sinks, 0)
-        for name, norm in (("q_norm", self.q_norm), ("k_norm", self.k_norm)):
+        for norm_name, norm in (("q_norm", self.q_norm), ("k_norm", self.k_norm)):
             if norm is not None:
-                places |= _norm(f"attention.{name}", norm)
+                places |= _norm(f"attention.{norm_name}", norm)
         return places
 
 

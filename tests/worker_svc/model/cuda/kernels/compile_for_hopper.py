@@ -91,6 +91,7 @@ def cases(everything: bool) -> Iterator[Case]:
     for same in (True, False):
         if everything:
             shapes = [(64, 16, 0, 32, 8), (80, 32, 100, 4, 4), (96, 48, 0, 12, 1), (256, 256, 100, 12, 1)]
+            shapes.append((512, 64, 0, 32, 4))
             for head_dim, size, window, heads, kv_heads in shapes:
                 yield Case(bf16, Plain(bf16), head_dim, size, window, same, heads, kv_heads)
             for stored in (Int8(), Int4(), Float8()):

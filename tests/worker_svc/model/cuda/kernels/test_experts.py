@@ -25,6 +25,7 @@ from tests.worker_svc.model.cuda.kernels.conftest import DEVICE, DTYPES
 HIDDEN, INNER = 136, 48
 QWEN = Experts(4, 2, INNER, True)
 GPT_OSS = Experts(4, 2, INNER, True, biases=True, clamped=ClampedSwiGLU(1.7, 0.5))
+GEMMA4 = Experts(4, 2, INNER, True, activation="gelu_tanh", weighed=True, logit_multiplier=0.5)
 SHARED = Experts(4, 3, INNER, False, (), "sigmoid", True, scale=1.5, shared_size=32, shared_router=True)
 ERRORS = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
@@ -87,6 +88,8 @@ def layer(
         if mixture.router_bias is not None:
             numbers["router_bias"] = torch.randn(config.count).double()
             mixture.router_bias.weight = torch.nn.Parameter(numbers["router_bias"].float().to(DEVICE), False)
+        if mixture.weights is not None:
+            mixture.weights.weight = torch.nn.Parameter(torch.rand(config.count, device=DEVICE) + 0.5, False)
         mixture.join()
     assert not mixture.apart, mixture.apart
     return mixture, numbers
@@ -95,7 +98,9 @@ def layer(
 def feed_forward(config: Experts, numbers: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tensor:
     """One expert, in float64."""
     gate, up = (x @ numbers[f"{name}.gate_up"].T + numbers.get(f"{name}.gate_up.bias", 0)).chunk(2, dim=-1)
-    if config.clamped is None:
+    if config.activation == "gelu_tanh":
+        inner = torch.nn.functional.gelu(gate, approximate="tanh") * up
+    elif config.clamped is None:
         inner = torch.nn.functional.silu(gate) * up
     else:
         gate, up = gate.clamp(max=config.clamped.limit), up.clamp(-config.clamped.limit, config.clamped.limit)
@@ -120,7 +125,8 @@ def exact(
 @pytest.mark.parametrize(
     ("config", "kind", "reproducible"),
     [(QWEN, kind, True) for kind in KINDS]
-    + [(GPT_OSS, "mxfp4", True), (SHARED, "plain", True), (QWEN, "plain", False), (GPT_OSS, "int4", False)],
+    + [(GPT_OSS, "mxfp4", True), (SHARED, "plain", True), (QWEN, "plain", False), (GPT_OSS, "int4", False)]
+    + [(GEMMA4, "plain", True)],
 )
 def test_a_layer_equals_float64(config: Experts, kind: str, reproducible: bool) -> None:
     dtype = DTYPES[0] if reproducible else DTYPES[-1]

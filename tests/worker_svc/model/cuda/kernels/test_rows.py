@@ -54,7 +54,7 @@ def test_the_norm_equals_torch_in_float64(size: int, dtype: torch.dtype, with_de
 def test_the_norm_of_heads_equals_torch_in_float64(size: int, kv_heads: int, dtype: torch.dtype) -> None:
     heads = 2 * kv_heads
     projected = random(5, (heads + 2 * kv_heads) * size + 16, dtype=dtype)  # with more behind it in each row
-    q_weight, k_weight = random(2, size, dtype=dtype)
+    q_weight, k_weight, v_weight = random(3, size, dtype=dtype)
     qkv = projected[:, :-16].view(5, -1, size)
     before, alone = projected.clone(), projected[3:4].clone()
     norm_heads(qkv, [(heads, q_weight), (kv_heads, k_weight)], 1e-5)
@@ -64,6 +64,10 @@ def test_the_norm_of_heads_equals_torch_in_float64(size: int, kv_heads: int, dty
         torch.testing.assert_close(qkv[:, part].double(), expected, rtol=ERRORS[dtype], atol=1e-6)
     assert torch.equal(qkv[:, heads + kv_heads :], was[:, heads + kv_heads :])
     assert torch.equal(projected[:, -16:], before[:, -16:])
+    values = qkv[:, heads + kv_heads :].clone()
+    norm_heads(qkv[:, heads:], [(0, q_weight), (kv_heads, k_weight), (kv_heads, v_weight)], 1e-5)
+    expected = add_norm_reference(values, None, v_weight, 1e-5)
+    torch.testing.assert_close(qkv[:, heads + kv_heads :].double(), expected, rtol=ERRORS[dtype], atol=1e-6)
     norm_heads(alone[:, :-16].view(1, -1, size), [(heads, q_weight), (kv_heads, k_weight)], 1e-5)
     assert torch.equal(alone, projected[3:4])
 
