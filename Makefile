@@ -8,8 +8,9 @@
 #   make chaos    break both services in every way while streams run, ROUNDS times; nothing may be lost
 #   make soak     both services under mixed traffic for MINUTES: fails where memory grows or something is not returned
 #   make hostile  what others wait behind requests that were made to hold them up; on a machine that does nothing else
-#   make alerts   every alert fires for its cause in a real Prometheus, and no other; a quarter of an hour
+#   make alerts   every alert fires for its cause in a real Prometheus, and no other; twenty minutes
 #   make fuzz     requests, files and templates drawn by chance for MINUTES; SEED=7 draws the same ones again
+#   make images   build the images for a registry and push them: REGISTRY, VERSION, PLATFORMS, BASE
 #   make compose-test   build the images, bring the stack up in a container engine of its own, ask it, take it down
 
 VENV ?= .venv
@@ -26,7 +27,7 @@ STAMP := $(VENV)/.installed
 C_FILES = $(shell find svc_common tokenizer_svc worker_svc -name '*.[ch]')
 BIN := $(VENV)/bin
 
-.PHONY: run test exhaustive check lint types protos fresh buf chaos soak hostile alerts fuzz parsers conformance compose-test clean
+.PHONY: run test exhaustive check lint types protos fresh buf chaos soak hostile alerts fuzz parsers conformance compose-test images clean
 
 # The stamp is written last: an interrupted installation is begun again.
 $(STAMP): pyproject.toml constraints.txt
@@ -78,6 +79,20 @@ chaos: $(STAMP)
 compose-test: $(STAMP)
 	$(BIN)/python deploy/compose_test.py $(COMPOSE_TEST_FLAGS)
 
+# The base by its digest, which a tag may change between two builds.
+BASE ?= python:3.12-slim-bookworm
+PLATFORMS ?= linux/amd64
+VERSION ?= dev
+images:
+	@test -n "$(REGISTRY)" || { echo "REGISTRY is missing: make images REGISTRY=registry.example/ VERSION=0.1.0" >&2; exit 2; }
+	set -e; base="$(BASE)"; case "$$base" in *@*) ;; *) \
+	    base="$$base@$$(docker buildx imagetools inspect "$$base" --format '{{.Manifest.Digest}}')";; esac; \
+	for own in tokenizer worker http gateway; do \
+	    docker buildx build --push --platform $(PLATFORMS) --sbom=true --provenance=mode=max \
+	        --build-arg BASE="$$base" --build-arg VERSION=$(VERSION) --build-arg REVISION="$$(git rev-parse HEAD)" \
+	        --file deploy/docker/$$own.Dockerfile --tag $(REGISTRY)tandem-$$own:$(VERSION) .; \
+	done
+
 soak: $(STAMP)
 	$(BIN)/python -m tests.soak --minutes $(MINUTES)
 
@@ -95,10 +110,10 @@ fuzz: $(STAMP)
 parsers: $(STAMP)
 	$(BIN)/python -m tests.tokenizer_svc.answers.fuzz --cuts $(or $(CUTS),10000) --mutated $(or $(MUTATED),1000)
 
-# LiteLLM and lm-eval, in an environment of their own, against the demo model behind the HTTP door.
+# LiteLLM and lm-eval, in an environment of their own, against the demo model behind the HTTP door, and lm-eval behind smg.
 conformance: $(STAMP)
-	test -x .conformance/bin/lm_eval || (python3 -m venv .conformance && .conformance/bin/pip install -q litellm mcp 'lm_eval[api]')
-	HF_DATASETS_OFFLINE=1 HF_HOME=$(CURDIR)/.conformance/cache $(BIN)/python -m tests.conformance $(CURDIR)/.conformance/bin/python
+	test -x .conformance/bin/lm_eval || (python3 -m venv .conformance && .conformance/bin/pip install -q litellm mcp 'lm_eval[api]' smg)
+	PATH="$(CURDIR)/.conformance/bin:$$PATH" HF_DATASETS_OFFLINE=1 HF_HOME=$(CURDIR)/.conformance/cache $(BIN)/python -m tests.conformance $(CURDIR)/.conformance/bin/python
 
 clean:
 	rm -rf $(VENV) .buf .conformance

@@ -1,6 +1,6 @@
 """What alerts are about, done to real services: entered, a cause is there, and left, it is not any more.
 
-Windows are shortened and what happens in them is not: an engine that takes three seconds to come back has been away for
+Windows are shortened and what happens in them is not: an engine that takes eight seconds to come back has been away for
 a minute. So a cause also names the alerts that come with it, and no other may fire.
 """
 
@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
+from random import Random
 
 from tandem.client import StatusError
-from tests.alerts.fleet import DEFECT, Fleet, Service, crowd
+from tests.alerts.fleet import DEFECT, NO_ENGINES, Fleet, Service, crowd
 from tests.integration.test_engine_faults import POISON
 
 # What follows where a worker is away, or requests fail.
@@ -29,7 +30,7 @@ async def _load(
     async with fleet.client(worker, timeout=300) as client:
 
         async def ask(number: int) -> None:
-            prompt = [1, *(3 + (number * 7 + place * (number % 97 + 1)) % 2000 for place in range(prompt_tokens))]
+            prompt = Random(number).sample(range(100, 2000), prompt_tokens)
             await client.generate(prompt, max_tokens=tokens, ignore_eos=True, detokenize=False)
 
         async with crowd(callers, ask):
@@ -52,13 +53,11 @@ async def _deadly_request(fleet: Fleet) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _no_engine(fleet: Fleet) -> AsyncIterator[None]:
-    """The checkpoint is gone, so that no engine starts again."""
-    (model,) = [flag.partition("=")[2] for flag in fleet.small.flags if flag.startswith("--model=")]
-    config = fleet.small.folder.parent / model / "config.json"
-    away = config.rename(config.with_suffix(".away"))
+    """Engines end as soon as they start, until the worker gives up."""
+    (fleet.defects / NO_ENGINES).touch()
     fleet.small.engine().kill()
     yield
-    away.rename(config)
+    (fleet.defects / NO_ENGINES).unlink()
     await fleet.small.kill()
     await fleet.small.start()
 
@@ -188,7 +187,7 @@ CAUSES = (
     _cause("an engine stands still for 11 s", _slow_engine, "SlowFirstToken", also=_FAILED | {"TandemQueueing"}),
     _cause("the tokenizer service is ended", _no_tokenizer, "NoTokenizer", also=_FAILED | _GONE),
     _cause(
-        "a checkpoint is gone, and an engine dies", _no_engine,
+        "an engine dies, and no other starts", _no_engine,
         "EngineDown", "EngineRestarts", "CapacityLost", also=_FAILED | _GONE,
     ),
     _cause("both workers are killed", _no_workers, "NoWorker", also=_LOST | _FAILED | _GONE),

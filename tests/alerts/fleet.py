@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import os
-import shutil
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -24,9 +23,13 @@ from tests.integration.worker_process import ENVIRONMENT, service_process
 DEMO = REPOSITORY / "models" / "demo"
 ENGINE = "tandem.worker.engine.process.main"
 DEFECT = "DEFECT"
-# Read by Python at the start of the tokenizer service: one text finds a defect in it.
+NO_ENGINES = "no-engines"
+# Read by Python at the start of every process: one text finds a defect in the tokenizer service, and while a file is
+# there no engine starts.
 DEFECTIVE = f"""
-import sys
+import os, sys
+if {ENGINE!r} in sys.orig_argv and os.path.exists(os.path.join(os.path.dirname(__file__), {NO_ENGINES!r})):
+    os._exit(1)
 if "tandem.tokenizer" in sys.orig_argv:
     from tandem.tokenizer.rpc.encode_calls import EncodeCalls
     inner = EncodeCalls.encode
@@ -59,7 +62,10 @@ class Service:
         """Where a scrape finds it; None while there is nothing to find."""
         if self._running is None:
             return None
-        return str(json.loads((self.folder / f"{self.module}.json").read_text())["metrics"])
+        try:
+            return str(json.loads((self.folder / f"{self.module}.json").read_text())["metrics"])
+        except FileNotFoundError:  # it has given up
+            return None
 
     def engine(self) -> psutil.Process:
         """Its engine. Raises StopIteration while there is none."""
@@ -97,6 +103,7 @@ class Fleet:
     tokenizer: Service
     small: Service
     large: Service
+    defects: Path  # the folder that Python reads at the start of every process
 
     @property
     def services(self) -> tuple[Service, ...]:
@@ -132,15 +139,14 @@ async def running_fleet(folder: Path) -> AsyncIterator[Fleet]:
         return Service(module, flags, folder / name, environment)
 
     def worker(name: str, *flags: str) -> Service:
-        model = shutil.copytree(DEMO, folder / f"{name}-model")
-        own = (f"--model={model}", "--model-name=demo", "--threads=1", *flags)
-        return service("tandem.worker", name, *own)
+        return service("tandem.worker", name, f"--model={DEMO}", "--model-name=demo", "--threads=1", *flags)
 
     fleet = Fleet(
         service("tandem.tokenizer", "tokenizer", f"--tokenizer=demo={DEMO}", "--threads=1", "--max-queued-jobs=2"),
         worker("small", "--kv-cache-tokens=2048", "--engine-stall-seconds=2"),
         worker("large", "--kv-cache-tokens=393216", "--max-running-requests=2", "--max-waiting-requests=60",
                "--engine-stall-seconds=60"),
+        defects,
     )  # fmt: skip
     try:
         await asyncio.gather(*(each.start() for each in fleet.services))

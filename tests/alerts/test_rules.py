@@ -21,10 +21,10 @@ def test_windows_are_shortened_in_their_order_and_nothing_else_is_touched() -> N
     long = [30, 60, 120, 180, 300, 600, 900, 1800, 3600, 21600, 25200]
     assert all(shorter < longer for shorter, longer in pairwise(map(shortened, long)))
     assert short_expression("a:b:rate5m > 14.4 and increase(x_total[15m]) > 2") == (
-        "a:b:rate5m > 14.4 and increase(x_total[15000ms]) > 2"
+        "a:b:rate5m > 14.4 and increase(x_total[30000ms]) > 2"
     )
     assert short_expression("x > 1.25 * (x offset 6h) + 268435456 and time() - p_start_time_seconds > 25200") == (
-        "x > 1.25 * (x offset 73485ms) + 268435456 and time() - p_start_time_seconds > 79"
+        "x > 1.25 * (x offset 146969ms) + 268435456 and time() - p_start_time_seconds > 159"
     )
 
 

@@ -9,6 +9,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.client import AsyncClient, GenerationResult, NotFoundError
@@ -16,15 +17,30 @@ from tandem.worker.front.vllm_names import VLLM_NAMES
 from tests.integration.worker_process import greedy, running_worker, service_process
 
 
-async def samples(address: str) -> dict[str, float]:
-    """Every sample without its labels but `finished_reason` and `phase`, summed."""
+async def families(address: str) -> list[Metric]:
+    """What a scrape sees."""
 
     def fetch() -> str:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
             return response.read().decode()
 
+    return list(text_string_to_metric_families(await asyncio.to_thread(fetch)))
+
+
+async def ended(address: str, method: str) -> dict[str, float]:
+    """How many calls of a method ended, by code."""
+    return {
+        sample.labels["grpc_code"]: sample.value
+        for family in await families(address)
+        for sample in family.samples
+        if sample.name == "tandem_grpc_server_handled_total" and sample.labels["grpc_method"] == method
+    }
+
+
+async def samples(address: str) -> dict[str, float]:
+    """Every sample without its labels but `finished_reason` and `phase`, summed."""
     values: dict[str, float] = {}
-    for family in text_string_to_metric_families(await asyncio.to_thread(fetch)):
+    for family in await families(address):
         for sample in family.samples:
             if "le" in sample.labels:
                 continue
@@ -92,6 +108,7 @@ async def test_after_a_load_counters_and_log_are_what_its_clients_counted_and_ga
         async with asyncio.timeout(60):  # the last calls are still being left
             while any(after[name] for name in IDLE) or any(tokenized[name] for name in IDLE_TEXTS):
                 after, tokenized = await samples(front), await samples(texts)
+        assert await ended(front, "Generate") == {"OK": len(results), "CANCELLED": 2, "NOT_FOUND": 1}
     finished = after["tandem_request_success_total"]
     assert finished == 2 * len(results), "each output once, and none whose caller hung up"
     prompts = 2 * sum(each.usage.prompt_tokens for each in results) + 2 * juliet  # each output has its prompt

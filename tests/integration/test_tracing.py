@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -10,7 +11,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc.aio
+import httpx
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 pytest.importorskip("opentelemetry.exporter", reason="needs OpenTelemetry, of the extra otel")
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -77,10 +80,14 @@ async def test_an_answer_is_one_trace_with_the_phases_in_it_and_no_text(reposito
         spans = collector.spans.values()
 
     roots = {span.trace_id: span for span in spans if not span.parent_span_id}
-    assert len(roots) == 2 and {span.name for span in roots.values()} == {"generate"}
+    assert sorted(span.name for span in roots.values()) == ["decode stream", "generate", "generate"]
     assert {span.trace_id for span in spans} == set(roots)
-    [good] = [root for root in roots.values() if "error.type" not in attributes(root)]
+    [stream] = [root for root in roots.values() if root.name == "decode stream"]
+    [good] = [root for root in roots.values() if root is not stream and "error.type" not in attributes(root)]
     [bad] = [root for root in roots.values() if "error.type" in attributes(root)]
+    [served] = [span for span in spans if span.parent_span_id == stream.span_id]
+    assert served.name == "tandem.tokenizer.v1.TokenizerService/DecodeStream"
+    assert [(link.trace_id, link.span_id) for link in stream.links] == [(good.trace_id, good.span_id)]
     inside = {span.name.rpartition("/")[2]: span for span in spans if span.trace_id == good.trace_id}
     assert set(inside) == {"generate", "encode", "Encode", "Generate", "queue", "prefill", "decode", "detokenize"}
     for name in ("encode", "Encode", "Generate", "detokenize"):
@@ -101,6 +108,55 @@ async def test_an_answer_is_one_trace_with_the_phases_in_it_and_no_text(reposito
         b"ROMEO" not in span.SerializeToString() and result.text.encode() not in span.SerializeToString()
         for span in spans
     )
+
+
+@pytest.mark.slow
+async def test_the_doors_trace_goes_on_in_both_services_and_histograms_name_it(repository: Path, tmp_path: Path):
+    demo = str(repository / "models" / "demo")
+    async with collecting() as (collector, endpoint):
+        flags = (f"--otlp-endpoint={endpoint}", "--trace-share=0")  # the door's decision counts
+        async with (
+            service_process("tandem.tokenizer", tmp_path, "--tokenizer", demo, *flags) as (tokenizer, _),
+            running_worker(tmp_path, "--model", demo, "--engine=thread", *flags) as worker,
+        ):
+            upstream = (f"--tokenizer-address={tokenizer}", f"--worker-address={worker.address}")
+            async with service_process("tandem.http", tmp_path, *upstream, *flags[:1]) as (door, _):
+                url, body = f"http://{door}/v1/completions", {"model": "demo", "prompt": "ROMEO:", "max_tokens": 5}
+                async with httpx.AsyncClient(timeout=120) as client:
+                    assert (await client.post(url, json=body)).status_code == 200
+                    assert (await client.get(f"http://{door}/health")).status_code == 200
+                seen = {
+                    name: await asyncio.to_thread(exemplars, tmp_path / f"tandem.{name}.json")
+                    for name in ("http", "worker")
+                }
+        spans = collector.spans.values()
+    [root] = [span for span in spans if not span.parent_span_id]
+    assert root.name == "POST /v1/completions" and attributes(root)["http.response.status_code"] == 200
+    below = {span.name.rpartition("/")[2]: span for span in spans if span is not root}
+    assert set(below) == {"BatchEncode", "Generate", "queue", "prefill", "decode"}
+    assert {span.trace_id for span in spans} == {root.trace_id}
+    assert below["Generate"].parent_span_id == below["BatchEncode"].parent_span_id == root.span_id
+    trace = {root.trace_id.hex()}
+    assert seen["http"] == {"tandem_http_request_seconds": trace}
+    assert seen["worker"] == {
+        f"tandem_{name}_seconds": trace
+        for name in (
+            *("grpc_server_handling", "time_to_first_token", "e2e_request_latency"),
+            *(f"request_{phase}_time" for phase in ("queue", "prefill", "decode")),
+        )
+    }
+
+
+def exemplars(address_file: Path) -> dict[str, set[str]]:
+    """The traces that each histogram of a service names, to a scraper that asks for them."""
+    url = f"http://{json.loads(address_file.read_text())['metrics']}/metrics"
+    page = httpx.get(url, headers={"accept": "application/openmetrics-text; version=1.0.0"}).text
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            if sample.exemplar is not None:
+                found.setdefault(family.name, set()).add(sample.exemplar.labels["trace_id"])
+    return found
 
 
 def test_without_an_endpoint_nothing_of_opentelemetry_is_imported():

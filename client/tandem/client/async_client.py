@@ -545,7 +545,7 @@ class AsyncClient(AsyncOperators, AsyncBatches):
             if self._tokenizer_address is not None:
                 self._tokenizer_channel = open_channel(self._tokenizer_address, self._connection, self._credentials)
                 stub = tokenizer_pb2_grpc.TokenizerServiceStub(self._tokenizer_channel)
-                self._text_service = TextService(stub, self._failover)
+                self._text_service = TextService(stub, self._failover, self._tracer)
             if self._worker_addresses:
                 self._pool = WorkerPool(self._worker_addresses, self._connection, self._credentials, self._metrics)
             self._loop = loop

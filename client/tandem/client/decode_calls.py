@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import grpc.aio
 
@@ -29,8 +29,12 @@ from tandem.client.errors import (
     from_status,
 )
 from tandem.client.rpc import CLOSED, CallContext, Metadata
+from tandem.client.tracing import StreamTrace
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 SERVICE = "tokenizer"
 MAX_STREAMS = 1024  # in one call; more open another
@@ -50,9 +54,10 @@ ErrorFor = Callable[[CallContext], TandemError]
 class DecodeCalls:
     """The DecodeStream calls of one client to one tokenizer service."""
 
-    def __init__(self, stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub) -> None:
+    def __init__(self, stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub, tracer: Tracer | None = None) -> None:
         self.reached = False  # the service has answered before
         self._stub = stub
+        self._tracer = tracer
         self._newest: dict[tuple[str, Metadata], _SharedCall] = {}
         self._open: set[_SharedCall] = set()
 
@@ -64,14 +69,21 @@ class DecodeCalls:
         call = self._newest.get(kind)
         if call is None or not call.takes_streams:
             secrets = context.credentials.metadata() if context.credentials else ()
+            trace = None if self._tracer is None else StreamTrace(self._tracer)
+            metadata = (*shared, *secrets, *(trace.metadata if trace is not None else ()))
             with context.errors(SERVICE):
-                call = self._newest[kind] = _SharedCall(self, self._stub.DecodeStream(metadata=(*shared, *secrets)))
+                call = self._newest[kind] = _SharedCall(self, self._stub.DecodeStream(metadata=metadata))
+            call.trace = trace
             self._open.add(call)
             call.on_end(partial(self._forget, kind, call))
+        if call.trace is not None:
+            call.trace.link(context.extra)
         return DecodePlace(call, context, seconds)
 
     def _forget(self, kind: tuple[str, Metadata], call: _SharedCall) -> None:
         self._open.discard(call)
+        if call.trace is not None:
+            call.trace.end()
         if self._newest.get(kind) is call:
             del self._newest[kind]
 
@@ -154,6 +166,7 @@ class _Request(NamedTuple):
 class _SharedCall:
     def __init__(self, calls: DecodeCalls, call: Call) -> None:
         self.error: ErrorFor | None = None  # what ended it
+        self.trace: StreamTrace | None = None
         self._calls = calls
         self._call = call
         self._places: set[DecodePlace] = set()

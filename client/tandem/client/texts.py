@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc.aio
 
@@ -16,6 +16,9 @@ from tandem.client.settings import FailoverSettings
 from tandem.client.types import ChatEncoding, Encoding, SpecialToken, TokenizerInfo, Vocabulary
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 M = TypeVar("M", pb.EncodeInput, pb.DecodeInput)
 
@@ -32,10 +35,15 @@ _TOKEN_TYPES = {number: name.removeprefix("TOKEN_TYPE_").lower() for name, numbe
 class TextService:
     """The client of one tokenizer service. Every method raises StatusError."""
 
-    def __init__(self, stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub, failover: FailoverSettings) -> None:
+    def __init__(
+        self,
+        stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub,
+        failover: FailoverSettings,
+        tracer: Tracer | None = None,
+    ) -> None:
         self.stub = stub
         self._failover = failover
-        self.decode_calls = DecodeCalls(stub)
+        self.decode_calls = DecodeCalls(stub, tracer)
         self._fingerprints: dict[str, str] = {}
         self._breakers: dict[tuple[str, str], list[list[int]]] = {}  # by tokenizer and text
 

@@ -1,4 +1,4 @@
-"""Spans of an answer for OpenTelemetry: the whole, with encode and detokenize in it; the services add theirs.
+"""Spans for OpenTelemetry: answers, with encode and detokenize in them, and DecodeStream calls; services add theirs.
 
 The client gets a tracer from its caller, so that nothing of OpenTelemetry is imported where nobody traces. Spans have
 the attributes of its conventions for generative AI, and no text.
@@ -17,6 +17,30 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 _TRACEPARENT = "traceparent"
+
+
+class StreamTrace:
+    """The span of a DecodeStream call that many answers share: a trace of its own, with a link to each of theirs."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        from opentelemetry import trace
+        from opentelemetry.context import Context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._span = tracer.start_span("decode stream", Context(), kind=trace.SpanKind.CLIENT)
+        self._extract = TraceContextTextMapPropagator().extract
+        self._context_of = trace.get_current_span
+        carrier: dict[str, str] = {}
+        TraceContextTextMapPropagator().inject(carrier, trace.set_span_in_context(self._span))
+        self.metadata = tuple(carrier.items())
+
+    def link(self, answer: Mapping[str, str]) -> None:
+        """Links the span to that of an answer, which its metadata tells."""
+        self._span.add_link(self._context_of(self._extract(answer)).get_span_context())
+
+    def end(self) -> None:
+        """Ends the span."""
+        self._span.end()
 
 
 class AnswerTrace:

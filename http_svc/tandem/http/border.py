@@ -22,6 +22,7 @@ from tandem.common.logs import request_id_var, trace_id_var
 from tandem.common.open_calls import RunningRpc, RunningRpcs
 from tandem.common.rpc_ids import TRACEPARENT, trace_id_of
 from tandem.common.service import Lifecycle
+from tandem.common.tracing import begin_request, exemplar
 from tandem.http.call import Call, put_call, told_of
 from tandem.http.errors import ApiError, internal, shutting_down, unavailable
 from tandem.http.metrics import HttpMetrics
@@ -131,6 +132,11 @@ class Border:
         trace_id = trace_id_of(traceparent)
         if trace_id:
             call.trace = {TRACEPARENT: traceparent[:_TRACEPARENT_LENGTH]}
+        if route not in self._open_routes:
+            call.span = begin_request(f"{_known(scope['method'])} {route}", call.trace.get(TRACEPARENT, ""))
+        if call.span is not None:
+            call.trace = {TRACEPARENT: call.span.traceparent}
+            trace_id = trace_id or call.span.trace_id
         request_id_var.set(call.request_id)
         trace_id_var.set(trace_id)
         client = scope.get("client")
@@ -207,7 +213,7 @@ class Border:
     def _note(self, call: Call, method: str) -> None:
         seconds = time.monotonic() - call.began
         self._metrics.requests.labels(call.route, str(call.status)).inc()
-        self._metrics.seconds.labels(call.route).observe(seconds)
+        self._metrics.seconds.labels(call.route).observe(seconds, exemplar())
         told: dict[str, object] = {"status": call.status, "milliseconds": round(seconds * 1000)}
         told["caller"] = call.caller
         if call.model:
@@ -222,7 +228,13 @@ class Border:
                 self._metrics.tokens.labels(kind).inc(count)
                 told[f"{kind}_tokens"] = count
         level = logging.DEBUG if call.route in self._open_routes else logging.INFO
-        access.log(level, "%s %s", method if method.isalpha() else "?", call.route, extra=told)
+        access.log(level, "%s %s", _known(method), call.route, extra=told)
+        if call.span is not None:
+            call.span.end_route(_known(method), call.route, call.status, seconds, told)
+
+
+def _known(method: str) -> str:
+    return method if method.isalpha() else "?"
 
 
 class _CallerLeftError(Exception):

@@ -12,6 +12,7 @@ from starlette.types import Scope
 
 from tandem.client import TandemError, Usage
 from tandem.common.open_calls import RunningRpc
+from tandem.common.tracing import RequestSpan
 from tandem.http.dialects import Dialect, dialect_of
 from tandem.http.errors import ApiError, from_tandem
 
@@ -34,6 +35,7 @@ class Call:
     usage: Usage | None = None
     names: dict[str, str] = field(default_factory=dict)  # parameters that the caller calls otherwise
     running: RunningRpc | None = None
+    span: RequestSpan | None = None
 
     @property
     def options(self) -> dict[str, Any]:

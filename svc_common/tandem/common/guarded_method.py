@@ -33,13 +33,14 @@ import grpc.aio
 
 from tandem.common.callers import caller_var
 from tandem.common.errors import FieldViolation, ServiceError, invalid_argument, unavailable
+from tandem.common.logs import trace_id_var
 from tandem.common.message_limits import MalformedMessageError, MessageLimits
 from tandem.common.metrics import MethodMetrics
 from tandem.common.open_calls import OpenCalls, RunningRpc, RunningRpcs
 from tandem.common.request_log import begin_facts, note
 from tandem.common.rich_status import to_wire
 from tandem.common.rpc_ids import adopt_ids, echo_request_id, traceparent_var
-from tandem.common.tracing import trace_request
+from tandem.common.tracing import begin_request, exemplar
 from tandem.common.turns import Turns
 
 logger = logging.getLogger("tandem.common.rpc")
@@ -188,6 +189,9 @@ class GuardedMethod:
         caller = self._identify(context)
         caller_var.set(caller)
         facts = begin_facts()
+        span = begin_request(self._path[1:], traceparent_var.get()) if self._refusal is not None else None
+        if span is not None and not trace_id_var.get():
+            trace_id_var.set(span.trace_id)
         echo_request_id(context)
         budget = context.time_remaining()
         begin = time.perf_counter()
@@ -210,11 +214,11 @@ class GuardedMethod:
             self._running.remove(rpc)
             seconds = time.perf_counter() - begin
             self._metrics.in_flight.dec()
-            self._metrics.handled(code, seconds)
+            self._metrics.handled(code, seconds, exemplar())
             level = logging.INFO if self._refusal is not None and (code != "OK" or seconds >= _SHORT) else logging.DEBUG
             note(self._name, code, seconds, caller, context.peer() or "", facts, level)
-            if self._refusal is not None:
-                trace_request(self._path, code, seconds, traceparent_var.get(), facts)
+            if span is not None:
+                span.end_call(self._path, code, seconds, facts)
         if failure is None:
             echo_request_id(context)
             return result

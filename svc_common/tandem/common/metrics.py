@@ -36,13 +36,13 @@ class MethodMetrics:
     seconds: Histogram
     _by_code: dict[str, Counter]
 
-    def handled(self, code: str, seconds: float) -> None:
-        """Counts one RPC that ended with `code` (a name such as "OK") after `seconds`."""
+    def handled(self, code: str, seconds: float, exemplar: dict[str, str] | None = None) -> None:
+        """Counts one RPC that ended with `code` (a name such as "OK") after `seconds`; `exemplar` is its trace."""
         counter = self._by_code.get(code)
         if counter is None:
             counter = self._by_code[code] = self._handled.labels(self._service, self._method, code)
         counter.inc()
-        self.seconds.observe(seconds)
+        self.seconds.observe(seconds, exemplar)
 
 
 class ServerMetrics:

@@ -57,11 +57,7 @@ class Server(Protocol):
 
 def run_service(service: Service, settings: ServiceSettings) -> int:
     """Serves a gRPC service until its end, like `run_server`."""
-    start_tracing(service.metrics.service, settings.otlp_endpoint, settings.trace_share)
-    try:
-        return run_server(lambda: RunningService(service, settings), settings, service.metrics.service)
-    finally:
-        stop_tracing()
+    return run_server(lambda: RunningService(service, settings), settings, service.metrics.service)
 
 
 def run_server(make: Callable[[], Server], settings: ServerSettings, name: str) -> int:
@@ -75,8 +71,12 @@ def run_server(make: Callable[[], Server], settings: ServerSettings, name: str) 
     logger.info("%s %s: these settings are not the default", name, version(), extra={"settings": given})
     # Otherwise every counter and histogram has a second series that nobody uses.
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+    start_tracing(name, settings.otlp_endpoint, settings.trace_share)
     with asyncio.Runner() as runner:
-        exit_code = runner.run(_run(make, settings, name))
+        try:
+            exit_code = runner.run(_run(make, settings, name))
+        finally:
+            stop_tracing()
         # Closing the runner waits for every task and thread that is left; one that never ends must not keep us here.
         last_resort = threading.Timer(_TEARDOWN_SECONDS, _leave_anyway, (exit_code,))
         last_resort.daemon = True

@@ -114,6 +114,14 @@ class ServerSettings(BaseSettings):
     exit_when_stdin_closes: bool = Field(
         default=False, description="stop when standard input ends: a parent process holds it open while it lives"
     )
+    otlp_endpoint: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^/\s]+$",
+        description="export spans of requests by OTLP over gRPC to this collector, such as http://collector:4317",
+    )
+    trace_share: float = Field(
+        default=1.0, ge=0, le=1, description="share of the requests whose callers do not trace that get spans"
+    )
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:
@@ -121,6 +129,12 @@ class ServerSettings(BaseSettings):
             raise ValueError("tls_certificate and tls_key go together: give both or neither")
         if self.tls_client_ca is not None and self.tls_certificate is None:
             raise ValueError("tls_client_ca needs tls_certificate and tls_key")
+        return self
+
+    @model_validator(mode="after")
+    def _tracing_has_its_package(self) -> Self:
+        if self.otlp_endpoint and find_spec("opentelemetry.exporter") is None:
+            raise ValueError("otlp_endpoint needs OpenTelemetry: pip install 'tandem-llm[otel]'")
         return self
 
     @classmethod
@@ -139,20 +153,6 @@ class ServiceSettings(ServerSettings):
     """Settings of every gRPC service."""
 
     reflection: bool = Field(default=False, description="gRPC server reflection, for grpcurl and the like")
-    otlp_endpoint: str | None = Field(
-        default=None,
-        pattern=r"^https?://[^/\s]+$",
-        description="export spans of requests by OTLP over gRPC to this collector, such as http://collector:4317",
-    )
-    trace_share: float = Field(
-        default=1.0, ge=0, le=1, description="share of the requests whose callers do not trace that get spans"
-    )
-
-    @model_validator(mode="after")
-    def _tracing_has_its_package(self) -> Self:
-        if self.otlp_endpoint and find_spec("opentelemetry.exporter") is None:
-            raise ValueError("otlp_endpoint needs OpenTelemetry: pip install 'tandem-llm[otel]'")
-        return self
 
 
 def load_settings(cls: type[S], argv: Sequence[str]) -> S:

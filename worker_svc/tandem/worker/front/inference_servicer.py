@@ -96,7 +96,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 tokens = stream.take()
                 if tokens.ids:
                     if stream.sent == len(tokens):
-                        worker.worker_metrics.first_token(time.monotonic() - running.received_at)
+                        worker.worker_metrics.first_token(time.monotonic() - running.received_at, running.exemplar)
                     yield pb.GenerateResponse(delta=_delta(index, tokens, wants))
                 # More may have come while the reader was slow; the end is said when all of it is sent.
                 if stream.ended is not None and not stream.pending:

@@ -193,9 +193,9 @@ class WorkerMetrics:
         self._compilations[outcome].inc()
         self._guide_compile.observe(seconds)
 
-    def first_token(self, seconds: float) -> None:
-        """Records the time to a request's first token."""
-        self._ttft.observe(seconds)
+    def first_token(self, seconds: float, exemplar: dict[str, str] | None = None) -> None:
+        """Records the time to a request's first token; `exemplar` is its trace, where it has one."""
+        self._ttft.observe(seconds, exemplar)
 
     def gaps(self, seconds: Sequence[float]) -> None:
         """Records the times between tokens and those before them."""
@@ -205,13 +205,20 @@ class WorkerMetrics:
         """Records the end of a request's last sample, and the tokens of the longest."""
         self._longest_output.observe(longest)
 
-    def finished(self, ended: Ended, prompt_tokens: int, output_tokens: int, seconds: float) -> None:
-        """Records a finished request."""
+    def finished(
+        self,
+        ended: Ended,
+        prompt_tokens: int,
+        output_tokens: int,
+        seconds: float,
+        exemplar: dict[str, str] | None = None,
+    ) -> None:
+        """Records a finished request; `exemplar` is its trace, where it has one."""
         self._finished[ended.reason].inc()
-        self._e2e.observe(seconds)
-        self._queue.observe(ended.statistics.queue_seconds)
-        self._prefill.observe(ended.statistics.prefill_seconds)
-        self._decode.observe(ended.statistics.decode_seconds)
+        self._e2e.observe(seconds, exemplar)
+        self._queue.observe(ended.statistics.queue_seconds, exemplar)
+        self._prefill.observe(ended.statistics.prefill_seconds, exemplar)
+        self._decode.observe(ended.statistics.decode_seconds, exemplar)
         self._request_prompt.observe(prompt_tokens)
         self._request_generation.observe(output_tokens)
         if output_tokens > 1:

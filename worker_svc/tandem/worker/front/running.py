@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from tandem.common.tracing import exemplar
 from tandem.inference.v1 import inference_pb2 as pb
 from tandem.worker.front.quarantine import digest
 from tandem.worker.front.streams import OutputStream
@@ -23,6 +24,7 @@ class Running:
     key: bytes  # `digest` of the request, where that was needed
     suspicions: int  # engines that died in its first step
     submitted: bool = False
+    exemplar: dict[str, str] | None = field(default_factory=exemplar)  # its trace, for histograms
 
     @property
     def begun(self) -> bool:

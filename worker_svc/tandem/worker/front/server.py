@@ -284,7 +284,7 @@ class WorkerService:
             if ended.reason == Failure.GUIDE:
                 # Why, its caller is told; it may quote the guide.
                 logger.warning("request %s ended: its guide reached a limit", running.request_id)
-            self.worker_metrics.finished(ended, running.prompt_tokens, output, seconds)
+            self.worker_metrics.finished(ended, running.prompt_tokens, output, seconds, running.exemplar)
             if all(each.over for each in running.streams):
                 self.worker_metrics.all_finished(max(each.sent + each.pending for each in running.streams))
 
