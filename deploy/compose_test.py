@@ -34,7 +34,8 @@ from local_images import local_base_image, local_prometheus_image
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 OWN_SERVICES = ("tokenizer", "worker", "http")
-SERVICES = (*OWN_SERVICES, "prometheus")
+BUILT_SERVICES = (*OWN_SERVICES, "gateway")
+SERVICES = (*BUILT_SERVICES, "prometheus")
 JOBS = {
     "tandem-tokenizer": 1,
     "tandem-worker": 2,
@@ -97,10 +98,14 @@ def free_ports(count: int) -> range:
 
 def project_environment(base: dict[str, str]) -> dict[str, str]:
     """A project of its own, on free ports, with the demo model: nothing that runs here already is disturbed."""
-    tokenizer, prometheus, http, first_worker, last_worker = free_ports(5)
+    tokenizer, prometheus, http, gateway, first_worker, last_worker = free_ports(6)
+    project = f"tandem-test-{os.getpid()}"
     own = {
-        "COMPOSE_PROFILES": "http",
-        "COMPOSE_PROJECT_NAME": f"tandem-test-{os.getpid()}",
+        "COMPOSE_PROFILES": "http,gateway",
+        "COMPOSE_PROJECT_NAME": project,
+        "WORKER_GATEWAY": "true",
+        "GATEWAY_WORKERS": f"grpc://{project}-worker-1:50052 grpc://{project}-worker-2:50052",
+        "GATEWAY_PORT": str(gateway),
         "TANDEM_VERSION": f"test-{os.getpid()}",
         "MODEL_DIR": "./models/demo",
         "MODEL_NAME": "demo",
@@ -147,20 +152,21 @@ def check_completion(stack: Stack) -> None:
     say(f"two workers answered alike: {texts[0]!r}")
 
 
-def over_http(stack: Stack, prompt: str, **parameters: object) -> str:
-    """The text of a completion through the HTTP door, streamed."""
+def over_http(stack: Stack, prompt: str, service: str = "http", **parameters: object) -> str:
+    """The text of a completion through the HTTP door, or the gateway, streamed."""
     body = json.dumps({"model": "demo", "prompt": prompt, "stream": True, **parameters}).encode()
-    url = f"http://{stack.address('http', 8000)}/v1/completions"
+    url = f"http://{stack.address(service, 8000)}/v1/completions"
     request = urllib.request.Request(url, body, {"content-type": "application/json"})
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=60) as response:
         events = [line[len(b"data: ") :].strip() for line in response if line.startswith(b"data: ")]
     check(events[-1] == b"[DONE]", f"the stream ends with {events[-1:]}")
-    return "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
+    choices = [json.loads(event)["choices"] for event in events[:-1]]
+    return "".join(each[0]["text"] for each in choices if each)
 
 
 def check_http(stack: Stack) -> None:
-    """The door gives the text that the SDK gives."""
+    """The door gives the text that the SDK gives, and so does the gateway, which puts no BOS before it."""
     from tandem.client import Client
 
     addresses = {"tokenizer": stack.address("tokenizer", 50051), "worker": stack.address("worker", 50052)}
@@ -168,6 +174,19 @@ def check_http(stack: Stack) -> None:
         expected = client.generate("ROMEO:\n", max_tokens=40, seed=7, timeout=60).text
     told = over_http(stack, "ROMEO:\n", max_tokens=40, seed=7)
     check(told == expected, f"over HTTP {told!r} instead of {expected!r}")
+    greedy = {"max_tokens": 40, "temperature": 0.0}
+    told, by_smg = over_http(stack, "ROMEO:\n", **greedy), ""
+
+    def loaded() -> str:
+        nonlocal by_smg
+        try:
+            by_smg = over_http(stack, "<s>ROMEO:\n", "gateway", **greedy)
+        except OSError as error:  # its tokenizer is still on its way
+            return str(error)
+        return ""
+
+    soon(loaded, 120, "the gateway answers")
+    check(by_smg == told, f"through the gateway {by_smg!r} instead of {told!r}")
 
 
 def check_discovery(stack: Stack) -> None:
@@ -391,7 +410,7 @@ def running(stack: Stack) -> Iterator[None]:
     finally:
         with contextlib.suppress(Exception), step("taking the stack down"):
             stack.compose("down", "--volumes", "--remove-orphans", "--timeout=10")
-        for service in OWN_SERVICES:
+        for service in BUILT_SERVICES:
             with contextlib.suppress(Exception):
                 stack.docker("image", "rm", "--force", stack.image(service))
 

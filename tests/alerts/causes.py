@@ -133,7 +133,7 @@ async def _held_up_loop(fleet: Fleet) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _memory(fleet: Fleet) -> AsyncIterator[None]:
-    """Pages of the KV cache that nobody has written to before: 800 MB, if numbers have 16 bits."""
+    """Pages of the KV cache that nobody has written to before: 800 MB of 16-bit numbers, or twice that."""
     async with _load(fleet, fleet.large, 8, prompt_tokens=500, tokens=1):
         yield
 
@@ -171,6 +171,8 @@ def _cause(what: str, done: _Done, *fires: str, also: frozenset[str] = frozenset
 
 
 CAUSES = (
+    # First: of processes that are as old as the healthy time.
+    _cause("an engine's memory grows", _memory, "MemoryGrows", also=_FAILED),
     _cause("an engine is stopped", _hanging_engine, "EngineStalls", also=_LOST | _FAILED),
     _cause("a request ends its engine", _deadly_request, "RequestQuarantined", also=_LOST | _FAILED),
     _cause("a front is stopped", _hanging_front, "TargetDown", also=_LOST | _FAILED),
@@ -191,5 +193,4 @@ CAUSES = (
         "EngineDown", "EngineRestarts", "CapacityLost", also=_FAILED | _GONE,
     ),
     _cause("both workers are killed", _no_workers, "NoWorker", also=_LOST | _FAILED | _GONE),
-    _cause("an engine's memory grows", _memory, "MemoryGrows", also=_FAILED),
 )  # fmt: skip

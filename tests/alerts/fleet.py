@@ -143,7 +143,7 @@ async def running_fleet(folder: Path) -> AsyncIterator[Fleet]:
 
     fleet = Fleet(
         service("tandem.tokenizer", "tokenizer", f"--tokenizer=demo={DEMO}", "--threads=1", "--max-queued-jobs=2"),
-        worker("small", "--kv-cache-tokens=2048", "--engine-stall-seconds=2"),
+        worker("small", "--kv-cache-tokens=2048", "--engine-stall-seconds=6"),
         worker("large", "--kv-cache-tokens=393216", "--max-running-requests=2", "--max-waiting-requests=60",
                "--engine-stall-seconds=60"),
         defects,
