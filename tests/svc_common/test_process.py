@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import socket
+import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from tests.svc_common.certificates import Authority
 from tests.svc_common.probe_client import ask, health_of, next_status, open_call, outcome, watch
 from tests.svc_common.probe_process import probe_process, serving_process
 from tests.svc_common.probe_service import NAME
@@ -38,6 +42,36 @@ async def test_a_second_instance_that_fails_leaves_the_firsts_address_file(tmp_p
         async with probe_process("--port", port, "--address-file", str(tmp_path / "address.json")) as second:
             assert (await second.end())[0] == 1
         assert json.loads((tmp_path / "address.json").read_text())["pid"] == first.process.pid
+
+
+@pytest.mark.parametrize("format", ["json", "human"])
+async def test_what_grpcs_core_writes_is_a_line_like_ours(format: str, tmp_path: Path) -> None:
+    certificate, key = Authority("ours").sign("server", "localhost").write(tmp_path, "server")
+    tls = ("--tls-certificate", str(certificate), "--tls-key", str(key))
+    async with serving_process(tmp_path, *tls, "--log-format", format) as probe:
+        host, _, port = probe.address.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b'GET / HTTP/1.0\r\nx: "quoted"\r\n\r\n')  # no TLS
+        await writer.drain()
+        written = await probe.line("Handshake failed")
+        writer.close()
+        probe.signal(signal.SIGTERM)
+        assert (await probe.end())[0] == 0
+    if format == "human":
+        assert re.fullmatch(r"[\d:.]{12} \w+ +grpc\.core: Handshake failed .*\(source=\w+\.cc:\d+\)\n", written)
+        return
+    line = json.loads(written)
+    assert (line["logger"], line["service"], line["ts"][-1]) == ("grpc.core", "tandem-probe", "Z")
+    assert re.fullmatch(r"\w+\.cc:\d+", line["source"]) and line["message"].startswith("Handshake failed")
+
+
+def test_last_words_of_python_are_written_where_they_were() -> None:
+    program = (
+        "import ctypes; from tandem.common.core_lines import take_core_lines\n"
+        "take_core_lines('json', 'error', 'tandem-probe'); ctypes.pythonapi.Py_FatalError(b'last words')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert "last words" in done.stderr
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)

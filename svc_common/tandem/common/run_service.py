@@ -14,6 +14,7 @@ from typing import Protocol
 
 import prometheus_client
 
+from tandem.common.core_lines import take_core_lines
 from tandem.common.errors import StartError
 from tandem.common.logs import configure_logging
 from tandem.common.metrics import version
@@ -57,7 +58,13 @@ class Server(Protocol):
 
 def run_service(service: Service, settings: ServiceSettings) -> int:
     """Serves a gRPC service until its end, like `run_server`."""
-    return run_server(lambda: RunningService(service, settings), settings, service.metrics.service)
+    name = service.metrics.service
+
+    def make() -> RunningService:
+        take_core_lines(settings.log_format, settings.log_level, name)
+        return RunningService(service, settings)
+
+    return run_server(make, settings, name)
 
 
 def run_server(make: Callable[[], Server], settings: ServerSettings, name: str) -> int:
