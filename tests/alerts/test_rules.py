@@ -33,4 +33,4 @@ def test_every_window_of_the_rules_is_shortened() -> None:
         for group in short_rules(file)["groups"]:
             for rule in group["rules"]:
                 assert rule.get("for", "0ms").endswith("ms"), rule
-                assert not re.search(r"\[\d+[smh]\]|offset \d+[smh]\b|start_time_seconds > \d{3}", rule["expr"]), rule
+                assert not re.search(r"\[\d+[smh]\]|offset \d+[smh]\b|start_time_seconds > \d{4}", rule["expr"]), rule
