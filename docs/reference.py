@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import tandem.client
-from tandem.client import params
+from tandem.client import params, types
 
 PAGE = Path(__file__).with_name("api.md")
 HEAD = """# The SDK's reference
@@ -26,7 +26,8 @@ HEAD = """# The SDK's reference
 Made from the sources by `make protos`; [sdk.md](sdk.md) is the guide. Everything is imported from
 `tandem.client`. `Client` has the methods of `AsyncClient`, without `await`. A keyword with `= ...` may be left out.
 """
-KEYWORDS = ("CallOptions", "CountOptions", "EncodeOptions", "EncodeChatOptions", "DecodeOptions", "GenerateOptions")
+KEYWORDS = ("CallOptions", "CountOptions", "EncodeOptions", "EncodePairOptions", "EncodeChatOptions", "DecodeOptions")
+KEYWORDS += ("GenerateOptions",)
 
 
 def page() -> str:
@@ -43,7 +44,7 @@ def page() -> str:
         parts += [f"## {cls.__name__}\n", _text(cls), _constructor(cls), *_methods(cls)]
     parts += ["## Keywords\n"]
     for name in KEYWORDS:
-        cls = getattr(params, name)
+        cls = getattr(params, name, None) or getattr(types, name)
         # SamplingOptions are the fields of SamplingParams, which have their table below.
         parents = [ast.unparse(base) for base in _source(cls)[1].bases if ast.unparse(base) != "TypedDict"]
         parents = ["SamplingParams" if parent == "SamplingOptions" else parent for parent in parents]

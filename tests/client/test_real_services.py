@@ -280,6 +280,13 @@ async def test_text_calls_go_both_ways(client: AsyncClient) -> None:
     assert await client.count_tokens(text) == len(encoding)
     assert len(encoding.byte_offsets) == len(encoding.pieces) == len(encoding)
     assert (await client.get_tokenizer()).bos_id == encoding.ids[0]
+    assert [
+        text.encode()[start:end] for start, end in zip(encoding.byte_offsets[2:], encoding.byte_ends[2:], strict=True)
+    ] == (encoding.pieces[2:])
+    pair = await client.encode(text, pair="Here I am", offsets=True)
+    assert pair.ids == encoding.ids + (await client.encode("Here I am")).ids
+    assert pair.type_ids == [0] * len(encoding) + [1] * (len(pair) - len(encoding))
+    assert pair.byte_ends[-1] == len((text + "Here I am").encode())
     parsed = await client.encode([Segment("</s>", "parse"), Segment("</s>")], add_special=False)
     assert parsed.ids[0] == (await client.get_tokenizer()).eos_id
     assert len(parsed.ids) > 2

@@ -274,6 +274,14 @@ SERVED: dict[str, dict[str, Change]] = {
             for scheme in ("first", "always", "never")
             for cut in (True, False)
         },
+        "composed": (normalizers.Sequence([normalizers.NFC(), REPLACE]), None, {}, []),
+        "compatible": (normalizers.NFKC(), pre_tokenizers.Metaspace(), {}, []),
+        "stripped": (
+            normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()]),
+            pre_tokenizers.Metaspace(),
+            {},
+            [],
+        ),
         "both prefixes": (normalizers.Sequence([PREPEND, REPLACE]), pre_tokenizers.Metaspace(), {}, []),
         **{
             f"first {name}": (None, pre_tokenizers.Metaspace("▁", "first", split=False), {}, tokens)
@@ -298,7 +306,7 @@ REFUSED: dict[str, dict[str, Change]] = {
         "stands for a byte": (None, BYTE_LEVEL, {}, [tokenizers.AddedToken("é")]),
     },
     "llama2": {
-        "NFC": (normalizers.Sequence([normalizers.NFC(), REPLACE]), None, {}, []),
+        "NFC": (normalizers.Sequence([REPLACE, normalizers.NFC()]), None, {}, []),
         "white space": (
             None,
             pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]),

@@ -132,7 +132,7 @@ def test_pathological_text_is_encoded(name: str, text: str, request: pytest.Fixt
 def test_bytes_that_a_vocabulary_lacks_are_dropped_and_offsets_stay_right() -> None:
     vocabulary = BpeVocabulary([(b"a", 7), (b"b", 3), (b"ab", 5)], (r"\S+|\s+",))
     assert vocabulary.encode("ab?ba").tolist() == [5, 3, 7]
-    assert [each.tolist() for each in vocabulary.encode_with_offsets("é?ab b")] == [[5, 3], [3, 6]]
+    assert [each.tolist() for each in vocabulary.encode_with_offsets("é?ab b")] == [[5, 3], [3, 6], [5, 7]]
 
 
 def test_several_patterns_cut_one_after_the_other_and_unmatched_text_stays() -> None:
@@ -378,7 +378,8 @@ def test_any_small_vocabulary_is_merged_as_the_sentencepiece_library_does(
     vocabulary = SpmVocabulary(model)
     assert [ids.tolist() for ids in vocabulary.encode_many(texts)] == library.encode(texts)
     for text in texts:
-        ids, offsets = vocabulary.encode_with_offsets(text)
+        ids, offsets, ends = vocabulary.encode_with_offsets(text)
+        assert (offsets <= ends).all() and ends.tolist() == sorted(ends.tolist())
         assert ids.tolist() == library.encode(text)
         assert offsets.tolist() == sorted(offsets.tolist()) and (offsets < len(text.encode())).all()
 
@@ -388,7 +389,7 @@ def test_offsets_stay_in_text_whose_spaces_are_spelt_in_bytes(kind: TokenType | 
     model = small_model({"ab": -1, "\u2581a": -2})
     [space] = (piece for piece in model.pieces if piece.piece == "\u2581")
     space.piece, space.type = ("\u4e00", TokenType.NORMAL) if kind is None else ("\u2581", kind)
-    ids, offsets = SpmVocabulary(model).encode_with_offsets("ab  12 \u00e9 a")
+    ids, offsets, _ = SpmVocabulary(model).encode_with_offsets("ab  12 \u00e9 a")
     found = [(model.pieces[int(index)].piece, int(offset)) for index, offset in zip(ids, offsets, strict=True)]
     assert found[0] == ("ab", 0) and found[-1] == ("\u2581a", 9)
     for place in (2, 3, 6):

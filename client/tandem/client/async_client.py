@@ -66,6 +66,7 @@ from tandem.client.types import (
     ChatEncoding,
     ChatMessage,
     Conversation,
+    EncodePairOptions,
     Encoding,
     GenerationResult,
     Message,
@@ -205,13 +206,13 @@ class AsyncClient(AsyncOperators, AsyncBatches):
 
     # --- text to ids and back
 
-    async def encode(self, text: TextInput, **options: Unpack[EncodeOptions]) -> Encoding:
+    async def encode(self, text: TextInput, **options: Unpack[EncodePairOptions]) -> Encoding:
         """Returns the token ids of a text as an `Encoding`; BOS and EOS are added as the model expects.
 
         Control tokens that are spelled in a str are ordinary characters, so a user's text cannot inject one. Parse them
         (`special_tokens="parse"`) only in text that you trust; a list of `Segment` has a policy for each part. With
         `add_special=False` no BOS and EOS are added. `offsets` and `pieces` fill the lists of these names, and
-        `truncate_to` cuts the end.
+        `truncate_to` cuts the end. With `pair` two texts are encoded as models of pairs (rerankers) expect them.
 
             >>> encoding = await client.encode("hello world", add_special=False, pieces=True)
             >>> b"".join(encoding.pieces)

@@ -54,10 +54,10 @@ class CountOptions(CallOptions, total=False):
 
 
 class EncodeOptions(CountOptions, total=False):
-    """The keywords of `encode` and `encode_batch`."""
+    """The keywords of `encode_batch`."""
 
     truncate_to: int | None  # at most so many tokens; the end is cut
-    offsets: bool  # fill byte_offsets and code_point_offsets
+    offsets: bool  # fill byte_offsets, byte_ends, code_point_offsets and code_point_ends
     pieces: bool  # fill pieces
 
 

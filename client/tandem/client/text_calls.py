@@ -8,7 +8,7 @@ from typing import Any
 from tandem.client.errors import FieldViolation, invalid_argument
 from tandem.client.params import CallOptions, CountOptions, DecodeOptions, EncodeOptions
 from tandem.client.prompts import checked_encode_input
-from tandem.client.types import Encoding, TextInput
+from tandem.client.types import EncodePairOptions, Encoding, TextInput
 from tandem.client.validation import RULES, check, check_ids, check_metadata, check_timeout
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 
@@ -28,9 +28,12 @@ def check_call(options: Mapping[str, Any], known: frozenset[str] = _CALL) -> Non
         raise invalid_argument(violations)
 
 
-def encode_message(text: TextInput, options: EncodeOptions, field: str = "text") -> pb.EncodeInput:
-    check_call(options, EncodeOptions.__optional_keys__)
-    return _input(text, options, options.get("truncate_to"), field)
+def encode_message(text: TextInput, options: EncodePairOptions, field: str = "text") -> pb.EncodeInput:
+    check_call(options, EncodePairOptions.__optional_keys__)
+    message = _input(text, options, options.get("truncate_to"), field)
+    if "pair" in options:
+        message.pair.extend(_input(options["pair"], options, None, "pair").segments)
+    return message
 
 
 def encode_messages(texts: Sequence[TextInput], options: EncodeOptions) -> list[pb.EncodeInput]:

@@ -218,6 +218,9 @@ def _encoding(message: pb.Encoding, fingerprint: str) -> Encoding:
         byte_offsets=list(message.byte_offsets),
         code_point_offsets=list(message.code_point_offsets),
         pieces=list(message.pieces),
+        byte_ends=list(message.byte_ends),
+        code_point_ends=list(message.code_point_ends),
+        type_ids=list(message.type_ids),
     )
 
 
@@ -237,6 +240,8 @@ def _tokenizer_info(message: pb.Tokenizer) -> TokenizerInfo:
         answer_format=message.answer_format,
         reasoning_begin_ids=list(message.reasoning_begin_ids),
         reasoning_end_ids=list(message.reasoning_end_ids),
+        front_ids=list(message.front_ids),
+        back_ids=list(message.back_ids),
         special_tokens=[
             SpecialToken(
                 token.id,

@@ -10,7 +10,7 @@ from typing import Any
 from tandem.client.account import FinishReason, Usage, WorkerTimings
 from tandem.client.answers import AnswerEvent, ContentEvent, ReasoningEvent, ToolCall
 from tandem.client.calling import ResponseFormat
-from tandem.client.params import SpecialTokens
+from tandem.client.params import EncodeOptions, SpecialTokens
 from tandem.client.sampling_params import SamplingParams
 from tandem.client.tools import Tool
 
@@ -35,6 +35,9 @@ class Encoding:
     byte_offsets: list[int] = field(default_factory=list)  # start of each token in the UTF-8 of the text
     code_point_offsets: list[int] = field(default_factory=list)
     pieces: list[bytes] = field(default_factory=list)  # the bytes that each token decodes to
+    byte_ends: list[int] = field(default_factory=list)  # where each token ends, exclusive
+    code_point_ends: list[int] = field(default_factory=list)
+    type_ids: list[int] = field(default_factory=list)  # of a pair: what models are told of each token
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -88,6 +91,12 @@ class TopLogprobs:
     ids: list[int]
     logprobs: list[float]
     ranks: list[int]  # 1 is the most probable
+
+
+class EncodePairOptions(EncodeOptions, total=False):
+    """The keywords of `encode`."""
+
+    pair: TextInput  # a second text: what the model expects is put around both
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +294,8 @@ class TokenizerInfo:
     # The ids of the marks around reasoning; empty where there are none that are tokens.
     reasoning_begin_ids: list[int] = field(default_factory=list)
     reasoning_end_ids: list[int] = field(default_factory=list)
+    front_ids: list[int] = field(default_factory=list)  # what add_special puts in front of a text
+    back_ids: list[int] = field(default_factory=list)  # and behind it
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,7 +177,7 @@ def test_only_the_first_space_of_a_stream_is_a_prefix(watched: bool) -> None:
 @pytest.mark.parametrize("cuts", [[], [1], [1, 2, 3, 4]])
 def test_first_and_last_ids_to_drop_are_dropped_only_there(watched: bool, cuts: list[int]) -> None:
     stops = ["never"] if watched else None
-    text, decoder = run([97, 98, 97, 98, 98], cuts, drop_first=97, drop_last=98, stops=stops)
+    text, decoder = run([97, 98, 97, 98, 98], cuts, drop_front=(97,), drop_last=98, stops=stops)
     assert (text, decoder.ids_consumed) == ("bab", 5)
 
 

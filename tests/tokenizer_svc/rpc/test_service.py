@@ -10,6 +10,7 @@ import grpc
 import pytest
 import tokenizers
 
+from tandem.tokenizer.encoding import Segment
 from tandem.tokenizer.formats import load_tokenizer
 from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
@@ -89,6 +90,33 @@ async def test_encode_answers_what_the_tokenizer_answers(start_service: Any, sma
     assert (encoding.total_tokens, encoding.truncated) == (len(encoding.ids), False)
     assert len(encoding.ids) == len(encoding.byte_offsets) == len(encoding.code_point_offsets) == len(encoding.pieces)
     assert b"".join(encoding.pieces) == "<s> Once upon a time é".encode()
+
+
+async def test_a_pair_is_encoded_as_the_tokenizer_encodes_it(start_service: Any, small: Tokenizer) -> None:
+    running = await start_service()
+    pair = [pb.TextSegment(text="a friend"), pb.TextSegment(text=" é")]
+    wanted = pb.EncodeInput(segments=text_input("Once upon").segments, pair=pair)
+    answer = await running.stub.Encode(pb.EncodeRequest(input=wanted, include_offsets=True, include_pieces=True))
+    expected = small.encode_pair([Segment("Once upon")], [Segment("a friend"), Segment(" é")], with_offsets=True)
+    found = answer.encoding
+    assert (list(found.ids), list(found.type_ids)) == (expected.ids, expected.type_ids)
+    assert (list(found.byte_offsets), list(found.byte_ends)) == (expected.byte_offsets, expected.byte_ends)
+    assert list(found.code_point_ends) == expected.code_point_ends
+    told = (await running.stub.GetTokenizer(pb.GetTokenizerRequest())).tokenizer
+    assert (list(told.front_ids), list(told.back_ids)) == ([small.config.bos_id], [])
+    wanted.truncation.max_tokens = 4
+    batch = await running.stub.BatchEncode(pb.BatchEncodeRequest(inputs=[wanted, text_input("x")]))
+    cut = small.encode_pair([Segment("Once upon")], [Segment("a friend"), Segment(" é")], max_tokens=4)
+    assert (list(batch.encodings[0].ids), batch.encodings[0].truncated) == (cut.ids, True)
+    wanted.truncation.max_tokens = 1
+    wanted.pair[0].special_tokens = 99
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await running.stub.CountTokens(pb.CountTokensRequest(inputs=[wanted]))
+    assert "inputs[0].truncation.max_tokens" in str(caught.value) and "inputs[0].pair[0]" in str(caught.value)
+    wanted.ClearField("truncation")
+    wanted.pair[0].MergeFrom(pb.TextSegment(text="</s>", special_tokens=pb.SPECIAL_TOKEN_POLICY_REJECT))
+    with pytest.raises(grpc.aio.AioRpcError, match=r"input\.pair\[0\]\.text"):
+        await running.stub.Encode(pb.EncodeRequest(input=wanted))
 
 
 async def test_offsets_and_pieces_are_absent_unless_asked_for(start_service: Any) -> None:

@@ -5,8 +5,16 @@ from __future__ import annotations
 import hashlib
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tandem.tokenizer.vocabulary import TokenTable, Vocabulary
+
+
+class Part(NamedTuple):
+    """One of two texts, or a token that stands around them, with the type id that a model is told for it."""
+
+    token: int | None  # None: the next of the texts
+    type_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +37,33 @@ class TokenizerConfig:
     leftmost_specials: bool = False  # as `tokenizers` finds special tokens, where that is not what llama.cpp finds
     clean_spaces: bool = False  # the model's own wish; decoding does it only when asked
     chat_template: str | None = None
+    around: tuple[tuple[int, ...], tuple[int, ...]] | None = (
+        None  # what add_special adds, where the flags do not say it
+    )
+    around_pair: tuple[Part, ...] | None = None  # likewise for two texts
+
+    def added(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Returns what add_special puts in front of a text and behind it."""
+        if self.around is not None:
+            return self.around
+        front = (self.bos_id,) if self.adds_bos and self.bos_id is not None else ()
+        if self.adds_sep and self.sep_id is not None:
+            return front, (self.sep_id,)
+        return front, (self.eos_id,) if self.adds_eos and self.eos_id is not None else ()
+
+    def dropped(self) -> tuple[tuple[int, ...], int | None]:
+        """Returns what remove_special drops: at the front as many of these as stand there, and at the back one."""
+        front, back = self.added()
+        return front, back[-1] if back and not self.adds_sep else None
+
+    def pair(self) -> tuple[Part, ...]:
+        """Returns what add_special makes of two texts: as of each alone, but of WPM's [CLS] there is only one."""
+        if self.around_pair is not None:
+            return self.around_pair
+        front, back = self.added()
+        again = () if self.adds_sep else front
+        first, second = (*front, None, *back), (*again, None, *back)
+        return (*(Part(token) for token in first), *(Part(token, 1) for token in second))
 
 
 def fingerprint_of(vocabulary: Vocabulary, table: TokenTable, config: TokenizerConfig) -> str:
@@ -59,6 +94,10 @@ def fingerprint_of(vocabulary: Vocabulary, table: TokenTable, config: TokenizerC
         add("decoded lengths", struct.pack(f"<{len(table)}I", *map(len, table.forms.rest)))
         add("decoded", b"".join(table.forms.rest))
         add("decoded first", repr(sorted(table.forms.first.items())).encode())
+    if config.around is not None:
+        add("around", repr(config.around).encode())
+    if config.around_pair is not None:
+        add("around a pair", repr([tuple(part) for part in config.around_pair]).encode())
     if config.leftmost_specials:
         add("specials", b"leftmost first")
     for item in vocabulary.behaviour():

@@ -11,6 +11,9 @@ import numpy as np
 from tandem.tokenizer.arrays import Ids
 from tandem.tokenizer.vocabulary import SpecialToken
 
+# The fields of an Encoding that have a position for each id.
+ARRAYS = ("byte_offset_array", "byte_end_array", "code_point_offset_array", "code_point_end_array")
+
 
 class Policy(IntEnum):
     """The treatment of text that is the text of a special token. The numbers are those of the contract."""
@@ -30,6 +33,7 @@ class SpecialTokenInText(ValueError):  # noqa: N818 - what it reports is a fact 
     def __init__(self, segment: int, token: SpecialToken, position: int) -> None:
         super().__init__(f"the special token {token.text!r} (id {token.id}) stands at code point {position}")
         self.segment = segment
+        self.of_pair = False  # in the second of two texts
         self.token = token
         self.position = position
 
@@ -59,7 +63,7 @@ class Segment(NamedTuple):
 class Encoding:
     """Ids and, where asked for, their positions. `front` and `back` count what `add_special` added at either end.
 
-    The service works with the arrays; `ids` and both kinds of offsets are the same values as lists.
+    The service works with the arrays; the other properties are the same values as lists.
     """
 
     id_array: Ids
@@ -67,6 +71,9 @@ class Encoding:
     back: int = 0
     byte_offset_array: Ids | None = None
     code_point_offset_array: Ids | None = None
+    byte_end_array: Ids | None = None
+    code_point_end_array: Ids | None = None
+    type_id_array: Ids | None = None  # of two texts
     total_tokens: int = field(init=False)  # before truncation
 
     def __post_init__(self) -> None:
@@ -84,6 +91,18 @@ class Encoding:
     @property
     def code_point_offsets(self) -> list[int] | None:
         return None if self.code_point_offset_array is None else self.code_point_offset_array.tolist()
+
+    @property
+    def byte_ends(self) -> list[int] | None:
+        return None if self.byte_end_array is None else self.byte_end_array.tolist()
+
+    @property
+    def code_point_ends(self) -> list[int] | None:
+        return None if self.code_point_end_array is None else self.code_point_end_array.tolist()
+
+    @property
+    def type_ids(self) -> list[int] | None:
+        return None if self.type_id_array is None else self.type_id_array.tolist()
 
     @property
     def truncated(self) -> bool:
@@ -104,7 +123,6 @@ class Encoding:
             return np.concatenate((values[:start], values[start + excess :]))
 
         self.id_array = cut(self.id_array)
-        if self.byte_offset_array is not None:
-            self.byte_offset_array = cut(self.byte_offset_array)
-        if self.code_point_offset_array is not None:
-            self.code_point_offset_array = cut(self.code_point_offset_array)
+        for name in ARRAYS:
+            if (values := getattr(self, name)) is not None:
+                setattr(self, name, cut(values))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from tandem.tokenizer.arrays import Ids, ids_of
-from tandem.tokenizer.vocabulary import TextEncoder, TokenTable, TokenType
+from tandem.tokenizer.vocabulary import Located, TextEncoder, TokenTable, TokenType
 
 
 class GuardedEncoder:
@@ -20,45 +20,51 @@ class GuardedEncoder:
         self._bytes = {table.pieces[index]: index for index, kind in enumerate(table.types) if kind == TokenType.BYTE}
         self._kept_out = np.zeros(len(table), np.bool_)
         self._kept_out[list(kept_out)] = True
-        self._spelt: dict[int, tuple[Ids, Ids]] = {}
+        self._spelt: dict[int, Located] = {}
 
     def encode(self, text: str) -> Ids:
         ids = self._encoder.encode(text)
         if not self._kept_out[ids].any():
             return ids
-        return self._replaced(ids, np.zeros(len(ids), np.uint32))[0]
+        nowhere = np.zeros(len(ids), np.uint32)
+        return self._replaced(Located(ids, nowhere, nowhere)).ids
 
-    def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
-        ids, starts = self._encoder.encode_with_offsets(text)
-        return self._replaced(ids, starts) if self._kept_out[ids].any() else (ids, starts)
+    def encode_with_offsets(self, text: str) -> Located:
+        located = self._encoder.encode_with_offsets(text)
+        return self._replaced(located) if self._kept_out[located.ids].any() else located
 
-    def _replaced(self, ids: Ids, starts: Ids) -> tuple[Ids, Ids]:
-        found: list[tuple[Ids, Ids]] = []
+    def _replaced(self, located: Located) -> Located:
+        found: list[Located] = []
         done = 0
-        for place in np.flatnonzero(self._kept_out[ids]).tolist():
-            found.append((ids[done:place], starts[done:place]))
-            index = int(ids[place])
-            if index not in self._spelt:
-                self._spelt[index] = self._spell(self._pieces[index].decode("utf-8", "replace"))
-            others, offsets = self._spelt[index]
-            found.append((others, offsets + starts[place]))
+        for place in np.flatnonzero(self._kept_out[located.ids]).tolist():
+            found.append(Located(*(part[done:place] for part in located)))
+            index, start, end = (part[place] for part in located)
+            if int(index) not in self._spelt:
+                self._spelt[int(index)] = self._spell(self._pieces[index].decode("utf-8", "replace"))
+            others, starts, ends = self._spelt[int(index)]
+            found.append(Located(others, starts + start, np.minimum(ends + start, end)))
             done = place + 1
-        found.append((ids[done:], starts[done:]))
-        return np.concatenate([part for part, _ in found]), np.concatenate([part for _, part in found])
+        found.append(Located(*(part[done:] for part in located)))
+        return _joined(found)
 
-    def _spell(self, text: str) -> tuple[Ids, Ids]:
-        """Returns other ids for the text, and where each begins in it."""
+    def _spell(self, text: str) -> Located:
+        """Returns other ids for the text."""
         if len(text) > 1:
             middle = len(text) // 2
-            halves = [self._spell_unless_allowed(half) for half in (text[:middle], text[middle:])]
+            first, (ids, starts, ends) = map(self._spell_unless_allowed, (text[:middle], text[middle:]))
             shift = np.uint32(len(text[:middle].encode()))
-            return np.concatenate([ids for ids, _ in halves]), np.concatenate([halves[0][1], halves[1][1] + shift])
+            return _joined([first, Located(ids, starts + shift, ends + shift)])
         data = text.encode()
         spelt = [self._bytes.get(data[at : at + 1]) for at in range(len(data))]
         if None in spelt:
-            return ids_of(self._unknown), ids_of([0] * len(self._unknown))
-        return ids_of([index for index in spelt if index is not None]), np.arange(len(data), dtype=np.uint32)
+            return Located(*map(ids_of, ([self._unknown, [0], [len(data)]] if self._unknown else [[], [], []])))
+        places = np.arange(len(data), dtype=np.uint32)
+        return Located(ids_of([index for index in spelt if index is not None]), places, places + np.uint32(1))
 
-    def _spell_unless_allowed(self, text: str) -> tuple[Ids, Ids]:
-        ids, starts = self._encoder.encode_with_offsets(text)
-        return self._spell(text) if self._kept_out[ids].any() else (ids, starts)
+    def _spell_unless_allowed(self, text: str) -> Located:
+        located = self._encoder.encode_with_offsets(text)
+        return self._spell(text) if self._kept_out[located.ids].any() else located
+
+
+def _joined(parts: Sequence[Located]) -> Located:
+    return Located(*map(np.concatenate, zip(*parts, strict=True)))

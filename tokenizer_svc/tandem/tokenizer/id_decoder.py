@@ -59,8 +59,10 @@ class IdDecoder:
         array = ids if isinstance(ids, np.ndarray) else ids_of(ids)
         strip = self._strips_prefix
         if remove_special and len(array):
-            drop_first, drop_last = self._dropped()
-            if array[0] == drop_first:
+            drop_front, drop_last = self.config.dropped()
+            for dropped in drop_front:
+                if not len(array) or array[0] != dropped:
+                    break
                 array, strip = array[1:], False
             if len(array) and array[-1] == drop_last:
                 array = array[:-1]
@@ -89,12 +91,13 @@ class IdDecoder:
             wanted = remove_special, unparse_special, clean_spaces
             return [decoded_field(self.decode_bytes(each, *wanted)) for each in lists]
         spaces = np.full(len(begins), self._strips_prefix)
-        drop_first, drop_last = self._dropped() if remove_special else (None, None)
-        if drop_first is not None:
-            full = np.flatnonzero(begins < ends)
-            full = full[ids[begins[full]] == drop_first]
-            begins[full] += 1
-            spaces[full] = False
+        drop_front, drop_last = self.config.dropped() if remove_special else ((), None)
+        left = np.arange(len(begins))
+        for dropped in drop_front:
+            left = left[begins[left] < ends[left]]
+            left = left[ids[begins[left]] == dropped]
+            begins[left] += 1
+            spaces[left] = False
         if drop_last is not None:
             full = np.flatnonzero(begins < ends)
             ends[full[ids[ends[full] - 1] == drop_last]] -= 1
@@ -129,14 +132,14 @@ class IdDecoder:
             frozenset() if unparse_special else visible & self._control_texts, unparse_special
         )
         first = None if forms is None or any(forms.rest[index] for index in context_ids) else forms.first
-        drop_first, drop_last = self._dropped() if remove_special else (None, None)
+        drop_front, drop_last = self.config.dropped() if remove_special else ((), None)
         return stream_decoder(
             pieces,
             first_pieces=first,
             strip_space=forms is None
             and self._strips_prefix
             and (not context_ids or (self.is_control(context_ids[-1]) and not self.config.prefix_is_first)),
-            drop_first=None if context_ids else drop_first,
+            drop_front=() if context_ids else drop_front,
             drop_last=drop_last,
             stops=stop_strings,
             include_stop=include_stop,
@@ -212,11 +215,6 @@ class IdDecoder:
             for index, token_id in enumerate(ids):
                 if not 0 <= token_id < size:
                     raise TokenIdError(index, token_id, size)
-
-    def _dropped(self) -> tuple[int | None, int | None]:
-        """Returns the ids that remove_special drops at the front and at the back."""
-        config = self.config
-        return (config.bos_id if config.adds_bos else None, config.eos_id if config.adds_eos else None)
 
 
 def _with_first_form(forms: DecodedForms, ids: Ids, text: bytes) -> bytes:

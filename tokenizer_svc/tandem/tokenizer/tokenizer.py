@@ -16,9 +16,12 @@ from tandem.tokenizer.encoding import Encoding, Policy, Segment, SpecialTokenInT
 from tandem.tokenizer.fragments import FragmentSplitter
 from tandem.tokenizer.guarded_encoder import GuardedEncoder
 from tandem.tokenizer.id_decoder import IdDecoder
-from tandem.tokenizer.offsets import to_code_points
+from tandem.tokenizer.offsets import code_point_ends, to_code_points
+from tandem.tokenizer.pairs import pair_encoding, truncated
+from tandem.tokenizer.vocabularies.normalized import NormalizedVocabulary
 from tandem.tokenizer.vocabularies.spm_merging import SPACE
 from tandem.tokenizer.vocabulary import (
+    Located,
     LoneSurrogateError,
     SpecialToken,
     TextEncoder,
@@ -29,7 +32,6 @@ from tandem.tokenizer.vocabulary import (
 )
 
 _SPLITTERS_KEPT = 64
-_ZERO = np.zeros(1, np.uint32)
 _GUARDED = frozenset({Policy.PLAIN, Policy.REJECT})  # policies under which text becomes no special token
 _FRAGMENTS_KEPT_TOGETHER = 8  # a segment of more is remembered in parts only: its next turn has more of them
 
@@ -80,7 +82,12 @@ class Tokenizer(IdDecoder):
         self._cuttable = not any("\n" in token.text or token.lstrip for token in table.specials)
         self._prefixes_behind_special = config.adds_space_prefix and not config.prefix_is_first
         self._spared = (" ",) if byte_level else (" ", SPACE)
+        self._normalizer = vocabulary.normalizer if isinstance(vocabulary, NormalizedVocabulary) else None
         self._single = {token.id: ids_of([token.id]) for token in table.specials}
+        self._located = {
+            token.id: Located(*(ids_of([value]) for value in (token.id, 0, len(token.text.encode()))))
+            for token in table.specials
+        }
         self._listed = lru_cache(_SPLITTERS_KEPT)(self._make_listed_splitter)
         self.fingerprint = fingerprint_of(vocabulary, table, config)
 
@@ -160,10 +167,33 @@ class Tokenizer(IdDecoder):
             for span in spans
         ]
 
+    def encode_pair(
+        self,
+        first: Sequence[Segment],
+        second: Sequence[Segment],
+        add_special: bool = True,
+        with_offsets: bool = False,
+        max_tokens: int | None = None,
+        cut_left: bool = False,
+    ) -> Encoding:
+        """Returns the ids of two texts, with what the model expects around them. At most `max_tokens` are kept: the
+        longer text is cut first. Raises as `encode_segments` does, and TruncationError."""
+        parts = [part for part in self.config.pair() if add_special or part.token is None]
+        texts = [self.encode_segments(first, add_special=False, with_offsets=with_offsets)]
+        try:
+            texts.append(self.encode_segments(second, add_special=False, with_offsets=with_offsets))
+        except SpecialTokenInText as error:
+            error.of_pair = True
+            raise
+        if max_tokens is not None:
+            truncated(texts, max_tokens, len(parts) - 2, cut_left)
+        joined_texts = ["".join(segment.text for segment in each) for each in (first, second)]
+        return pair_encoding(parts, texts, [(len(text.encode()), len(text)) for text in joined_texts])
+
     def _encode_with_offsets(self, segments: Sequence[Segment], add_special: bool) -> Encoding:
         front, back = self._added_arrays if add_special else (NONE, NONE)
-        parts: list[Ids] = [front]
-        offsets: list[Ids] = [np.zeros(len(front), np.uint32)]
+        nowhere = np.zeros(len(front), np.uint32)
+        parts = [Located(front, nowhere, nowhere)]
         base = 0  # bytes in front of the segment
         wants_prefix = self.config.adds_space_prefix
         for number, segment in enumerate(segments):
@@ -173,20 +203,26 @@ class Tokenizer(IdDecoder):
                 at += len(segment.text[done : span.start].encode())
                 done = span.start
                 if span.token is not None:
-                    ids, starts = self._single[span.token], _ZERO
+                    ids, starts, ends = self._located[span.token]
                 else:
-                    ids, starts = encoder.encode_with_offsets(span.text)
+                    ids, starts, ends = encoder.encode_with_offsets(span.text)
                 if span.prefixed:  # the prefix is no part of the text: what begins with it begins with the text
-                    starts = np.maximum(starts, 1) - np.uint32(1)
-                parts.append(ids)
-                offsets.append(starts + np.uint32(at))
+                    starts, ends = (np.maximum(each, 1) - np.uint32(1) for each in (starts, ends))
+                parts.append(Located(ids, starts + np.uint32(at), ends + np.uint32(at)))
                 wants_prefix = self._prefixes_behind_special and span.token is not None
             base += len(segment.text.encode())
-        encoding = Encoding(joined([*parts, back]), len(front), len(back))
-        encoding.byte_offset_array = joined([*offsets, np.full(len(back), base, np.uint32)])
+        behind = np.full(len(back), base, np.uint32)
+        ids, starts, ends = map(joined, zip(*parts, Located(back, behind, behind), strict=True))
         data = b"".join(segment.text.encode() for segment in segments)
-        encoding.code_point_offset_array = to_code_points(data, encoding.byte_offset_array)
-        return encoding
+        return Encoding(
+            ids,
+            len(front),
+            len(back),
+            byte_offset_array=starts,
+            code_point_offset_array=to_code_points(data, starts),
+            byte_end_array=ends,
+            code_point_end_array=code_point_ends(data, starts, ends),
+        )
 
     def _spans(self, number: int, segment: Segment, wants_prefix: bool) -> Iterator[_Span]:
         """Yields a segment's special tokens, and the texts between them."""
@@ -226,7 +262,11 @@ class Tokenizer(IdDecoder):
 
     def _spaced(self, text: str) -> str:
         """Returns a text with the space prefix, where it gets one."""
-        return text if self.config.prefix_spares_spaces and text[0] in self._spared else " " + text
+        begin = text[0]
+        if self._normalizer is not None:  # which may drop what the text begins with, or make a space of it
+            begin = self._normalizer.apply(text)[:1]
+        spared = not begin or (self.config.prefix_spares_spaces and begin in self._spared)
+        return text if spared else " " + text
 
     def cut(self, text: str, count: int) -> list[str]:
         """Cuts `text` into at most `count` parts of about equal length, whose ids joined are those of the whole text.
@@ -251,13 +291,14 @@ class Tokenizer(IdDecoder):
         """Returns how many tokens add_special adds."""
         return sum(map(len, self._added_arrays))
 
+    def count_added_to_pairs(self) -> int:
+        """Returns how many tokens add_special adds to two texts."""
+        return len(self.config.pair()) - 2
+
     @cached_property
     def _added_arrays(self) -> tuple[Ids, Ids]:
-        config = self.config
-        front = ids_of([config.bos_id] if config.adds_bos and config.bos_id is not None else [])
-        if config.adds_sep and config.sep_id is not None:
-            return front, ids_of([config.sep_id])
-        return front, ids_of([config.eos_id] if config.adds_eos and config.eos_id is not None else [])
+        front, back = self.config.added()
+        return ids_of(front), ids_of(back)
 
     def _splitter(self, number: int, segment: Segment) -> FragmentSplitter:
         match segment.policy:
@@ -314,5 +355,9 @@ def _check_ids_of(config: TokenizerConfig, size: int) -> None:
         index = getattr(config, name)
         if index is not None and not 0 <= index < size:
             raise ValueError(f"{name} {index} lies outside of the vocabulary of {size} tokens")
+    front, back = config.added()
+    for added in (*front, *back, *(part.token for part in config.pair())):
+        if added is not None and not 0 <= added < size:
+            raise ValueError(f"the added id {added} lies outside of the vocabulary of {size} tokens")
     if (config.adds_bos and config.bos_id is None) or (config.adds_eos and config.eos_id is None):
         raise ValueError("the tokenizer is to add a BOS or EOS token, but has none")

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -104,6 +104,14 @@ class TokenTable:
         return found
 
 
+class Located(NamedTuple):
+    """Ids, and where each of them begins and ends in the UTF-8 of its text, in bytes."""
+
+    ids: Ids
+    starts: Ids
+    ends: Ids
+
+
 class TextEncoder(Protocol):
     """Encodes text without special tokens. Implementations are safe to call from many threads."""
 
@@ -111,8 +119,8 @@ class TextEncoder(Protocol):
         """Returns the ids of `text`, which is valid Unicode and not empty."""
         ...
 
-    def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
-        """Returns the ids, and for each of them where it starts in the UTF-8 of `text`, in bytes."""
+    def encode_with_offsets(self, text: str) -> Located:
+        """Returns the ids of `text` and their places."""
         ...
 
 

@@ -34,9 +34,8 @@ def _tag(message: type[Message], name: str) -> bytes:
     return varint(field.number << 3 | (0 if is_number else 2))
 
 
-_IDS, _BYTE_OFFSETS, _CODE_POINT_OFFSETS = (
-    _tag(pb.Encoding, name) for name in ("ids", "byte_offsets", "code_point_offsets")
-)
+_NUMBERS = ("byte_offsets", "code_point_offsets", "byte_ends", "code_point_ends", "type_ids")
+_IDS, *_TAGS = (_tag(pb.Encoding, name) for name in ("ids", *_NUMBERS))
 PIECES, _TRUNCATED, _TOTAL_TOKENS = (_tag(pb.Encoding, name) for name in ("pieces", "truncated", "total_tokens"))
 _ENCODING = _tag(pb.BatchEncodeResponse, "encodings")
 DECODED, TEXT, _RAW = _tag(pb.BatchDecodeResponse, "decoded"), _tag(pb.DecodedText, "text"), _tag(pb.DecodedText, "raw")
@@ -93,25 +92,23 @@ def decoded_field(text: bytes) -> bytes:
 def encoding_field(
     ids: Ids,
     total_tokens: int,
-    byte_offsets: Ids | None = None,
-    code_point_offsets: Ids | None = None,
+    numbers: Sequence[Ids | None] = (),
     pieces: bytes = b"",
     truncated: bool = False,
 ) -> list[bytes]:
     """Returns the field `encoding` of an EncodeResponse, or one of the `encodings` of a BatchEncodeResponse, in parts.
-    `pieces` are fields already."""
+    `numbers` are, in this order, byte_offsets, code_point_offsets, byte_ends, code_point_ends and type_ids, as far as
+    there are any; `pieces` are fields already."""
     if len(ids) <= _FEW and not pieces:
-        starts, points = (() if each is None else each.tolist() for each in (byte_offsets, code_point_offsets))
         message = pb.Encoding(
             ids=ids.tolist(),
-            byte_offsets=starts,
-            code_point_offsets=points,
             truncated=truncated,
             total_tokens=total_tokens,
+            **{name: each.tolist() for name, each in zip(_NUMBERS, numbers, strict=False) if each is not None},
         ).SerializeToString()
         return [_ENCODING, _varint(len(message)), message]
     body: list[bytes] = []
-    for tag, values in ((_IDS, ids), (_BYTE_OFFSETS, byte_offsets), (_CODE_POINT_OFFSETS, code_point_offsets)):
+    for tag, values in ((_IDS, ids), *zip(_TAGS, numbers, strict=False)):
         if values is not None and len(values):
             data = packed(values)
             body += (tag, _varint(len(data)), data)

@@ -71,7 +71,7 @@ def _lines(info: TokenizerInfo) -> list[tuple[str, str]]:
         return ", ".join(f"{id_} {texts.get(id_, '')}".rstrip() for id_ in ids if id_ is not None) or "none"
 
     control = sum(token.control for token in info.special_tokens)
-    adds = " and ".join(word for word, does in (("BOS", info.adds_bos), ("EOS", info.adds_eos)) if does)
+    adds = ((info.front_ids, "in front"), (info.back_ids, "behind"))
     marks = told(*info.reasoning_begin_ids, *info.reasoning_end_ids)
     rules: dict[str, list[SpecialToken]] = {}
     for token in info.special_tokens:
@@ -86,7 +86,7 @@ def _lines(info: TokenizerInfo) -> list[tuple[str, str]]:
         *((f"  {words}", _named(tokens)) for words, tokens in rules.items()),
         ("BOS", told(info.bos_id)),
         ("ends an answer", told(*info.end_of_generation_ids)),
-        ("adds", adds or "nothing"),
+        ("adds", "; ".join(f"{told(*ids)} {where}" for ids, where in adds if ids) or "nothing"),
         ("answer format", info.answer_format or "none known: all is content"),
         ("reasoning between", marks if marks != "none" else "no marks that are tokens"),
     ]

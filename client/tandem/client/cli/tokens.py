@@ -14,8 +14,7 @@ from tandem.client.cli import options as o
 from tandem.client.cli.connection_flags import ConnectionFlags, tokenizer_client, with_connection_flags
 from tandem.client.cli.services import interruptible
 from tandem.client.cli.terminal import TextStream, harmless, output, reporting_errors
-from tandem.client.params import EncodeOptions
-from tandem.client.types import Encoding, Vocabulary
+from tandem.client.types import EncodePairOptions, Encoding, Vocabulary
 
 _COLOURS = ("on dark_blue", "on dark_green", "on dark_red", "on purple4", "on dark_cyan")
 
@@ -29,6 +28,7 @@ def tokenize(
     tokenizer_address: o.TokenizerAddress = "",
     name: Annotated[str, typer.Option("--name", help="Name of the tokenizer; default: the service's default.")] = "",
     special: o.Special = "text",
+    pair: Annotated[str | None, typer.Option("--pair", help="A second text, encoded with the first as a pair.")] = None,
     add_special: Annotated[
         bool, typer.Option("--add-special/--no-add-special", help="Add BOS and EOS as the model expects.")
     ] = True,
@@ -40,7 +40,7 @@ def tokenize(
     with reporting_errors():
         client = tokenizer_client(tokenizer_address, connection)
         content = o.text_argument(text)
-        wanted: EncodeOptions = {
+        wanted: EncodePairOptions = {
             "tokenizer": name,
             "special_tokens": special,  # type: ignore[typeddict-item]  # checked with everything else
             "add_special": add_special,
@@ -48,13 +48,15 @@ def tokenize(
             "pieces": True,
             "timeout": timeout or None,
         }
+        if pair is not None:
+            wanted["pair"] = pair
         encoding = interruptible(_encode(client, content, wanted))
         if as_json:
             _plain(json.dumps(_dictionary(encoding), ensure_ascii=False))
         elif ids_only:
             _plain(" ".join(map(str, encoding.ids)))
         else:
-            _show(content, encoding)
+            _show(content + (pair or ""), encoding)
 
 
 @with_connection_flags
@@ -91,7 +93,7 @@ def vocabulary(
         interruptible(_list(client, name, as_json, timeout or None))
 
 
-async def _encode(client: AsyncClient, text: str, wanted: EncodeOptions) -> Encoding:
+async def _encode(client: AsyncClient, text: str, wanted: EncodePairOptions) -> Encoding:
     async with client:
         return await client.encode(text, **wanted)
 
@@ -169,7 +171,10 @@ def _dictionary(encoding: Encoding) -> dict[str, object]:
         "pieces": [piece.decode(errors="replace") for piece in encoding.pieces],
         "pieces_hex": [piece.hex() for piece in encoding.pieces],
         "byte_offsets": encoding.byte_offsets,
+        "byte_ends": encoding.byte_ends,
         "code_point_offsets": encoding.code_point_offsets,
+        "code_point_ends": encoding.code_point_ends,
+        **({"type_ids": encoding.type_ids} if encoding.type_ids else {}),
         "tokens": len(encoding.ids),
         "fingerprint": encoding.fingerprint,
     }

@@ -229,6 +229,8 @@ class Tokenizer(_message.Message):
     ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
     REASONING_BEGIN_IDS_FIELD_NUMBER: _builtins.int
     REASONING_END_IDS_FIELD_NUMBER: _builtins.int
+    FRONT_IDS_FIELD_NUMBER: _builtins.int
+    BACK_IDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     vocabulary_type: Global___VocabularyType.ValueType
     vocabulary_size: _builtins.int
@@ -271,6 +273,14 @@ class Tokenizer(_message.Message):
 
     @_builtins.property
     def reasoning_end_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def front_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """what add_special puts in front of a text: bos_id, or several (GLM-4)"""
+
+    @_builtins.property
+    def back_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """likewise behind it"""
+
     def __init__(
         self,
         *,
@@ -293,10 +303,12 @@ class Tokenizer(_message.Message):
         answer_format: _builtins.str = ...,
         reasoning_begin_ids: _abc.Iterable[_builtins.int] | None = ...,
         reasoning_end_ids: _abc.Iterable[_builtins.int] | None = ...,
+        front_ids: _abc.Iterable[_builtins.int] | None = ...,
+        back_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_bos_id", b"_bos_id", "_eos_id", b"_eos_id", "_pad_id", b"_pad_id", "_unk_id", b"_unk_id", "bos_id", b"bos_id", "eos_id", b"eos_id", "pad_id", b"pad_id", "unk_id", b"unk_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_id", b"_bos_id", "_eos_id", b"_eos_id", "_pad_id", b"_pad_id", "_unk_id", b"_unk_id", "adds_bos", b"adds_bos", "adds_eos", b"adds_eos", "adds_space_prefix", b"adds_space_prefix", "answer_format", b"answer_format", "bos_id", b"bos_id", "end_of_generation_ids", b"end_of_generation_ids", "eos_id", b"eos_id", "fingerprint", b"fingerprint", "has_chat_template", b"has_chat_template", "max_input_bytes", b"max_input_bytes", "name", b"name", "pad_id", b"pad_id", "reasoning_begin_ids", b"reasoning_begin_ids", "reasoning_end_ids", b"reasoning_end_ids", "source", b"source", "special_tokens", b"special_tokens", "unk_id", b"unk_id", "vocabulary_size", b"vocabulary_size", "vocabulary_type", b"vocabulary_type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_id", b"_bos_id", "_eos_id", b"_eos_id", "_pad_id", b"_pad_id", "_unk_id", b"_unk_id", "adds_bos", b"adds_bos", "adds_eos", b"adds_eos", "adds_space_prefix", b"adds_space_prefix", "answer_format", b"answer_format", "back_ids", b"back_ids", "bos_id", b"bos_id", "end_of_generation_ids", b"end_of_generation_ids", "eos_id", b"eos_id", "fingerprint", b"fingerprint", "front_ids", b"front_ids", "has_chat_template", b"has_chat_template", "max_input_bytes", b"max_input_bytes", "name", b"name", "pad_id", b"pad_id", "reasoning_begin_ids", b"reasoning_begin_ids", "reasoning_end_ids", b"reasoning_end_ids", "source", b"source", "special_tokens", b"special_tokens", "unk_id", b"unk_id", "vocabulary_size", b"vocabulary_size", "vocabulary_type", b"vocabulary_type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bos_id: _TypeAlias = _typing.Literal["bos_id"]  # noqa: Y015
     _WhichOneofArgType__bos_id: _TypeAlias = _typing.Literal["_bos_id", b"_bos_id"]  # noqa: Y015
@@ -438,6 +450,8 @@ Global___TextSegment: _TypeAlias = TextSegment  # noqa: Y015
 
 @_typing.final
 class Truncation(_message.Message):
+    """Of a pair, the longer text is cut first."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
@@ -469,6 +483,7 @@ class EncodeInput(_message.Message):
     SEGMENTS_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
+    PAIR_FIELD_NUMBER: _builtins.int
     add_special: _builtins.bool
     """add BOS and EOS as the model expects; default true"""
     @_builtins.property
@@ -479,16 +494,21 @@ class EncodeInput(_message.Message):
     def truncation(self) -> Global___Truncation:
         """absent: none"""
 
+    @_builtins.property
+    def pair(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextSegment]:
+        """A second text: `add_special` puts around both what the model expects around a pair. The segments of both count."""
+
     def __init__(
         self,
         *,
         segments: _abc.Iterable[Global___TextSegment] | None = ...,
         add_special: _builtins.bool | None = ...,
         truncation: Global___Truncation | None = ...,
+        pair: _abc.Iterable[Global___TextSegment] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special", b"_add_special", "add_special", b"add_special", "truncation", b"truncation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special", b"_add_special", "add_special", b"add_special", "segments", b"segments", "truncation", b"truncation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special", b"_add_special", "add_special", b"add_special", "pair", b"pair", "segments", b"segments", "truncation", b"truncation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special: _TypeAlias = _typing.Literal["add_special"]  # noqa: Y015
     _WhichOneofArgType__add_special: _TypeAlias = _typing.Literal["_add_special", b"_add_special"]  # noqa: Y015
@@ -507,7 +527,7 @@ class EncodeRequest(_message.Message):
     tokenizer: _builtins.str
     """name; empty: the default"""
     include_offsets: _builtins.bool
-    """fill byte_offsets and code_point_offsets"""
+    """fill byte_offsets, byte_ends, code_point_offsets and code_point_ends"""
     include_pieces: _builtins.bool
     """fill pieces"""
     @_builtins.property
@@ -542,6 +562,9 @@ class Encoding(_message.Message):
     PIECES_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
     TOTAL_TOKENS_FIELD_NUMBER: _builtins.int
+    BYTE_ENDS_FIELD_NUMBER: _builtins.int
+    CODE_POINT_ENDS_FIELD_NUMBER: _builtins.int
+    TYPE_IDS_FIELD_NUMBER: _builtins.int
     truncated: _builtins.bool
     total_tokens: _builtins.int
     """before truncation"""
@@ -549,8 +572,8 @@ class Encoding(_message.Message):
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def byte_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Start of each token in the joined text of the segments, in bytes of UTF-8. Tokens added by add_special have the
-        position at which they stand, and length 0.
+        """Start of each token in the joined text of the segments (those of `pair` behind the others), in bytes of UTF-8.
+        Tokens added by add_special have the position at which they stand, and length 0.
         """
 
     @_builtins.property
@@ -561,6 +584,18 @@ class Encoding(_message.Message):
     def pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """the bytes that each token decodes to; control tokens as their text"""
 
+    @_builtins.property
+    def byte_ends(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """where each token ends, exclusive; between tokens there may be text that none has"""
+
+    @_builtins.property
+    def code_point_ends(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """likewise; of a part of a character, the end of the character"""
+
+    @_builtins.property
+    def type_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """filled for a pair: what models of pairs are told of each token, as a rule 0 or 1"""
+
     def __init__(
         self,
         *,
@@ -570,10 +605,13 @@ class Encoding(_message.Message):
         pieces: _abc.Iterable[_builtins.bytes] | None = ...,
         truncated: _builtins.bool = ...,
         total_tokens: _builtins.int = ...,
+        byte_ends: _abc.Iterable[_builtins.int] | None = ...,
+        code_point_ends: _abc.Iterable[_builtins.int] | None = ...,
+        type_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["byte_offsets", b"byte_offsets", "code_point_offsets", b"code_point_offsets", "ids", b"ids", "pieces", b"pieces", "total_tokens", b"total_tokens", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["byte_ends", b"byte_ends", "byte_offsets", b"byte_offsets", "code_point_ends", b"code_point_ends", "code_point_offsets", b"code_point_offsets", "ids", b"ids", "pieces", b"pieces", "total_tokens", b"total_tokens", "truncated", b"truncated", "type_ids", b"type_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -61,20 +61,20 @@ class _Texts(dict[int, "str | None"]):
 class _Edges:
     """Applies the rules for the first and the last id of a stream to the bytes of its ids."""
 
-    __slots__ = ("_drop_first", "_drop_last", "_first_pieces", "_pieces", "_started", "_strip_space", "_waiting")
+    __slots__ = ("_drop_front", "_drop_last", "_first_pieces", "_pieces", "_started", "_strip_space", "_waiting")
 
     def __init__(
         self,
         pieces: Sequence[bytes],
         strip_space: bool,
         first_pieces: Mapping[int, bytes] | None,
-        drop_first: int | None,
+        drop_front: Sequence[int],
         drop_last: int | None,
     ) -> None:
         self._pieces = pieces
         self._strip_space = strip_space
         self._first_pieces = first_pieces
-        self._drop_first = drop_first
+        self._drop_front = drop_front  # what is left of it
         self._drop_last = drop_last
         self._waiting: list[bytes] = []  # of the newest id, which is `drop_last`, until another id follows
         self._started = False
@@ -101,10 +101,15 @@ class _Edges:
 
     def _start(self, ids: Sequence[int], parts: list[bytes]) -> None:
         begins = 0
-        if self._drop_first is not None and ids[0] == self._drop_first:
-            parts[0] = b""
-            begins = 1
-        self._drop_first = None
+        while self._drop_front and begins < len(ids):
+            same = ids[begins] == self._drop_front[0]
+            self._drop_front = self._drop_front[1:] if same else ()
+            if same:
+                parts[begins] = b""
+                begins += 1
+                self._strip_space = False
+        if self._drop_front:
+            return
         if self._first_pieces is not None:
             place = next((place for place in range(begins, len(parts)) if parts[place]), None)
             if place is not None:
@@ -112,7 +117,7 @@ class _Edges:
                 parts[place] = self._first_pieces.get(ids[place], parts[place])
             return
         self._started = True
-        if begins == 0 and self._strip_space and parts[0][:1] == b" ":
+        if self._strip_space and parts[0][:1] == b" ":
             parts[0] = parts[0][1:]
 
 
@@ -352,7 +357,7 @@ def stream_decoder(
     *,
     strip_space: bool = False,
     first_pieces: Mapping[int, bytes] | None = None,
-    drop_first: int | None = None,
+    drop_front: Sequence[int] = (),
     drop_last: int | None = None,
     stops: Sequence[str] = (),
     include_stop: bool = False,
@@ -362,12 +367,12 @@ def stream_decoder(
     """Returns a decoder for a stream of ids, whose bytes are `pieces`.
 
     With `strip_space` the stream begins a text, so a first id that begins with a space carries SentencePiece's prefix.
-    `first_pieces` replace the bytes of the first id that shows anything. `drop_first` and `drop_last` name an id that
-    is left out where it is the first or the last one of the stream. With `graphemes` a character of several code points
-    is never split over two deltas. A stop string that is complete within the first `min_ids` ids does not count.
+    `first_pieces` replace the bytes of the first id that shows anything. The ids that the stream and `drop_front` begin
+    with are left out, and so is `drop_last` where it is the last one. With `graphemes` a character of several code
+    points is never split over two deltas. A stop string that is complete within the first `min_ids` ids does not count.
     """
     known = pieces if isinstance(pieces, StreamPieces) else StreamPieces(pieces)
-    edges = _Edges(known.pieces, strip_space, first_pieces, drop_first, drop_last)
+    edges = _Edges(known.pieces, strip_space, first_pieces, drop_front, drop_last)
     hold = GraphemeHold() if graphemes else None
     return WatchedStream(known, edges, hold, stops, include_stop, min_ids) if stops else PlainStream(known, edges, hold)
 

@@ -21,7 +21,7 @@ from tandem.tokenizer.config import TokenizerConfig
 from tandem.tokenizer.formats.byte_alphabet import from_alphabet
 from tandem.tokenizer.formats.errors import FormatError
 from tandem.tokenizer.formats.hf_decoder import read_decoder
-from tandem.tokenizer.formats.hf_pipeline import Pipeline, read_pipeline, template_ends
+from tandem.tokenizer.formats.hf_pipeline import Pipeline, read_pipeline, read_template
 from tandem.tokenizer.formats.hf_shape import check_shape, model_kind
 from tandem.tokenizer.formats.ids import check_reach
 from tandem.tokenizer.formats.roles import CONTROL_TEXTS, end_of_generation_ids
@@ -33,6 +33,7 @@ from tandem.tokenizer.tokenizer import Tokenizer
 from tandem.tokenizer.vocabularies.bpe.compiled_bpe import are_ranked_by_what_they_make
 from tandem.tokenizer.vocabularies.bpe.merges import MergeList
 from tandem.tokenizer.vocabularies.bpe.vocabulary import BpeVocabulary
+from tandem.tokenizer.vocabularies.normalized import NormalizedVocabulary
 from tandem.tokenizer.vocabularies.spm import SpmVocabulary
 from tandem.tokenizer.vocabularies.spm_merging import SPACE
 from tandem.tokenizer.vocabularies.ugm import UgmVocabulary
@@ -98,7 +99,8 @@ class _Loader:
         if pipeline.forms:  # the next character may be a part of the last one
             lowered = "Lowercase" in pipeline.forms and any(map(str.isalpha, text))
             composed = {"NFC", "Lowercase"}.issuperset(pipeline.forms)
-            return text.isascii() and not text[-1:].isalpha() and not lowered and composed
+            spaced = " " in text and pipeline.replaces_spaces
+            return text.isascii() and not text[-1:].isalpha() and not lowered and composed and not spaced
         if pipeline.bert is not None:
             return plain and not (pipeline.bert and any(map(str.isalpha, text)))
         if pipeline.metaspace and (pipeline.replaces_spaces or pipeline.charsmap is not None):
@@ -111,13 +113,13 @@ class _Loader:
         if self._kind == "BPE" and self._pipeline.byte_level:
             pieces = [self._byte_level_piece(index) for index in range(len(self._texts))]
             self._check_bytes(pieces)
-            vocabulary = self._byte_pairs(pieces)
+            vocabulary = self._normalized(self._byte_pairs(pieces))
         elif self._kind == "BPE" and self._pipeline.metaspace:
             pieces, scores = self._spaced_pieces(), self._scores_of_merges()
-            vocabulary = SpmVocabulary(self._sentencepiece(scores))
+            vocabulary = self._normalized(SpmVocabulary(self._sentencepiece(scores)))
         elif self._kind == "Unigram" and self._pipeline.metaspace:
             pieces, scores = self._spaced_pieces(), self._scores_of_unigrams()
-            vocabulary = UgmVocabulary(self._sentencepiece(scores))
+            vocabulary = self._normalized(UgmVocabulary(self._sentencepiece(scores)))
         elif self._kind == "WordPiece" and self._pipeline.bert is not None:
             pieces = self._word_pieces()
             vocabulary = self._words(self._pipeline.bert)
@@ -266,8 +268,12 @@ class _Loader:
         )
         others = {piece: index for piece, index in whole.items() if piece not in ranked}
         merges = MergeList(ids_of(made), ids_of(cuts))
-        normalizer = Normalizer(self._pipeline.forms) if self._pipeline.forms else None
-        return BpeVocabulary(list(ranked.items()), self._pipeline.cuts, others, normalizer, merges, ignores_merges)
+        return BpeVocabulary(list(ranked.items()), self._pipeline.cuts, others, merges, ignores_merges)
+
+    def _normalized(self, vocabulary: Vocabulary) -> Vocabulary:
+        return (
+            NormalizedVocabulary(vocabulary, Normalizer(self._pipeline.forms)) if self._pipeline.forms else vocabulary
+        )
 
     def _scores_of_merges(self) -> array[float]:
         scores = array("f", bytes(4 * len(self._texts)))
@@ -350,20 +356,20 @@ class _Loader:
         return None
 
     def _config(self) -> TokenizerConfig:
-        front, back = template_ends(self._content.get("post_processor"))
+        template = read_template(self._content.get("post_processor"))
+        front, back, pair = template
         bos_id, eos_id = self._role("bos_token", "cls_token"), self._role("eos_token")
         sep_id = self._role("sep_token")
-        if len(front) > 1 or len(back) > 1:
-            raise ValueError(f"the post-processor adds {front} and {back}; at most one token at either end is served")
-        if front:
+        several = len(front) > 1 or len(back) > 1  # which no flag says, and none takes away
+        if len(front) == 1:
             bos_id = front[0]
-        adds_sep = bool(back) and back[0] == sep_id and sep_id != eos_id
-        if back and not adds_sep:
+        adds_sep = len(back) == 1 and back[0] == sep_id and sep_id != eos_id
+        if len(back) == 1 and not adds_sep:
             eos_id = back[0]
         given = self._sidecar
-        adds_bos = bool(front) if given.add_bos is None else given.add_bos
-        adds_eos = bool(back) if given.add_eos is None else given.add_eos
-        return TokenizerConfig(
+        adds_bos = len(front) == 1 if given.add_bos is None or several else given.add_bos
+        adds_eos = len(back) == 1 if given.add_eos is None or several else given.add_eos
+        config = TokenizerConfig(
             source="hugging_face",
             bos_id=bos_id,
             eos_id=eos_id,
@@ -382,4 +388,7 @@ class _Loader:
             or can_overlap(self._specials),
             clean_spaces=bool(given.clean_spaces),
             chat_template=given.chat_template,
+            around=(front, back) if several else None,
         )
+        is_of_file = config.added() == (front, back)
+        return replace(config, around_pair=pair) if is_of_file and config.pair() != pair else config

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeGuard
 
+from tandem.tokenizer.config import Part
 from tandem.tokenizer.normalizing import STEPS
 from tandem.tokenizer.vocabularies.bpe.pattern_parser import NotUnderstood, parse
 from tandem.tokenizer.vocabularies.bpe.pre_tokenizers import GPT2, PUBLISHED_WORDS, WORDS
@@ -49,7 +50,7 @@ class Pipeline:
     space_prefix: SpacePrefix = "never"
     merges_white_space: bool = False
     charsmap: str | None = None
-    forms: tuple[str, ...] = ()  # what the normalizers of a byte-level pipeline do
+    forms: tuple[str, ...] = ()  # what normalizers do that need no table
     bert: bool | None = None  # BERT's words; whether they are lower-cased
 
 
@@ -64,30 +65,61 @@ def read_pipeline(content: Mapping[str, Any]) -> Pipeline:
     return _metaspace(normalizers, pre_tokenizers)
 
 
-def template_ends(post_processor: Step | None) -> tuple[list[int], list[int]]:
-    """Returns the ids that the post-processor puts before and behind a single text. Raises ValueError."""
-    front: list[int] = []
-    back: list[int] = []
-    for step in _steps(post_processor, "processors"):
-        match step["type"]:
-            case "ByteLevel":
-                continue
-            case "BertProcessing" | "RobertaProcessing":
-                front.append(step["cls"][1])
-                back.append(step["sep"][1])
-            case "TemplateProcessing":
-                texts = [number for number, part in enumerate(step["single"]) if "Sequence" in part]
-                if len(texts) != 1:
-                    raise ValueError(
-                        f"the post-processor TemplateProcessing has {len(texts)} texts in single, expected one"
-                    )
-                for number, part in enumerate(step["single"]):
-                    if "Sequence" not in part:
-                        side = front if number < texts[0] else back
-                        side += step["special_tokens"][part["SpecialToken"]["id"]]["ids"]
-            case other:
-                raise ValueError(f"the post-processor {other} is not supported")
-    return front, back
+class Template(NamedTuple):
+    """What a post-processor puts around one text, and around two."""
+
+    front: tuple[int, ...] = ()
+    back: tuple[int, ...] = ()
+    pair: tuple[Part, ...] = (Part(None), Part(None, 1))
+
+
+def read_template(post_processor: Step | None) -> Template:
+    """Reads the post-processor. Raises ValueError for one that is not supported."""
+    steps = [step for step in _steps(post_processor, "processors") if step["type"] != "ByteLevel"]
+    if not steps:
+        return Template()
+    if len(steps) > 1:
+        raise ValueError(
+            f"the post-processors {' and '.join(step['type'] for step in steps)} together are not supported"
+        )
+    [step] = steps
+    match step["type"]:
+        case "BertProcessing":
+            cls, sep = step["cls"][1], step["sep"][1]
+            return Template((cls,), (sep,), (Part(cls), Part(None), Part(sep), Part(None, 1), Part(sep, 1)))
+        case "RobertaProcessing":
+            cls, sep = step["cls"][1], step["sep"][1]
+            return Template((cls,), (sep,), tuple(map(Part, (cls, None, sep, sep, None, sep))))
+        case "TemplateProcessing":
+            single = [part.token for part in _parts(step, "single", "A")]
+            text = single.index(None)
+            front, back = (tuple(filter(_is_token, side)) for side in (single[:text], single[text + 1 :]))
+            pair = _parts(step, "pair", "AB") if step.get("pair") else Template().pair
+            return Template(front, back, tuple(pair))
+        case other:
+            raise ValueError(f"the post-processor {other} is not supported")
+
+
+def _is_token(token: int | None) -> TypeGuard[int]:
+    return token is not None
+
+
+def _parts(step: Step, name: str, texts: str) -> list[Part]:
+    parts: list[Part] = []
+    found = ""
+    for each in step[name]:
+        kind, part = next(iter(each.items()))
+        type_id = part.get("type_id", 0)
+        if kind == "Sequence":
+            found += part.get("id", "A")
+            parts.append(Part(None, type_id))
+        else:
+            parts += (Part(token, type_id) for token in step["special_tokens"][part["id"]]["ids"])
+    if found != texts:
+        raise ValueError(
+            f"the post-processor TemplateProcessing has the texts {found or 'none'} in {name}, expected {texts}"
+        )
+    return parts
 
 
 def _steps(step: Step | None, inner: str) -> Iterator[Step]:
@@ -225,15 +257,19 @@ class _Metaspace:
     def normalize(self, step: Step) -> None:
         pipeline = self._pipeline
         match step["type"]:
+            case form if form in STEPS and pipeline.space_prefix == "never" and not pipeline.replaces_spaces:
+                pipeline.forms += (form,)
             case "Prepend" if step["prepend"] == _SPACE and pipeline.space_prefix == "never":
                 pipeline.space_prefix = "prepend"
             case "Replace" if step["pattern"] == {"String": " "} and step["content"] == _SPACE:
                 pipeline.replaces_spaces = True
-            case "Precompiled" if pipeline.charsmap is None and not pipeline.replaces_spaces:
+            case "Precompiled" if pipeline.charsmap is None and not pipeline.replaces_spaces and not pipeline.forms:
                 pipeline.charsmap = step["precompiled_charsmap"]
-            case "Replace" if step["pattern"] == {"Regex": " {2,}"} and step["content"] in (" ", _SPACE):
+            case "Replace" if (
+                not pipeline.forms and step["pattern"] == {"Regex": " {2,}"} and step["content"] in (" ", _SPACE)
+            ):
                 self._merges = True
-            case "Strip" if step.get("strip_right") and not step.get("strip_left"):
+            case "Strip" if not pipeline.forms and step.get("strip_right") and not step.get("strip_left"):
                 self._strips = True
             case _:
                 raise _refusal("normalizer", step)
@@ -243,7 +279,7 @@ class _Metaspace:
         match step["type"]:
             case "Split" if step["pattern"] == {"String": " "} and (pipeline.replaces_spaces or pipeline.metaspace):
                 pass
-            case "WhitespaceSplit" if not pipeline.metaspace:
+            case "WhitespaceSplit" if not pipeline.metaspace and not pipeline.forms:
                 self._words = True
             case "Metaspace" if step.get("replacement", _SPACE) == _SPACE and not pipeline.metaspace:
                 pipeline.metaspace = True

@@ -35,7 +35,9 @@ _STEP: Mapping[str, Kinds] = {
     **dict.fromkeys(("cleanup", "trim_offsets"), _FLAG),
     **dict.fromkeys(("start", "stop"), _INTEGER),
     **dict.fromkeys(("pattern", "special_tokens"), (dict,)),
-    **dict.fromkeys(("normalizers", "pretokenizers", "processors", "decoders", "cls", "sep", "single"), (list,)),
+    **dict.fromkeys(
+        ("normalizers", "pretokenizers", "processors", "decoders", "cls", "sep", "single", "pair"), (list,)
+    ),
 }
 _REQUIRED: Mapping[str, Sequence[str]] = {
     "Split": ("pattern", "behavior"),
@@ -116,21 +118,26 @@ def _check_step(step: Any, place: str, inner: str) -> None:
             if not (len(pair) == 2 and _is(pair[0], _TEXT) and _is(pair[1], _INTEGER)):
                 raise ValueError(f"{place}.{key} is {pair!r:.80}, expected a text and an id")
     if kind == "TemplateProcessing":
-        _check_template(step, place)
+        for name in ("single", "pair"):
+            _check_template(step, f"{place}.{name}", step.get(name) or ())
 
 
-def _check_template(step: Mapping[str, Any], place: str) -> None:
-    for index, part in enumerate(step["single"]):
-        here = f"{place}.single[{index}]"
+def _check_template(step: Mapping[str, Any], place: str, parts: Sequence[Any]) -> None:
+    for index, part in enumerate(parts):
+        here = f"{place}[{index}]"
         named = next(iter(part.items())) if isinstance(part, dict) and len(part) == 1 else (None, None)
         if named[0] not in ("Sequence", "SpecialToken") or not isinstance(named[1], dict):
             raise ValueError(f"{here} is {part!r:.80}, expected a Sequence or a SpecialToken")
+        _check(named[1], {"id": _TEXT, "type_id": _INTEGER}, f"{here}.{named[0]}.")
+        if named[1].get("type_id", 0) not in range(1 << 16):
+            raise ValueError(f"{here}.{named[0]}.type_id is {named[1]['type_id']}, expected 0 to 65535")
         if named[0] == "SpecialToken":
+            listed = f"{place.rpartition('.')[0]}.special_tokens."
             name = _required(named[1], "id", _TEXT, f"{here}.SpecialToken.")
-            token = _required(step["special_tokens"], name, (dict,), f"{place}.special_tokens.")
-            ids = _required(token, "ids", (list,), f"{place}.special_tokens.{name}.")
+            token = _required(step["special_tokens"], name, (dict,), listed)
+            ids = _required(token, "ids", (list,), f"{listed}{name}.")
             if not all(_is(each, _INTEGER) for each in ids):
-                raise ValueError(f"{place}.special_tokens.{name}.ids is {ids!r:.80}, expected ids")
+                raise ValueError(f"{listed}{name}.ids is {ids!r:.80}, expected ids")
 
 
 def _check(value: Mapping[str, Any], keys: Mapping[str, Kinds], place: str) -> None:

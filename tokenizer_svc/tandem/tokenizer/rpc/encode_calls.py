@@ -144,7 +144,7 @@ class EncodeCalls:
     async def _spread_jobs(
         self, loaded: Loaded, jobs: Sequence[EncodeJob], work: Callable[[Sequence[EncodeJob]], T]
     ) -> list[T]:
-        segments = sum(len(job.segments) for job in jobs)
+        segments = sum(len(job.segments) + len(job.pair) for job in jobs)
         return await self._spread(loaded, jobs, [job.size for job in jobs], segments, work)
 
     async def _spread(
@@ -166,7 +166,7 @@ class EncodeCalls:
 
     def _parts(self, loaded: Loaded, job: EncodeJob) -> list[Segment] | None:
         """Cuts a text that is so large that several threads should share it, where that is possible."""
-        if job.size < _SHARED_BYTES or len(job.segments) != 1 or self._pool.threads == 1:
+        if job.size < _SHARED_BYTES or len(job.segments) != 1 or job.pair or self._pool.threads == 1:
             return None
         [segment] = job.segments
         if segment.policy == Policy.REJECT:  # names a place in the whole
@@ -199,8 +199,13 @@ class EncodeCalls:
         return encoding_field(
             encoding.id_array,
             encoding.total_tokens,
-            encoding.byte_offset_array,
-            encoding.code_point_offset_array,
+            (
+                encoding.byte_offset_array,
+                encoding.code_point_offset_array,
+                encoding.byte_end_array,
+                encoding.code_point_end_array,
+                encoding.type_id_array,
+            ),
             self.pieces(loaded, encoding.id_array, PIECES) if with_pieces else b"",
             encoding.truncated,
         )
@@ -209,12 +214,17 @@ class EncodeCalls:
 def _encode(loaded: Loaded, job: EncodeJob, with_offsets: bool) -> Encoding:
     """Encodes a job, truncates the ids as the input asks for, and counts them."""
     try:
-        encoding = loaded.tokenizer.encode_segments(job.segments, job.add_special, with_offsets)
+        if job.pair:
+            encoding = loaded.tokenizer.encode_pair(
+                job.segments, job.pair, job.add_special, with_offsets, job.max_tokens, job.cut_left
+            )
+        else:
+            encoding = loaded.tokenizer.encode_segments(job.segments, job.add_special, with_offsets)
+            if job.max_tokens is not None:
+                encoding.truncate(job.max_tokens, job.cut_left)
     except SpecialTokenInText as error:
-        field = f"{job.field}.segments[{error.segment}].text"
+        field = f"{job.field}.{'pair' if error.of_pair else 'segments'}[{error.segment}].text"
         raise invalid_argument([FieldViolation(field, f"{error}, and the segment's policy is REJECT")]) from None
-    if job.max_tokens is not None:
-        encoding.truncate(job.max_tokens, job.cut_left)
     loaded.metrics.input_tokens.observe(encoding.total_tokens)
     return encoding
 

@@ -126,6 +126,8 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             end_of_generation_ids=sorted(config.end_of_generation_ids),
             adds_bos=config.adds_bos,
             adds_eos=config.adds_eos,
+            front_ids=config.added()[0],
+            back_ids=config.added()[1],
             adds_space_prefix=config.adds_space_prefix,
             special_tokens=[
                 pb.SpecialToken(

@@ -40,6 +40,7 @@ class EncodeJob(NamedTuple):
     max_tokens: int | None
     cut_left: bool
     size: int  # bytes of text
+    pair: tuple[Segment, ...] = ()  # the second text, where there is one
 
     @property
     def field(self) -> str:
@@ -82,7 +83,7 @@ class PlainTexts:
         """Adds inputs. Returns False where one of them is of another kind, or wrong; then none of them counts."""
         for message in inputs:
             segments = message.segments
-            if len(segments) != 1 or message.HasField("truncation"):
+            if len(segments) != 1 or message.pair or message.HasField("truncation"):
                 return False
             segment = segments[0]
             text = segment.text
@@ -103,10 +104,10 @@ def have_little(inputs: Sequence[pb.EncodeInput]) -> bool:
     """Returns True when these have so few segments and ids that checking them all does not block others."""
     count = len(inputs)
     for message in inputs:
-        count += len(message.segments)
+        count += len(message.segments) + len(message.pair)
         if count > _LITTLE:
             return False
-        count += sum(len(segment.parse_ids) for segment in message.segments)
+        count += sum(len(segment.parse_ids) for each in (message.segments, message.pair) for segment in each)
     return count <= _LITTLE
 
 
@@ -141,19 +142,9 @@ def _encode_job(
 ) -> EncodeJob:
     if not message.segments:
         violations.add(f"{_path(number)}.segments", "must have at least one segment")
-    segments: list[Segment] = []
-    size = 0
-    for index, segment in enumerate(message.segments):
-        text = segment.text
-        if text and segment.special_tokens in _TEXT_POLICIES and not segment.parse_ids:  # what most segments are
-            size += len(text) if text.isascii() else len(text.encode())
-            segments.append(Segment(text))
-            continue
-        place = f"{_path(number)}.segments[{index}]"
-        text, length = _text(segment, place, violations)
-        size += length
-        policy = _policy(segment, place, violations)
-        segments.append(Segment(text, policy, _parse_ids(segment, place, tokenizer, violations)))
+    segments, size = _segments(message.segments, f"{_path(number)}.segments", tokenizer, violations)
+    pair, more = _segments(message.pair, f"{_path(number)}.pair", tokenizer, violations)
+    size += more
     if size > settings.max_input_bytes:
         raise resource_exhausted(
             f"{_path(number)}: {size} bytes of text; at most {settings.max_input_bytes} are taken in one input",
@@ -166,7 +157,8 @@ def _encode_job(
     if message.HasField("truncation"):
         truncation = message.truncation
         max_tokens = truncation.max_tokens
-        added = tokenizer.count_added() if add_special else 0
+        counted = tokenizer.count_added_to_pairs if pair else tokenizer.count_added
+        added = counted() if add_special else 0
         if max_tokens < max(1, added):
             violations.add(
                 f"{_path(number)}.truncation.max_tokens",
@@ -176,7 +168,27 @@ def _encode_job(
         if truncation.side not in pb.TruncationSide.values():
             violations.add(f"{_path(number)}.truncation.side", f"has the unknown value {truncation.side}")
         cut_left = truncation.side == pb.TRUNCATION_SIDE_LEFT
-    return EncodeJob(number, tuple(segments), add_special, max_tokens, cut_left, size)
+    return EncodeJob(number, segments, add_special, max_tokens, cut_left, size, pair)
+
+
+def _segments(
+    messages: Sequence[pb.TextSegment], path: str, tokenizer: Tokenizer, violations: Violations
+) -> tuple[tuple[Segment, ...], int]:
+    """Returns the segments of a text, and its bytes."""
+    segments: list[Segment] = []
+    size = 0
+    for index, segment in enumerate(messages):
+        text = segment.text
+        if text and segment.special_tokens in _TEXT_POLICIES and not segment.parse_ids:  # what most segments are
+            size += len(text) if text.isascii() else len(text.encode())
+            segments.append(Segment(text))
+            continue
+        place = f"{path}[{index}]"
+        text, length = _text(segment, place, violations)
+        size += length
+        policy = _policy(segment, place, violations)
+        segments.append(Segment(text, policy, _parse_ids(segment, place, tokenizer, violations)))
+    return tuple(segments), size
 
 
 def _text(segment: pb.TextSegment, place: str, violations: Violations) -> tuple[str, int]:

@@ -14,7 +14,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[att
 
 from tandem.tokenizer.arrays import Ids, joined
 from tandem.tokenizer.vocabularies.spm import SpmVocabulary
-from tandem.tokenizer.vocabulary import VocabularyType
+from tandem.tokenizer.vocabulary import Located, VocabularyType
 
 
 class RawBpeVocabulary:
@@ -37,16 +37,14 @@ class RawBpeVocabulary:
     def encode_many(self, texts: Sequence[str]) -> list[Ids]:
         return list(map(self.encode, texts))
 
-    def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
-        ids: list[Ids] = []
-        offsets: list[Ids] = []
+    def encode_with_offsets(self, text: str) -> Located:
+        found: list[Located] = []
         base = 0
         for piece in self._pattern.findall(text):
-            found, starts = self._merging.encode_with_offsets(piece)
-            ids.append(found)
-            offsets.append(starts + np.uint32(base))
+            ids, starts, ends = self._merging.encode_with_offsets(piece)
+            found.append(Located(ids, starts + np.uint32(base), ends + np.uint32(base)))
             base += len(piece.encode())
-        return joined(ids), joined(offsets)
+        return Located(*(joined([each[part] for each in found]) for part in range(3)))
 
     def behaviour(self) -> Iterator[bytes]:
         for pattern in self._patterns:

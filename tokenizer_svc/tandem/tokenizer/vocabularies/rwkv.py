@@ -13,7 +13,7 @@ import numpy as np
 from tandem.tokenizer.arrays import NONE, Ids, ids_of
 from tandem.tokenizer.native.compiled_encoder import CompiledEncoder, NotServed, joined_tokens
 from tandem.tokenizer.native.library import library
-from tandem.tokenizer.vocabulary import VocabularyType
+from tandem.tokenizer.vocabulary import Located, VocabularyType
 
 _NO_ID = 0xFFFFFFFF
 _MOST_NODES = 1 << 28
@@ -32,6 +32,8 @@ class RwkvVocabulary:
     def __init__(self, tokens: Sequence[tuple[bytes, int]], unk_id: int | None) -> None:
         ids = {token: index for token, index in tokens if token}
         self._unk_id = unk_id
+        self._lengths = np.ones(max([0 if unk_id is None else unk_id, *ids.values()]) + 1, np.uint32)
+        self._lengths[list(ids.values())] = list(map(len, ids))
         self._encoder: CompiledLongest | PlainLongest
         try:
             self._encoder = CompiledLongest(ids, unk_id)
@@ -46,8 +48,9 @@ class RwkvVocabulary:
     def encode_many(self, texts: Sequence[str]) -> list[Ids]:
         return self._encoder.encode_many(texts)
 
-    def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
-        return self._encoder.encode_with_offsets(text)
+    def encode_with_offsets(self, text: str) -> Located:
+        ids, starts = self._encoder.encode_with_offsets(text)
+        return Located(ids, starts, starts + self._lengths[ids])
 
     def behaviour(self) -> Iterator[bytes]:
         yield b"unknown " + str(self._unk_id).encode()

@@ -17,7 +17,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[att
 from tandem.tokenizer.arrays import NONE, Ids, ids_of, starts_of
 from tandem.tokenizer.native.compiled_encoder import NotServed
 from tandem.tokenizer.vocabularies.spm_merging import SPACE, SpmMerger
-from tandem.tokenizer.vocabulary import TokenType, VocabularyType
+from tandem.tokenizer.vocabulary import Located, TokenType, VocabularyType
 
 _OF_TEXT = (TokenType.NORMAL, TokenType.USER_DEFINED)
 
@@ -69,12 +69,14 @@ class SpmVocabulary:
             return [self.encode(text) if text else NONE for text in texts]
         return self._merger.encode_many(texts)
 
-    def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
+    def encode_with_offsets(self, text: str) -> Located:
         ids = self.encode(text)
         if not self._keeps_text or (ids == self._unk_id).any():
             return mapped_offsets(self._processor, text)
-        offsets = starts_of(self._lengths[ids])
-        return ids, offsets if SPACE not in text else _count_literal_spaces(text, offsets)
+        starts = starts_of(self._lengths[ids])
+        if SPACE in text:
+            starts = _count_literal_spaces(text, starts)
+        return Located(ids, starts, np.append(starts[1:], np.uint32(len(text.encode())))[: len(ids)])
 
     def behaviour(self) -> Iterator[bytes]:
         yield b"normalizer " + self._normalizer
@@ -88,13 +90,13 @@ def normalizer_behaviour(model: ModelProto) -> bytes:
     return flags + bytes(spec.precompiled_charsmap)
 
 
-def mapped_offsets(processor: SentencePieceProcessor, text: str) -> tuple[Ids, Ids]:
-    """Returns the ids of text that is normalized before it is encoded, and where each begins in the text before
-    that."""
+def mapped_offsets(processor: SentencePieceProcessor, text: str) -> Located:
+    """Returns the ids of text that is normalized before it is encoded, and their places in the text before that."""
     mapping = processor.EncodeAsOffsetMapping(text)
     sizes = np.fromiter((len(character.encode()) for character in text), np.uint32, len(text))
     bytes_before = np.concatenate((NONE, [0], np.cumsum(sizes))).astype(np.uint32)
-    return ids_of(mapping["ids"]), bytes_before[[start for start, _ in mapping["offsets"]]]
+    places = np.array(mapping["offsets"], np.int64).reshape(-1, 2)
+    return Located(ids_of(mapping["ids"]), bytes_before[places[:, 0]], bytes_before[places[:, 1]])
 
 
 def _count_literal_spaces(text: str, offsets: Ids) -> Ids:

@@ -14,7 +14,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[att
 
 from tandem.tokenizer.arrays import NONE, Ids, ids_of
 from tandem.tokenizer.vocabularies.spm import mapped_offsets, normalizer_behaviour
-from tandem.tokenizer.vocabulary import VocabularyType
+from tandem.tokenizer.vocabulary import Located, VocabularyType
 
 
 class UgmVocabulary:
@@ -43,7 +43,7 @@ class UgmVocabulary:
     def encode_many(self, texts: Sequence[str]) -> list[Ids]:
         return [self.encode(text) if text else NONE for text in texts]
 
-    def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
+    def encode_with_offsets(self, text: str) -> Located:
         return mapped_offsets(self._processor(text), text)
 
     def behaviour(self) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ import regex  # type: ignore[import-untyped]
 
 from tandem.tokenizer.arrays import NONE, Ids, ids_of
 from tandem.tokenizer.normalizing import normalized
-from tandem.tokenizer.vocabulary import VocabularyType
+from tandem.tokenizer.vocabulary import Located, VocabularyType
 from tandem.tokenizer.word_cache import WordCache
 
 _CHINESE = (
@@ -62,20 +62,22 @@ class WpmVocabulary:
     def encode_many(self, texts: Sequence[str]) -> list[Ids]:
         return [self.encode(text) if text else NONE for text in texts]
 
-    def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
-        """Returns ids and offsets. A piece starts at the character that its first one was normalized from."""
+    def encode_with_offsets(self, text: str) -> Located:
+        """Returns ids and places: of a piece, those of the characters that its own were normalized from."""
         parts = [self._normalize(character) for character in text]
         sources = [number for number, part in enumerate(parts) for _ in part]
         bytes_before = list(accumulate((len(character.encode()) for character in text), initial=0))
         ids: list[int] = []
-        offsets: list[int] = []
+        starts: list[int] = []
+        ends: list[int] = []
         for match in _WORD.finditer("".join(parts)):
             at = match.start()
             for index in self._words.encode([match[0]]):
                 ids.append(index)
-                offsets.append(bytes_before[sources[at]])
-                at += self._lengths.get(index, 0)
-        return ids_of(ids), ids_of(offsets)
+                starts.append(bytes_before[sources[at]])
+                at += self._lengths.get(index, match.end() - at)  # the unknown token is all of a word
+                ends.append(bytes_before[sources[at - 1] + 1])
+        return Located(ids_of(ids), ids_of(starts), ids_of(ends))
 
     def behaviour(self) -> Iterator[bytes]:
         yield b"lowercase " + str(self._lowercase).encode()

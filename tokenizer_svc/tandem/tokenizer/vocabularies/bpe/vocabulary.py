@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, count
+from itertools import count
 from operator import itemgetter
 
 import numpy as np
 
-from tandem.tokenizer.arrays import NONE, Ids, ids_of
+from tandem.tokenizer.arrays import NONE, Ids
 from tandem.tokenizer.native.compiled_encoder import NotServed
-from tandem.tokenizer.normalizing import Normalizer
-from tandem.tokenizer.offsets import to_code_points
 from tandem.tokenizer.vocabularies.bpe.compiled_bpe import CompiledBpe, compiled_bpe
 from tandem.tokenizer.vocabularies.bpe.merges import MergeList
 from tandem.tokenizer.vocabularies.bpe.pattern_compiler import regexs, tiktokens
 from tandem.tokenizer.vocabularies.bpe.pre_tokenizers import PRE_TOKENIZERS
 from tandem.tokenizer.vocabularies.bpe.tiktoken_bpe import TiktokenBpe, by_tiktokens_engine
-from tandem.tokenizer.vocabulary import VocabularyType
+from tandem.tokenizer.vocabulary import Located, VocabularyType
 
 _BEFORE_A_LINE = re.compile(r"(?<=\n)(?=[A-Za-z])")
 _CUT_AT_LINES = tuple(PRE_TOKENIZERS[name].patterns for name in ("llama-bpe", "qwen2"))
@@ -31,8 +29,8 @@ class BpeVocabulary:
 
     `merges` are the pairs that make them, where a file lists those: their numbers are places in `ranked`, and `whole`
     tells whether a piece that is a token is taken as it is. `patterns` are applied one after the other. `whole_pieces`
-    are tokens that no merge makes, but which a whole piece may be. A `normalizer` changes text first. Raises ValueError
-    when the ranks hold a token twice or are empty, or a pattern is not a regular expression.
+    are tokens that no merge makes, but which a whole piece may be. Raises ValueError when the ranks hold a token twice
+    or are empty, or a pattern is not a regular expression.
     """
 
     type = VocabularyType.BPE
@@ -42,7 +40,6 @@ class BpeVocabulary:
         ranked: Sequence[tuple[bytes, int]],
         patterns: Sequence[str],
         whole_pieces: Mapping[bytes, int] | None = None,
-        normalizer: Normalizer | None = None,
         merges: MergeList | None = None,
         whole: bool = True,
     ) -> None:
@@ -51,7 +48,6 @@ class BpeVocabulary:
         tokens, merged_ids = (list(map(itemgetter(part), ranked)) for part in (0, 1))
         self._merged_ids: Sequence[int] = merged_ids
         self._patterns = tuple(patterns)
-        self._normalizer = normalizer
         single = {token for token in tokens if len(token) == 1}
         lacking = [byte for byte in map(bytes, zip(range(256), strict=True)) if byte not in single]
         merging = [*tokens, *lacking]
@@ -60,6 +56,9 @@ class BpeVocabulary:
         self._whole_ids = list(others.values())
         self._ids = np.array([*merged_ids, *[_NO_ID] * len(lacking), *self._whole_ids], np.uint32)
         self._lacks_bytes = bool(lacking)
+        known_ids = [*merged_ids, *self._whole_ids]
+        self._lengths = np.zeros(max(known_ids) + 1, np.uint32)  # in bytes, by id
+        self._lengths[known_ids] = list(map(len, [*tokens, *others]))
         self._ranks_are_ids = bool((self._ids == np.arange(len(self._ids), dtype=np.uint32)).all())
         self._compiled: CompiledBpe | None = None
         self._plain: TiktokenBpe | None = None
@@ -82,11 +81,9 @@ class BpeVocabulary:
         self._pairs = merges if by_pair else None
         self._takes_whole = whole
         # In these patterns a piece that ends in line breaks takes all of them, and none begins with one and goes on.
-        self.safe_border = _BEFORE_A_LINE if self._patterns in _CUT_AT_LINES and normalizer is None else None
+        self.safe_border = _BEFORE_A_LINE if self._patterns in _CUT_AT_LINES else None
 
     def encode(self, text: str) -> Ids:
-        if self._normalizer is not None:
-            text = self._normalizer.apply(text)
         if self._compiled is not None:
             return self._compiled.encode(text)
         assert self._plain is not None
@@ -94,33 +91,23 @@ class BpeVocabulary:
 
     def encode_many(self, texts: Sequence[str]) -> list[Ids]:
         """Returns the ids of each text, by one call where that is possible."""
-        if self._normalizer is not None:
-            texts = list(map(self._normalizer.apply, texts))
         if self._compiled is not None:
             return self._compiled.encode_many(texts)
         assert self._plain is not None
         found = self._plain.encode_many(texts)
         return found if self._ranks_are_ids else list(map(self._ids_of_ranks, found))
 
-    def encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
-        if self._normalizer is not None and self._normalizer.apply(text) != text:
-            normal, origins = self._normalizer.locate(text)
-            ids, offsets = self._encode_with_offsets(normal)
-            sizes = [len(character.encode()) for character in text]
-            starts = ids_of(list(accumulate(sizes, initial=0)))
-            return ids, starts[ids_of([*origins, len(text)])[to_code_points(normal.encode(), offsets)]]
-        return self._encode_with_offsets(text)
-
-    def _encode_with_offsets(self, text: str) -> tuple[Ids, Ids]:
+    def encode_with_offsets(self, text: str) -> Located:
         if self._compiled is not None:
-            return self._compiled.encode_with_offsets(text)
-        assert self._plain is not None
-        ranks, offsets = self._plain.encode_with_offsets(text)
-        ids = self._ids[ranks]
-        if not self._lacks_bytes:
-            return ids, offsets
-        known = ids != _NO_ID
-        return ids[known], offsets[known]
+            ids, starts = self._compiled.encode_with_offsets(text)
+        else:
+            assert self._plain is not None
+            ranks, starts = self._plain.encode_with_offsets(text)
+            ids = self._ids[ranks]
+            if self._lacks_bytes:
+                known = ids != _NO_ID
+                ids, starts = ids[known], starts[known]
+        return Located(ids, starts, starts + self._lengths[ids])
 
     def _ids_of_ranks(self, ranks: Ids) -> Ids:
         if self._ranks_are_ids:
@@ -136,8 +123,6 @@ class BpeVocabulary:
         return np.concatenate((NONE, [0], np.cumsum(known))).astype(np.uint32), self._ids[known]
 
     def behaviour(self) -> Iterator[bytes]:
-        if self._normalizer is not None:
-            yield ", ".join(self._normalizer.steps).encode()
         for pattern in self._patterns:
             yield b"pattern " + pattern.encode()
         yield b"ids in merge order " + ",".join(map(str, self._merged_ids)).encode()
