@@ -403,10 +403,90 @@ def test_an_index_without_a_map_is_refused(sharded: Path) -> None:
 
 
 def test_absent_weights_are_refused_and_other_formats_mentioned(folder: Path) -> None:
-    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+    (folder / WEIGHTS).rename(folder / "weights.bin")
     message = refusal(folder)
-    assert WEIGHTS in message
-    assert "pytorch_model.bin" in message
+    assert f"neither {WEIGHTS} nor pytorch_model.bin" in message
+    assert "there is weights.bin, which is not served" in message
+
+
+def pickled(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """Makes what `torch.save` writes of each safetensors file."""
+    files = {}
+    for file in folder.glob("*.safetensors"):
+        name = file.name.replace("model", "pytorch_model").replace(".safetensors", ".bin")
+        files[name] = load_file(file)
+        torch.save(files[name], folder / name)
+        file.unlink()
+    if (folder / INDEX).exists():
+        index = (folder / INDEX).read_text().replace('"model-', '"pytorch_model-').replace(".safetensors", ".bin")
+        (folder / "pytorch_model.bin.index.json").write_text(index)
+        (folder / INDEX).unlink()
+    return files
+
+
+@pytest.mark.parametrize("shards", ["folder", "sharded"])
+def test_weights_of_torch_give_what_safetensors_give(shards: str, request: pytest.FixtureRequest) -> None:
+    path: Path = request.getfixturevalue(shards)
+    before = open_checkpoint(path)
+    expected = {name: tensor.clone() for name, tensor in before.tensors()}
+    pickled(path)
+    checkpoint = open_checkpoint(path)
+    facts = [(one.config, one.dtype, one.total_bytes, one.stored_as, one.eos_ids) for one in (before, checkpoint)]
+    assert facts[0] == facts[1]
+    for name, tensor in checkpoint.tensors():
+        assert torch.equal(tensor, expected[name])
+        checkpoint.release(tensor)
+        assert torch.equal(tensor, expected[name]), name
+    assert len(expected) == len(checkpoint.config.tensor_shapes())
+
+
+def test_a_table_that_is_tied_may_be_saved_twice(folder: Path) -> None:
+    edit(folder / "config.json", tie_word_embeddings=True)
+    [[name, state]] = pickled(folder).items()
+    state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    torch.save(state, folder / name)
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.config.tie_embeddings
+    assert checkpoint.total_bytes == sum(tensor.nbytes for key, tensor in state.items() if key != "lm_head.weight")
+
+
+class Intruder:
+    """Unpickles into a call that leaves a file."""
+
+    def __init__(self, witness: Path) -> None:
+        self._witness = witness
+
+    def __reduce__(self) -> object:
+        return (Path.touch, (self._witness,))
+
+
+def test_weights_of_torch_are_tensors_and_nothing_else(folder: Path, tmp_path: Path) -> None:
+    [[name, state]] = pickled(folder).items()
+    witness = tmp_path / "witness"
+    wrong = {
+        "other than weights": state | {"model.norm.weight": Intruder(witness)},
+        "model.norm.weight is a int where a tensor": state | {"model.norm.weight": 7},
+        "optimizer is a dict where a tensor": state | {"optimizer": {}},
+        "the key 3 where names": state | {3: torch.ones(1)},
+        "holds a list where a dictionary": [torch.ones(1)],
+        f"tensor {Q} is not dense and contiguous": state | {Q: state[Q].t()},
+        f"tensor {Q} is stored as float64": state | {Q: state[Q].double()},
+    }
+    for words, content in wrong.items():
+        torch.save(content, folder / name)
+        assert words in refusal(folder)
+    assert not witness.exists()
+    (folder / name).write_bytes(b"PK\x03\x04" + bytes(64))
+    assert "damaged or truncated" in refusal(folder)
+
+
+def test_an_index_of_weights_of_torch_is_held_to_its_word(sharded: Path) -> None:
+    [[first, state], *_] = sorted(pickled(sharded).items())
+    lost = next(iter(state))
+    torch.save({key: tensor for key, tensor in state.items() if key != lost}, sharded / first)
+    assert f"tensor {lost} is missing, which pytorch_model.bin.index.json says is there" in refusal(sharded)
+    (sharded / first).unlink()
+    assert f"{first}: no such file" in refusal(sharded)
 
 
 def test_weights_that_cannot_be_read_are_not_called_missing(folder: Path) -> None:

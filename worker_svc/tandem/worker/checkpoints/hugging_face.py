@@ -1,6 +1,7 @@
-"""Reads Hugging Face's layout: `config.json`, `generation_config.json` and one or several safetensors files.
+"""Reads Hugging Face's layout: `config.json`, `generation_config.json` and one or several files of weights.
 
-- Weights are in `model.safetensors`, or spread over files that `model.safetensors.index.json` lists.
+- Weights are in `model.safetensors`, or spread over files that `model.safetensors.index.json` lists. Where there are
+  none, those of `pytorch_model.bin` and its index are read, as tensors alone.
 - RoPE pairs are half a head apart, which is also our convention.
 - `dtype` and `torch_dtype` of the config are not looked at: the files know better.
 - Which fields are known: `hugging_face_fields.py`.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +36,7 @@ from tandem.worker.checkpoints.hugging_face_fields import GENERATION
 from tandem.worker.checkpoints.hugging_face_hybrids import Piece, pieces
 from tandem.worker.checkpoints.hugging_face_wrapped import text_name
 from tandem.worker.checkpoints.known_fields import check_fields
+from tandem.worker.checkpoints.pickled import load_tensors
 from tandem.worker.checkpoints.places import Place, places_of
 from tandem.worker.checkpoints.row_order import halves_order
 from tandem.worker.checkpoints.sampling_defaults import sampling_defaults
@@ -56,6 +58,8 @@ _DTYPES: Mapping[str, torch.dtype] = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E8M0": torch.float8_e8m0fnu,
 }
+_SERVED = frozenset(_DTYPES.values())
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,17 +291,16 @@ def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _open_files(path: Path) -> dict[str, Any]:
     """Returns every stored tensor's name and the open safetensors file that holds it."""
-    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
-    if single.exists():
-        file = _open(single)
-        return {name: file for name in file.keys() if not _IGNORED.fullmatch(name)}  # noqa: SIM118 (not a mapping)
-    if not index.exists():
-        others = sorted(
-            file.name for file in path.iterdir() if file.suffix in (".bin", ".safetensors", ".pth", ".gguf")
-        )
-        there = f"; there is {', '.join(others[:3])}, which is not served" if others else ""
-        raise CheckpointError(f"{path}: neither {single.name} nor {index.name} is there{there}")
-    return _open_shards(path, Fields.read(index))
+    for name in _WEIGHTS:
+        single, index = path / name, path / f"{name}.index.json"
+        if single.exists():
+            file = _open(single)
+            return {name: file for name in file.keys() if not _IGNORED.fullmatch(name)}  # noqa: SIM118 (not a mapping)
+        if index.exists():
+            return _open_shards(path, Fields.read(index))
+    others = sorted(file.name for file in path.iterdir() if file.suffix in (".bin", ".safetensors", ".pth", ".gguf"))
+    there = f"; there is {', '.join(others[:3])}, which is not served" if others else ""
+    raise CheckpointError(f"{path}: neither {' nor '.join(_WEIGHTS)} nor an index of either is there{there}")
 
 
 def _open_shards(path: Path, index: Fields) -> dict[str, Any]:
@@ -320,7 +323,22 @@ def _open_shards(path: Path, index: Fields) -> dict[str, Any]:
     return {name: shards[shard] for name, shard in held.items() if not _IGNORED.fullmatch(name)}
 
 
+class _Pickled:
+    """A file of `torch.save` that is used as a safetensors file is."""
+
+    def __init__(self, file: Path) -> None:
+        self._tensors = load_tensors(file)
+
+    def keys(self) -> Iterable[str]:
+        return self._tensors
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+
 def _open(file: Path) -> Any:
+    if file.suffix == ".bin":
+        return _Pickled(file)
     try:
         with file.open("rb"):
             pass  # safe_open calls a file that may not be read a missing one
@@ -334,6 +352,9 @@ def _open(file: Path) -> Any:
 
 
 def _stored(file: Any, name: str) -> StoredTensor:
+    if isinstance(file, _Pickled):
+        tensor = file.get_tensor(name)
+        return StoredTensor(tuple(tensor.shape), tensor.dtype if tensor.dtype in _SERVED else str(tensor.dtype))
     header = file.get_slice(name)
     dtype: str = header.get_dtype()
     return StoredTensor(tuple(header.get_shape()), _DTYPES.get(dtype, dtype))

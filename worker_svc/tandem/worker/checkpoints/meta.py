@@ -17,11 +17,10 @@ What differs from other formats:
 
 from __future__ import annotations
 
-import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -39,6 +38,7 @@ from tandem.worker.checkpoints.checkpoint import (
 from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.known_fields import NEUTRAL, USED, Only, Table, check_fields, rules
 from tandem.worker.checkpoints.model_config import ModelConfig, RopeScaling
+from tandem.worker.checkpoints.pickled import load_tensors
 from tandem.worker.checkpoints.row_order import halves_order
 from tandem.worker.checkpoints.special_ids import read_special_ids
 
@@ -67,7 +67,6 @@ FIELDS: Table = (
     | {"model_type": Only(("transformer",))}
 )
 _IGNORED = re.compile(r"(.+\.)?rope\.freqs")  # a table that older exports carry; we compute our own
-_ZIP_MAGIC = b"PK\x03\x04"
 _LAYER_NAMES = {
     "attention.norm": "attention_norm",
     "attention.q": "attention.wq",
@@ -192,35 +191,7 @@ def _weights_files(path: Path) -> list[Path]:
 
 
 def _load(file: Path) -> dict[str, torch.Tensor]:
-    """Loads the tensors of a .pth file, mapped; nothing but tensors is accepted."""
-    try:
-        with file.open("rb") as stream:
-            if stream.read(len(_ZIP_MAGIC)) != _ZIP_MAGIC:
-                raise CheckpointError(f"{file}: not an archive of torch.save, or damaged at its beginning")
-        state = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-    except CheckpointError:
-        raise
-    except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read: {error.strerror or error}") from error
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(f"{file}: holds something other than weights, which is not loaded for safety") from error
-    except Exception as error:  # a damaged archive makes torch raise nearly anything
-        raise CheckpointError(f"{file}: damaged or truncated: {_first_sentence(error)}") from error
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{file}: holds a {type(state).__name__} where a dictionary of tensors is expected")
-    return {name: tensor for name, tensor in state.items() if _is_weight(file, name, tensor)}
-
-
-def _is_weight(file: Path, name: Any, tensor: Any) -> bool:
-    if not isinstance(name, str):
-        raise CheckpointError(f"{file}: has the key {name!r} where names of tensors are expected")
-    if not isinstance(tensor, torch.Tensor):
-        raise CheckpointError(f"{file}: {name} is a {type(tensor).__name__} where a tensor is expected")
-    if _IGNORED.fullmatch(name):
-        return False
-    if tensor.layout != torch.strided or tensor.is_quantized or not tensor.is_contiguous():
-        raise CheckpointError(f"{file}: tensor {name} is not dense and contiguous")
-    return True
+    return {name: tensor for name, tensor in load_tensors(file).items() if not _IGNORED.fullmatch(name)}
 
 
 def _config(params: Fields, file: Path, shards: Sequence[_State]) -> ModelConfig:
@@ -301,7 +272,3 @@ def intermediate_size_of(dim: int, multiple_of: int, multiplier: float | None) -
     if multiplier is not None:
         size = int(multiplier * size)
     return -(-size // multiple_of) * multiple_of
-
-
-def _first_sentence(error: Exception) -> str:
-    return str(error).strip().split("\n")[0].split(". ")[0] or type(error).__name__
