@@ -16,6 +16,7 @@ import torch
 
 from tandem.worker.checkpoints.grouped import E8M0, scales
 from tandem.worker.checkpoints.model_config import Experts
+from tandem.worker.model.attention import oldest_seen
 from tandem.worker.model.cuda.kernels import survey
 from tandem.worker.model.cuda.kernels.expert_products import GROUPS
 from tandem.worker.model.cuda.kernels.swiglu import CLAMPED, GELU
@@ -187,7 +188,7 @@ def _softmax(
     scores = q @ keys.T * a.scale
     if a.CAP:
         scores = a.CAP * (scores * math.log(2) / a.CAP).tanh() / math.log(2)
-    scores.masked_fill_((tokens > at) | ((tokens <= at - window) if window else False), NOTHING)
+    scores.masked_fill_((tokens > at) | ((tokens < oldest_seen(at, window)) if window else False), NOTHING)
     m = scores.amax(-1)
     weights = torch.exp2(scores - m.masked_fill(m == NOTHING, 0)[:, None])
     return m, weights.sum(-1), weights @ values, a.out[row : row + count, heads]
@@ -207,7 +208,7 @@ def _attend(a: Any, grid: Grid) -> None:
         which, first, splits, partial = a.jobs[number].tolist()
         block = a.blocks[which].tolist()
         end = min((first + splits) * a.SPLIT, block[2] + block[1])
-        lowest = max(0, block[2] - a.WINDOW + 1) if a.WINDOW else 0
+        lowest = max(0, oldest_seen(block[2], a.WINDOW)) if a.WINDOW else 0
         for kv_head in range(a.KV_HEADS):
             m, l, o, out = _softmax(a, block, kv_head, max(first * a.SPLIT, lowest), end, a.WINDOW)
             if partial < 0:
@@ -237,7 +238,7 @@ def _combine(a: Any, grid: Grid) -> None:
 def _prefill(a: Any, grid: Grid) -> None:
     assert grid == (a.KV_HEADS, len(a.blocks))
     for block in a.blocks.tolist():
-        lowest = max(0, block[2] - a.WINDOW + 1) if a.WINDOW else 0
+        lowest = max(0, oldest_seen(block[2], a.WINDOW)) if a.WINDOW else 0
         for kv_head in range(a.KV_HEADS):
             m, l, o, out = _softmax(a, block, kv_head, lowest, block[2] + block[1], a.WINDOW)
             _finish(a, kv_head, out, m, l, o)

@@ -362,6 +362,16 @@ MODELS = {
         layer_scale=True,
         experts=Experts(4, 2, 32, True, activation="gelu_tanh", beside=True, weighed=True),
     ),
+    "chunks, layers without positions, norms without weights": replace(
+        MODEL,
+        num_layers=3,
+        windows=(9, 9, 0),
+        chunked=True,
+        unrotated_layers=(2,),
+        qk_norm="unit",
+        query_growth=QueryGrowth(0.5, 8, 1, True),
+        experts=Experts(4, 1, 32, False, (1,), "sigmoid", shared_size=32, weighs_input=True),
+    ),
     "experts": replace(MODEL, experts=Experts(4, 2, 32, True)),
     "experts in groups, a shared one": replace(
         MODEL, experts=Experts(4, 2, 32, False, (), "sigmoid", True, 2, 2, 1.5, shared_size=16, shared_router=True)
@@ -378,6 +388,7 @@ MODELS = {
         "soft caps",
         "experts of gpt-oss",
         "heads of two sizes, shared keys, inputs of layers",
+        "chunks, layers without positions, norms without weights",
         "experts in groups, a shared one",
     ),
 )

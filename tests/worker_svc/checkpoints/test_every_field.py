@@ -146,6 +146,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax_m2": MODELS["minimax m2"],
     "gemma3_text": MODELS["gemma3"],
     "gemma4_text": MODELS["gemma4 with experts"],
+    "llama4_text": MODELS["llama4"],
     "seed_oss": MODELS["seed oss"],
     "ministral3": MODELS["ministral3 with a window"],
 }

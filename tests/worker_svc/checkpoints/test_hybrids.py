@@ -171,6 +171,7 @@ def test_a_published_config_has_the_parameters_and_names_that_its_model_has(name
     ("name", "model_type", "class_name", "beside"),
     [
         ("qwen3.5", "qwen3_5", "Qwen3_5ForConditionalGeneration", ["model.visual.patch_embed.weight", "mtp.fc.weight"]),
+        ("llama4", "llama4", "Llama4ForConditionalGeneration", ["vision_model.x.weight", "multi_modal_projector.x"]),
         (
             "gemma4",
             "gemma4",
@@ -192,7 +193,8 @@ def test_the_text_model_of_one_that_sees_is_read_from_its_part_of_the_files(
     ids = some_ids(97, 30)
     expected = logits_in_chunks(loaded(tmp_path), ids, [30])
     tensors = load_file(tmp_path / "model.safetensors")
-    renamed = {stored.replace("model.", "model.language_model.", 1): tensor for stored, tensor in tensors.items()}
+    prefix = ("model.", "model.language_model.") if model_type != "llama4" else ("", "language_model.")
+    renamed = {stored.replace(*prefix, 1): tensor for stored, tensor in tensors.items()}
     save_file(renamed | {stored: torch.ones(3) for stored in beside}, tmp_path / "model.safetensors")
     file = tmp_path / "config.json"
     text = json.loads(file.read_text())

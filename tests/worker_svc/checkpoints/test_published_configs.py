@@ -116,6 +116,26 @@ def gemma4(hidden: int, inner: int, layers: int, heads: int, kv: int, full_every
     }
 
 
+def llama4(experts: int, every: int, context: int, **more: Any) -> dict[str, Any]:
+    text: dict[str, Any] = {
+        **sizes(202048, 5120, 8192, 48, 40, 8, context),
+        **{"attention_bias": False, "attention_chunk_size": 8192, "attention_dropout": 0.0, "attn_scale": 0.1},
+        **{"attn_temperature_tuning": True, "bos_token_id": 200000, "eos_token_id": [200001, 200007, 200008]},
+        **{"floor_scale": 8192, "for_llm_compressor": False, "head_dim": 128, "hidden_act": "silu"},
+        **{"initializer_range": 0.02, "interleave_moe_layer_step": every, "intermediate_size_mlp": 16384},
+        **{"model_type": "llama4_text", "moe_layers": list(range(every - 1, 48, every)), "num_experts_per_tok": 1},
+        **{"no_rope_layers": [1, 1, 1, 0] * 12, "num_local_experts": experts, "output_router_logits": False},
+        **{"pad_token_id": 200018, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "router_aux_loss_coef": 0.001},
+        **{"router_jitter_noise": 0.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True},
+    }
+    return {
+        **{"architectures": ["Llama4ForConditionalGeneration"], "boi_token_index": 200080, "eoi_token_index": 200081},
+        **{"image_token_index": 200092, "model_type": "llama4", "text_config": text | more, "torch_dtype": "bfloat16"},
+        **{"tie_word_embeddings": False, "transformers_version": "4.51.0", "vision_config": {"hidden_size": 1408}},
+    }
+
+
+ONE_STEP = {"low_freq_factor": 1.0, "high_freq_factor": 1.0, "original_max_position_embeddings": 8192}
 LARGE_GEMMA4 = {"attention_k_eq_v": True, "sliding_window": 1024, "use_bidirectional_attention": "vision"}
 LONGROPE = {"long_factor": [1.5] * 48, "short_factor": [1.0] * 48, "type": "longrope"}
 
@@ -593,6 +613,14 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
     "the text model of gemma-4-31B": (
         gemma4(*(5376, 21504, 60, 32, 16, 6), **LARGE_GEMMA4, num_global_key_value_heads=4),
         30.7,
+    ),
+    "the text model of Llama-4-Scout-17B-16E": (
+        llama4(16, 1, 10485760, rope_scaling={"factor": 16.0, "rope_type": "llama3", **ONE_STEP}, use_qk_norm=True),
+        107.8,
+    ),
+    "the text model of Llama-4-Maverick-17B-128E": (
+        llama4(128, 2, 1048576, rope_scaling=None, use_qk_norm=False),
+        400.7,
     ),
     "ERNIE-4.5-0.3B": (
         described(

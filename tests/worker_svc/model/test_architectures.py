@@ -72,6 +72,8 @@ MINIMAX = {"num_experts_per_tok": 3, "num_local_experts": 6, "intermediate_size"
 WINDOW = 21
 ORIGINAL = {"original_max_position_embeddings": 24}
 ABSENT = object()  # a setting that is null
+# Nothing between what is stretched and what is kept, as published.
+ONE_STEP = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0, **ORIGINAL}
 GEMMA2 = {
     "sliding_window": WINDOW,
     "query_pre_attn_scalar": 20,
@@ -107,6 +109,19 @@ GEMMA4_EXPERTS = GEMMA4 | {
     "top_k_experts": 3,
     "moe_intermediate_size": 28,
     "final_logit_softcapping": 5.0,
+}
+LLAMA4 = {
+    "num_hidden_layers": 5,
+    "no_rope_layer_interval": 3,
+    "attention_chunk_size": WINDOW,
+    "interleave_moe_layer_step": 2,
+    "num_experts_per_tok": 1,
+    "num_local_experts": 5,
+    "intermediate_size": 28,
+    "intermediate_size_mlp": 80,
+    "floor_scale": 8,
+    "attn_scale": 0.5,
+    "pad_token_id": 0,
 }
 COHERE2 = {
     "head_dim": None,
@@ -312,6 +327,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             }
         },
     ),
+    "llama4": ("Llama4Text", LLAMA4),
+    "llama4, layers that are listed, scaled": (
+        "Llama4Text",
+        LLAMA4
+        | {"no_rope_layers": [1, 0, 1, 0, 1], "moe_layers": [1, 3], "attn_temperature_tuning": False}
+        | {"use_qk_norm": False, "head_dim": 8}
+        | {"rope_parameters": {"rope_theta": 100.0, **ONE_STEP}},
+    ),
     "qwen3 next": ("Qwen3Next", HYBRID | SHARED_EXPERT),
     "qwen3 next, layers that are listed": (
         "Qwen3Next",
@@ -364,7 +387,7 @@ COMPANY = [
 ]
 COMPANY += ["gemma3", "qwen2 moe", "granite moe", "phi3, rotated in part, longrope", "phi moe"]
 COMPANY += ["glm4", "glm4 moe, groups, norms, scaled", "minimax m2"]
-COMPANY += ["gemma4", "gemma4 with experts"]
+COMPANY += ["gemma4", "gemma4 with experts", "llama4"]
 COMPANY += ["qwen3 next", "qwen3.5", "qwen3.5 moe"]
 NEW = [
     "GptOss",
@@ -383,6 +406,7 @@ NEW = [
     "Gemma2",
     "Gemma3Text",
     "Gemma4Text",
+    "Llama4Text",
     "Qwen2Moe",
     "Olmoe",
     "GraniteMoe",

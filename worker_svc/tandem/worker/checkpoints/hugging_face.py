@@ -105,7 +105,7 @@ class HuggingFaceCheckpoint:
             self._pieces = pieces(self._architecture, self.config, stored)
         others = {name: shape for name, shape in self.config.tensor_shapes().items() if name not in self._pieces}
         transposed = self._architecture.transposed_experts
-        self._places, shapes = places_of(others, self._stored_name, by_turns=transposed)
+        self._places, shapes = places_of(others, self._stored_name, by_turns=self._architecture.experts_by_turns)
         shapes |= {piece.stored: piece.shape for piece in self._pieces.values()}
         self._drop_drafting_layers(config, stored)
         self._drop_shared(stored)

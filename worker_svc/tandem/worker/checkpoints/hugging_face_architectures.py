@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_gemma4 import gemma4
+from tandem.worker.checkpoints.hugging_face_llama4 import llama4
 
 _LAYER_NAMES = {
     "attention.norm": "input_layernorm.weight",
@@ -117,6 +118,15 @@ _GPT_OSS_NAMES = _LAYER_NAMES | {
     "experts.up_bias": "mlp.experts.gate_up_proj_bias",
     "experts.down_bias": "mlp.experts.down_proj_bias",
 }
+_LLAMA4_NAMES = {name: stored.replace("mlp.", "feed_forward.") for name, stored in _LAYER_NAMES.items()} | {
+    "router": "feed_forward.router.weight",
+    "shared.gate": "feed_forward.shared_expert.gate_proj.weight",
+    "shared.up": "feed_forward.shared_expert.up_proj.weight",
+    "shared.down": "feed_forward.shared_expert.down_proj.weight",
+    "experts.gate": "feed_forward.experts.gate_up_proj",
+    "experts.up": "feed_forward.experts.gate_up_proj",
+    "experts.down": "feed_forward.experts.down_proj",
+}
 _PHIMOE_NAMES = _MIXTRAL_NAMES | _NORM_BIASES
 _HYBRID_NAMES = _LAYER_NAMES | {
     "delta_net.qkv": "linear_attn.in_proj_qkv.weight",
@@ -205,10 +215,12 @@ class Architecture:
     logit_bias: bool = False  # whether it knows `lm_head_bias`
     experts: ExpertFields | None = None
     drafting_layers: bool = False  # whether it knows `num_nextn_predict_layers`, behind the others in the files
-    transposed_experts: bool = False  # plain experts are stored `[in, out]`, the outputs of gate and up taking turns
+    transposed_experts: bool = False  # plain experts are stored `[in, out]`
+    experts_by_turns: bool = False  # the outputs of their gate and up take turns
     rope_stated: bool = False  # the RoPE parameters have another default than none
     query_growth: bool = False  # whether queries grow with their position
     hybrid: bool = False  # some layers have a gated delta rule, the others gates; see hugging_face_hybrids.py
+    own_layer_kinds: bool = False  # `further` reads which layers have windows, and which rotate
     proportional: bool = False  # whatever is scaled is scaled by `proportional`
     # Reads further fields of ModelConfig, by the config, its RoPE parameters, and each layer's window.
     further: Callable[[Fields, Fields, tuple[int, ...]], Mapping[str, Any]] | None = None
@@ -360,6 +372,7 @@ ARCHITECTURES = {
                 always={"biases": True},
             ),
             transposed_experts=True,
+            experts_by_turns=True,
             always={"sinks": True},
         ),
         Architecture(
@@ -514,6 +527,20 @@ ARCHITECTURES = {
             further=gemma4,
             wrapped=("gemma4", "Gemma4ForConditionalGeneration"),
             always=_GELU_AND_NORMS_AROUND | {"value_norm": True, "layer_scale": True},
+        ),
+        Architecture(
+            "llama4_text",
+            "Llama4ForCausalLM",
+            _LLAMA4_NAMES,
+            rope_theta=500000.0,
+            head_dim=128,
+            attention_bias=False,
+            interleaved=True,
+            transposed_experts=True,
+            own_layer_kinds=True,
+            further=llama4,
+            wrapped=("llama4", "Llama4ForConditionalGeneration"),
+            always={"chunked": True},
         ),
         Architecture("qwen3_next", "Qwen3NextForCausalLM", **_HYBRID),
         Architecture(

@@ -111,7 +111,8 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
             raise config.error("hidden_size", f"{hidden_size} cannot be split over num_attention_heads {heads}")
         head_dim = hidden_size // heads
     layers = config.integer("num_hidden_layers")
-    windows = () if architecture.hybrid else _windows(config, architecture, layers)
+    apart = architecture.hybrid or architecture.own_layer_kinds
+    windows = () if apart else _windows(config, architecture, layers)
     rope = _rope_fields(config)
     if architecture.rope_stated and not rope.values:
         raise config.error("rope_parameters", f"are missing; {architecture.class_name} would have its own then")

@@ -112,7 +112,10 @@ WRAPPER: Table = (
     | rules(USED, "quantization_config")
     | rules(NEUTRAL, "vision_config image_token_id video_token_id vision_start_token_id vision_end_token_id")
     | rules(NEUTRAL, "language_model_only audio_config boi_token_id eoi_token_id boa_token_id eoa_token_index")
-    | rules(NEUTRAL, "eoa_token_id audio_token_id vision_soft_tokens_per_image")
+    | rules(
+        NEUTRAL,
+        "eoa_token_id audio_token_id boi_token_index eoi_token_index image_token_index vision_soft_tokens_per_image",
+    )
 )
 
 # By our name of the architecture.
@@ -198,6 +201,11 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "enable_moe_block num_experts top_k_experts moe_intermediate_size")
     | rules(Only(("gelu_pytorch_tanh",)), "hidden_act hidden_activation")
     | {"use_bidirectional_attention": Only(("vision",))},  # of what is seen, not of text
+    "llama4_text": _CONFIG
+    | rules(USED, "attention_bias attention_chunk_size no_rope_layers no_rope_layer_interval use_qk_norm")
+    | rules(USED, "attn_temperature_tuning attn_scale floor_scale intermediate_size_mlp")
+    | rules(USED, "interleave_moe_layer_step moe_layers num_local_experts num_experts_per_tok")
+    | {"for_llm_compressor": Only((False,))},
     "gpt_oss": _CONFIG
     | rules(USED, "attention_bias sliding_window swiglu_alpha swiglu_limit num_experts")
     | _EXPERTS

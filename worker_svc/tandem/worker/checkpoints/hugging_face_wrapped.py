@@ -1,5 +1,5 @@
 """Finds the text model in one that sees or hears, too: its fields are in `text_config`, its tensors under
-`model.language_model.`. What sees and hears is not loaded."""
+`model.language_model.` or `language_model.`. What sees and hears is not loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from tandem.worker.checkpoints.hugging_face_fields import WRAPPER
 from tandem.worker.checkpoints.known_fields import check_fields
 
 # `mtp`: heads that predict several tokens.
-_NOT_LOADED = re.compile(r"(mtp|visual|model\.(visual|vision_tower|embed_vision|audio_tower|embed_audio))\..+")
+_NOT_LOADED = re.compile(
+    r"(mtp|visual|vision_model|multi_modal_projector|model\.(visual|vision_tower|embed_vision|audio_tower|embed_audio))\..+"
+)
 
 
 def text_config(config: Fields, wrapped: Mapping[tuple[str, str], str]) -> Fields:
@@ -34,4 +36,4 @@ def text_name(stored: str) -> str | None:
     """Returns a stored tensor's name in the text model; None if it is no part of that."""
     if _NOT_LOADED.fullmatch(stored):
         return None
-    return re.sub(r"^model\.language_model\.", "model.", stored)
+    return re.sub(r"^language_model\.", "", re.sub(r"^model\.language_model\.", "model.", stored))

@@ -20,7 +20,7 @@ _LIMITS: Mapping[str, int] = {
     "num_heads": 1 << 12,
     "num_kv_heads": 1 << 12,
     "head_dim": 1 << 10,
-    "context_length": 1 << 22,
+    "context_length": 1 << 24,
 }
 Activation: TypeAlias = Literal["silu", "relu2", "gelu_tanh"]  # relu2: the square of what is above 0
 Rope: TypeAlias = Literal["model", "window", "none"]  # how a layer rotates; none: not at all
@@ -78,7 +78,7 @@ class RopeScaling:
         _require_size("rope_scaling.original_context_length", self.original_context_length, 1 << 22)
         if self.kind == "llama3":
             _require_finite("rope_scaling.low_freq_factor", self.low_freq_factor, above=0.0)
-            _require_finite("rope_scaling.high_freq_factor", self.high_freq_factor, above=self.low_freq_factor)
+            _require_finite("rope_scaling.high_freq_factor", self.high_freq_factor, at_least=self.low_freq_factor)
         if self.kind == "yarn":
             _require_finite("rope_scaling.beta_slow", self.beta_slow, above=0.0)
             _require_finite("rope_scaling.beta_fast", self.beta_fast, at_least=self.beta_slow)
@@ -140,6 +140,7 @@ class Experts:
     beside: bool = False  # an ordinary feed-forward part stands beside them (`model/beside.py`)
     weighed: bool = False  # what an expert weighs is multiplied by a number of its own
     logit_multiplier: float = 1.0  # of the router's
+    weighs_input: bool = False  # what goes into an expert is multiplied by its weight, not what comes out
 
     def __post_init__(self) -> None:
         _require_size("experts.count", self.count, 1 << 10)
@@ -157,8 +158,9 @@ class Experts:
         _require_finite("experts.scale", self.scale, above=0.0)
         _require_finite("experts.jitter", self.jitter, at_least=0.0)
         _require_finite("experts.logit_multiplier", self.logit_multiplier, above=0.0)
-        if self.score == "mixer" and self.per_token != 2:
-            raise ConfigError("experts.per_token", f"must be 2, but is {self.per_token}")
+        for needs, number in ((self.score == "mixer", 2), (self.weighs_input, 1)):
+            if needs and self.per_token != number:
+                raise ConfigError("experts.per_token", f"must be {number}, but is {self.per_token}")
         if self.shared_size:
             _require_size("experts.shared_size", self.shared_size, _LIMITS["intermediate_size"])
 
@@ -202,10 +204,12 @@ class DeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class QueryGrowth:
-    """Queries are multiplied by `1 + beta log(1 + floor(position / every))` after they are rotated (Llama 4)."""
+    """Queries are multiplied by `1 + beta log(1 + floor((position + ahead) / every))` after they are rotated."""
 
     beta: float
     every: int
+    ahead: int = 0
+    unrotated_alone: bool = False  # those of layers that rotate stay
 
     def __post_init__(self) -> None:
         _require_finite("query_growth.beta", self.beta, at_least=0.0)
@@ -234,7 +238,7 @@ class KVHeads(NamedTuple):
 class AttentionKind(NamedTuple):
     """What layers whose attention is planned together have in common."""
 
-    window: int  # 0: none
+    window: int  # 0: none; less: tokens are in chunks of `-window`, and see what is before them in their own
     heads: KVHeads
 
 
@@ -259,7 +263,8 @@ class ModelConfig:
     rope_scale: float = 1.0  # an operator's own: positions are divided by it
     qkv_bias: bool = False
     output_bias: bool = False  # of the attention's output
-    qk_norm: Literal["head", "whole"] | None = None  # q and k are normalized before they are rotated: by head, or all
+    # q and k are normalized before they are rotated: by head, or all; unit: by head, in layers that rotate, no weights
+    qk_norm: Literal["head", "whole", "unit"] | None = None
     norm_placement: Literal["before", "after", "both"] = "before"  # of a layer's parts: what goes in, or comes out
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0  # of what a layer's parts add
@@ -268,6 +273,7 @@ class ModelConfig:
     logit_multiplier: float = 1.0
     logit_soft_cap: float = 0.0  # the same of logits, once they are multiplied
     windows: tuple[int, ...] = ()  # by layer: a token sees itself and the `window - 1` tokens before it; 0: all
+    chunked: bool = False  # windows are chunks: a token sees itself and what is before it in its own chunk
     window_rope_theta: float | None = None  # layers with a window rotate by it, without scaling
     unrotated_layers: tuple[int, ...] = ()  # whose queries and keys know no position
     query_growth: QueryGrowth | None = None
@@ -424,7 +430,7 @@ class ModelConfig:
     def attention_kinds(self) -> tuple[AttentionKind, ...]:
         """Returns how each layer attends, if it does."""
         both = zip(self.layer_windows, self.layer_heads, strict=True)
-        return tuple(AttentionKind(window, heads) for window, heads in both)
+        return tuple(AttentionKind(-window if self.chunked else window, heads) for window, heads in both)
 
     @property
     def layer_windows(self) -> tuple[int, ...]:
@@ -461,7 +467,15 @@ class ModelConfig:
     @property
     def queries_grow(self) -> bool:
         """Tells whether some position of the context has queries that are multiplied by more than 1."""
-        return self.query_growth is not None and self.context_length > self.query_growth.every
+        growth = self.query_growth
+        return growth is not None and self.context_length + growth.ahead > growth.every
+
+    def queries_grow_in(self, layer: int) -> bool:
+        """Tells whether those of a layer do."""
+        growth = self.query_growth
+        return (
+            growth is not None and self.queries_grow and (not growth.unrotated_alone or layer in self.unrotated_layers)
+        )
 
     def with_context_length(self, context_length: int) -> ModelConfig:
         """Returns the same model with another context length."""
@@ -545,7 +559,7 @@ class ModelConfig:
             shapes["attention.sinks"] = (self.num_heads,)
         if self.output_bias:
             shapes["attention.output_bias"] = (self.hidden_size,)
-        if self.qk_norm:
+        if self.qk_norm and self.qk_norm != "unit":
             whole = self.qk_norm == "whole"
             normalized = {name: size for name, size in rows.items() if name != "v"}
             shapes |= {f"attention.{name}_norm": (size if whole else head_dim,) for name, size in normalized.items()}

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,14 @@ PREFILL_BLOCK = 16  # query tokens; larger blocks read a page less often and was
 SLAB_FLOATS = 1 << 20  # numbers in the largest operand of a slab: 4 MiB stay in a core's cache between two products
 ROW_MULTIPLE = 4  # rows of a matrix product come in multiples of this
 _TINY_PRODUCT = 400  # torch computes batched products of fewer multiplications than this in another order
+
+
+Positions = TypeVar("Positions", int, npt.NDArray[np.int64], npt.NDArray[np.int32])
+
+
+def oldest_seen(position: Positions, window: int) -> Positions:
+    """Returns the first key that the query at a position sees in a layer with a window (`AttentionKind`), or less."""
+    return position - window + 1 if window > 0 else position // -window * -window
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +82,7 @@ class AttentionPlan:
     """Plans one step's attention once for all layers."""
 
     def __init__(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, kind: AttentionKind) -> None:
-        """Takes a step's segments. With a window, a token sees itself and `window - 1` tokens before it."""
+        """Takes a step's segments; what a token sees: `AttentionKind`."""
         shape, (window, (kv_heads, head_dim)) = cache.shape, kind
         self._kv_heads = kv_heads
         self._group = num_heads // kv_heads
@@ -147,13 +156,13 @@ class AttentionPlan:
         first_query, last_query = position[job_block], (position + count - 1)[job_block]
         masked = (job_tile + 1) * size - 1 > first_query
         if self._window:
-            masked |= job_tile * size <= last_query - self._window
+            masked |= job_tile * size < oldest_seen(last_query, self._window)
         masked_jobs = np.flatnonzero(masked)
         queries = query_position[job_block[masked_jobs]][:, :, None]
         keys = (job_tile[masked_jobs, None] * size + np.arange(size))[:, None, :]
         mask = keys > queries  # [M, Q, page_size]
         if self._window:
-            mask |= keys <= queries - self._window
+            mask |= keys < oldest_seen(queries, self._window)
 
         tensor = self._tensor
         return _Slab(

@@ -9,6 +9,7 @@ Models differ in how they score and choose (`Experts`):
   in groups, of which a row has those with the largest sum of their two best (DeepSeek-V3, GLM-4.5, MiniMax-M2).
 - SparseMixer (Liu et al. 2024, https://arxiv.org/abs/2409.12136; Phi-3.5-MoE) chooses two, one after the other: each
   weighs as in a softmax over those that it was chosen from and that are not far below it.
+- An expert may be given a row multiplied by its weight, instead of being weighed itself (Llama 4).
 - What an expert weighs may be multiplied by a number of its own (Gemma 4).
 - A shared expert may add to every row, as it is or by the sigmoid of a router of its own (Qwen2-MoE).
 
@@ -71,10 +72,13 @@ class MixtureOfExperts(torch.nn.Module):
     def forward(self, x: torch.Tensor, seen: torch.Tensor | None = None) -> torch.Tensor:
         """Computes `[N, hidden] -> [N, hidden]`; the router sees `seen` instead of `x`, if given."""
         shares, chosen = self.choose(x if seen is None else seen)
+        inputs = x
+        if self._config.weighs_input:  # of the one expert
+            inputs, shares = (x * shares).to(x.dtype), torch.ones_like(shares)
         if self._joined is not None:
             shared = None if self.shared is None else self.shared(x)
             gate = None if self.shared_router is None else self.shared_router(x)
-            return self._joined(x, shares, chosen, shared, gate)
+            return self._joined(inputs, shares, chosen, shared, gate)
         if not self._row_multiple:
             self._row_multiple = max(each.row_multiple for each in self.experts.modules() if isinstance(each, Linear))
         # Pairs (row, expert), those of expert 0 first; `place` counts through `chosen`.
@@ -87,7 +91,7 @@ class MixtureOfExperts(torch.nn.Module):
         for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
             rows, part = row[start : start + count], share[start : start + count]
             padded = torch.nn.functional.pad(rows, (0, -count % self._row_multiple))
-            answers = self.experts[number](x.index_select(0, padded))[:count]
+            answers = self.experts[number](inputs.index_select(0, padded))[:count]
             result.index_add_(0, rows, answers * part)
             start += count
         if self.shared is not None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tandem.worker.model.attention import Segment
+from tandem.worker.model.attention import Segment, oldest_seen
 
 Ints = npt.NDArray[np.int32]
 
@@ -53,7 +53,8 @@ def divide(blocks: Ints, split: int, window: int, lanes: int, room: int) -> tupl
 
     lanes: programs that each kv head has. The longest jobs come first.
     """
-    first = np.maximum(blocks[:, 2] - window + 1, 0) // split if window else np.zeros(len(blocks), dtype=np.int32)
+    oldest = np.maximum(oldest_seen(blocks[:, 2], window), 0) if window else np.zeros(len(blocks), dtype=np.int32)
+    first = oldest // split
     splits = (blocks[:, 2] + blocks[:, 1] - 1) // split + 1 - first
     share = _share(splits, lanes)
     while int(splits[splits > share].sum()) > room:

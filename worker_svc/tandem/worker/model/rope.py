@@ -51,7 +51,8 @@ def _stretched(config: ModelConfig, base: torch.Tensor) -> torch.Tensor:
         case "llama3":
             # How often a pair turns within the original context decides: rarely, stretched; often, kept.
             turns = scaling.original_context_length * base / (2 * math.pi)
-            kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+            between = max(scaling.high_freq_factor - scaling.low_freq_factor, 1e-9)  # nothing, where they are the same
+            kept = (turns - scaling.low_freq_factor) / between
         case "yarn":
             first, last = (_pair_that_turns(config, scaling, beta) for beta in (scaling.beta_fast, scaling.beta_slow))
             if scaling.truncate:
@@ -131,9 +132,10 @@ class QueryFactors(torch.nn.Module):
 
     def __init__(self, growth: QueryGrowth, context_length: int, device: torch.device | str) -> None:
         super().__init__()
-        steps = torch.arange(-(-context_length // growth.every), dtype=torch.float32)
+        end = context_length + growth.ahead
+        steps = torch.arange(-(-end // growth.every), dtype=torch.float32)
         factors = 1 + growth.beta * torch.log(1 + steps)
-        table = factors.repeat_interleave(growth.every)[:context_length].contiguous()
+        table = factors.repeat_interleave(growth.every)[growth.ahead : end].contiguous()
         self.register_buffer("table", table.to(device), persistent=False)
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:

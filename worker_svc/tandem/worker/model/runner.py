@@ -14,11 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tandem.worker.checkpoints.model_config import AttentionKind
 from tandem.worker.model.attention import Segment
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.states import STATELESS_WORK, StateCache, StatePlan, StateWork
 
 if TYPE_CHECKING:
+    from tandem.worker.model.operations import Plan
     from tandem.worker.model.transformer import Transformer
 
 MOST_DECODES = 256  # rows of a step of decodes on a GPU that is recorded, and that the check at start tries
@@ -110,10 +112,15 @@ class ModelRunner:
         logit_rows = np.zeros(self._padded(len(wanted)), dtype=np.int64)
         logit_rows[: len(wanted)] = wanted
 
-        config, operations = self.model.config, self.model.operations
-        plans = {
-            kind: operations.plan(segments, self.cache, config.num_heads, kind) for kind in set(config.attention_kinds)
-        }
+        late = None
+        if self.model.config.shared_layers and len(wanted) < total:
+            late = self._plans(
+                [
+                    Segment(row, count, item.position + len(item.tokens) - count, item.pages)
+                    for row, count, item in zip(first.tolist(), samples.tolist(), work, strict=True)
+                    if count
+                ]
+            )
         to_device = self._to_device
         ids_there = to_device(ids)
         self._take_sampled(ids_there, rows, work, sampled)
@@ -122,11 +129,17 @@ class ModelRunner:
             to_device(positions),
             self.cache,
             to_device(slots),
-            plans,
+            self._plans(segments),
             to_device(logit_rows),
-            None if config.delta_net is None else self._state_plan(rows, work),
+            None if self.model.config.delta_net is None else self._state_plan(rows, work),
+            late,
         )
         return logits
+
+    def _plans(self, segments: Sequence[Segment]) -> dict[AttentionKind, Plan]:
+        config, operations = self.model.config, self.model.operations
+        kinds = set(config.attention_kinds)
+        return {kind: operations.plan(segments, self.cache, config.num_heads, kind) for kind in kinds}
 
     def _state_plan(self, rows: npt.NDArray[np.int64], work: Sequence[Work]) -> StatePlan:
         works = [

@@ -15,7 +15,7 @@ their number is a multiple of `row_multiple`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -62,6 +62,20 @@ class _Step:
     states: StatePlan | None  # of layers with a gated delta rule
     given: torch.Tensor | None  # what each layer is given beside the stream, [N, layers, size]
 
+    def of(self, rows: torch.Tensor, plans: Mapping[AttentionKind, Plan]) -> _Step:
+        """Returns the step of some rows `[M]`, with plans for these, where nothing is stored any more."""
+        return replace(
+            self,
+            rotations={
+                rope: (cos.index_select(0, rows), sin.index_select(0, rows))
+                for rope, (cos, sin) in self.rotations.items()
+            },
+            growth=None if self.growth is None else self.growth.index_select(0, rows),
+            given=None if self.given is None else self.given.index_select(0, rows),
+            plans=plans,
+            compiled={},
+        )
+
 
 class Layer(torch.nn.Module):
     """Attention and feed-forward, each with its norm and residual."""
@@ -81,6 +95,7 @@ class Layer(torch.nn.Module):
         self._config = config
         self._device = device
         self._number = index
+        self._queries_grow = config.queries_grow_in(index)
         self._attention = config.attention_kinds[index]
         self._rope: Rope = config.layer_ropes[index]
         self._kind: LayerKind = (self._attention, self._rope)
@@ -130,11 +145,14 @@ class Layer(torch.nn.Module):
         self.qkv = Linear(config.hidden_size, size, dtype, bias=config.qkv_bias)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
-        if config.qk_norm is not None:
+        self._norms_without_weights = config.qk_norm == "unit" and self._rope != "none"
+        if config.qk_norm in ("head", "whole"):
             sizes = (rows["q"], rows.get("k", 0)) if config.qk_norm == "whole" else (head_dim,) * 2
             norms = [RMSNorm(size, config.norm_eps, dtype, self._operations) for size in sizes]
             self.q_norm, self.k_norm = norms[0], norms[1] if self._stores else None
-        self._unit = torch.ones(head_dim, dtype=dtype, device=self._device) if config.value_norm else None
+        self._unit: torch.Tensor | None = None
+        if config.value_norm or self._norms_without_weights:
+            self._unit = torch.ones(head_dim, dtype=dtype, device=self._device)
         self.sinks = Bias(config.num_heads, torch.float32) if config.sinks else None
         self.attention_output = Linear(self._q_size, config.hidden_size, dtype, bias=config.output_bias)
 
@@ -172,7 +190,7 @@ class Layer(torch.nn.Module):
         self._normalize(qkv)
         slots = step.slots if self._stores else None
         queries = self._operations.rotate_and_store(qkv, step.rotations[self._rope], step.cache, self._index, slots)
-        if step.growth is not None:
+        if step.growth is not None and self._queries_grow:
             queries = (queries * step.growth).to(queries.dtype)
         keys, values = step.cache.keys[self._index], step.cache.values[self._index]
         sinks = None if self.sinks is None else self.sinks.weight
@@ -194,7 +212,7 @@ class Layer(torch.nn.Module):
             return None
         if self._unit is not None or self._values_are_keys or self._config.full_heads is not None:
             return None
-        if self._config.queries_grow or self._config.norm_placement != "before" or self._config.norm != "rms":
+        if self._queries_grow or self._config.norm_placement != "before" or self._config.norm != "rms":
             return None
         assert self.mlp_norm is not None
         matrices = (self.qkv, self.attention_output, mlp.gate_up, mlp.down)
@@ -203,9 +221,12 @@ class Layer(torch.nn.Module):
     def _normalize(self, qkv: torch.Tensor) -> None:
         """Normalizes queries and keys, by head or whole, and perhaps values, in `qkv` `[N, heads + 2 kv_heads,
         head_dim]`, if at all."""
+        heads, kv_heads = self._heads, self._kv_heads
+        if self._norms_without_weights:
+            assert self._unit is not None
+            self._operations.norm_heads(qkv, [(heads + kv_heads, self._unit)], self._config.norm_eps)
         if self.q_norm is None:
             return
-        heads, kv_heads = self._heads, self._kv_heads
         if self._config.qk_norm == "head":
             parts: list[tuple[int, torch.Tensor]] = [(heads, self.q_norm.weight)]
             if self.k_norm is not None:
@@ -412,6 +433,7 @@ class Transformer(torch.nn.Module):
         plans: Mapping[AttentionKind, Plan],
         logit_rows: torch.Tensor,
         states: StatePlan | None = None,
+        late: Mapping[AttentionKind, Plan] | None = None,
     ) -> torch.Tensor:
         """Stores keys and values of all rows and computes the logits of some.
 
@@ -421,6 +443,8 @@ class Transformer(torch.nn.Module):
         plans: which rows attend to what, for each kind of `config.attention_kinds`.
         logit_rows: `[M]` int64, the rows whose logits are wanted.
         states: what happens to the states of layers with a gated delta rule, where there are such.
+        late: plans of the wanted rows alone, which are all that the last layers compute if they store nothing
+            (`config.shared_layers`).
 
         Returns `[M, vocab]` float32.
         """
@@ -433,9 +457,13 @@ class Transformer(torch.nn.Module):
             x = x * self.config.embedding_scale
         given = None if self.given is None else self.given(ids, x)
         step = _Step(rotations, growth, cache, slots, plans, compiled, states, given)
-        last = len(self.layers) - 1
-        for index, layer in enumerate(self.layers):
-            x, delta = layer(x, delta, step, logit_rows if index == last else None)
+        wanted: torch.Tensor | None = logit_rows
+        for behind, layer in zip(range(len(self.layers) - 1, -1, -1), self.layers, strict=True):
+            if late is not None and behind == self.config.shared_layers - 1:
+                assert delta is not None
+                x, delta, wanted = x.index_select(0, logit_rows), delta.index_select(0, logit_rows), None
+                step = step.of(logit_rows, late)
+            x, delta = layer(x, delta, step, None if behind else wanted)
         logits = self._ranks.join(self.output(self.norm.after_adding(x, delta)).float(), self._vocab_size)
         if self.config.logit_multiplier != 1:
             logits = logits * self.config.logit_multiplier

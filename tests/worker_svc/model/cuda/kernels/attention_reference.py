@@ -43,7 +43,7 @@ def attention(
         key = torch.arange(end, device=q.device)
         hidden = key > query
         if window:
-            hidden |= key <= query - window
+            hidden |= (key <= query - window) if window > 0 else (key // -window != query // -window)
         scores = scores.masked_fill(hidden, float("-inf"))
         if sinks is not None:
             scores = torch.cat((scores, sinks.double().view(-1, 1, 1).expand(-1, len(query), 1)), -1)

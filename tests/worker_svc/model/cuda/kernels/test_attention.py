@@ -82,7 +82,7 @@ def test_blocks_of_a_float32_model_fit_into_registers_whatever_is_stored(stored:
 
 
 @pytest.mark.parametrize("reproducible", MODES)
-@pytest.mark.parametrize("window", [1, 40])
+@pytest.mark.parametrize("window", [1, 40, -40])
 @pytest.mark.parametrize("stored", [Plain(torch.float32), Int8()], ids=lambda stored: stored.name)
 def test_a_window_hides_what_is_older(stored: KVFormat, window: int, reproducible: bool) -> None:
     scene = Scene.make([150, 20], stored)

@@ -215,7 +215,7 @@ class TritonOperations:
     def prefill_block(self, sizes: Sizes) -> Block:
         """Returns the block of a prefill: with smaller tiles, and then fewer rows, where they would not fit."""
         rows, tile = (self.float32_rows if sizes.float32 else PREFILL_ROWS), sizes.prefill_tile
-        while sizes.block(rows, tile).shared(4) > self.card.shared:
+        while sizes.block(rows, tile).shared(4) > self.card.shared and rows > 16:
             if tile > sizes.tile:
                 tile //= 2
             else:

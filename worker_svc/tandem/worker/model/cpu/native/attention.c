@@ -183,6 +183,13 @@ INLINE void soften(float *s, int64_t width, int64_t first, int64_t last, float *
     }
 // clang-format on
 
+// The first key that the query at a place sees: with a window, `window - 1` keys and its own; below 0, those of its own
+// chunk of so many; with 0, all.
+INLINE int64_t oldest_seen(int64_t window, int64_t place) {
+    if (window < 0) return place / -window * -window;
+    return window && place >= window ? place - window + 1 : 0;
+}
+
 static void attend(const Attention *a, const int32_t *block, int64_t head, float *room) {
     const int64_t d = a->head_dim, size = a->page_size, width = (size + 7) / 8 * 8;
     const int64_t tokens = block[1], position = block[2], rows = tokens * a->group, heads = a->kv_heads * a->group;
@@ -197,7 +204,7 @@ static void attend(const Attention *a, const int32_t *block, int64_t head, float
         m[row] = a->sinks ? a->sinks[head * a->group + row % a->group] : -INFINITY, l[row] = a->sinks ? 1 : 0;
     }
     memset(o, 0, (size_t)(rows * d) * sizeof(float));
-    const int64_t oldest = a->window && position >= a->window ? position - a->window + 1 : 0;
+    const int64_t oldest = oldest_seen(a->window, position);
     for (int64_t start = oldest / size * size; start < position + tokens; start += size) {
         const int64_t page = pages[start / size],
                       keys = position + tokens - start < size ? position + tokens - start : size;
@@ -208,7 +215,7 @@ static void attend(const Attention *a, const int32_t *block, int64_t head, float
 #undef CALL
         for (int64_t row = 0; row < rows; row++) {
             const int64_t place = position + row / a->group, last = place + 1 - start < keys ? place + 1 - start : keys;
-            const int64_t first = a->window && place - a->window + 1 > start ? place - a->window + 1 - start : 0;
+            const int64_t seen = oldest_seen(a->window, place), first = seen > start ? seen - start : 0;
             if (a->cap > 0) soft_cap(s + row * width, looked_at, a->cap);
             soften(s + row * width, looked_at, first, last, o + row * d, d, m + row, l + row);
         }

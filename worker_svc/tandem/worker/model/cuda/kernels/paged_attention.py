@@ -32,6 +32,7 @@ from tandem.worker.model.cuda.kernels.tiles import (
     extend,
     merge,
     numbers_and_constants,
+    oldest_seen,
 )
 from tandem.worker.model.kv_formats import Parts
 
@@ -94,7 +95,7 @@ def _attend(
         end = position + count
         lowest = 0
         if WINDOW:
-            lowest = tl.maximum(position - WINDOW + 1, 0)
+            lowest = tl.maximum(oldest_seen(position, WINDOW), 0)
 
         m, l, o = beginning(sinks, kv_head, line, partial < 0, GROUP, M, D_PAD, SINKS)
         for split in range(first_split, first_split + splits):

@@ -16,7 +16,15 @@ import triton
 import triton.language as tl
 
 from tandem.worker.model.cuda.kernels.card import card_of
-from tandem.worker.model.cuda.kernels.tiles import Stored, beginning, block_of, converted, extend, numbers_and_constants
+from tandem.worker.model.cuda.kernels.tiles import (
+    Stored,
+    beginning,
+    block_of,
+    converted,
+    extend,
+    numbers_and_constants,
+    oldest_seen,
+)
 from tandem.worker.model.kv_formats import Parts
 
 _IN_FLIGHT = 64 << 10  # bytes of tiles on their way to a program, whose matrix units have more to do than its copies
@@ -50,7 +58,7 @@ def _prefill(
     lowest = 0
     masked_from = 0
     if WINDOW:
-        lowest = tl.maximum(position - WINDOW + 1, 0)
+        lowest = tl.maximum(oldest_seen(position, WINDOW), 0)
         masked_from = lowest // TILE * TILE
     else:
         masked_from = (position + 1) // TILE * TILE

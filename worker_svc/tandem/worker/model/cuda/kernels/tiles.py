@@ -119,6 +119,15 @@ def load_vectors(
 
 
 @triton.jit
+def oldest_seen(position, WINDOW: tl.constexpr):
+    """Returns the first key that the query at a position sees in a layer with a window (`AttentionKind`), or less."""
+    if WINDOW > 0:
+        return position - WINDOW + 1
+    else:
+        return position // -WINDOW * -WINDOW
+
+
+@triton.jit
 def extend(
     m, l, o, tile, end, lowest, queries, query_position, table, kv_head,
     k_numbers, k_constants, v_numbers, v_constants, scale,
@@ -158,7 +167,7 @@ def extend(
     if MASKED:
         visible = token[None, :] <= query_position[:, None]
         if WINDOW:
-            visible = visible & (token[None, :] > query_position[:, None] - WINDOW)
+            visible = visible & (token[None, :] >= oldest_seen(query_position, WINDOW)[:, None])
         scores = tl.where(visible, scores, float("-inf"))
     top = tl.maximum(m, tl.max(scores, 1) * scale)  # the scale is positive, and multiplied with one number a query
     base = tl.where(top == float("-inf"), 0.0, top)
