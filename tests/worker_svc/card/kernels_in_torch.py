@@ -314,6 +314,7 @@ def _route(a: Any, grid: Grid) -> None:
         Experts(
             a.experts, a.PER_ROW, 1, a.NORMALIZED, (), score, a.BIASED, a.GROUPS, a.GROUPS_PER_ROW, a.scale, a.jitter
         ),
+        a.weights if a.WEIGHED else None,
     )  # fmt: skip
     a.shares.copy_(shares)
     a.chosen.copy_(chosen)

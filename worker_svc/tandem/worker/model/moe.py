@@ -104,15 +104,17 @@ class MixtureOfExperts(torch.nn.Module):
         logits, bias = self.router(x), None if self.router_bias is None else self.router_bias.weight
         if self._config.logit_multiplier != 1:
             logits = logits * self._config.logit_multiplier
+        weights = None if self.weights is None else self.weights.weight
         if self._joined is None:
-            shares, chosen = choose(logits, bias, self._config)
-        else:
-            shares, chosen = self._joined.route(logits, bias)
-        return (shares if self.weights is None else shares * self.weights.weight[chosen.long()]), chosen
+            return choose(logits, bias, self._config, weights)
+        return self._joined.route(logits, bias, weights)
 
 
-def choose(logits: torch.Tensor, bias: torch.Tensor | None, config: Experts) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chooses by the router's logits `[N, experts]`, and a bias of who is chosen; see `MixtureOfExperts.choose`."""
+def choose(
+    logits: torch.Tensor, bias: torch.Tensor | None, config: Experts, weights: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Chooses by the router's logits `[N, experts]`, and a bias of who is chosen; what each weighs is multiplied by its
+    own of `weights` `[experts]`. See `MixtureOfExperts.choose`."""
     logits = logits.float()
     if config.score == "mixer":
         return _mixed(logits, config.jitter)
@@ -128,7 +130,8 @@ def choose(logits: torch.Tensor, bias: torch.Tensor | None, config: Experts) -> 
     shares = scores.gather(1, chosen)
     if config.normalized:
         shares = shares / shares.sum(-1, keepdim=True)
-    return (shares if config.scale == 1 else shares * config.scale), chosen
+    shares = shares if config.scale == 1 else shares * config.scale
+    return (shares if weights is None else shares * weights[chosen]), chosen
 
 
 def sigmoid(x: torch.Tensor) -> torch.Tensor:

@@ -58,8 +58,11 @@ class Plan(Protocol):
 class JoinedExperts(Protocol):
     """The experts of a layer, computed together."""
 
-    def route(self, logits: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Chooses as `MixtureOfExperts.choose` does, by logits `[N, experts]` and the bias of who is chosen."""
+    def route(
+        self, logits: torch.Tensor, bias: torch.Tensor | None, weights: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Chooses as `MixtureOfExperts.choose` does, by logits `[N, experts]`, the bias of who is chosen, and what each
+        expert's weight is multiplied by."""
         ...
 
     def __call__(

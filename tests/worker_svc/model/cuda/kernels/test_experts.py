@@ -151,7 +151,7 @@ def test_a_row_has_the_same_bits_in_any_company(kind: str) -> None:
 
 
 ROUTERS = [
-    QWEN, SHARED, Experts(100, 8, 8, True), Experts(24, 4, 8, True, (), "sigmoid", True, 4, 2, 2.5),
+    QWEN, SHARED, GEMMA4, Experts(100, 8, 8, True), Experts(24, 4, 8, True, (), "sigmoid", True, 4, 2, 2.5),
     Experts(12, 3, 8, False, groups=3, groups_per_token=2), Experts(16, 2, 8, True, score="mixer", jitter=0.1),
 ]  # fmt: skip
 
@@ -160,8 +160,9 @@ ROUTERS = [
 def test_the_router_chooses_what_torch_chooses(config: Experts) -> None:
     logits = torch.randn(9, config.count, device=DEVICE)
     bias = torch.randn(config.count, device=DEVICE) if config.biased else None
-    wanted, numbers = choose(logits, bias, config)
-    shares, chosen = route(logits, bias, config)
+    weights = torch.rand(config.count, device=DEVICE) + 0.5 if config.weighed else None
+    wanted, numbers = choose(logits, bias, config, weights)
+    shares, chosen = route(logits, bias, config, weights)
     assert torch.equal(chosen.long(), numbers)
     torch.testing.assert_close(shares, wanted)
     _, of_nan = route(torch.full_like(logits, float("nan")), bias, config)

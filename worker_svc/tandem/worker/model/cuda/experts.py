@@ -49,8 +49,10 @@ class JoinedExperts:
         self._gate_up, self._gate_up_bias = _joined([each.gate_up for each in experts])
         self._down, self._down_bias = _joined([each.down for each in experts])
 
-    def route(self, logits: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        return route(logits, bias, self._config)
+    def route(
+        self, logits: torch.Tensor, bias: torch.Tensor | None, weights: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return route(logits, bias, self._config, weights)
 
     def __call__(
         self,

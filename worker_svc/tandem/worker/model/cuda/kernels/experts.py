@@ -61,10 +61,10 @@ def _in_best_groups(
 
 @triton.jit
 def _route(
-    logits, bias, shares, chosen, experts, scale, jitter,
+    logits, bias, weights, shares, chosen, experts, scale, jitter,
     PER_ROW: tl.constexpr, E_PAD: tl.constexpr, T_PAD: tl.constexpr, GROUPS: tl.constexpr,
     GROUPS_PER_ROW: tl.constexpr, G_PAD: tl.constexpr, SCORE: tl.constexpr, BIASED: tl.constexpr,
-    NORMALIZED: tl.constexpr,
+    NORMALIZED: tl.constexpr, WEIGHED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, E_PAD)
@@ -99,6 +99,8 @@ def _route(
         wanted = tl.where(expert == best, float("-inf"), wanted)
     if NORMALIZED:
         share /= tl.sum(share, 0)
+    if WEIGHED:
+        share *= tl.load(weights + number)
     at = row * PER_ROW + turn
     tl.store(shares + at, share * scale, mask=turn < PER_ROW)
     tl.store(chosen + at, number, mask=turn < PER_ROW)
@@ -158,20 +160,24 @@ def _weigh(
     tl.store(out + row * size + place, total.to(out.dtype.element_ty), mask=inside)
 
 
-def route(logits: torch.Tensor, bias: torch.Tensor | None, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
+def route(
+    logits: torch.Tensor, bias: torch.Tensor | None, experts: Experts, weights: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the weights, float32, and the numbers, int32, of each row's experts, both `[N, per_token]`, by `logits`
-    `[N, experts]`; `bias` `[experts]` float32 decides who is chosen, not what it weighs."""
+    `[N, experts]`; `bias` `[experts]` float32 decides who is chosen, not what it weighs, which is multiplied by the
+    expert's own of `weights` `[experts]` float32."""
     rows, count = logits.shape
     shares = torch.empty((rows, experts.per_token), dtype=torch.float32, device=logits.device)
     chosen = torch.empty((rows, experts.per_token), dtype=torch.int32, device=logits.device)
     if rows:
         mixer = experts.score == "mixer"  # whose weights are what they are
         _route[(rows,)](
-            logits.contiguous(), logits if bias is None else bias, shares, chosen, count,
+            logits.contiguous(), logits if bias is None else bias, shares if weights is None else weights, shares,
+            chosen, count,
             1.0 if mixer else float(experts.scale), float(experts.jitter), experts.per_token,
             triton.next_power_of_2(count), triton.next_power_of_2(experts.per_token), experts.groups,
             experts.groups_per_token, triton.next_power_of_2(experts.groups), _SCORES[experts.score],
-            bias is not None, experts.normalized and not mixer, num_warps=1,
+            bias is not None, experts.normalized and not mixer, weights is not None, num_warps=1,
         )  # fmt: skip
     return shares, chosen
 
