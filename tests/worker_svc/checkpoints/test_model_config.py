@@ -60,7 +60,7 @@ def test_an_impossible_value_is_named(field: str, value: Any) -> None:
         ("factor", {"factor": 0.5}),
         ("factor", {"factor": float("nan")}),
         ("low_freq_factor", {"factor": 8.0, "low_freq_factor": 0.0}),
-        ("high_freq_factor", {"factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}),
+        ("high_freq_factor", {"factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 3.0}),
         ("original_context_length", {"factor": 8.0, "original_context_length": 0}),
     ],
 )
