@@ -18,7 +18,7 @@ from tests.conftest import REPOSITORY
 from tests.integration.smg_process import free_port
 
 RULES = REPOSITORY / "deploy" / "prometheus" / "rules"
-INTERVAL = "1s"  # of scrapes and evaluations
+INTERVAL = "2s"  # of scrapes and evaluations
 START_SECONDS = 60
 
 
