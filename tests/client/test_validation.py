@@ -187,7 +187,7 @@ def test_a_wrong_guide_is_named(guide: Any, field: str) -> None:
         (Reasoning(end_ids=[1, -1]), "reasoning.end_ids[1]"),
         (Reasoning(end_ids=[2**32]), "reasoning.end_ids[0]"),
         (Reasoning(end_ids=[1], max_tokens=-1), "reasoning.max_tokens"),
-        (Reasoning(end_ids=[1], begin_ids=[2]), "reasoning.begin_ids"),
+        (Reasoning(end_ids=[1], begin_ids=[-2]), "reasoning.begin_ids[0]"),
     ],
 )
 def test_wrong_reasoning_is_named(reasoning: Any, field: str) -> None:

@@ -142,10 +142,14 @@ VIOLATIONS = {
         "reasoning.end_ids",
         "5 may not",
     ),
-    "a guide before its reasoning": (
-        request(reasoning=pb.ReasoningParams(end_ids=[5], begin_ids=[6]), guided=pb.GuidedDecoding(regex="a")),
+    "reasoning that may not begin": (
+        request(
+            reasoning=pb.ReasoningParams(end_ids=[5], begin_ids=[6, 7]),
+            guided=pb.GuidedDecoding(regex="a"),
+            sampling=pb.SamplingParams(allowed_ids=[5]),
+        ),
         "reasoning.begin_ids",
-        "must be empty with guided",
+        "7 may not",
     ),
     "guided without a guide": (request(guided=pb.GuidedDecoding()), "guided", "one of json_schema"),
     "no choices": (

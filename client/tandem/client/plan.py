@@ -125,8 +125,8 @@ class GenerationPlan:
             problem = "cannot be held: the answers of this model have no reasoning whose marks are tokens"
             raise invalid_argument([FieldViolation("max_reasoning_tokens", problem)], request_id=self.request_id)
         begin_ids = () if guide.in_reasoning else tuple(guide.reasoning_begin_ids)
-        if not guide.reasoning_end_ids or (begin_ids and plan.guided is not None):
-            return plan  # what is guided from its first token on does not reason
+        if not guide.reasoning_end_ids:
+            return plan
         reasoning = Reasoning(end_ids=tuple(guide.reasoning_end_ids), begin_ids=begin_ids, max_tokens=budget)
         return dataclasses.replace(plan, reasoning=reasoning)
 
@@ -270,7 +270,7 @@ def make_plan(
     if not isinstance(given.get("answer_format", ""), str):
         violations.append(FieldViolation("answer_format", "must be the name of a format, a str"))
     violations += guide_violations(given.get("guided"))
-    violations += reasoning_violations(given.get("reasoning"), given.get("guided"))
+    violations += reasoning_violations(given.get("reasoning"))
     n, best_of = given.get("n", 1), given.get("best_of")
     if isinstance(n, int) and isinstance(best_of, int) and 1 <= best_of < n:
         violations.append(FieldViolation("best_of", f"must be at least n {n}, not {best_of}"))

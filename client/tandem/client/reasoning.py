@@ -19,11 +19,12 @@ class Reasoning:
 
     end_ids: Sequence[int]  # 1 to 64 ids, such as those of "</think>"
     begin_ids: Sequence[int] = ()  # it begins behind them; empty: the output begins within it
+    # With `guided`, begin_ids stand at the beginning of the output, or there is no reasoning.
     max_tokens: int | None = None  # after so many tokens of reasoning, end_ids are forced; None: never
 
 
-def reasoning_violations(reasoning: object, guided: object) -> Iterator[FieldViolation]:
-    """Yields what is wrong with a reasoning and the guide behind it."""
+def reasoning_violations(reasoning: object) -> Iterator[FieldViolation]:
+    """Yields what is wrong with a reasoning."""
     if reasoning is None:
         return
     if not isinstance(reasoning, Reasoning):
@@ -35,8 +36,6 @@ def reasoning_violations(reasoning: object, guided: object) -> Iterator[FieldVio
         yield from Each(number, limit.bound, limit.least).problems(f"reasoning.{name}", getattr(reasoning, name))
     if reasoning.max_tokens is not None:
         yield from number.problems("reasoning.max_tokens", reasoning.max_tokens)
-    if guided is not None and reasoning.begin_ids:
-        yield FieldViolation("reasoning.begin_ids", "must be empty with guided: the guide begins behind end_ids")
 
 
 def reasoning_message(reasoning: Reasoning | None) -> pb.ReasoningParams | None:

@@ -38,7 +38,7 @@ def naive(begin: Sequence[int], end: Sequence[int], output: Sequence[int]) -> tu
     return True, None, 0
 
 
-@given(st.lists(IDS, max_size=2), st.lists(IDS, min_size=1, max_size=4), st.lists(IDS, max_size=30))
+@given(st.lists(IDS, max_size=4), st.lists(IDS, min_size=1, max_size=4), st.lists(IDS, max_size=30))
 def test_a_state_is_what_a_search_finds(begin: list[int], end: list[int], output: list[int]):
     rules = Reasoning(begin, end, None)
     state = rules.after_all(output)
@@ -47,8 +47,27 @@ def test_a_state_is_what_a_search_finds(begin: list[int], end: list[int], output
     assert rules.end_of(output) == (behind if length is not None else None)
 
 
+@given(st.lists(IDS, min_size=1, max_size=4), st.lists(IDS, min_size=1, max_size=4), st.lists(IDS, max_size=30))
+def test_before_a_guided_answer_the_reasoning_begins_at_once_or_never(
+    begin: list[int], end: list[int], output: list[int]
+):
+    rules = Reasoning(begin, end, None, leads=True)
+    state = rules.after_all(output)
+    begins = output[: len(begin)] == begin[: len(output)]
+    assert (rules.opening(state) is not None) == (not output)
+    if not begins:
+        assert (state.begun, state.tokens, rules.end_of(output)) == (False, 0, 0)
+    elif len(output) < len(begin):
+        assert rules.forced(state) == (begin[len(output)] if output else None)
+        assert not rules.free(state, 1)
+    else:
+        begun, length, behind = naive(begin, end, output)
+        assert (state.begun, state.tokens) == (begun, length)
+        assert rules.end_of(output) == (behind if length is not None else None)
+
+
 @given(
-    st.lists(IDS, max_size=2),
+    st.lists(IDS, max_size=4),
     st.lists(IDS, min_size=1, max_size=4),
     st.integers(0, 6),
     st.lists(IDS, min_size=30, max_size=30),
@@ -63,14 +82,16 @@ def test_a_budget_is_never_exceeded_and_forces_a_whole_end(
         assert forced is None or not rules.free(state, 1)
         output.append(token if forced is None else forced)
         state = rules.after(state, output[-1])
-        assert rules.tokens(state) <= budget
+        assert 0 <= rules.tokens(state) <= budget
     assert state == rules.after_all(output)
     if not begin:
         assert naive(begin, end, output)[1] is not None
 
 
-def thinking(request: Request, end: Sequence[int], budget: int | None, begin: Sequence[int] = ()) -> Request:
-    rules = Reasoning(begin, end, budget)
+def thinking(
+    request: Request, end: Sequence[int], budget: int | None, begin: Sequence[int] = (), *, leads: bool = False
+) -> Request:
+    rules = Reasoning(begin, end, budget, leads=leads)
     request.thinking = Thinking(rules, rules.start, request.statistics)
     return request
 
@@ -138,9 +159,19 @@ def test_reasoning_that_never_begins_has_no_budget():
     assert driver.finished[0].statistics.reasoning_tokens == 0
 
 
+ANSWER = [0, 1, 2, 3]
+# What the model says that would count on from 11, by the ids behind which its reasoning begins.
+GUIDED = {
+    (): [11, 12, 13, 40, 41, *ANSWER],  # it has begun
+    (11, 30): [11, 30, 31, 32, 33, 40, 41, *ANSWER],  # it begins it, and is led on
+    (60,): ANSWER,
+}
+
+
+@pytest.mark.parametrize("begin", GUIDED)
 @pytest.mark.parametrize("drafts", [0, 6])
-@pytest.mark.parametrize("resumed", [0, 3, 5, 6, 8])
-def test_a_guide_begins_behind_the_reasoning(drafts: int, resumed: int):
+@pytest.mark.parametrize("resumed", [0, 1, 3, 5, 6, 8])
+def test_a_guide_begins_behind_the_reasoning(begin: tuple[int, ...], drafts: int, resumed: int):
     pytest.importorskip("llguidance")
     driver = Driver(pages=64, budget=90)
     driver.runner.jumps = True
@@ -148,16 +179,39 @@ def test_a_guide_begins_behind_the_reasoning(drafts: int, resumed: int):
     grammars.load([bytes([ord("0") + i]) for i in range(VOCABULARY)], [])
     limits = SchedulerLimits(max_batch_tokens=90, max_running=8)
     driver.engine = Engine(driver.runner, PageTable(64, 4), limits, grammars=grammars, costs=Free(), overlap=True)
-    whole = [11, 12, 13, 40, 41, 0, 1, 2, 3]
+    whole = GUIDED[begin]
     try:
-        request = thinking(counting_request(0, 5, 6, 30, resumed=whole[:resumed]), (40, 41), 3)
+        request = thinking(counting_request(0, 5, 6, 30, resumed=whole[:resumed]), (40, 41), 3, begin, leads=True)
         request.drafting = Drafting(drafts, 2) if drafts else None
         assert request.thinking is not None
-        request.thinking.behind = grammars.matcher(Guide("regex", "[0-5]{4}"))
+        request.thinking.guide = grammars.matcher(Guide("regex", "[0-5]{4}"))
+        request.matcher = request.thinking.guiding
         driver.engine.submit(request)
         driver.run()
         assert driver.output[0] == whole[resumed:]
         assert driver.finished[0].reason is FinishReason.GRAMMAR_END
-        assert driver.finished[0].statistics.reasoning_tokens == 3
+        assert driver.finished[0].statistics.reasoning_tokens == (0 if whole == ANSWER else 3)
+        assert not grammars._matchers
+    finally:
+        grammars.stop()
+
+
+def test_a_guide_that_waits_for_the_reasoning_is_closed_with_its_request():
+    pytest.importorskip("llguidance")
+    driver = Driver(pages=64, budget=90)
+    driver.runner.jumps = True
+    grammars = Grammars(VOCABULARY, [])
+    grammars.load([bytes([ord("0") + i]) for i in range(VOCABULARY)], [])
+    limits = SchedulerLimits(max_batch_tokens=90, max_running=8)
+    driver.engine = Engine(driver.runner, PageTable(64, 4), limits, grammars=grammars, costs=Free(), overlap=True)
+    try:
+        request = thinking(counting_request(0, 5, 6, 3), (40, 41), None, (11,), leads=True)
+        assert request.thinking is not None
+        request.thinking.guide = grammars.matcher(Guide("regex", "[0-5]{4}"))
+        request.matcher = request.thinking.guiding
+        driver.engine.submit(request)
+        driver.run()
+        assert driver.output[0] == [11, 12, 13]
+        assert not grammars._matchers
     finally:
         grammars.stop()

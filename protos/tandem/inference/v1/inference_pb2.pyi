@@ -791,11 +791,13 @@ class ReasoningParams(_message.Message):
     """After so many tokens of reasoning, end_ids are forced; absent: never."""
     @_builtins.property
     def begin_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The reasoning begins behind these ids, wherever they first occur; empty: the output begins within it."""
+        """The reasoning begins behind these ids, wherever they first occur; empty: the output begins within it. With `guided`
+        they stand at the beginning of the output, as the model chooses by its first token, or there is no reasoning.
+        """
 
     @_builtins.property
     def end_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The reasoning ends with these ids. With `guided`, what comes behind them must match, and begin_ids must be empty."""
+        """The reasoning ends with these ids. With `guided`, what comes behind them must match."""
 
     def __init__(
         self,

@@ -2,7 +2,8 @@
 
     guided decoding        what the grammar allows after the row's output; made by its process beside the forward pass
     stop sequences         before min_tokens, no id that would complete one
-    reasoning              at the end of its budget, the next of the ids that end it and no other
+    reasoning              at the end of its budget, the next of the ids that end it and no other; where it may come
+                           before a guided answer, the first of the ids that begin it too, and behind that the others
     ignore_eos             the grammar's end may not be an EOS id, if it allows anything else
 
 A row for which grammar and min_tokens or ignore_eos leave nothing is *exhausted*: its request ends instead. A row whose
@@ -133,6 +134,8 @@ class StepConstraints:
             for row in range(len(masks)):
                 if (token := rules.forced(thought)) is not None:
                     _force(masks[row], token)
+                elif (token := rules.opening(thought)) is not None:
+                    _allow(masks[row], token)
                 if row < len(drafts):
                     thought = rules.after(thought, drafts[row])
 
@@ -143,8 +146,7 @@ def unforced(request: Request) -> bool:
     thinking = request.thinking
     if thinking is None:
         return True
-    guided = request.matcher is not None or thinking.behind is not None
-    return not guided and thinking.rules.free(thinking.state, request.in_flight.pending + 1)
+    return thinking.guide is None and thinking.rules.free(thinking.state, request.in_flight.pending + 1)
 
 
 def _is_constrained(request: Request) -> bool:
@@ -166,7 +168,11 @@ def _settled(request: Request) -> bool:
 
 def _force(mask: npt.NDArray[np.int32], token: int) -> None:
     mask[:] = 0
-    mask.view(np.uint32)[token // 32] = np.uint32(1 << token % 32)
+    _allow(mask, token)
+
+
+def _allow(mask: npt.NDArray[np.int32], token: int) -> None:
+    mask.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
 
 
 def _forbid(masks: Masks, ids: Iterable[int]) -> None:

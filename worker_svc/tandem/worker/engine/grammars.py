@@ -185,7 +185,7 @@ class Grammars:
 
     def close(self, request: Request) -> None:
         """Closes the matcher of a request that is over."""
-        matcher = request.matcher
+        matcher = request.matcher if request.thinking is None else request.thinking.guide
         if matcher is not None and self._matchers.pop(matcher.session, None) is not None and self._host is not None:
             self._host.close(matcher.session)
 

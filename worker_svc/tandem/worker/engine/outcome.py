@@ -78,7 +78,7 @@ def take_tokens(
             left_out = end.matched_token is not None and not request.stopping.include_stop
             return taken + (not left_out), end
         taken += 1
-        if not drafted or guided != (request.matcher is not None):  # it begins: what follows was not masked
+        if not drafted or guided != (request.matcher is not None):  # it begins or waits: what follows was not masked
             break
     if request.matcher is not None:
         request.matcher.move()
@@ -105,7 +105,8 @@ def resume(request: Request) -> End | None:
     """Puts a request in the state after the output that another worker produced; returns the end if that was all."""
     output = request.known[request.prompt_tokens :].tolist()
     if request.thinking is not None:
-        request.matcher = request.thinking.resume(output) or request.matcher
+        request.thinking.resume(output)
+        request.matcher = request.thinking.guiding
     if request.stopping.sequences is not None:
         request.stop_state = request.stopping.sequences.after_all(output)
         match = request.stopping.sequences.match(request.stop_state)

@@ -228,4 +228,5 @@ class Request:
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
         if self.thinking is not None:
-            self.matcher = self.thinking.think(token, self.output_tokens) or self.matcher
+            self.thinking.think(token, self.output_tokens)
+            self.matcher = self.thinking.guiding

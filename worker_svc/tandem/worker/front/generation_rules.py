@@ -83,15 +83,17 @@ def reasoning_of(request: pb.GenerateRequest) -> tuple[list[int], list[int], int
 
 
 def reasoning_violations(request: pb.GenerateRequest) -> Iterator[FieldViolation]:
-    """Yields what is wrong between the reasoning, the guide behind it and the ids that may be drawn."""
+    """Yields what is wrong between the ids that the reasoning may force and those that may be drawn."""
     reasoning, sampling = request.reasoning, request.sampling
-    if reasoning.begin_ids and request.HasField("guided"):
-        yield FieldViolation("reasoning.begin_ids", "must be empty with guided: the guide begins behind end_ids")
-    forbidden = set(reasoning.end_ids) & set(sampling.banned_ids)
-    if sampling.allowed_ids:
-        forbidden |= set(reasoning.end_ids) - set(sampling.allowed_ids)
-    if forbidden:
-        yield FieldViolation("reasoning.end_ids", f"must be ids that may be drawn; {min(forbidden)} may not")
+    forced = {"end_ids": set(reasoning.end_ids)}
+    if request.HasField("guided"):
+        forced["begin_ids"] = set(reasoning.begin_ids[1:])  # the first is the model's choice
+    for name, ids in forced.items():
+        forbidden = ids & set(sampling.banned_ids)
+        if sampling.allowed_ids:
+            forbidden |= ids - set(sampling.allowed_ids)
+        if forbidden:
+            yield FieldViolation(f"reasoning.{name}", f"must be ids that may be drawn; {min(forbidden)} may not")
 
 
 def draft_tokens(speculation: pb.SpeculationParams, info: EngineInfo) -> int:

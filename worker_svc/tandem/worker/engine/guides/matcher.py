@@ -47,6 +47,11 @@ class Matcher:
         self.drafts, self.forced, self.draft_masks, self.draft_ends = [], [], [], []
         self.late, self.left_out = self.slow, 0
 
+    def restart(self) -> None:
+        """Drops that anything was asked: it begins later."""
+        self.asked = -1
+        self.move()
+
     @property
     def over(self) -> bool:
         """Tells whether it cannot go on."""

@@ -168,7 +168,8 @@ def submit(engine: Engine, message: Submit) -> None:
         for request in requests:
             matcher = engine.grammars.matcher(Guide(*message.guide))
             if request.thinking is not None:
-                request.thinking.behind = matcher
+                request.thinking.guide = matcher
+                request.matcher = request.thinking.guiding
             else:
                 request.matcher = matcher
     engine.submit(*requests)

@@ -69,12 +69,16 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
     caller: str = ""  # who is charged for it
     reasoning: tuple[list[int], list[int], int | None] | None = None  # the arguments of `Reasoning`
 
+    def _rules(self) -> Reasoning | None:
+        return None if self.reasoning is None else Reasoning(*self.reasoning, leads=self.guide is not None)
+
     @property
     def resumed_answer(self) -> bytes:
         """The output of another worker that the guide must allow: what comes behind the reasoning."""
-        if self.reasoning is None:
+        rules = self._rules()
+        if rules is None:
             return self.resumed
-        end = Reasoning(*self.reasoning).end_of(np.frombuffer(self.resumed, dtype=np.int32).tolist())
+        end = rules.end_of(np.frombuffer(self.resumed, dtype=np.int32).tolist())
         return b"" if end is None else self.resumed[4 * end :]
 
     def to_requests(self) -> list[Request]:
@@ -104,8 +108,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
         )
         if self.bypass and self.samples > 1:
             request.sharing = Sharing(private_salt(self.number), private=True)
-        if self.reasoning is not None:
-            rules = Reasoning(*self.reasoning)
+        if (rules := self._rules()) is not None:
             request.thinking = Thinking(rules, rules.start, request.statistics)
         if self.draft_tokens and not self.sampling.stateful:
             request.drafting = Drafting(self.draft_tokens, self.lookup_ngram)
