@@ -159,7 +159,7 @@ class ByteTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         return tokenizer_pb2.EncodeResponse(encoding=self._encode(request.input), fingerprint=FINGERPRINT)
 
     async def BatchEncode(self, request, context):  # noqa: N802
-        await self._check(context)
+        await self._check(context, [segment for text in request.inputs for segment in text.segments])
         encodings = [self._encode(text) for text in request.inputs]
         return tokenizer_pb2.BatchEncodeResponse(encodings=encodings, fingerprint=FINGERPRINT)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -240,3 +241,17 @@ async def test_flags_of_encode_chat_are_checked(client: AsyncClient) -> None:
         with pytest.raises(InvalidArgumentError) as caught:
             await client.encode_chat(USER, **{flag: 1})  # type: ignore[arg-type]
         assert [violation.field for violation in caught.value.violations] == [flag]
+
+
+def test_flags_choose_tools_and_bound_reasoning(servers: ServersThread, tmp_path: Path) -> None:
+    tools = tmp_path / "tools.json"
+    tools.write_text('[{"name": "f", "parameters": {"type": "object"}}, {"name": "g"}]')
+    flags = ["--tools", str(tools), "--tool-choice", "g", "--tool-choice", "f", "--one-call", "-n", "2"]
+    done = tandem(servers, "chat", "Hi", *flags, "--max-reasoning-tokens", "4")
+    assert done.returncode == 0, done.stderr
+    request = servers.tokenizer.chats[0]
+    assert [json.loads(tool)["name"] for tool in request.tools] == ["f", "g"]
+    calls = request.answer.calls
+    assert (list(calls.names), calls.required, calls.single, calls.behind_reasoning) == (["g", "f"], True, True, True)
+    done = tandem(servers, "chat", "Hi", "--tool-choice", "required")
+    assert done.returncode == 1 and "needs a conversation with tools" in done.stderr

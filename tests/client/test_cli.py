@@ -49,9 +49,30 @@ def test_generate_reads_a_prompt_from_a_pipe_and_shows_statistics_apart(servers:
     for arguments in (["-"], []):
         done = tandem(servers, "generate", *arguments, "--stats", "-n", "5", "--seed", "0", input="Hello\nwörld")
         assert (done.returncode, done.stdout) == (0, TEXT[:5])
-        assert "finish reason  max_tokens" in done.stderr
+        assert "finish reason  max_tokens" in done.stderr and "ms a token" in done.stderr
         assert "prompt  13 tokens" in done.stderr
     assert list(servers.worker.seen[0].request.prompt_ids) == [BOS, *ids_of_text("Hello\nwörld")]
+
+
+def test_the_prompts_of_a_file_are_answered_a_line_each(servers: ServersThread, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    asked: list[dict[str, Any]] = [
+        {"prompt": "a", "max_tokens": 2}, {"prompt": "<|control|>", "special_tokens": "reject"}, {"prompt": "c"}
+    ]  # fmt: skip
+    file.write_text("\n".join(map(json.dumps, asked)))
+    done = tandem(servers, "generate", "--prompts", str(file), "-n", "4", "--seed", "0", "--pieces")
+    assert (done.returncode, done.stderr) == (1, "")
+    ends = {end["index"]: end for end in map(json.loads, done.stdout.splitlines())}
+    assert "control token" in ends[1]["error"]
+    assert (ends[0]["text"], ends[2]["text"]) == (TEXT[:2], TEXT[:4])
+    assert ("".join(ends[2]["pieces"]), bytes.fromhex("".join(ends[2]["pieces_hex"]))) == (TEXT[:4], TEXT[:4].encode())
+    plain = tmp_path / "prompts.txt"
+    plain.write_text("a\nb\n")
+    done = tandem(servers, "generate", "--prompts", str(plain), "-n", "2", "--concurrency", "1")
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 2)
+    file.write_text('{"prompt": "a", "maximum": 3}')
+    done = tandem(servers, "generate", "--prompts", str(file))
+    assert done.returncode == 1 and "line 1 has an unknown option: maximum" in done.stderr
 
 
 def test_every_flag_reaches_the_worker(servers: ServersThread) -> None:

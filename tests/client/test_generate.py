@@ -17,6 +17,7 @@ from tandem.client import (
     Encoding,
     FinishReason,
     GenerateOptions,
+    GenerationResult,
     InvalidArgumentError,
     Prompt,
     SamplingParams,
@@ -28,6 +29,7 @@ from tests.client.fakes import (
     CONTROL,
     CONTROL_TEXT,
     EOS,
+    FIRST_BYTE,
     TEXT,
     ByteTokenizer,
     CountingWorker,
@@ -254,10 +256,10 @@ async def test_a_stream_of_many_prompts_tells_chunks_results_and_errors(client: 
             ends[event.index] = event
     assert sorted(ends) == [0, 1, 2]
     for index, event in ends.items():
-        if event.error is None:
+        if index != 1:
             assert event.result is not None and event.result.text == texts[index] == TEXT[:4]
         else:
-            assert index == 1 and event.error.prompt_index == 1
+            assert event.error is not None and event.error.prompt_index == 1
             again = pickle.loads(pickle.dumps(event.error))
             assert again.prompt_index == 1
 
@@ -297,3 +299,44 @@ async def test_interceptors_see_every_call(worker: CountingWorker, tokenizer_add
     ):
         assert (await client.generate("Hi", seed=0)).text == TEXT
     assert {"Encode", "Generate"} <= seen
+
+
+async def test_a_failed_prompt_can_stand_in_the_place_of_its_result(client: AsyncClient) -> None:
+    told: list[tuple[int, int]] = []
+    ends = await client.generate_batch(
+        ["a", CONTROL_TEXT, "c"], seed=0, max_tokens=4, special_tokens="reject", return_exceptions=True,
+        on_progress=lambda *done: told.append(done),
+    )  # fmt: skip
+    first, failed, last = ends
+    assert isinstance(failed, InvalidArgumentError) and failed.prompt_index == 1
+    for end in (first, last):
+        assert isinstance(end, GenerationResult) and end.text == TEXT[:4]
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+async def test_tokens_have_their_bytes_where_they_are_asked_for(client: AsyncClient) -> None:
+    async with client.stream("Hi", seed=0, max_tokens=12, pieces=True) as stream:
+        chunks = [chunk async for chunk in stream]
+    assert stream.result.pieces == [bytes([id_ - FIRST_BYTE]) for id_ in stream.result.output_ids]
+    assert [piece for chunk in chunks for piece in chunk.pieces or ()] == stream.result.pieces
+    assert (await client.generate("Hi", max_tokens=2)).pieces is None
+    alone = await client.generate([5], max_tokens=2, detokenize=False, pieces=True)
+    assert alone.pieces and len(alone.pieces) == len(alone.output_ids)
+
+
+async def test_a_chunk_says_how_many_bytes_wait(client: AsyncClient, worker: CountingWorker) -> None:
+    worker.delta_tokens, worker.script = 2, ids_of_text("aé" * 9)
+    text, waited = "", 0
+    async with client.stream("Hi", seed=0, max_tokens=27) as stream:
+        async for chunk in stream:
+            text += chunk.text
+            waited = max(waited, chunk.held_bytes)
+            assert (len(text.encode()) + chunk.held_bytes) % 2 == 0 or len(text.encode()) == 27
+    assert (text, waited) == ("aé" * 9, 1)
+
+
+async def test_speed_is_told_in_both_ways(client: AsyncClient) -> None:
+    result = await client.generate("Hi", seed=0, max_tokens=9)
+    assert result.tokens_per_second is not None and result.milliseconds_per_token is not None
+    assert result.tokens_per_second * result.milliseconds_per_token == pytest.approx(1000)
+    assert (await client.generate("Hi", max_tokens=1)).milliseconds_per_token is None

@@ -184,13 +184,19 @@ FLAGS = [
 
 
 async def test_samplers_and_logprobs_by_sdk_and_command_line(client: AsyncClient, tokenizer: str, worker: str) -> None:
-    result = await client.generate("ROMEO:", **SAMPLERS, top_logprobs=2, prompt_logprobs=True, echo=True)  # type: ignore[arg-type]
+    asked: dict[str, Any] = {**SAMPLERS, "top_logprobs": 2, "prompt_logprobs": True, "echo": True}
+    result = await client.generate("ROMEO:", **asked, pieces=True)
     assert result.text.startswith("ROMEO:")
     assert (result.sampling.top_k, result.sampling.typical_p) == (50, pytest.approx(0.98))
     assert result.logprobs is not None
     assert result.ranks is not None
     assert result.top_logprobs is not None
     assert len(result.output_ids) == len(result.logprobs) == len(result.ranks) == len(result.top_logprobs)
+    pieces = (await client.get_vocabulary()).pieces
+    assert result.prompt_logprobs is not None and result.prompt_logprobs.top_logprobs is not None
+    for top in [*result.top_logprobs, *result.prompt_logprobs.top_logprobs]:
+        assert top.pieces == [pieces[id_] for id_ in top.ids]
+    assert result.pieces == [pieces[id_] for id_ in result.output_ids]
     assert result.total_logprob == pytest.approx(sum(result.logprobs))
     for id_, logprob, rank, top in zip(
         result.output_ids, result.logprobs, result.ranks, result.top_logprobs, strict=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import tempfile
@@ -31,8 +32,9 @@ doc_to_text: "{{{{text}}}}"
 metric_list:
   - metric: {metric}
 """
-DATA = """{"text": "ROMEO:\\nGood", "a": " night", "b": " zzxq vvkj", "right": 0}
-{"text": "JULIET:\\nGood", "a": " night", "b": " qqzx", "right": 0}
+# What follows in the corpus, and what never does: a model that scores texts rightly chooses right.
+DATA = """{"text": "ROMEO:\\nGood", "choices": [" night", " zzxq vvkj"], "right": 0}
+{"text": "JULIET:\\nGood", "choices": [" qqzx", " night"], "right": 1}
 """
 
 
@@ -46,7 +48,10 @@ def main() -> None:
                                  "--http-port", str(port)])  # fmt: skip
     try:
         wait(url, services)
-        failed = [name for name, command in commands(python, url).items() if subprocess.run(command).returncode]
+        tasks = tasks_in(Path(tempfile.mkdtemp(prefix="tandem-conformance-")))
+        failed = [name for name, command in commands(python, url, tasks).items() if subprocess.run(command).returncode]
+        if not all_right(tasks):
+            failed.append("lm-eval's choices are not all right")
     finally:
         services.terminate()
         services.wait(60)
@@ -100,9 +105,9 @@ def tasks_in(folder: Path) -> Path:
     """The folder, with tasks for lm-eval in it."""
     (folder / "data.jsonl").write_text(DATA)
     tasks = {
-        "choices": ("multiple_choice", 'doc_to_choice: ["{{a}}", "{{b}}"]\ndoc_to_target: right', "acc"),
-        "talk": ("generate_until", 'doc_to_target: "{{a}}"\ngeneration_kwargs: {until: ["\\n"], max_gen_toks: 8}',
-                 "exact_match"),
+        "choices": ("multiple_choice", "doc_to_choice: choices\ndoc_to_target: right", "acc"),
+        "talk": ("generate_until", 'doc_to_target: "{{choices[right]}}"\n'
+                 'generation_kwargs: {until: ["\\n"], max_gen_toks: 8}', "exact_match"),
     }  # fmt: skip
     for name, (kind, rest, metric) in tasks.items():
         text = TASK.format(name=name, data=folder / "data.jsonl", kind=kind, rest=rest, metric=metric)
@@ -115,12 +120,17 @@ def harness(python: Path, url: str, tasks: Path, model: str, path: str, more: st
     """lm-eval against a server with OpenAI's interface."""
     arguments = f"model=demo,base_url={url}/v1/{path},num_concurrent=2,max_retries=1{more}"
     return [str(python.with_name("lm_eval")), "run", "--model", model, "--model_args", arguments,
-            "--include_path", str(tasks), *rest]  # fmt: skip
+            "--include_path", str(tasks), "--output_path", str(tasks / "out"), *rest]  # fmt: skip
 
 
-def commands(python: Path, url: str) -> dict[str, list[str]]:
+def all_right(tasks: Path) -> bool:
+    """Whether lm-eval found each choice that it had to find."""
+    told = [json.loads(path.read_text())["results"] for path in tasks.rglob("results_*.json")]
+    return [found["choices"]["acc,none"] for found in told if "choices" in found] == [1.0]
+
+
+def commands(python: Path, url: str, tasks: Path) -> dict[str, list[str]]:
     """The clients of the door by name."""
-    tasks = tasks_in(Path(tempfile.mkdtemp(prefix="tandem-conformance-")))
     return {
         "litellm": [str(python), str(FOLDER / "litellm_client.py"), url],
         "lm-eval local-completions": harness(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,20 +18,18 @@ import httpx
 import openai
 import psutil
 import pytest
-from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
 from tandem.client import AsyncClient
 from tests.integration.worker_process import Worker
 
-THINK, END_THINK = 2046, 2047  # ids that the tokenizer of these tests has for the marks of reasoning
-# Says whatever a template may be given, and begins the reasoning where it is asked to.
+# Says whatever a template may be given.
 TEMPLATE = """{# Calls are in <tool_call>. #}{{ bos_token }}{% for message in messages %}{{ message.role | upper }}:
 {{ message.content }}
 {% for call in message.tool_calls or [] %}{{ call.function.name }} {{ call.function.arguments | tojson }}
 {% endfor %}
 {% endfor %}{% if tools %}{{ tools | tojson }}
 {% endif %}{{ mood or "" }}{% if add_generation_prompt %}ROMEO:
-{% endif %}{% if enable_thinking %}<think>{% endif %}"""
+{% endif %}"""
 
 
 @dataclass
@@ -69,14 +68,10 @@ class Stack:
 
 
 def tokenizer_folder(folder: Path, model: Path) -> Path:
-    """The model's tokenizer with a chat template, and with control tokens around reasoning in place of two rare
-    characters."""
+    """The model's tokenizer, with a chat template."""
     target = folder / "demo"
     target.mkdir()
-    pieces = ModelProto.FromString((model / "tokenizer.model").read_bytes())
-    for token, mark in ((THINK, "<think>"), (END_THINK, "</think>")):
-        pieces.pieces[token].piece, pieces.pieces[token].type = mark, ModelProto.SentencePiece.CONTROL
-    (target / "tokenizer.model").write_bytes(pieces.SerializeToString())
+    shutil.copy(model / "tokenizer.model", target)
     (target / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     return target
 

@@ -14,8 +14,7 @@ import jsonschema
 import openai
 import pytest
 
-from tandem.client import Choices, Conversation, InvalidArgumentError
-from tests.http_svc.conftest import END_THINK, THINK, Stack
+from tests.http_svc.conftest import Stack
 
 pytestmark = pytest.mark.slow
 
@@ -98,9 +97,8 @@ def test_messages_have_blocks_whole_and_streamed(claude: anthropic.Anthropic) ->
         "model": "demo", "max_tokens": 250, "messages": MESSAGES,
         "tools": [{"name": "f", "input_schema": PARAMETERS}], "thinking": {"type": "enabled", "budget_tokens": 1024},
     }  # fmt: skip
-    said = {**says(SAID), "banned_ids": [THINK]}  # the model itself does not think
-    whole = claude.messages.create(**asked, extra_body=said)
-    with claude.messages.stream(**asked, extra_body=said) as stream:
+    whole = claude.messages.create(**asked, extra_body=says(SAID))
+    with claude.messages.stream(**asked, extra_body=says(SAID)) as stream:
         streamed = stream.get_final_message()
     for answer in (whole, streamed):
         thought, text, call = answer.content
@@ -186,7 +184,7 @@ def test_choices_that_cannot_be_made_are_named(client: openai.OpenAI) -> None:
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
         ({"tool_choice": {"type": "custom"}}, "tool_choice"),
         ({"tool_choice": "any"}, "tool_choice"),
-        ({"extra_body": {"max_reasoning_tokens": -5}}, "max_reasoning_tokens"),
+        ({"extra_body": {"max_reasoning_tokens": 5}}, "max_reasoning_tokens"),
     ]
     for asked, param in wrong:
         with pytest.raises(openai.BadRequestError) as refused:
@@ -209,33 +207,3 @@ def test_a_structural_tag_holds_what_a_trigger_begins(client: openai.OpenAI) -> 
         assert answer.message.content
     with pytest.raises(openai.BadRequestError, match="response_format"):
         client.chat.completions.create(**asked, extra_body={"response_format": {"type": "structural_tag"}})
-
-
-async def test_a_budget_ends_reasoning_whose_marks_are_tokens(stack: Stack) -> None:
-    asked: dict[str, Any] = {"max_reasoning_tokens": 5, "max_tokens": 20, "temperature": 0, "ignore_eos": True}
-    async with stack.client() as client:
-        begun = Conversation(MESSAGES, template_arguments={"enable_thinking": True})
-        answer = await client.chat(begun, **asked)
-        assert answer.prompt_ids[-1] == THINK and answer.output_ids.index(END_THINK) == 5
-        assert answer.reasoning == (await client.decode(answer.output_ids[:5])).strip() and answer.content
-        assert (answer.usage.reasoning_tokens, answer.reasoning_tokens) == (5, 6), "the service counts the marks"
-        for budget in (0, 3):
-            held = await client.chat(begun, **{**asked, "max_reasoning_tokens": budget, "guided": Choices(["yes"])})
-            assert held.output_ids[budget] == END_THINK and held.content == "yes"
-            assert held.usage.reasoning_tokens == budget
-        with pytest.raises(InvalidArgumentError, match="marks are tokens"):
-            await client.chat(begun, **asked, answer_format="cohere")
-
-
-async def test_a_guided_answer_may_think_before_it_where_it_has_a_budget(stack: Stack) -> None:
-    asked: dict[str, Any] = {"guided": Choices(["yes", "no"]), "max_tokens": 40, "temperature": 0}
-    wants_to_think = {"logit_bias": {THINK: 100}, "banned_sequences": [[THINK, THINK]]}
-    async with stack.client() as client:
-        thought = await client.chat(MESSAGES, **asked, **wants_to_think, max_reasoning_tokens=6)
-        assert thought.output_ids[0] == THINK and thought.output_ids[7] == END_THINK
-        assert thought.content in ("yes", "no") and thought.usage.reasoning_tokens == 6
-        again = await client.chat(MESSAGES, **asked, **wants_to_think, max_reasoning_tokens=6, draft_tokens=4)
-        assert again.output_ids == thought.output_ids
-        for options in ({"max_reasoning_tokens": 6}, wants_to_think):  # it does not want to; nothing allows it
-            plain = await client.chat(MESSAGES, **asked, **options)
-            assert plain.content in ("yes", "no") and not plain.reasoning and THINK not in plain.output_ids

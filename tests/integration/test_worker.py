@@ -6,9 +6,11 @@ import asyncio
 import os
 import random
 import sys
+from pathlib import Path
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 
 from tandem.inference.v1 import admin_pb2, inference_pb2_grpc
@@ -44,6 +46,12 @@ def varied_request(number: int) -> pb.GenerateRequest:
     )
 
 
+def peak_memory(pid: int) -> int:
+    """The most bytes that a process has had, as the kernel tells it."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
 async def test_64_streams_get_what_each_gets_alone_in_a_cache_too_small_for_them(worker: Worker):
     requests = [varied_request(number) for number in range(64)]
     together = await asyncio.gather(*(worker.generate(request) for request in requests))
@@ -71,6 +79,14 @@ async def test_an_answer_that_is_resumed_elsewhere_goes_on_as_if_nothing_had_hap
         rest = await worker.generate(resumed)
         assert whole.ids[:cut] + rest.ids == whole.ids
         assert rest.finished.reason == pb.FINISH_REASON_MAX_TOKENS
+
+
+async def test_the_end_tells_the_most_memory_that_the_engine_has_had(worker: Worker):
+    usage = (await worker.generate(greedy([1, 5, 9], 2))).finished.usage
+    assert worker.process is not None
+    peaks = [peak_memory(each.pid) for each in psutil.Process(worker.process.pid).children(recursive=True)]
+    assert any(0 <= peak - usage.peak_process_bytes < 16 << 20 for peak in peaks), (peaks, usage)
+    assert usage.peak_device_bytes == 0
 
 
 async def test_an_absent_seed_is_drawn_and_reported_and_repeats_the_answer(worker: Worker):

@@ -36,6 +36,9 @@ class Usage:
     draft_tokens_accepted: int | None = None  # of them, those that became output
     # of the output, resumed_output_ids included: before end_ids and behind begin_ids
     reasoning_tokens: int | None = None
+    # the most memory that the engine's process has had so far; of several, the first rank's
+    peak_process_bytes: int | None = None
+    peak_device_bytes: int | None = None  # the most that it has had allocated on its device; 0: it computes on the CPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

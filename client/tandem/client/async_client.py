@@ -443,7 +443,7 @@ class AsyncClient(AsyncOperators, AsyncBatches):
         plan = make_plan(prompt, options, self._timeout, field)
         if not self._worker_addresses:
             raise _no_worker()
-        has_text = plan.detokenize or plan.breaker_texts or ids_of(prompt) is None
+        has_text = plan.detokenize or plan.pieces or plan.breaker_texts or ids_of(prompt) is None
         if has_text and self._tokenizer_address is None:
             raise ConfigurationError(
                 "text needs a tokenizer: build the client with tokenizer='host:port', "

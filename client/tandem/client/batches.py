@@ -7,7 +7,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Unpack, cast
+from typing import Literal, Unpack, cast, overload
 
 from tandem.client.async_stream import cancelled_by_caller
 from tandem.client.deadline import Deadline
@@ -49,6 +49,30 @@ class AsyncBatches(ABC):
     @abstractmethod
     async def _encode_prompts(self, plans: list[GenerationPlan], deadline: Deadline) -> list[Encoding | None]: ...
 
+    @overload
+    async def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        concurrency: int = ...,
+        each: Sequence[GenerateOptions] | None = ...,
+        on_progress: OnProgress | None = ...,
+        return_exceptions: Literal[False] = ...,
+        **options: Unpack[GenerateOptions],
+    ) -> list[GenerationResult]: ...
+
+    @overload
+    async def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        concurrency: int = ...,
+        each: Sequence[GenerateOptions] | None = ...,
+        on_progress: OnProgress | None = ...,
+        return_exceptions: Literal[True],
+        **options: Unpack[GenerateOptions],
+    ) -> list[GenerationResult | TandemError]: ...
+
     async def generate_batch(
         self,
         prompts: Sequence[Prompt],
@@ -56,8 +80,9 @@ class AsyncBatches(ABC):
         concurrency: int = 64,
         each: Sequence[GenerateOptions] | None = None,
         on_progress: OnProgress | None = None,
+        return_exceptions: bool = False,
         **options: Unpack[GenerateOptions],
-    ) -> list[GenerationResult]:
+    ) -> list[GenerationResult] | list[GenerationResult | TandemError]:
         """Returns the results of many prompts, in order. At most `concurrency` run at a time; the timeout is for all of
         them together.
 
@@ -67,24 +92,24 @@ class AsyncBatches(ABC):
 
         `each` has further options for each prompt, which win over the common ones. `on_progress(ended, all)` is called
         whenever a prompt has ended. The first error cancels the other prompts and is raised; its `prompt_index` says
-        which prompt it is about. `stream_batch` goes on behind errors. Request ids are the given (or a random) one
-        followed by "-0", "-1" and so on, or those in `each`.
+        which prompt it is about. With `return_exceptions` it stands in the place of its result, and the others go on.
+        Request ids are the given (or a random) one followed by "-0", "-1" and so on, or those in `each`.
         """
         plans = self._plans(prompts, concurrency, each, options)
-        results: list[GenerationResult | None] = [None] * len(plans)
+        ends: list[GenerationResult | TandemError | None] = [None] * len(plans)
         ended = 0
         events = self._events(plans, concurrency, deliver_chunks=False)
         try:
             async for event in events:
-                if event.error is not None:
+                if event.error is not None and not return_exceptions:
                     raise event.error
-                results[event.index] = event.result
+                ends[event.index] = event.error or event.result
                 ended += 1
                 if on_progress is not None:
                     on_progress(ended, len(plans))
         finally:
             await events.aclose()
-        return cast(list[GenerationResult], results)
+        return cast(list[GenerationResult], ends)
 
     def stream_batch(
         self,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tandem.client.answers import AnswerSoFar
 from tandem.client.decoding import TextDecoder
@@ -26,6 +26,8 @@ class GrowingOutput:
         self.matched_stop: str | None = None
         self.decode_seconds: float | None = None  # from its first ids at the tokenizer to its first text
         self._decode_began: float | None = None
+        self.vocabulary: Sequence[bytes] | None = None  # the bytes of each id, where pieces are told
+        self._held_bytes = 0
         self._plan = plan
         self._on_publish = published
         self._received: list[int] = []
@@ -66,6 +68,11 @@ class GrowingOutput:
         return self._others[: self.ids_out] if self._plan.with_top_logprobs else None
 
     @property
+    def pieces(self) -> list[bytes] | None:
+        """The bytes of each of `output_ids`; None unless they were asked for."""
+        return self._pieces(self.output_ids)
+
+    @property
     def received(self) -> int:
         """The number of ids received, trimmed ones included."""
         return len(self._received)
@@ -81,7 +88,7 @@ class GrowingOutput:
         if self._plan.with_logprobs:
             self._logprobs.extend(delta.logprobs)
             self._ranks.extend(delta.ranks)
-            self._others.extend(map(top_logprobs, delta.top_logprobs))
+            self._others.extend(top_logprobs(each, self.vocabulary) for each in delta.top_logprobs)
             assert len(self._logprobs) == len(self._received), "delta arrays are parallel"
         if not self._plan.detokenize:
             self._publish("", len(self._received))
@@ -105,6 +112,8 @@ class GrowingOutput:
             ranks=self._ranks[new] if self._plan.with_logprobs else None,
             top_logprobs=self._others[new] if self._plan.with_top_logprobs else None,
             index=self.index,
+            pieces=self._pieces(self._received[new]),
+            held_bytes=self._held_bytes,
             events=events,
         )
         self._events_read += len(events)
@@ -129,6 +138,7 @@ class GrowingOutput:
             response = await decoder.feed(new, end=end)
             self.answer.add(response.events)
             self.answer.reasoning_tokens = response.reasoning_ids
+            self._held_bytes = response.held_bytes
             if response.HasField("matched_stop"):
                 trimmed = 0 if self._plan.stopping.include_stop else response.trim_ids
                 self.matched_stop = response.matched_stop
@@ -143,6 +153,9 @@ class GrowingOutput:
         """Wakes the decoder, because the worker's stream is over."""
         self._came.set()
 
+    def _pieces(self, ids: Sequence[int]) -> list[bytes] | None:
+        return None if self.vocabulary is None else [self.vocabulary[id_] for id_ in ids]
+
     def _publish(self, text: str, id_count: int) -> None:
         """Publishes new text, and the ids up to `id_count` that it is made of."""
         if text:
@@ -153,6 +166,7 @@ class GrowingOutput:
         self._on_publish(text)
 
 
-def top_logprobs(message: pb.TopLogprobs) -> TopLogprobs:
-    """Returns a message's top logprobs as the SDK's record."""
-    return TopLogprobs(list(message.ids), list(message.logprobs), list(message.ranks))
+def top_logprobs(message: pb.TopLogprobs, vocabulary: Sequence[bytes] | None) -> TopLogprobs:
+    """Returns a message's top logprobs as the SDK's record, with the bytes of the ids where a vocabulary is given."""
+    pieces = [] if vocabulary is None else [vocabulary[id_] for id_ in message.ids]
+    return TopLogprobs(list(message.ids), list(message.logprobs), list(message.ranks), pieces)

@@ -107,6 +107,7 @@ class GenerateOptions(CallOptions, SamplingOptions, total=False):
     echo: bool  # the text begins with the prompt's
     detokenize: bool  # default True; False: ids only, no tokenizer is needed for a prompt of ids
     unparse_special: bool  # control tokens appear in the text; default: they are dropped
+    pieces: bool  # the bytes of each token beside its id, those of top_logprobs too
     graphemes: bool  # never split a user-perceived character over two chunks
     stream_interval_tokens: int | None  # at least this many tokens in a message of the worker
     stream_max_delay_ms: int | None  # send a smaller one after this time; at most 60,000

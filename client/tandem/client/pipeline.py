@@ -71,6 +71,7 @@ class Pipeline:
         self._encode_seconds: float | None = None
         self._first_output_at: float | None = None
         self._prompt_ids: list[int] = []
+        self._vocabulary: Sequence[bytes] | None = None  # where pieces are told
         self._tokens: TokenStream | None = None
         self._outputs = [GrowingOutput(index, plan, self._published) for index in range(plan.n)]
         self._output_came = asyncio.Event()
@@ -149,6 +150,11 @@ class Pipeline:
         if texts := self.plan.breaker_texts:
             assert self._texts is not None, "asked for by text"
             self.plan = self.plan.with_breakers(await self._texts.breakers(self.plan.tokenizer, texts, self._context))
+        if self.plan.pieces:
+            assert self._texts is not None, "checked by the client"
+            self._vocabulary = await self._texts.pieces(self.plan.tokenizer, self._context)
+            for output in self._outputs:
+                output.vocabulary = self._vocabulary
         if self.plan.echo:
             text = await self._prompt_text()
             for output in self._outputs:
@@ -281,7 +287,7 @@ class Pipeline:
             logprobs=outputs[0].logprobs,
             ranks=outputs[0].ranks,
             top_logprobs=outputs[0].top_logprobs,
-            prompt_logprobs=_prompt_logprobs(tokens.prompt, self.plan),
+            prompt_logprobs=_prompt_logprobs(tokens.prompt, self.plan, self._vocabulary),
             finish_reason=outputs[0].finish_reason,
             matched_stop=outputs[0].matched_stop,
             matched_stop_token=outputs[0].matched_stop_token,
@@ -292,6 +298,7 @@ class Pipeline:
             tool_calls=outputs[0].tool_calls,
             broken_calls=outputs[0].broken_calls,
             reasoning_tokens=outputs[0].reasoning_tokens,
+            pieces=outputs[0].pieces,
             prompt_ids=self._prompt_ids,
             usage=_usage(len(self._prompt_ids), self._outputs, list(tokens.finished.values())),
             timings=Timings(
@@ -317,14 +324,13 @@ class Pipeline:
             self._tokens.worker.forget_model()
 
 
-def _prompt_logprobs(message: pb.PromptLogprobs, plan: GenerationPlan) -> PromptLogprobs | None:
+def _prompt_logprobs(
+    message: pb.PromptLogprobs, plan: GenerationPlan, vocabulary: Sequence[bytes] | None
+) -> PromptLogprobs | None:
     if not plan.prompt_logprobs:
         return None
-    return PromptLogprobs(
-        logprobs=[None, *message.logprobs[1:]],
-        ranks=list(message.ranks),
-        top_logprobs=[top_logprobs(each) for each in message.top_logprobs] if plan.with_top_logprobs else None,
-    )
+    others = [top_logprobs(each, vocabulary) for each in message.top_logprobs] if plan.with_top_logprobs else None
+    return PromptLogprobs(logprobs=[None, *message.logprobs[1:]], ranks=list(message.ranks), top_logprobs=others)
 
 
 def _output(output: GrowingOutput, finished: pb.Finished, plan: GenerationPlan) -> Output:
@@ -345,6 +351,7 @@ def _output(output: GrowingOutput, finished: pb.Finished, plan: GenerationPlan) 
         logprobs=output.logprobs,
         ranks=output.ranks,
         top_logprobs=output.top_logprobs,
+        pieces=output.pieces,
         finish_reason=FinishReason.STOP_STRING if stopped else _reason(finished),
         matched_stop=output.matched_stop,
         matched_stop_token=None if stopped else matched_token,

@@ -52,6 +52,7 @@ class GenerationPlan:
     echo: bool = False
     detokenize: bool = True
     unparse_special: bool = False
+    pieces: bool = False
     graphemes: bool = False
     stream_interval_tokens: int | None = None
     stream_max_delay_ms: int | None = None

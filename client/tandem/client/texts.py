@@ -45,6 +45,7 @@ class TextService:
         self._failover = failover
         self.decode_calls = DecodeCalls(stub, tracer)
         self._fingerprints: dict[str, str] = {}
+        self._pieces: dict[str, list[bytes]] = {}  # of each id, by tokenizer
         self._breakers: dict[tuple[str, str], list[list[int]]] = {}  # by tokenizer and text
 
     async def close(self) -> None:
@@ -165,12 +166,18 @@ class TextService:
             )
         return Vocabulary(info, pieces, types, scores)
 
+    async def pieces(self, tokenizer: str, context: CallContext) -> list[bytes]:
+        """Returns the bytes of each id, which are asked for once."""
+        if tokenizer not in self._pieces:
+            self._pieces[tokenizer] = (await self.vocabulary(tokenizer, context)).pieces
+        return self._pieces[tokenizer]
+
     async def breakers(self, tokenizer: str, texts: Sequence[str], context: CallContext) -> list[list[int]]:
         """Returns the ids of every way in which one of the texts can begin within a token; computed once for each
         text."""
         wanted = [text for text in dict.fromkeys(texts) if (tokenizer, text) not in self._breakers]
         if wanted:
-            pieces = (await self.vocabulary(tokenizer, context)).pieces
+            pieces = await self.pieces(tokenizer, context)
             begun = {text: list(beginnings(text, pieces)) for text in wanted}
             rests = sorted({rest for found in begun.values() for _, rest in found if rest})
             inputs = [pb.EncodeInput(segments=[pb.TextSegment(text=rest)], add_special=False) for rest in rests]
@@ -191,6 +198,7 @@ class TextService:
     def forget_fingerprints(self) -> None:
         """Drops what is known, because a worker contradicted a fingerprint: the tokenizer may have been replaced."""
         self._fingerprints.clear()
+        self._pieces.clear()
         self._breakers.clear()
 
 

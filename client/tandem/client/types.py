@@ -91,6 +91,7 @@ class TopLogprobs:
     ids: list[int]
     logprobs: list[float]
     ranks: list[int]  # 1 is the most probable
+    pieces: list[bytes] = field(default_factory=list)  # the bytes that each decodes to; empty unless asked for
 
 
 class EncodePairOptions(EncodeOptions, total=False):
@@ -128,6 +129,9 @@ class Chunk:
     ranks: list[int] | None = None  # likewise
     top_logprobs: list[TopLogprobs] | None = None  # likewise
     index: int = 0  # which output, where there are several
+    pieces: list[bytes] | None = None  # parallel to ids: the bytes that each decodes to; None unless asked for
+    # Bytes of text that wait behind it: for the rest of a character, or because they may become a stop string.
+    held_bytes: int = 0
     # What of the answer it tells; empty unless it is parsed. Events may come later than their text.
     events: list[AnswerEvent] = field(default_factory=list)
 
@@ -162,6 +166,7 @@ class Output:
     broken_calls: int = 0  # those that could not be read, and are content
     reasoning_tokens: int = 0  # of its tokens
     response_format: type[ResponseFormat] | None = None  # as it was asked for
+    pieces: list[bytes] | None = None  # parallel to output_ids: the bytes that each decodes to; None unless asked for
 
     @property
     def parsed(self) -> Any:
@@ -222,6 +227,7 @@ class GenerationResult:
     tool_calls: list[ToolCall] = field(default_factory=list)  # those that are complete; `arguments` are JSON as text
     broken_calls: int = 0  # those that could not be read, and are content
     reasoning_tokens: int = 0  # of its tokens
+    pieces: list[bytes] | None = None  # parallel to output_ids: the bytes that each decodes to; None unless asked for
 
     @property
     def parsed(self) -> Any:
@@ -251,6 +257,11 @@ class GenerationResult:
         if first is None or self.usage.completion_tokens < 2 or self.timings.total_seconds <= first:
             return None
         return (self.usage.completion_tokens - 1) / (self.timings.total_seconds - first)
+
+    @property
+    def milliseconds_per_token(self) -> float | None:
+        """The milliseconds from one completion token to the next, after the first one; None for fewer than two."""
+        return None if self.tokens_per_second is None else 1000 / self.tokens_per_second
 
 
 @dataclass(frozen=True, slots=True)

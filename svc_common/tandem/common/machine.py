@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -27,6 +28,12 @@ def memory() -> int:
 def free_memory() -> int:
     """Returns the bytes of memory that nothing occupies."""
     return min(_pages("SC_AVPHYS_PAGES"), _group_room())
+
+
+def peak_memory() -> int:
+    """Returns the most bytes of memory that this process has had."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
 
 
 def obtainable_memory() -> int:

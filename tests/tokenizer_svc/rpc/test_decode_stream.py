@@ -48,6 +48,19 @@ async def test_one_response_a_request_in_order_and_text_equals_decode(start_serv
     assert all("\ufffd" not in each.text for each in responses)
 
 
+async def test_pieces_are_the_bytes_of_each_id_whatever_is_held_back(start_service: Any, small: Tokenizer) -> None:
+    running = await start_service()
+    text = "a whole emoji 👩‍🚀 stop"
+    ids = small.encode(text)
+    opening = Open(include_pieces=True, stop_strings=["p"], graphemes=True)
+    requests = [Request(open=opening, ids=ids[:3]), *(Request(ids=[each]) for each in ids[3:])]
+    responses = await exchange(running.stub, requests)
+    assert [len(each.pieces) for each in responses] == [len(each.ids) for each in requests]
+    pieces = [piece for response in responses for piece in response.pieces]
+    assert b"".join(pieces) == b"<s> " + text.encode()
+    assert not any(each.pieces for each in await exchange(running.stub, [Request(open=Open(), ids=ids)]))
+
+
 async def test_many_streams_share_a_call_and_do_not_mix(start_service: Any, small: Tokenizer) -> None:
     running = await start_service()
     texts = {f"key-{number}": f"stream number {number} é" for number in range(50)}

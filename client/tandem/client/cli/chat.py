@@ -21,7 +21,7 @@ from tandem.client.cli.generation_flags import GenerationFlags, with_generation_
 from tandem.client.cli.line_input import default_history, typed_lines
 from tandem.client.cli.run import print_line, progress_on_terminal
 from tandem.client.cli.services import ServicePlan, find_model, interruptible, running_services
-from tandem.client.cli.talk import COMMANDS, Talk
+from tandem.client.cli.talk import COMMANDS, Talk, read_tools
 from tandem.client.cli.terminal import CommandError, harmless, output, print_statistics, reporting_errors
 from tandem.client.errors import FailedPreconditionError
 from tandem.client.params import GenerateOptions
@@ -29,6 +29,7 @@ from tandem.client.types import ChatEncoding, ChatMessage, Conversation
 
 T = TypeVar("T")
 
+_TOOLS = "Tools"
 _TEMPLATE_STYLE, _CONTENT_STYLE = "cyan", "bold yellow"
 
 
@@ -53,6 +54,25 @@ def chat(
         Path | None, typer.Option("--chat-template", help="A Jinja file to use instead of the model's own template.")
     ] = None,
     special: o.ChatSpecial = "plain",
+    tools: Annotated[
+        Path | None,
+        typer.Option("--tools", help="A JSON list of tools that the model may call.", rich_help_panel=_TOOLS),
+    ] = None,
+    tool_choice: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tool-choice",
+            help="auto, none, required, or the name of a tool that must be called; names are repeatable.",
+            rich_help_panel=_TOOLS,
+        ),
+    ] = None,
+    one_call: Annotated[
+        bool, typer.Option("--one-call", help="At most one call of a tool.", rich_help_panel=_TOOLS)
+    ] = False,
+    max_reasoning_tokens: Annotated[
+        int | None,
+        typer.Option("--max-reasoning-tokens", help="Tokens of reasoning after which the model must answer."),
+    ] = None,
     name: Annotated[str, typer.Option("--name", help="Name of the tokenizer; default: the service's default.")] = "",
     model: o.Model = None,
     tokenizer: o.TokenizerPath = None,
@@ -79,9 +99,21 @@ def chat(
         first = None if message is None and sys.stdin.isatty() and not show_prompt else o.text_argument(message)
         wanted = flags()
         wanted["tokenizer"] = name
+        if tool_choice:
+            alone = len(tool_choice) == 1 and tool_choice[0] in ("auto", "none", "required")
+            wanted["tool_choice"] = tool_choice[0] if alone else tool_choice
+        if one_call:
+            wanted["parallel_tool_calls"] = False
+        if max_reasoning_tokens is not None:
+            wanted["max_reasoning_tokens"] = max_reasoning_tokens
         messages = [] if system is None else [ChatMessage("system", system)]
         talks: list[Talk] = []  # at most one, once it has begun
-        empty = Conversation([], chat_template=template, special_tokens=special)  # type: ignore[arg-type]  # checked later
+        empty = Conversation(
+            [],
+            tools=[] if tools is None else read_tools(str(tools)),
+            chat_template=template,
+            special_tokens=special,  # type: ignore[arg-type]  # checked later
+        )
 
         async def work(client: AsyncClient) -> None:
             if show_prompt:

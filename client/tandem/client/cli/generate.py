@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from tandem.client.answers import AnswerEvent, ReasoningEvent, ToolCallEvent
 from tandem.client.async_client import AsyncClient
 from tandem.client.cli import options as o
+from tandem.client.cli.batch import answer_all, as_dictionary, read_prompts
 from tandem.client.cli.connection_flags import ConnectionFlags, with_connection_flags
 from tandem.client.cli.generation_flags import GenerationFlags, with_generation_flags
 from tandem.client.cli.services import interruptible
-from tandem.client.cli.terminal import TextStream, print_statistics, reporting_errors
+from tandem.client.cli.terminal import CommandError, TextStream, print_statistics, reporting_errors
 from tandem.client.params import GenerateOptions
 from tandem.client.types import Conversation, GenerationResult
 
 _LOGPROBS = "Logprobs"
+_MANY = "Many prompts"
 
 
 @with_generation_flags()
@@ -65,6 +67,21 @@ def generate(
             rich_help_panel=_LOGPROBS,
         ),
     ] = False,
+    pieces: Annotated[
+        bool, typer.Option("--pieces", help="With --json: text and bytes of each token.", rich_help_panel=_LOGPROBS)
+    ] = False,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompts",
+            help='A prompt a line; of a .jsonl file, objects with "prompt" and options of the SDK. An object a line '
+            "comes as each has ended.",
+            rich_help_panel=_MANY,
+        ),
+    ] = None,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", help="With --prompts: how many run at a time.", rich_help_panel=_MANY)
+    ] = 64,
     echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before the answer.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with all results at the end.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print statistics on standard error at the end.")] = False,
@@ -74,13 +91,20 @@ def generate(
         tokenizer = o.required_tokenizer(tokenizer_address)
         workers = o.worker_addresses(worker_address)
         credentials = connection()
-        text = o.text_argument(prompt)
+        text = o.text_argument(prompt) if prompts is None else ""
+        if prompts is not None and prompt is not None:
+            raise CommandError("give a prompt or --prompts", exit_code=2)
         wanted = flags()
         wanted["special_tokens"] = special  # type: ignore[typeddict-item]  # checked with everything else
         wanted["logprobs"], wanted["top_logprobs"], wanted["logprob_ids"] = logprobs, top_logprobs, logprob_id or []
         wanted["processed_logprobs"], wanted["prompt_logprobs"] = processed_logprobs, prompt_logprobs
-        wanted["echo"] = echo
+        wanted["echo"], wanted["pieces"] = echo, pieces
         wanted["n"], wanted["best_of"], wanted["length_penalty"] = n, best_of, length_penalty
+        if prompts is not None:
+            client = AsyncClient(tokenizer, workers, credentials=credentials)
+            if not interruptible(answer_all(client, read_prompts(prompts), wanted, concurrency)):
+                raise typer.Exit(1)
+            return
         result = interruptible(
             _generate(AsyncClient(tokenizer, workers, credentials=credentials), text, wanted, as_json)
         )
@@ -156,8 +180,3 @@ class _Answer:
                 self._out.write(event.arguments)
             else:
                 self._out.write(event.text, dim=isinstance(event, ReasoningEvent))
-
-
-def as_dictionary(result: GenerationResult) -> dict[str, Any]:
-    """Returns all fields of a result, for JSON."""
-    return dataclasses.asdict(result)

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tandem.client.cli.services import child_environment
-from tandem.client.cli.terminal import CommandError, Stopped, errors, output, reporting_errors
+from tandem.client.cli.terminal import CommandError, Stopped, amount, errors, output, reporting_errors
 
 Report = dict[str, Any]
 _PRECISIONS = ("float32", "bfloat16", "fp8", "int8", "int4", "as stored")
@@ -80,7 +80,7 @@ def convert(
                 if "done" in report:
                     bar.update(task, completed=report["done"], total=report["total"])
         out = output()
-        out.print(Text(f"{report['path']}: {_size(report['bytes'])}, {', '.join(report['files'])}"))
+        out.print(Text(f"{report['path']}: {amount(report['bytes'])}, {', '.join(report['files'])}"))
         for note in report["notes"]:
             errors.print(Text(f"note: {note}"))
 
@@ -147,11 +147,11 @@ def _show(report: Report) -> None:
     columns = [name for name in _PRECISIONS if name in report["weight_bytes"]]
     for name in columns:
         memory.add_column(name, justify="right")
-    memory.add_row("weights", *(_size(report["weight_bytes"][name]) for name in columns))
+    memory.add_row("weights", *(amount(report["weight_bytes"][name]) for name in columns))
     cache = report["kv_bytes_per_token"]
-    memory.add_row("KV cache, a token", *(_size(cache.get(name, cache["bfloat16"])) for name in columns))
+    memory.add_row("KV cache, a token", *(amount(cache.get(name, cache["bfloat16"])) for name in columns))
     for device in report["machine"]:
-        where = f"tokens on {device['device']}, {_size(device['free_bytes'])} free"
+        where = f"tokens on {device['device']}, {amount(device['free_bytes'])} free"
         memory.add_row(where, *(_count(device["fits"][name]) if device["fits"][name] else "-" for name in columns))
     out.print(memory)
 
@@ -162,8 +162,8 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     experts = report["experts"]
     of_experts = f", {experts[1]} of {experts[0]} experts: {_count(active)} active" if experts else ""
     yield "parameters", f"{_count(report['parameters'])}{of_experts}"
-    stored = ", ".join(f"{name} {_size(size)}" for name, size in report["stored_as"].items())
-    yield "stored", f"{_size(report['stored_bytes'])}: {stored}"
+    stored = ", ".join(f"{name} {amount(size)}" for name, size in report["stored_as"].items())
+    yield "stored", f"{amount(report['stored_bytes'])}: {stored}"
     yield "layers", f"{report['layers']} of {report['hidden_size']}, feed-forward {report['intermediate_size']}"
     yield "heads", f"{report['heads']} of {report['head_dim']}, {report['kv_heads']} for keys and values"
     windows = f", window {', '.join(map(str, report['windows']))}" if report["windows"] else ""
@@ -174,14 +174,6 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     ends = ", ".join(map(str, report["eos_ids"])) or "none"
     yield "special ids", f"begin {'none' if report['bos_id'] is None else report['bos_id']}, end {ends}"
     yield "tokenizer", report["tokenizer"] or "none here"
-
-
-def _size(size: int) -> str:
-    """Formats a number of bytes."""
-    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if size >= 1 << power:
-            return f"{size / (1 << power):.1f} {unit}"
-    return f"{size} B"
 
 
 def _count(number: int) -> str:

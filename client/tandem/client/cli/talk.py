@@ -280,10 +280,7 @@ class Talk:
         if rest == "-":
             self._empty = replace(self._empty, tools=[])
         elif rest:
-            tools = _read_json(rest)
-            if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-                raise CommandError(f"{rest}: is not a JSON list of objects")
-            self._empty = replace(self._empty, tools=tools)
+            self._empty = replace(self._empty, tools=read_tools(rest))
         names = [tool_name(tool) or "?" for tool in self._empty.tools]
         _tell(f"tools: {', '.join(names)}" if names else "no tools")
 
@@ -410,6 +407,14 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def read_tools(name: str) -> list[dict[str, Any]]:
+    """Returns the tools of a file. Raises CommandError."""
+    tools = _read_json(name)
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise CommandError(f"{name}: is not a JSON list of objects")
+    return tools
 
 
 def _read_json(name: str) -> Any:

@@ -187,6 +187,14 @@ def harmless(text: str) -> str:
     return "".join(c for c in text if c in "\n\t" or not (ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0))
 
 
+def amount(size: int) -> str:
+    """Formats a number of bytes."""
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size >= 1 << power:
+            return f"{size / (1 << power):.1f} {unit}"
+    return f"{size} B"
+
+
 def print_statistics(result: GenerationResult) -> None:
     """Prints usage, timings and the finish reason on standard error."""
     usage, timings = result.usage, result.timings
@@ -198,14 +206,23 @@ def print_statistics(result: GenerationResult) -> None:
             "first token",
             "none" if result.time_to_first_token is None else f"{result.time_to_first_token * 1000:.0f} ms",
         ),
-        ("speed", "-" if result.tokens_per_second is None else f"{result.tokens_per_second:.1f} tokens/s"),
+        ("speed", _speed(result)),
         ("finish reason", finish_words(result)),
         ("seed", "-" if result.seed is None else str(result.seed)),
     ]
+    if usage.peak_process_bytes:
+        on_device = f", {amount(usage.peak_device_bytes)} on its device" if usage.peak_device_bytes else ""
+        rows.append(("worker's peak", f"{amount(usage.peak_process_bytes)}{on_device}"))
     if result.failovers:
         rows.append(("failovers", str(result.failovers)))
     for name, value in rows:
         errors.print(Text.assemble((f"{name:>13}  ", "dim"), value))
+
+
+def _speed(result: GenerationResult) -> str:
+    if result.tokens_per_second is None:
+        return "-"
+    return f"{result.tokens_per_second:.1f} tokens/s, {result.milliseconds_per_token:.1f} ms a token"
 
 
 def finish_words(result: GenerationResult) -> str:

@@ -943,6 +943,7 @@ class DecodeStreamOpen(_message.Message):
     GRAPHEMES_FIELD_NUMBER: _builtins.int
     MIN_IDS_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
+    INCLUDE_PIECES_FIELD_NUMBER: _builtins.int
     tokenizer: _builtins.str
     """name; empty: the default"""
     include_stop: _builtins.bool
@@ -951,6 +952,8 @@ class DecodeStreamOpen(_message.Message):
     """hold back so that a character made of several code points is never split over two responses"""
     min_ids: _builtins.int
     """A stop string that is complete within the stream's first so many ids is text and does not end it; default 0."""
+    include_pieces: _builtins.bool
+    """fill pieces"""
     @_builtins.property
     def options(self) -> Global___DecodeOptions:
         """clean_spaces must be false"""
@@ -979,10 +982,11 @@ class DecodeStreamOpen(_message.Message):
         graphemes: _builtins.bool = ...,
         min_ids: _builtins.int = ...,
         answer: Global___AnswerParsing | None = ...,
+        include_pieces: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "context_ids", b"context_ids", "graphemes", b"graphemes", "include_stop", b"include_stop", "min_ids", b"min_ids", "options", b"options", "stop_strings", b"stop_strings", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "context_ids", b"context_ids", "graphemes", b"graphemes", "include_pieces", b"include_pieces", "include_stop", b"include_stop", "min_ids", b"min_ids", "options", b"options", "stop_strings", b"stop_strings", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1194,6 +1198,7 @@ class DecodeStreamResponse(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
     REASONING_IDS_FIELD_NUMBER: _builtins.int
+    PIECES_FIELD_NUMBER: _builtins.int
     stream_key: _builtins.str
     text: _builtins.str
     """new text; may be empty while bytes are held back"""
@@ -1221,6 +1226,12 @@ class DecodeStreamResponse(_message.Message):
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___AnswerEvent]:
         """only where `answer` was asked for; they may come later than their text"""
 
+    @_builtins.property
+    def pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Only with include_pieces: parallel to the request's ids, the bytes that each decodes to by itself; control tokens as
+        their text.
+        """
+
     def __init__(
         self,
         *,
@@ -1235,10 +1246,11 @@ class DecodeStreamResponse(_message.Message):
         error: Global___DecodeStreamError | None = ...,
         events: _abc.Iterable[Global___AnswerEvent] | None = ...,
         reasoning_ids: _builtins.int = ...,
+        pieces: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_matched_stop", b"_matched_stop", "error", b"error", "matched_stop", b"matched_stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_stop", b"_matched_stop", "batch", b"batch", "done", b"done", "error", b"error", "events", b"events", "held_bytes", b"held_bytes", "ids_consumed", b"ids_consumed", "matched_stop", b"matched_stop", "reasoning_ids", b"reasoning_ids", "stream_key", b"stream_key", "text", b"text", "trim_ids", b"trim_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_stop", b"_matched_stop", "batch", b"batch", "done", b"done", "error", b"error", "events", b"events", "held_bytes", b"held_bytes", "ids_consumed", b"ids_consumed", "matched_stop", b"matched_stop", "pieces", b"pieces", "reasoning_ids", b"reasoning_ids", "stream_key", b"stream_key", "text", b"text", "trim_ids", b"trim_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__matched_stop: _TypeAlias = _typing.Literal["matched_stop"]  # noqa: Y015
     _WhichOneofArgType__matched_stop: _TypeAlias = _typing.Literal["_matched_stop", b"_matched_stop"]  # noqa: Y015

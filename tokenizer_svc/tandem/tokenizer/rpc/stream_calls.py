@@ -46,6 +46,7 @@ class _Stream:
     bytes: int = 0
     answer: AnswerParser | None = None
     reasoning_ids: int = 0
+    tells_pieces: bool = False
 
     def count(self) -> None:
         """Counts once for a stream: two counters for each message would cost as much as decoding it."""
@@ -130,6 +131,8 @@ class DecodeStreamCall:
         text, events = await self._decode(stream, ids, request.end)
         stream.tokens += len(ids)
         stream.bytes += len(text) if text.isascii() else len(text.encode())
+        table = stream.loaded.tokenizer.table
+        pieces = [table.pieces[index] for index in ids] if stream.tells_pieces else ()
         if not decoder.done:
             return respond(
                 stream_key=key,
@@ -138,6 +141,7 @@ class DecodeStreamCall:
                 ids_consumed=decoder.ids_consumed,
                 events=events,
                 reasoning_ids=stream.reasoning_ids,
+                pieces=pieces,
             )
         self._finish(key)
         if decoder.matched_stop is not None:
@@ -151,6 +155,7 @@ class DecodeStreamCall:
             trim_ids=decoder.trim_ids,
             events=events,
             reasoning_ids=stream.reasoning_ids,
+            pieces=pieces,
         )
 
     async def _decode(self, stream: _Stream, ids: list[int], end: bool) -> tuple[str, Sequence[pb.AnswerEvent]]:
@@ -222,7 +227,8 @@ class DecodeStreamCall:
             min_ids=message.min_ids,
             visible=visible,
         )
-        self._open[key] = _Stream(loaded, decoder, loaded.tokenizer.vocabulary_size, answer=answer)
+        size = loaded.tokenizer.vocabulary_size
+        self._open[key] = _Stream(loaded, decoder, size, answer=answer, tells_pieces=message.include_pieces)
         self._done.pop(key, None)
         self._metrics.open_streams.inc()
         loaded.metrics.streams.inc()

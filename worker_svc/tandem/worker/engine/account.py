@@ -34,3 +34,6 @@ class Usage:
     draft_tokens_proposed: int = 0  # computed by speculation
     draft_tokens_accepted: int = 0  # of them, those that became output
     reasoning_tokens: int = 0  # of the output, resumed_output_ids included: before end_ids and behind begin_ids
+    # the most memory that the engine's process has had so far; of several, the first rank's
+    peak_process_bytes: int = 0
+    peak_device_bytes: int = 0  # the most that it has had allocated on its device; 0: it computes on the CPU

@@ -9,6 +9,7 @@ import torch
 
 from tandem.common import machine
 from tandem.worker.checkpoints.checkpoint import DTYPES, Checkpoint
+from tandem.worker.engine.account import Usage
 from tandem.worker.engine.process.config import BuildError
 from tandem.worker.model.cpu.operations import cpu_operations
 from tandem.worker.model.linear import computes_bf16
@@ -79,6 +80,13 @@ def free_memory(device: torch.device) -> int:
 def device_name(device: torch.device) -> str:
     """Returns the processor's or GPU's own name."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else machine.processor_name()
+
+
+def count_peaks(usage: Usage) -> None:
+    """Tells the most memory that this process and its device have had."""
+    usage.peak_process_bytes = machine.peak_memory()
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    usage.peak_device_bytes = torch.cuda.max_memory_allocated() if on_gpu else 0
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from tandem.worker.engine.guides.guide import Guide
 from tandem.worker.engine.process.build import BuiltEngine, build_engine
 from tandem.worker.engine.process.commands import Commands, load_of
 from tandem.worker.engine.process.config import BuildError, EngineConfig
-from tandem.worker.engine.process.device import device_name
+from tandem.worker.engine.process.device import count_peaks, device_name
 from tandem.worker.engine.process.messages import (
     Abort,
     Busy,
@@ -135,6 +135,8 @@ def _serve(
                     return
         if engine.has_work:
             result = engine.step()
+            for finish in result.finished:
+                count_peaks(finish.statistics)
             if not result.empty:  # else all wait for their guides
                 transport.send(Step.of(result, load_of(engine)))
             if tell is not None and result.cost is not None:
