@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import struct
 from typing import Any
 
 import grpc.aio
@@ -24,6 +25,8 @@ from tandem.client import (
     Segment,
     StoppingParams,
 )
+from tandem.client.generation import without
+from tandem.inference.v1 import inference_pb2 as pb
 from tests.client.fakes import (
     BOS,
     CONTROL,
@@ -340,3 +343,11 @@ async def test_speed_is_told_in_both_ways(client: AsyncClient) -> None:
     assert result.tokens_per_second is not None and result.milliseconds_per_token is not None
     assert result.tokens_per_second * result.milliseconds_per_token == pytest.approx(1000)
     assert (await client.generate("Hi", max_tokens=1)).milliseconds_per_token is None
+
+
+def test_what_another_worker_says_again_is_left_out_with_all_that_belongs_to_it() -> None:
+    rows = [struct.pack("<3f", *range(start, start + 3)) for start in (0, 3, 6)]
+    delta = pb.Delta(ids=[5, 6, 7], logprobs=[0, 1, 2], ranks=[1, 2, 3], vocabulary_logprobs=b"".join(rows))
+    known = [2]
+    left = without(delta, known)
+    assert (list(left.ids), list(left.ranks), left.vocabulary_logprobs, known) == ([7], [3], rows[2], [0])

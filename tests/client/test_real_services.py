@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -206,6 +207,13 @@ async def test_samplers_and_logprobs_by_sdk_and_command_line(client: AsyncClient
     assert result.prompt_logprobs is not None
     assert len(result.prompt_logprobs.logprobs) == len(result.prompt_ids)
     assert result.prompt_logprobs.logprobs[0] is None
+    whole = await client.generate("ROMEO:", **{**asked, "top_logprobs": "all", "prompt_logprobs": False}, n=2)
+    assert whole.output_ids == result.output_ids and whole.top_logprobs is None
+    for output in pickle.loads(pickle.dumps(whole)).outputs:
+        assert [
+            row[id_] for row, id_ in zip(output.vocabulary_logprobs, output.output_ids, strict=True)
+        ] == output.logprobs
+        assert {len(row) for row in output.vocabulary_logprobs} == {len(pieces)}
     scored = await client.generate("ROMEO:", max_tokens=0, prompt_logprobs=True)
     assert scored.output_ids == []
     assert scored.prompt_logprobs is not None

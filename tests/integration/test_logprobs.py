@@ -63,6 +63,25 @@ async def test_of_the_output_with_the_most_probable_and_given_ids(worker: Worker
     assert answer.finished.total_logprob == pytest.approx(sum(answer.logprobs))
 
 
+async def test_of_the_whole_vocabulary(worker: Worker, expected: np.ndarray):
+    plain = await worker.generate(ask(60, top_logprobs=5))
+    rows: list[np.ndarray] = []
+    ids: list[int] = []
+    request = ask(60, vocabulary_logprobs=True, top_logprobs=5)
+    request.stopping.stop_sequences.add(ids=plain.ids[-3:])  # what is held back has its rows too
+    async for message in worker.inference.Generate(request, timeout=120):
+        ids += message.delta.ids
+        if message.delta.ids:
+            whole = np.frombuffer(message.delta.vocabulary_logprobs, "<f4").reshape(len(message.delta.ids), -1)
+            assert whole.shape[1] == expected.shape[1]
+            for row, top in zip(whole, message.delta.top_logprobs, strict=True):
+                assert np.array_equal(row[list(top.ids)], top.logprobs), "the same numbers"
+            rows += list(whole)
+    assert ids == plain.ids[: len(ids)] and len(ids) >= 57
+    assert np.allclose(rows[0], expected[-1], atol=2e-4)
+    assert np.allclose(np.exp(np.array(rows, np.float64)).sum(axis=1), 1, atol=1e-4)
+
+
 async def test_processed_ones_are_of_what_was_drawn_from(worker: Worker, expected: np.ndarray):
     answer = await worker.generate(ask(top_logprobs=64, logprobs_mode=pb.LOGPROBS_MODE_PROCESSED))
     first = answer.others[0]

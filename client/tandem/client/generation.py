@@ -153,7 +153,7 @@ class TokenStream:
                         worker.reached = True
                         event = response.WhichOneof("event")
                         if event == "delta":
-                            delta = _without(response.delta, known)
+                            delta = without(response.delta, known)
                             if delta.ids:
                                 self._suspicions = ""
                                 if self.first_delta_at is None:
@@ -256,12 +256,14 @@ class TokenStream:
         return True
 
 
-def _without(delta: pb.Delta, known: list[int]) -> pb.Delta:
+def without(delta: pb.Delta, known: list[int]) -> pb.Delta:
     """Returns the delta without the first `known[index]` ids of its output, and counts them down. Arrays are parallel
     to ids."""
     dropped = min(known[delta.index], len(delta.ids))
     if dropped:
         known[delta.index] -= dropped
+        row = len(delta.vocabulary_logprobs) // len(delta.ids)
+        delta.vocabulary_logprobs = delta.vocabulary_logprobs[dropped * row :]
         for values in (delta.ids, delta.logprobs, delta.ranks, delta.top_logprobs):
             del values[:dropped]
     return delta

@@ -6,7 +6,9 @@ Ids are queued while the tokenizer works; text and ids are queued until the read
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
+from array import array
 from collections.abc import Callable, Sequence
 
 from tandem.client.answers import AnswerSoFar
@@ -34,6 +36,7 @@ class GrowingOutput:
         self._logprobs: list[float] = []  # parallel to _received
         self._ranks: list[int] = []  # likewise
         self._others: list[TopLogprobs] = []  # likewise
+        self._whole: list[array[float]] = []  # likewise
         self._texts: list[str] = []  # published pieces
         self._texts_read = 0
         self.answer = AnswerSoFar(f"{plan.request_id}:{index}")
@@ -68,6 +71,11 @@ class GrowingOutput:
         return self._others[: self.ids_out] if self._plan.with_top_logprobs else None
 
     @property
+    def vocabulary_logprobs(self) -> list[array[float]] | None:
+        """The logprobs of all ids at each of `output_ids`; None unless they were asked for."""
+        return self._whole[: self.ids_out] if self._plan.with_vocabulary_logprobs else None
+
+    @property
     def pieces(self) -> list[bytes] | None:
         """The bytes of each of `output_ids`; None unless they were asked for."""
         return self._pieces(self.output_ids)
@@ -89,6 +97,7 @@ class GrowingOutput:
             self._logprobs.extend(delta.logprobs)
             self._ranks.extend(delta.ranks)
             self._others.extend(top_logprobs(each, self.vocabulary) for each in delta.top_logprobs)
+            self._whole.extend(_rows(delta.vocabulary_logprobs, len(delta.ids)))
             assert len(self._logprobs) == len(self._received), "delta arrays are parallel"
         if not self._plan.detokenize:
             self._publish("", len(self._received))
@@ -112,6 +121,7 @@ class GrowingOutput:
             ranks=self._ranks[new] if self._plan.with_logprobs else None,
             top_logprobs=self._others[new] if self._plan.with_top_logprobs else None,
             index=self.index,
+            vocabulary_logprobs=self._whole[new] if self._plan.with_vocabulary_logprobs else None,
             pieces=self._pieces(self._received[new]),
             held_bytes=self._held_bytes,
             events=events,
@@ -170,3 +180,13 @@ def top_logprobs(message: pb.TopLogprobs, vocabulary: Sequence[bytes] | None) ->
     """Returns a message's top logprobs as the SDK's record, with the bytes of the ids where a vocabulary is given."""
     pieces = [] if vocabulary is None else [vocabulary[id_] for id_ in message.ids]
     return TopLogprobs(list(message.ids), list(message.logprobs), list(message.ranks), pieces)
+
+
+def _rows(numbers: bytes, count: int) -> list[array[float]]:
+    """Returns as many arrays of float32, none of which is there without numbers."""
+    size = len(numbers) // count if count else 0
+    rows = [array("f", numbers[start : start + size]) for start in range(0, len(numbers), size or 1)]
+    if sys.byteorder == "big":
+        for row in rows:
+            row.byteswap()
+    return rows

@@ -100,7 +100,8 @@ class GenerateOptions(CallOptions, SamplingOptions, total=False):
     include_stop: bool
 
     logprobs: bool  # of each output token, with its rank
-    top_logprobs: int | None  # of the most probable tokens at each position; at most 64
+    # Of the most probable tokens at each position, at most 64; "all": of the whole vocabulary, in vocabulary_logprobs.
+    top_logprobs: int | Literal["all"] | None
     logprob_ids: Sequence[int]  # of these ids at each position; at most 128
     processed_logprobs: bool  # after all stages instead of the model's own
     prompt_logprobs: bool  # of each prompt token; with max_tokens=0 nothing is generated

@@ -299,6 +299,7 @@ class Pipeline:
             broken_calls=outputs[0].broken_calls,
             reasoning_tokens=outputs[0].reasoning_tokens,
             pieces=outputs[0].pieces,
+            vocabulary_logprobs=outputs[0].vocabulary_logprobs,
             prompt_ids=self._prompt_ids,
             usage=_usage(len(self._prompt_ids), self._outputs, list(tokens.finished.values())),
             timings=Timings(
@@ -352,6 +353,7 @@ def _output(output: GrowingOutput, finished: pb.Finished, plan: GenerationPlan) 
         ranks=output.ranks,
         top_logprobs=output.top_logprobs,
         pieces=output.pieces,
+        vocabulary_logprobs=output.vocabulary_logprobs,
         finish_reason=FinishReason.STOP_STRING if stopped else _reason(finished),
         matched_stop=output.matched_stop,
         matched_stop_token=None if stopped else matched_token,

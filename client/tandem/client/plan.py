@@ -6,7 +6,7 @@ import dataclasses
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from tandem.client.calling import Calling, ResponseFormat
 from tandem.client.conversations import chat_request, tool_texts, tools_violations
@@ -45,7 +45,7 @@ class GenerationPlan:
     timeout: float | None
     request_id: str
     logprobs: bool = False
-    top_logprobs: int | None = None
+    top_logprobs: int | Literal["all"] | None = None
     logprob_ids: Sequence[int] = ()
     processed_logprobs: bool = False
     prompt_logprobs: bool = False
@@ -157,12 +157,17 @@ class GenerationPlan:
     @property
     def with_logprobs(self) -> bool:
         """True when logprobs of the output were asked for."""
-        return self.logprobs or self.with_top_logprobs
+        return self.logprobs or self.with_vocabulary_logprobs or self.with_top_logprobs
+
+    @property
+    def with_vocabulary_logprobs(self) -> bool:
+        """True when those of the whole vocabulary were asked for."""
+        return self.top_logprobs == "all"
 
     @property
     def with_top_logprobs(self) -> bool:
         """True when logprobs of other tokens were asked for."""
-        return bool(self.top_logprobs or len(self.logprob_ids))
+        return self.top_logprobs not in (None, 0, "all") or len(self.logprob_ids) > 0
 
     @property
     def several(self) -> bool:
@@ -208,7 +213,8 @@ class GenerationPlan:
             length_penalty=self.length_penalty,
             output=pb.OutputOptions(
                 logprobs=self.logprobs,
-                top_logprobs=self.top_logprobs,
+                top_logprobs=None if self.top_logprobs == "all" else self.top_logprobs,
+                vocabulary_logprobs=self.with_vocabulary_logprobs,
                 logprob_ids=self.logprob_ids,
                 logprobs_mode=pb.LOGPROBS_MODE_PROCESSED if self.processed_logprobs else pb.LOGPROBS_MODE_UNSPECIFIED,
                 prompt_logprobs=self.prompt_logprobs,
@@ -254,6 +260,8 @@ def make_plan(
     if isinstance(stopping.stop, str):
         values["stopping.stop"] = [stopping.stop]
     values |= {name: value for name, value in given.items() if name in RULES}
+    if given.get("top_logprobs") == "all":
+        del values["top_logprobs"]
     if isinstance(given.get("dry_breakers"), str):
         values["dry_breakers"] = [given["dry_breakers"]]
     violations: list[FieldViolation] = prompt_violations(prompt, given.get("special_tokens", "text"), field)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -130,6 +131,8 @@ class Chunk:
     top_logprobs: list[TopLogprobs] | None = None  # likewise
     index: int = 0  # which output, where there are several
     pieces: list[bytes] | None = None  # parallel to ids: the bytes that each decodes to; None unless asked for
+    # Of all ids at each of ids, float32 arrays by id; None unless top_logprobs is "all".
+    vocabulary_logprobs: list[array[float]] | None = None
     # Bytes of text that wait behind it: for the rest of a character, or because they may become a stop string.
     held_bytes: int = 0
     # What of the answer it tells; empty unless it is parsed. Events may come later than their text.
@@ -167,6 +170,8 @@ class Output:
     reasoning_tokens: int = 0  # of its tokens
     response_format: type[ResponseFormat] | None = None  # as it was asked for
     pieces: list[bytes] | None = None  # parallel to output_ids: the bytes that each decodes to; None unless asked for
+    # Of all ids at each of output_ids, float32 arrays by id; None unless top_logprobs is "all".
+    vocabulary_logprobs: list[array[float]] | None = None
 
     @property
     def parsed(self) -> Any:
@@ -228,6 +233,8 @@ class GenerationResult:
     broken_calls: int = 0  # those that could not be read, and are content
     reasoning_tokens: int = 0  # of its tokens
     pieces: list[bytes] | None = None  # parallel to output_ids: the bytes that each decodes to; None unless asked for
+    # Of all ids at each of output_ids, float32 arrays by id; None unless top_logprobs is "all".
+    vocabulary_logprobs: list[array[float]] | None = None
 
     @property
     def parsed(self) -> Any:

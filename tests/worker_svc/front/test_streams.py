@@ -41,6 +41,22 @@ async def test_what_piles_up_goes_out_as_one_message():
     assert output.pending == 0
 
 
+async def test_a_message_has_no_more_than_fit_into_it():
+    output = OutputStream(1, Delivery(1, None, most_tokens=2))
+    for token in range(5):
+        output.push(token, 0.0, time.monotonic(), whole=bytes([token]))
+    output.hold(1)
+    taken = []
+    while output.pending > 1:
+        await output.ready()
+        tokens = output.take()
+        assert tokens.whole == [bytes([token]) for token in tokens.ids]
+        taken.append(tokens.ids)
+    assert taken == [[0, 1], [2, 3]]
+    output.end(ended(trim=1))
+    assert (output.take().whole, output.pending) == ([], 0)
+
+
 async def test_a_reader_wakes_for_the_interval_it_asked_for_and_not_before():
     output = stream(interval=3)
     reader = asyncio.create_task(output.ready())

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import combinations
 
 import grpc
+import msgspec
 import pytest
 
 from tandem.common.errors import ServiceError
@@ -128,3 +129,20 @@ def test_a_cache_of_each_callers_own_keeps_every_caller_and_salt_apart() -> None
     assert salt("a", "x", own=False) == salt("b", "x", own=False) == "x"
     pairs = [(caller, given) for caller in ("", "a", "ab", "1:a") for given in ("", "a", "b", "1:", "2:ab")]
     assert len({salt(*pair) for pair in pairs}) == len(pairs)
+
+
+def test_logprobs_of_the_whole_vocabulary_are_bounded() -> None:
+    info = msgspec.structs.replace(INFO, vocabulary_size=1 << 17, context_length=1000)
+    request = pb.GenerateRequest(prompt_ids=[1], output=pb.OutputOptions(vocabulary_logprobs=True))
+    for outputs, most in ((1, 128), (4, 32)):
+        request.n = outputs
+        for asked in (None, most + 1):
+            request.stopping.Clear()
+            if asked is not None:
+                request.stopping.max_tokens = asked
+            with pytest.raises(ServiceError, match=rf"output.vocabulary_logprobs.*at most {most} tokens"):
+                validate(request, info, number=1, seed=0, fingerprint="")
+        request.stopping.max_tokens = most
+        submit, delivery = validate(request, info, number=1, seed=0, fingerprint="")
+        assert submit.logprobs.whole and submit.logprobs.sampled
+        assert delivery.most_tokens == 2, "a message has a MiB of them"

@@ -602,6 +602,7 @@ class OutputOptions(_message.Message):
     ECHO_FIELD_NUMBER: _builtins.int
     STREAM_INTERVAL_TOKENS_FIELD_NUMBER: _builtins.int
     STREAM_MAX_DELAY_MS_FIELD_NUMBER: _builtins.int
+    VOCABULARY_LOGPROBS_FIELD_NUMBER: _builtins.int
     logprobs: _builtins.bool
     """of each sampled token, with its rank"""
     top_logprobs: _builtins.int
@@ -617,6 +618,10 @@ class OutputOptions(_message.Message):
     """At least this many tokens in a delta, except the last one. Slow readers get larger deltas in any case."""
     stream_max_delay_ms: _builtins.int
     """send a smaller delta after this time"""
+    vocabulary_logprobs: _builtins.bool
+    """Of every id of the vocabulary at each position of the output; implies logprobs. All outputs' max_tokens together times
+    4 bytes an id are at most 64 MiB, and a worker takes four such requests at a time.
+    """
     @_builtins.property
     def logprob_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of these ids at each position; implies logprobs"""
@@ -632,10 +637,11 @@ class OutputOptions(_message.Message):
         echo: _builtins.bool = ...,
         stream_interval_tokens: _builtins.int | None = ...,
         stream_max_delay_ms: _builtins.int | None = ...,
+        vocabulary_logprobs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_stream_interval_tokens", b"_stream_interval_tokens", "_stream_max_delay_ms", b"_stream_max_delay_ms", "_top_logprobs", b"_top_logprobs", "stream_interval_tokens", b"stream_interval_tokens", "stream_max_delay_ms", b"stream_max_delay_ms", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stream_interval_tokens", b"_stream_interval_tokens", "_stream_max_delay_ms", b"_stream_max_delay_ms", "_top_logprobs", b"_top_logprobs", "echo", b"echo", "logprob_ids", b"logprob_ids", "logprobs", b"logprobs", "logprobs_mode", b"logprobs_mode", "prompt_logprobs", b"prompt_logprobs", "stream_interval_tokens", b"stream_interval_tokens", "stream_max_delay_ms", b"stream_max_delay_ms", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stream_interval_tokens", b"_stream_interval_tokens", "_stream_max_delay_ms", b"_stream_max_delay_ms", "_top_logprobs", b"_top_logprobs", "echo", b"echo", "logprob_ids", b"logprob_ids", "logprobs", b"logprobs", "logprobs_mode", b"logprobs_mode", "prompt_logprobs", b"prompt_logprobs", "stream_interval_tokens", b"stream_interval_tokens", "stream_max_delay_ms", b"stream_max_delay_ms", "top_logprobs", b"top_logprobs", "vocabulary_logprobs", b"vocabulary_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stream_interval_tokens: _TypeAlias = _typing.Literal["stream_interval_tokens"]  # noqa: Y015
     _WhichOneofArgType__stream_interval_tokens: _TypeAlias = _typing.Literal["_stream_interval_tokens", b"_stream_interval_tokens"]  # noqa: Y015
@@ -1006,8 +1012,11 @@ class Delta(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
+    VOCABULARY_LOGPROBS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """which output; 0 to n - 1"""
+    vocabulary_logprobs: _builtins.bytes
+    """Only with vocabulary_logprobs: float32, little-endian, for each of ids those of the whole vocabulary by id."""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """at least one"""
@@ -1032,10 +1041,11 @@ class Delta(_message.Message):
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
         top_logprobs: _abc.Iterable[Global___TopLogprobs] | None = ...,
         ranks: _abc.Iterable[_builtins.int] | None = ...,
+        vocabulary_logprobs: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "index", b"index", "logprobs", b"logprobs", "ranks", b"ranks", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "index", b"index", "logprobs", b"logprobs", "ranks", b"ranks", "top_logprobs", b"top_logprobs", "vocabulary_logprobs", b"vocabulary_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

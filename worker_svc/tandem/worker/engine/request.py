@@ -28,6 +28,7 @@ class LogprobOptions:
     ids: tuple[int, ...] = ()  # of these at each position
     processed: bool = False  # after all stages instead of the model's own
     prompt: bool = False  # of each prompt token too
+    whole: bool = False  # of the whole vocabulary at each position; then also `sampled`
 
     @property
     def wanted(self) -> bool:

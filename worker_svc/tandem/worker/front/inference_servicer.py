@@ -136,7 +136,14 @@ def _delta(index: int, tokens: Tokens, with_logprobs: bool) -> pb.Delta:
     if not with_logprobs:
         return pb.Delta(index=index, ids=tokens.ids)
     others = [_top_logprobs(each) for each in tokens.others]
-    return pb.Delta(index=index, ids=tokens.ids, logprobs=tokens.logprobs, ranks=tokens.ranks, top_logprobs=others)
+    return pb.Delta(
+        index=index,
+        ids=tokens.ids,
+        logprobs=tokens.logprobs,
+        ranks=tokens.ranks,
+        top_logprobs=others,
+        vocabulary_logprobs=b"".join(tokens.whole),
+    )
 
 
 def _top_logprobs(tokens: TopTokens) -> pb.TopLogprobs:

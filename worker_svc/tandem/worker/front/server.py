@@ -50,7 +50,7 @@ from tandem.worker.front.running import Running, request_digest
 from tandem.worker.front.streams import OutputStream
 from tandem.worker.front.supervisor import EngineSupervisor
 from tandem.worker.front.tokenizer_check import check_tokenizer, read_peer_files
-from tandem.worker.front.validation import validate
+from tandem.worker.front.validation import MOST_WHOLE, validate
 from tandem.worker.front.watchdog import Silence
 from tandem.worker.settings import WorkerSettings
 
@@ -353,6 +353,8 @@ class WorkerService:
         key, suspicions = self._suspicions(request, told)
         prompt_tokens = len(request.prompt_ids)
         admitted_tokens = prompt_tokens + len(request.resumed_output_ids)
+        if request.output.vocabulary_logprobs:
+            self._check_whole()
         try:
             self.admission.enter(admitted_tokens, submit.samples, caller)
         except ServiceError:
@@ -382,6 +384,15 @@ class WorkerService:
             self.close(running)
             raise
         return running, submit
+
+    def _check_whole(self) -> None:
+        """Refuses one more request that is told the logprobs of the whole vocabulary, where there are enough."""
+        if sum(running.request.output.vocabulary_logprobs for running in self._running.values()) >= MOST_WHOLE:
+            raise resource_exhausted(
+                f"{MOST_WHOLE} requests with output.vocabulary_logprobs run, which is the limit",
+                reason="QUEUE_FULL",
+                retry_after=self.admission.retry_after(time.monotonic()),
+            )
 
     def _suspicions(self, request: pb.GenerateRequest, told: int) -> tuple[bytes, int]:
         """Returns the digest of the request, where one is needed, and how often it was suspected; raises

@@ -26,21 +26,22 @@ class Tokens:
     logprobs: list[float] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
     others: list[TopTokens] = field(default_factory=list)  # empty unless they were asked for
+    whole: list[bytes] = field(default_factory=list)  # likewise: float32 logprobs of the whole vocabulary
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def cut(self, end: int) -> Tokens:
         """Removes and returns the first `end` of them."""
-        taken = Tokens(self.ids[:end], self.logprobs[:end], self.ranks[:end], self.others[:end])
-        for each in (self.ids, self.logprobs, self.ranks, self.others):
+        taken = Tokens(self.ids[:end], self.logprobs[:end], self.ranks[:end], self.others[:end], self.whole[:end])
+        for each in (self.ids, self.logprobs, self.ranks, self.others, self.whole):
             del each[:end]
         return taken
 
     def trim(self, count: int) -> None:
         """Drops the last ones."""
         if count:
-            for each in (self.ids, self.logprobs, self.ranks, self.others):
+            for each in (self.ids, self.logprobs, self.ranks, self.others, self.whole):
                 del each[-count:]
 
 
@@ -78,7 +79,15 @@ class OutputStream:
         """Returns the total logprob and the number of the tokens that were not taken."""
         return math.fsum(self._tokens.logprobs), len(self._tokens)
 
-    def push(self, token: int, logprob: float, now: float, rank: int = 0, others: TopTokens | None = None) -> None:
+    def push(
+        self,
+        token: int,
+        logprob: float,
+        now: float,
+        rank: int = 0,
+        others: TopTokens | None = None,
+        whole: bytes | None = None,
+    ) -> None:
         """Adds one token."""
         tokens = self._tokens
         self.pushed_at = now
@@ -89,6 +98,8 @@ class OutputStream:
         tokens.ranks.append(rank)
         if self.delivery.others:
             tokens.others.append(others or ([], [], []))
+        if whole is not None:
+            tokens.whole.append(whole)
         if len(tokens.ids) >= self.delivery.interval_tokens or self.delivery.max_delay_seconds is not None:
             self.wake.set()
 
@@ -122,8 +133,9 @@ class OutputStream:
         await next_due([self])
 
     def take(self) -> Tokens:
-        """Returns the tokens that have come since the last call, but for those that are held back."""
-        taken = self._tokens.cut(len(self._tokens) - self._held)
+        """Returns the tokens that have come since the last call and fit into a message, but for those that are held
+        back."""
+        taken = self._tokens.cut(min(len(self._tokens) - self._held, self.delivery.most_tokens))
         self._pending_since = time.monotonic()
         self.sent += len(taken)
         self.total_logprob += math.fsum(taken.logprobs)

@@ -285,12 +285,13 @@ class EngineSupervisor:
                     stream.prompt.others.extend(part.others.each())
         others = step.others.each() if step.others is not None else itertools.repeat(None)
         gaps: list[float] = []
-        for number, token, logprob, rank, other in zip(numbers, ids, logprobs, ranks, others, strict=False):
+        told = zip(numbers, ids, logprobs, ranks, others, strict=False)
+        for place, (number, token, logprob, rank, other) in enumerate(told):
             stream = streams.get(number)
             if stream is not None:  # else nobody reads it any more
                 if stream.pushed_at:
                     gaps.append(now - stream.pushed_at)
-                stream.push(token, logprob, now, rank, other)
+                stream.push(token, logprob, now, rank, other, step.whole.get(place))
         self._observer.token_gaps(gaps)
         for number, held in step.held:
             stream = streams.get(number)

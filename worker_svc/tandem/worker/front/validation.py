@@ -9,6 +9,7 @@ Pure: no engine, no clock, no randomness but the seed that is handed in. Three r
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -37,6 +38,9 @@ from tandem.worker.front.id_rules import id_violations
 from tandem.worker.front.sampling_rules import sampling_violations, to_sampling
 
 LIMITS = limits_of(pb.GenerateRequest.DESCRIPTOR)
+MOST_WHOLE = 4  # requests at a time that are told the logprobs of the whole vocabulary
+_WHOLE_BYTES = 64 << 20  # of those, for each request
+_MESSAGE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class Delivery:
     interval_tokens: int
     max_delay_seconds: float | None
     others: bool = False  # tokens besides the sampled one are reported at each position
+    most_tokens: int = sys.maxsize  # of a message
 
 
 def validate(
@@ -94,7 +99,9 @@ def validate(
         reasoning=reasoning_of(request),
     )
     delay = output.stream_max_delay_ms / 1000 if output.HasField("stream_max_delay_ms") else None
-    return submit, Delivery(max(1, output.stream_interval_tokens), delay, others=submit.logprobs.width > 0)
+    most = max(1, _MESSAGE_BYTES // (4 * info.vocabulary_size)) if submit.logprobs.whole else sys.maxsize
+    interval = min(max(1, output.stream_interval_tokens), most)
+    return submit, Delivery(interval, delay, others=submit.logprobs.width > 0, most_tokens=most)
 
 
 def _logprobs(request: pb.GenerateRequest) -> LogprobOptions:
@@ -105,12 +112,13 @@ def _logprobs(request: pb.GenerateRequest) -> LogprobOptions:
         ids=tuple(output.logprob_ids),
         processed=output.logprobs_mode == pb.LOGPROBS_MODE_PROCESSED,
         prompt=output.prompt_logprobs,
+        whole=output.vocabulary_logprobs,
     )
 
 
 def wants_logprobs(output: pb.OutputOptions) -> bool:
     """Tells whether the sampled tokens' logprobs are sent."""
-    return output.logprobs or output.top_logprobs > 0 or bool(output.logprob_ids)
+    return output.logprobs or output.vocabulary_logprobs or output.top_logprobs > 0 or bool(output.logprob_ids)
 
 
 def _refuse_unknown(request: pb.GenerateRequest) -> None:
@@ -137,6 +145,7 @@ def _violations(request: pb.GenerateRequest, info: EngineInfo) -> Iterator[Field
     yield from sample_violations(request)
     yield from guide_violations(request)
     yield from reasoning_violations(request)
+    yield from _whole_violations(request, info)
     mode = request.output.logprobs_mode
     if mode not in pb.LogprobsMode.values():
         yield FieldViolation("output.logprobs_mode", f"{mode} is not a known mode")
@@ -192,6 +201,20 @@ def _stopping_violations(request: pb.GenerateRequest, info: EngineInfo) -> Itera
         yield FieldViolation(
             "stopping.min_tokens",
             f"must be at most the context length {info.context_length}, not {stopping.min_tokens}",
+        )
+
+
+def _whole_violations(request: pb.GenerateRequest, info: EngineInfo) -> Iterator[FieldViolation]:
+    """A reader who is slow must not make the front keep more than so many bytes."""
+    if not request.output.vocabulary_logprobs:
+        return
+    fitting = _WHOLE_BYTES // (4 * info.vocabulary_size * samples_of(request))
+    room = info.context_length - len(request.prompt_ids)
+    asked = min(room, request.stopping.max_tokens) if request.stopping.HasField("max_tokens") else room
+    if asked > fitting:
+        yield FieldViolation(
+            "output.vocabulary_logprobs",
+            f"can be told of at most {fitting} tokens in each output: set stopping.max_tokens, which is {asked} now",
         )
 
 

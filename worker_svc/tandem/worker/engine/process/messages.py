@@ -324,6 +324,7 @@ class Step(msgspec.Struct, tag=True, array_like=True):
     schedule_seconds: float
     forward_seconds: float
     sample_seconds: float
+    whole: dict[int, bytes] = {}  # logprobs (float32) of the whole vocabulary, by place in the arrays, where asked for
 
     @classmethod
     def of(cls, result: StepResult, load: Load) -> Step:
@@ -346,6 +347,7 @@ class Step(msgspec.Struct, tag=True, array_like=True):
             schedule_seconds=result.schedule_seconds,
             forward_seconds=result.forward_seconds,
             sample_seconds=result.sample_seconds,
+            whole={place: found.tobytes() for place, found in result.sampled.whole.items()},
         )
 
 

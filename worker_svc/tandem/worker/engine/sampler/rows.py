@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -85,6 +85,9 @@ class Sampled:
     finite: npt.NDArray[np.bool_]  # false: the model's numbers are broken, the id means nothing
     possible: npt.NDArray[np.bool_]  # false: the request's constraints allow no id at all, the id means nothing
     alternatives: Alternatives
+    whole: dict[int, npt.NDArray[np.float32]] = field(
+        default_factory=dict
+    )  # logprobs of all ids, by row where asked for
 
     def take(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> Sampled:
         """Returns some of the rows, in this order."""
@@ -96,6 +99,9 @@ class Sampled:
             self.finite[rows],
             self.possible[rows],
             self.alternatives.take(rows),
+            {place: self.whole[row] for place, row in enumerate(rows.tolist()) if row in self.whole}
+            if self.whole
+            else {},
         )
 
     @classmethod
@@ -110,6 +116,7 @@ class Sampled:
     @classmethod
     def joined(cls, parts: Sequence[Sampled]) -> Sampled:
         """Joins the parts one after the other."""
+        starts = np.cumsum([0, *(len(part.ids) for part in parts[:-1])]).tolist()
         return cls(
             np.concatenate([part.ids for part in parts]),
             np.concatenate([part.logprobs for part in parts]),
@@ -117,6 +124,11 @@ class Sampled:
             np.concatenate([part.finite for part in parts]),
             np.concatenate([part.possible for part in parts]),
             Alternatives.joined([part.alternatives for part in parts]),
+            {
+                start + row: found
+                for start, part in zip(starts, parts, strict=True)
+                for row, found in part.whole.items()
+            },
         )
 
     @classmethod
