@@ -237,9 +237,9 @@ def _report(result: Sampled, rows: Rows, ids: torch.Tensor, parts: list[tuple[li
     others: list[Alternatives] = []
     for places, logprobs in parts:
         result.logprobs[places], result.ranks[places] = chosen_logprobs(logprobs, ids[places])
-        for place, row in enumerate(places):
+        for values, row in zip(logprobs, places, strict=True):
             if rows.requests[row].logprobs.whole:
-                result.whole[row] = logprobs[place].float().cpu().numpy()
+                result.whole[row] = values.float().cpu().numpy()
         order.extend(places)
         others.append(alternatives(logprobs, [rows.requests[row].logprobs for row in places]))
     joined = Alternatives.joined([*others, Alternatives.nothing(1)])
