@@ -15,19 +15,20 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.random_llama import RandomCheckpoint, llama
-from tandem.worker.checkpoints.grouped import Float8Rows
+from tandem.worker.checkpoints.grouped import Float8Rows, to_float8
 from tandem.worker.checkpoints.model_config import AttentionKind, Experts, KVHeads, ModelConfig
 from tandem.worker.engine.process.build import BuiltEngine, build_engine
 from tandem.worker.engine.process.config import EngineConfig
 from tandem.worker.engine.request import Request, Stopping
 from tandem.worker.engine.sampling import Sampling
-from tandem.worker.model.attention import Segment
+from tandem.worker.model.attention import Scores, Segment
 from tandem.worker.model.cuda import operations as cuda_operations
 from tandem.worker.model.cuda import products as cuda_products
+from tandem.worker.model.cuda.flash_infer import FlashInfer
 from tandem.worker.model.cuda.kernels import dependent
 from tandem.worker.model.cuda.kernels.product import Tile, product
 from tandem.worker.model.cuda.operations import Sizes, TritonOperations
-from tandem.worker.model.float8 import scaled_product, to_float8
+from tandem.worker.model.float8 import scaled_product
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import Plain
 from tandem.worker.model.linear import PlainWeight
@@ -133,12 +134,17 @@ def kernels(reproducible: bool, ceiling: dict[str, float], scale: Scale) -> dict
     decodes = [Segment(row, 1, scale.context - 1, pages[row]) for row in range(scale.sequences)]
     prefill = [Segment(0, scale.prefill, 0, np.concatenate(pages[: -(-scale.prefill // scale.context)]))]
 
-    def timed(segments: list[Segment], programs: int = cuda_operations.PROGRAMS_PER_PROCESSOR) -> float:
+    def timed(
+        segments: list[Segment],
+        programs: int = cuda_operations.PROGRAMS_PER_PROCESSOR,
+        flash_infer: FlashInfer | None = None,
+    ) -> float:
         operations = TritonOperations(programs * _processors(scale), reproducible=reproducible)
+        operations.flash_infer = flash_infer
         rows = sum(s.length for s in segments)
         q = torch.randn(rows, heads, head_dim, device=scale.device, dtype=scale.dtype)
         plan = operations.plan(segments, cache, heads, AttentionKind(0, shape.heads[0]))
-        return median_seconds(lambda: plan.attend(cache.keys[0], cache.values[0], q, head_dim**-0.5), scale)
+        return median_seconds(lambda: plan.attend(cache.keys[0], cache.values[0], q, Scores(head_dim**-0.5)), scale)
 
     moved = scale.sequences * scale.context * cache.shape.bytes_per_token
     flops = 4 * heads * head_dim * scale.prefill * (scale.prefill + 1) / 2
@@ -156,6 +162,9 @@ def kernels(reproducible: bool, ceiling: dict[str, float], scale: Scale) -> dict
     }
     if not reproducible:
         result["decode"]["by_programs"] = {n: decode_share(timed(decodes, n)) for n in (1, 3, 4)}
+        if (library := FlashInfer.installed()) is not None:
+            share = prefill_share(timed(prefill, flash_infer=library))
+            result["prefill"]["rate_share_by_flash_infer"] = library.refused or share
         ours = Sizes.prefill_tile
         try:
             for tile in (32, 64):

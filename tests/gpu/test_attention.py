@@ -81,6 +81,6 @@ def test_the_bits_are_the_same_alone_in_chunks_and_in_company(stored: KVFormat) 
     assert torch.equal(together[0], whole[0][2999:])
     assert torch.equal(together[1], whole[1][690:])
     assert torch.equal(together[2], whole[2])
-    assert torch.equal(scene.attend(ours, [(0, 2999, 3000)])[0], whole[0][2999:])  # alone: in parts that are combined
+    assert torch.equal(scene.attend(ours, [(0, 2999, 3000)])[0], whole[0][2999:])  # alone: in parts that are merged
     chunked = scene.attend(ours, [(0, 0, 1000), (0, 1000, 1077), (0, 1077, 3000)])
     assert torch.equal(torch.cat(chunked), whole[0])

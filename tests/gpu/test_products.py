@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.worker.checkpoints.grouped import Quantization
+from tandem.worker.checkpoints.grouped import Quantization, to_float8
 from tandem.worker.engine.request import LogprobOptions, Request, Stopping
 from tandem.worker.engine.sampler import Rows, SamplingTable, launch, sample
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.model.cuda.kernels.float8 import rows_to_float8
 from tandem.worker.model.cuda.products import few_rows, same_bits
 from tandem.worker.model.cuda.quantized import KernelWeight
-from tandem.worker.model.float8 import Float8Weight, to_float8
+from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.quantization import quantize
 
 BF16 = torch.bfloat16
@@ -70,7 +70,8 @@ def test_fp8_products_equal_float64_of_what_is_multiplied() -> None:
     weight.fill(0, to_float8(torch.randn(4096, 14336, device="cuda")))
     for rows in (1, 5, 64, 300):
         x = torch.randn(rows, 14336, device="cuda", dtype=BF16)
-        q, scale = rows_to_float8(x)
+        made = rows_to_float8(x)
+        q, scale = made.q, made.scale
         exact = (q.double() * scale) @ weight.rows(slice(None)).double().T
         assert error(weight(x), exact) < 8e-3, rows
 

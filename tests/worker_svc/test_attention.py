@@ -10,7 +10,7 @@ import torch
 
 from tandem.worker.checkpoints.model_config import AttentionKind, KVHeads
 from tandem.worker.model import attention
-from tandem.worker.model.attention import Segment
+from tandem.worker.model.attention import Scores, Segment
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.operations import NativeOperations
 from tandem.worker.model.kv_cache import CacheShape, KVCache
@@ -87,7 +87,7 @@ class Scene:
         plan = self.operations.plan(
             segments, self.cache, self.heads, AttentionKind(self.window, self.cache.shape.heads[0])
         )
-        out = plan.attend(self.cache.keys[0], self.cache.values[0], q, self.scale, self.cap, self.sinks)
+        out = plan.attend(self.cache.keys[0], self.cache.values[0], q, Scores(self.scale, self.cap, self.sinks))
         return [out[s.row : s.row + s.length] for s in segments]
 
 
@@ -169,7 +169,7 @@ def test_rows_of_no_segment_give_zeros(operations: Operations):
     first = scene.sequences[0]
     q = torch.randn(4, 8, 8)
     plan = operations.plan([Segment(2, 1, 0, first.pages)], scene.cache, 8, AttentionKind(0, KVHeads(4, 8)))
-    out = plan.attend(scene.cache.keys[0], scene.cache.values[0], q, 1.0)
+    out = plan.attend(scene.cache.keys[0], scene.cache.values[0], q, Scores(1.0))
     assert not out[[0, 1, 3]].any()
     assert out[2].any()
 

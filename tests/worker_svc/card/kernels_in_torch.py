@@ -7,6 +7,7 @@ How the kernels themselves compute is tested elsewhere (`tests/worker_svc/model/
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tandem.worker.checkpoints.grouped import E8M0, scales
+from tandem.worker.checkpoints.grouped import E8M0, scales, to_float8
 from tandem.worker.checkpoints.model_config import Experts
 from tandem.worker.model.attention import oldest_seen
 from tandem.worker.model.cuda.kernels import survey
@@ -36,21 +37,29 @@ def _add_norm(a: Any, grid: Grid) -> None:
     if a.HAS_DELTA:
         x.copy_(x.float() + a.delta.view(-1, a.size)[: grid[0]].float())
     wide = x.float()
-    out.copy_(wide / (wide.square().mean(-1, keepdim=True) + a.eps).sqrt() * a.weight.float())
-
-
-def _norm_heads(a: Any, grid: Grid) -> None:
-    assert a.qkv.stride() == (a.row_stride, a.D, 1) and grid[1] <= a.qkv.shape[1] and len(a.qkv) == grid[0]
-    first, second, third = a.qkv[:, : grid[1]].tensor_split([a.FIRST, a.FIRST + a.SECOND], 1)
-    for part, weight in ((first, a.first_weight), (second, a.second_weight), (third, a.third_weight)):
-        wide = part.float()
-        part.copy_(wide / (wide.square().mean(-1, keepdim=True) + a.eps).sqrt() * weight.float())
+    normed = wide / (wide.square().mean(-1, keepdim=True) + a.eps).sqrt() * a.weight.float()
+    if a.FLOAT8:
+        _store_as_float8(a.out, a.scale, normed.to(x.dtype))
+    else:
+        out.copy_(normed)
 
 
 def _swiglu(a: Any, grid: Grid) -> None:
     gate, up = a.gate_up.view(grid[0], 2, a.size).float().unbind(1)
     assert a.BLOCK * grid[1] >= a.size
     a.out.view(grid[0], a.size).copy_(torch.nn.functional.silu(gate) * up)
+
+
+def _swiglu_float8(a: Any, grid: Grid) -> None:
+    gate, up = a.gate_up.view(grid[0], 2, a.size).float().unbind(1)
+    _store_as_float8(a.out, a.scale, (torch.nn.functional.silu(gate) * up).to(a.gate_up.dtype))
+
+
+def _store_as_float8(q: torch.Tensor, scale: torch.Tensor, x: torch.Tensor) -> None:
+    assert q.shape == x.shape and scale.shape == (len(x), 1)
+    made = to_float8(x)
+    q.copy_(made.q)
+    scale.copy_(made.scale)
 
 
 def _survey(a: Any, grid: Grid) -> None:
@@ -146,6 +155,19 @@ def _store(a: Any, grid: Grid) -> None:
     assert grid == (-(-a.rows // a.ROWS), heads)
     assert alone or (a.slots.numel() == 2 * a.rows and a.slots.is_contiguous())
     qkv = a.qkv.as_strided((a.rows, heads, a.D), (a.row_stride, a.D, 1))
+    if a.BIASED:
+        assert a.bias.numel() == heads * a.D
+        qkv = (qkv.float() + a.bias.float().view(heads, a.D)).to(qkv.dtype)
+    if a.NORMS:
+        wide = qkv.float()
+        wide = wide / (wide.square().mean(-1, keepdim=True) + a.eps).sqrt()
+        sizes, weights = (a.HEADS, a.KV_HEADS, a.KV_HEADS), (a.q_weight, a.k_weight, a.v_weight)
+        ends = list(itertools.accumulate(sizes))[: a.NORMS]
+        normed = [
+            (part * weight.float()).to(qkv.dtype)
+            for part, weight in zip(wide.tensor_split(ends, 1), weights[: a.NORMS], strict=False)
+        ]
+        qkv = torch.cat((*normed, qkv[:, ends[-1] :]), 1)
     qk, v = qkv[:, : a.HEADS + a.KV_HEADS], qkv[:, a.HEADS + a.KV_HEADS :]
     if a.ROTATED:
         assert a.ROTATED == a.D and a.cos.shape == a.sin.shape == (a.rows, 1, a.D)
@@ -217,14 +239,14 @@ def _attend(a: Any, grid: Grid) -> None:
             assert partial < len(a.partial_m) and len(m) <= a.lines == a.partial_m.shape[2]
             for place, numbers in ((a.partial_m, m), (a.partial_l, l), (a.partial_o, o)):
                 place[partial, kv_head, : len(m)] = numbers
+    _merge(a, {which for which, _, _, partial in a.jobs[: int(a.num_jobs)].tolist() if partial >= 0})
 
 
-def _combine(a: Any, grid: Grid) -> None:
-    assert grid == (len(a.blocks), a.KV_HEADS)
-    for row, count, _, _, first, partials in a.blocks.tolist():
-        if not partials:
-            continue
-        assert first + partials <= len(a.partial_m)
+def _merge(a: Any, divided: set[int]) -> None:
+    assert a.partials_stored.shape == a.partial_m.shape[:2] and not a.partials_stored.any()
+    for which in divided:
+        row, count, _, _, first, partials = a.blocks[which].tolist()
+        assert partials > 0 and first + partials <= len(a.partial_m)
         for kv_head in range(a.KV_HEADS):
             of = (slice(first, first + partials), kv_head, slice(count * a.GROUP))
             m, l, o = a.partial_m[of], a.partial_l[of], a.partial_o[of]
@@ -260,7 +282,8 @@ def _in_words(a: Any) -> torch.Tensor:
 
 
 def _quantized_product(a: Any, grid: Grid) -> None:
-    assert a.x.shape == (a.rows, a.columns) and a.out.shape == (a.rows, a.outputs) and len(a.q) == a.outputs
+    assert a.x.shape == (a.rows, a.columns) and len(a.q) == a.outputs
+    assert a.out.shape == (a.rows, a.outputs // (2 if a.GATE else 1))
     assert a.M * grid[0] >= a.rows and a.N * grid[1] >= a.outputs and a.each * grid[2] * a.split >= a.groups
     x = torch.nn.functional.pad(a.x.float(), (0, a.groups * a.G - a.columns)).view(a.rows, a.groups, a.G)
     of_groups = torch.einsum("rgi,ogi->gro", x, _numbers(a))
@@ -269,7 +292,8 @@ def _quantized_product(a: Any, grid: Grid) -> None:
 
 
 def _words_product(a: Any, grid: Grid) -> None:
-    assert a.x.shape == (a.rows, a.columns) and a.out.shape == (a.rows, a.outputs) and len(a.q) == a.outputs
+    assert a.x.shape == (a.rows, a.columns) and len(a.q) == a.outputs
+    assert a.out.shape == (a.rows, a.outputs // (2 if a.GATE else 1))
     assert a.M * grid[0] >= a.rows and a.N * grid[1] >= a.outputs and a.each * grid[2] * a.split >= a.blocks
     pairs = zip(a.x.float().split(128 * a.split, 1), _in_words(a)[:, : a.columns].split(128 * a.split, 1), strict=True)
     _put_together(a, grid, torch.stack([x @ w.T for x, w in pairs]), 1.0)
@@ -289,6 +313,13 @@ def _put_together(a: Any, grid: Grid, parts: torch.Tensor, scale: torch.Tensor |
         return
     assert a.partial.shape == parts.shape
     a.partial.copy_(parts)
+    if hasattr(a, "counters"):
+        assert grid[0] * grid[1] <= len(a.counters) and not a.counters.any()
+        product = (parts.sum(0) * scale).to(a.out.dtype)
+        if a.GATE:
+            gate, up = product.float().chunk(2, 1)
+            product = torch.nn.functional.silu(gate) * up
+        a.out.copy_(product)
 
 
 def _add_up(a: Any, grid: Grid) -> None:
@@ -394,10 +425,7 @@ def _words_expert_product(a: Any, grid: Grid) -> None:
 
 
 def _rows_to_float8(a: Any, grid: Grid) -> None:
-    x = a.x.float().view(grid[0], a.size)
-    step = (x.abs().amax(1, keepdim=True) / 448).clamp_min(1e-30)
-    a.scale.copy_(step)
-    a.q.copy_((x / step).clamp(-448, 448).to(a.q.dtype))
+    _store_as_float8(a.q, a.scale, a.x.view(grid[0], a.size))
 
 
 def scaled_product(
@@ -421,7 +449,7 @@ def scaled_product(
 KERNELS: dict[str, Callable[[Any, Grid], None]] = {
     each.__name__: each
     for each in (
-        _add_norm, _norm_heads, _swiglu, _survey, _decide, _add_at, _store, _attend, _combine, _prefill,
+        _add_norm, _swiglu, _swiglu_float8, _survey, _decide, _add_at, _store, _attend, _prefill,
         _quantized_product,
         _product, _add_up, _plain, _rows_to_float8, _route, _arrange, _weigh, _expert_product, _words_product,
         _int8_expert_product, _words_expert_product,

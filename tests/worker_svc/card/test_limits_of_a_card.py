@@ -10,11 +10,11 @@ import torch
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
 
-from tandem.worker.checkpoints.grouped import Float8Rows
+from tandem.worker.checkpoints.grouped import Float8Rows, to_float8
 from tandem.worker.engine.process import build
 from tandem.worker.engine.process.config import BuildError
 from tandem.worker.model.cuda.products import same_bits
-from tandem.worker.model.float8 import Float8Weight, to_float8
+from tandem.worker.model.float8 import Float8Weight
 from tests.worker_svc.card.test_engine_on_a_card import GREEDY, answers, built, checkpoint, some_requests
 from tests.worker_svc.card.virtual_card import DEVICE, VirtualCard
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tandem.worker.checkpoints.grouped import Quantization
+from tandem.worker.checkpoints.grouped import Quantization, to_float8
 from tandem.worker.model.cpu import native
-from tandem.worker.model.float8 import Float8Weight, to_float8
+from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.linear import HalfPanels, PlainWeight, Weight, onednn_serves
 from tandem.worker.model.product_rows import MOST_IN_A_CALL, MOST_ROWS, Multiply, choose, in_calls, row_counts
 from tandem.worker.model.quantization import QuantizedWeight, quantize

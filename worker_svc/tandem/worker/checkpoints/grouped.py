@@ -99,6 +99,16 @@ class Float8Rows:
         return self.q.float() * scale
 
 
+def to_float8(rows: torch.Tensor) -> Float8Rows:
+    """Converts `[rows, columns]` of any floating dtype, on any device; a row's largest number becomes the largest e4m3.
+
+    What is not finite makes its whole row NaN.
+    """
+    numbers, largest = rows.float(), torch.finfo(FLOAT8).max
+    scale = (numbers.abs().amax(1, keepdim=True) / largest).clamp_min(1e-30)
+    return Float8Rows((numbers / scale).clamp_(-largest, largest).to(FLOAT8), scale)
+
+
 def scales(stored: torch.Tensor) -> torch.Tensor:
     """Returns stored scales as float32."""
     return stored.float() if stored.dtype != E8M0 else stored.view(torch.float8_e8m0fnu).float()

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +58,14 @@ class Segment:
     length: int
     position: int
     pages: npt.NDArray[np.int64]
+
+
+class Scores(NamedTuple):
+    """How scores are made of the products of queries and keys."""
+
+    scale: float
+    cap: float = 0.0  # unless it is 0, a score s becomes cap tanh(s / cap)
+    sinks: torch.Tensor | None = None  # [heads] float32, one more score for each: that of a value which is 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,34 +191,17 @@ class AttentionPlan:
     def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
 
-    def attend(
-        self,
-        keys: Parts,
-        values: Parts,
-        q: torch.Tensor,
-        scale: float,
-        cap: float = 0.0,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scores: Scores) -> torch.Tensor:
         """Computes attention of `q` `[N, heads, head_dim]` over one layer's pages; rows of no segment give zeros."""
         out = torch.zeros_like(q)
         for slab in self._slabs:
-            result = self._attend_slab(slab, keys, values, q, scale, cap, sinks)  # [B * Q, heads, head_dim]
+            result = self._attend_slab(slab, keys, values, q, scores)  # [B * Q, heads, head_dim]
             if slab.output_places is not None:
                 result = result.index_select(0, slab.output_places)
             out.index_copy_(0, slab.output_rows, result)
         return out
 
-    def _attend_slab(
-        self,
-        slab: _Slab,
-        keys: Parts,
-        values: Parts,
-        q: torch.Tensor,
-        scale: float,
-        cap: float,
-        sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def _attend_slab(self, slab: _Slab, keys: Parts, values: Parts, q: torch.Tensor, how: Scores) -> torch.Tensor:
         kv_heads, group, block, size = self._kv_heads, self._group, slab.block, self._page_size
         head_dim = q.shape[-1]
         jobs, rows = slab.job_block.shape[0], block * group
@@ -218,7 +209,7 @@ class AttentionPlan:
         padded = rows + padding
 
         # Queries as rows (token, group) of each block and kv head: [B, kv_heads, rows, head_dim].
-        blocks = q.index_select(0, slab.query_rows).to(self._tiles.dtype) * scale
+        blocks = q.index_select(0, slab.query_rows).to(self._tiles.dtype) * how.scale
         blocks = blocks.view(-1, block, kv_heads, group, head_dim).transpose(1, 2).reshape(-1, kv_heads, rows, head_dim)
         if padding:
             blocks = torch.nn.functional.pad(blocks, (0, 0, 0, padding))
@@ -226,8 +217,8 @@ class AttentionPlan:
 
         scores = self._tiles.times_keys(job_queries, keys, slab.job_page, slab.runs)
         scores = scores.view(jobs, kv_heads, padded, size)
-        if cap:
-            soft_cap_(scores, cap)
+        if how.cap:
+            soft_cap_(scores, how.cap)
         if slab.masked_jobs.shape[0]:
             some = scores.index_select(0, slab.masked_jobs)
             some[:, :, :rows].view(-1, kv_heads, block, group, size).masked_fill_(slab.mask, float("-inf"))
@@ -235,13 +226,14 @@ class AttentionPlan:
 
         # Every query sees its own key at least, so that its largest score is finite.
         m = self._by_block(slab, scores.amax(-1), float("-inf")).amax(1)  # [B, kv_heads, rows]
-        if sinks is not None:  # one number a head, of rows (token, group)
-            sink = sinks.view(kv_heads, 1, group).expand(-1, block, -1).reshape(kv_heads, rows).to(m.dtype)
+        sink = None
+        if how.sinks is not None:  # one number a head, of rows (token, group)
+            sink = how.sinks.view(kv_heads, 1, group).expand(-1, block, -1).reshape(kv_heads, rows).to(m.dtype)
             sink = torch.nn.functional.pad(sink, (0, padding), value=float("-inf"))
             m = torch.maximum(m, sink)
         scores.sub_(m.index_select(0, slab.job_block).unsqueeze(-1)).exp_()
         l = _tree_sum(self._by_block(slab, scores.sum(-1), 0.0))
-        if sinks is not None:
+        if sink is not None:
             l = l + (sink - m).exp_()
         weights = scores.view(jobs * kv_heads, padded, size)
         o = self._tiles.times_values(weights, values, slab.job_page, slab.runs)

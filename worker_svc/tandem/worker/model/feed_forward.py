@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from tandem.worker.checkpoints.model_config import Activation, ClampedSwiGLU, ModelConfig
-from tandem.worker.model.linear import Linear
+from tandem.worker.model.linear import Linear, Rows
 from tandem.worker.model.operations import Operations
 
 
@@ -33,15 +33,21 @@ class FeedForward(torch.nn.Module):
         """`clamped` is the gate instead of one with the activation."""
         super().__init__()
         self.intermediate_size = intermediate_size
+        self._operations, self._is_swiglu = operations, activation == "silu" and clamped is None
         self._gated = operations.swiglu if activation == "silu" else partial(_gated, ACTIVATIONS[activation])
         if clamped is not None:
             self._gated = partial(_clamped, clamped)
         self.gate_up = Linear(hidden_size, 2 * intermediate_size, dtype, bias=biases)
         self.down = Linear(intermediate_size, hidden_size, dtype, bias=biases)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Rows) -> torch.Tensor:
         """Computes `[N, hidden] -> [N, hidden]`."""
-        return self.down(self._gated(self.gate_up(x), self.intermediate_size))
+        if self._is_swiglu and isinstance(x, torch.Tensor) and (gated := self.gate_up.gated(x)) is not None:
+            return self.down(gated)
+        gate_up = self.gate_up(x)
+        if self._is_swiglu and gate_up.dtype == torch.bfloat16 and self.down.takes_float8:
+            return self.down(self._operations.swiglu_float8(gate_up, self.intermediate_size))
+        return self.down(self._gated(gate_up, self.intermediate_size))
 
 
 class UngatedFeedForward(torch.nn.Module):

@@ -20,31 +20,20 @@ from tandem.worker.model.cpu.panels import empty_panels, fill_panels, first_pane
 from tandem.worker.model.operations import Product, ScaledProduct
 from tandem.worker.model.product_rows import MOST_ROWS, linear
 
-_LARGEST = torch.finfo(FLOAT8).max
 CAPABILITY = (8, 9)  # from which on there is a product of e4m3
 _MULTIPLE = 16  # of both sides of a matrix that `torch._scaled_mm` takes
 _TILE_ROWS = 1024
 
 
-def to_float8(rows: torch.Tensor) -> Float8Rows:
-    """Converts `[rows, columns]` of any floating dtype, on any device; a row's largest number becomes the largest e4m3.
-
-    What is not finite makes its whole row NaN.
-    """
-    numbers = rows.float()
-    scale = (numbers.abs().amax(1, keepdim=True) / _LARGEST).clamp_min(1e-30)
-    return Float8Rows((numbers / scale).clamp_(-_LARGEST, _LARGEST).to(FLOAT8), scale)
-
-
-def scaled_product(x: torch.Tensor, weight: Float8Rows) -> torch.Tensor:
-    """Multiplies `x [N, in]` with `[out, in]`, both in e4m3: `[N, out]` in x's dtype."""
+def scaled_product(x: torch.Tensor | Float8Rows, weight: Float8Rows) -> torch.Tensor:
+    """Multiplies `x [N, in]` with `[out, in]`, both in e4m3: `[N, out]` in x's dtype, or bf16."""
     from tandem.worker.model.cuda.kernels.float8 import rows_to_float8  # Triton is not installed where there is no CUDA
 
-    rows = Float8Rows(*rows_to_float8(x))
+    rows = x if isinstance(x, Float8Rows) else rows_to_float8(x)
     product = torch._scaled_mm(
         rows.q, weight.q.t(), scale_a=rows.scale, scale_b=weight.scale.t(), out_dtype=torch.bfloat16
     )
-    return product.to(x.dtype)
+    return product if isinstance(x, Float8Rows) else product.to(x.dtype)
 
 
 class Float8Weight(torch.nn.Module):
@@ -108,8 +97,15 @@ class Float8Weight(torch.nn.Module):
         q = panel_rows(self.q, index).contiguous().view(FLOAT8)
         return Float8Rows(q, panel_rows(self.scale, index)).dequantize()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    @property
+    def takes_float8(self) -> bool:
+        """Tells whether rows are rounded to 8 bits to be multiplied; then they may come so, and bf16 goes out."""
+        return self._scaled and self.product is None
+
+    def forward(self, x: torch.Tensor | Float8Rows) -> torch.Tensor:
         """Multiplies: `[N, in] -> [N, out]` in x's dtype."""
+        if isinstance(x, Float8Rows):
+            return scaled_product(x, Float8Rows(self.q, self.scale))
         if self.compiled:
             return native.float8_product(x.float(), self.q, self.scale)[:, : self._rows].to(x.dtype)
         if self.product is not None and self.groups == 1 and self._reads:

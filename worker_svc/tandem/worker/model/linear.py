@@ -30,6 +30,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from tandem.worker.checkpoints.grouped import Float8Rows
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.panels import empty_panels, fill_panels, first_panels, panel_rows
 from tandem.worker.model.cpu.wide_panels import WidePanels
@@ -173,6 +174,9 @@ class HalfPanels(torch.nn.Module):
 Weight = PlainWeight | HalfPanels | WidePanels | QuantizedWeight | Float8Weight
 
 
+Rows = torch.Tensor | Float8Rows  # [N, in]
+
+
 class Linear(torch.nn.Module):
     """`x [N, in] -> x W^T [N, out]`, plus a bias where a model has one."""
 
@@ -184,13 +188,27 @@ class Linear(torch.nn.Module):
         self.weights = torch.nn.ModuleList()  # of `Weight`, one after the other; none before the first rows come
         self.bias = Bias(out_features, dtype) if bias else None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Rows) -> torch.Tensor:
         """`[N, in] -> [N, out]`."""
+        product = self.without_bias(x)
+        return product if self.bias is None else product + self.bias.weight
+
+    def without_bias(self, x: Rows) -> torch.Tensor:
+        """The same, but for the bias."""
         products = [weight(x) for weight in self.weights]
         product: torch.Tensor = products[0] if len(products) == 1 else torch.cat(products, dim=1)
-        if self.bias is not None:
-            product = product + self.bias.weight
         return product
+
+    def gated(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Computes `silu(gate) up` of the two halves of the outputs, where the product can end with that."""
+        weight = self.weights[0]
+        alone = len(self.weights) == 1 and self.bias is None
+        return weight.gated(x) if alone and isinstance(weight, QuantizedWeight) else None
+
+    @property
+    def takes_float8(self) -> bool:
+        """Tells whether rows may come as 8-bit floats with a scale each."""
+        return all(isinstance(weight, Float8Weight) and weight.takes_float8 for weight in self.weights)
 
     @property
     def row_multiple(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.model.linear import Bias
+from tandem.worker.model.linear import Bias, Rows
 from tandem.worker.model.operations import Operations
 
 
@@ -25,10 +25,12 @@ class RMSNorm(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Computes `[N, size] -> [N, size]`."""
-        return self.after_adding(x, None)
+        return self._operations.add_norm(x, None, self.weight, self._eps)
 
-    def after_adding(self, x: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
-        """Adds `delta` to `x` `[N, size]` in place, then returns the norm of it."""
+    def after_adding(self, x: torch.Tensor, delta: torch.Tensor | None, *, float8: bool = False) -> Rows:
+        """Adds `delta` to `x` `[N, size]` in place, then returns the norm of it, which may be `float8`."""
+        if float8 and x.dtype == torch.bfloat16:
+            return self._operations.add_norm_float8(x, delta, self.weight, self._eps)
         return self._operations.add_norm(x, delta, self.weight, self._eps)
 
 
@@ -49,7 +51,7 @@ class LayerNorm(torch.nn.Module):
         bias = None if self.bias is None else self.bias.weight
         return torch.nn.functional.layer_norm(x, (x.shape[-1],), self.weight, bias, self._eps)
 
-    def after_adding(self, x: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
+    def after_adding(self, x: torch.Tensor, delta: torch.Tensor | None, *, float8: bool = False) -> torch.Tensor:
         """Adds `delta` to `x` `[N, size]` in place, then gives the norm of it."""
         return self.forward(x if delta is None else x.add_(delta))
 

@@ -12,9 +12,9 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 
-from tandem.worker.checkpoints.grouped import Grouped, Quantization
+from tandem.worker.checkpoints.grouped import Float8Rows, Grouped, Quantization, to_float8
 from tandem.worker.checkpoints.model_config import AttentionKind, Experts
-from tandem.worker.model.attention import AttentionPlan, Segment
+from tandem.worker.model.attention import AttentionPlan, Scores, Segment
 from tandem.worker.model.delta_rule import DeltaWeights, delta_rule
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.kv_formats import Parts
@@ -37,21 +37,22 @@ class Products(NamedTuple):
 LIBRARY = Products()
 
 
+class Unfinished(NamedTuple):
+    """What a projection to queries, keys and values still needs: a bias, then norms."""
+
+    bias: torch.Tensor | None = None  # [(heads + 2 kv_heads) * head_dim]
+    norms: tuple[torch.Tensor, ...] = ()  # weights of each head of queries, of keys, and of values, or of the first
+    eps: float = 0.0
+
+
+FINISHED = Unfinished()
+
+
 class Plan(Protocol):
     """Plans one step's attention once for all layers."""
 
-    def attend(
-        self,
-        keys: Parts,
-        values: Parts,
-        q: torch.Tensor,
-        scale: float,
-        cap: float = 0.0,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Computes attention of queries `q` `[N, heads, head_dim]` over one layer's pages. Unless `cap` is 0, a score s
-        becomes `cap tanh(s / cap)`. A head's number in `sinks` `[heads]`, float32, is one more score, that of a value
-        which is 0."""
+    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scores: Scores) -> torch.Tensor:
+        """Computes attention of queries `q` `[N, heads, head_dim]` over one layer's pages."""
         ...
 
 
@@ -97,6 +98,12 @@ class Operations(Protocol):
         """Adds `delta` to `x` `[N, size]` in place, then returns `x / sqrt(mean(x^2) + eps) * weight`."""
         ...
 
+    def add_norm_float8(
+        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> Float8Rows:
+        """The same, as 8-bit floats with a scale a row."""
+        ...
+
     def rotate_and_store(
         self,
         qkv: torch.Tensor,
@@ -104,8 +111,10 @@ class Operations(Protocol):
         cache: KVCache,
         layer: int,
         slots: torch.Tensor | None,
+        first: Unfinished = FINISHED,
     ) -> torch.Tensor:
-        """Rotates queries and keys and stores keys and values; returns the queries `[N, heads, head_dim]`.
+        """Does what comes `first`, rotates queries and keys and stores keys and values; returns the queries
+        `[N, heads, head_dim]`.
 
         qkv: `[N, heads + 2 kv_heads, head_dim]`; may be overwritten.
         rotation: cosines and signed sines, each `[N, 1, head_dim]` (`RotaryTable.at`).
@@ -114,13 +123,12 @@ class Operations(Protocol):
         """
         ...
 
-    def norm_heads(self, qkv: torch.Tensor, parts: Sequence[tuple[int, torch.Tensor]], eps: float) -> None:
-        """Replaces heads by their norms, in `qkv` `[N, heads + 2 kv_heads, head_dim]`: of up to three parts that follow
-        each other, each so many heads with one weight `[head_dim]`."""
-        ...
-
     def swiglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
         """Computes `silu(gate) * up` of `[N, 2 size]` in float32."""
+        ...
+
+    def swiglu_float8(self, gate_up: torch.Tensor, size: int) -> Float8Rows:
+        """The same, as 8-bit floats with a scale a row."""
         ...
 
     def delta_rule(
@@ -156,6 +164,11 @@ class TorchOperations:
             x += delta
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
+    def add_norm_float8(
+        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> Float8Rows:
+        return to_float8(self.add_norm(x, delta, weight, eps))
+
     def rotate_and_store(
         self,
         qkv: torch.Tensor,
@@ -163,22 +176,26 @@ class TorchOperations:
         cache: KVCache,
         layer: int,
         slots: torch.Tensor | None,
+        first: Unfinished = FINISHED,
     ) -> torch.Tensor:
         if slots is None:
+            self.finish(qkv, qkv.shape[1], 0, first)
             return cache.scale_queries(layer, rotate(qkv, *rotation))
         kv_heads = cache.shape.heads[layer].number
         heads = qkv.shape[1] - 2 * kv_heads
+        self.finish(qkv, heads, kv_heads, first)
         qk = rotate(qkv[:, : heads + kv_heads], *rotation)
         cache.write(layer, slots, qk[:, heads:], qkv[:, heads + kv_heads :])
         return cache.scale_queries(layer, qk[:, :heads])
 
-    def norm_heads(self, qkv: torch.Tensor, parts: Sequence[tuple[int, torch.Tensor]], eps: float) -> None:
-        first = 0
-        for heads, weight in parts:
-            part, first = qkv[:, first : first + heads], first + heads
+    def finish(self, qkv: torch.Tensor, heads: int, kv_heads: int, first: Unfinished) -> None:
+        """Does in `qkv` `[N, heads + 2 kv_heads, head_dim]` what comes first."""
+        if first.bias is not None:
+            qkv += first.bias.view(qkv.shape[1:])
+        for part, weight in zip(torch.split(qkv, [heads, kv_heads, kv_heads], 1), first.norms, strict=False):
             # Of one head, reshape makes no copy, and a kernel wants its rows to follow each other.
             rows = part.reshape(-1, len(weight)).contiguous()
-            part.copy_(self.add_norm(rows, None, weight, eps).view(part.shape))
+            part.copy_(self.add_norm(rows, None, weight, first.eps).view(part.shape))
 
     def swiglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
         gate, up = gate_up[:, :size], gate_up[:, size:]
@@ -191,6 +208,9 @@ class TorchOperations:
         result = gate.neg().exp_().add_(1)
         torch.div(gate, result, out=result)
         return result.mul_(up).to(gate_up.dtype)
+
+    def swiglu_float8(self, gate_up: torch.Tensor, size: int) -> Float8Rows:
+        return to_float8(self.swiglu(gate_up, size))
 
     def delta_rule(
         self, weights: DeltaWeights, layer: int, mixed: torch.Tensor, gates: torch.Tensor, plan: StatePlan

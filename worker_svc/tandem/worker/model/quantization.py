@@ -119,6 +119,10 @@ class QuantizedWeight(torch.nn.Module):
         """Implements `Linear.row_multiple`. Compiled, a row is computed alone."""
         return 1 if self.compiled else MOST_ROWS
 
+    def gated(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Implements `Linear.gated`."""
+        return None
+
     def truncate(self, rows: int) -> None:
         """Keeps the first rows only."""
         self._rows = rows

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 import torch
 
-from tandem.worker.model.float8 import Float8Weight, to_float8
+from tandem.worker.checkpoints.grouped import to_float8
+from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.linear import PlainWeight
 from tandem.worker.model.product_rows import cancelling
 

@@ -22,7 +22,7 @@ from itertools import accumulate
 import torch
 
 from tandem.worker.checkpoints.model_config import AttentionKind, ModelConfig, Rope
-from tandem.worker.model.attention import soft_cap_
+from tandem.worker.model.attention import Scores, soft_cap_
 from tandem.worker.model.beside import ExpertsBeside
 from tandem.worker.model.cpu.layer import CompiledLayer, CompiledStep, LayerKind, compiled_steps
 from tandem.worker.model.cpu.operations import cpu_operations
@@ -30,10 +30,10 @@ from tandem.worker.model.delta_net import Constants, DeltaNetMixer
 from tandem.worker.model.feed_forward import FeedForward, UngatedFeedForward
 from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.kv_cache import KVCache
-from tandem.worker.model.linear import Bias, Linear, PlainWeight
+from tandem.worker.model.linear import Bias, Linear, PlainWeight, Rows
 from tandem.worker.model.moe import MixtureOfExperts, sigmoid
 from tandem.worker.model.norms import LayerNorm, RMSNorm, stream_norm
-from tandem.worker.model.operations import Operations, Plan, Products
+from tandem.worker.model.operations import Operations, Plan, Products, Unfinished
 from tandem.worker.model.parallel import ALONE, Ranks
 from tandem.worker.model.per_layer_inputs import LayerInput, LayerInputs
 from tandem.worker.model.rope import QueryFactors, Rotation, Rotations
@@ -166,11 +166,13 @@ class Layer(torch.nn.Module):
             pages = (step.cache.keys[self._index][0], step.cache.values[self._index][0])
             delta = self.compiled.run(whole, x, delta, pages)
             return (x, delta) if wanted is None else (x.index_select(0, wanted), delta.index_select(0, wanted))
-        attended = self._attend(self._enter_attention(x, delta), step)
+        attended = self._attend(self._enter_attention(x, delta, float8=self._takes_float8), step)
         if wanted is not None:
             x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
         delta = self._leave_attention(self._ranks.add_up(self.attention_output(attended)))
-        answers = self._ranks.add_up(self.feed_forward(self._enter_mlp(x, delta)))
+        mlp = self.feed_forward
+        entering = self._enter_mlp(x, delta, float8=isinstance(mlp, FeedForward) and mlp.gate_up.takes_float8)
+        answers = self._ranks.add_up(mlp(entering))
         delta = self._leave_mlp(answers if self.beside is None else self.beside(x, answers))
         if self.given is not None:
             assert step.given is not None
@@ -180,21 +182,29 @@ class Layer(torch.nn.Module):
             x, delta = x.mul_(self.scale.weight), delta * self.scale.weight
         return x, delta
 
-    def _attend(self, normed: torch.Tensor, step: _Step) -> torch.Tensor:
+    @property
+    def _takes_float8(self) -> bool:
+        """Tells whether what mixes tokens may get 8-bit floats."""
+        return self.qkv.takes_float8
+
+    def _attend(self, normed: Rows, step: _Step) -> torch.Tensor:
         """What attention gives to each row, before its output matrix: `[N, heads * head_dim]`."""
-        projected = self.qkv(normed)
+        first = self._unfinished()
+        projected = self.qkv(normed) if first.bias is None else self.qkv.without_bias(normed)
         qkv = projected[:, : self._qkv_size]
         if self._values_are_keys:
             qkv = torch.cat((qkv, qkv[:, self._q_size :]), dim=1)
         qkv = qkv.view(self._qkv_shape)
-        self._normalize(qkv)
+        self._normalize_whole(qkv)
         slots = step.slots if self._stores else None
-        queries = self._operations.rotate_and_store(qkv, step.rotations[self._rope], step.cache, self._index, slots)
+        queries = self._operations.rotate_and_store(
+            qkv, step.rotations[self._rope], step.cache, self._index, slots, first
+        )
         if step.growth is not None and self._queries_grow:
             queries = (queries * step.growth).to(queries.dtype)
         keys, values = step.cache.keys[self._index], step.cache.values[self._index]
         sinks = None if self.sinks is None else self.sinks.weight
-        attended = step.plans[self._attention].attend(keys, values, queries, self._scale, self._cap, sinks)
+        attended = step.plans[self._attention].attend(keys, values, queries, Scores(self._scale, self._cap, sinks))
         attended = attended.view(-1, self._q_size)
         if not self._gated:
             return attended
@@ -218,23 +228,25 @@ class Layer(torch.nn.Module):
         matrices = (self.qkv, self.attention_output, mlp.gate_up, mlp.down)
         return CompiledLayer.of(matrices, (self.attention_norm.weight, self.mlp_norm.weight), self._config)
 
-    def _normalize(self, qkv: torch.Tensor) -> None:
-        """Normalizes queries and keys, by head or whole, and perhaps values, in `qkv` `[N, heads + 2 kv_heads,
-        head_dim]`, if at all."""
-        heads, kv_heads = self._heads, self._kv_heads
+    def _unfinished(self) -> Unfinished:
+        """Returns what storing does to the projection first: norms of heads, and a bias that nothing comes before."""
+        late = self._config.qk_norm != "whole" and not self._gated and not self._values_are_keys
+        bias = self.qkv.bias.weight if late and self.qkv.bias is not None else None
+        norms: list[torch.Tensor] = []
         if self._norms_without_weights:
             assert self._unit is not None
-            self._operations.norm_heads(qkv, [(heads + kv_heads, self._unit)], self._config.norm_eps)
-        if self.q_norm is None:
+            norms = [self._unit, self._unit]
+        elif self.q_norm is not None and self._config.qk_norm == "head":
+            norms = [self.q_norm.weight, *([] if self.k_norm is None else [self.k_norm.weight])]
+            if self._stores and self._unit is not None:
+                norms.append(self._unit)
+        return Unfinished(bias, tuple(norms), self._config.norm_eps)
+
+    def _normalize_whole(self, qkv: torch.Tensor) -> None:
+        """Normalizes all queries, and all keys, of a row of `qkv` `[N, heads + 2 kv_heads, head_dim]`, if at all."""
+        if self.q_norm is None or self.k_norm is None or self._config.qk_norm != "whole":
             return
-        if self._config.qk_norm == "head":
-            parts: list[tuple[int, torch.Tensor]] = [(heads, self.q_norm.weight)]
-            if self.k_norm is not None:
-                parts.append((kv_heads, self.k_norm.weight))
-                parts += [(kv_heads, self._unit)] if self._unit is not None else []
-            self._operations.norm_heads(qkv, parts, self._config.norm_eps)
-            return
-        assert self.k_norm is not None
+        heads, kv_heads = self._heads, self._kv_heads
         for part, norm in ((qkv[:, :heads], self.q_norm), (qkv[:, heads : heads + kv_heads], self.k_norm)):
             part.copy_(norm(part.reshape(-1, len(norm.weight)).contiguous()).view(part.shape))
 
@@ -297,7 +309,11 @@ class DeltaNetLayer(Layer):
         self.mixer = DeltaNetMixer(config, config.delta_net, dtype)
         self.attention_output = Linear(config.delta_net.value_size, config.hidden_size, dtype)
 
-    def _attend(self, normed: torch.Tensor, step: _Step) -> torch.Tensor:
+    @property
+    def _takes_float8(self) -> bool:
+        return False
+
+    def _attend(self, normed: Rows, step: _Step) -> torch.Tensor:
         assert step.states is not None, "a step of a model with states says where they are"
         mixed, gates = self.mixer.mixed(normed), self.mixer.gates(normed)
         return self._operations.delta_rule(self.mixer.weights, self._index, mixed, gates, step.states)
@@ -330,6 +346,7 @@ class ParallelLayer(Layer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Layer.forward`."""
         normed = self._enter_attention(x, delta)
+        assert isinstance(normed, torch.Tensor)
         attended = self._attend(normed, step)
         if wanted is not None:
             x, normed, attended = (rows.index_select(0, wanted) for rows in (x, normed, attended))
@@ -361,7 +378,7 @@ def _norm(name: str, norm: RMSNorm | LayerNorm) -> dict[str, Destination]:
     return places
 
 
-def _sum(x: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
+def _sum(x: torch.Tensor, delta: torch.Tensor | None, *, float8: bool = False) -> torch.Tensor:
     return x if delta is None else x.add_(delta)
 
 

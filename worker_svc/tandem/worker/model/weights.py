@@ -17,9 +17,9 @@ from typing import Literal
 import torch
 
 from tandem.worker.checkpoints.checkpoint import StoredMatrix
-from tandem.worker.checkpoints.grouped import Float8Rows, Grouped, Quantization
+from tandem.worker.checkpoints.grouped import Float8Rows, Grouped, Quantization, to_float8
 from tandem.worker.model.cpu.wide_panels import WidePanels
-from tandem.worker.model.float8 import Float8Weight, to_float8
+from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.linear import HalfPanels, Linear, Panels, PlainWeight, Weight, rearranges
 from tandem.worker.model.parallel import ALONE, Ranks
 from tandem.worker.model.quantization import INT8, QuantizedWeight, quantize

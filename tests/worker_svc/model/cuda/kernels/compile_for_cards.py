@@ -1,12 +1,16 @@
 """Compiles for every generation of GPUs that is served the kernels that need the most shared memory, and for one with
 and one without dependent launches those that look ahead; prints a JSON line for each. Without the assembler, which
-takes half of the time."""
+takes half of the time.
+
+Run as a program: `compile_for_cards.py [8.6 ...]`; for these, or all with `--all`, also products, those of experts too.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
 import os
+import sys
 from typing import Any
 from unittest.mock import patch
 
@@ -18,12 +22,13 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from tandem.worker.checkpoints.grouped import Quantization
 from tandem.worker.model.cuda.kernels import dependent, paged_attention, prefill
 from tandem.worker.model.cuda.kernels.add_norm import add_norm
 from tandem.worker.model.cuda.kernels.card import HOPPER, Card
 from tandem.worker.model.cuda.kernels.swiglu import swiglu
 from tandem.worker.model.cuda.operations import TritonOperations
-from tandem.worker.model.cuda.products import few_rows
+from tandem.worker.model.cuda.products import few_rows, same_bits
 from tandem.worker.model.kv_formats import Plain
 from tests.worker_svc.model.cuda.kernels import compile_for_hopper as compiling
 
@@ -74,7 +79,18 @@ def dependents(card: Card) -> None:
     print(json.dumps({"capability": card.capability, "dependents": about}), flush=True)
 
 
-def compile_for(card: Card) -> None:
+def products(card: Card) -> None:
+    """Our products with matrices of floats, and those of experts: with many rows in the one mode, with few in the
+    other."""
+    bf16 = torch.bfloat16
+    x, matrix = torch.zeros(1, 512, dtype=bf16), torch.zeros(512, 512, dtype=bf16)
+    kinds: list[Quantization | None] = [None, Quantization(4, 64)]
+    for same, tokens in ((True, 4096), (False, 1)):
+        (same_bits if same else few_rows)(x, matrix)
+        compiling.experts(compiling.Case(bf16, Plain(bf16), 128, 64, 0, same), kinds, tokens)
+
+
+def compile_for(card: Card, *, with_products: bool) -> None:
     major, minor = card.capability
     use(card)
     made: dict[str, Any] = {}
@@ -95,6 +111,8 @@ def compile_for(card: Card) -> None:
     ):
         for same in (True, False):
             compiling.attend(compiling.Case(bf16, Plain(bf16), 256, 64, 0, same, 12, 1), everything=False)
+        if with_products:
+            products(card)
     print(json.dumps({"capability": [major, minor], "room": card.shared, "shared": made}), flush=True)
 
 
@@ -103,7 +121,8 @@ def main() -> None:
         dependents(card)
     with patch.object(CUDABackend, "make_ptx", no_assembler), patch.object(CUDABackend, "make_cubin", no_assembler):
         for card in CARDS:
-            compile_for(card)
+            asked = ".".join(map(str, card.capability)) in sys.argv or "--all" in sys.argv
+            compile_for(card, with_products=asked)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -32,7 +32,7 @@ from triton.runtime.jit import JITFunction
 
 from tandem.worker.checkpoints.grouped import E8M0, Grouped, Quantization
 from tandem.worker.checkpoints.model_config import AttentionKind, ClampedSwiGLU, Experts, KVHeads
-from tandem.worker.model.attention import Segment
+from tandem.worker.model.attention import Scores, Segment
 from tandem.worker.model.cuda.kernels.changes import add_at
 from tandem.worker.model.cuda.kernels.choose import Changes, choose, rules_of
 from tandem.worker.model.cuda.kernels.float8 import rows_to_float8
@@ -43,6 +43,7 @@ from tandem.worker.model.kv_cache import CacheShape, KeyChannels, KVCache
 from tandem.worker.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
 from tandem.worker.model.linear import Linear, PlainWeight
 from tandem.worker.model.moe import MixtureOfExperts
+from tandem.worker.model.operations import FINISHED, Unfinished
 from tandem.worker.model.quantization import quantize
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -120,22 +121,23 @@ def attend(case: Case, everything: bool) -> None:
     segments = [Segment(0, 1, 4000, held), Segment(1, 16, 9, held), Segment(17, 200, 300, held)]
     qkv = torch.zeros(217, case.heads + 2 * case.kv_heads, case.head_dim, dtype=case.dtype)
     rotation = (torch.zeros(217, 1, case.head_dim), torch.zeros(217, 1, case.head_dim))
-    q = operations.rotate_and_store(qkv, rotation, cache, 0, torch.zeros(2, 217, dtype=torch.int64))
+    first = FINISHED
+    if case.window or case.stored.name == "int8":
+        weight = torch.zeros(case.head_dim, dtype=case.dtype)
+        first = Unfinished(torch.zeros(qkv.shape[1] * case.head_dim, dtype=case.dtype), (weight, weight), 1e-5)
+    q = operations.rotate_and_store(qkv, rotation, cache, 0, torch.zeros(2, 217, dtype=torch.int64), first)
     if not case.reproducible and not everything:
         segments = segments[2:]
-    special = (30.0, torch.zeros(case.heads)) if case.window else (0.0, None)  # a soft cap and sinks
+    scores = Scores(1.0, 30.0, torch.zeros(case.heads)) if case.window else Scores(1.0)  # a soft cap and sinks
     kind = AttentionKind(case.window, shape.heads[0])
     for some in (segments[:1], segments):
-        operations.plan(some, cache, case.heads, kind).attend(cache.keys[0], cache.values[0], q, 1.0, *special)
+        operations.plan(some, cache, case.heads, kind).attend(cache.keys[0], cache.values[0], q, scores)
 
 
-def experts(case: Case, everything: bool) -> None:
-    """Layers of experts: with one token, and with as many as take the larger tile."""
+def experts(case: Case, kinds: Sequence[Quantization | None], *numbers_of_tokens: int) -> None:
+    """Layers of experts."""
     same, dtype, device = case.reproducible, case.dtype, torch.device("cpu")
     operations = TritonOperations(264, reproducible=same)
-    kinds: list[Quantization | None] = [None, Quantization(4, 64)] if same else [None]
-    if everything:
-        kinds += [Quantization(8, 0), Quantization(4, 32, "e2m1")]
     for kind in kinds:
         gpt_oss = kind is not None and bool(kind.code)
         config = Experts(8, 4, 512, True, biases=gpt_oss, clamped=ClampedSwiGLU(1.7, 7.0) if gpt_oss else None)
@@ -149,13 +151,13 @@ def experts(case: Case, everything: bool) -> None:
             linear.weights.append(operations.quantized_weight(kind, *shape, rows, device))
         mixture.join()
         assert not mixture.apart, mixture.apart
-        for tokens in (1, 4096):
+        for tokens in numbers_of_tokens:
             mixture(torch.zeros(tokens, 512, dtype=dtype))
 
 
-def zeros_of_code(kind: Quantization, rows: int, columns: int) -> Grouped:
-    """Numbers of 4 bits with powers of two for scales."""
-    scale = torch.zeros((rows, columns // kind.group), dtype=E8M0)
+def zeros_of_code(kind: Quantization, rows: int, columns: int, scales: torch.dtype = E8M0) -> Grouped:
+    """Numbers of 4 bits, usually with powers of two for scales."""
+    scale = torch.zeros((rows, columns // kind.group), dtype=scales)
     return Grouped(kind, torch.zeros((rows, columns), dtype=torch.uint8), scale, None)
 
 
@@ -176,7 +178,9 @@ def other_kernels(case: Case, everything: bool) -> None:
         weight = KernelWeight(kind, 64, 4096, coded, torch.device("cpu"), reproducible=same)
         weight(torch.zeros(1, 4096, dtype=dtype))
     if same or everything:
-        experts(case, everything)
+        kinds: list[Quantization | None] = [None, Quantization(4, 64)] if same else [None]
+        more = [Quantization(8, 0), Quantization(4, 32, "e2m1")] if everything else []
+        experts(case, kinds + more, 1, 4096)  # the last takes the larger tile
     matrix = torch.zeros(64, 4096, dtype=dtype)
     for multiply in (same_bits,) if same else (few_rows,):
         multiply(torch.zeros(1, 4096, dtype=dtype), matrix)
@@ -190,7 +194,6 @@ def other_kernels(case: Case, everything: bool) -> None:
     operations.add_norm(x, x, x[0], 1e-5)
     if everything:
         operations.add_norm(x, None, x[0], 1e-5)
-    operations.norm_heads(x.view(4, 32, 128), [(16, x[0, :128]), (8, x[0, :128])], 1e-5)
     operations.swiglu(x, 2048)
     rows_to_float8(x)
     logits, numbers = torch.zeros(4, 151_936), torch.zeros(4)
@@ -212,20 +215,26 @@ def resources(made: Any) -> dict[str, Any]:
         "wgmma": len(re.findall(r"\bwgmma\.mma_async", code)),
         "mma": len(re.findall(r"\bmma\.sync", code)),
         "wide_loads": len(re.findall(r"\bld\.global\.\S*v4\.b32|\bld\.global\.\S*v2\.b64|\bcp\.async\.cg", code)),
+        "counts": len(re.findall(r"\bbar\.sync\b(?:(?!st\.global)[\s\S])*?\batom\.global\.gpu\.acq_rel\.add", code)),
         "narrow_copies": len(re.findall(r"\bcp\.async\.ca\S* \[[^]]*\], \[[^]]*\], 0x4,", code)),
     }
 
 
-def assembled(made: Any) -> dict[str, Any]:
-    """What the assembler says about it; takes as long as a compilation."""
+def disassembled(made: Any) -> str:
+    """What the assembler made of a kernel, and what that takes."""
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
         file.flush()
-        code = subprocess.run(
+        return subprocess.run(
             [tools / "cuobjdump", "--dump-resource-usage", "-sass", file.name],
             capture_output=True, text=True, check=True,
         ).stdout  # fmt: skip
+
+
+def assembled(made: Any) -> dict[str, Any]:
+    """What the assembler says about it; takes as long as a compilation."""
+    code = disassembled(made)
     found = re.search(r"REG:(\d+) STACK:(\d+)", code)
     assert found is not None, code[:1000]
     registers = -(-int(found[1]) // 8) * 8  # as they are given out

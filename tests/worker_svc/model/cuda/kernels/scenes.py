@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from tandem.worker.checkpoints.model_config import AttentionKind, KVHeads
-from tandem.worker.model.attention import Segment
+from tandem.worker.model.attention import Scores, Segment
 from tandem.worker.model.cuda.operations import TritonOperations
 from tandem.worker.model.kv_cache import CacheShape, KeyChannels, KVCache
 from tandem.worker.model.kv_formats import KVFormat
@@ -99,7 +99,7 @@ class Scene:
         segments, q = self.batch(parts)
         kind = AttentionKind(window, self.cache.shape.heads[0])
         out = operations.plan(segments, self.cache, self.heads, kind).attend(
-            self.cache.keys[0], self.cache.values[0], q, self.scale, cap, sinks
+            self.cache.keys[0], self.cache.values[0], q, Scores(self.scale, cap, sinks)
         )
         return [out[s.row : s.row + s.length] for s in segments]
 

@@ -115,7 +115,7 @@ def test_a_sink_takes_its_part(window: int, reproducible: bool) -> None:
     ours = scene.attend(operations(5, reproducible=reproducible), parts, window, 0.0, sinks)
     assert close(ours, scene.exact(parts, window, 0.0, sinks), 3e-6)
     if reproducible:
-        for programs in (1, 40):  # splits by one program, and combined
+        for programs in (1, 40):  # splits by one program, and by several
             alone = scene.attend(operations(programs), [(0, 139, 140)], window, 0.0, sinks)[0]
             assert torch.equal(ours[2][-1:], alone)
 

@@ -9,14 +9,13 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from tandem.worker.checkpoints.grouped import E8M0, Float8Rows, Grouped, Quantization
+from tandem.worker.checkpoints.grouped import E8M0, Float8Rows, Grouped, Quantization, to_float8
 from tandem.worker.checkpoints.model_config import ClampedSwiGLU, Experts
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cuda import experts as cuda_experts
 from tandem.worker.model.cuda.kernels.experts import arrange, most_blocks, route
 from tandem.worker.model.cuda.kernels.product import Tile
 from tandem.worker.model.cuda.operations import TritonOperations
-from tandem.worker.model.float8 import to_float8
 from tandem.worker.model.moe import MixtureOfExperts, choose
 from tandem.worker.model.quantization import quantize
 from tandem.worker.model.weights import Rows, WeightFiller

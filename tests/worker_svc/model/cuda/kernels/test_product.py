@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from tandem.worker.checkpoints import open_checkpoint
+from tandem.worker.checkpoints.grouped import to_float8
 from tandem.worker.checkpoints.model_config import KVHeads
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cuda import products as cuda_products
@@ -21,7 +22,7 @@ from tandem.worker.model.cuda.graphs import GraphedRunner
 from tandem.worker.model.cuda.kernels import product as kernel
 from tandem.worker.model.cuda.operations import TritonOperations
 from tandem.worker.model.cuda.products import few_rows, same_bits
-from tandem.worker.model.float8 import Float8Weight, to_float8
+from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.kv_cache import CacheShape, KVCache
 from tandem.worker.model.kv_formats import Plain
 from tandem.worker.model.linear import PlainWeight

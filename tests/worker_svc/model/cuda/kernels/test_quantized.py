@@ -13,6 +13,7 @@ from tandem.worker.checkpoints.grouped import E8M0, Grouped, Quantization
 from tandem.worker.checkpoints.model_config import KVHeads
 from tandem.worker.model.cuda import quantized as cuda_quantized
 from tandem.worker.model.cuda.kernels import quantized, words
+from tandem.worker.model.cuda.kernels.swiglu import swiglu
 from tandem.worker.model.cuda.operations import TritonOperations
 from tandem.worker.model.cuda.quantized import KernelWeight
 from tandem.worker.model.kv_cache import CacheShape, KVCache
@@ -83,12 +84,31 @@ def test_a_row_has_the_same_bits_in_any_company(kind: Quantization, monkeypatch:
     monkeypatch.setattr(quantized, "_SPLIT", 128)
     monkeypatch.setattr(words, "_SPLIT", 1)
     for kernel in (quantized, words):
-        monkeypatch.setattr(kernel, "_BUSY", 0)  # splits one after the other
+        monkeypatch.setattr(kernel, "BUSY", 0)  # splits one after the other
     together = made(x)
     for kernel in (quantized, words):
-        monkeypatch.setattr(kernel, "_BUSY", 300)  # side by side
+        monkeypatch.setattr(kernel, "BUSY", 300)  # side by side
     for rows in (slice(0, 1), slice(66, 70)):
         assert torch.equal(made(x[rows]), together[rows])
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[1], KINDS[2], KINDS[6]], ids=str)
+def test_a_gate_that_ends_a_product_has_the_bits_of_one_behind_it(
+    kind: Quantization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _ = weight(kind, 256, 300, reproducible=False)
+    monkeypatch.setattr(quantized, "_SPLIT", 128)
+    monkeypatch.setattr(words, "_SPLIT", 1)
+    x = torch.randn(17, 300).to(DTYPES[1]).to(DEVICE)
+    for rows in (1, 17):
+        apart = swiglu(made(x[:rows]), 128)
+        with monkeypatch.context() as only:
+            for kernel in (quantized, words):
+                only.setattr(kernel, "swiglu", None)
+            assert torch.equal(made.gated(x[:rows]), apart)
+    for kernel in (quantized, words):
+        monkeypatch.setattr(kernel, "BUSY", 0)  # splits one after the other: their own kernel gates
+    torch.testing.assert_close(made.gated(x), apart)
 
 
 def test_a_matrix_of_several_kinds_keeps_its_first_rows() -> None:

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import torch
 
 from tandem.worker.checkpoints.model_config import AttentionKind
-from tandem.worker.model.attention import Segment
+from tandem.worker.model.attention import Scores, Segment
 from tandem.worker.model.cpu import delta_rule, native
 from tandem.worker.model.cpu.native import layers
 from tandem.worker.model.delta_rule import DeltaWeights
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.kv_formats import Parts
-from tandem.worker.model.operations import Operations, Plan, TorchOperations
+from tandem.worker.model.operations import FINISHED, Operations, Plan, TorchOperations, Unfinished
 from tandem.worker.model.paged_plan import cut, longest_first, page_tables
 from tandem.worker.model.states import StatePlan
 
@@ -50,14 +50,17 @@ class NativeOperations(TorchOperations):
         cache: KVCache,
         layer: int,
         slots: torch.Tensor | None,
+        first: Unfinished = FINISHED,
     ) -> torch.Tensor:
         if not _served(qkv, qkv.shape[-1]):
-            return super().rotate_and_store(qkv, rotation, cache, layer, slots)
+            return super().rotate_and_store(qkv, rotation, cache, layer, slots, first)
         if slots is None:
+            self.finish(qkv, qkv.shape[1], 0, first)
             layers.rotate(qkv, rotation, qkv.shape[1], None, None)
             return cache.scale_queries(layer, qkv)
         kv_heads = cache.shape.heads[layer].number
         heads = qkv.shape[1] - 2 * kv_heads
+        self.finish(qkv, heads, kv_heads, first)
         pages = (cache.keys[layer][0], cache.values[layer][0])
         as_given = stores_as_given(cache)
         layers.rotate(qkv, rotation, heads, pages if as_given else None, slots)
@@ -108,17 +111,9 @@ class NativePlan:
             window=kind.window,
         )
 
-    def attend(
-        self,
-        keys: Parts,
-        values: Parts,
-        q: torch.Tensor,
-        scale: float,
-        cap: float = 0.0,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scores: Scores) -> torch.Tensor:
         """Attention of queries `q` `[N, heads, head_dim]` over one layer's pages; rows of no segment give zeros."""
-        out = layers.attention(self.work, self._format, keys, values, q.float(), scale, cap, sinks)
+        out = layers.attention(self.work, self._format, keys, values, q.float(), scores)
         if len(out) != self.rows:
             self._clear_padding(out)
         return out.to(q.dtype)

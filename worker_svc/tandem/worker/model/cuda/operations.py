@@ -7,20 +7,22 @@ prefills one that keeps a single softmax in progress; a token's bits then depend
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
-from tandem.worker.checkpoints.grouped import Grouped, Quantization
+from tandem.worker.checkpoints.grouped import Float8Rows, Grouped, Quantization
 from tandem.worker.checkpoints.model_config import AttentionKind, Experts, KVHeads
-from tandem.worker.model.attention import Segment
+from tandem.worker.model.attention import Scores, Segment
 from tandem.worker.model.cuda import products as cuda_products
 from tandem.worker.model.cuda.experts import JoinedExperts
-from tandem.worker.model.cuda.kernels.add_norm import add_norm
+from tandem.worker.model.cuda.flash_infer import FlashInfer, FlashInferLaunch, Launch
+from tandem.worker.model.cuda.kernels.add_norm import add_norm, add_norm_float8
 from tandem.worker.model.cuda.kernels.card import HOPPER, Card, card_of
-from tandem.worker.model.cuda.kernels.norm_heads import norm_heads
 from tandem.worker.model.cuda.kernels.paged_attention import (
     IN_FLIGHT,
     PagedWork,
@@ -30,17 +32,19 @@ from tandem.worker.model.cuda.kernels.paged_attention import (
 )
 from tandem.worker.model.cuda.kernels.prefill import prefill_attention
 from tandem.worker.model.cuda.kernels.store import rotate_and_store
-from tandem.worker.model.cuda.kernels.swiglu import swiglu
+from tandem.worker.model.cuda.kernels.swiglu import swiglu, swiglu_float8
 from tandem.worker.model.cuda.kernels.tiles import INT4, INT8, Block, Stored
 from tandem.worker.model.cuda.quantized import KernelWeight
 from tandem.worker.model.delta_rule import DeltaWeights, delta_rule
 from tandem.worker.model.feed_forward import FeedForward
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.kv_formats import Parts
-from tandem.worker.model.operations import Plan, TorchOperations
+from tandem.worker.model.operations import FINISHED, Plan, TorchOperations, Unfinished
 from tandem.worker.model.paged_plan import Ints, cut, divide, longest_first, page_tables, tables_from
 from tandem.worker.model.quantization import QuantizedWeight
 from tandem.worker.model.states import StatePlan
+
+logger = logging.getLogger(__name__)
 
 SPLIT = 256  # tokens
 VERIFIED = 16  # queries in a row that are still treated like decodes
@@ -96,18 +100,9 @@ class PagedLaunch:
     window: int
     programs: int
 
-    def attend(
-        self,
-        keys: Parts,
-        values: Parts,
-        q: torch.Tensor,
-        out: torch.Tensor,
-        scale: float,
-        cap: float,
-        sinks: torch.Tensor | None,
-    ) -> None:
+    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, out: torch.Tensor, scores: Scores) -> None:
         paged_attention(
-            q, out, keys, values, self.sizes.stored, self.work, self.partials, scale, cap, sinks,
+            q, out, keys, values, self.sizes.stored, self.work, self.partials, scores,
             queries=self.queries, split=self.split, tile=self.sizes.tile, window=self.window, programs=self.programs,
         )  # fmt: skip
 
@@ -123,18 +118,9 @@ class PrefillLaunch:
     tile: int
     window: int
 
-    def attend(
-        self,
-        keys: Parts,
-        values: Parts,
-        q: torch.Tensor,
-        out: torch.Tensor,
-        scale: float,
-        cap: float,
-        sinks: torch.Tensor | None,
-    ) -> None:
+    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, out: torch.Tensor, scores: Scores) -> None:
         prefill_attention(
-            q, out, keys, values, self.sizes.stored, self.tables, self.blocks, scale, cap, sinks,
+            q, out, keys, values, self.sizes.stored, self.tables, self.blocks, scores,
             rows=self.rows, tile=self.tile, window=self.window,
         )  # fmt: skip
 
@@ -146,23 +132,15 @@ class KernelPlan:
     All layers write to the same place, whose padding rows are cleared once: what a layer gets holds until the next.
     """
 
-    launches: Sequence[PagedLaunch | PrefillLaunch]
+    launches: Sequence[Launch]
     _out: torch.Tensor | None = None
 
-    def attend(
-        self,
-        keys: Parts,
-        values: Parts,
-        q: torch.Tensor,
-        scale: float,
-        cap: float = 0.0,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend(self, keys: Parts, values: Parts, q: torch.Tensor, scores: Scores) -> torch.Tensor:
         out = self._out
         if out is None or out.shape != q.shape:
             out = self._out = torch.zeros_like(q)
         for launch in self.launches:
-            launch.attend(keys, values, q, out, scale, cap, sinks)
+            launch.attend(keys, values, q, out, scores)
         return out
 
 
@@ -194,13 +172,18 @@ class TritonOperations:
         self.tried_context = 2 * split + 3
         self.tried_runs = tuple(1 << power for power in range(1, VERIFIED.bit_length()))
         self.products = cuda_products.products(reproducible=reproducible)
+        self.flash_infer: FlashInfer | None = None  # for prefills in fast mode
+        self._told: set[str] = set()  # by what prefills are computed
 
     @staticmethod
     def on(device: torch.device, *, reproducible: bool, float32: bool) -> TritonOperations:
         """Makes operations for a GPU, with as many programs as keep it busy."""
         card = card_of(device)
         programs = card.processors * PROGRAMS_PER_PROCESSOR
-        return TritonOperations(programs, reproducible=reproducible, float32=float32, card=card)
+        operations = TritonOperations(programs, reproducible=reproducible, float32=float32, card=card)
+        if not reproducible:
+            operations.flash_infer = FlashInfer.installed()
+        return operations
 
     def programs_for(self, sizes: Sizes) -> int:
         """Returns how many programs attend: no more than have room on the processors at a time."""
@@ -243,19 +226,32 @@ class TritonOperations:
         sizes, window = self.sizes(cache, num_heads, kind.heads), kind.window
         short = [s for s in segments if self.reproducible or s.length <= VERIFIED]
         long = [s for s in segments if not self.reproducible and s.length > VERIFIED]
-        launches: list[PagedLaunch | PrefillLaunch] = []
+        launches: list[Launch] = []
         if short:
             launches.append(self._paged(short, sizes, cache, window))
         if long:
-            block = self.prefill_block(sizes)
-            queries = max(1, block.rows // sizes.group)
-            blocks = longest_first(cut(long, queries))
-            tables = page_tables(long, sizes.page_size)
-            tables_there, blocks_there = _to(cache.device, tables, tables_from(blocks, tables))
-            launches.append(
-                PrefillLaunch(sizes, tables_there, blocks_there, matrix_rows(queries, sizes.group), block.tile, window)
-            )
+            launches.append(self._prefill(long, sizes, cache, kind))
         return KernelPlan(launches)
+
+    def _prefill(self, segments: Sequence[Segment], sizes: Sizes, cache: KVCache, kind: AttentionKind) -> Launch:
+        ours = partial(self._own_prefill, segments, sizes, cache, kind.window)
+        library = self.flash_infer
+        refused = "FlashInfer is not installed" if library is None else library.refuses(cache, kind)
+        by = f"our own kernel: {refused}" if library is None or refused else library.name
+        if by not in self._told:
+            self._told.add(by)
+            level = logging.WARNING if library is not None and library.refused else logging.INFO
+            logger.log(level, "prefills are computed by %s", by)
+        return ours() if library is None or refused else FlashInferLaunch(library, segments, cache, kind, ours)
+
+    def _own_prefill(self, segments: Sequence[Segment], sizes: Sizes, cache: KVCache, window: int) -> PrefillLaunch:
+        block = self.prefill_block(sizes)
+        queries = max(1, block.rows // sizes.group)
+        blocks = longest_first(cut(segments, queries))
+        tables = page_tables(segments, sizes.page_size)
+        tables_there, blocks_there = _to(cache.device, tables, tables_from(blocks, tables))
+        rows = matrix_rows(queries, sizes.group)
+        return PrefillLaunch(sizes, tables_there, blocks_there, rows, block.tile, window)
 
     def _paged(self, segments: Sequence[Segment], sizes: Sizes, cache: KVCache, window: int) -> PagedLaunch:
         queries = self.queries(sizes, max(s.length for s in segments))
@@ -273,6 +269,11 @@ class TritonOperations:
     def add_norm(self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return add_norm(x, delta, weight, eps)
 
+    def add_norm_float8(
+        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> Float8Rows:
+        return add_norm_float8(x, delta, weight, eps)
+
     def rotate_and_store(
         self,
         qkv: torch.Tensor,
@@ -280,15 +281,14 @@ class TritonOperations:
         cache: KVCache,
         layer: int,
         slots: torch.Tensor | None,
+        first: Unfinished = FINISHED,
     ) -> torch.Tensor:
         if type(cache) is not KVCache:  # one that does more than store
-            return TorchOperations().rotate_and_store(qkv, rotation, cache, layer, slots).contiguous()
+            return TorchOperations().rotate_and_store(qkv, rotation, cache, layer, slots, first).contiguous()
         stored = Stored.of(cache.shape.format, cache.shape.heads[layer].size)
         channels = cache.key_channels[layer] if cache.key_channels else None
-        return rotate_and_store(qkv, rotation, cache.keys[layer], cache.values[layer], stored, slots, channels)
-
-    def norm_heads(self, qkv: torch.Tensor, parts: Sequence[tuple[int, torch.Tensor]], eps: float) -> None:
-        norm_heads(qkv, parts, eps)
+        pages = cache.keys[layer], cache.values[layer]
+        return rotate_and_store(qkv, rotation, *pages, stored, slots, channels, first.bias, first.norms, first.eps)
 
     def delta_rule(
         self, weights: DeltaWeights, layer: int, mixed: torch.Tensor, gates: torch.Tensor, plan: StatePlan
@@ -297,6 +297,9 @@ class TritonOperations:
 
     def swiglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
         return swiglu(gate_up, size)
+
+    def swiglu_float8(self, gate_up: torch.Tensor, size: int) -> Float8Rows:
+        return swiglu_float8(gate_up, size)
 
     def quantized_weight(
         self, kind: Quantization, rows: int, columns: int, like: Grouped, device: torch.device

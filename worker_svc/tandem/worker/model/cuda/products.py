@@ -27,9 +27,9 @@ def same_bits(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None 
     return product(x.contiguous(), weight, FLOAT32 if x.dtype == torch.float32 else MANY_ROWS, scale)
 
 
-def few_rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def few_rows(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
     """Multiplies by our kernel, with the smallest tile."""
-    return product(x.contiguous(), weight, FLOAT32 if x.dtype == torch.float32 else FEW_ROWS)
+    return product(x.contiguous(), weight, FLOAT32 if x.dtype == torch.float32 else FEW_ROWS, scale)
 
 
 def quickest(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from tandem.worker.checkpoints.grouped import Grouped, Quantization
-from tandem.worker.model.cuda.kernels.quantized import CHANNEL_STEP, plain, quantized_product
+from tandem.worker.model.cuda.kernels.quantized import BUSY, CHANNEL_STEP, plain, quantized_product
+from tandem.worker.model.cuda.kernels.swiglu import swiglu
 from tandem.worker.model.cuda.kernels.words import COLUMNS, words_product
 from tandem.worker.model.quantization import QuantizedWeight
 
@@ -26,6 +27,7 @@ class KernelWeight(QuantizedWeight):
         """Allocates the matrix; `like` tells the dtype of the scales."""
         torch.nn.Module.__init__(self)  # nothing is stored as in the base
         self.kind, self.columns, self._reproducible = kind, columns, reproducible
+        self._counters: torch.Tensor | None = None
         self.group = kind.group or CHANNEL_STEP
         whole = COLUMNS if kind.bits == 4 else self.group
         self._width = -(-columns // whole) * whole
@@ -72,17 +74,38 @@ class KernelWeight(QuantizedWeight):
         least = None if least is None else least[:, :groups]
         return Grouped(self.kind, q[:, : self.columns], self.scale[index][:, :groups], least, self.order).dequantize()
 
+    def _zeros(self) -> torch.Tensor:
+        """Returns the counters of this matrix's launches, which leave them zero. The first comes before any recording;
+        matrices of experts that are joined have none."""
+        if self._counters is None:
+            self._counters = torch.zeros(BUSY, dtype=torch.int32, device=self.q.device)
+        return self._counters
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._multiply(x, gate=False)
+
+    def gated(self, x: torch.Tensor) -> torch.Tensor:
+        return self._multiply(x, gate=True)
+
+    def _multiply(self, x: torch.Tensor, *, gate: bool) -> torch.Tensor:
         if self.order is not None:
             x = x.index_select(1, self.order)
         if self._reproducible or len(x) <= MOST_ROWS:
             few = x.dtype == torch.float32 or (len(x) <= FEW_ROWS and not self._reproducible)
             together = FEW_ROWS if few else MORE_ROWS  # float32 has no matrix unit, and would not fit into registers
             if self.kind.bits == 8:
-                return quantized_product(x.contiguous(), self.q, self.scale, group=self.group, rows_together=together)
+                return quantized_product(
+                    x.contiguous(),
+                    self.q,
+                    self.scale,
+                    self._zeros(),
+                    group=self.group,
+                    rows_together=together,
+                    gate=gate,
+                )
             return words_product(
-                x.contiguous(), self.q, self.scale, self.least, self.table, group=self.group, code=self.kind.code,
-                rows_together=together,
+                x.contiguous(), self.q, self.scale, self.least, self.table, self._zeros(), group=self.group,
+                code=self.kind.code, rows_together=together, gate=gate,
             )  # fmt: skip
         products = []
         for start in range(0, len(self.q), _PIECE_ROWS):
@@ -90,4 +113,5 @@ class KernelWeight(QuantizedWeight):
             least = None if self.least is None else self.least[piece]
             rows = plain(self.q[piece], self.scale[piece], least, self.table, self.columns, self.group, x.dtype)
             products.append(F.linear(x, rows))
-        return products[0] if len(products) == 1 else torch.cat(products, dim=1)
+        product = products[0] if len(products) == 1 else torch.cat(products, dim=1)
+        return swiglu(product, len(self) // 2) if gate else product

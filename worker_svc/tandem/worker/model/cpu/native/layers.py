@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tandem.worker.model.attention import Scores
 from tandem.worker.model.cpu.native.library import calls
 from tandem.worker.model.kv_formats import Parts
 
@@ -87,17 +88,9 @@ def rotate(
 
 
 def attention(
-    work: AttentionWork,
-    format_name: str,
-    keys: Parts,
-    values: Parts,
-    q: torch.Tensor,
-    scale: float,
-    cap: float = 0.0,
-    sinks: torch.Tensor | None = None,
+    work: AttentionWork, format_name: str, keys: Parts, values: Parts, q: torch.Tensor, scores: Scores
 ) -> torch.Tensor:
-    """Attention of queries `q` `[N, heads, head_dim]` over one layer's pages, scores being capped, and with sinks (see
-    `Plan.attend`); rows of no block hold anything."""
+    """Attention of queries `q` `[N, heads, head_dim]` over one layer's pages; rows of no block hold anything."""
     rows, heads, head_dim = q.shape
     out = torch.empty((rows, heads, head_dim))
     kv_heads, page_size = keys[0].shape[1:3]
@@ -121,9 +114,9 @@ def attention(
         head_dim,
         page_size,
         work.window,
-        scale,
-        cap,
-        None if sinks is None else sinks.data_ptr(),
+        scores.scale,
+        scores.cap,
+        None if scores.sinks is None else scores.sinks.data_ptr(),
         torch.get_num_threads() if work.keys * heads * head_dim > WORTH_A_THREAD else 1,
     )
     if failed:

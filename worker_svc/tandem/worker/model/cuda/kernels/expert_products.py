@@ -50,6 +50,19 @@ Matrices = Floats | Integers
 
 
 @triton.jit
+def _places(order, blocks, expert, outputs, M: tl.constexpr, N: tl.constexpr, GATE: tl.constexpr):
+    """Returns the pairs `[M]` of this program's block, and which of them there are; its outputs `[N]`, and their rows
+    in the matrices of all experts."""
+    block = blocks + tl.program_id(0) * 3
+    place = tl.load(block + 1) + tl.arange(0, M)
+    real = place < tl.load(block + 2)
+    pair = tl.load(order + place, mask=real, other=0)
+    output = tl.program_id(1) * N + tl.arange(0, N)
+    channel = expert.to(tl.int64) * (outputs * (2 if GATE else 1)) + output
+    return pair, real, output, channel
+
+
+@triton.jit
 def _finish(
     out, bias, total, other, pair, real, expert, output, outputs, alpha, limit, GATE: tl.constexpr, BIASED: tl.constexpr
 ):
@@ -75,13 +88,9 @@ def _expert_product(
     expert = tl.load(blocks + tl.program_id(0) * 3)
     if expert < 0:
         return
-    place = tl.load(blocks + tl.program_id(0) * 3 + 1) + tl.arange(0, M)
-    real = place < tl.load(blocks + tl.program_id(0) * 3 + 2)
-    pair = tl.load(order + place, mask=real, other=0)
-    output = tl.program_id(1) * N + tl.arange(0, N)
+    pair, real, output, channel = _places(order, blocks, expert, outputs, M, N, GATE)
     column = tl.arange(0, K)
     there = (output < outputs)[:, None]
-    channel = expert.to(tl.int64) * (outputs * (2 if GATE else 1)) + output
     x_at = (pair // per_row).to(tl.int64)[:, None] * columns + column[None, :]
     w_at = channel[:, None] * columns + column[None, :]
     up_at = w_at + outputs.to(tl.int64) * columns
@@ -126,13 +135,9 @@ def _int8_expert_product(
     expert = tl.load(blocks + tl.program_id(0) * 3)
     if expert < 0:
         return
-    place = tl.load(blocks + tl.program_id(0) * 3 + 1) + tl.arange(0, M)
-    real = place < tl.load(blocks + tl.program_id(0) * 3 + 2)
-    pair = tl.load(order + place, mask=real, other=0)
-    output = tl.program_id(1) * N + tl.arange(0, N)
+    pair, real, output, channel = _places(order, blocks, expert, outputs, M, N, GATE)
     column = tl.arange(0, G)
     there = output < outputs
-    channel = expert.to(tl.int64) * (outputs * (2 if GATE else 1)) + output
     x_at = (pair // per_row).to(tl.int64)[:, None] * columns + column[None, :]
     q_at = channel[:, None] * (groups * G) + column[None, :]
     total = tl.zeros([M, N], tl.float32)
@@ -163,12 +168,8 @@ def _words_expert_product(
     expert = tl.load(blocks + tl.program_id(0) * 3)
     if expert < 0:
         return
-    place = tl.load(blocks + tl.program_id(0) * 3 + 1) + tl.arange(0, M)
-    real = place < tl.load(blocks + tl.program_id(0) * 3 + 2)
-    pair = tl.load(order + place, mask=real, other=0)
-    output = tl.program_id(1) * N + tl.arange(0, N)
-    # Outputs that there are not read what another one has.
-    channel = expert.to(tl.int64) * (outputs * (2 if GATE else 1)) + tl.minimum(output, outputs - 1)
+    pair, real, output, channel = _places(order, blocks, expert, outputs, M, N, GATE)
+    channel -= tl.maximum(output - (outputs - 1), 0)  # outputs that there are not read what another one has
     x_at = x + (pair // per_row).to(tl.int64)[:, None] * columns + tl.arange(0, WORDS)[None, :]
     q_at = q + channel[:, None] * (words * WORDS) + tl.arange(0, WORDS)[None, :]
     up_at = q_at + outputs.to(tl.int64) * (words * WORDS)

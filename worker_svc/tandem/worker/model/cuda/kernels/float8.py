@@ -2,7 +2,8 @@
 
     scale = max |x| / 448        q = x / scale, rounded to e4m3
 
-One program a row. A row with a number that is not finite becomes NaN as a whole.
+One program a row. A row with a number that is not finite becomes NaN as a whole. Kernels whose results are only
+multiplied by such matrices end with the same (`add_norm.py`, `swiglu.py`).
 """
 
 from __future__ import annotations
@@ -11,15 +12,14 @@ import torch
 import triton
 import triton.language as tl
 
-LARGEST = tl.constexpr(torch.finfo(torch.float8_e4m3fn).max)
+from tandem.worker.checkpoints.grouped import FLOAT8, Float8Rows
+
+LARGEST = tl.constexpr(torch.finfo(FLOAT8).max)
 
 
 @triton.jit
-def _rows_to_float8(x, q, scale, size, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    place = tl.arange(0, BLOCK)
-    inside = place < size
-    numbers = tl.load(x + row * size + place, mask=inside, other=0.0).to(tl.float32)
+def store_as_float8(numbers, q, scale, row, size, place, inside, BLOCK: tl.constexpr):
+    """Stores `numbers` `[BLOCK]` float32 as row `row` of `q`, and its scale."""
     broken = tl.max(((numbers != numbers) | (tl.abs(numbers) == float("inf"))).to(tl.int32), 0)
     largest = tl.where(broken > 0, float("nan"), tl.max(tl.abs(numbers), 0))
     step = tl.div_rn(largest, tl.full([], LARGEST, tl.float32))
@@ -30,13 +30,32 @@ def _rows_to_float8(x, q, scale, size, BLOCK: tl.constexpr):
     tl.store(q + row * size + place, quotient.to(q.dtype.element_ty), mask=inside)
 
 
-def rows_to_float8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Converts `x` `[N, size]` to e4m3 `[N, size]` and scales `[N, 1]` fp32."""
+@triton.jit
+def _rows_to_float8(x, q, scale, size, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, BLOCK)
+    inside = place < size
+    numbers = tl.load(x + row * size + place, mask=inside, other=0.0).to(tl.float32)
+    store_as_float8(numbers, q, scale, row, size, place, inside, BLOCK)
+
+
+def empty_float8(rows: int, size: int, device: torch.device) -> Float8Rows:
+    """Makes room for rows `[rows, size]` and their scales `[rows, 1]`."""
+    q = torch.empty((rows, size), dtype=FLOAT8, device=device)
+    return Float8Rows(q, torch.empty((rows, 1), dtype=torch.float32, device=device))
+
+
+def warps_of_row(block: int) -> int:
+    """Returns how many warps hold a row of so many numbers."""
+    return min(max(block // 512, 1), 16)
+
+
+def rows_to_float8(x: torch.Tensor) -> Float8Rows:
+    """Converts `x` `[N, size]` to e4m3 with scales `[N, 1]`."""
     rows, size = x.shape
     x = x.contiguous()
-    q = torch.empty((rows, size), dtype=torch.float8_e4m3fn, device=x.device)
-    scale = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
+    made = empty_float8(rows, size, x.device)
     if rows:
         block = triton.next_power_of_2(size)
-        _rows_to_float8[(rows,)](x, q, scale, size, block, num_warps=min(max(block // 512, 1), 16))
-    return q, scale
+        _rows_to_float8[(rows,)](x, made.q, made.scale, size, block, num_warps=warps_of_row(block))
+    return made

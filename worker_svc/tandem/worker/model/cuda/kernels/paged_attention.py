@@ -5,8 +5,9 @@ query extends an empty softmax tile by tile through a split, and merges the spli
 fixed by the query's position alone, so its bits depend neither on the batch nor on who computes which split.
 
 The work is a list of jobs for a fixed number of programs, which take them in turn: a job is a block of up to `Q`
-consecutive queries of one sequence with either all of its splits, or one split, whose (m, l, o) goes to a buffer
-for `_combine`. A step with other sequences has another list, and the same launch: it can be recorded in a CUDA graph.
+consecutive queries of one sequence with either all of its splits, or one split, whose (m, l, o) goes to a buffer.
+Whoever stores the last one of a block merges them all, in their order: who that is changes no bit. A step with other
+sequences has another list, and the same launch: it can be recorded in a CUDA graph.
 
 The queries of the heads that share a kv head are the rows of one matrix: row r is query r // GROUP, head r % GROUP.
 With one compiled kernel for every step (the same `Q`), a query also has the same bits as a decode, in a prefill and
@@ -22,8 +23,10 @@ import torch
 import triton
 import triton.language as tl
 
+from tandem.worker.model.attention import Scores
 from tandem.worker.model.cuda.kernels.card import card_of
 from tandem.worker.model.cuda.kernels.dependent import is_dependent, options, wait_for_inputs
+from tandem.worker.model.cuda.kernels.last import is_last
 from tandem.worker.model.cuda.kernels.tiles import (
     Stored,
     beginning,
@@ -43,28 +46,31 @@ class PagedWork(NamedTuple):
     """The jobs of a launch; int32 tensors on the device, which may be longer than what is used."""
 
     tables: torch.Tensor  # the pages of each sequence, in order, one sequence behind the other
-    # [B, 6] first row, queries, first position, where its table begins, first partial, partials (0: no combining)
+    # [B, 6] first row, queries, first position, where its table begins, first partial, partials (0: none)
     blocks: torch.Tensor
     jobs: torch.Tensor  # [J, 4] block, first split, splits, partial or -1 to write the result itself
     num_jobs: torch.Tensor  # [1]
 
 
 class Partials(NamedTuple):
-    """Softmaxes in progress between the two kernels."""
+    """Softmaxes in progress that other programs merge."""
 
     m: torch.Tensor  # [partials, kv_heads, lines] fp32; a line is a query and head
     l: torch.Tensor  # the same
     o: torch.Tensor  # [partials, kv_heads, lines, head_dim] fp32
+    # [partials, kv_heads] int32, at a block's first partial how many of the block's are stored; zero between launches
+    stored: torch.Tensor
 
     @staticmethod
     def empty(count: int, kv_heads: int, lines: int, head_dim: int, device: torch.device) -> Partials:
         m = torch.empty((count, kv_heads, lines), dtype=torch.float32, device=device)
-        return Partials(m, torch.empty_like(m), m.new_empty((count, kv_heads, lines, head_dim)))
+        stored = torch.zeros((count, kv_heads), dtype=torch.int32, device=device)
+        return Partials(m, torch.empty_like(m), m.new_empty((count, kv_heads, lines, head_dim)), stored)
 
 
 @triton.jit(do_not_specialize=["lines"])
 def _attend(
-    q, out, partial_m, partial_l, partial_o, k_numbers, k_constants, v_numbers, v_constants, sinks,
+    q, out, partial_m, partial_l, partial_o, partials_stored, k_numbers, k_constants, v_numbers, v_constants, sinks,
     tables, blocks, jobs, num_jobs, lines, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, M: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     PAGE: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
@@ -118,37 +124,19 @@ def _attend(
             tl.store(partial_m + at, m, mask=real)
             tl.store(partial_l + at, l, mask=real)
             tl.store(partial_o + at[:, None] * D + coordinate[None, :], o, mask=q_mask)
-
-
-@triton.jit(do_not_specialize=["lines"])
-def _combine(
-    out, partial_m, partial_l, partial_o, sinks, blocks, lines,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, M: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    SINKS: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    wait_for_inputs(DEPENDENT)
-    block = blocks + tl.program_id(0) * 6
-    first = tl.load(block + 4)
-    partials = tl.load(block + 5)
-    if partials == 0:
-        return
-    kv_head = tl.program_id(1)
-    line = tl.arange(0, M)
-    coordinate = tl.arange(0, D_PAD)
-    row = tl.load(block)
-    query = line // GROUP
-    real = query < tl.load(block + 1)
-    vector = (row + query).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + line % GROUP
-    mask = real[:, None] & (coordinate < D)[None, :]
-    m, l, o = beginning(sinks, kv_head, line, True, GROUP, M, D_PAD, SINKS)
-    for number in range(partials):
-        at = ((first + number).to(tl.int64) * KV_HEADS + kv_head) * lines + line
-        split_m = tl.load(partial_m + at, mask=real, other=float("-inf"))
-        split_l = tl.load(partial_l + at, mask=real, other=0.0)
-        split_o = tl.load(partial_o + at[:, None] * D + coordinate[None, :], mask=mask, other=0.0)
-        m, l, o = merge(m, l, o, split_m, split_l, split_o)
-    result = o / l[:, None]
-    tl.store(out + vector[:, None] * D + coordinate[None, :], result.to(out.dtype.element_ty), mask=mask)
+            first = tl.load(block + 4).to(tl.int64)
+            partials = tl.load(block + 5)
+            if is_last(partials_stored + first * KV_HEADS + kv_head, partials):
+                m, l, o = beginning(sinks, kv_head, line, True, GROUP, M, D_PAD, SINKS)
+                for number in range(partials):
+                    at = ((first + number) * KV_HEADS + kv_head) * lines + line
+                    split_m = tl.load(partial_m + at, mask=real, other=float("-inf"), cache_modifier=".cg")
+                    split_l = tl.load(partial_l + at, mask=real, other=0.0, cache_modifier=".cg")
+                    split_o = tl.load(
+                        partial_o + at[:, None] * D + coordinate[None, :], mask=q_mask, other=0.0, cache_modifier=".cg"
+                    )
+                    m, l, o = merge(m, l, o, split_m, split_l, split_o)
+                tl.store(out + q_at, (o / l[:, None]).to(out.dtype.element_ty), mask=q_mask)
 
 
 def matrix_rows(queries: int, group: int) -> int:
@@ -169,9 +157,7 @@ def paged_attention(
     stored: Stored,
     work: PagedWork,
     partials: Partials,
-    scale: float,
-    cap: float = 0.0,
-    sinks: torch.Tensor | None = None,
+    scores: Scores,
     *,
     queries: int,
     split: int,
@@ -182,26 +168,20 @@ def paged_attention(
     """Writes the rows of `out` `[N, heads, head_dim]` that `work`'s blocks name; `q` is like it.
 
     queries: tokens in a block at most. `split` is a multiple of `tile`, a power of two. `partials` has room for those
-    of `work`, with a line for each query and head of the longest block; with room for none, nothing is combined.
+    of `work`, with a line for each query and head of the longest block.
     """
     kv_heads, page_size = keys[0].shape[1:3]
     group = q.shape[1] // kv_heads
     rows = matrix_rows(queries, group)
     assert q.is_contiguous() and out.is_contiguous() and split % tile == 0
-    m, l, o = partials
     dependent = is_dependent(q.device)
     _attend[(programs,)](
-        q, out, m, l, o, *numbers_and_constants(keys), *numbers_and_constants(values), q if sinks is None else sinks,
-        work.tables, work.blocks, work.jobs, work.num_jobs, m.shape[-1], scale / math.log(2),
+        q, out, *partials, *numbers_and_constants(keys), *numbers_and_constants(values),
+        q if scores.sinks is None else scores.sinks,
+        work.tables, work.blocks, work.jobs, work.num_jobs, partials.m.shape[-1], scores.scale / math.log(2),
         kv_heads, group, rows, stored.head_dim, stored.padded, page_size, tile, split, window,
-        cap, sinks is not None, stored.format, stored.group, dependent,
+        scores.cap, scores.sinks is not None, stored.format, stored.group, dependent,
         num_warps=8 if converted(q, keys[0]) else _warps(rows, stored),
         num_stages=block_of(rows, tile, q, keys[0], stored).depth(IN_FLIGHT, card_of(q.device)),
         **options(dependent),
     )  # fmt: skip
-    if len(m):
-        _combine[(work.blocks.shape[0], kv_heads)](
-            out, m, l, o, q if sinks is None else sinks, work.blocks, m.shape[-1], kv_heads, group, rows,
-            stored.head_dim, stored.padded, sinks is not None, dependent, num_warps=_warps(rows, stored),
-            **options(dependent),
-        )  # fmt: skip

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tandem.worker.model.attention import Scores
 from tandem.worker.model.cuda.kernels.card import card_of
 from tandem.worker.model.cuda.kernels.tiles import (
     Stored,
@@ -85,9 +86,7 @@ def prefill_attention(
     stored: Stored,
     tables: torch.Tensor,
     blocks: torch.Tensor,
-    scale: float,
-    cap: float = 0.0,
-    sinks: torch.Tensor | None = None,
+    scores: Scores,
     *,
     rows: int,
     tile: int,
@@ -99,9 +98,11 @@ def prefill_attention(
     """
     kv_heads, page_size = keys[0].shape[1:3]
     _prefill[(kv_heads, blocks.shape[0])](
-        q, out, *numbers_and_constants(keys), *numbers_and_constants(values), q if sinks is None else sinks,
-        tables, blocks, scale / math.log(2), kv_heads, q.shape[1] // kv_heads, rows,
-        stored.head_dim, stored.padded, page_size, tile, window, cap, sinks is not None, stored.format, stored.group,
+        q, out, *numbers_and_constants(keys), *numbers_and_constants(values),
+        q if scores.sinks is None else scores.sinks,
+        tables, blocks, scores.scale / math.log(2), kv_heads, q.shape[1] // kv_heads, rows,
+        stored.head_dim, stored.padded, page_size, tile, window,
+        scores.cap, scores.sinks is not None, stored.format, stored.group,
         num_warps=8 if rows * stored.padded > 64 * 256 or rows >= 128 or converted(q, keys[0]) else 4,
         num_stages=block_of(rows, tile, q, keys[0], stored).depth(_IN_FLIGHT, card_of(q.device)),
     )  # fmt: skip

@@ -8,8 +8,8 @@ Numbers of 4 bits are multiplied by `words.py`.
 
 A program takes `M` rows of x and some output channels. The groups are cut into splits of about `_SPLIT` numbers, each
 summed up for itself, and then all in their order: by one program or, where there are too few to keep a GPU busy, by
-several and `product.add_up`. With one `M` for every call, a row's bits do not depend on how many rows there are. For
-many rows, `plain` makes the matrix plain, of either kind.
+several of which the last adds up. With one `M` for every call, a row's bits do not depend on how many rows there are.
+For many rows, `plain` makes the matrix plain, of either kind.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ import triton
 import triton.language as tl
 
 from tandem.worker.checkpoints.grouped import E8M0
-from tandem.worker.model.cuda.kernels.product import add_up
+from tandem.worker.model.cuda.kernels.last import finish_product
+from tandem.worker.model.cuda.kernels.swiglu import swiglu
 from tandem.worker.model.cuda.kernels.words import WORDS, power_or_scale
 
 _BLOCK = 1024  # numbers of a row that are made plain at once
 CHANNEL_STEP = 128  # numbers of a row that are looked at at once where a channel has one scale
 _OUTPUTS = 32  # channels of a program
 _SPLIT = 1024
-_BUSY = 300  # programs; an H200 has 132 processors
+BUSY = 300  # programs; an H200 has 132 processors
 _ON_THEIR_WAY = 48 << 10  # bytes of the matrix that a processor waits for
 _ROOM = 180 << 10  # bytes of its shared memory that its programs may take for them
 _DEEPEST = 12  # groups
@@ -44,8 +45,8 @@ def of_group(x, q_at, scale, constant, there, GROUPED: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "each"])
 def _quantized_product(
-    x, q, scale, out, partial, rows, columns, outputs, groups, split, each,
-    M: tl.constexpr, N: tl.constexpr, G: tl.constexpr, GROUPED: tl.constexpr, WHOLE: tl.constexpr,
+    x, q, scale, out, partial, counters, rows, columns, outputs, groups, split, each,
+    M: tl.constexpr, N: tl.constexpr, G: tl.constexpr, GROUPED: tl.constexpr, WHOLE: tl.constexpr, GATE: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     channel = tl.program_id(1) * N + tl.arange(0, N)
@@ -74,6 +75,8 @@ def _quantized_product(
         if not GROUPED:
             total *= tl.load(scale + channel, mask=there, other=0.0).to(tl.float32)[None, :]
         tl.store(out + at_all, total.to(out.dtype.element_ty), mask=mask_all)
+    else:
+        finish_product(partial, counters, scale, out, row, rows, outputs, M, N, not GROUPED, GATE)
 
 
 @triton.jit
@@ -134,32 +137,41 @@ def _stages(q: torch.Tensor, x: torch.Tensor, rows_together: int, group: int) ->
 
 
 def quantized_product(
-    x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, *, group: int, rows_together: int
+    x: torch.Tensor,
+    q: torch.Tensor,
+    scale: torch.Tensor,
+    counters: torch.Tensor,
+    *,
+    group: int,
+    rows_together: int,
+    gate: bool = False,
 ) -> torch.Tensor:
     """Multiplies `x` `[N, columns]` with a matrix `[out, columns]`, in x's dtype.
 
     q: `[out, groups * group]` int8.
     scale: `[out, groups]`, or `[out, 1]` where a channel has one scale; then `group` is `CHANNEL_STEP`.
+    counters: `[BUSY]` int32, zero.
     rows_together: of x, that one program multiplies: 16 or more, a power of two.
+    gate: the first half of the outputs are gates, the others ups; returns `swiglu` of them `[N, out / 2]`.
     """
     rows, columns = x.shape
     outputs = len(q)
     groups = q.shape[1] // group
     assert x.is_contiguous() and q.is_contiguous() and scale.shape[1] in (1, groups)
-    out = x.new_empty((rows, outputs))
     if not rows:
-        return out
+        return x.new_empty((0, outputs // 2 if gate else outputs))
     grouped = scale.shape[1] > 1
     programs = triton.cdiv(rows, rows_together), triton.cdiv(outputs, _OUTPUTS)
     split = max(1, _SPLIT // group)
     splits = triton.cdiv(groups, split)
-    several = splits > 1 and programs[0] * programs[1] < _BUSY
+    several = splits > 1 and programs[0] * programs[1] < BUSY
     partial = torch.empty((splits if several else 0, rows, outputs), dtype=torch.float32, device=x.device)
+    fused = gate and several and outputs // 2 % _OUTPUTS == 0
+    out = x.new_empty((rows, outputs // 2 if fused else outputs))
     _quantized_product[(*programs, splits if several else 1)](
-        x, q, scale, out, partial, rows, columns, outputs, groups, split, 1 if several else splits, rows_together,
-        _OUTPUTS, group, grouped, columns == groups * group, num_warps=4,
+        x, q, scale, out, partial, counters, rows, columns, outputs, groups, split, 1 if several else splits,
+        rows_together,
+        _OUTPUTS, group, grouped, columns == groups * group, fused, num_warps=4,
         num_stages=_stages(q, x, rows_together, group),
     )  # fmt: skip
-    if several:
-        add_up(partial, None if grouped else scale, out)
-    return out
+    return swiglu(out, outputs // 2) if gate and not fused else out

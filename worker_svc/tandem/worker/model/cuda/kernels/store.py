@@ -1,5 +1,7 @@
-"""Rotates queries and keys, and stores keys and values in their pages, in one pass over the projection's output.
+"""Finishes queries and keys, and stores keys and values in their pages, in one pass over the projection's output.
 
+    x    <- x + bias                                 where there is one; rounded to the dtype
+    x    <- x / sqrt(mean(x^2) + eps) weight         of each head, where a model has such norms; rounded
     q, k <- x cos + roll(x, half) signed_sin         on the first `rotated` coordinates; rounded to the dtype
     k    <- (k - mean) / scale,  q <- q scale        where keys are stored normalized (KVCache)
     k, v  = what kv_formats.py stores of a vector, at (page, head, place)
@@ -24,14 +26,43 @@ _MOST_ROWS = 16  # that a program takes
 
 
 @triton.jit
-def _rotated(x, cos, sin, row, real, row_stride, at, inside, ROTATED: tl.constexpr):
+def _head(
+    x, bias, weight, rms, row, real, row_stride, at, inside, BIASED: tl.constexpr, NORMED: tl.constexpr
+):  # fmt: skip
+    """Loads coordinates `at` of one head of each row, `[rows, at]`, with its bias and normalized."""
+    numbers = tl.load(x + row[:, None] * row_stride + at[None, :], mask=real[:, None] & inside[None, :], other=0.0)
+    if BIASED:
+        added = numbers.to(tl.float32) + tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)[None, :]
+        numbers = added.to(x.dtype.element_ty)
+    if NORMED:
+        scaled = numbers.to(tl.float32) / rms[:, None]
+        scaled *= tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)[None, :]
+        numbers = scaled.to(x.dtype.element_ty)
+    return numbers
+
+
+@triton.jit
+def _root_mean_square(
+    x, bias, row, real, row_stride, eps, D: tl.constexpr, D_PAD: tl.constexpr, BIASED: tl.constexpr
+):  # fmt: skip
+    """Returns that of one head of each row, `[rows]`."""
+    at = tl.arange(0, D_PAD)
+    numbers = _head(x, bias, x, eps, row, real, row_stride, at, at < D, BIASED, False).to(tl.float32)
+    return tl.sqrt(tl.sum(tl.where((at < D)[None, :], numbers * numbers, 0.0), 1) / D + eps)
+
+
+@triton.jit
+def _rotated(
+    x, bias, weight, rms, cos, sin, row, real, row_stride, at, inside,
+    ROTATED: tl.constexpr, BIASED: tl.constexpr, NORMED: tl.constexpr,
+):  # fmt: skip
     """Rotates coordinates `at` of one head of each row, `[rows, at]`, rounded to x's dtype, as float32."""
-    mask = real[:, None] & inside[None, :]
-    vector = x + row[:, None] * row_stride
-    numbers = tl.load(vector + at[None, :], mask=mask, other=0.0)
+    numbers = _head(x, bias, weight, rms, row, real, row_stride, at, inside, BIASED, NORMED)
     if ROTATED:
-        turning = mask & (at < ROTATED)[None, :]
-        partner = tl.load(vector + ((at + ROTATED // 2) % ROTATED)[None, :], mask=turning, other=0.0)
+        turns = inside & (at < ROTATED)
+        turning = real[:, None] & turns[None, :]
+        other = (at + ROTATED // 2) % ROTATED
+        partner = _head(x, bias, weight, rms, row, real, row_stride, other, turns, BIASED, NORMED)
         angle = row[:, None] * ROTATED + at[None, :]
         c = tl.load(cos + angle, mask=turning, other=1.0)
         s = tl.load(sin + angle, mask=turning, other=0.0)
@@ -41,16 +72,19 @@ def _rotated(x, cos, sin, row, real, row_stride, at, inside, ROTATED: tl.constex
 
 @triton.jit
 def _to_store(
-    x, cos, sin, mean, scale, row, real, row_stride, at, inside, is_key, ROTATED: tl.constexpr, CHANNELS: tl.constexpr
-):
+    x, bias, k_weight, v_weight, rms, cos, sin, mean, scale, row, real, row_stride, at, inside, is_key,
+    ROTATED: tl.constexpr, CHANNELS: tl.constexpr, BIASED: tl.constexpr, NORMS: tl.constexpr,
+):  # fmt: skip
     """Returns coordinates `at` of keys or values as they are to be stored, `[rows, at]` float32."""
     if is_key:
-        numbers = _rotated(x, cos, sin, row, real, row_stride, at, inside, ROTATED)
+        numbers = _rotated(
+            x, bias, k_weight, rms, cos, sin, row, real, row_stride, at, inside, ROTATED, BIASED, NORMS > 1
+        )
         if CHANNELS:
             centred = numbers - tl.load(mean + at, mask=inside, other=0.0)[None, :]
             numbers = tl.div_rn(centred, tl.load(scale + at, mask=inside, other=1.0)[None, :] + tl.zeros_like(centred))
     else:
-        numbers = _rotated(x, cos, sin, row, real, row_stride, at, inside, 0)
+        numbers = _rotated(x, bias, v_weight, rms, cos, sin, row, real, row_stride, at, inside, 0, BIASED, NORMS > 2)
     return numbers
 
 
@@ -62,21 +96,28 @@ def _rounded_quotient(x, step):
 
 @triton.jit(do_not_specialize=["rows"])
 def _store(
-    qkv, q_out, cos, sin, slots, mean, scale, k_numbers, k_constants, v_numbers, v_constants, rows, row_stride,
+    qkv, q_out, cos, sin, slots, bias, q_weight, k_weight, v_weight, mean, scale,
+    k_numbers, k_constants, v_numbers, v_constants, rows, row_stride, eps,
     ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     PAGE: tl.constexpr, ROTATED: tl.constexpr, CHANNELS: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
-    GROUP_PAD: tl.constexpr, DEPENDENT: tl.constexpr,
+    GROUP_PAD: tl.constexpr, BIASED: tl.constexpr, NORMS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs(DEPENDENT)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     real = row < rows
     head = tl.program_id(1)
     x = qkv + head * D
+    bias += head * D
+    rms = tl.zeros([ROWS], tl.float32)
+    if NORMS > 0:
+        rms = _root_mean_square(x, bias, row, real, row_stride, eps, D, D_PAD, BIASED)
     at = tl.arange(0, D_PAD)
     inside = at < D
     mask = real[:, None] & inside[None, :]
     if head < HEADS:
-        numbers = _rotated(x, cos, sin, row, real, row_stride, at, inside, ROTATED)
+        numbers = _rotated(
+            x, bias, q_weight, rms, cos, sin, row, real, row_stride, at, inside, ROTATED, BIASED, NORMS > 0
+        )
         if CHANNELS:
             kv_head = head // (HEADS // KV_HEADS)
             numbers *= tl.load(scale + kv_head * D + at, mask=inside, other=0.0)[None, :]
@@ -97,11 +138,13 @@ def _store(
             half = tl.arange(0, D_PAD // 2)
             in_half = half < D // 2
             even = _to_store(
-                x, cos, sin, mean_at, scale_at, row, real, row_stride, 2 * half, in_half, is_key, ROTATED, CHANNELS
-            )
+                x, bias, k_weight, v_weight, rms, cos, sin, mean_at, scale_at, row, real, row_stride, 2 * half, in_half,
+                is_key, ROTATED, CHANNELS, BIASED, NORMS,
+            )  # fmt: skip
             odd = _to_store(
-                x, cos, sin, mean_at, scale_at, row, real, row_stride, 2 * half + 1, in_half, is_key, ROTATED, CHANNELS
-            )
+                x, bias, k_weight, v_weight, rms, cos, sin, mean_at, scale_at, row, real, row_stride, 2 * half + 1,
+                in_half, is_key, ROTATED, CHANNELS, BIASED, NORMS,
+            )  # fmt: skip
             even = tl.reshape(even, [ROWS, D_PAD // GROUP_PAD, GROUP_PAD // 2])
             odd = tl.reshape(odd, [ROWS, D_PAD // GROUP_PAD, GROUP_PAD // 2])
             group = tl.arange(0, D_PAD // GROUP_PAD)
@@ -125,8 +168,9 @@ def _store(
             tl.store(constants_at + group_at + D // GROUP, lowest, mask=real_group)
         else:
             numbers = _to_store(
-                x, cos, sin, mean_at, scale_at, row, real, row_stride, at, inside, is_key, ROTATED, CHANNELS
-            )
+                x, bias, k_weight, v_weight, rms, cos, sin, mean_at, scale_at, row, real, row_stride, at, inside,
+                is_key, ROTATED, CHANNELS, BIASED, NORMS,
+            )  # fmt: skip
             if FORMAT == INT8:
                 largest = tl.max(tl.abs(numbers), 1)
                 step = tl.maximum(tl.div_rn(largest, tl.full(largest.shape, 127.0, tl.float32)), _TINY)
@@ -144,6 +188,9 @@ def rotate_and_store(
     stored: Stored,
     slots: torch.Tensor | None,
     channels: tuple[torch.Tensor, torch.Tensor] | None = None,
+    bias: torch.Tensor | None = None,
+    norms: tuple[torch.Tensor, ...] = (),
+    eps: float = 0.0,
 ) -> torch.Tensor:
     """Fills one layer's `keys` and `values` at `slots` `[2, N]`; gives the queries `[N, heads, head_dim]`.
 
@@ -151,6 +198,8 @@ def rotate_and_store(
     rotation: cosines and signed sines `[N, 1, rotated]` float32, or None for no rotation.
     slots: None: there are queries alone, `[N, heads, head_dim]`, and nothing is stored.
     channels: mean and scale of each key channel, `[kv_heads, head_dim]` float32, where keys are stored normalized.
+    bias: what is added first, `[(heads + 2 kv_heads) head_dim]`.
+    norms: weights `[head_dim]` of the norms of each head of queries, of keys, and of values; fewer: of the first.
     """
     rows, all_heads, head_dim = qkv.shape
     kv_heads, page_size = keys[0].shape[1:3]
@@ -160,15 +209,17 @@ def rotate_and_store(
     cos, sin = rotation or (qkv, qkv)
     assert not rotation or (cos.is_contiguous() and sin.is_contiguous())
     mean, scale = channels or (qkv, qkv)
+    weights = (*norms, *[qkv] * (3 - len(norms)))
     if rows:
         block = min(_MOST_ROWS, triton.next_power_of_2(rows))
         dependent = is_dependent(q.device)
         _store[(triton.cdiv(rows, block), all_heads)](
-            qkv, q, cos, sin, qkv if slots is None else slots, mean, scale,
-            *numbers_and_constants(keys), *numbers_and_constants(values),
-            rows, qkv.stride(0), block, heads, kv_heads, head_dim, stored.padded, page_size,
+            qkv, q, cos, sin, qkv if slots is None else slots, qkv if bias is None else bias, *weights, mean, scale,
+            *numbers_and_constants(keys), *numbers_and_constants(values), rows, qkv.stride(0), eps,
+            block, heads, kv_heads, head_dim, stored.padded, page_size,
             cos.shape[-1] if rotation else 0, channels is not None,
-            stored.format, stored.group, triton.next_power_of_2(stored.group), dependent,
+            stored.format, stored.group, triton.next_power_of_2(stored.group),
+            bias is not None, len(norms), dependent,
             num_warps=4 if block >= 8 else 1, **options(dependent),
         )  # fmt: skip
     return q

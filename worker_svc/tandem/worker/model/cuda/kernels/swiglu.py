@@ -7,7 +7,9 @@ import torch
 import triton
 import triton.language as tl
 
+from tandem.worker.checkpoints.grouped import Float8Rows
 from tandem.worker.model.cuda.kernels.dependent import is_dependent, options, wait_for_inputs
+from tandem.worker.model.cuda.kernels.float8 import empty_float8, store_as_float8, warps_of_row
 
 _BLOCK = 1024
 SWIGLU, CLAMPED, GELU = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)  # 0: no gate
@@ -39,6 +41,18 @@ def _swiglu(gate_up, out, size, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     tl.store(out + row * size + place, gated(gate, up, 1.0, 0.0, SWIGLU).to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _swiglu_float8(gate_up, out, scale, size, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    wait_for_inputs(DEPENDENT)
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, BLOCK)
+    inside = place < size
+    gate = tl.load(gate_up + row * 2 * size + place, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * size + size + place, mask=inside, other=0.0).to(tl.float32)
+    rounded = gated(gate, up, 1.0, 0.0, SWIGLU).to(gate_up.dtype.element_ty).to(tl.float32)
+    store_as_float8(rounded, out, scale, row, size, place, inside, BLOCK)
+
+
 def swiglu(gate_up: torch.Tensor, size: int) -> torch.Tensor:
     """Computes `[N, 2 size] -> [N, size]`."""
     assert gate_up.is_contiguous()
@@ -48,3 +62,16 @@ def swiglu(gate_up: torch.Tensor, size: int) -> torch.Tensor:
         dependent = is_dependent(gate_up.device)
         _swiglu[(rows, triton.cdiv(size, _BLOCK))](gate_up, out, size, _BLOCK, dependent, **options(dependent))
     return out
+
+
+def swiglu_float8(gate_up: torch.Tensor, size: int) -> Float8Rows:
+    """Computes what `rows_to_float8` makes of `swiglu`, one program a row."""
+    assert gate_up.is_contiguous()
+    rows = gate_up.shape[0]
+    made = empty_float8(rows, size, gate_up.device)
+    if rows:
+        block, dependent = triton.next_power_of_2(size), is_dependent(gate_up.device)
+        _swiglu_float8[(rows,)](
+            gate_up, made.q, made.scale, size, block, dependent, num_warps=warps_of_row(block), **options(dependent)
+        )
+    return made

@@ -21,12 +21,13 @@ import triton
 import triton.language as tl
 
 from tandem.worker.checkpoints.grouped import E8M0
-from tandem.worker.model.cuda.kernels.product import add_up
+from tandem.worker.model.cuda.kernels.last import finish_product
+from tandem.worker.model.cuda.kernels.swiglu import swiglu
 
 COLUMNS = 128  # of a block of words
 WORDS = tl.constexpr(32)  # of a row of it
 _SPLIT = 8  # blocks
-_BUSY = 300  # programs; an H200 has 132 processors
+BUSY = 300  # programs; an H200 has 132 processors
 DIGITS, E2M1, TABLE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # what words hold
 _PACKED = tl.constexpr(not triton.knobs.runtime.interpret)
 
@@ -160,9 +161,9 @@ def quarters(x_at, start, real, columns, WHOLE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "each"])
 def _words_product(
-    x, q, scale, least, table, out, partial, rows, columns, outputs, blocks, split, each,
+    x, q, scale, least, table, out, partial, counters, rows, columns, outputs, blocks, split, each,
     M: tl.constexpr, N: tl.constexpr, G: tl.constexpr, HOLD: tl.constexpr, SHIFT: tl.constexpr, LEAST: tl.constexpr,
-    POWERS: tl.constexpr, WHOLE: tl.constexpr, TURNED: tl.constexpr,
+    POWERS: tl.constexpr, WHOLE: tl.constexpr, TURNED: tl.constexpr, GATE: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     channel = tl.program_id(1) * N + tl.arange(0, N)
@@ -194,6 +195,8 @@ def _words_product(
         total += summed_up
     if tl.num_programs(2) == 1:
         tl.store(out + at_all, total.to(out.dtype.element_ty), mask=mask_all)
+    else:
+        finish_product(partial, counters, scale, out, row, rows, outputs, M, N, False, GATE)
 
 
 def words_product(
@@ -202,39 +205,42 @@ def words_product(
     scale: torch.Tensor,
     least: torch.Tensor | None,
     table: torch.Tensor | None,
+    counters: torch.Tensor,
     *,
     group: int,
     code: str,
     rows_together: int,
+    gate: bool = False,
 ) -> torch.Tensor:
     """Multiplies `x` `[N, columns]` with a matrix `[out, columns]`, in x's dtype.
 
     q: `[out, blocks * WORDS]` int16.
     scale, least: `[out, blocks * 128 / group]`.
     table: `[16]`, what numbers of a `code` stand for.
+    counters: `[BUSY]` int32, zero.
     rows_together: of x, that one program multiplies: 16 or more, a power of two.
+    gate: the first half of the outputs are gates, the others ups; returns `swiglu` of them `[N, out / 2]`.
     """
     rows, columns = x.shape
     outputs, blocks = len(q), q.shape[1] // WORDS.value
     assert x.is_contiguous() and q.is_contiguous() and scale.shape[1] == blocks * (COLUMNS // group)
-    out = x.new_empty((rows, outputs))
     if not rows:
-        return out
+        return x.new_empty((0, outputs // 2 if gate else outputs))
     tile = outputs_of(rows_together, x.dtype)
     programs = triton.cdiv(rows, rows_together), triton.cdiv(outputs, tile)
     splits = triton.cdiv(blocks, _SPLIT)
-    several = splits > 1 and programs[0] * programs[1] < _BUSY
+    several = splits > 1 and programs[0] * programs[1] < BUSY
     partial = torch.empty((splits if several else 0, rows, outputs), dtype=torch.float32, device=x.device)
+    fused = gate and several and outputs // 2 % tile == 0
+    out = x.new_empty((rows, outputs // 2 if fused else outputs))
     hold, shift = kind_of_words(code)
     _words_product[(*programs, splits if several else 1)](
-        x, q, scale, scale if least is None else least, q if table is None else table, out, partial, rows, columns,
-        outputs, blocks, _SPLIT, 1 if several else splits, rows_together, tile, group, hold, shift,
-        least is not None, scale.dtype == E8M0, columns % COLUMNS == 0, rows_together >= 64, num_warps=4,
+        x, q, scale, scale if least is None else least, q if table is None else table, out, partial, counters, rows,
+        columns, outputs, blocks, _SPLIT, 1 if several else splits, rows_together, tile, group, hold, shift,
+        least is not None, scale.dtype == E8M0, columns % COLUMNS == 0, rows_together >= 64, fused, num_warps=4,
         num_stages=stages(rows_together),
     )  # fmt: skip
-    if several:
-        add_up(partial, None, out)
-    return out
+    return swiglu(out, outputs // 2) if gate and not fused else out
 
 
 def stages(rows: int) -> int:
