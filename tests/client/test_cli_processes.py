@@ -273,10 +273,10 @@ def test_flags_and_environment_reach_the_services(command: Callable[..., Command
         TANDEM_WORKER_ADDRESS_FILE="/nowhere/at/all",
     )
     assert run.end() == 0
-    tokenizer, worker = (line for line in run.stderr.splitlines() if " starts {" in line)
+    tokenizer, worker = sorted(line.strip() for line in run.stderr.splitlines() if " starts {" in line)
     assert '"threads": "2"' in tokenizer
     assert '"threads": "1"' in worker
-    assert '"tokenizer-address": "127.0.0.1:' in worker
+    assert '"tokenizer-address-file": "' in worker
     assert '"port": "0"' in worker
 
 

@@ -421,7 +421,7 @@ async def test_a_conversation_is_answered_and_its_content_is_text(client: AsyncC
     assert result.output_ids == (await client.generate(encoding.ids, max_tokens=8, seed=1)).output_ids
 
 
-@pytest.mark.parametrize("words", ["starting the worker", "streams"])
+@pytest.mark.parametrize("words", ["the tokenizer is ready", "streams"])
 def test_interrupting_tandem_run_leaves_none_of_the_real_processes(repository_root: Path, words: str) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "tandem.client", "run", "ROMEO:", "--ignore-eos", "--worker-flag=--threads=1"],

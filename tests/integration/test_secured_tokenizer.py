@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -167,3 +168,26 @@ async def test_a_service_that_starts_later_is_waited_for(tmp_path: Path, caplog:
         fingerprint, _ = await asked
     assert len(fingerprint) == 64
     assert f"waiting for the tokenizer at 127.0.0.1:{port}" in caplog.text
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_its_address_may_come_in_a_file_later(files: Path, address: str, tmp_path: Path) -> None:
+    file, written = tmp_path / "address.json", tmp_path / "written"
+    asked = asyncio.create_task(check_tokenizer(settings(files, "", tokenizer_address_file=file), MODEL))
+    await asyncio.sleep(0)  # it looks for the file
+    written.write_text(json.dumps({"address": address, "pid": 1}))
+    written.rename(file)
+    fingerprint, _ = await asked
+    assert len(fingerprint) == 64
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [(None, "no tokenizer service has written it .*0.1 s"), ("{}", "not what"), ("[", "not what")]
+)
+async def test_a_file_without_an_address_is_named(tmp_path: Path, content: str | None, words: str) -> None:
+    file = tmp_path / "address.json"
+    if content is not None:
+        file.write_text(content)
+    waiting = WorkerSettings(model=str(DEMO), tokenizer_address_file=file, tokenizer_wait_seconds=0.1)
+    with pytest.raises(StartError, match=f"^tokenizer_address_file {file}: .*{words}"):
+        await check_tokenizer(waiting, MODEL)

@@ -13,6 +13,12 @@ def join(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def connectable(address: str) -> str:
+    """Returns an address on which a server of this machine is reached, which may listen on all interfaces."""
+    host, _, port = address.rpartition(":")
+    return f"{ {'0.0.0.0': '127.0.0.1', '[::]': '[::1]'}.get(host, host) }:{port}"  # noqa: S104
+
+
 def is_loopback(host: str) -> bool:
     """Tells whether only this machine can connect."""
     if host == "localhost":

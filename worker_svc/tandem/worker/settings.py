@@ -62,6 +62,11 @@ class WorkerSettings(EngineConfig, ServiceSettings):
         default="",
         description="HOST:PORT of the tokenizer service; asked at start for the fingerprint and the vocabulary size",
     )
+    tokenizer_address_file: Path | None = Field(
+        default=None,
+        description="file into which that service writes its address, instead of tokenizer_address; waited for once "
+        "the model is loaded, so that both may start side by side",
+    )
     tokenizer_name: str = Field(default="", description="which of its tokenizers; empty: its default")
     tokenizer_fingerprint: str = Field(default="", description="known fingerprint, instead of tokenizer_address")
     tokenizer_tls: bool = Field(default=False, description="ask the tokenizer service over TLS (system's authorities)")

@@ -36,7 +36,7 @@ class ServiceProcess:
 
     def __init__(self, name: str, module: str, arguments: Sequence[str], folder: Path, on_line: Line | None) -> None:
         self.name = name
-        self._address_file = folder / f"{name}.json"
+        self.address_file = folder / f"{name}.json"
         self._on_line = on_line
         self._last_lines: deque[str] = deque(maxlen=20)
         command = [
@@ -45,7 +45,7 @@ class ServiceProcess:
             "-m",
             module,
             *arguments,
-            f"--address-file={self._address_file}",
+            f"--address-file={self.address_file}",
             "--exit-when-stdin-closes",
         ]
         self._process = subprocess.Popen(  # noqa: S603  (our own interpreter and modules)
@@ -65,11 +65,11 @@ class ServiceProcess:
 
     async def address(self) -> str:
         """Returns HOST:PORT once it serves. Raises CommandError with the service's own message when it ends before."""
-        while not self._address_file.exists():
+        while not self.address_file.exists():
             if self.exit_code is not None:
                 raise self.failure("did not start")
             await asyncio.sleep(POLL_SECONDS)
-        return str(json.loads(self._address_file.read_text())["address"])
+        return str(json.loads(self.address_file.read_text())["address"])
 
     async def ended(self) -> int:
         while (code := self.exit_code) is None:  # noqa: ASYNC110  (there is no portable event for it)
@@ -158,10 +158,11 @@ class Services:
         self.http_address = ""
 
     async def start(self, progress: Callable[[str], None]) -> None:
-        """Starts the tokenizer, then the worker if there is one, which asks the tokenizer whether they match, then the
-        HTTP server."""
+        """Starts the tokenizer and, if there is one, beside it the worker, which asks the tokenizer whether they match
+        once its model is loaded; then the HTTP server."""
         plan = self._plan
-        progress("starting the tokenizer")
+        beside = f" and the worker, which loads {plan.model}" if plan.with_worker else ""
+        progress(f"starting the tokenizer{beside}")
         tokenizer = self._launch(
             "tokenizer",
             "tandem.tokenizer",
@@ -171,21 +172,22 @@ class Services:
                 *plan.tokenizer_flags,
             ],
         )
-        self.tokenizer_address = reachable(await tokenizer.address())
         if not plan.with_worker:
+            self.tokenizer_address = reachable(await tokenizer.address())
             self._started = True
             return
-        progress(f"starting the worker and loading {plan.model}")
         worker = self._launch(
             "worker",
             "tandem.worker",
             [
                 f"--model={plan.model}",
-                f"--tokenizer-address={self.tokenizer_address}",
+                f"--tokenizer-address-file={tokenizer.address_file}",
                 *plan.common(plan.worker_port, plan.worker_metrics_port),
                 *plan.worker_flags,
             ],
         )
+        self.tokenizer_address = reachable(await self._while_running(tokenizer.address()))
+        progress(f"the tokenizer is ready; the worker loads {plan.model}")
         self.worker_address = reachable(await self._while_running(worker.address()))
         if plan.http_port is not None:
             progress("starting the HTTP door")

@@ -146,7 +146,8 @@ class WorkerService:
         """Starts the engine; raises StartError."""
         self.lifecycle = lifecycle
         lifecycle.on_change(self._lifecycle_changed)
-        if self.settings.tokenizer_address:
+        asks_tokenizer = bool(self.settings.tokenizer_address or self.settings.tokenizer_address_file)
+        if asks_tokenizer:
             read_peer_files(self.settings)  # a wrong one is told before a model is loaded for minutes
         try:
             info = await self.supervisor.start()
@@ -154,7 +155,7 @@ class WorkerService:
             raise StartError(str(error)) from error
         if not info.row_invariant:
             logger.warning("on this machine a row's bits depend on the batch: the same request may get other tokens")
-        if self.settings.tokenizer_address:
+        if asks_tokenizer:
             self.fingerprint, self.vocabulary = await check_tokenizer(self.settings, info)
             self.supervisor.send_vocabulary(self.vocabulary)
         if self._feed is not None:

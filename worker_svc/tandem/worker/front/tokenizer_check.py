@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 
 import grpc
 
+from tandem.common.addresses import connectable
 from tandem.common.errors import StartError
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 from tandem.tokenizer.v1 import tokenizer_pb2_grpc
@@ -20,6 +22,7 @@ logger = logging.getLogger("tandem.worker")
 Metadata = tuple[tuple[str, str], ...]
 
 _AGAIN_SECONDS = 0.2
+_LOOK_SECONDS = 0.02
 _TELL_SECONDS = 10.0  # between two lines about a service that is not there
 # A service that starts late is found again within about a second, not with the minutes that gRPC may pause by itself.
 _RECONNECT = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000)]
@@ -46,7 +49,7 @@ def _hint(code: grpc.StatusCode, plain: bool) -> str:
 async def check_tokenizer(settings: WorkerSettings, info: EngineInfo) -> tuple[str, Vocabulary]:
     """Returns the tokenizer's fingerprint and the bytes of its ids; raises StartError if it does not answer in time or
     has more ids than the model."""
-    address = settings.tokenizer_address
+    address = await _address(settings)
     credentials, metadata = read_peer_files(settings)
     options = [*settings.tokenizer_peer().options(), *_RECONNECT]
     if credentials is None:
@@ -56,7 +59,7 @@ async def check_tokenizer(settings: WorkerSettings, info: EngineInfo) -> tuple[s
     async with opened as channel:
         stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
         try:
-            response = await _answer(stub, settings, metadata)
+            response = await _answer(stub, address, settings, metadata)
             pieces: list[bytes] = []
             special_ids: list[int] = []
             request = pb.DownloadVocabularyRequest(tokenizer=settings.tokenizer_name)
@@ -84,8 +87,27 @@ async def check_tokenizer(settings: WorkerSettings, info: EngineInfo) -> tuple[s
     return tokenizer.fingerprint, Vocabulary.of(pieces, special_ids)
 
 
+async def _address(settings: WorkerSettings) -> str:
+    """Returns the service's address, once it has written it where it is to be read from a file. Raises StartError."""
+    file = settings.tokenizer_address_file
+    if file is None:
+        return settings.tokenizer_address
+    until = time.monotonic() + settings.tokenizer_wait_seconds
+    while not file.exists():
+        if time.monotonic() >= until:
+            raise StartError(
+                f"tokenizer_address_file {file}: no tokenizer service has written it "
+                f"(waited up to {settings.tokenizer_wait_seconds:g} s)"
+            )
+        await asyncio.sleep(_LOOK_SECONDS)
+    try:
+        return connectable(str(json.loads(file.read_text("utf-8"))["address"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        raise StartError(f"tokenizer_address_file {file}: it is not what a service's address_file is") from None
+
+
 async def _answer(
-    stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub, settings: WorkerSettings, metadata: Metadata
+    stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub, address: str, settings: WorkerSettings, metadata: Metadata
 ) -> pb.GetTokenizerResponse:
     """Asks until the service answers: it may start beside us. Raises the last reason why it did not, which a call that
     waits for the connection by itself would not tell."""
@@ -101,5 +123,5 @@ async def _answer(
                 raise
             if now - told >= _TELL_SECONDS:
                 told = now
-                logger.info("waiting for the tokenizer at %s: %s", settings.tokenizer_address, error.details())
+                logger.info("waiting for the tokenizer at %s: %s", address, error.details())
             await asyncio.sleep(min(_AGAIN_SECONDS, until - now))
