@@ -9,8 +9,10 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from tandem.common.service import Lifecycle
+if TYPE_CHECKING:  # engines read this file too, and have no metrics of their own
+    from tandem.common.service import Lifecycle
 
 
 @contextlib.contextmanager

@@ -13,16 +13,14 @@ import os
 import sys
 
 import msgspec
-import torch
 import zmq
 
 from tandem.common.logs import configure_logging
 from tandem.common.stop_signals import leave_with_parent
 from tandem.worker.engine.process.config import EngineConfig
-from tandem.worker.engine.process.loop import leaving_without_memory, run_engine
 from tandem.worker.engine.process.messages import Inbound, Outbound, ProcessOptions
 from tandem.worker.engine.process.suspects import SuspectNote
-from tandem.worker.engine.process.tensor_parallel import SharedTransport, leading
+from tandem.worker.engine.process.torch_import import import_torch
 
 logger = logging.getLogger("tandem.worker.engine")
 
@@ -61,7 +59,9 @@ def main() -> int:
     config = EngineConfig.model_validate(options.config)
     logger.debug("engine process %d: %s", os.getpid(), options.config)
     # Read-only: this process never learns.
-    torch.set_grad_enabled(False)
+    import_torch(config.device).set_grad_enabled(False)
+    from tandem.worker.engine.process.loop import leaving_without_memory, run_engine
+
     # The modules stay: with torch among them, one full pass of the collector stops the steps for 0.2 s.
     gc.freeze()
     front = _ZmqTransport(options.endpoint)
@@ -69,6 +69,8 @@ def main() -> int:
     if config.tensor_parallel == 1:
         with leaving_without_memory():
             return 0 if run_engine(config, front, note=note) else 1
+    from tandem.worker.engine.process.tensor_parallel import SharedTransport, leading
+
     with leaving_without_memory(), leading(options, config) as (ranks, ours):
         shared = SharedTransport(ranks, front)
         return 0 if run_engine(ours, shared, ranks, shared.tell, note) else 1
