@@ -91,12 +91,12 @@ class CSources:
     def _kept(self, logger: logging.Logger) -> ctypes.CDLL | None:
         """Returns the library beside its sources or in the cache, if one is there that may be loaded."""
         command = _compiler()
-        stem, cache = self._stem(command), _cache_folder()
+        stem, cache = self._stem(command), cache_folder()
         beside = sorted(self.folder.glob(f"{stem}-*-*.so"))
-        found = [(path, _unsafe(path, self.folder / self.sources[0])) for path in beside]
+        found = [(path, unsafe(path, self.folder / self.sources[0])) for path in beside]
         if cache is not None:
             kept = sorted(cache.glob(f"{stem}-{_hash(command)}-*.so"))
-            found += [(path, _unsafe(cache) or _unsafe(path)) for path in kept]
+            found += [(path, unsafe(cache) or unsafe(path)) for path in kept]
         for path, problem in found:
             problem = problem or _altered(path)
             if problem is None:
@@ -190,7 +190,7 @@ def _hash(words: Sequence[str]) -> str:
     return hashlib.sha256(repr(list(words)).encode()).hexdigest()[:8]
 
 
-def _cache_folder() -> Path | None:
+def cache_folder() -> Path | None:
     """Returns the folder where libraries are kept; None where there is no home."""
     if root := os.environ.get("XDG_CACHE_HOME"):
         return Path(root) / "tandem"
@@ -202,13 +202,13 @@ def _cache_folder() -> Path | None:
 
 def _writable_cache(logger: logging.Logger) -> Path | None:
     """Returns the folder where libraries are kept, if it can be written safely; otherwise logs the reason."""
-    folder = _cache_folder()
+    folder = cache_folder()
     if folder is None:
         problem: str | None = "there is no home"
     else:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            problem = _unsafe(folder)
+            problem = unsafe(folder)
             with tempfile.TemporaryFile(dir=folder):
                 pass
         except OSError as error:
@@ -219,7 +219,7 @@ def _writable_cache(logger: logging.Logger) -> Path | None:
     return None
 
 
-def _unsafe(path: Path, source: Path | None = None) -> str | None:
+def unsafe(path: Path, source: Path | None = None) -> str | None:
     """Explains why somebody who cannot write `source` could have written a file or folder; empty if nobody could."""
     try:
         state = path.stat() if path.is_dir() else path.lstat()

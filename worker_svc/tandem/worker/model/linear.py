@@ -132,7 +132,9 @@ def _onednn_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def _row_counts(multiply: Product, weight: torch.Tensor) -> RowCounts:
     outputs, columns = weight.shape
-    return row_counts(multiply, outputs, columns, weight.dtype, _rearranged if weight.is_mkldnn else None)
+    prepare = _rearranged if weight.is_mkldnn else None
+    name = "linear" if multiply is F.linear else "onednn"
+    return row_counts(multiply, outputs, columns, weight.dtype, prepare, kept_as=name)
 
 
 class HalfPanels(torch.nn.Module):

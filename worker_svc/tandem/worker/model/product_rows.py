@@ -24,8 +24,12 @@ import functools
 from collections.abc import Callable, Hashable, Iterable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+
+from tandem.common.kept_facts import keep_fact, kept_fact
+from tandem.worker.model.cpu.measured_with import measured_with
 
 MOST_ROWS = 8  # of padding that may help
 _COUNTS = (*range(1, 33), *range(40, 65, 8), *range(80, 129, 16), *range(160, 513, 32))
@@ -46,10 +50,17 @@ class RowCounts(NamedTuple):
 
 
 def row_counts(
-    multiply: Multiply, outputs: int, columns: int, dtype: torch.dtype, prepare: Prepare | None = None
+    multiply: Multiply,
+    outputs: int,
+    columns: int,
+    dtype: torch.dtype,
+    prepare: Prepare | None = None,
+    *,
+    kept_as: str = "",
 ) -> RowCounts:
-    """How `multiply` may be called with x `[N, columns]` and W `[outputs, columns]`, which was prepared."""
-    return _row_counts(multiply, outputs, columns, dtype, prepare, torch.get_num_threads())
+    """How `multiply` may be called with x `[N, columns]` and W `[outputs, columns]`, which was prepared. With a name to
+    be `kept_as`, it is not tried again on this machine."""
+    return _row_counts(multiply, outputs, columns, dtype, prepare, torch.get_num_threads(), kept_as)
 
 
 def in_calls(multiply: Multiply, x: torch.Tensor, weight: torch.Tensor, counts: RowCounts) -> torch.Tensor:
@@ -71,7 +82,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     if weight.device.type != "cpu":
         return F.linear(x, weight)
     outputs, columns = weight.shape
-    return in_calls(F.linear, x, weight, row_counts(F.linear, outputs, columns, weight.dtype))
+    return in_calls(F.linear, x, weight, row_counts(F.linear, outputs, columns, weight.dtype, kept_as="linear"))
 
 
 def choose(bits: Callable[[int], Hashable], counts: Iterable[int] = _COUNTS) -> RowCounts:
@@ -94,9 +105,9 @@ def choose(bits: Callable[[int], Hashable], counts: Iterable[int] = _COUNTS) -> 
 
 def cancelling(outputs: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Makes a row `[1, columns]` and a matrix `[outputs, columns]` of which all products are 0 but for rounding."""
-    numbers = torch.Generator().manual_seed(0)
+    numbers = np.random.default_rng(0)
     half, odd = columns // 2, torch.zeros(1, columns % 2)
-    row, w = (torch.randn(rows, half, generator=numbers) for rows in (1, outputs))
+    row, w = (torch.from_numpy(numbers.standard_normal((rows, half), np.float32)) for rows in (1, outputs))
     return torch.cat([row, -row.flip(1), odd], 1), torch.cat([w, w.flip(1), odd.expand(outputs, -1)], 1)
 
 
@@ -107,9 +118,27 @@ def _filled_up(rows: int, multiple: int) -> int:
 
 @functools.cache
 def _row_counts(
-    multiply: Multiply, outputs: int, columns: int, dtype: torch.dtype, prepare: Prepare | None, threads: int
+    multiply: Multiply,
+    outputs: int,
+    columns: int,
+    dtype: torch.dtype,
+    prepare: Prepare | None,
+    threads: int,  # others may mean other kernels
+    kept_as: str,
 ) -> RowCounts:
-    del threads  # other threads may mean other kernels
+    if not kept_as:
+        return _tried(multiply, outputs, columns, dtype, prepare)
+    weight = {"outputs": outputs, "columns": columns, "dtype": str(dtype), "prepared": prepare is not None}
+    about = measured_with() | weight | {"product": kept_as, "threads": threads}
+    match kept_fact("product", about):
+        case [int(multiple), int(most)]:
+            return RowCounts(multiple, most)
+    counts = _tried(multiply, outputs, columns, dtype, prepare)
+    keep_fact("product", about, counts)
+    return counts
+
+
+def _tried(multiply: Multiply, outputs: int, columns: int, dtype: torch.dtype, prepare: Prepare | None) -> RowCounts:
     few = min(outputs, _OUTPUTS)
     row, w = (each.to(dtype) for each in cancelling(few, columns))
     x = row.expand(MOST_IN_A_CALL, -1).contiguous()

@@ -3,10 +3,14 @@
 It is what the model's matrix products need (on a CPU `product_rows.py` finds out), or the most that may help where the
 whole model does not show that this is enough. On a GPU every number of rows that a step of decodes is computed with is
 tried: each matrix alone (`row_trial.py`), the whole model, and the whole model as it was recorded.
+
+On a CPU the answer is kept for models of the same shape; it holds until the processor, a library, the number of threads
+or our own code is another (`measured_with.py`). That rows depend on each other is never kept, and said at every start.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 from collections.abc import Callable, Iterable
@@ -16,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tandem.common.kept_facts import keep_fact, kept_fact
+from tandem.worker.model.cpu.measured_with import measured_with
 from tandem.worker.model.row_trial import products_ignore_other_rows
 from tandem.worker.model.runner import ModelRunner, Work
 from tandem.worker.model.states import STATELESS_WORK, StateWork
@@ -49,6 +55,38 @@ def choose_padding(runner: ModelRunner, record: Callable[[], None] = lambda: Non
     runner.forget()
     record()
     return False
+
+
+def known_padding(runner: ModelRunner) -> bool:
+    """As `choose_padding` for a CPU, which need not try again what it has found out on this machine before."""
+    about = measured_with() | _described(runner)
+    known = kept_fact("rows", about)
+    if isinstance(known, int):
+        runner.row_multiple = known
+        return True
+    alike = choose_padding(runner)
+    if alike:
+        keep_fact("rows", about, runner.row_multiple)
+    return alike
+
+
+def _described(runner: ModelRunner) -> dict[str, object]:
+    """Tells what about a model and its cache decides which code computes."""
+    model, shape = runner.model, runner.cache.shape
+    weights = [
+        (name, type(module).__name__, type(part).__name__, tuple(part.shape), str(part.dtype), part.is_mkldnn)
+        for name, module in model.named_modules()
+        for part in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    ]
+    return {
+        "model": repr(model.config),
+        "dtype": str(model.dtype),
+        "operations": type(model.operations).__name__,
+        "weights": hashlib.sha256(repr(weights).encode()).hexdigest(),
+        "cache": [type(runner.cache).__name__, shape.format.name, shape.page_size, shape.heads],
+        "states": runner.states is not None,
+        "trial": _Trial.sizes(runner),
+    }
 
 
 def _is_row_invariant(runner: ModelRunner, record: Callable[[], None]) -> bool:
@@ -86,20 +124,26 @@ class _Trial:
     @staticmethod
     def of(runner: ModelRunner) -> _Trial | None:
         """Makes a trial as large as the cache has room for; None without room for two tokens."""
-        size, operations = runner.cache.shape.page_size, runner.model.operations
-        length = max(2 * size + 3, operations.tried_context)
-        length = min(length, runner.model.config.context_length, runner.cache.shape.pages // 2 * size)
+        size = runner.cache.shape.page_size
+        length, most = _Trial.sizes(runner)
         if length < 2:
             return None
         pages = -(-length // size)
-        crowded = _CROWD.get(runner.device.type, length)
-        most = min(crowded, runner.model.config.context_length, (runner.cache.shape.pages - pages) * size)
         generator = np.random.default_rng(0)
         tokens = generator.integers(0, runner.model.config.vocab_size, length).astype(np.int32)
         others = generator.integers(0, runner.model.config.vocab_size, most).astype(np.int32)
         own, foreign = np.arange(pages, dtype=np.int64), np.arange(pages, pages - (-most // size), dtype=np.int64)
         whole = runner.forward([Work(tokens, 0, own, 1)])[0].clone()
         return _Trial(runner, tokens, own, others, foreign, whole)
+
+    @staticmethod
+    def sizes(runner: ModelRunner) -> tuple[int, int]:
+        """Returns how many tokens the sequence has, and those beside it."""
+        size, operations = runner.cache.shape.page_size, runner.model.operations
+        context = runner.model.config.context_length
+        length = min(max(2 * size + 3, operations.tried_context), context, runner.cache.shape.pages // 2 * size)
+        crowded = _CROWD.get(runner.device.type, length)
+        return length, min(crowded, context, (runner.cache.shape.pages - -(-length // size)) * size)
 
     def is_alike(self, answers: Iterable[torch.Tensor]) -> bool:
         """Tells whether all of these logits are the expected ones; computes all, so that nothing is left to compile."""

@@ -39,7 +39,7 @@ from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.operations import Operations
 from tandem.worker.model.parallel import ALONE, Ranks
 from tandem.worker.model.quantization import QuantizedWeight
-from tandem.worker.model.row_invariance import choose_padding
+from tandem.worker.model.row_invariance import choose_padding, known_padding
 from tandem.worker.model.runner import ModelRunner
 from tandem.worker.model.states import StateCache, StateShape
 from tandem.worker.model.transformer import Transformer
@@ -264,6 +264,8 @@ def _runner(
 
         runner = GraphedRunner(model, cache, min(config.max_running_requests * VERIFIED, config.step_tokens))
     with fitting("a step beside the weights and the KV cache", "lower kv_cache_tokens or kv_cache_fraction"):
+        if cache.device.type == "cpu" and ranks.size == 1:  # several find out together, or not at all
+            return runner, known_padding(runner)
         return runner, choose_padding(runner, lambda: _record(runner))
 
 
