@@ -12,6 +12,7 @@ from pydantic_settings import SettingsConfigDict
 from tandem.common.addresses import is_loopback
 from tandem.common.machine import available_cores
 from tandem.common.settings import ServiceSettings, Strings
+from tandem.tokenizer.formats.tiktoken_ranks import RankSettings
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)*")
 _TOKENIZER_FILES = {"tokenizer.model", "tokenizer.json", "tekken.json"}
@@ -35,6 +36,14 @@ class TokenizerSettings(ServiceSettings):
     llama3_version: Literal["auto", "3.0", "3.1"] = Field(
         default="auto",
         description="version of the special tokens of a Llama 3 rank file without a tokenizer_config.json",
+    )
+    rank_pattern: Strings = Field(
+        default=(),
+        description="NAME=PATTERN: the regular expression (or a GGUF file's name of it, as gpt-4o) that cuts text for "
+        "that tokenizer's tiktoken rank file; repeatable",
+    )
+    rank_special: Strings = Field(
+        default=(), description="NAME=ID=TEXT: a special token of the rank file of that tokenizer; repeatable"
     )
     max_input_bytes: int = Field(default=4 << 20, ge=1, description="longest text of one input")
     max_batch_inputs: int = Field(default=4096, ge=1, le=4096, description="most inputs in one batch")
@@ -67,6 +76,7 @@ class TokenizerSettings(ServiceSettings):
     @model_validator(mode="after")
     def _check_tokenizers(self) -> TokenizerSettings:
         self.tokenizers()
+        self.rank_settings()
         return self
 
     def tokenizers(self) -> dict[str, Path]:
@@ -81,6 +91,30 @@ class TokenizerSettings(ServiceSettings):
                 raise ValueError(f"--tokenizer {entry}: the name {name!r} is given twice; choose names with NAME=PATH")
             found[name] = path
         return found
+
+    def rank_settings(self) -> dict[str, RankSettings]:
+        """Maps names of tokenizers to what is said of their rank files. Raises ValueError."""
+        names = self.tokenizers()
+        patterns: dict[str, str] = {}
+        specials: dict[str, dict[int, str]] = {}
+        for entry in self.rank_pattern:
+            name, _, pattern = entry.partition("=")
+            if name not in names or not pattern or name in patterns:
+                raise ValueError(f"--rank-pattern {entry}: NAME=PATTERN is expected, once for a NAME of --tokenizer")
+            patterns[name] = pattern
+        for entry in self.rank_special:
+            name, index, text = (*entry.split("=", 2), "", "")[:3]
+            found = specials.setdefault(name, {})
+            if name not in names or not (index.isascii() and index.isdecimal() and len(index) < 10) or not text:
+                raise ValueError(f"--rank-special {entry}: NAME=ID=TEXT is expected, for a NAME of --tokenizer")
+            if int(index) in found:
+                raise ValueError(f"--rank-special {entry}: the id {index} is given twice")
+            found[int(index)] = text
+        return {
+            name: RankSettings(patterns.get(name, ""), specials.get(name, {}))
+            for name in names
+            if name in patterns or name in specials
+        }
 
     @property
     def takes_caller_templates(self) -> bool:

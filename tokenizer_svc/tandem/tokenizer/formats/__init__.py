@@ -9,33 +9,37 @@ from tandem.common.gguf import are_parts
 from tandem.tokenizer.formats import gguf_file, hf_json, sentencepiece_model, tekken, tiktoken_ranks
 from tandem.tokenizer.formats.errors import FormatError
 from tandem.tokenizer.formats.sidecar import read_json_object, read_sidecar
+from tandem.tokenizer.formats.tiktoken_ranks import RankSettings
 from tandem.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["FormatError", "load_tokenizer"]
+__all__ = ["FormatError", "RankSettings", "load_tokenizer"]
 
 _MAX_BYTES = 256 * 1024 * 1024
 _KNOWN_NAMES = ("tokenizer.model", "tokenizer.json", "tekken.json")
 _EXPECTED = "expected a SentencePiece model, a tiktoken rank file, a tokenizer.json, a tekken.json or a GGUF file"
 
 
-def load_tokenizer(path: Path | str, *, llama3_version: str = "auto") -> Tokenizer:
+def load_tokenizer(path: Path | str, *, llama3_version: str = "auto", ranks: RankSettings | None = None) -> Tokenizer:
     """Loads the tokenizer of a file or a model folder.
 
     A `tokenizer_config.json` beside the file is honoured. `llama3_version` ("3.0", "3.1", "auto") chooses Meta's table
-    of special tokens for a Llama 3 rank file that has none. Raises FormatError.
+    of special tokens for a Llama 3 rank file that has none; `ranks` are the operator's for another. Raises FormatError.
     """
     # Hundreds of thousands of small objects, none of them in a cycle: the collector would look at them again and again.
     collecting = gc.isenabled()
     gc.disable()
     try:
-        return _load(_find(Path(path)), llama3_version)
+        return _load(_find(Path(path)), llama3_version, ranks)
     finally:
         if collecting:
             gc.enable()
 
 
-def _load(file: Path, llama3_version: str) -> Tokenizer:
-    if gguf_file.is_gguf(_head(file)):
+def _load(file: Path, llama3_version: str, ranks: RankSettings | None) -> Tokenizer:
+    head = _head(file)
+    if ranks is not None and not tiktoken_ranks.is_tiktoken_ranks(head):
+        raise FormatError(file, "is no tiktoken rank file, but --rank-pattern or --rank-special is for one")
+    if gguf_file.is_gguf(head):
         return gguf_file.load(file)
     try:
         if file.stat().st_size > _MAX_BYTES:
@@ -52,7 +56,7 @@ def _load(file: Path, llama3_version: str) -> Tokenizer:
             return tekken.load(file, content, sidecar)
         return hf_json.load(file, content, sidecar)
     if tiktoken_ranks.is_tiktoken_ranks(data[:4096]):
-        return tiktoken_ranks.load(file, data, sidecar, llama3_version)
+        return tiktoken_ranks.load(file, data, sidecar, llama3_version, ranks or RankSettings())
     model = sentencepiece_model.parse(data)
     if model is not None:
         return sentencepiece_model.load(file, model, sidecar)

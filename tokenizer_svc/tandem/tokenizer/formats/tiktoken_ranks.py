@@ -1,6 +1,7 @@
-"""tiktoken rank files (Meta Llama 3): one `base64 rank` a line, ids equal to ranks, special tokens not in the file.
+"""tiktoken rank files: one `base64 rank` a line, ids equal to ranks, pattern and special tokens not in the file.
 
-The special tokens come from a `tokenizer_config.json` beside the file, or else from Meta's table for the version.
+Those of Meta's Llama 3 are known by their number of ranks; of others (cl100k, o200k) the operator says the pattern. The
+special tokens are the operator's, or those of a `tokenizer_config.json` beside the file, or Meta's for the version.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tandem.tokenizer.config import TokenizerConfig
@@ -17,13 +19,27 @@ from tandem.tokenizer.formats.ids import check_reach
 from tandem.tokenizer.formats.roles import CONTROL_TEXTS, end_of_generation_ids
 from tandem.tokenizer.formats.sidecar import AddedToken, Sidecar, read_json_object
 from tandem.tokenizer.tokenizer import Tokenizer
-from tandem.tokenizer.vocabularies.bpe.pre_tokenizers import LLAMA3
+from tandem.tokenizer.vocabularies.bpe.pre_tokenizers import LLAMA3, PRE_TOKENIZERS
 from tandem.tokenizer.vocabularies.bpe.vocabulary import BpeVocabulary
 from tandem.tokenizer.vocabulary import SpecialToken, TokenTable, TokenType
 
 LLAMA3_RANKS = 128_000
 _LLAMA3_SPECIALS = 256
 _FIRST_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
+
+
+@dataclass(frozen=True, slots=True)
+class RankSettings:
+    """What an operator says of a rank file. `pattern` is a regular expression, or a name that GGUF files give to one;
+    `specials` are the texts of special tokens by id."""
+
+    pattern: str = ""
+    specials: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def patterns(self) -> Sequence[str]:
+        known = PRE_TOKENIZERS.get(self.pattern)
+        return (self.pattern or LLAMA3,) if known is None else known.patterns
 
 
 def is_tiktoken_ranks(head: bytes) -> bool:
@@ -56,27 +72,34 @@ def llama3_special_texts(version: str) -> list[str]:
     return texts
 
 
-def load(path: Path, data: bytes, sidecar: Sidecar, llama3_version: str) -> Tokenizer:
-    """Loads a rank file. `llama3_version` is "3.0", "3.1" or "auto"; the sidecar's own table takes precedence. Raises
-    FormatError."""
+def load(path: Path, data: bytes, sidecar: Sidecar, llama3_version: str, settings: RankSettings) -> Tokenizer:
+    """Loads a rank file. `llama3_version` is "3.0", "3.1" or "auto"; the operator's special tokens take precedence over
+    the sidecar's, and those over Meta's. Raises FormatError."""
     pieces = _read_ranks(path, data)
-    if len(pieces) != LLAMA3_RANKS:
+    if len(pieces) != LLAMA3_RANKS and not settings.pattern:
         raise FormatError(
             path,
-            f"has {len(pieces)} ranks; the pattern that cuts text is known for Llama 3 only, which has {LLAMA3_RANKS}",
+            f"has {len(pieces)} ranks; the pattern that cuts text is known for Llama 3 only, which has {LLAMA3_RANKS}: "
+            "say it with --rank-pattern NAME=PATTERN",
         )
-    if sidecar.added_tokens:
-        added: Mapping[int, AddedToken] = sidecar.added_tokens
+    if settings.specials:
+        added: Mapping[int, AddedToken] = {
+            index: AddedToken(index, text, special=True) for index, text in settings.specials.items()
+        }
+    elif sidecar.added_tokens or settings.pattern:
+        added = sidecar.added_tokens
     else:
         version = _version_of(path.parent) if llama3_version == "auto" else llama3_version
         texts = llama3_special_texts(version)
         added = {
             len(pieces) + place: AddedToken(len(pieces) + place, text, special=True) for place, text in enumerate(texts)
         }
-    return _build(path, pieces, added, sidecar)
+    return _build(path, pieces, added, sidecar, settings)
 
 
-def _build(path: Path, pieces: list[bytes], added: Mapping[int, AddedToken], sidecar: Sidecar) -> Tokenizer:
+def _build(
+    path: Path, pieces: list[bytes], added: Mapping[int, AddedToken], sidecar: Sidecar, settings: RankSettings
+) -> Tokenizer:
     size = max([len(pieces) - 1, *added]) + 1
     try:
         known = len(pieces) + sum(index >= len(pieces) for index in added)
@@ -108,20 +131,20 @@ def _build(path: Path, pieces: list[bytes], added: Mapping[int, AddedToken], sid
         return ids[text]
 
     bos_id = role("bos_token", "<|begin_of_text|>")
-    eos_id = role("eos_token", "<|end_of_text|>")
+    eos_id = role("eos_token", "<|endoftext|>" if settings.pattern else "<|end_of_text|>")
     config = TokenizerConfig(
         source="tiktoken",
         bos_id=bos_id,
         eos_id=eos_id,
         pad_id=role("pad_token", "<|finetune_right_pad_id|>"),
         end_of_generation_ids=end_of_generation_ids(((t.id, t.text) for t in specials), eos_id),
-        adds_bos=bos_id is not None if sidecar.add_bos is None else sidecar.add_bos,
-        adds_eos=bool(sidecar.add_eos),
+        adds_bos=bos_id is not None and sidecar.add_bos is not False,
+        adds_eos=bool(sidecar.add_eos) and eos_id is not None,
         clean_spaces=bool(sidecar.clean_spaces),
         chat_template=sidecar.chat_template,
     )
     try:
-        vocabulary = BpeVocabulary([(piece, index) for index, piece in enumerate(pieces)], (LLAMA3,))
+        vocabulary = BpeVocabulary([(piece, index) for index, piece in enumerate(pieces)], settings.patterns)
         return Tokenizer(vocabulary, TokenTable(table, bytes(types), tuple(specials)), config)
     except ValueError as error:
         raise FormatError(path, str(error)) from None

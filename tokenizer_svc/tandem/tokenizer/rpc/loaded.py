@@ -111,7 +111,9 @@ class LoadedTokenizers:
     async def _load(self, name: str) -> Loaded:
         started = time.monotonic()
         path: Path = self._paths[name]
-        tokenizer = await asyncio.to_thread(load_tokenizer, path, llama3_version=self._settings.llama3_version)
+        settings = self._settings
+        ranks = settings.rank_settings().get(name)
+        tokenizer = await asyncio.to_thread(load_tokenizer, path, llama3_version=settings.llama3_version, ranks=ranks)
         cache = EncodeCache(self._settings.encode_cache_bytes)
         if self._settings.encode_cache_bytes:
             tokenizer = tokenizer.with_cache(cache)
