@@ -37,8 +37,9 @@ from tandem.tokenizer.vocabularies.normalized import NormalizedVocabulary
 from tandem.tokenizer.vocabularies.spm import SpmVocabulary
 from tandem.tokenizer.vocabularies.spm_merging import SPACE
 from tandem.tokenizer.vocabularies.ugm import UgmVocabulary
+from tandem.tokenizer.vocabularies.words import Cut, WordsVocabulary
 from tandem.tokenizer.vocabularies.wpm import WpmVocabulary
-from tandem.tokenizer.vocabulary import CONTROL_TYPES, SpecialToken, TokenTable, TokenType, Vocabulary
+from tandem.tokenizer.vocabulary import CONTROL_TYPES, DecodedForms, SpecialToken, TokenTable, TokenType, Vocabulary
 
 # A byte that ByteLevel writes as one of the numbers ² ³ ¹ ¼ ½ ¾ beside another.
 _NUMBER_BYTE_AND_OTHER = re.compile(
@@ -123,9 +124,14 @@ class _Loader:
         elif self._kind == "WordPiece" and self._pipeline.bert is not None:
             pieces = self._word_pieces()
             vocabulary = self._words(self._pipeline.bert)
+        elif self._kind == "WordLevel" and self._pipeline.words is not None:
+            pieces = [text.encode() for text in self._texts]
+            vocabulary = self._normalized(self._whole_words(self._pipeline.words))
         else:
             raise ValueError(f"the model {self._kind} with this normalizer and pre-tokenizer is not supported")
         forms = read_decoder(self._content.get("decoder"), self._texts)
+        if forms is None and self._pipeline.words is not None:  # the library puts spaces between tokens then
+            forms = DecodedForms(dict(enumerate(pieces)), [b" " + piece if piece else b"" for piece in pieces])
         if forms is not None and self._pipeline.byte_level and not forms.first and list(forms.rest) == pieces:
             forms = None  # as most have it
         table = TokenTable(pieces, bytes(self._types), self._specials, scores, forms)
@@ -345,6 +351,13 @@ class _Loader:
         return WpmVocabulary(
             begin, inside, unk_id, lowercase=lowercase, max_word_characters=longest, drops_all_controls=True
         )
+
+    def _whole_words(self, cuts: Sequence[Cut]) -> WordsVocabulary:
+        unk_id = self._unk_id()
+        if unk_id is None:
+            raise ValueError("there is no unknown token: model.unk_token")
+        words = {text: index for index, text in enumerate(self._texts) if index in self._own and self._is_text(index)}
+        return WordsVocabulary(words, unk_id, cuts)
 
     # --- what is added
 

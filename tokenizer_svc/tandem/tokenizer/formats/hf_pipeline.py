@@ -11,6 +11,7 @@ from tandem.tokenizer.config import Part
 from tandem.tokenizer.normalizing import STEPS
 from tandem.tokenizer.vocabularies.bpe.pattern_parser import NotUnderstood, parse
 from tandem.tokenizer.vocabularies.bpe.pre_tokenizers import GPT2, PUBLISHED_WORDS, WORDS
+from tandem.tokenizer.vocabularies.words import Cut
 
 Step: TypeAlias = Mapping[str, Any]
 # When a space is put in front of a text: never; always; unless one is there; at the beginning of all text, unless ...
@@ -52,6 +53,7 @@ class Pipeline:
     charsmap: str | None = None
     forms: tuple[str, ...] = ()  # what normalizers do that need no table
     bert: bool | None = None  # BERT's words; whether they are lower-cased
+    words: list[Cut] | None = None  # what cuts text into words that are tokens as a whole
 
 
 def read_pipeline(content: Mapping[str, Any]) -> Pipeline:
@@ -62,6 +64,8 @@ def read_pipeline(content: Mapping[str, Any]) -> Pipeline:
         return _byte_level(normalizers, pre_tokenizers)
     if any(step["type"] == "BertNormalizer" for step in normalizers):
         return _bert(normalizers, pre_tokenizers)
+    if content["model"].get("type") == "WordLevel":
+        return _words(normalizers, pre_tokenizers)
     return _metaspace(normalizers, pre_tokenizers)
 
 
@@ -232,6 +236,27 @@ def _translated(pattern: str) -> str:
             part = "" if sets else part
         parts.append(part)
     return "".join(parts)
+
+
+# --- whole words
+
+_WHITE = r"\p{White_Space}"
+_WORD_CHARACTER = r"\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}"  # \w to the library's other engine
+_WORD_CUTS = {
+    "Whitespace": [Cut(f"[{_WORD_CHARACTER}]+|[^{_WORD_CHARACTER}{_WHITE}]+", keeps=False)],
+    "WhitespaceSplit": [Cut(f"[^{_WHITE}]+", keeps=False)],
+    "BertPreTokenizer": [Cut(f"[^{_WHITE}]+", keeps=False), Cut(_PUNCTUATION, keeps=True)],
+}
+
+
+def _words(normalizers: Sequence[Step], pre_tokenizers: Sequence[Step]) -> Pipeline:
+    for step in normalizers:
+        if step["type"] not in STEPS:
+            raise _refusal("normalizer", step)
+    cuts: list[Cut] = []
+    for step in pre_tokenizers:
+        cuts += _WORD_CUTS.get(step["type"]) or [Cut(_cut(step), keeps=True)]
+    return Pipeline(forms=tuple(step["type"] for step in normalizers), words=cuts)
 
 
 # --- metaspace
