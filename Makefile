@@ -51,6 +51,7 @@ fresh: $(STAMP)
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python deploy/dashboards.py --check
 	$(BIN)/python docs/reference.py --check
+	$(BIN)/python docs/architectures.py --check
 
 lint: $(STAMP)
 	$(BIN)/ruff check
@@ -71,6 +72,7 @@ buf:
 protos: $(STAMP)
 	$(BIN)/python protos/generate.py
 	$(BIN)/python docs/reference.py
+	$(BIN)/python docs/architectures.py
 
 # Kills, stops, starves and cuts off both services while streams run: CHAOS_FLAGS='--only network --json chaos.json'.
 chaos: $(STAMP)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,15 @@ ARCHITECTURES = {
     "olmo2": "olmo2",
     "starcoder2": "starcoder2",
     "cohere2": "cohere2",
+    "qwen2_moe": "qwen2moe",
+    "phi3": "phi3",
+    "glm4": "glm4",
+    "glm4_moe": "glm4moe",
+    "minimax_m2": "minimax-m2",
+    "gpt_oss": "gpt-oss",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "olmo3": "olmo2",
 }
 PERMUTED = ("llama", "smollm3", "arcee", "granite", "granitemoe")  # by llama.cpp's converter
 
@@ -83,22 +93,51 @@ def _describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_sliding_window(config.sliding_window)
         writer.add_logit_scale(config.logit_scale)
     writer.add_rope_dimension_count(head_dim)
+    if config.model_type in ("gemma2", "gemma3_text", "gpt_oss", "olmo3", "phi3") and config.sliding_window:
+        writer.add_sliding_window(config.sliding_window)
+    if config.model_type == "olmo3":
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(rope["rope_theta"])
+    if config.model_type == "gemma3_text":
+        writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+    if share := rope.get("partial_rotary_factor"):
+        writer.kv_data[0].pop(f"{ARCHITECTURES[config.model_type]}.rope.dimension_count")
+        writer.add_rope_dimension_count(int(head_dim * share))
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope["rope_type"] == "longrope":
+        trained, original = config.max_position_embeddings, rope["original_max_position_embeddings"]
+        writer.add_rope_scaling_orig_ctx_len(original)
+        writer.add_rope_scaling_attn_factors((1 + math.log(trained / original) / math.log(original)) ** 0.5)
+        for which in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{which}.weight", np.array(rope[f"{which}_factor"], np.float32))
+    if config.model_type == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.model_type in ("glm4_moe", "minimax_m2"):
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if config.model_type == "glm4_moe":
+        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+    if config.model_type == "qwen2_moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if getattr(config, "num_experts_per_tok", None):
-        writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
+        count = getattr(config, "n_routed_experts", None) or getattr(config, "num_local_experts", None)
+        writer.add_expert_count(count or config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
     if config.model_type in ("granite", "granitemoe"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
-    if config.model_type == "qwen3_moe":
+    if config.model_type in ("qwen3_moe", "qwen2_moe", "glm4_moe"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
 
 
@@ -115,9 +154,12 @@ def _tensors(model: Any, permute: bool) -> list[tuple[str, torch.Tensor]]:
     names = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
     for name, parameter in model.named_parameters():
         tensor = parameter.data
+        layer = name.split(".")[2] if "layers" in name else ""
+        if architecture == "gpt-oss" and ".experts." in name:
+            found += _of_gpt_oss(tensor, name.rpartition(".")[2], layer)
+            continue
         if name.endswith("experts.gate_up_proj"):
             half = tensor.shape[1] // 2
-            layer = name.split(".")[2]
             found += [(f"blk.{layer}.ffn_gate_exps.weight", tensor[:, :half])]
             found += [(f"blk.{layer}.ffn_up_exps.weight", tensor[:, half:])]
             continue
@@ -125,10 +167,26 @@ def _tensors(model: Any, permute: bool) -> list[tuple[str, torch.Tensor]]:
         rest = stem.split(".", 3)[-1]
         stem = stem.replace("block_sparse_moe.experts.down_proj", "mlp.experts.down_proj")
         stem = stem.replace("block_sparse_moe.router", "block_sparse_moe.router.layer")
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            tensor = tensor + 1  # llama.cpp's converter does
+        if name.endswith("shared_expert_gate.weight"):
+            tensor = tensor.squeeze()
         if permute and rest in ("self_attn.q_proj", "self_attn.k_proj"):
             tensor = _Permuted.of(tensor, model.config, rest)
         found.append((f"{names.get_name(stem)}.{suffix}", tensor))
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            found.append((f"blk.{name.split('.')[2]}.exp_probs_b.bias", buffer))
     return found
+
+
+def _of_gpt_oss(tensor: torch.Tensor, name: str, layer: str) -> list[tuple[str, torch.Tensor]]:
+    """Its experts are stored `[in, out]`, gate and up taking turns."""
+    kind = "bias" if name.endswith("_bias") else "weight"
+    rows = tensor if kind == "bias" else tensor.transpose(1, 2)
+    if name.startswith("down"):
+        return [(f"blk.{layer}.ffn_down_exps.{kind}", rows)]
+    return [(f"blk.{layer}.ffn_{part}_exps.{kind}", rows[:, turn::2]) for turn, part in enumerate(("gate", "up"))]
 
 
 class _Permuted(torch.Tensor):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -649,6 +651,13 @@ def test_a_published_config_has_the_parameters_that_its_model_is_said_to_have(na
     assert parameters / 1e9 == pytest.approx(billions, rel=0.02)
     _, stored = places_of(config.tensor_shapes(), architecture.stored_name)
     assert sum(math.prod(shape) for shape in stored.values()) == parameters
+
+
+def test_the_page_has_the_table_that_the_code_gives(repository: Path) -> None:
+    made = subprocess.run(
+        [sys.executable, repository / "docs/architectures.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert (made.returncode, made.stdout) == (0, "")
 
 
 def test_the_page_names_the_architectures_that_are_served(repository: Path) -> None:

@@ -371,7 +371,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # Those that llama.cpp knows, beside those whose files `test_gguf.py` looks at.
 GGUF = ["smollm3", "seed oss", "arcee", "ernie4_5", "granite", "olmo2", "starcoder2 without a window", "cohere2"]
-GGUF += ["granite moe", "olmoe"]
+GGUF += ["granite moe", "olmoe", "qwen2 moe", "phi3", "phi3 with a window", "phi3, rotated in part, longrope", "glm4"]
+GGUF += ["glm4 moe", "glm4 moe, groups, norms, scaled", "minimax m2, rotated in part", "gpt oss", "gemma2", "gemma3"]
+GGUF += ["gemma3, scaled where there is no window", "olmo3, scaled where there is no window"]
+# What a file cannot say, and llama.cpp takes for granted.
+GRANTED: dict[str, dict[str, Any]] = {
+    "Gemma2": {"query_pre_attn_scalar": 12},
+    "Gemma3Text": {"query_pre_attn_scalar": 12, "num_hidden_layers": 7, "layer_types": None},
+    "GptOss": {"swiglu_limit": 7.0},
+    "Glm4Moe": {"n_group": 1, "topk_group": 1},
+    "Olmo3": {
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, **ORIGINAL},
+        }
+    },
+}
 COMPANY = [
     "gpt oss",
     "smollm3",
@@ -515,7 +530,7 @@ def test_greedy_answers_are_those_of_transformers(name: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", GGUF)
 def test_a_gguf_file_computes_what_the_folder_does(name: str, tmp_path: Path) -> None:
     kind, changes = MODELS[name]
-    theirs = saved(kind, tmp_path, **changes)
+    theirs = saved(kind, tmp_path, **changes | GRANTED.get(kind, {}))
     path = save_gguf(theirs, tmp_path / "model.gguf")
     assert open_checkpoint(path).config == open_checkpoint(tmp_path).config
     assert_logits_agree(loaded(path), theirs, 2 * WINDOW)

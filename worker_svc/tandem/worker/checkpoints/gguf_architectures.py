@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tandem.worker.checkpoints.model_config import ClampedSwiGLU
+
 LAYER_NAMES = {
     "attention.norm": "attn_norm.weight",
     "attention.q": "attn_q.weight",
@@ -43,23 +45,53 @@ TOP_NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
+class GgufExperts:
+    """What a file leaves unsaid about experts."""
+
+    normalized: bool | None = True  # the chosen ones' weights add up to 1; None: `expert_weights_norm` says it
+    shared: Literal["size", "count"] | None = None  # `expert_shared_feed_forward_length`; `expert_shared_count`
+    scaled: bool = False  # whether it knows `expert_weights_scale`
+    dense_first: bool = False  # whether it knows `leading_dense_block_count`
+    always: Mapping[str, Any] = field(default_factory=dict)  # fields of Experts that are so in every such model
+
+
+@dataclass(frozen=True, slots=True)
 class GgufArchitecture:
     """What a file that says this in `general.architecture` leaves unsaid."""
 
     name: str  # ours
     permuted: bool = False  # RoPE pairs of q and k are neighbours
     qk_norm: Literal["head", "whole"] | None = None
+    may_norm: bool = False  # heads of q and k are normalized where there are tensors for it
     qkv_bias: bool = False
     divisors: bool = False  # llama.cpp reads a tensor of RoPE's divisors
     norm_eps: str = "attention.layer_norm_rms_epsilon"  # which key says it
-    full_every: int = 0  # layers whose number is a multiple of it have no window and are not rotated; 0: no windows
+    full_every: int = 0  # layers whose number is a multiple of it have no window; 0: no windows, or all have one
+    window: int = 0  # where the file does not say it
+    windowed: str = ""  # what a file with a window is, which need not have one: the name of the architecture
+    window_rope: float | None = None  # theta of layers with a window, which rotate without scaling; 0: as the others
+    partly_rotated: bool = False  # whether `rope.dimension_count` may be less than a head has
+    longrope: bool = False  # whether it knows tensors of RoPE's factors
+    truncate: bool = True  # YaRN blends between whole pairs
+    soft_caps: tuple[float, float] | None = None  # of attention and logits, where the file does not say them
+    gemma_width: int = 0  # so many layers are those of the model whose scores are divided by the root of hidden / heads
     logit_scale_divides: bool = True
-    normalized: bool = True  # the chosen experts' weights add up to 1
+    experts: GgufExperts = GgufExperts()
+    drafting_layers: bool = False  # the last `nextn_predict_layers` predict further tokens
     unrotated_every: int = 0  # layers whose number, from 1 on, is a multiple of it are not rotated
     layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER_NAMES, repr=False)
     always: Mapping[str, Any] = field(default_factory=dict)  # fields of ModelConfig that are so in every such model
 
 
+_NORMS_AROUND = {
+    "attention.post_norm": "post_attention_norm.weight",
+    "mlp.post_norm": "post_ffw_norm.weight",
+}
+_FUSED = {f"attention.{part}": "attn_qkv.weight" for part in "qkv"}
+_FUSED_MLP = {"mlp.gate": "ffn_up.weight", "mlp.up": "ffn_up.weight"}
+_SHARED = {f"shared.{part}": f"ffn_{part}_shexp.weight" for part in ("gate", "up", "down")}
+_GEMMA: Mapping[str, Any] = {"activation": "gelu_tanh", "norm_placement": "both"}
+_SIGMOID: Mapping[str, Any] = {"score": "sigmoid", "biased": True}
 _NORMS_AFTER = {"attention.norm": "post_attention_norm.weight", "mlp.norm": "post_ffw_norm.weight"}
 _POST_NORM = {"mlp.norm": "post_attention_norm.weight"}
 ARCHITECTURES = {
@@ -73,7 +105,70 @@ ARCHITECTURES = {
     "ernie4_5": GgufArchitecture("ernie4_5", permuted=True),
     "granite": GgufArchitecture("granite", permuted=True),
     "granitemoe": GgufArchitecture("granitemoe", permuted=True),
-    "olmoe": GgufArchitecture("olmoe", qk_norm="whole", normalized=False),
+    "olmoe": GgufArchitecture("olmoe", qk_norm="whole", experts=GgufExperts(normalized=False)),
+    "qwen2moe": GgufArchitecture(
+        "qwen2_moe",
+        layer_names=LAYER_NAMES | _SHARED | {"shared_router": "ffn_gate_inp_shexp.weight"},
+        experts=GgufExperts(normalized=False, shared="size", always={"shared_router": True}),
+    ),
+    "phi3": GgufArchitecture(
+        "phi3",
+        layer_names=LAYER_NAMES | _FUSED | _FUSED_MLP,
+        partly_rotated=True,
+        longrope=True,
+        windowed="phi3",
+    ),
+    "glm4": GgufArchitecture(
+        "glm4",
+        permuted=True,
+        partly_rotated=True,
+        layer_names=LAYER_NAMES | _NORMS_AROUND | _FUSED_MLP,
+        always={"norm_placement": "both"},
+    ),
+    "glm4moe": GgufArchitecture(
+        "glm4_moe",
+        may_norm=True,
+        partly_rotated=True,
+        layer_names=LAYER_NAMES | _POST_NORM | _SHARED | {"router_bias": "exp_probs_b.bias"},
+        experts=GgufExperts(normalized=None, shared="count", scaled=True, dense_first=True, always=_SIGMOID),
+        drafting_layers=True,
+    ),
+    "minimax-m2": GgufArchitecture(
+        "minimax_m2",
+        qk_norm="whole",
+        partly_rotated=True,
+        layer_names=LAYER_NAMES | {"router_bias": "exp_probs_b.bias"},
+        experts=GgufExperts(always=_SIGMOID),
+    ),
+    "gpt-oss": GgufArchitecture(
+        "gpt_oss",
+        layer_names=LAYER_NAMES
+        | _POST_NORM
+        | {"attention.sinks": "attn_sinks.weight", "router_logit_bias": "ffn_gate_inp.bias"}
+        | {f"experts.{part}_bias": f"ffn_{part}_exps.bias" for part in ("gate", "up", "down")},
+        full_every=2,
+        truncate=False,
+        experts=GgufExperts(always={"biases": True, "clamped": ClampedSwiGLU(1.702, 7.0)}),
+        always={"sinks": True},
+    ),
+    "gemma2": GgufArchitecture(
+        "gemma2",
+        layer_names=LAYER_NAMES | _NORMS_AROUND,
+        full_every=2,
+        window=4096,
+        soft_caps=(50.0, 30.0),
+        gemma_width=46,
+        always=_GEMMA,
+    ),
+    "gemma3": GgufArchitecture(
+        "gemma3_text",
+        qk_norm="head",
+        layer_names=LAYER_NAMES | _NORMS_AROUND,
+        full_every=6,
+        window_rope=10000.0,
+        gemma_width=62,
+        always=_GEMMA,
+    ),
     "starcoder2": GgufArchitecture(
         "starcoder2",
         norm_eps="attention.layer_norm_epsilon",
@@ -91,6 +186,9 @@ ARCHITECTURES = {
     "olmo2": GgufArchitecture(
         "olmo2",
         qk_norm="whole",
+        full_every=4,
+        windowed="olmo3",
+        window_rope=0.0,
         layer_names=LAYER_NAMES | _NORMS_AFTER,
         always={"norm_placement": "after"},
     ),

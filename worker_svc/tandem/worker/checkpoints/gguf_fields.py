@@ -62,7 +62,22 @@ _LAYER_NORM: Table = {"attention.layer_norm_epsilon": USED, "attention.layer_nor
 _GRANITE: Table = rules(USED, "embedding_scale residual_scale attention.scale logit_scale") | {
     "rope.scaling.finetuned": Only((True,))
 }
+_WINDOWS: Table = rules(USED, "attention.sliding_window_pattern")
+_CAPS: Table = rules(USED, "attn_logit_softcapping final_logit_softcapping")
+_EXPERTS: Table = {"expert_gating_func": Only((2,))}  # a sigmoid
 _MORE: Mapping[str, Table] = {
+    "qwen2moe": {"expert_shared_feed_forward_length": USED, "expert_weights_norm": Only((False,))},
+    "glm4moe": _EXPERTS
+    | rules(USED, "expert_shared_count leading_dense_block_count nextn_predict_layers")
+    | rules(USED, "expert_weights_scale expert_weights_norm"),
+    "minimax-m2": _EXPERTS,
+    "olmo2": _WINDOWS,
+    "phi3": rules(
+        Only(), "rope.scaling.factor rope.scale_linear rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow"
+    ),
+    "gpt-oss": {"expert_gating_func": Only((3,))},  # softmax of the chosen ones
+    "gemma2": _CAPS,
+    "gemma3": {"rope.freq_base_swa": USED},
     "starcoder2": _LAYER_NORM,
     "cohere2": _LAYER_NORM | {"logit_scale": USED},
     "granite": _GRANITE,

@@ -5,6 +5,7 @@ What differs from other formats:
 - llama.cpp's `llama` architecture is Llama, Mistral and Mixtral alike. Its rows of q and k are permuted, RoPE pairs
   being neighbours; those of the Qwens are not.
 - The experts of a layer lie in one tensor `[experts, out, in]`.
+- Gemma's norms have their 1 added. What Gemma divides its scores by is no key: llama.cpp goes by the number of layers.
 - The scaling of Llama 3.1 is a tensor of divisors, `rope_freqs.weight`. Published ones are recognised. Scaling by
   keys comes on top of it.
 - Which keys are known: `gguf_fields.py`.
@@ -16,8 +17,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,11 +36,18 @@ from tandem.worker.checkpoints.checkpoint import (
 )
 from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.ggml_blocks import BLOCK_KINDS, OTHER_TYPES, BlockKind, QuantizedTensor
-from tandem.worker.checkpoints.gguf_architectures import ARCHITECTURES, LAYER_NAMES, TOP_NAMES, GgufArchitecture
+from tandem.worker.checkpoints.gguf_architectures import (
+    ARCHITECTURES,
+    LAYER_NAMES,
+    TOP_NAMES,
+    GgufArchitecture,
+    GgufExperts,
+)
 from tandem.worker.checkpoints.gguf_fields import NEUTRAL_FAMILIES, SAMPLING, known_keys
 from tandem.worker.checkpoints.gguf_parts import GgufFiles, Located, open_files
 from tandem.worker.checkpoints.known_fields import check_fields
 from tandem.worker.checkpoints.model_config import Experts, ModelConfig, RopeScaling, yarn_attention_factor
+from tandem.worker.checkpoints.places import places_of
 from tandem.worker.checkpoints.row_order import halves_order
 from tandem.worker.checkpoints.sampling_defaults import sampling_defaults
 
@@ -51,6 +58,8 @@ _KINDS: Mapping[int, torch.dtype | BlockKind] = {
     **{kind.number: kind for kind in BLOCK_KINDS.values()},
 }
 ROPE_DIVISORS = "rope_freqs.weight"
+_LONGROPE = ("rope_factors_short.weight", "rope_factors_long.weight")
+_ROTATED = tuple(f"attention.{part}{kind}" for part in "qk" for kind in ("", "_bias", "_norm"))
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Texts of tokens that end an answer, whatever the file says: llama.cpp's rule, for the families that are served.
 _END_TEXTS = frozenset((b"<|eot_id|>", b"<|eom_id|>", b"<|end_of_text|>", b"<|im_end|>", b"<|endoftext|>", b"</s>"))
@@ -69,6 +78,13 @@ _KEYS = {
     "rope_scaling.attention_factor": "rope.scaling.attn_factor",
     "rope_scaling.beta_fast": "rope.scaling.yarn_beta_fast",
     "rope_scaling.beta_slow": "rope.scaling.yarn_beta_slow",
+    "rotary_dim": "rope.dimension_count",
+    "windows": "attention.sliding_window",
+    "window_rope_theta": "rope.freq_base_swa",
+    "attention_soft_cap": "attn_logit_softcapping",
+    "logit_soft_cap": "final_logit_softcapping",
+    "experts.shared_size": "expert_shared_feed_forward_length",
+    "experts.scale": "expert_weights_scale",
     "experts.count": "expert_count",
     "experts.per_token": "expert_used_count",
     "experts.intermediate_size": "expert_feed_forward_length",
@@ -88,9 +104,19 @@ class GgufCheckpoint:
         self._mapped = {tensor.file.data_ptr() for tensor in files.tensors.values()}
         stored = {name: _stored(name, tensor) for name, tensor in files.tensors.items()}
         _check_apart(files.tensors, stored)
-        self.config, self._architecture = _read_config(path, files, self._divisors())
+        self.config, self._architecture = _read_config(path, files, self._row_of_numbers)
         stored.pop(ROPE_DIVISORS, None)
-        match_tensors(path, self._expected(), stored)
+        if self._architecture.longrope:
+            for name in _LONGROPE:
+                stored.pop(name, None)
+        if self._architecture.drafting_layers:
+            last = self.config.num_layers
+            stored = {name: tensor for name, tensor in stored.items() if not _is_behind(name, last)}
+        self._places, expected = places_of(self.config.tensor_shapes(), self._stored_name)
+        for name, place in self._places.items():
+            if name.endswith("shared_router"):  # a row, which llama.cpp has as a vector
+                expected[place.stored] = expected[place.stored][1:]
+        match_tensors(path, expected, stored)
         self.dtype = main_dtype(stored.values())
         self.stored_as = bytes_by_dtype(stored.values())
         self.total_bytes = sum(tensor.bytes for tensor in stored.values())
@@ -101,12 +127,18 @@ class GgufCheckpoint:
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor | StoredMatrix]]:
         """Implements `Checkpoint.tensors`."""
-        for name in self.config.tensor_shapes():
-            place = self._place(name)
+        rotated, head_dim, neighbours = self.config.rotated, self.config.head_dim, self._architecture.permuted
+        for name, shape in self.config.tensor_shapes().items():
+            place = self._places[name]
             tensor = self._view(place.stored, place.expert)
-            if self._architecture.permuted and name.endswith((".q", ".k", ".q_bias", ".k_bias")):
-                heads = self.config.num_heads if ".q" in name else self.config.num_kv_heads
-                order = halves_order(heads, self.config.head_dim)
+            if place.rows is not None:
+                tensor = tensor[place.rows]
+            if name.endswith("shared_router"):
+                if isinstance(tensor, QuantizedTensor):
+                    raise CheckpointError(f"{self.path}: tensor {place.stored} is quantized, which is not served")
+                tensor = tensor.view(shape)
+            if (neighbours or rotated != head_dim) and name.endswith(_ROTATED):
+                order = halves_order(len(tensor) // head_dim, head_dim, rotated, neighbours=neighbours)
                 if isinstance(tensor, QuantizedTensor):
                     yield name, QuantizedTensor(tensor.kind, rows_in_order(tensor.blocks, order))
                 else:
@@ -122,19 +154,8 @@ class GgufCheckpoint:
         if memory.untyped_storage().data_ptr() in self._mapped:  # not a permuted copy of q or k
             release_mapped(memory)
 
-    def _expected(self) -> dict[str, tuple[int, ...]]:
-        expected: dict[str, tuple[int, ...]] = {}
-        for name, shape in self.config.tensor_shapes().items():
-            place = self._place(name)
-            if place.expert is None:
-                expected[place.stored] = shape
-            else:
-                assert self.config.experts is not None
-                expected[place.stored] = (self.config.experts.count, *shape)
-        return expected
-
-    def _place(self, name: str) -> Place:
-        return place_of(name, self._architecture.layer_names)
+    def _stored_name(self, name: str) -> tuple[str, int | None]:
+        return stored_name(name, self._architecture.layer_names)
 
     def _view(self, name: str, expert: int | None = None) -> torch.Tensor | QuantizedTensor:
         """Returns a tensor, or one expert's part of it, as it lies in the file."""
@@ -149,33 +170,33 @@ class GgufCheckpoint:
             return QuantizedTensor(kind, raw.view(*shape[:-1], -1, kind.block_bytes))
         return raw.view(kind).view(shape)
 
-    def _divisors(self) -> tuple[float, ...]:
-        located = self._tensors.get(ROPE_DIVISORS)
+    def _row_of_numbers(self, name: str) -> tuple[float, ...]:
+        located = self._tensors.get(name)
         if located is None:
             return ()
         tensor = located.tensor
         if tensor.kind != 0 or len(tensor.shape) != 1 or tensor.shape[0] > 1 << 10:
-            raise CheckpointError(f"{self.path}: tensor {ROPE_DIVISORS} must be one row of float32")
-        view = self._view(ROPE_DIVISORS)
+            raise CheckpointError(f"{self.path}: tensor {name} must be one row of float32")
+        view = self._view(name)
         assert isinstance(view, torch.Tensor)
         return tuple(view.tolist())
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    stored: str
-    expert: int | None
-
-
-def place_of(name: str, layer_names: Mapping[str, str] = LAYER_NAMES) -> Place:
-    """Returns where a canonical tensor is found."""
+def stored_name(name: str, layer_names: Mapping[str, str] = LAYER_NAMES) -> tuple[str, int | None]:
+    """Returns a canonical tensor's name in the files, and the expert if all of a layer's are in one tensor."""
     if not name.startswith("layers."):
-        return Place(TOP_NAMES[name], None)
+        return TOP_NAMES[name], None
     _, layer, part = name.split(".", 2)
     if not part.startswith("experts."):
-        return Place(f"blk.{layer}.{layer_names[part]}", None)
+        return f"blk.{layer}.{layer_names[part]}", None
     _, expert, matrix = part.split(".")
-    return Place(f"blk.{layer}.{layer_names[f'experts.{matrix}']}", int(expert))
+    return f"blk.{layer}.{layer_names[f'experts.{matrix}']}", int(expert)
+
+
+def _is_behind(name: str, layers: int) -> bool:
+    """Tells whether a tensor belongs to a layer behind so many."""
+    block, _, rest = name.removeprefix("blk.").partition(".")
+    return bool(rest) and block.isdecimal() and len(block) < 10 and int(block) >= layers
 
 
 def _wanted(key: str) -> bool:
@@ -213,7 +234,9 @@ def _check_apart(tensors: Mapping[str, Located], stored: Mapping[str, StoredTens
         ends[located.path] = (located.tensor.offset + stored[name].bytes, name)
 
 
-def _read_config(path: Path, files: GgufFiles, divisors: tuple[float, ...]) -> tuple[ModelConfig, GgufArchitecture]:
+def _read_config(
+    path: Path, files: GgufFiles, row_of_numbers: Callable[[str], tuple[float, ...]]
+) -> tuple[ModelConfig, GgufArchitecture]:
     metadata = files.metadata
     kind = metadata.get("general.architecture")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
@@ -227,6 +250,7 @@ def _read_config(path: Path, files: GgufFiles, divisors: tuple[float, ...]) -> t
     check_fields(Fields(path, plain), known_keys(kind), NEUTRAL_FAMILIES)
     own = {key.removeprefix(prefix): value for key, value in plain.items() if key.startswith(prefix)}
     fields = Fields(path, own, prefix)
+    divisors = row_of_numbers(ROPE_DIVISORS)
     if divisors and not architecture.divisors:
         raise CheckpointError(f"{path}: tensor {ROPE_DIVISORS} is there, which llama.cpp does not know of {kind}")
     embedding = files.tensors.get(TOP_NAMES["embedding"])
@@ -240,22 +264,30 @@ def _read_config(path: Path, files: GgufFiles, divisors: tuple[float, ...]) -> t
         raise fields.error("embedding_length", f"{hidden_size} cannot be split over attention.head_count {heads}")
     head_dim = fields.integer("attention.key_length", hidden_size // heads)
     context_length = fields.integer("context_length")
-    for key, only in (("attention.value_length", head_dim), ("rope.dimension_count", head_dim)):
-        if fields.integer(key, only) != only:
-            raise fields.error(key, f"is {fields.integer(key)}, but a head has {only}; others are not served")
-    window = fields.integer("attention.sliding_window", 0)
-    if not architecture.full_every and 0 < window < context_length:
-        raise fields.error("attention.sliding_window", "is set, which llama.cpp does not know of this architecture")
+    rotated = fields.integer("rope.dimension_count", head_dim)
+    for key, value in (("attention.value_length", head_dim), ("rope.dimension_count", rotated)):
+        if fields.integer(key, head_dim) != head_dim and not (key.startswith("rope") and architecture.partly_rotated):
+            raise fields.error(key, f"is {value}, but a head has {head_dim}; others are not served")
     layers, every = fields.integer("block_count"), architecture.unrotated_every
-    windows: tuple[int, ...] = ()
-    if architecture.full_every:
-        if window < 1:
-            raise fields.error("attention.sliding_window", f"must be at least 1, but is {window}")
-        windows = tuple(
-            0 if layer % architecture.full_every == 0 else window for layer in range(1, min(layers, 1 << 12) + 1)
-        )
+    if architecture.drafting_layers:
+        further = fields.integer("nextn_predict_layers", 0)
+        if not 0 <= further < max(layers, 1):
+            raise fields.error("nextn_predict_layers", f"must be from 0 to {layers - 1}, but is {further}")
+        layers -= further
+    windows = _windows(fields, architecture, layers, context_length)
+    if windows and architecture.windowed:
+        name = architecture.windowed
+    theta = fields.number("rope.freq_base", 10000.0)
+    window_theta = None
+    if windows and architecture.window_rope is not None:
+        window_theta = fields.number("rope.freq_base_swa", architecture.window_rope or theta)
     logit_scale = fields.number("logit_scale", 0.0) or 1.0
-    experts = _experts(fields, normalized=architecture.normalized)
+    multiplier = fields.number("attention.scale", 0.0) or None
+    if architecture.gemma_width:
+        wide = layers == architecture.gemma_width
+        multiplier = float((hidden_size / heads if wide else max(head_dim, 1)) ** -0.5)
+    caps = architecture.soft_caps
+    experts = _experts(fields, architecture.experts, layers)
     if experts is not None and kind == "llama":
         name = "mixtral"
     config = build(
@@ -272,18 +304,31 @@ def _read_config(path: Path, files: GgufFiles, divisors: tuple[float, ...]) -> t
         head_dim=head_dim,
         context_length=context_length,
         norm_eps=fields.number(architecture.norm_eps),
-        rope_theta=fields.number("rope.freq_base", 10000.0),
-        rope_scaling=_rope_scaling(fields, divisors, context_length),
+        rope_theta=theta,
+        rope_scaling=(
+            _longrope(fields, row_of_numbers(_LONGROPE[0]), row_of_numbers(_LONGROPE[1]), context_length)
+            if architecture.longrope
+            else _rope_scaling(fields, divisors, context_length, architecture.truncate)
+        ),
+        rotary_dim=None if rotated == head_dim else rotated,
         tie_embeddings=TOP_NAMES["output"] not in files.tensors,
         qkv_bias=architecture.qkv_bias or "blk.0.attn_q.bias" in files.tensors,
         output_bias="blk.0.attn_output.bias" in files.tensors,
-        qk_norm=architecture.qk_norm,
-        embedding_multiplier=fields.number("embedding_scale", 0.0) or 1.0,  # 0: llama.cpp leaves it out
+        qk_norm="head"
+        if architecture.may_norm and "blk.0.attn_q_norm.weight" in files.tensors
+        else architecture.qk_norm,
+        # 0: llama.cpp leaves it out
+        embedding_multiplier=hidden_size**0.5
+        if architecture.gemma_width
+        else fields.number("embedding_scale", 0.0) or 1.0,
         residual_multiplier=fields.number("residual_scale", 0.0) or 1.0,
-        attention_multiplier=fields.number("attention.scale", 0.0) or None,
+        attention_multiplier=multiplier,
+        attention_soft_cap=fields.number("attn_logit_softcapping", caps[0]) if caps else 0.0,
+        logit_soft_cap=fields.number("final_logit_softcapping", caps[1]) if caps else 0.0,
         logit_multiplier=1 / logit_scale if architecture.logit_scale_divides else logit_scale,
         mlp_bias="blk.0.ffn_up.bias" in files.tensors,
         windows=windows,
+        window_rope_theta=window_theta,
         unrotated_layers=tuple(range(every - 1, layers, every)) if every and 0 < layers <= 1 << 12 else (),
         experts=experts,
         **architecture.always,
@@ -300,25 +345,91 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _experts(fields: Fields, *, normalized: bool) -> Experts | None:
+def _windows(fields: Fields, architecture: GgufArchitecture, layers: int, context_length: int) -> tuple[int, ...]:
+    """Returns each layer's sliding window; empty where there is none."""
+    window, every = fields.integer("attention.sliding_window", architecture.window), architecture.full_every
+    if not every and not architecture.windowed:
+        if 0 < window < context_length:
+            raise fields.error("attention.sliding_window", "is set, which llama.cpp does not know of this architecture")
+        return ()
+    if window < 1:
+        if not architecture.windowed:
+            raise fields.error("attention.sliding_window", f"must be at least 1, but is {window}")
+        return ()
+    numbers = range(1, min(max(layers, 0), 1 << 12) + 1)
+    usual = [not every or number % every > 0 for number in numbers]
+    pattern = fields.values.get("attention.sliding_window_pattern", usual)
+    pattern = pattern if isinstance(pattern, list) else [pattern] * len(usual)  # one number for all that are equal
+    if len(pattern) != len(usual) or any(one not in (0, 1) for one in pattern):
+        raise fields.error("attention.sliding_window_pattern", f"must be true or false for each of {layers} layers")
+    return tuple(window if windowed else 0 for windowed in pattern)
+
+
+def _experts(fields: Fields, known: GgufExperts, layers: int) -> Experts | None:
     count = fields.integer("expert_count", 0)
     if not count:
         for key in ("expert_used_count", "expert_feed_forward_length"):
             if fields.integer(key, 0):
                 raise fields.error(key, f"is {fields.integer(key)}, but there is no expert_count")
         return None
+    size = fields.integer("expert_feed_forward_length", fields.integer("feed_forward_length", 0))
+    values: dict[str, Any] = {**known.always}
+    if known.shared is not None:
+        whole = known.shared == "size"
+        key = "expert_shared_feed_forward_length" if whole else "expert_shared_count"
+        values["shared_size"] = fields.integer(key) * (1 if whole else size)
+    if known.scaled:
+        values["scale"] = fields.number("expert_weights_scale", 0.0) or 1.0
+    if known.dense_first:
+        dense = fields.integer("leading_dense_block_count", 0)
+        if not 0 <= dense <= max(layers, 0):
+            raise fields.error("leading_dense_block_count", f"must be from 0 to {layers}, but is {dense}")
+        values["dense_layers"] = tuple(range(min(dense, 1 << 12)))
+    normalized = known.normalized
     return build(
         Experts,
         fields,
         _KEYS,
         count=count,
         per_token=fields.integer("expert_used_count"),
-        intermediate_size=fields.integer("expert_feed_forward_length", fields.integer("feed_forward_length", 0)),
-        normalized=normalized,
+        intermediate_size=size,
+        normalized=fields.boolean("expert_weights_norm", False) if normalized is None else normalized,
+        **values,
     )
 
 
-def _rope_scaling(fields: Fields, divisors: tuple[float, ...], context_length: int) -> RopeScaling | None:
+def _longrope(
+    fields: Fields, short: tuple[float, ...], long: tuple[float, ...], context_length: int
+) -> RopeScaling | None:
+    """Returns the scaling by two tensors of factors, as Phi-3 has it."""
+    kind = fields.text("rope.scaling.type", "none")
+    if kind not in ("none", "longrope"):
+        raise fields.error("rope.scaling.type", f"{kind!r} is not served; served are none and longrope")
+    size = fields.number("rope.scaling.attn_factor", 1.0)
+    if not short and not long:
+        if size != 1:
+            raise fields.error("rope.scaling.attn_factor", f"is {size:g}, but there are no {' and '.join(_LONGROPE)}")
+        return None
+    original = fields.integer("rope.scaling.original_context_length", context_length)
+    if 1 < original < context_length:
+        grown = math.sqrt(1 + math.log(context_length / original) / math.log(original))
+        size = grown if math.isclose(size, grown, rel_tol=1e-6) else size  # a float32 of it, as a rule
+    return build(
+        RopeScaling,
+        fields,
+        _KEYS | {"rope_scaling.factors": _LONGROPE[0], "rope_scaling.long_factors": _LONGROPE[1]},
+        kind="longrope",
+        original_context_length=original,
+        factors=tuple(map(_plain, short)),
+        long_factors=tuple(map(_plain, long)),
+        attention_factor=size,
+        long_attention_factor=size,
+    )
+
+
+def _rope_scaling(
+    fields: Fields, divisors: tuple[float, ...], context_length: int, truncate: bool
+) -> RopeScaling | None:
     """Returns the scaling by keys, on top of the divisors: llama.cpp applies both."""
     factor, older = fields.number("rope.scaling.factor", None), fields.number("rope.scale_linear", None)
     if factor is not None and older not in (None, factor):
@@ -342,6 +453,7 @@ def _rope_scaling(fields: Fields, divisors: tuple[float, ...], context_length: i
                 "attention_factor": yarn_attention_factor(factor) * size,
                 "beta_fast": fields.number("rope.scaling.yarn_beta_fast", 32.0),
                 "beta_slow": fields.number("rope.scaling.yarn_beta_slow", 1.0),
+                "truncate": truncate,
             }
         case _:
             raise fields.error("rope.scaling.type", f"{kind!r} is not served; served are none, linear and yarn")

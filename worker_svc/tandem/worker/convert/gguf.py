@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tandem.common.gguf import ARRAY, DEFAULT_ALIGNMENT, MAGIC, STRING, read_raw
-from tandem.worker.checkpoints.gguf_file import ROPE_DIVISORS, place_of, rope_divisors
+from tandem.worker.checkpoints.gguf_file import ROPE_DIVISORS, rope_divisors, stored_name
 from tandem.worker.checkpoints.model_config import ModelConfig, yarn_attention_factor
 from tandem.worker.checkpoints.row_order import neighbours_order
 from tandem.worker.convert.byte_pairs import UnknownTokenizerError
@@ -24,7 +24,7 @@ from tandem.worker.convert.tokenizers import gguf_vocabulary
 
 _KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
 _FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}
-_ARCHITECTURES = {
+CONVERTED = {
     "llama": "llama",
     "mistral": "llama",
     "ministral": "llama",
@@ -53,7 +53,7 @@ def write_gguf(source: Source, path: Path) -> None:
     metadata = describe(config) | {"general.name": path.stem, "general.file_type": _FILE_TYPES[source.dtype]}
     divisors = _divisors(config)
     tensors = _layout(config, source.dtype, len(divisors))
-    permuted = _ARCHITECTURES[config.architecture] == "llama"
+    permuted = CONVERTED[config.architecture] == "llama"
     with path.open("w+b") as file:
         header = _header(metadata, _tokenizer(source), tensors)
         last = max(tensors.values(), key=lambda tensor: tensor.offset)
@@ -63,11 +63,11 @@ def write_gguf(source: Source, path: Path) -> None:
             raw = torch.tensor(divisors, dtype=torch.float32).view(torch.uint8)
             write_at(file, len(header) + tensors[ROPE_DIVISORS].offset, iter([raw]))
         for name, tensor in source.tensors():
-            place = place_of(name)
-            stored = tensors[place.stored]
+            place, expert = stored_name(name)
+            stored = tensors[place]
             offset = len(header) + stored.offset
-            if place.expert is not None:
-                offset += place.expert * (stored.bytes // stored.shape[0])
+            if expert is not None:
+                offset += expert * (stored.bytes // stored.shape[0])
             order = None
             if permuted and name.endswith((".q", ".k", ".q_bias", ".k_bias")):
                 order = neighbours_order(len(tensor) // config.head_dim, config.head_dim)
@@ -86,10 +86,11 @@ def write_vocabulary(metadata: Mapping[str, bytes], path: Path) -> None:
 
 def describe(config: ModelConfig) -> dict[str, Any]:
     """Returns the keys that describe the model. Raises ConvertError for what llama.cpp does not know."""
-    name = _ARCHITECTURES.get(config.architecture)
+    name = CONVERTED.get(config.architecture)
     if name is None:
         raise ConvertError(
-            f"{config.architecture} is served, but not converted; converted are {', '.join(_ARCHITECTURES)}"
+            f"{config.architecture} is served, but not converted: what it has beyond Llama is not written as llama.cpp "
+            f"has it; converted are {', '.join(CONVERTED)}"
         )
     if any(config.windows):
         raise ConvertError(f"GGUF's {name} architecture has no sliding window, which this {config.architecture} has")
@@ -145,12 +146,12 @@ def _layout(config: ModelConfig, dtype: torch.dtype, divisors: int) -> dict[str,
     """Returns where each stored tensor goes; the experts of a layer share one."""
     shapes: dict[str, tuple[int, ...]] = {ROPE_DIVISORS: (divisors,)} if divisors else {}
     for name, shape in config.tensor_shapes().items():
-        place = place_of(name)
-        if place.expert is None:
-            shapes[place.stored] = shape
+        place, expert = stored_name(name)
+        if expert is None:
+            shapes[place] = shape
         else:
             assert config.experts is not None
-            shapes[place.stored] = (config.experts.count, *shape)
+            shapes[place] = (config.experts.count, *shape)
     tensors: dict[str, _Tensor] = {}
     offset = 0
     for stored, shape in shapes.items():

@@ -14,7 +14,8 @@ from tandem.worker.checkpoints.model_config import ModelConfig, RopeScaling
 from tandem.worker.convert.pieces import ConvertError, Source, flush, reserve, write_at, write_text
 
 _SHARD_BYTES = 5_000_000_000
-_WRITTEN = ("llama", "mistral", "ministral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+CONVERTED = ("llama", "mistral", "ministral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+UNSAID = "what it has beyond Llama is not written in this layout's words"
 _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
@@ -35,8 +36,10 @@ def write_hugging_face(source: Source, folder: Path) -> None:
 def describe(config: ModelConfig) -> dict[str, Any]:
     """Returns the fields of `config.json`. Raises ConvertError for what this layout cannot say."""
     architecture = ARCHITECTURES[config.architecture]
-    if architecture.name not in _WRITTEN:
-        raise ConvertError(f"{architecture.name} is served, but not converted; converted are {', '.join(_WRITTEN)}")
+    if architecture.name not in CONVERTED:
+        raise ConvertError(
+            f"{architecture.name} is served, but not converted: {UNSAID}; converted are {', '.join(CONVERTED)}"
+        )
     if (config.qkv_bias, config.output_bias) not in _possible_biases(config):
         raise ConvertError(
             f"{architecture.class_name} cannot have biases of only some of q, k, v and the output, as this model has"
