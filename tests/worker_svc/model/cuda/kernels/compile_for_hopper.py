@@ -167,9 +167,10 @@ def other_kernels(case: Case, everything: bool) -> None:
     operations = TritonOperations(264, reproducible=same)
     for kind in (Quantization(8, 0), Quantization(4, 64)):
         if everything or (kind.bits == 4) == same:
-            grouped = quantize(torch.zeros(64, 4096), kind)
-            weight = KernelWeight(kind, 64, 4096, grouped, torch.device("cpu"), reproducible=same)
+            grouped = quantize(torch.zeros(256, 4096), kind)
+            weight = KernelWeight(kind, 256, 4096, grouped, torch.device("cpu"), reproducible=same)
             weight(torch.zeros(1, 4096, dtype=dtype))
+            weight.gated(torch.zeros(1, 4096, dtype=dtype))
             if not same:
                 weight(torch.zeros(600, 4096, dtype=dtype))
     if same:  # codes, with powers of two for scales
@@ -195,6 +196,8 @@ def other_kernels(case: Case, everything: bool) -> None:
     if everything:
         operations.add_norm(x, None, x[0], 1e-5)
     operations.swiglu(x, 2048)
+    operations.add_norm_float8(x, x, x[0], 1e-5)
+    operations.swiglu_float8(x, 2048)
     rows_to_float8(x)
     logits, numbers = torch.zeros(4, 151_936), torch.zeros(4)
     masks, counts = torch.zeros(4, 4748, dtype=torch.int32), torch.zeros(4, 151_936, dtype=torch.int32)

@@ -20,7 +20,7 @@ def test_every_kernel_compiles_for_a_hopper_card(repository: Path, tmp_path: Pat
     done = subprocess.run([sys.executable, PROGRAM], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
-    every = {"_store", "_attend", "_prefill", "_add_norm", "_swiglu"}
+    every = {"_store", "_attend", "_prefill", "_add_norm", "_swiglu", "_swiglu_float8"}
     every |= {"_survey", "_decide", "_add_at"}
     every |= {"_product", "_quantized_product", "_add_up", "_plain", "_rows_to_float8"}
     every |= {"_route", "_arrange", "_weigh", "_expert_product", "_words_product", "_words_expert_product"}
