@@ -52,7 +52,7 @@ def _score(chunk: Chunk, logits: torch.Tensor) -> PromptScores:
     end = min(chunk.start + 1 + chunk.length, request.prompt_tokens)
     rows = logits[first - 1 - chunk.start : end - 1 - chunk.start]
     ids = torch.from_numpy(request.tokens[first:end].astype(np.int64)).to(logits.device)
-    logprobs = torch.log_softmax(rows, dim=-1)
+    logprobs = torch.log_softmax(rows.float(), dim=-1)
     request.scored = end
     return PromptScores(
         request.number,

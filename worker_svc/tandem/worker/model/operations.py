@@ -84,6 +84,7 @@ class Operations(Protocol):
 
     row_multiple: int  # the most padding of a step's rows that may help to make a row's bits independent of the others
     products: tuple[Products, ...]  # each is for where the one before it lets rows depend on others
+    wide_logits: bool  # logits are float32; else of the dtype that they were computed in, which loses nothing
 
     # What the check at start tries too: a sequence of so many tokens, and runs of its last ones, which have code of
     # their own. Then it has run, and compiled, all that there is.
@@ -153,6 +154,7 @@ class TorchOperations:
 
     row_multiple = MOST_ROWS
     products: tuple[Products, ...] = (LIBRARY,)
+    wide_logits = True
     tried_context = 0
     tried_runs: tuple[int, ...] = ()
 

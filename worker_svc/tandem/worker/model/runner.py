@@ -76,7 +76,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, work: Sequence[Work], sampled: torch.Tensor | None = None) -> torch.Tensor:
-        """Computes the keys and values of all work, and the logits `[>= sum of samples, vocabulary]` (float32) of the
+        """Computes the keys and values of all work, and the logits `[>= sum of samples, vocabulary]` of the
         last tokens of each that samples, in order; further rows are padding. `sampled` `[rows]` (int64, on the device)
         are the ids that works with a `row` take theirs from."""
         size = self.cache.shape.page_size

@@ -420,6 +420,8 @@ class Transformer(torch.nn.Module):
         self.config = config = ranks.share(config)
         self.dtype = dtype
         self.operations = operations = operations or cpu_operations()
+        changed = config.logit_multiplier != 1 or bool(config.logit_soft_cap)
+        self._converts_logits = operations.wide_logits or changed or ranks.size > 1
         self.rotations = Rotations(config, device)
         self._kinds = frozenset(zip(config.attention_kinds, config.layer_ropes, strict=True))
         self._growth: QueryFactors | None = None
@@ -463,7 +465,8 @@ class Transformer(torch.nn.Module):
         late: plans of the wanted rows alone, which are all that the last layers compute if they store nothing
             (`config.shared_layers`).
 
-        Returns `[M, vocab]` float32.
+        Returns `[M, vocab]`: float32, or of 16 bits where nothing was done to them in float32
+        (`Operations.wide_logits`).
         """
         rotations, first = self.rotations.at(positions), self.layers[0]
         growth = None if self._growth is None else self._growth.at(positions)
@@ -481,10 +484,18 @@ class Transformer(torch.nn.Module):
                 x, delta, wanted = x.index_select(0, logit_rows), delta.index_select(0, logit_rows), None
                 step = step.of(logit_rows, late)
             x, delta = layer(x, delta, step, None if behind else wanted)
-        logits = self._ranks.join(self.output(self.norm.after_adding(x, delta)).float(), self._vocab_size)
+        logits = self.output(self.norm.after_adding(x, delta))
+        if self._converts_logits:
+            logits = logits.float()
+        logits = self._ranks.join(logits, self._vocab_size)
         if self.config.logit_multiplier != 1:
             logits = logits * self.config.logit_multiplier
         return soft_cap_(logits, self.config.logit_soft_cap) if self.config.logit_soft_cap else logits
+
+    @property
+    def logits_dtype(self) -> torch.dtype:
+        """Returns what `forward` returns."""
+        return torch.float32 if self._converts_logits else self.dtype
 
     @property
     def row_multiple(self) -> int:

@@ -97,6 +97,16 @@ def kept_by_a_sort(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     return whole.at(whole.end - 1)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_logits_of_16_bits_are_chosen_from_as_if_they_were_wide(dtype: torch.dtype) -> None:
+    some = Rows.next_tokens(requests([*PLAIN, *FILTERS[:6], Sampling(presence_penalty=1.0)]))
+    narrow = random_logits(len(some)).to(dtype)
+    changed = drawn_by_kernels(narrow, some)
+    assert_alike(changed, drawn_by_kernels(narrow.float(), some))
+    unchanged = some.take(np.arange(len(some) - 1))  # of which the kernels read 16 bits
+    assert_alike(drawn_by_kernels(narrow[:-1], unchanged), drawn_by_kernels(narrow[:-1].float(), unchanged))
+
+
 def test_filters_keep_exactly_what_a_sort_keeps() -> None:
     strange = adversarial()
     rows = [(strange[i % 8], FILTERS[(3 * i + i // 8) % len(FILTERS)]) for i in range(12)]

@@ -122,7 +122,7 @@ def build_engine(
         )
     runner, row_invariant = _runner(model, cache, states, config, ranks)
     draft_runner = _draft_runner(draft, draft_cache, config, ranks) if draft and draft_cache else None
-    sampler.prepare(served.vocab_size, device)
+    sampler.prepare(served.vocab_size, device, model.logits_dtype)
     return BuiltEngine(
         engine=_engine(config, checkpoint, runner, draft_runner, ranks),
         config=served,

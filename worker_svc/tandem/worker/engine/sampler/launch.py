@@ -30,6 +30,11 @@ class Launched:
         """Tells whether the host has waited for the device to have computed them."""
         return isinstance(self._tokens, Sampled)
 
+    @property
+    def arrived(self) -> bool:
+        """Tells whether the device has computed them."""
+        return not isinstance(self._tokens, Coming) or self._tokens.arrived
+
     def read(self) -> Sampled:
         """Waits for the tokens and returns them."""
         if isinstance(self._tokens, Coming):
@@ -38,18 +43,19 @@ class Launched:
 
 
 def launch(logits: torch.Tensor, rows: Rows, table: SamplingTable) -> Launched:
-    """Draws the token of each row, as `sample` does, and waits only where that must be."""
+    """Draws the token of each row of `logits` (float32 or 16 bits), as `sample` does, and waits only where that must
+    be."""
     parameters = table.gather(rows.requests)
     waiting = parameters["waits"] if logits.is_cuda else np.ones(len(rows), dtype=np.bool_)
     if not waiting.any():
         coming = draw_on_card(logits, rows, parameters, table)
         return Launched(coming.ids, coming)
     if waiting.all():
-        sampled = sample(logits, rows, table, parameters)
+        sampled = sample(logits.float(), rows, table, parameters)
     else:
         kinds = np.flatnonzero(~waiting), np.flatnonzero(waiting)
         theirs, others = (logits[sent(places, logits.device)] for places in kinds)
         coming = draw_on_card(theirs, rows.take(kinds[0]), parameters[kinds[0]], table)
-        waited = sample(others, rows.take(kinds[1]), table, parameters[kinds[1]])
+        waited = sample(others.float(), rows.take(kinds[1]), table, parameters[kinds[1]])
         sampled = Sampled.joined([coming.read(), waited]).take(np.argsort(np.concatenate(kinds)))
     return Launched(sent(sampled.ids.astype(np.int64), logits.device), sampled)

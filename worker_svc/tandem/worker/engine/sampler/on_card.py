@@ -30,6 +30,11 @@ class Coming:
     _here: tuple[torch.Tensor, torch.Tensor]  # ids, and the largest logits
     _arrived: torch.cuda.Event | None
 
+    @property
+    def arrived(self) -> bool:
+        """Tells whether they are there."""
+        return self._arrived is None or bool(self._arrived.query())  # type: ignore[no-untyped-call]
+
     def read(self) -> Sampled:
         """Waits for the tokens and returns them."""
         if self._arrived is not None:

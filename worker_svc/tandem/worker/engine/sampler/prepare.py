@@ -30,16 +30,18 @@ _WAITING = (
 _LOGPROBS = LogprobOptions(sampled=True, top=2, ids=(1,))
 
 
-def prepare(vocabulary: int, device: torch.device) -> None:
-    """Samples rows of every kind on a GPU; on a CPU, does nothing."""
+def prepare(vocabulary: int, device: torch.device, dtype: torch.dtype) -> None:
+    """Samples rows of every kind from logits of a `dtype` on a GPU; on a CPU, does nothing."""
     if device.type != "cuda":
         return
     for kind in (Sampling(), _FILTERS, _PENALTIES, _CHANGES):
-        _draw(vocabulary, device, [kind], LogprobOptions())
-    _draw(vocabulary, device, [Sampling(temperature=0.0), *_WAITING], _LOGPROBS)
+        _draw(vocabulary, device, dtype, [kind], LogprobOptions())
+    _draw(vocabulary, device, dtype, [Sampling(temperature=0.0), *_WAITING], _LOGPROBS)
 
 
-def _draw(vocabulary: int, device: torch.device, kinds: list[Sampling], logprobs: LogprobOptions) -> None:
+def _draw(
+    vocabulary: int, device: torch.device, dtype: torch.dtype, kinds: list[Sampling], logprobs: LogprobOptions
+) -> None:
     requests = [
         Request.make(number, [0, 1, 0, 1], kind, Stopping(4), logprobs=logprobs) for number, kind in enumerate(kinds)
     ]
@@ -47,6 +49,6 @@ def _draw(vocabulary: int, device: torch.device, kinds: list[Sampling], logprobs
     mask = np.full((len(kinds), -(-vocabulary // 32)), -1, dtype=np.int32)
     mask[:, -1] = 0
     rows = replace(Rows.next_tokens(requests), mask=mask if logprobs.wanted else None)
-    logits = torch.zeros((len(rows), vocabulary), dtype=torch.float32, device=device)
+    logits = torch.zeros((len(rows), vocabulary), dtype=dtype, device=device)
     with torch.inference_mode():
         launch(logits, rows, SamplingTable(len(rows))).read()

@@ -205,7 +205,7 @@ class GraphedRunner(ModelRunner):
         if self.cache.device.type != "cuda":
             return
         self._logits = torch.empty(
-            (self._rows[-1], self.model.config.vocab_size), dtype=torch.float32, device=self.cache.device
+            (self._rows[-1], self.model.config.vocab_size), dtype=self.model.logits_dtype, device=self.cache.device
         )
         pool = None
         # A stream of its own: of the one that torch records on by default, the end of one engine's graphs takes away

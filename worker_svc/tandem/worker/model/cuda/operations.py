@@ -147,6 +147,8 @@ class KernelPlan:
 class TritonOperations:
     """Operations for CUDA; under Triton's interpreter also for CPUs."""
 
+    wide_logits = False  # who reads them converts them
+
     def __init__(
         self,
         programs: int,
