@@ -7,19 +7,35 @@ hold nothing of use to it, which costs accepted drafts and nothing else.
 
 It draws by the request's own sampling and with the numbers that the large model will draw with, so the two agree as
 often as their distributions do.
+
+On a GPU its steps follow each other without the host: each takes the ids that the one before it has drawn from where
+they lie, and the host reads the drafts of all when the last step is launched. Where a draw looks at the tokens before
+it, or waits for torch's operations (`sampler/waits.py`), they are read at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from tandem.worker.engine.pages import PageTable, SequencePages
 from tandem.worker.engine.request import Request
-from tandem.worker.engine.sampler import Rows, SamplingTable, launch
+from tandem.worker.engine.sampler import Launched, Rows, SamplingTable, launch
 from tandem.worker.model.runner import ModelRunner, Work
+
+
+@dataclass(slots=True)
+class _Guess:
+    """The drafts of one place, which may be on their way to the host."""
+
+    requests: list[Request]
+    place: int
+    launched: Launched
+    read: bool = False
+    broken: set[int] = field(default_factory=set)  # numbers of requests
 
 
 class DraftModel:
@@ -49,9 +65,23 @@ class DraftModel:
     def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> None:
         """Writes up to `counts[i]` drafts behind the known tokens of `requests[i]`, and how many into `.drafts`."""
         asked = self._catch_up(requests, counts)
+        guesses: list[_Guess] = []
         for place in range(max((count for _, count in asked), default=0)):
             guessing = [request for request, count in asked if count > place]
-            self._guess(guessing, place)
+            guess = self._guess(guessing, place, guesses[-1] if guesses else None)
+            guesses.append(guess)
+            if guess.launched.waited or any(request.sampling.banned_sequences for request in guessing):
+                self._read(guess)
+        for guess in reversed(guesses):  # who has waited for the last has waited for all
+            self._read(guess)
+        for request, count in asked:
+            assert request.pages is not None
+            request.drafts = count
+            self._computed[request.number] = request.pages, request.num_tokens - 1 + count
+            if any(request.number in guess.broken for guess in guesses):
+                # A masked NaN would still poison the next owner of the pages.
+                self._runner.zero(request.pages.held.tolist())
+                self._computed[request.number] = request.pages, 0
 
     def _catch_up(self, requests: Sequence[Request], counts: Sequence[int]) -> list[tuple[Request, int]]:
         """Computes what the model has not seen of the requests but for their last tokens; returns who is ready then,
@@ -80,22 +110,27 @@ class DraftModel:
             self._runner.forward(work)
         return ready
 
-    def _guess(self, requests: list[Request], place: int) -> None:
-        """Guesses draft number `place` of each request, from the token before it."""
+    def _guess(self, requests: list[Request], place: int, before: _Guess | None) -> _Guess:
+        """Launches the step that guesses draft number `place` of each request, from the token before it."""
+        unread = before is not None and not before.read
+        rows = {request.number: row for row, request in enumerate(before.requests)} if before and unread else {}
         work = []
         for request in requests:
             assert request.pages is not None
             at = request.num_tokens - 1 + place
-            work.append(Work(request.tokens[at : at + 1], at, request.pages.held, 1))
-        logits = self._runner.forward(work)
+            work.append(Work(request.tokens[at : at + 1], at, request.pages.held, 1, rows.get(request.number)))
+        logits = self._runner.forward(work, before.launched.ids if before and unread else None)
         positions = np.array([request.num_tokens + place for request in requests], dtype=np.int64)
         with torch.inference_mode():
-            sampled = launch(logits, Rows(requests, positions), self._sampling).read()
-        for request, token, finite in zip(requests, sampled.ids.tolist(), sampled.finite.tolist(), strict=True):
-            assert request.pages is not None
-            request.tokens[request.num_tokens + place] = token
-            request.drafts = place + 1
-            self._computed[request.number] = request.pages, request.num_tokens + place
-            if not finite:  # a masked NaN would still poison the next owner of the pages
-                self._runner.zero(request.pages.held.tolist())
-                self._computed[request.number] = request.pages, 0
+            return _Guess(requests, place, launch(logits, Rows(requests, positions), self._sampling))
+
+    def _read(self, guess: _Guess) -> None:
+        """Writes the drafts of one place to their requests, unless that was done."""
+        if guess.read:
+            return
+        guess.read = True
+        sampled = guess.launched.read()
+        for request, token, finite in zip(guess.requests, sampled.ids.tolist(), sampled.finite.tolist(), strict=True):
+            request.tokens[request.num_tokens + guess.place] = token
+            if not finite:
+                guess.broken.add(request.number)
