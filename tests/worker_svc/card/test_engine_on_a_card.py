@@ -143,7 +143,7 @@ def read_of_the_ids(waits: list[Wait]) -> bool:
 @pytest.mark.parametrize("reproducible", MODES)
 def test_the_host_waits_for_ids_alone_and_behind_the_next_step(reproducible: bool, card: VirtualCard) -> None:
     engine = built(reproducible=reproducible, kv_cache_tokens=1024).engine
-    prepare(MODEL.vocab_size, DEVICE)
+    prepare(MODEL.vocab_size, DEVICE, torch.float32)
     for request in some_requests(9, *ORDINARY, output=24):
         request.stopping = replace(request.stopping, min_tokens=2, eos_ids=frozenset({5}))
         engine.submit(request)
@@ -282,7 +282,9 @@ def test_the_prompt_cache_is_laid_out_anew_without_a_wait(card: VirtualCard, mon
 @pytest.mark.parametrize("drafts", ["looked up", "by a model"])
 def test_speculation_changes_no_answer(drafts: str, card: VirtualCard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "open_checkpoint", lambda path: checkpoint())
-    requests = some_requests(5, GREEDY, Sampling(temperature=0.6, top_p=0.9), Sampling(temperature=0.9))
+    kinds = GREEDY, Sampling(temperature=0.6, top_p=0.9), Sampling(temperature=0.9)
+    samplings = [replace(kind, allowed_ids=tuple(range(20, 24))) for kind in kinds]  # which soon repeat
+    requests = some_requests(5, *samplings, output=20)
     for request in requests:
         request.drafting = Drafting(4, ngram=1 if drafts == "looked up" else 0)
     engine = built(draft_model="" if drafts == "looked up" else "draft", kv_cache_tokens=512, speculate="always")
@@ -292,15 +294,22 @@ def test_speculation_changes_no_answer(drafts: str, card: VirtualCard, monkeypat
     if drafts == "by a model":  # which is the model itself, and draws by the same numbers
         assert statistics.draft_tokens_accepted == statistics.draft_tokens_proposed
         assert card.replays >= statistics.draft_tokens_proposed // 4  # of so many requests at a time
-    plain = some_requests(5, GREEDY, Sampling(temperature=0.6, top_p=0.9), Sampling(temperature=0.9))
+    plain = some_requests(5, *samplings, output=20)
     assert_alike(on_card, on_processor(plain))
 
 
-def test_a_step_that_verifies_drafts_is_replayed(card: VirtualCard) -> None:
+def test_steps_that_verify_drafts_are_replayed_and_those_beside_them_overlap(card: VirtualCard) -> None:
     engine = built(kv_cache_tokens=1024, speculate="always").engine
-    requests = some_requests(4, GREEDY, Sampling(temperature=0.7), output=39)
-    for request in requests[::2]:
-        request.drafting = Drafting(4, ngram=1)
+    requests = [
+        Request.make(
+            number,
+            np.tile([5, 6, 7], 4),
+            Sampling(seed=number, allowed_ids=(5, 6, 7)),  # which all have come before
+            Stopping(30 if number else 12),
+        )
+        for number in range(4)
+    ]
+    requests[0].drafting = Drafting(4, ngram=1)
     for request in requests:
         engine.submit(request)
     while not all(request.output_tokens for request in requests):
@@ -308,8 +317,26 @@ def test_a_step_that_verifies_drafts_is_replayed(card: VirtualCard) -> None:
     card.launches.clear()
     while engine.has_work:
         engine.step()
-    assert engine.scheduler.statistics.draft_tokens_proposed
+    statistics = engine.scheduler.statistics
+    assert statistics.draft_tokens_proposed
     assert not {"_store", "_attend"} & set(card.launches)  # of the model nothing was launched by itself
+    assert statistics.overlapped_steps >= statistics.steps - 3
+
+
+def test_the_host_reads_the_drafts_of_a_model_once(card: VirtualCard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "open_checkpoint", lambda path: checkpoint())
+    engine = built(draft_model="draft", kv_cache_tokens=512, speculate="always").engine
+    for request in some_requests(4, GREEDY, Sampling(temperature=0.6, top_p=0.9), output=39):
+        request.drafting = Drafting(4, ngram=0)
+        engine.submit(request)
+    while engine.has_work:
+        card.waits.clear()
+        engine.step()
+        waits = [wait for wait in card.waits if "propose" in wait.who]
+        assert sum(wait.who.startswith("read") for wait in waits) <= 1
+        # Others are for places to fill in, with a step of the draft model still to come.
+        assert all(wait.behind > 10 for wait in waits if not wait.who.startswith("read"))
+    assert engine.scheduler.statistics.draft_tokens_accepted == engine.scheduler.statistics.draft_tokens_proposed > 0
 
 
 def test_masks_of_grammars_and_of_stops_come_along(card: VirtualCard) -> None:
@@ -323,8 +350,12 @@ def test_masks_of_grammars_and_of_stops_come_along(card: VirtualCard) -> None:
         stopping = Stopping(9, 5, stop_ids=frozenset(range(90)), sequences=StopSequences([[100], [99, 98]]))
         return answers(engine, [*requests, Request.make(3, [4, 5, 6], GREEDY, stopping)])
 
-    on_card = run(built())
+    engine = built()
+    on_card = run(engine)
     assert bytes(token for token, _ in on_card[0])[:3].strip(b"ab") == b""
+    # Rows with masks do not keep steps from being launched before the one before them is read.
+    statistics = engine.engine.scheduler.statistics
+    assert statistics.overlapped_steps >= statistics.steps - 2 - 2 * statistics.guide_left_out_rows
     assert_alike(on_card, run(built("cpu")))
 
 
@@ -436,6 +467,23 @@ def test_few_bits_are_recorded_too(name: str, card: VirtualCard) -> None:
         result = engine.engine.step()
         assert result.sampled.finite.all() and read_of_the_ids(card.waits)
     assert card.replays
+
+
+@pytest.mark.parametrize("graphs", [True, False], ids=["recorded", "launched"])
+def test_logits_of_16_bits_stay_so_and_choose_what_they_would_as_float32(graphs: bool, card: VirtualCard) -> None:
+    fields = {"dtype": "bfloat16", "kv_cache_tokens": 512, "cuda_graphs": graphs}
+    samplings = GREEDY, Sampling(top_p=0.9), Sampling(frequency_penalty=0.5), Sampling(top_a=0.01)
+    narrow, wide = built(**fields), built(**fields)
+    runner = wide.engine._runner
+    runner.model._converts_logits = True
+    runner.forget()
+    runner.prepare()
+    logits = [
+        engine.engine._runner.forward([Work(np.full(1, 3, dtype=np.int32), 0, np.arange(2), 1)])
+        for engine in (narrow, wide)
+    ]
+    assert [each.dtype for each in logits] == [torch.bfloat16, torch.float32]
+    assert_alike(*(answers(engine, some_requests(8, *samplings)) for engine in (narrow, wide)))
 
 
 def test_kernels_that_begin_early_are_recorded_and_answer_alike(

@@ -425,6 +425,10 @@ class Event:
         assert self.card.recording is None, "an event in a recording"
         self._at = self.card._issued
 
+    def query(self) -> bool:
+        assert self._at is not None, "asks for an event that was never recorded"
+        return self._at <= self.card._done
+
     def synchronize(self) -> None:
         assert self._at is not None, "waits for an event that was never recorded"
         self.card.wait("an event", self._at)

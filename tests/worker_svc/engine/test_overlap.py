@@ -10,7 +10,7 @@ from tandem.worker.engine.account import FinishReason
 from tandem.worker.engine.request import Drafting, LogprobOptions, Request, Stopping
 from tandem.worker.engine.sampling import Sampling
 from tandem.worker.engine.stops import StopSequences
-from tests.worker_svc.engine.counting import counting_request
+from tests.worker_svc.engine.counting import VOCABULARY, counting_request
 from tests.worker_svc.engine.test_engine import Driver, counted
 
 GREEDY = Sampling(temperature=0.0)
@@ -104,15 +104,47 @@ def test_samplers_that_look_at_the_last_token_do_not_wait_for_it(sampling: Sampl
     assert outputs[0] == outputs[1]
 
 
-def test_drafts_wait_for_the_last_token():
-    driver = overlapping()
-    speculating = counting_request(0, 5, 2, 6)
-    speculating.drafting = Drafting(2, ngram=2)
-    driver.engine.submit(speculating)
-    driver.engine.submit(counting_request(1, 8, 2, 6))
+def speculating(others: int) -> tuple[Driver, Request]:
+    """A text that repeats, beside others that do not."""
+    driver = overlapping(pages=128, budget=64)
+    request = counting_request(0, 0, VOCABULARY + 2, 80)
+    request.drafting = Drafting(4, ngram=2)
+    driver.engine.submit(request)
+    for number in range(1, others + 1):
+        driver.engine.submit(counting_request(number, 8, 2, 60))
     driver.run()
-    assert driver.output == {0: counted(5, 2, 6), 1: counted(8, 2, 6)}
-    assert driver.launched_ahead == 0
+    assert driver.output.pop(0) == counted(0, VOCABULARY + 2, 80)
+    assert all(ids == counted(8, 2, 60) for ids in driver.output.values()) and len(driver.output) == others
+    return driver, request
+
+
+def test_steps_do_not_overlap_where_most_requests_have_drafts():
+    driver, request = speculating(others=1)
+    statistics = request.statistics
+    assert statistics.draft_tokens_accepted == 80 - (statistics.forward_passes - 1)
+    assert statistics.forward_passes < 25
+    assert driver.launched_ahead <= 62 - statistics.forward_passes  # none between its first step and its last
+
+
+def test_steps_overlap_beside_a_request_with_drafts_which_sits_out_every_other():
+    driver, request = speculating(others=7)
+    statistics = driver.engine.scheduler.statistics
+    assert driver.launched_ahead >= statistics.steps - 2
+    assert request.statistics.draft_tokens_accepted == request.statistics.draft_tokens_proposed > 50
+    assert request.statistics.forward_passes < 25  # each for five tokens or so, in two steps
+    assert statistics.overlap_wasted_tokens == 0
+
+
+def test_drafts_that_are_not_accepted_leave_a_request_in_every_step():
+    driver = overlapping(pages=128, budget=64)
+    driver.runner.jumps = True
+    requests = [Request.make(number, [5, 6, 5, 6], GREEDY, Stopping(40)) for number in range(8)]
+    requests[0].drafting = Drafting(4, ngram=1)
+    for request in requests:
+        driver.engine.submit(request)
+    driver.run()
+    assert driver.output[0] == driver.output[1]
+    assert driver.launched_ahead >= driver.engine.scheduler.statistics.steps - 2
 
 
 def test_stop_sequences_before_min_tokens_are_masked_in_steps_that_overlap():

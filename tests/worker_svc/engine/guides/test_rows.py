@@ -33,13 +33,13 @@ ANYTHING = Guide("regex", "(?s:.)*")
 class GuidedDriver(Driver):
     """An engine that knows what its ids say."""
 
-    def __init__(self, pages: int = 64, running: int = 8) -> None:
+    def __init__(self, pages: int = 64, running: int = 8, *, overlap: bool = False) -> None:
         super().__init__(pages=pages, budget=64, running=running)
         grammars = Grammars(VOCABULARY, [])
         grammars.load(PIECES, [])
         limits = SchedulerLimits(max_batch_tokens=64, max_running=running)
         self.runner = CountingRunner(pages, 4)
-        self.engine = Engine(self.runner, PageTable(pages, 4), limits, grammars=grammars, costs=Free())
+        self.engine = Engine(self.runner, PageTable(pages, 4), limits, grammars=grammars, costs=Free(), overlap=overlap)
 
     def guided(self, number: int, first: int, prompt: int, output: int, guide: Guide = ANYTHING) -> Request:
         request = counting_request(number, first, prompt, output)
@@ -55,9 +55,9 @@ class GuidedDriver(Driver):
         raise AssertionError("it never comes")
 
 
-@pytest.fixture
-def driver() -> Iterator[GuidedDriver]:
-    driver = GuidedDriver()
+@pytest.fixture(params=[False, True], ids=["one by one", "overlapping"])
+def driver(request: pytest.FixtureRequest) -> Iterator[GuidedDriver]:
+    driver = GuidedDriver(overlap=request.param)
     yield driver
     driver.engine.grammars.stop()
 
@@ -83,6 +83,7 @@ def test_a_row_whose_mask_does_not_come_is_left_out_and_the_others_go_on(driver:
     driver.run()
     assert driver.output[0] == counted(5, 6, 30)
     assert request.statistics.preemptions == 0
+    assert bool(driver.launched_ahead) == driver.engine.overlap
 
 
 def test_a_mask_that_is_late_holds_up_others_no_longer_than_their_step_takes(
@@ -92,7 +93,7 @@ def test_a_mask_that_is_late_holds_up_others_no_longer_than_their_step_takes(
     driver.until(lambda: len(driver.output[0]) >= 3)
     (process,) = guides_processes()
     grammars = driver.engine.grammars
-    monkeypatch.setattr(grammars.patience, "stepped", lambda seconds: None)
+    monkeypatch.setattr(grammars.patience, "stepped", lambda seconds, hidden: None)
     grammars.patience.seconds = 0.004
     waits: list[float] = []
     await_masks, hear = StepConstraints._await, grammars.hear

@@ -6,8 +6,9 @@
                            before a guided answer, the first of the ids that begin it too, and behind that the others
     ignore_eos             the grammar's end may not be an EOS id, if it allows anything else
 
-A row for which grammar and min_tokens or ignore_eos leave nothing is *exhausted*: its request ends instead. A row whose
-mask has not come soon after the forward pass (`guides/patience.py`) is *dropped*, so that the others go on.
+All of it is begun when the output before the step's rows is known: beside the forward pass, of which nothing depends on
+it. A row for which grammar and min_tokens or ignore_eos leave nothing is *exhausted*: its request ends instead. A row
+whose mask has not come soon after the forward pass (`guides/patience.py`) is *dropped*, so that the others go on.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.worker.engine.grammars import Grammars
+from tandem.worker.engine.guides.matcher import Matcher
 from tandem.worker.engine.guides.patience import LONGEST_WAIT_SECONDS
 from tandem.worker.engine.request import Request
 from tandem.worker.engine.scheduler import Chunk
@@ -56,7 +58,7 @@ class StepConstraints:
         row = 0
         for chunk in chunks:
             request = chunk.request
-            if chunk.samples and _is_constrained(request):
+            if chunk.samples and not request.in_flight.ended and _is_constrained(request, chunk.samples):
                 drafts = request.tokens[request.num_tokens : request.num_tokens + chunk.samples - 1].tolist()
                 constrained.append(_Constrained(chunk, row, drafts))
             row += chunk.samples
@@ -67,21 +69,27 @@ class StepConstraints:
                 grammars.walk(each.chunk.request, each.drafts)
         return cls(constrained, row, len(chunks), grammars)
 
-    def finish(self, vocabulary_size: int) -> tuple[Masks | None, npt.NDArray[np.bool_], RowNumbers | None]:
+    def finish(
+        self, vocabulary_size: int
+    ) -> tuple[Masks | None, npt.NDArray[np.bool_], list[Chunk], RowNumbers | None]:
         """Returns, for the rows that are kept: masks `[rows, ceil(vocabulary / 32)]` (None where nothing is
-        constrained), which are exhausted, and the numbers of these rows (None if it is all of them). The others' chunks
-        are marked as dropped."""
+        constrained), and which are exhausted; the chunks that are to be dropped, and the numbers of the rows that are
+        kept (None if it is all of them)."""
         if not self._constrained:
-            return None, np.zeros(self._count, dtype=np.bool_), None
+            return None, np.zeros(self._count, dtype=np.bool_), [], None
         self._await()
         masks = np.full((self._count, -(-vocabulary_size // 32)), -1, dtype=np.int32)
         exhausted = np.zeros(self._count, dtype=np.bool_)
-        dropped = np.zeros(self._count, dtype=np.bool_)
+        dropped, kept = [], np.ones(self._count, dtype=np.bool_)
         for each in self._constrained:
             request, matcher = each.chunk.request, each.chunk.request.matcher
+            if request.in_flight.ended:
+                continue
             if matcher is not None:
                 if matcher.mask is None or matcher.over or not matcher.ready:
-                    self._drop(each, dropped)
+                    self._leave_out(matcher)
+                    dropped.append(each.chunk)
+                    kept[each.rows] = False
                     continue
                 for row, mask in zip(
                     range(each.row, each.rows.stop), [matcher.mask, *matcher.draft_masks], strict=False
@@ -92,24 +100,19 @@ class StepConstraints:
                 exhausted[each.rows] = ~masks[each.rows].any(axis=1)
         # An exhausted row's token is not used, but it must be drawn from something.
         masks[exhausted] = -1
-        if not dropped.any():
-            return masks, exhausted, None
-        kept = np.flatnonzero(~dropped)
-        return masks[kept], exhausted[kept], kept
+        if not dropped:
+            return masks, exhausted, [], None
+        return masks[kept], exhausted[kept], dropped, np.flatnonzero(kept)
 
     def _await(self) -> None:
         """Waits until all matchers have answered, or the step's patience is over; longer where nobody else is in it."""
-        guided = [each.chunk.request for each in self._constrained]
-        waiting = [request for request in guided if request.matcher is not None and not _settled(request)]
+        guided = [each.chunk.request for each in self._constrained if each.chunk.request.matcher is not None]
+        waiting = [request for request in guided if not request.in_flight.ended and not _settled(request)]
         if waiting:
             longest = LONGEST_WAIT_SECONDS if len(waiting) == self._chunks else self._grammars.patience.seconds
             self._grammars.hear(longest, lambda: all(map(_settled, waiting)))
 
-    def _drop(self, each: _Constrained, dropped: npt.NDArray[np.bool_]) -> None:
-        each.chunk.dropped = True
-        dropped[each.rows] = True
-        matcher = each.chunk.request.matcher
-        assert matcher is not None
+    def _leave_out(self, matcher: Matcher) -> None:
         if not matcher.over:
             matcher.leave_out()
             self._grammars.statistics.guide_left_out_rows += 1
@@ -140,22 +143,13 @@ class StepConstraints:
                     thought = rules.after(thought, drafts[row])
 
 
-def unforced(request: Request) -> bool:
-    """Tells whether, before its tokens in flight are known, neither the end of its reasoning is forced nor is there a
-    guide that begins or has begun behind it."""
-    thinking = request.thinking
-    if thinking is None:
-        return True
-    return thinking.guide is None and thinking.rules.free(thinking.state, request.in_flight.pending + 1)
-
-
-def _is_constrained(request: Request) -> bool:
+def _is_constrained(request: Request, samples: int) -> bool:
     stopping = request.stopping
     if not stopping.max_tokens:  # the prompt is only scored
         return False
     early = request.output_tokens < stopping.min_tokens
     thinking = request.thinking
-    forced = thinking is not None and not thinking.rules.free(thinking.state, request.drafts + 1)
+    forced = thinking is not None and not thinking.rules.free(thinking.state, samples)
     return request.matcher is not None or (stopping.sequences is not None and early) or forced
 
 

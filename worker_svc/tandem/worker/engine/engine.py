@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.worker.engine.account import FinishReason
-from tandem.worker.engine.constraints import StepConstraints, unforced
+from tandem.worker.engine.constraints import StepConstraints
 from tandem.worker.engine.defragmentation import defragment, is_fragmented
 from tandem.worker.engine.fork import Forks
 from tandem.worker.engine.grammars import Grammars
-from tandem.worker.engine.in_flight import Flight, can_overlap, work
+from tandem.worker.engine.in_flight import Flight, work
 from tandem.worker.engine.integrity import check_scheduler
 from tandem.worker.engine.outcome import End, Failure, decide, resume, take_tokens
 from tandem.worker.engine.pages import PageCopy, PageTable
@@ -125,6 +125,7 @@ class Engine:
         self._ended: list[Finish] = []  # outside of a step
         self.note: Callable[[Sequence[int]], None] = lambda numbers: None  # told before what is computed first
         self._idle = False  # the last step found nothing to compute
+        self._landed_at = 0.0  # when the last step was done
         self._tidied_at = 0
 
     @property
@@ -137,7 +138,6 @@ class Engine:
         must not be in use."""
         for each in (request, *others):
             each.statistics.arrived = time.monotonic()
-            each.in_flight.can_overlap = can_overlap(each)
         end = resume(request)
         if end is not None:
             self._ended.append(Finish.of(request, end))
@@ -173,25 +173,29 @@ class Engine:
         """Does one forward pass for whatever is owed and returns what it gives."""
         ended, self._ended = self._ended, []
         alone, launched_at = self._flight is None, time.monotonic()
+        self.grammars.patience.begin()
         if alone:
-            self.grammars.patience.begin()
             self._listen(ended, HELD_WAIT_SECONDS if self._idle else 0.0)
         flight = self._flight or self._launch()
         self._idle = flight is None
         if flight is None:
             return StepResult(np.empty(0, np.uint64), Sampled.nothing(), ended)
         began = time.monotonic()
-        flight.sample(self._sampling)
-        self._flight = self._launch(flight) if self._may_overlap() else None
+        flight.sample(self._sampling, self.scheduler.drop)
+        self._flight = self._launch_behind(flight, ended) if self.overlap else None
         launched = self._flight.seconds if self._flight is not None else 0.0
+        hidden = flight.runs_on
         result = self._land(flight, ended)
+        if self._flight is not None:
+            self._flight.constraints = StepConstraints.begin(self._flight.chunks, self.grammars)
         now = time.monotonic()
         result.sample_seconds = now - began - launched
-        if alone:
-            self.grammars.patience.stepped(now - launched_at)
-        if alone and self._flight is None and not result.prefill_tokens:
+        seconds = now - (launched_at if alone else self._landed_at)
+        self._landed_at = now
+        self.grammars.patience.stepped(seconds, hidden=hidden)
+        if not result.prefill_tokens and (not alone or self._flight is None):
             decodes = len(flight.chunks)
-            result.cost = StepCost(decodes, result.decode_tokens - decodes, now - launched_at)
+            result.cost = StepCost(decodes, result.decode_tokens - decodes, seconds)
             if self._learns:
                 self.learn(result.cost)
         return result
@@ -214,16 +218,16 @@ class Engine:
             if not request.in_flight.ended and (end := decide(request)) is not None:
                 self._end(request, ended, end)
 
-    def _may_overlap(self) -> bool:
-        """Tells whether a step may be launched before the one in flight has landed."""
-        overlapping = all(request.in_flight.can_overlap and unforced(request) for request in self.scheduler.running)
-        return self.overlap and overlapping and self.scheduler.has_room()
+    def _launch_behind(self, flight: Flight, ended: list[Finish]) -> Flight | None:
+        """Launches a step before the one in flight has landed, where that may be and anybody can be in it."""
+        self._listen(ended, 0.0)
+        may = self._speculation.lets_overlap(self.scheduler.running) and self.scheduler.has_room()
+        return self._launch(flight) if may else None
 
     def _launch(self, before: Flight | None = None) -> Flight | None:
         """Launches a step behind the one `before` that has not landed; None if nothing is owed."""
         began = time.monotonic()
-        if before is None:
-            self._speculation.propose(self.scheduler.running)
+        self._speculation.propose(self.scheduler.running, behind=before is not None)
         chunks = self.scheduler.schedule()
         if not chunks:
             return None
@@ -236,11 +240,11 @@ class Engine:
             self._runner.copy_states([copy.source for copy in states], [copy.target for copy in states])
         flown = [*before.chunks, *chunks] if before is not None else chunks
         self.note([chunk.request.number for chunk in flown if not chunk.request.statistics.first_token])
-        constraints = StepConstraints.begin(chunks, self.grammars)
+        constraints = StepConstraints.begin(chunks, self.grammars) if before is None else None
         ids = before.tokens.ids if before is not None and before.tokens is not None else None
+        self.scheduler.statistics.overlapped_steps += before is not None and before.runs_on
         logits = self._runner.forward([work(chunk) for chunk in chunks], ids)
         self.scheduler.launch(chunks)
-        self.scheduler.statistics.overlapped_steps += before is not None and before.runs_on
         return Flight(chunks, constraints, logits, scheduled - began, time.monotonic() - scheduled)
 
     def _land(self, flight: Flight, ended: list[Finish]) -> StepResult:
@@ -252,7 +256,8 @@ class Engine:
         ends = self._collect(flight, result, time.monotonic())
         self.scheduler.land(flight.chunks)
         for chunk in flight.chunks:
-            if chunk.samples and chunk.request.in_flight.ended and not chunk.request.in_flight.pending:
+            in_flight = chunk.request.in_flight
+            if chunk.samples and not chunk.dropped and in_flight.ended and not in_flight.pending:
                 self._remove(chunk.request)
         for request, end in ends:
             self._end(request, ended, end)
@@ -288,9 +293,6 @@ class Engine:
         ids = result.sampled.ids.tolist()
         finite, possible = result.sampled.finite.tolist(), result.sampled.possible.tolist()
         row = 0
-        for chunk in flight.chunks:
-            if chunk.dropped:
-                chunk.request.drafts = 0
         for chunk in flight.sampling:
             request, rows = chunk.request, slice(row, row + chunk.samples)
             row += chunk.samples

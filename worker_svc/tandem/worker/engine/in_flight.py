@@ -8,23 +8,26 @@ left on the device; only then is n read, and told. So the host's work is hidden 
     launch n + 1  of the requests whose token is pending, the input is taken from those ids
     land n        its ids become known; what ended computes one row too many in n + 1, which is dropped and counted
 
-What a request gets is fixed by its own tokens, so overlap changes no bit of an answer, only who shares a step.
+What a request gets is fixed by its own tokens, so overlap changes no bit of an answer, only who shares a step. Masks
+and penalties depend on all tokens before: a step is sampled when these have landed, while the device still computes it.
 
-It needs requests whose next step can be launched without their last token (`can_overlap`), and pages for all of them:
-who must give pages back is decided when everything is known. While one request of another kind runs, or pages are
-short, steps are launched when the one before has landed. A step that samples by torch's operations is waited for while
-it does: then nothing runs while the next one is launched, and that does not count as overlap (`Flight.runs_on`).
+How many tokens drafts become is not known before they have landed. So a request with drafts in flight sits out the step
+that is launched meanwhile, and so may one that is likely to get some (`Speculation.lets_overlap`).
+
+While pages are short, or many sit out, steps are launched when the one before has landed. A step that torch's
+operations sample is waited for, and one whose masks come late has been computed before it is sampled: then nothing runs
+while the next one is launched, and that does not count as overlap (`Flight.runs_on`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from tandem.worker.engine.constraints import Masks, StepConstraints
-from tandem.worker.engine.request import Request
 from tandem.worker.engine.sampler import Launched, Rows, SamplingTable, launch
 from tandem.worker.engine.scheduler import Chunk
 from tandem.worker.engine.scoring import PromptScores, score_prompts
@@ -37,14 +40,20 @@ class Flight:
     """A step that has been launched."""
 
     chunks: list[Chunk]
-    constraints: StepConstraints
+    constraints: StepConstraints | None  # once all tokens before its rows are known
     logits: torch.Tensor | None  # until it is sampled
     schedule_seconds: float
     forward_seconds: float
     prompts: list[PromptScores] = field(default_factory=list)
     exhausted: list[bool] = field(default_factory=list)
     tokens: Launched | None = None
-    runs_on: bool = False  # the device may still be computing it: what was sampled last did not wait for it
+    _busy: bool = False  # the device was computing it when it was sampled, and was not waited for
+    _computed: torch.cuda.Event | None = None  # of a step with guided rows
+
+    def __post_init__(self) -> None:
+        if self.logits is not None and self.logits.is_cuda and any(c.request.matcher is not None for c in self.chunks):
+            self._computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._computed.record()
 
     @property
     def seconds(self) -> float:
@@ -52,31 +61,34 @@ class Flight:
         return self.schedule_seconds + self.forward_seconds
 
     @property
+    def runs_on(self) -> bool:
+        """Tells whether the device is still computing it, without having paused."""
+        return self._busy and not (self.tokens is not None and self.tokens.arrived)
+
+    @property
     def sampling(self) -> list[Chunk]:
         """Returns the chunks behind which a token is sampled; the ids are in their order."""
         return [chunk for chunk in self.chunks if chunk.samples and not chunk.dropped]
 
-    def sample(self, table: SamplingTable) -> None:
-        """Samples the tokens; on a GPU without waiting for them, where that can be."""
+    def sample(self, table: SamplingTable, drop: Callable[[list[Chunk]], None]) -> None:
+        """Samples the tokens, on a GPU without waiting where that can be. `drop` is told whose masks have not come."""
         logits, self.logits = self.logits, None
-        assert logits is not None, "a step is sampled once"
-        masks, exhausted, kept = self.constraints.finish(logits.shape[1])
+        assert logits is not None and self.constraints is not None, "a step is sampled once"
+        masks, exhausted, dropped, kept = self.constraints.finish(logits.shape[1])
+        drop(dropped)
         self.exhausted = exhausted.tolist()
+        idle = self._computed is not None and self._computed.query()  # type: ignore[no-untyped-call]
+        row = 0
+        for chunk in self.sampling:
+            chunk.request.in_flight.row = row
+            row += chunk.samples
         with torch.inference_mode():
             self.prompts, logits = score_prompts(self.chunks, logits)
             if kept is not None:
                 logits = logits[torch.from_numpy(kept).to(logits.device)]
             if sampling := self.sampling:
                 self.tokens = launch(logits, _rows(sampling, masks), table)
-        waited = self.tokens is not None and self.tokens.waited
-        self.runs_on = logits.is_cuda and not waited and not self.prompts
-
-
-def can_overlap(request: Request) -> bool:
-    """Tells whether a step can be launched without the request's last token being known: what it computes depends
-    neither on drafts nor on a guide that must be told the token. What is sampled behind it may depend on all tokens
-    before, for it is sampled when these have landed."""
-    return request.matcher is None and request.drafting is None
+        self._busy = logits.is_cuda and not idle and not self.prompts
 
 
 def work(chunk: Chunk) -> Work:

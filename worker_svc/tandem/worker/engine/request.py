@@ -126,7 +126,7 @@ class InFlight:
 
     pending: int = 0  # sampled tokens
     row: int = 0  # of the latest one, among the ids that its step samples
-    can_overlap: bool = False  # `in_flight.can_overlap`, kept when it is submitted
+    waits: bool = False  # no step is launched with the request before what is pending is known
     ended: bool = False  # and told; only its steps in flight are waited for
     corrupted: bool = False  # its keys and values are not to be shown to anybody
 

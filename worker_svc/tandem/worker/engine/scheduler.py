@@ -69,7 +69,7 @@ class Chunk:
     samples: int
     scores: bool = False  # the logits of all its tokens are wanted, for the logprobs of the prompt
     state: StateStep | None = None  # of a sequence that has a state
-    dropped: bool = False  # nothing is sampled behind it after all; its last token will be computed again
+    dropped: bool = False  # by `Scheduler.drop`
 
     @property
     def logits(self) -> int:
@@ -222,7 +222,7 @@ class Scheduler:
         resting = frozenset[int]() if crowd is None else self.fairness.rest(self.running, crowd)
         for request in list(self.running):
             computed, pages, in_flight = request.num_computed, request.pages, request.in_flight
-            waits = request.number in resting or (request.matcher is not None and request.held)
+            waits = request.number in resting or request.held or (in_flight.waits and in_flight.pending)
             if waits or ((in_flight.pending or in_flight.ended) and request.complete):
                 continue
             if request.num_tokens + in_flight.pending != computed + 1 or not computed or request.scoring:
@@ -237,11 +237,12 @@ class Scheduler:
             chunks[request.number] = Chunk(request, computed, 1, 1)
             budget.tokens -= 1
             self.fairness.charge(request, computed + 1)
-        self._add_drafts(budget)
+        self._add_drafts(budget, sum(map(self._lacks, prefills)))
         return prefills
 
-    def _add_drafts(self, budget: Budget) -> None:
-        """Lengthens the chunks of decodes by their drafts, where pages are at hand, up to half of all tokens."""
+    def _add_drafts(self, budget: Budget, wanted: int) -> None:
+        """Lengthens the chunks of decodes by their drafts, where pages are at hand beside those that others want, up to
+        half of all tokens."""
         left = budget.tokens - (self.limits.max_batch_tokens + 1) // 2
         most = left if self.table.states is None else self.table.states.journal - 1
         for chunk in budget.chunks.values():
@@ -250,7 +251,9 @@ class Scheduler:
                 continue
             assert request.pages is not None
             drafts = min(request.drafts, left, most)
-            if drafts < 1 or not self.table.reserve(request.pages, chunk.start + 1 + drafts):
+            pages = self.table.pages_for(chunk.start + 1 + drafts)
+            at_hand = pages - request.pages.count + wanted <= self.table.available
+            if drafts < 1 or not at_hand or not self.table.reserve(request.pages, chunk.start + 1 + drafts):
                 request.drafts = 0
                 continue
             request.drafts = drafts
@@ -282,25 +285,34 @@ class Scheduler:
         head = self.queue.head
         if head is not None and self.fairness.several and self._ceding(head) is not None:
             return False
-        wanted = 0
-        for request in self.running:
-            if request.pages is not None and not request.complete:
-                tokens = request.num_computed + min(request.owed, self.limits.max_batch_tokens)
-                wanted += max(0, self.table.pages_for(tokens) - request.pages.count)
-        return wanted <= self.table.available
+        return sum(map(self._lacks, self.running)) <= self.table.available
+
+    def _lacks(self, request: Request) -> int:
+        """Counts the pages that a running request wants for its next chunk."""
+        if request.pages is None or request.complete:
+            return 0
+        tokens = request.num_computed + min(request.owed, self.limits.max_batch_tokens)
+        return max(0, self.table.pages_for(tokens) - request.pages.count)
 
     def launch(self, chunks: list[Chunk]) -> None:
         """Records that the step is launched: what follows finds its keys and values, and the tokens that it samples are
-        pending."""
-        row = 0
+        pending; behind drafts, how many these are is not known."""
         for chunk in chunks:
             request = chunk.request
             request.num_computed = chunk.start + chunk.length
             if chunk.samples:
-                in_flight = request.in_flight
-                in_flight.pending += 1
-                in_flight.row = row
-            row += chunk.samples
+                request.in_flight.pending += 1
+                request.in_flight.waits = chunk.samples > 1
+
+    def drop(self, chunks: list[Chunk]) -> None:
+        """Records that nothing is sampled behind these chunks of a step after all: their last tokens will be computed
+        again."""
+        for chunk in chunks:
+            request = chunk.request
+            chunk.dropped = True
+            request.drafts = 0
+            request.in_flight.pending -= 1
+            request.num_computed = min(request.num_computed, request.num_tokens - 1)
 
     def count_drafts(self, request: Request, proposed: int, accepted: int) -> None:
         """Counts one round of speculation on a request."""
@@ -326,7 +338,7 @@ class Scheduler:
         size = self.table.page_size
         for chunk in chunks:
             request, in_flight = chunk.request, chunk.request.in_flight
-            if chunk.samples:
+            if chunk.samples and not chunk.dropped:
                 in_flight.pending -= 1
             if request.pages is None or in_flight.ended:
                 continue

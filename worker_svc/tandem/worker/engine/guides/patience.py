@@ -21,6 +21,7 @@ class Patience:
         """Records that the step has waited for guides."""
         self._waited += seconds
 
-    def stepped(self, seconds: float) -> None:
-        """Records what the step took, its waits included."""
-        self.seconds = min(max(seconds - self._waited, SHORTEST_WAIT_SECONDS), LONGEST_WAIT_SECONDS)
+    def stepped(self, seconds: float, *, hidden: bool = False) -> None:
+        """Records what the step took, its waits included; they were `hidden` if the device was busy all the time."""
+        took = seconds if hidden else seconds - self._waited
+        self.seconds = min(max(took, SHORTEST_WAIT_SECONDS), LONGEST_WAIT_SECONDS)

@@ -24,6 +24,8 @@ from tandem.worker.engine.request import Request
 from tandem.worker.engine.speculation.costs import Costs, windows
 from tandem.worker.engine.speculation.drafting import Memory, NGramIndex
 
+BESIDE = 4  # requests in a step for each that sits it out; were there more, no step would be launched ahead
+WORTH = 0.95  # accepted drafts for which a step is sat out; two that were never tried are likely to give more
 FORCED_CHANCE = 0.95  # of what a grammar forces, which may be written in other tokens
 
 
@@ -40,6 +42,25 @@ class Proposer(Protocol):
 
 
 @dataclass(slots=True)
+class _Hope:
+    """The drafts that a request may get."""
+
+    request: Request
+    draft: Sequence[int] | Tokens  # those that are there; none: the model is asked
+    limit: int
+    chance: float  # that one is accepted, if those before it are
+
+    def gain(self, count: int) -> float:
+        """Returns how many of so many drafts are likely to be accepted."""
+        return sum(self.chance**place for place in range(1, count + 1))
+
+
+def _wanting(running: Sequence[Request]) -> list[Request]:
+    # A draw that depends on earlier draws cannot be made before they are.
+    return [request for request in running if request.drafting is not None and not request.sampling.stateful]
+
+
+@dataclass(slots=True)
 class Speculation:
     """Gives requests their drafts before each step."""
 
@@ -49,46 +70,71 @@ class Speculation:
     model: Proposer | None = None
     _memories: dict[int, Memory] = field(default_factory=dict)  # by the numbers of requests
 
-    def propose(self, running: Sequence[Request]) -> None:
-        """Writes drafts behind the known tokens of the requests that decode and want some."""
-        # A draw that depends on earlier draws cannot be made before they are.
-        wanting = [r for r in running if r.drafting is not None and not r.sampling.stateful]
-        if not wanting:
-            return
-        requests: list[Request] = []
-        found: list[int] = []  # drafts that are there; 0: the model is asked
-        limits: list[int] = []
-        chances: list[float] = []
+    def propose(self, running: Sequence[Request], *, behind: bool = False) -> None:
+        """Writes drafts behind the known tokens of the requests that decode and want some. `behind` a step in flight,
+        who gets drafts sits the next one out, so they must promise more than that would give."""
+        wanting = [request for request in _wanting(running) if not request.in_flight.pending]
         for request in wanting:
             request.drafts = 0
-            drafting = request.drafting
-            assert drafting is not None
-            # One token is sampled in any case; drafts behind the last one that is wanted are useless.
-            limit = min(drafting.max_tokens, request.stopping.max_tokens - request.output_tokens - 1)
-            if request.owed != 1 or limit < 1 or (request.matcher is not None and request.matcher.slow):
-                continue
-            memory = self._memory(request)
-            draft, forced = self._guess(request, memory, limit)
-            if not len(draft) and self.model is None:
-                continue
-            request.tokens[request.num_tokens : request.num_tokens + len(draft)] = draft
-            chance = memory.chance(request.num_tokens)
-            requests.append(request)
-            found.append(len(draft))
-            limits.append(len(draft) or limit)
-            chances.append(max(chance, FORCED_CHANCE) if forced else chance)
-        if not requests:
+        hopes = self._hopes(wanting, 0)
+        if not hopes:
             return
-        decodes = sum(request.owed == 1 for request in running)
-        given, declined = windows(self.costs, decodes, chances, limits, self.rows)
+        given, declined = self._share(running, hopes)
         self.statistics.drafts_declined += declined
         asked = []
-        for request, count, window in zip(requests, found, given, strict=True):
-            request.drafts = min(count, window)
-            if window and not count:
+        for hope, window in zip(hopes, given, strict=True):
+            if behind and hope.gain(window) <= WORTH:
+                continue
+            draft, request = hope.draft[:window], hope.request
+            request.tokens[request.num_tokens : request.num_tokens + len(draft)] = draft
+            request.drafts = len(draft)
+            if window and not len(hope.draft):
                 asked.append((request, window))
         if self.model is not None and asked:
             self.model.propose(*zip(*asked, strict=True))
+
+    def lets_overlap(self, running: Sequence[Request]) -> bool:
+        """Tells whether a step may be launched before the one in flight has landed, and chooses who sits it out,
+        because his drafts promise more than it would give him; who has drafts in flight does in any case.
+
+        With drafts that become a tokens for each of S requests, beside P others, and a share h of a step's time that
+        overlap hides, P + S a tokens in 1 + h of a step become P + S a / 2 in one. That is more if
+        P h > S a (1 - h) / 2: if P > 3 S, for a = 2 and h = 1/4.
+        """
+        pending = [r for r in _wanting(running) if r.in_flight.pending and not r.in_flight.ended]
+        waiting = sum(request.in_flight.waits for request in pending)
+        hopes = self._hopes([request for request in pending if not request.in_flight.waits], 1)
+        given = self._share(running, hopes)[0] if hopes else []
+        if (waiting + sum(window > 0 for window in given)) * BESIDE > len(running):
+            return False
+        for hope, window in zip(hopes, given, strict=True):
+            hope.request.in_flight.waits = hope.gain(window) > WORTH
+        return True
+
+    def _hopes(self, requests: Sequence[Request], pending: int) -> list[_Hope]:
+        """Returns the requests that drafts can be had for, so many of whose tokens are in flight."""
+        hopes = []
+        for request in requests:
+            drafting, matcher = request.drafting, request.matcher
+            assert drafting is not None
+            # One token is sampled in any case; drafts behind the last one that is wanted are useless.
+            limit = min(drafting.max_tokens, request.stopping.max_tokens - request.output_tokens - pending - 1)
+            if request.owed != 1 or limit < 1 or (matcher is not None and matcher.slow):
+                continue
+            memory = self._memory(request)
+            draft, forced = self._guess(request, memory, limit + pending)
+            draft = draft[pending:]  # what is in flight is guessed too
+            if not len(draft) and self.model is None:
+                continue
+            chance = memory.chance(request.num_tokens)
+            chance = max(chance, FORCED_CHANCE) if forced else chance
+            hopes.append(_Hope(request, draft, len(draft) or limit, chance))
+        return hopes
+
+    def _share(self, running: Sequence[Request], hopes: Sequence[_Hope]) -> tuple[list[int], bool]:
+        """Returns how many drafts each gets, and whether some were wanted that are not worth what they cost."""
+        decodes = sum(request.owed == 1 for request in running)
+        return windows(self.costs, decodes, [h.chance for h in hopes], [h.limit for h in hopes], self.rows)
 
     def learn(self, request: Request, proposed: int, accepted: int) -> None:
         """Learns from one round of speculation on a request."""
