@@ -145,7 +145,6 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe": MODELS["glm4 moe, groups, norms, scaled"],
     "minimax_m2": MODELS["minimax m2"],
     "gemma3_text": MODELS["gemma3"],
-    "gemma4_text": MODELS["gemma4 with experts"],
     "llama4_text": MODELS["llama4"],
     "seed_oss": MODELS["seed oss"],
     "ministral3": MODELS["ministral3 with a window"],
@@ -178,6 +177,7 @@ IDLE = {
     "llama": {"layer_types"},
     "qwen2_moe": {"intermediate_size", "layer_types", "num_local_experts"},
     "glm4_moe": {"num_nextn_predict_layers"},  # of layers that are not there
+    "llama4_text": {"interleave_moe_layer_step", "no_rope_layer_interval"},  # the layers are listed
 }
 
 
