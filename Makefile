@@ -8,7 +8,7 @@
 #   make chaos    break both services in every way while streams run, ROUNDS times; nothing may be lost
 #   make soak     both services under mixed traffic for MINUTES: fails where memory grows or something is not returned
 #   make hostile  what others wait behind requests that were made to hold them up; on a machine that does nothing else
-#   make alerts   every alert fires for its cause in a real Prometheus, and no other; twenty minutes
+#   make alerts   alerts fire for their causes in a real Prometheus, and no others; twenty minutes
 #   make fuzz     requests, files and templates drawn by chance for MINUTES; SEED=7 draws the same ones again
 #   make images   build the images for a registry and push them: REGISTRY, VERSION, PLATFORMS, BASE
 #   make compose-test   build the images, bring the stack up in a container engine of its own, ask it, take it down

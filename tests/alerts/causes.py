@@ -132,14 +132,6 @@ async def _held_up_loop(fleet: Fleet) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _memory(fleet: Fleet) -> AsyncIterator[None]:
-    """Pages of the KV cache that nobody has written to before: 800 MB of 16-bit numbers, or twice that. They stay."""
-    async with _load(fleet, fleet.large, 8, prompt_tokens=500, tokens=1):
-        await asyncio.sleep(60)
-    yield
-
-
-@asynccontextmanager
 async def _no_tokenizer(fleet: Fleet) -> AsyncIterator[None]:
     await fleet.tokenizer.stop()
     yield
@@ -171,9 +163,8 @@ def _cause(what: str, done: _Done, *fires: str, also: frozenset[str] = frozenset
     return Cause(what, frozenset(f"Tandem{name}" for name in fires), also, done)
 
 
+NOT_PROVOKED = {"TandemMemoryGrows"}  # all that services keep, they take at their start
 CAUSES = (
-    # First: of processes that are as old as the healthy time.
-    _cause("an engine's memory grows", _memory, "MemoryGrows", also=_FAILED),
     _cause("an engine is stopped", _hanging_engine, "EngineStalls", also=_LOST | _FAILED),
     _cause("a request ends its engine", _deadly_request, "RequestQuarantined", also=_LOST | _FAILED),
     _cause("a front is stopped", _hanging_front, "TargetDown", also=_LOST | _FAILED),
