@@ -73,8 +73,8 @@ def _route(
     if SCORE == SIGMOID:
         scores = 1.0 / (1.0 + tl.exp(-x))
     elif SCORE == SOFTMAX:
-        weights = tl.exp(x - tl.max(x, 0))
-        scores = weights / tl.sum(weights, 0)
+        powers = tl.exp(x - tl.max(x, 0))
+        scores = powers / tl.sum(powers, 0)
     else:
         scores = x
     wanted = scores
