@@ -111,7 +111,7 @@ class KVCache:
         if self.key_channels is None:
             return q
         scale = self.key_channels[layer].scale
-        grouped = q.view(q.shape[0], scale.shape[0], -1, q.shape[-1])
+        grouped = q.view(q.shape[0], scale.shape[0], q.shape[1] // scale.shape[0], q.shape[-1])
         return (grouped * scale.unsqueeze(1)).view(q.shape).to(q.dtype)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
