@@ -1,4 +1,4 @@
-"""The alerts of deploy/prometheus, but that of growing memory, fire for their causes in a real Prometheus, and no others.
+"""The alerts of deploy/prometheus, that of growing memory apart, fire for their causes in a real Prometheus: no others.
 
     python -m tests.alerts                     all causes; some twenty minutes
     python -m tests.alerts --only drained      those in whose words this is found
