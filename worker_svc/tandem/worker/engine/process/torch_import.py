@@ -3,17 +3,20 @@
 Two fifths of `import torch` (0.8 of 2.1 seconds of a Zen 3 core, torch 2.13) go into how `torch.compile`,
 `torch.export` and fake tensors see each operation. An engine on a CPU computes what it is told at once and asks for
 none of it, and it is started again while callers wait. So these modules are imported when something of theirs is asked
-for. Two things do not ask: fake tensors, and `torch.Generator`, which an engine has no use for either.
+for. Two things do not ask: fake tensors, and `torch.Generator`, which an engine has no use for either. Other versions
+of torch than those this was tried with are imported whole.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+TRIED_WITH = "2.13."
 _DEFERRED = ("torch.export", "torch._meta_registrations")
 
 
@@ -34,6 +37,7 @@ class _Deferred(ModuleType):
 def import_torch(device: str) -> ModuleType:
     """Imports and returns torch: whole where it is to compute on a GPU, or may find one."""
     gpu = not device.startswith("cpu") and (device != "auto" or any(Path("/dev").glob("nvidia*")))
-    if not gpu and "torch" not in sys.modules:
+    tried = importlib.metadata.version("torch").startswith(TRIED_WITH)
+    if tried and not gpu and "torch" not in sys.modules:
         sys.modules.update((name, _Deferred(name)) for name in _DEFERRED)
     return importlib.import_module("torch")
