@@ -28,7 +28,7 @@ settings.register_profile(
     "tandem",
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-    max_examples=int(os.environ.get("TANDEM_EXAMPLES", "100")),
+    max_examples=int(os.environ.get("TANDEM_EXAMPLES", "50")),
     derandomize=bool(os.environ.get("CI")),
     print_blob=True,  # what a failure on another machine is repeated with
 )

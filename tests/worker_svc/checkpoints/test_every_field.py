@@ -145,6 +145,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe": MODELS["glm4 moe, groups, norms, scaled"],
     "minimax_m2": MODELS["minimax m2"],
     "gemma3_text": MODELS["gemma3"],
+    "gemma4_text": MODELS["gemma4 with experts"],
     "llama4_text": MODELS["llama4"],
     "seed_oss": MODELS["seed oss"],
     "ministral3": MODELS["ministral3 with a window"],
@@ -177,6 +178,8 @@ IDLE = {
     "llama": {"layer_types"},
     "qwen2_moe": {"intermediate_size", "layer_types", "num_local_experts"},
     "glm4_moe": {"num_nextn_predict_layers"},  # of layers that are not there
+    # The model has no inputs of layers and shares no keys; its layers' RoPE is listed.
+    "gemma4_text": {"use_double_wide_mlp", "vocab_size_per_layer_input", "rope_theta"},
     "llama4_text": {"interleave_moe_layer_step", "no_rope_layer_interval"},  # the layers are listed
 }
 
@@ -415,8 +418,8 @@ def test_junk_in_any_field_is_refused_or_harmless_but_never_another_error(name: 
     assert refused > 50
 
 
-# longrope is Phi-3's alone, whose folder is among `FOLDERS`.
-@pytest.mark.parametrize("kind", [kind for kind in ROPE if kind != "longrope"])
+# longrope is Phi-3's alone, proportional Gemma 4's, whose folders are among `FOLDERS`.
+@pytest.mark.parametrize("kind", [kind for kind in ROPE if kind not in ("longrope", "proportional")])
 def test_every_parameter_of_rope_is_used_or_refused(kind: str, tmp_path: Path) -> None:
     values: dict[str, Any] = {
         "rope_type": kind,

@@ -10,20 +10,26 @@ import pytest
 
 from tandem.worker.engine.process.torch_import import TRIED_WITH
 
-PROGRAM = """
+pytestmark = pytest.mark.skipif(
+    not version("torch").startswith(TRIED_WITH), reason=f"only of torch {TRIED_WITH}* less is imported"
+)
+
+START = """
 import inspect, sys
 from tandem.worker.engine.process.torch_import import import_torch
 torch = import_torch("cpu")
-import tandem.worker.engine.process.loop
-inspect.getmodule(inspect.currentframe())  # looks through all modules
 
 def made(name):
     return sys.modules[name].__spec__ is not None
-
+"""
+LESS = """
+import tandem.worker.engine.process.loop
+inspect.getmodule(inspect.currentframe())  # looks through all modules
 assert not made("torch.export") and not made("torch._meta_registrations")
 assert "torch._decomp" not in sys.modules
 assert "prometheus_client" not in sys.modules
-
+"""
+ALL = """
 class Twice(torch.nn.Module):
     def forward(self, x):
         return 2 * x
@@ -36,7 +42,14 @@ assert Dim is torch.export.Dim
 """
 
 
-@pytest.mark.skipif(not version("torch").startswith(TRIED_WITH), reason=f"only of torch {TRIED_WITH}* less is imported")
-def test_what_only_tracing_needs_is_imported_when_it_is_asked_for() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, check=False)
+def run(program: str) -> None:
+    done = subprocess.run([sys.executable, "-c", START + program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_only_tracing_needs_is_not_imported() -> None:
+    run(LESS)
+
+
+def test_all_of_torch_is_there_when_it_is_asked_for() -> None:
+    run(LESS + ALL)

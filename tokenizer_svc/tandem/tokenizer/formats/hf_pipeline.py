@@ -115,7 +115,10 @@ def _parts(step: Step, name: str, texts: str) -> list[Part]:
         kind, part = next(iter(each.items()))
         type_id = part.get("type_id", 0)
         if kind == "Sequence":
-            found += part.get("id", "A")
+            text = part.get("id", "A")
+            if text not in ("A", "B"):
+                raise ValueError(f"the post-processor TemplateProcessing has a text {text!r} in {name}, not A or B")
+            found += text
             parts.append(Part(None, type_id))
         else:
             parts += (Part(token, type_id) for token in step["special_tokens"][part["id"]]["ids"])
