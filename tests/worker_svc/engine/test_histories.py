@@ -14,6 +14,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,21 +56,22 @@ VARIANTS += [("hybrid", "float32", "auto"), ("hybrid", "bfloat16", "int8"), ("hy
 VARIANTS += [("gemma4", "float32", "auto"), ("gemma4", "bfloat16", "int4")]
 
 
+TINY: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.3,
+}
+
+
 @pytest.fixture(scope="module")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny-llama")
     torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.3,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    LlamaForCausalLM(LlamaConfig(**TINY, num_hidden_layers=2)).save_pretrained(folder)
     return folder
 
 
@@ -79,15 +81,9 @@ def tiny_others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, value_dim in (("hybrid", 16), ("hybrid in torch", 12)):
         torch.manual_seed(1)
         config = Qwen3_5TextConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            intermediate_size=48,
+            **TINY,
             num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
             head_dim=8,
-            max_position_embeddings=CONTEXT,
-            initializer_range=0.3,
             layer_types=["linear_attention", "full_attention", "linear_attention"],
             linear_num_key_heads=2,
             linear_num_value_heads=4,
@@ -100,14 +96,10 @@ def tiny_others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     torch.manual_seed(1)
     kinds = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
     gemma4 = Gemma4TextConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
+        **TINY,
         num_hidden_layers=4,
         layer_types=kinds,
         sliding_window=20,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         head_dim=8,
         global_head_dim=16,
         attention_k_eq_v=True,
@@ -115,8 +107,6 @@ def tiny_others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         num_kv_shared_layers=2,
         hidden_size_per_layer_input=8,
         vocab_size_per_layer_input=VOCABULARY,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.3,
         bos_token_id=1,
     )
     folders["gemma4"] = tmp_path_factory.mktemp("gemma4")

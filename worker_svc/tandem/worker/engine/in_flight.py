@@ -78,15 +78,15 @@ class Flight:
         drop(dropped)
         self.exhausted = exhausted.tolist()
         idle = self._computed is not None and self._computed.query()  # type: ignore[no-untyped-call]
-        row = 0
-        for chunk in self.sampling:
+        row, sampling = 0, self.sampling
+        for chunk in sampling:
             chunk.request.in_flight.row = row
             row += chunk.samples
         with torch.inference_mode():
             self.prompts, logits = score_prompts(self.chunks, logits)
             if kept is not None:
                 logits = logits[torch.from_numpy(kept).to(logits.device)]
-            if sampling := self.sampling:
+            if sampling:
                 self.tokens = launch(logits, _rows(sampling, masks), table)
         self._busy = logits.is_cuda and not idle and not self.prompts
 
