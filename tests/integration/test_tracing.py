@@ -53,31 +53,37 @@ async def collecting() -> AsyncIterator[tuple[Collector, str]]:
     await server.stop(None)
 
 
+@asynccontextmanager
+async def serving(repository: Path, folder: Path) -> AsyncIterator[tuple[Collector, str, str, str]]:
+    """A collector, its endpoint, and the addresses of both services; these end, and export what they have, first."""
+    demo = str(repository / "models" / "demo")
+    async with collecting() as (collector, endpoint):
+        flags = (f"--otlp-endpoint={endpoint}", "--trace-share=0")  # the caller's decision counts
+        async with (
+            service_process("tandem.tokenizer", folder, "--tokenizer", demo, *flags) as (tokenizer, _),
+            running_worker(folder, "--model", demo, "--engine=thread", *flags) as worker,
+        ):
+            yield collector, endpoint, tokenizer, worker.address
+
+
 def attributes(span: Span) -> dict[str, object]:
     return {each.key: getattr(each.value, str(each.value.WhichOneof("value"))) for each in span.attributes}
 
 
 @pytest.mark.slow
 async def test_an_answer_is_one_trace_with_the_phases_in_it_and_no_text(repository: Path, tmp_path: Path):
-    demo = str(repository / "models" / "demo")
-    async with collecting() as (collector, endpoint):
-        flags = (f"--otlp-endpoint={endpoint}", "--trace-share=0")  # the caller's decision counts
-        async with (
-            service_process("tandem.tokenizer", tmp_path, "--tokenizer", demo, *flags) as (tokenizer, _),
-            running_worker(tmp_path, "--model", demo, "--engine=thread", *flags) as worker,
-        ):
-            provider = TracerProvider()
-            provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, insecure=True)))
-            async with AsyncClient(tokenizer, worker.address, tracer=provider.get_tracer("test")) as client:
-                result = await client.generate("ROMEO:", max_tokens=5)
-                with pytest.raises(NotFoundError):
-                    await client.generate("ROMEO:", model="nobody")
-            async with AsyncClient(tokenizer, worker.address) as client:
-                await client.generate("ROMEO:", max_tokens=5)  # in no trace, and not sampled
-            # In a thread: the collector answers on this event loop.
-            await asyncio.to_thread(provider.shutdown)
-        # Both services have ended, and exported what they had.
-        spans = collector.spans.values()
+    async with serving(repository, tmp_path) as (collector, endpoint, tokenizer, worker):
+        provider = TracerProvider()
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, insecure=True)))
+        async with AsyncClient(tokenizer, worker, tracer=provider.get_tracer("test")) as client:
+            result = await client.generate("ROMEO:", max_tokens=5)
+            with pytest.raises(NotFoundError):
+                await client.generate("ROMEO:", model="nobody")
+        async with AsyncClient(tokenizer, worker) as client:
+            await client.generate("ROMEO:", max_tokens=5)  # in no trace, and not sampled
+        # In a thread: the collector answers on this event loop.
+        await asyncio.to_thread(provider.shutdown)
+    spans = collector.spans.values()
 
     roots = {span.trace_id: span for span in spans if not span.parent_span_id}
     assert sorted(span.name for span in roots.values()) == ["decode stream", "generate", "generate"]
@@ -112,24 +118,18 @@ async def test_an_answer_is_one_trace_with_the_phases_in_it_and_no_text(reposito
 
 @pytest.mark.slow
 async def test_the_doors_trace_goes_on_in_both_services_and_histograms_name_it(repository: Path, tmp_path: Path):
-    demo = str(repository / "models" / "demo")
-    async with collecting() as (collector, endpoint):
-        flags = (f"--otlp-endpoint={endpoint}", "--trace-share=0")  # the door's decision counts
-        async with (
-            service_process("tandem.tokenizer", tmp_path, "--tokenizer", demo, *flags) as (tokenizer, _),
-            running_worker(tmp_path, "--model", demo, "--engine=thread", *flags) as worker,
-        ):
-            upstream = (f"--tokenizer-address={tokenizer}", f"--worker-address={worker.address}")
-            async with service_process("tandem.http", tmp_path, *upstream, *flags[:1]) as (door, _):
-                url, body = f"http://{door}/v1/completions", {"model": "demo", "prompt": "ROMEO:", "max_tokens": 5}
-                async with httpx.AsyncClient(timeout=120) as client:
-                    assert (await client.post(url, json=body)).status_code == 200
-                    assert (await client.get(f"http://{door}/health")).status_code == 200
-                seen = {
-                    name: await asyncio.to_thread(exemplars, tmp_path / f"tandem.{name}.json")
-                    for name in ("http", "worker")
-                }
-        spans = collector.spans.values()
+    async with serving(repository, tmp_path) as (collector, endpoint, tokenizer, worker):
+        upstream = (f"--tokenizer-address={tokenizer}", f"--worker-address={worker}")
+        async with service_process("tandem.http", tmp_path, *upstream, f"--otlp-endpoint={endpoint}") as (door, _):
+            url, body = f"http://{door}/v1/completions", {"model": "demo", "prompt": "ROMEO:", "max_tokens": 5}
+            async with httpx.AsyncClient(timeout=120) as client:
+                assert (await client.post(url, json=body)).status_code == 200
+                assert (await client.get(f"http://{door}/health")).status_code == 200
+            seen = {
+                name: await asyncio.to_thread(exemplars, tmp_path / f"tandem.{name}.json")
+                for name in ("http", "worker")
+            }
+    spans = collector.spans.values()
     [root] = [span for span in spans if not span.parent_span_id]
     assert root.name == "POST /v1/completions" and attributes(root)["http.response.status_code"] == 200
     below = {span.name.rpartition("/")[2]: span for span in spans if span is not root}
