@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from tandem.worker.checkpoints.grouped import E8M0, scales, to_float8
-from tandem.worker.checkpoints.model_config import Experts
+from tandem.worker.checkpoints.layer_parts import Experts
 from tandem.worker.model.attention import oldest_seen
 from tandem.worker.model.cuda.kernels import survey
 from tandem.worker.model.cuda.kernels.expert_products import GROUPS

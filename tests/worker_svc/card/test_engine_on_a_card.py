@@ -16,7 +16,8 @@ pytest.importorskip("triton")
 import torch
 
 from benchmarks.random_llama import RandomCheckpoint, llama
-from tandem.worker.checkpoints.model_config import ClampedSwiGLU, Experts, KVHeads, PerLayerInputs, QueryGrowth
+from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU, Experts, PerLayerInputs, QueryGrowth
+from tandem.worker.checkpoints.model_config import KVHeads
 from tandem.worker.engine.guides.guide import Guide
 from tandem.worker.engine.process import build
 from tandem.worker.engine.process.build import BuiltEngine, build_engine

@@ -15,7 +15,7 @@ from tandem.worker.checkpoints import CheckpointError, open_checkpoint
 from tandem.worker.checkpoints.ggml_blocks import BLOCK_KINDS, QuantizedTensor
 from tandem.worker.checkpoints.gguf_file import rope_divisors
 from tandem.worker.checkpoints.grouped import Quantization
-from tandem.worker.checkpoints.model_config import RopeScaling
+from tandem.worker.checkpoints.layer_parts import RopeScaling
 from tandem.worker.model.cpu import native
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.quantization import QuantizedWeight

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tandem.worker.checkpoints.model_config import ConfigError, ModelConfig, RopeScaling
+from tandem.worker.checkpoints.layer_parts import ConfigError, RopeScaling
+from tandem.worker.checkpoints.model_config import ModelConfig
 
 GOOD = ModelConfig(
     architecture="llama",

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.worker.checkpoints.model_config import ConfigError, Experts, ModelConfig
+from tandem.worker.checkpoints.layer_parts import ConfigError, Experts
+from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.engine.process.build import build_engine
 from tandem.worker.engine.process.config import BuildError, EngineConfig
 from tandem.worker.model.parallel import Ranks

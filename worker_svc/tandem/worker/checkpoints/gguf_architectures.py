@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tandem.worker.checkpoints.model_config import ClampedSwiGLU
+from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU
 
 LAYER_NAMES = {
     "attention.norm": "attn_norm.weight",

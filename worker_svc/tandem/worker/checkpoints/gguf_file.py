@@ -46,7 +46,8 @@ from tandem.worker.checkpoints.gguf_architectures import (
 from tandem.worker.checkpoints.gguf_fields import NEUTRAL_FAMILIES, SAMPLING, known_keys
 from tandem.worker.checkpoints.gguf_parts import GgufFiles, Located, open_files
 from tandem.worker.checkpoints.known_fields import check_fields
-from tandem.worker.checkpoints.model_config import Experts, ModelConfig, RopeScaling, yarn_attention_factor
+from tandem.worker.checkpoints.layer_parts import Experts, RopeScaling, yarn_attention_factor
+from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.places import places_of
 from tandem.worker.checkpoints.row_order import halves_order
 from tandem.worker.checkpoints.sampling_defaults import sampling_defaults

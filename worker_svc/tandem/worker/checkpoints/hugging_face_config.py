@@ -17,14 +17,14 @@ from tandem.worker.checkpoints.hugging_face_fields import CONFIG, ROPE, ROPE_OF
 from tandem.worker.checkpoints.hugging_face_hybrids import delta_net, dense_layers, hybrid_experts, rotary_dim
 from tandem.worker.checkpoints.hugging_face_wrapped import text_config
 from tandem.worker.checkpoints.known_fields import check_fields
-from tandem.worker.checkpoints.model_config import (
+from tandem.worker.checkpoints.layer_parts import (
     ClampedSwiGLU,
     Experts,
-    ModelConfig,
     QueryGrowth,
     RopeScaling,
     yarn_attention_factor,
 )
+from tandem.worker.checkpoints.model_config import ModelConfig
 
 KEYS = {
     "num_layers": "num_hidden_layers",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build
-from tandem.worker.checkpoints.model_config import Experts, KVHeads, PerLayerInputs
+from tandem.worker.checkpoints.layer_parts import Experts, PerLayerInputs
+from tandem.worker.checkpoints.model_config import KVHeads
 
 _EXPERT_KEYS = {
     "experts.count": "num_experts",

@@ -5,227 +5,24 @@ Differences between architectures are data here, not subclasses.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
-# Largest sizes that are taken for real. They bound what a broken or hostile file can make us allocate or list before
-# its tensors are compared with it.
-_LIMITS: Mapping[str, int] = {
-    "vocab_size": 1 << 22,
-    "hidden_size": 1 << 18,
-    "intermediate_size": 1 << 20,
-    "num_layers": 1 << 12,
-    "num_heads": 1 << 12,
-    "num_kv_heads": 1 << 12,
-    "head_dim": 1 << 10,
-    "context_length": 1 << 24,
-}
-Activation: TypeAlias = Literal["silu", "relu2", "gelu_tanh"]  # relu2: the square of what is above 0
+from tandem.worker.checkpoints.layer_parts import (
+    LIMITS,
+    Activation,
+    ConfigError,
+    DeltaNet,
+    Experts,
+    PerLayerInputs,
+    QueryGrowth,
+    RopeScaling,
+    require_finite,
+    require_size,
+)
+
 Rope: TypeAlias = Literal["model", "window", "none"]  # how a layer rotates; none: not at all
 _MOST_EXPERTS = 1 << 16  # in all layers together
-
-
-class ConfigError(ValueError):
-    """A size or constant is impossible or contradicts another one."""
-
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field} {problem}")
-        self.field = field
-        self.problem = problem
-
-
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """Stretches the rotation frequencies beyond the context that a model was first trained on.
-
-    - `linear` divides every frequency by `factor` (Chen et al. 2023, https://arxiv.org/abs/2306.15595).
-    - `dynamic` raises theta with the context (NTK-aware scaling). The published rule looks at the length that a
-      sequence has at the moment, so that a token's key would depend on when it was computed. Here it looks at the
-      context length that is served: the same frequencies at every position, those of a sequence that fills the context.
-    - `llama3` divides only the frequencies whose wavelength exceeds `original_context_length / low_freq_factor`, keeps
-      those below `original_context_length / high_freq_factor`, and blends in between (Llama 3.1).
-    - `yarn` blends by the number of turns within the original context, from `beta_slow` to `beta_fast`, and multiplies
-      cosines and sines by `attention_factor` (Peng et al. 2023, https://arxiv.org/abs/2309.00071).
-
-    - `longrope` divides each frequency by its own of two sets (Ding et al. 2024, https://arxiv.org/abs/2402.13753):
-      `factors` within `original_context_length`, `long_factors` beyond it. The published rule looks at the length that
-      a sequence has at the moment; here, as for `dynamic`, the context length that is served decides.
-
-    - `proportional` divides every frequency by `factor`; the `rotary_dim / 2` pairs that turn are the first, with
-      the frequencies of a head that is rotated whole (Gemma 4).
-
-    Where there are `factors` `[rotary_dim / 2]`, each frequency is first divided by its own. As in llama.cpp, the pairs
-    that YaRN blends are still those of the undivided frequencies.
-    """
-
-    kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_context_length: int = 8192  # not looked at by linear
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float = 1.0
-    truncate: bool = True  # yarn: blend between whole pairs
-    factors: tuple[float, ...] = ()
-    long_factors: tuple[float, ...] = ()  # of longrope
-    long_attention_factor: float = 1.0  # of longrope, where `long_factors` are
-
-    def __post_init__(self) -> None:
-        _require_finite("rope_scaling.factor", self.factor, at_least=1.0)
-        _require_size("rope_scaling.original_context_length", self.original_context_length, 1 << 22)
-        if self.kind == "llama3":
-            _require_finite("rope_scaling.low_freq_factor", self.low_freq_factor, above=0.0)
-            _require_finite("rope_scaling.high_freq_factor", self.high_freq_factor, at_least=self.low_freq_factor)
-        if self.kind == "yarn":
-            _require_finite("rope_scaling.beta_slow", self.beta_slow, above=0.0)
-            _require_finite("rope_scaling.beta_fast", self.beta_fast, at_least=self.beta_slow)
-        _require_finite("rope_scaling.attention_factor", self.attention_factor, above=0.0)
-        _require_finite("rope_scaling.long_attention_factor", self.long_attention_factor, above=0.0)
-        for name in ("factors", "long_factors"):
-            for factor in getattr(self, name):
-                _require_finite(f"rope_scaling.{name}", factor, above=0.0)
-
-    def of_context(self, context_length: int) -> RopeScaling:
-        """Returns the scaling of a served context: of longrope's two sets the one that it takes, as `factors`."""
-        if self.kind != "longrope" or context_length <= self.original_context_length:
-            return self
-        return replace(self, factors=self.long_factors, attention_factor=self.long_attention_factor)
-
-    @property
-    def description(self) -> str:
-        """Returns its name in a report."""
-        return f"{self.kind}, divided" if self.factors and self.kind != "longrope" else self.kind
-
-
-def yarn_attention_factor(factor: float) -> float:
-    """Returns what YaRN multiplies cosines and sines by where a model does not say it."""
-    return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class ClampedSwiGLU:
-    """The gate of gpt-oss: `(up + 1) gate sigmoid(alpha gate)`, gate being at most `limit`, up at most in size."""
-
-    alpha: float
-    limit: float
-
-    def __post_init__(self) -> None:
-        _require_finite("experts.clamped.alpha", self.alpha)
-        _require_finite("experts.clamped.limit", self.limit, above=0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """A feed-forward layer that is a choice among several (mixture of experts)."""
-
-    count: int
-    per_token: int
-    intermediate_size: int
-    normalized: bool  # the chosen experts' weights add up to 1
-    dense_layers: tuple[int, ...] = ()  # that have one ordinary feed-forward layer
-    score: Literal["softmax", "sigmoid", "mixer"] = "softmax"  # mixer: SparseMixer, see `moe.py`
-    biased: bool = False  # a bias of each expert decides who is chosen, not what it weighs
-    groups: int = 1  # of experts, of which a token has some: those whose two best scores are the largest
-    groups_per_token: int = 1
-    scale: float = 1.0  # of the chosen experts' weights
-    jitter: float = 0.0  # of mixer: scores that are less by more than twice this share of them do not count
-    shared_size: int = 0  # intermediate size of a further expert that every token has; 0: none
-    clamped: ClampedSwiGLU | None = None  # instead of the model's activation
-    biases: bool = False  # of the router, which are added to its logits, and of the experts' matrices
-    shared_router: bool = False  # a router of its own gives the shared expert's weight, by a sigmoid
-    activation: Activation = "silu"
-    beside: bool = False  # an ordinary feed-forward part stands beside them (`model/beside.py`)
-    weighed: bool = False  # what an expert weighs is multiplied by a number of its own
-    logit_multiplier: float = 1.0  # of the router's
-    weighs_input: bool = False  # what goes into an expert is multiplied by its weight, not what comes out
-
-    def __post_init__(self) -> None:
-        _require_size("experts.count", self.count, 1 << 10)
-        _require_size("experts.per_token", self.per_token, self.count)
-        _require_size("experts.intermediate_size", self.intermediate_size, _LIMITS["intermediate_size"])
-        _require_size("experts.groups", self.groups, self.count)
-        _require_size("experts.groups_per_token", self.groups_per_token, self.groups)
-        each = self.count // self.groups
-        if self.groups > 1 and (self.count % self.groups or each < 2):
-            raise ConfigError("experts.groups", f"{self.groups} do not share {self.count} experts, two or more each")
-        if self.per_token > each * self.groups_per_token:
-            raise ConfigError(
-                "experts.per_token", f"{self.per_token} are not in {self.groups_per_token} groups of {each}"
-            )
-        _require_finite("experts.scale", self.scale, above=0.0)
-        _require_finite("experts.jitter", self.jitter, at_least=0.0)
-        _require_finite("experts.logit_multiplier", self.logit_multiplier, above=0.0)
-        for needs, number in ((self.score == "mixer", 2), (self.weighs_input, 1)):
-            if needs and self.per_token != number:
-                raise ConfigError("experts.per_token", f"must be {number}, but is {self.per_token}")
-        if self.shared_size:
-            _require_size("experts.shared_size", self.shared_size, _LIMITS["intermediate_size"])
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaNet:
-    """Layers with a gated delta rule instead of attention (`model/delta_net.py`)."""
-
-    layers: tuple[int, ...]
-    key_heads: int
-    value_heads: int  # consecutive ones share a key head
-    key_dim: int
-    value_dim: int
-    kernel: int  # tokens that the convolution sees
-
-    def __post_init__(self) -> None:
-        _require_size("delta_net.key_heads", self.key_heads, _LIMITS["num_heads"])
-        _require_size("delta_net.value_heads", self.value_heads, _LIMITS["num_heads"])
-        _require_size("delta_net.key_dim", self.key_dim, _LIMITS["head_dim"])
-        _require_size("delta_net.value_dim", self.value_dim, _LIMITS["head_dim"])
-        _require_size("delta_net.kernel", self.kernel, 64)
-        if self.value_heads % self.key_heads:
-            heads = f"{self.key_heads} does not divide the {self.value_heads} heads of values"
-            raise ConfigError("delta_net.key_heads", heads)
-
-    @property
-    def key_size(self) -> int:
-        """Returns the channels of the keys, and of the queries."""
-        return self.key_heads * self.key_dim
-
-    @property
-    def value_size(self) -> int:
-        """Returns the channels of the values."""
-        return self.value_heads * self.value_dim
-
-    @property
-    def channels(self) -> int:
-        """Returns the channels that go through the convolution: queries, keys, values."""
-        return 2 * self.key_size + self.value_size
-
-
-@dataclass(frozen=True, slots=True)
-class QueryGrowth:
-    """Queries are multiplied by `1 + beta log(1 + floor((position + ahead) / every))` after they are rotated."""
-
-    beta: float
-    every: int
-    ahead: int = 0
-    unrotated_alone: bool = False  # those of layers that rotate stay
-
-    def __post_init__(self) -> None:
-        _require_finite("query_growth.beta", self.beta, at_least=0.0)
-        _require_size("query_growth.every", self.every, _LIMITS["context_length"])
-
-
-@dataclass(frozen=True, slots=True)
-class PerLayerInputs:
-    """What a layer is given of each token beside the stream (`model/per_layer_inputs.py`)."""
-
-    size: int
-    vocab_size: int
-
-    def __post_init__(self) -> None:
-        _require_size("per_layer_inputs.size", self.size, 1 << 12)
-        _require_size("per_layer_inputs.vocab_size", self.vocab_size, _LIMITS["vocab_size"])
 
 
 class KVHeads(NamedTuple):
@@ -297,11 +94,11 @@ class ModelConfig:
     parallel: bool = False  # attention and feed-forward layer get the same input, and add to the same stream
 
     def __post_init__(self) -> None:
-        for name, limit in _LIMITS.items():
-            _require_size(name, getattr(self, name), limit)
+        for name, limit in LIMITS.items():
+            require_size(name, getattr(self, name), limit)
         for prefix, heads in (("", KVHeads(self.num_kv_heads, self.head_dim)), ("full_heads.", self._full_heads)):
-            _require_size(f"{prefix}num_kv_heads", heads.number, _LIMITS["num_kv_heads"])
-            _require_size(f"{prefix}head_dim", heads.size, _LIMITS["head_dim"])
+            require_size(f"{prefix}num_kv_heads", heads.number, LIMITS["num_kv_heads"])
+            require_size(f"{prefix}head_dim", heads.size, LIMITS["head_dim"])
             if self.num_heads % heads.number:
                 raise ConfigError(f"{prefix}num_kv_heads", f"{heads.number} does not divide the {self.num_heads} heads")
             if heads.size % 2:
@@ -309,20 +106,20 @@ class ModelConfig:
         head_dim = self._full_heads.size
         if self.rotary_dim is not None and (self.rotary_dim % 2 or not 2 <= self.rotary_dim <= head_dim):
             raise ConfigError("rotary_dim", f"must be even and from 2 to {head_dim}, but is {self.rotary_dim}")
-        _require_finite("norm_eps", self.norm_eps, above=0.0)
-        _require_finite("rope_theta", self.rope_theta, at_least=1.0)
-        _require_finite("rope_scale", self.rope_scale, above=0.0)
+        require_finite("norm_eps", self.norm_eps, above=0.0)
+        require_finite("rope_theta", self.rope_theta, at_least=1.0)
+        require_finite("rope_scale", self.rope_scale, above=0.0)
         if self.parallel and self.norm_placement != "before":
             raise ConfigError("norm_placement", "must be before in layers whose parts are side by side")
         if self.mlp_bias and self.gated:
             raise ConfigError("mlp_bias", "is served in feed-forward layers without a gate alone")
         if self.window_rope_theta is not None:
-            _require_finite("window_rope_theta", self.window_rope_theta, at_least=1.0)
+            require_finite("window_rope_theta", self.window_rope_theta, at_least=1.0)
         for name in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logit_multiplier"):
             if getattr(self, name) is not None:
-                _require_finite(name, getattr(self, name), above=0.0)
+                require_finite(name, getattr(self, name), above=0.0)
         for name in ("attention_soft_cap", "logit_soft_cap"):
-            _require_finite(name, getattr(self, name), at_least=0.0)
+            require_finite(name, getattr(self, name), at_least=0.0)
         if self.residual_multiplier != 1 and self.norm_placement != "before":
             raise ConfigError("residual_multiplier", "is served with norms before a layer's parts alone")
         if self.rope_scaling is not None and self.rope_scaling.factors:
@@ -629,17 +426,3 @@ class ModelConfig:
             f"{name}.up": (size, self.hidden_size),
             f"{name}.down": (self.hidden_size, size),
         }
-
-
-def _require_size(field: str, value: int, limit: int) -> None:
-    if not 1 <= value <= limit:
-        raise ConfigError(field, f"must be from 1 to {limit}, but is {value}")
-
-
-def _require_finite(field: str, value: float, *, above: float | None = None, at_least: float | None = None) -> None:
-    if not math.isfinite(value):
-        raise ConfigError(field, f"must be finite, but is {value}")
-    if above is not None and value <= above:
-        raise ConfigError(field, f"must be more than {above:g}, but is {value:g}")
-    if at_least is not None and value < at_least:
-        raise ConfigError(field, f"must be at least {at_least:g}, but is {value:g}")

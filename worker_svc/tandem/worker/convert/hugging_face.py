@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
-from tandem.worker.checkpoints.model_config import ModelConfig, RopeScaling
+from tandem.worker.checkpoints.layer_parts import RopeScaling
+from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.convert.pieces import ConvertError, Source, flush, reserve, write_at, write_text
 
 _SHARD_BYTES = 5_000_000_000

@@ -21,7 +21,8 @@ from functools import cached_property
 
 import torch
 
-from tandem.worker.checkpoints.model_config import DeltaNet, ModelConfig
+from tandem.worker.checkpoints.layer_parts import DeltaNet
+from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.model.delta_rule import DeltaWeights
 from tandem.worker.model.linear import Linear
 

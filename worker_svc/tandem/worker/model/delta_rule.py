@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from tandem.worker.checkpoints.model_config import DeltaNet
+from tandem.worker.checkpoints.layer_parts import DeltaNet
 from tandem.worker.model.states import StatePlan
 
 

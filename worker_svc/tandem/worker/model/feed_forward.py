@@ -9,7 +9,8 @@ from functools import partial
 
 import torch
 
-from tandem.worker.checkpoints.model_config import Activation, ClampedSwiGLU, ModelConfig
+from tandem.worker.checkpoints.layer_parts import Activation, ClampedSwiGLU
+from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.model.linear import Linear, Rows
 from tandem.worker.model.operations import Operations
 

@@ -25,7 +25,7 @@ from collections.abc import Callable
 
 import torch
 
-from tandem.worker.checkpoints.model_config import Experts
+from tandem.worker.checkpoints.layer_parts import Experts
 from tandem.worker.model.feed_forward import FeedForward
 from tandem.worker.model.linear import Bias, Linear
 from tandem.worker.model.operations import JoinedExperts, Operations

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from tandem.worker.checkpoints.grouped import Float8Rows, Grouped, Quantization, to_float8
-from tandem.worker.checkpoints.model_config import AttentionKind, Experts
+from tandem.worker.checkpoints.layer_parts import Experts
+from tandem.worker.checkpoints.model_config import AttentionKind
 from tandem.worker.model.attention import AttentionPlan, Scores, Segment
 from tandem.worker.model.delta_rule import DeltaWeights, delta_rule
 from tandem.worker.model.kv_cache import KVCache

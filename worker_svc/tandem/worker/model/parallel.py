@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from tandem.worker.checkpoints.model_config import ConfigError, ModelConfig
+from tandem.worker.checkpoints.layer_parts import ConfigError
+from tandem.worker.checkpoints.model_config import ModelConfig
 
 _BY_COLUMNS = ("attention.output", "down")
 

@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 import torch
 
-from tandem.worker.checkpoints.model_config import ModelConfig, PerLayerInputs
+from tandem.worker.checkpoints.layer_parts import PerLayerInputs
+from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.model.feed_forward import ACTIVATIONS
 from tandem.worker.model.linear import Linear
 from tandem.worker.model.norms import RMSNorm

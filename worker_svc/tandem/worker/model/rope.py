@@ -15,7 +15,8 @@ from typing import TypeAlias
 
 import torch
 
-from tandem.worker.checkpoints.model_config import ModelConfig, QueryGrowth, Rope, RopeScaling
+from tandem.worker.checkpoints.layer_parts import QueryGrowth, RopeScaling
+from tandem.worker.checkpoints.model_config import ModelConfig, Rope
 
 Rotation: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # cosines and signed sines, each [N, 1, head_dim]
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from tandem.worker.checkpoints.model_config import DeltaNet
+from tandem.worker.checkpoints.layer_parts import DeltaNet
 
 STATELESS = -1  # the slot of work that begins with nothing and leaves nothing
 

@@ -31,7 +31,8 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from tandem.worker.checkpoints.grouped import E8M0, Grouped, Quantization
-from tandem.worker.checkpoints.model_config import AttentionKind, ClampedSwiGLU, Experts, KVHeads
+from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU, Experts
+from tandem.worker.checkpoints.model_config import AttentionKind, KVHeads
 from tandem.worker.model.attention import Scores, Segment
 from tandem.worker.model.cuda.kernels.changes import add_at
 from tandem.worker.model.cuda.kernels.choose import Changes, choose, rules_of

@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 import torch
 
-from tandem.worker.checkpoints.model_config import DeltaNet
+from tandem.worker.checkpoints.layer_parts import DeltaNet
 from tandem.worker.model.cpu.native.layers import LANES
 from tandem.worker.model.cpu.native.library import calls
 from tandem.worker.model.delta_rule import DeltaWeights

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from tandem.worker.checkpoints.grouped import Float8Rows, Grouped, Quantization
-from tandem.worker.checkpoints.model_config import AttentionKind, Experts, KVHeads
+from tandem.worker.checkpoints.layer_parts import Experts
+from tandem.worker.checkpoints.model_config import AttentionKind, KVHeads
 from tandem.worker.model.attention import Scores, Segment
 from tandem.worker.model.cuda import products as cuda_products
 from tandem.worker.model.cuda.experts import JoinedExperts
