@@ -50,6 +50,7 @@ check: fresh lint types buf
 fresh: $(STAMP)
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python deploy/dashboards.py --check
+	$(BIN)/python deploy/chart.py --check
 	$(BIN)/python docs/reference.py --check
 	$(BIN)/python docs/architectures.py --check
 

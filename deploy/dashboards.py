@@ -142,14 +142,18 @@ def operator_files(boards: dict[Path, str]) -> dict[str, str]:
     rule = {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
-        "metadata": {"name": "tandem"},
+        "metadata": {"name": "tandem", "namespace": "tandem"},
         "spec": {"groups": groups},
     }
     maps = [
         {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": {"name": f"tandem-dashboard-{path.stem}", "labels": {"grafana_dashboard": "1"}},
+            "metadata": {
+                "name": f"tandem-dashboard-{path.stem}",
+                "namespace": "tandem",
+                "labels": {"grafana_dashboard": "1"},
+            },
             "data": {path.name: text},
         }
         for path, text in boards.items()

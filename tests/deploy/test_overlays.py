@@ -19,7 +19,17 @@ from tandem.worker.settings import WorkerSettings
 from tests.deploy.stack_files import Dockerfile, compose
 from tests.deploy.test_kubernetes import VERSIONS, Manifest, manifests
 
-KINDS_OF_OTHERS = {"Certificate", "Gateway", "GRPCRoute", "HTTPRoute", "Issuer", "LeaderWorkerSet", "ScaledObject"}
+KINDS_OF_OTHERS = {
+    "Certificate",
+    "Gateway",
+    "GRPCRoute",
+    "HTTPRoute",
+    "Issuer",
+    "LeaderWorkerSet",
+    "PodMonitor",
+    "PrometheusRule",
+    "ScaledObject",
+}
 Built = dict[tuple[str, str], Manifest]
 
 
@@ -160,8 +170,11 @@ def test_ranks_over_machines_meet_at_the_first_one(build: Callable[..., Built]) 
     template = built["LeaderWorkerSet", "tandem-worker"]["spec"]["leaderWorkerTemplate"]
     leader, follower = template["leaderTemplate"], template["workerTemplate"]
     service = built["Service", "tandem-worker"]["spec"]["selector"]
-    assert leader["metadata"]["labels"] == service != follower["metadata"]["labels"], "only the first takes requests"
+    assert service.items() <= leader["metadata"]["labels"].items()
+    assert not service.items() <= follower["metadata"]["labels"].items(), "only the first takes requests"
     (worker,), (rank,) = leader["spec"]["containers"], follower["spec"]["containers"]
+    references = [each["valueFrom"]["configMapKeyRef"]["name"] for each in worker["env"] if "valueFrom" in each]
+    assert references and all(("ConfigMap", name) in built for name in references), "with its hash"
     first, others = variables(worker), variables(rank)
     assert int(first["TANDEM_WORKER_TENSOR_PARALLEL"]) == template["size"] and first["LOCAL_WORLD_SIZE"] == "1"
     for name in ("MASTER_ADDR", "MASTER_PORT"):
@@ -205,3 +218,32 @@ def test_variables_of_components_are_settings(folder: Path) -> None:
                             assert name.removeprefix(prefix).lower() in kind.model_fields, name
                             seen += 1
     assert seen >= 7
+
+
+def test_an_autoscaler_is_not_set_back_by_the_next_apply(build: Callable[..., Built]) -> None:
+    built = build("base", "autoscaling")
+    assert "replicas" not in built["Deployment", "tandem-worker"]["spec"]
+    assert built["ScaledObject", "tandem-worker"]["spec"]["minReplicaCount"] >= 2
+
+
+def test_what_components_add_lies_where_the_base_does(build: Callable[..., Built]) -> None:
+    for components in (
+        ("http", "gateway", "prometheus-operator", "autoscaling", "routes", "tls"),
+        ("http", "model-fetch"),
+    ):
+        spaces = {key: each["metadata"].get("namespace") for key, each in build("base", *components).items()}
+        del spaces["Namespace", "tandem"]
+        assert set(spaces.values()) == {"tandem"}, spaces
+
+
+def test_the_operator_scrapes_whatever_has_metrics(build: Callable[..., Built]) -> None:
+    built = build("base", "http", "gateway", "prometheus-operator")
+    pods = [each["spec"]["template"] for (kind, _), each in built.items() if kind == "Deployment"]
+    monitors = [each["spec"] for (kind, _), each in built.items() if kind == "PodMonitor"]
+    assert len(pods) == len(monitors) == 4
+    for pod in pods:
+        (monitor,) = [
+            each for each in monitors if each["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        ]
+        ports = [port["name"] for port in pod["spec"]["containers"][0]["ports"]]
+        assert {endpoint["port"] for endpoint in monitor["podMetricsEndpoints"]} <= set(ports)
