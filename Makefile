@@ -113,9 +113,11 @@ fuzz: $(STAMP)
 parsers: $(STAMP)
 	$(BIN)/python -m tests.tokenizer_svc.answers.fuzz --cuts $(or $(CUTS),10000) --mutated $(or $(MUTATED),1000)
 
-# LiteLLM and lm-eval, in an environment of their own, against the demo model behind the HTTP door, and lm-eval behind smg.
+# LiteLLM, lm-eval and guidellm, in environments of their own, against the demo model behind the HTTP door, and lm-eval
+# behind smg.
 conformance: $(STAMP)
 	test -x .conformance/bin/lm_eval || (python3 -m venv .conformance && .conformance/bin/pip install -q litellm mcp 'lm_eval[api]' smg)
+	test -x .conformance/guidellm/bin/guidellm || (python3 -m venv .conformance/guidellm && .conformance/guidellm/bin/pip install -q guidellm)
 	PATH="$(CURDIR)/.conformance/bin:$$PATH" HF_DATASETS_OFFLINE=1 HF_HOME=$(CURDIR)/.conformance/cache $(BIN)/python -m tests.conformance $(CURDIR)/.conformance/bin/python
 
 clean:

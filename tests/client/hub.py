@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-LARGE = (".safetensors", ".gguf")  # what the hub keeps apart, by sha256
+LARGE = (".safetensors", ".gguf", ".bin")  # what the hub keeps apart, by sha256
 
 
 @dataclass

@@ -70,6 +70,22 @@ def test_what_a_worker_needs_is_fetched_once_and_found_by_name(models: Path) -> 
     assert (record["repository"], record["revision"]) == ("org/tiny", COMMIT)
 
 
+def test_where_there_are_no_safetensors_pytorch_s_files_are_fetched(models: Path) -> None:
+    old = {name.replace("model", "pytorch_model").replace(".safetensors", ".bin"): content
+           for name, content in SAFE.items() if ".safetensors" in name}  # fmt: skip
+    assert set(old) == {"pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin",
+                        "pytorch_model.bin.index.json"}  # fmt: skip
+    small = {name: content for name, content in SAFE.items() if ".safetensors" not in name}
+    single = {**small, "pytorch_model.bin": b"one"}
+    others = {"training_args.bin": b"x", "optimizer.bin": b"x", "flax_model.msgpack": b"x"}
+    both = {**SAFE, **old, **others}
+    with Hub({"org/old": {**small, **old, **others}, "org/one": {**single, **others}, "org/both": both}) as hub:
+        for name, wanted in (("old", {**small, **old}), ("one", single), ("both", SAFE)):
+            done = pull(hub, f"org/{name}")
+            assert done.returncode == 0, done.stderr
+            assert files_in(models / "org" / name) == wanted
+
+
 def test_a_download_that_broke_off_goes_on_where_it_stopped(models: Path) -> None:
     name, large = "model.safetensors", os.urandom(50_000_000)  # the library fetches 10 MB at a time
     with Hub({"org/tiny": {"config.json": b"{}", name: large}}, cut={name: 30_000_000}) as hub:
@@ -120,13 +136,14 @@ def test_a_revision_has_a_folder_of_its_own(models: Path) -> None:
 
 
 def test_what_is_wrong_is_one_line_without_the_token(models: Path) -> None:
-    with Hub({"org/tiny": SAFE, "org/pickle": UNWANTED}, token=TOKEN) as hub:
+    others = {name: content for name, content in UNWANTED.items() if name != "pytorch_model.bin"}
+    with Hub({"org/tiny": SAFE, "org/others": others}, token=TOKEN) as hub:
         for arguments, words, token in (
             (["tiny"], "is not ORGANISATION/NAME", ""),
             (["../etc/passwd"], "is not ORGANISATION/NAME", ""),
             (["org/none"], "there is no model org/none", TOKEN),
             (["org/tiny"], "HF_TOKEN does not open it", "hf_another"),
-            (["org/pickle"], "neither model.safetensors nor a GGUF file", TOKEN),
+            (["org/others"], "neither model.safetensors nor a GGUF file nor pytorch_model.bin", TOKEN),
         ):
             done = pull(hub, *arguments, HF_TOKEN=token)
             assert done.returncode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,8 @@ from tests.integration.worker_process import running_worker
 FOLDER = Path(__file__).parent
 MODEL = FOLDER.parents[1] / "models" / "demo"
 START_SECONDS = 300.0
+OFFLINE = {**os.environ, "HF_HUB_OFFLINE": "1"}
+SPEAKERS = ("ROMEO", "JULIET", "NURSE", "TYBALT", "MERCUTIO", "BENVOLIO", "CAPULET", "PARIS")
 
 TASK = """
 task: {name}
@@ -52,6 +55,7 @@ def main() -> None:
         failed = [name for name, command in commands(python, url, tasks).items() if subprocess.run(command).returncode]
         if not all_right(tasks):
             failed.append("lm-eval's choices are not all right")
+        failed += loads(python, url, tasks)
     finally:
         services.terminate()
         services.wait(60)
@@ -127,6 +131,31 @@ def all_right(tasks: Path) -> bool:
     """Whether lm-eval found each choice that it had to find."""
     told = [json.loads(path.read_text())["results"] for path in tasks.rglob("results_*.json")]
     return [found["choices"]["acc,none"] for found in told if "choices" in found] == [1.0]
+
+
+def loads(python: Path, url: str, folder: Path) -> list[str]:
+    """Runs guidellm's load against each endpoint; where requests failed, or were not counted as we count them."""
+    program = python.parents[1] / "guidellm" / "bin" / "guidellm"
+    if not program.exists():
+        print("SKIPPED: guidellm is not installed")
+        return []
+    prompts, report = folder / "prompts.jsonl", folder / "guidellm.json"
+    prompts.write_text("".join(json.dumps({"prompt": f"{who}:", "output_tokens_count": 8}) + "\n" for who in SPEAKERS))
+    failed = []
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
+        command = [str(program), "run", "--disable-console", "--backend",
+                   f"kind=openai_http,target={url},model=demo,request_format={path}",
+                   "--data", f"kind=json_file,path={prompts}", "--profile", "kind=concurrent,streams=2",
+                   "--constraint", f"kind=max_requests,count={len(SPEAKERS)}",
+                   "--output", f"kind=json,path={report}"]  # fmt: skip
+        report.unlink(missing_ok=True)
+        if not subprocess.run(command, env=OFFLINE, cwd=folder).returncode:
+            [told] = json.loads(report.read_text())["benchmarks"]
+            done = told["requests"]["successful"] or []
+            if len(done) == len(SPEAKERS) and {each["output_tokens"] for each in done} == {8}:
+                continue
+        failed.append(f"guidellm {path}")
+    return failed
 
 
 def commands(python: Path, url: str, tasks: Path) -> dict[str, list[str]]:

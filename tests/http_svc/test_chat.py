@@ -189,6 +189,21 @@ async def test_the_template_gets_tools_calls_and_arguments(stack: Stack, client:
         assert usage is not None and usage.prompt_tokens == len(encoding)
 
 
+def test_each_chunk_may_tell_the_usage_until_then(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "demo", "max_tokens": 6, "n": 2, "stream": True}
+    asked |= {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    chat = client.chat.completions.create(messages=MESSAGES, **asked)
+    texts = client.completions.create(prompt=["ROMEO:", "JULIET:"], **asked)
+    for chunks in (list(chat), list(texts)):
+        usages = [chunk.usage for chunk in chunks if chunk.usage is not None]
+        assert len(usages) == len(chunks)
+        counts = [usage.completion_tokens for usage in usages]
+        assert counts == sorted(counts) and len(set(counts)) > 3
+        *_, before, end = usages
+        assert (before.prompt_tokens, before.completion_tokens) == (end.prompt_tokens, end.completion_tokens)
+        assert before.total_tokens == end.total_tokens and end.prompt_tokens_details is not None
+
+
 def test_the_bytes_of_a_stream(stack: Stack) -> None:
     body = {**ASKED, "max_tokens": 3, "stream": True}
     with httpx.stream("POST", f"{stack.base_url}/chat/completions", json=body) as response:

@@ -90,6 +90,8 @@ def test_tokens_and_text_lead_to_each_other(stack: Stack) -> None:
     told = stack.post("/tokenize", model="demo", prompt="O, é!", return_token_strs=True)
     assert told["count"] == len(told["tokens"]) == len(told["token_strs"]) and told["max_model_len"] == 512
     assert stack.post("/detokenize", tokens=told["tokens"][1:]) == {"prompt": "O, é!"}
+    refused = httpx.post(f"{stack.url}/detokenize", json={"tokens": [1, 9999]}, timeout=60).json()["error"]
+    assert refused["param"] == "tokens[1]" and refused["message"].startswith("tokens[1] ")
     info = httpx.get(f"{stack.url}/tokenizer_info", timeout=60).json()
     assert info["vocab_size"] == 2048 and (info["bos_token"], info["eos_token"]) == ("<s>", "</s>")
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import httpx
+import msgspec
 import openai
 import pytest
 
@@ -21,6 +23,8 @@ from tandem.client.errors import BY_CODE
 from tandem.http.chat import read_chat
 from tandem.http.completions import read_completion
 from tandem.http.errors import BY_STATUS, ApiError, from_tandem
+from tandem.http.messages import read_messages
+from tandem.http.responses import read_response
 from tests.http_svc.conftest import Stack
 
 pytestmark = pytest.mark.slow
@@ -52,6 +56,7 @@ ASKED: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content
         ({"functions": []}, "functions", "unknown_parameter"),
         ({"modalities": ["audio"]}, "modalities", "not_served"),
         ({"stream_options": {"include_usage": True}}, "stream_options", None),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options", None),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}},
          "response_format", None),
         ({"chat_template_kwargs": []}, "chat_template_kwargs", None),
@@ -69,6 +74,27 @@ def test_a_wrong_parameter_is_named(
     assert isinstance(told, dict) and told["type"] == "invalid_request_error"
     assert told["param"].startswith(param) and told["code"] == code and told["message"]
     assert error.value.request_id
+
+
+@pytest.mark.parametrize(
+    ("read", "needed"),
+    [
+        (read_chat, {"model": "demo", "messages": [{"role": "user", "content": "x"}]}),
+        (read_completion, {"model": "demo", "prompt": "x"}),
+        (read_response, {"model": "demo", "input": "x"}),
+        (read_messages, {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}),
+    ],
+)
+def test_null_is_as_good_as_nothing_and_what_is_not_served_is_named(
+    read: Callable[[bytes], msgspec.Struct], needed: dict[str, Any]
+) -> None:
+    fields = msgspec.structs.fields(type(read(json.dumps(needed).encode())))
+    taken = {field.name: None for field in fields if field.name not in needed and field.name != "add_generation_prompt"}
+    read(json.dumps({**needed, **taken}).encode())
+    for name in (field.name for field in fields if field.type is type(None) or field.type is None):
+        with pytest.raises(ApiError, match="not a parameter that is served here") as error:
+            read(json.dumps({**needed, name: "x"}).encode())
+        assert (error.value.param, error.value.code) == (name, "unknown_parameter")
 
 
 def test_what_is_ignored_on_purpose_is_ignored(client: openai.OpenAI) -> None:

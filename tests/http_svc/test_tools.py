@@ -167,6 +167,9 @@ def test_responses_and_messages_call_what_they_must(client: openai.OpenAI, claud
             parallel_tool_calls=False,
         )  # fmt: skip
         check_calls([(item.name, item.arguments) for item in answer.output if item.type == "function_call"], names)
+        told = answer.model_dump(exclude_unset=True)
+        assert told["tool_choice"] == choice and told["parallel_tool_calls"] is False
+        assert [(tool["name"], tool["parameters"]) for tool in told["tools"]] == list(FUNCTIONS.items())
     blocks: list[Any] = [{"name": name, "input_schema": schema} for name, schema in FUNCTIONS.items()]
     chosen: list[tuple[Any, set[str]]] = [
         ({"type": "any", "disable_parallel_tool_use": True}, set(FUNCTIONS)),

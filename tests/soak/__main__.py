@@ -1,7 +1,7 @@
-"""Runs both services with the demo model under mixed traffic and watches what they keep.
+"""Runs both services and the HTTP door with the demo model under mixed traffic and watches what they keep.
 
     python -m tests.soak --minutes 3
-    python -m tests.soak --minutes 60 --folder soak
+    python -m tests.soak --minutes 60 --folder soak --pause 2
 
 Writes soak.json (every sample) and soak.svg (memory, descriptors and threads of each process, pages, over time) into
 --folder. The exit code is 1 where memory grows over the second half, or where descriptors, threads or pages do not
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
@@ -27,6 +28,7 @@ import psutil
 from tandem.client import AsyncClient
 from tandem.worker.engine.guides.limits import KEPT_GUIDES
 from tests.integration.worker_process import service_process
+from tests.soak.door import Door
 from tests.soak.drawing import drawing
 from tests.soak.judging import Sample, complaints, growth
 from tests.soak.traffic import Traffic, guided
@@ -35,6 +37,7 @@ DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 LANES = 12
 KV_CACHE_TOKENS = 8192  # so few that the cache is full, and all of its memory touched, after the first requests
 ENCODE_CACHE_BYTES = 4 << 20  # the same for the cache of texts
+STALLED_SECONDS = 3.0  # until a reader who takes nothing is cut off: some are, some leave before
 QUIET_SECONDS = 60  # at most, until what has ended is gone
 WARM_UP = 0.1  # of the time, until descriptors and threads are counted for the first time
 
@@ -46,6 +49,7 @@ def name_of(process: psutil.Process) -> str:
     return {
         "tandem.tokenizer": "tokenizer",
         "tandem.worker": "worker front",
+        "tandem.http": "door",
         "tandem.worker.engine.process.main": "engine",
     }.get(module, module.rpartition("/")[2].removesuffix(".py")[-40:])
 
@@ -102,7 +106,7 @@ class Watch:
 
 
 async def soak(
-    more: Callable[[Traffic, float], Callable[[], bool]], interval: float, seed: int
+    more: Callable[[Traffic, float], Callable[[], bool]], interval: float, seed: int, pause: float = 0.0
 ) -> tuple[Watch, list[Sample], Traffic]:
     """Runs it, looking every `interval` seconds; `more` tells for a share of the whole whether it goes on. Returns what
     was seen, and the services at rest: after a first bit of everything, and at the end."""
@@ -116,9 +120,11 @@ async def soak(
             async with (
                 service_process("tandem.worker", own, *flags) as (worker, second),
                 AsyncClient(tokenizer, worker, timeout=120) as client,
+                service_process("tandem.http", own, *door_flags(tokenizer, worker)) as (address, third),
+                aclosing(Door(address)) as door,
             ):
-                traffic = Traffic(client, seed, LANES)
-                watch = Watch([first.pid, second.pid], client, traffic)
+                traffic = Traffic(client, door, seed, LANES, pause)
+                watch = Watch([first.pid, second.pid, third.pid], client, traffic)
                 for number in range(KEPT_GUIDES):  # as many processes of guides as will stay
                     await guided(client, Random(number))
                 quiet = []
@@ -129,14 +135,19 @@ async def soak(
     return watch, quiet, traffic
 
 
-async def soak_for(minutes: float, seed: int, folder: Path) -> list[str]:
+def door_flags(tokenizer: str, worker: str) -> list[str]:
+    seconds = f"--stalled-reader-seconds={STALLED_SECONDS:g}"
+    return [f"--tokenizer-address={tokenizer}", f"--worker-address={worker}", seconds, "--log-level=error"]
+
+
+async def soak_for(minutes: float, seed: int, pause: float, folder: Path) -> list[str]:
     """Runs it for so long; what is wrong."""
 
     def more(_: Traffic, share: float) -> Callable[[], bool]:
         until = time.monotonic() + minutes * 60 * share
         return lambda: time.monotonic() < until
 
-    watch, quiet, traffic = await soak(more, minutes * 60 / 100, seed)
+    watch, quiet, traffic = await soak(more, minutes * 60 / 100, seed, pause)
     tell(watch.samples, quiet[-1], traffic, folder)
     return complaints(watch.samples, *quiet) + traffic.unexpected[:10]
 
@@ -163,9 +174,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--pause", type=float, default=0.0, help="mean seconds that each lane rests between requests")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "tandem-soak"))
     options = parser.parse_args()
-    found = asyncio.run(soak_for(options.minutes, options.seed, options.folder))
+    found = asyncio.run(soak_for(options.minutes, options.seed, options.pause, options.folder))
     print("\n".join(["FAILED:", *found]) if found else "nothing grows, and everything returned")
     return 1 if found else 0
 

@@ -1,4 +1,5 @@
-"""Every kind of request that the services know, drawn from a seed, through the SDK; and some that mean harm."""
+"""Every kind of request that the services know, drawn from a seed, through the SDK; and some that mean harm. As many
+come by the HTTP door."""
 
 from __future__ import annotations
 
@@ -8,31 +9,15 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from random import Random
 
+import httpx
+
 from tandem.client import AsyncClient, Choices, Conversation, Grammar, JsonSchema, Regex, TandemError
+from tests.soak import door as http
+from tests.soak.door import Door
+from tests.soak.words import text
 
 Kind = Callable[[AsyncClient, Random], Awaitable[object]]
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
-WORDS = (
-    "the",
-    "king",
-    "of",
-    "night",
-    "and",
-    "day",
-    "shall",
-    "not",
-    "come",
-    "to",
-    "thee",
-    "my lord",
-    "what",
-    "is",
-    "it",
-)
-
-
-def text(random: Random, most: int = 200) -> str:
-    return " ".join(random.choices(WORDS, k=random.randint(1, most)))
 
 
 async def plain(client: AsyncClient, random: Random) -> None:
@@ -119,11 +104,16 @@ KINDS: dict[Kind, int] = {  # and how often of 100
 }  # fmt: skip
 
 
-class Traffic:
-    """`lanes` requests at once, until it is told to stop."""
+DOOR_SHARE = 0.5  # of the requests come by the HTTP door
+REFUSED = frozenset({hostile, late, guided, chat})  # that may be
 
-    def __init__(self, client: AsyncClient, seed: int, lanes: int) -> None:
-        self._client, self._seed, self._lanes = client, seed, lanes
+
+class Traffic:
+    """`lanes` requests at once, until it is told to stop; each lane rests `pause` seconds in the mean between two."""
+
+    def __init__(self, client: AsyncClient, door: Door, seed: int, lanes: int, pause: float = 0.0) -> None:
+        self._client, self._door = client, door
+        self._seed, self._lanes, self._pause = seed, lanes, pause
         self._numbers = itertools.count()
         self.ended: Counter[str] = Counter()  # how
         self.unexpected: list[str] = []
@@ -139,11 +129,26 @@ class Traffic:
     async def _lane(self, goes_on: Callable[[], bool]) -> None:
         while goes_on():
             random = Random(f"{self._seed} {next(self._numbers)}")
-            (kind,) = random.choices(list(KINDS), list(KINDS.values()))
-            try:
-                await kind(self._client, random)
-                self.ended["done"] += 1
-            except TandemError as refusal:
-                self.ended[type(refusal).__name__] += 1
-                if kind not in (hostile, late, guided, chat):
-                    self.unexpected.append(f"{kind.__name__}: {refusal!r}"[:500])
+            if random.random() < DOOR_SHARE:
+                await self._by_door(random)
+            else:
+                await self._by_sdk(random)
+            await asyncio.sleep(random.uniform(0, 2 * self._pause))
+
+    async def _by_sdk(self, random: Random) -> None:
+        (kind,) = random.choices(list(KINDS), list(KINDS.values()))
+        try:
+            await kind(self._client, random)
+            self.ended["done"] += 1
+        except TandemError as refusal:
+            self.ended[type(refusal).__name__] += 1
+            if kind not in REFUSED:
+                self.unexpected.append(f"{kind.__name__}: {refusal!r}"[:500])
+
+    async def _by_door(self, random: Random) -> None:
+        (kind,) = random.choices(list(http.KINDS), list(http.KINDS.values()))
+        try:
+            self.ended[await kind(self._door, random)] += 1
+        except (AssertionError, httpx.HTTPError) as error:
+            self.ended["http failed"] += 1
+            self.unexpected.append(f"door, {kind.__name__}: {error!r}"[:500])

@@ -32,6 +32,19 @@ class UsageBody(msgspec.Struct):
     completion_tokens_details: CompletionDetails
 
 
+class RunningUsage(msgspec.Struct):
+    """What a stream has cost until now; what was cached, and what was reasoning, is told at the end."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+def usage_until(prompt_tokens: int, completion_tokens: int) -> RunningUsage:
+    """As vLLM's chunks have it."""
+    return RunningUsage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens)
+
+
 def usage_of(usage: Usage, outputs: Sequence[Output] = ()) -> UsageBody:
     """As OpenAI's interface has it."""
     return UsageBody(

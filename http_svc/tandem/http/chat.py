@@ -28,7 +28,7 @@ from tandem.client import (
     ToolCall,
     ToolCallEvent,
 )
-from tandem.http.answers import UsageBody, finish_reason, usage_of
+from tandem.http.answers import RunningUsage, UsageBody, finish_reason, usage_of, usage_until
 from tandem.http.call import Call, body_of, call_of
 from tandem.http.conversations import check_count, conversation_of
 from tandem.http.errors import wrong
@@ -50,6 +50,7 @@ class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
     input_audio: Json = ABSENT
     file: Json = ABSENT
     refusal: Json = ABSENT
+    prompt_cache_breakpoint: Json = ABSENT  # ignored: every prefix is cached
 
 
 class FunctionFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -177,6 +178,12 @@ class ChatFields(GenerationFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
     reasoning_effort: str | None = None  # a variable of the template
+    functions: None = None
+    function_call: None = None
+    audio: None = None
+    prediction: None = None
+    verbosity: None = None
+    web_search_options: None = None
 
     def prompt(self) -> Conversation:
         """The conversation. Raises ApiError."""
@@ -309,7 +316,7 @@ class ChatChunk(msgspec.Struct, omit_defaults=True):
     created: int
     model: str
     choices: list[ChunkChoice]
-    usage: UsageBody | msgspec.UnsetType | None = msgspec.UNSET
+    usage: UsageBody | RunningUsage | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class ChatCompletions:
@@ -344,6 +351,7 @@ class _Answer:
         self._created = int(time.time())
         self._fields = fields
         self._pieces = pieces
+        self._told: RunningUsage | None = None  # in each chunk of a stream, where that was asked for
 
     async def whole(self, result: GenerationResult) -> ChatCompletion:
         self._call.usage = result.usage
@@ -365,10 +373,12 @@ class _Answer:
         """The role of each choice, what comes, why each ended, and the usage where it was asked for."""
         async with stream:
             first = await stream.next_chunk()
+            self._count(stream, None)
             for index in range(self._fields.n or 1):
                 yield self._chunk([ChunkChoice(index, Delta(role="assistant", content=""))])
             chunk = first
             while chunk is not None:
+                self._count(stream, chunk)
                 delta = _delta(chunk)
                 if delta != _NOTHING or chunk.logprobs:
                     yield self._chunk([ChunkChoice(chunk.index, delta, await self._logprobs(chunk))])
@@ -380,9 +390,14 @@ class _Answer:
         if self._fields.include_usage:
             yield self._chunk([], usage_of(result.usage, result.outputs))
 
+    def _count(self, stream: AsyncStream, chunk: Chunk | None) -> None:
+        if self._fields.continuous_usage:
+            before = 0 if self._told is None else self._told.completion_tokens
+            self._told = usage_until(len(stream.prompt_ids), before + (0 if chunk is None else len(chunk.ids)))
+
     def _chunk(self, choices: list[ChunkChoice], usage: UsageBody | None = None) -> bytes:
         """`usage` is there, as null, in all chunks of a stream that ends with one."""
-        told = usage if self._fields.include_usage else msgspec.UNSET
+        told = usage or self._told if self._fields.include_usage else msgspec.UNSET
         return event(
             ChatChunk(self._id, "chat.completion.chunk", self._created, self._fields.model, choices, usage=told)
         )

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tandem.client import AsyncStream, Chunk, GenerateOptions, GenerationResult, Output, Prompt, Usage, Vocabulary
-from tandem.http.answers import UsageBody, finish_reason, usage_of
+from tandem.http.answers import RunningUsage, UsageBody, finish_reason, usage_of, usage_until
 from tandem.http.call import Call, body_of, call_of
 from tandem.http.errors import wrong
 from tandem.http.fields import GenerationFields, decoder
@@ -98,7 +98,7 @@ class Completion(msgspec.Struct, omit_defaults=True):
     created: int
     model: str
     choices: Sequence[Choice | msgspec.Raw]  # those of a whole answer are encoded one by one: they may be large
-    usage: UsageBody | msgspec.UnsetType | None = msgspec.UNSET
+    usage: UsageBody | RunningUsage | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Completions:
@@ -138,6 +138,7 @@ class _Answers:
         self._fields = fields
         self._vocabulary = vocabulary
         self._n = fields.n or 1
+        self._told: RunningUsage | None = None  # in each chunk of a stream, where that was asked for
 
     async def whole(self, results: Sequence[GenerationResult]) -> Completion:
         self._call.usage = _sum([result.usage for result in results])
@@ -178,6 +179,9 @@ class _Answers:
                         yield self._chunk([Choice(index, "", finish_reason=finish_reason(output))])
                     continue
                 index = place * self._n + chunk.index
+                if self._fields.continuous_usage:
+                    before = 0 if self._told is None else self._told.completion_tokens
+                    self._told = usage_until(sum(len(each.prompt_ids) for each in streams), before + len(chunk.ids))
                 logprobs = None
                 if chunk.logprobs is not None:
                     logprobs = await tellers[index].part(chunk.ids, chunk.logprobs, chunk.top_logprobs)
@@ -189,10 +193,10 @@ class _Answers:
 
     def _chunk(self, choices: list[Choice], usage: UsageBody | None = None) -> bytes:
         """`usage` is there, as null, in all chunks of a stream that ends with one."""
-        return event(self._completion(choices, usage if self._fields.include_usage else msgspec.UNSET))
+        return event(self._completion(choices, usage or self._told if self._fields.include_usage else msgspec.UNSET))
 
     def _completion(
-        self, choices: Sequence[Choice | msgspec.Raw], usage: UsageBody | msgspec.UnsetType | None
+        self, choices: Sequence[Choice | msgspec.Raw], usage: UsageBody | RunningUsage | msgspec.UnsetType | None
     ) -> Completion:
         return Completion(self._id, "text_completion", self._created, self._fields.model, choices, usage)
 

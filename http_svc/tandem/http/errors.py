@@ -63,6 +63,7 @@ BY_REASON: Mapping[str, Kind] = {
 _PARAMS = {
     **{f"sampling.{limit.path}": name for name, limit in LIMITS.items()},
     "prompt_ids": "prompt",
+    "input.ids": "ids",
     "template_arguments": "chat_template_kwargs",
     "cache.salt": "cache_salt",
     "speculation.max_draft_tokens": "draft_tokens",
@@ -168,6 +169,8 @@ def from_decoding(error: msgspec.MsgspecError) -> ApiError:
                          "missing_required_parameter")  # fmt: skip
     if not place:
         return ApiError(400, f"the body is wrong: {words}")
+    if words.startswith("Expected `null`"):  # a field that is known by its name, and not served
+        return wrong(place, "is not a parameter that is served here", "unknown_parameter")
     return ApiError(400, f"{place}: {words}", param=place, code="invalid_type")
 
 

@@ -1,7 +1,8 @@
 """What a request may hold besides what its interface names: the sampling parameters of the contract, and our own.
 
 A body is decoded into a struct at once, so that a field of the wrong type or name is refused by its place before
-anything is made of it. Values are checked by the SDK, with the limits of the contract.
+anything is made of it. Values are checked by the SDK, with the limits of the contract. A field of the type None is
+known and not served: null, which many clients send for what was not given, is taken, and all else refused.
 """
 
 from __future__ import annotations
@@ -108,6 +109,8 @@ class GenerationFields(OwnFields, kw_only=True):
     service_tier: Json = ABSENT
     safety_identifier: Json = ABSENT
     prompt_cache_retention: Json = ABSENT
+    prompt_cache_options: Json = ABSENT
+    moderation: None = None
 
     def options(self) -> GenerateOptions:
         """The keywords of the SDK that this request stands for, those of its own interface aside."""
@@ -117,6 +120,8 @@ class GenerationFields(OwnFields, kw_only=True):
             found["routing_key"] = self.prompt_cache_key
         if self.stream_options is not None and not self.stream:
             raise wrong("stream_options", "is for streams: set stream")
+        if self.continuous_usage and not self.include_usage:
+            raise wrong("stream_options.continuous_usage_stats", "needs include_usage to be true")
         return cast(GenerateOptions, found)
 
     @property
@@ -124,11 +129,17 @@ class GenerationFields(OwnFields, kw_only=True):
         """Whether a stream ends with its usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each chunk of a stream tells the usage until then."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """Of a stream; obfuscation is ignored."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's
     include_obfuscation: bool | None = None
 
 

@@ -58,6 +58,8 @@ class Block(msgspec.Struct, forbid_unknown_fields=True):
     data: Json = ABSENT
     citations: Json = ABSENT
     cache_control: Json = ABSENT  # ignored: every prefix is cached
+    caller: None = None
+    toolset_name: None = None
 
 
 class MessageFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -111,6 +113,10 @@ class ToolFields(msgspec.Struct, forbid_unknown_fields=True):
     type: str | None = None
     strict: bool | None = None
     cache_control: Json = ABSENT
+    eager_input_streaming: Json = ABSENT  # ignored: arguments are streamed as they are written
+    allowed_callers: None = None
+    defer_loading: None = None
+    input_examples: None = None
 
     def tool(self, place: str) -> dict[str, Any]:
         """As templates know it."""
@@ -186,8 +192,15 @@ class MessagesFields(PromptFields, kw_only=True):
     max_tokens: int
     stop_sequences: list[str] | None = None  # type: ignore[assignment]  # texts here, ids elsewhere
     stream: bool | None = None
-    metadata: Json = ABSENT  # ignored, as the next one
+    metadata: Json = ABSENT  # ignored, as the next two
     service_tier: Json = ABSENT
+    user_profile_id: Json = ABSENT
+    container: None = None
+    context_management: None = None
+    diagnostics: None = None
+    inference_geo: None = None
+    mcp_servers: None = None
+    speed: None = None
 
     def generation(self, call: Call) -> GenerateOptions:
         """The keywords of the SDK. Raises ApiError."""

@@ -56,6 +56,7 @@ class Part(msgspec.Struct, forbid_unknown_fields=True):
     file_url: Json = ABSENT
     filename: Json = ABSENT
     refusal: Json = ABSENT
+    prompt_cache_breakpoint: Json = ABSENT  # ignored: every prefix is cached
 
 
 class Item(msgspec.Struct, forbid_unknown_fields=True):
@@ -73,6 +74,9 @@ class Item(msgspec.Struct, forbid_unknown_fields=True):
     id: Json = ABSENT
     status: Json = ABSENT
     phase: Json = ABSENT
+    caller: None = None
+    namespace: None = None
+    created_by: None = None
 
 
 class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
@@ -83,6 +87,9 @@ class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
     description: str | None = None
     parameters: Json = ABSENT
     strict: bool | None = None
+    allowed_callers: None = None
+    defer_loading: None = None
+    output_schema: None = None
 
 
 class Format(msgspec.Struct, forbid_unknown_fields=True):
@@ -95,10 +102,15 @@ class Format(msgspec.Struct, forbid_unknown_fields=True):
 
 class TextFields(msgspec.Struct, forbid_unknown_fields=True):
     format: Format | None = None
+    verbosity: None = None
 
 
 class ReasoningFields(msgspec.Struct, forbid_unknown_fields=True):
     effort: str | None = None  # a variable of the template
+    summary: Json = ABSENT  # ignored, as the next one: the reasoning itself is told
+    generate_summary: Json = ABSENT
+    context: None = None
+    mode: None = None
 
 
 class ResponseFields(OwnFields, kw_only=True):
@@ -114,6 +126,7 @@ class ResponseFields(OwnFields, kw_only=True):
     tool_choice: Json = ABSENT
     chat_template_kwargs: Json = ABSENT
     prompt_cache_key: str | None = None
+    stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     parallel_tool_calls: bool | None = None
@@ -122,6 +135,14 @@ class ResponseFields(OwnFields, kw_only=True):
     previous_response_id: None = None
     conversation: None = None
     prompt: None = None
+    background_options: None = None
+    context_management: None = None
+    access_programs: None = None
+    moderation: None = None
+    image: None = None
+    top_logprobs: None = None
+    include: list[str] | None = None
+    max_tool_calls: Json = ABSENT  # ignored: of tools that a server runs there are none
     # Ignored on purpose: accounts and storage.
     store: Json = ABSENT
     user: Json = ABSENT
@@ -129,12 +150,15 @@ class ResponseFields(OwnFields, kw_only=True):
     service_tier: Json = ABSENT
     safety_identifier: Json = ABSENT
     prompt_cache_retention: Json = ABSENT
+    prompt_cache_options: Json = ABSENT
 
     def asked(self) -> Conversation:
         """The conversation. Raises ApiError."""
         for name, served in (("background", False), ("truncation", "disabled")):
             if getattr(self, name) not in (None, served):
                 raise wrong(name, f"must be {served!r}", "not_served")
+        if self.include:
+            raise wrong("include", "must be empty: there is nothing besides the answer", "not_served")
         tools = self.tools or []
         check_size([*(tool.parameters for tool in tools), self.chat_template_kwargs], "tools")
         effort = None if self.reasoning is None else self.reasoning.effort
@@ -152,6 +176,8 @@ class ResponseFields(OwnFields, kw_only=True):
         if self.max_output_tokens is not None:
             found["max_tokens"] = self.max_output_tokens
             call.names["max_tokens"] = "max_output_tokens"
+        if self.stop is not None:
+            found["stop"] = self.stop
         if self.prompt_cache_key:
             found["routing_key"] = self.prompt_cache_key
         chosen = None if self.text is None else self.text.format
@@ -222,6 +248,13 @@ def _tool(tool: FunctionTool, place: str) -> dict[str, Any]:
     if tool.strict is not None:
         function["strict"] = tool.strict
     return {"type": "function", "function": function}
+
+
+def _echo(tool: FunctionTool) -> dict[str, Any]:
+    """As it was given; a stream tells it several times."""
+    parameters = tool.parameters if is_given(tool.parameters) else None
+    return {"type": tool.type, "name": tool.name, "description": tool.description, "parameters": parameters,
+            "strict": tool.strict}  # fmt: skip
 
 
 read_response = decoder(ResponseFields)
@@ -297,8 +330,8 @@ class ResponseBody(msgspec.Struct):
     previous_response_id: None = None
     parallel_tool_calls: bool = True
     store: bool = False
-    tool_choice: str = "auto"
-    tools: tuple[()] = ()
+    tool_choice: str | msgspec.Raw = "auto"
+    tools: Sequence[dict[str, Any]] = ()
     object: str = "response"
 
 
@@ -463,6 +496,9 @@ class _Answer:
             max_output_tokens=fields.max_output_tokens,
             temperature=getattr(fields, "temperature", None),
             top_p=getattr(fields, "top_p", None),
+            parallel_tool_calls=fields.parallel_tool_calls is not False,
+            tool_choice=fields.tool_choice if is_given(fields.tool_choice) else "auto",
+            tools=[_echo(tool) for tool in fields.tools or ()],
         )
 
 

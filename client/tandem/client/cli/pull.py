@@ -30,7 +30,8 @@ OTHER_FILES = (
     "chat_template.jinja",
     "*.tiktoken",
 )
-WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json")
+SAFETENSORS = ("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json")
+PICKLED = ("pytorch_model.bin", "pytorch_model-*-of-*.bin", "pytorch_model.bin.index.json")
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,200})?")
 _BLOCK = 1 << 20
@@ -56,7 +57,8 @@ def pull(
         Path | None, typer.Option("--to", help="The folder to fetch into; default: where --model finds it by name.")
     ] = None,
 ) -> None:
-    """Fetch a model from a hub (HF_ENDPOINT, HF_TOKEN): its safetensors or one GGUF file, and its tokenizer.
+    """Fetch a model from a hub (HF_ENDPOINT, HF_TOKEN): its safetensors, else one GGUF file, else
+    pytorch_model.bin, and its tokenizer.
 
     What was fetched before is not fetched again, and a download that was interrupted goes on where it stopped."""
     with reporting_errors():
@@ -124,7 +126,6 @@ def _pull(repository: str, revision: str | None, gguf: str | None, to: Path | No
 def choose(files: Sequence[HubFile], gguf: str | None) -> tuple[list[HubFile], str]:
     """Returns the files to fetch, and what tells them apart in the folder's name. Raises CommandError."""
     at_top = [file for file in files if "/" not in file.name]
-    weights = [file for file in at_top if any(fnmatch(file.name, pattern) for pattern in WEIGHTS)]
     models: dict[str, list[HubFile]] = {}  # the parts of each GGUF
     for file in at_top:
         if file.name.endswith(".gguf"):
@@ -138,14 +139,20 @@ def choose(files: Sequence[HubFile], gguf: str | None) -> tuple[list[HubFile], s
             raise CommandError(f"--gguf {gguf} {what} of the GGUF files: {names or 'there are none'}")
         (name,) = exact or matching
         return models[name], f"+{name}"
-    if any(file.name.endswith(".safetensors") for file in weights):
-        others = [file for file in at_top if any(fnmatch(file.name, pattern) for pattern in OTHER_FILES)]
-        return [*weights, *others], ""
+    for weights in (_fitting(at_top, SAFETENSORS), [] if models else _fitting(at_top, PICKLED)):
+        if any(not file.name.endswith(".json") for file in weights):
+            return [*weights, *_fitting(at_top, OTHER_FILES)], ""
     if len(models) == 1:
         return next(iter(models.values())), ""
     if models:
         raise CommandError(f"it has several GGUF files; choose one by --gguf: {names}")
-    raise CommandError("it has neither model.safetensors nor a GGUF file; other weights are not fetched")
+    raise CommandError(
+        "it has neither model.safetensors nor a GGUF file nor pytorch_model.bin; other weights are not fetched"
+    )
+
+
+def _fitting(files: Sequence[HubFile], patterns: Sequence[str]) -> list[HubFile]:
+    return [file for file in files if any(fnmatch(file.name, pattern) for pattern in patterns)]
 
 
 def check(path: Path, file: HubFile) -> None:
