@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,15 @@ import torch
 
 from benchmarks.random_llama import RandomCheckpoint, llama
 from tandem.worker.checkpoints.grouped import Quantization
+from tandem.worker.checkpoints.layer_parts import Experts, QueryGrowth
 from tandem.worker.checkpoints.model_config import KVHeads
 from tandem.worker.model.cpu import layer as native_layer
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.operations import NativeOperations
-from tandem.worker.model.kv_cache import CacheShape, KVCache
+from tandem.worker.model.kv_cache import CacheShape, KeyChannels, KVCache
 from tandem.worker.model.kv_formats import Plain, kv_format
 from tandem.worker.model.loading import load_transformer
-from tandem.worker.model.operations import TorchOperations
+from tandem.worker.model.operations import TorchOperations, Unfinished
 from tandem.worker.model.runner import ModelRunner, Work
 
 OURS, TORCH = NativeOperations(), TorchOperations()
@@ -53,8 +55,11 @@ def test_a_norm_is_that_in_float64_and_the_same_bits_in_any_company(size: int) -
         assert torch.equal(OURS.add_norm(x[rows].clone(), delta[rows], weight, 1e-5), together[rows])
 
 
-@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16", "int8", "int4"])
-@pytest.mark.parametrize("head_dim", [8, 40])
+POWERS = (-140, -40, -9, -7, -6, 4, 5, 8, 9, 30, 100, 120)  # also where an e4m3 float begins and ends
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16", "int8", "int4", "fp8"])
+@pytest.mark.parametrize("head_dim", [8, 40, 64])
 def test_rotating_and_storing_has_the_bits_of_torch(head_dim: int, stored: str) -> None:
     plain = getattr(torch, stored, None) if "float" in stored else None
     form = Plain(plain) if plain else kv_format(stored, torch.float32)
@@ -62,9 +67,15 @@ def test_rotating_and_storing_has_the_bits_of_torch(head_dim: int, stored: str) 
     qkv = numbers(rows, heads + 2 * kv_heads, head_dim)
     qkv[7, heads:] = torch.tensor([float("nan"), float("inf"), -float("inf"), 3.39e38] * (head_dim // 4))
     turned = numbers(rows, 1, head_dim)
+    qkv[8:20] *= torch.tensor([2.0**power for power in (-140, -40, -9, -7, -6, 4, 5, 8, 9, 30, 100, 120)]).view(
+        -1, 1, 1
+    )
     places = torch.randperm(640, generator=torch.Generator().manual_seed(1))[:rows]
     slots = torch.stack([places // 16, places % 16])
-    caches = [KVCache(CacheShape((KVHeads(kv_heads, head_dim),), 40, 16, form), "cpu") for _ in range(2)]
+    channels = KeyChannels(numbers(kv_heads, head_dim), numbers(kv_heads, head_dim).exp())
+    normalized = [channels] if form.normalizes_keys else None
+    shape = CacheShape((KVHeads(kv_heads, head_dim),), 40, 16, form)
+    caches = [KVCache(shape, "cpu", normalized) for _ in range(2)]
     queries = [
         operations.rotate_and_store(qkv.clone(), (turned.cos(), turned.sin()), cache, 0, slots)
         for operations, cache in zip((OURS, TORCH), caches, strict=True)
@@ -83,35 +94,99 @@ def test_what_a_row_computes_does_not_depend_on_what_others_hold() -> None:
     assert torch.equal(spoilt[5:], together[5:])
 
 
+@pytest.mark.parametrize("size", [8, 40])
+@pytest.mark.parametrize("norms", [0, 1, 2, 3])
+def test_what_comes_before_the_rotation_is_as_torch_computes_it_and_the_same_bits_in_any_company(
+    norms: int, size: int
+) -> None:
+    heads, kv_heads, rows = 6, 2, 50
+    qkv = numbers(rows, heads + 2 * kv_heads, size)
+    first = Unfinished(numbers(qkv[0].numel()), tuple(numbers(size + n)[:size] for n in range(1, norms + 1)), 1e-5)
+    rotation = numbers(rows, 1, size).cos(), numbers(rows, 1, size).sin()
+    slots = torch.stack([torch.arange(rows) // 16, torch.arange(rows) % 16])
+    shape = CacheShape((KVHeads(kv_heads, size),), 4, 16, Plain(torch.float32))
+
+    def run(operations: TorchOperations, some: slice) -> tuple[torch.Tensor, ...]:
+        cache, turned = KVCache(shape, "cpu"), (rotation[0][some], rotation[1][some])
+        queries = operations.rotate_and_store(qkv[some].clone(), turned, cache, 0, slots[:, some].contiguous(), first)
+        page, place = slots[:, some]
+        return queries.contiguous(), cache.keys[0][0][page, :, place], cache.values[0][0][page, :, place]
+
+    together = run(OURS, slice(None))
+    torch.testing.assert_close(together, run(TORCH, slice(None)), atol=2e-6, rtol=2e-6)
+    alone = [run(OURS, slice(row, row + 1)) for row in range(rows)]
+    for ours, theirs in zip(together, zip(*alone, strict=True), strict=True):
+        assert torch.equal(ours, torch.cat(theirs))
+
+
+def test_a_gate_with_gelu_is_that_in_float64() -> None:
+    gate_up = numbers(33, 1232) * 4
+    gate_up[3, :8] = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 60.0, -60.0, 1e4, -1e4])
+    gate, up = gate_up.double().chunk(2, dim=1)
+    exact = torch.nn.functional.gelu(gate, approximate="tanh") * up
+    together = OURS.geglu(gate_up, 616)
+    torch.testing.assert_close(together.double(), exact, atol=2e-6, rtol=2e-6)
+    assert torch.equal(OURS.geglu(gate_up[5:6], 616), together[5:6])
+    gate_up[4] = float("nan")
+    assert OURS.geglu(gate_up, 616)[4].isnan().all()
+
+
 MULTIPLIERS = {"embedding_multiplier": 6.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3}
+LAYERS: Mapping[str, dict[str, Any]] = {
+    "window": {"windows": (20, 0)},
+    "multipliers, a layer that does not rotate": {"unrotated_layers": (1,), **MULTIPLIERS},
+    "window with a theta of its own": {"windows": (20, 0), "window_rope_theta": 99.0},
+    "Qwen2's biases": {"qkv_bias": True, "output_bias": True},
+    "Qwen3's norms of heads": {"qk_norm": "head"},
+    "OLMo's norms of all heads, and after its parts": {"qk_norm": "whole", "norm_placement": "after"},
+    "GLM's norms around its parts": {"norm_placement": "both", "qkv_bias": True},
+    "Gemma's": {"norm_placement": "both", "activation": "gelu_tanh", "attention_soft_cap": 3.0},
+    "Llama 4's, queries growing": {"qk_norm": "unit", "query_growth": QueryGrowth(0.1, 8), "unrotated_layers": (1,)},
+}
+LATER = Experts(4, 2, 64, normalized=False, dense_layers=(0,))
+ATTENTION_ALONE: Mapping[str, dict[str, Any]] = {
+    "experts, scores of nothing": {"sinks": True, "experts": Experts(4, 2, 64, normalized=True)},
+    "experts behind a dense layer": {
+        "qk_norm": "head",
+        "experts": LATER,
+    },
+    "no gate": {"activation": "relu2", "gated": False},
+}
+
+
+KINDS = (None, Quantization(8, 0), Quantization(4, 32))
 
 
 @pytest.mark.parametrize(
-    "described",
+    ("described", "kind"),
     [
-        {},
-        {"windows": (20, 0)},
-        {"unrotated_layers": (1,), **MULTIPLIERS},
-        {"windows": (20, 0), "window_rope_theta": 99.0},
+        *(pytest.param({}, kind, id=f"plain, {kind}") for kind in KINDS),
+        *(
+            pytest.param(described, kind, id=name)
+            for (name, described), kind in zip({**LAYERS, **ATTENTION_ALONE}.items(), cycle(KINDS), strict=False)
+        ),
     ],
-    ids=["plain", "window", "multipliers, a layer that does not rotate", "window with a theta of its own"],
 )
-@pytest.mark.parametrize("kind", [None, Quantization(8, 0), Quantization(4, 32)], ids=str)
 def test_a_layer_in_one_call_has_the_bits_of_one_in_pieces(
-    kind: Quantization | None, described: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    described: dict[str, Any], kind: Quantization | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(llama("tiny", 128), num_layers=2, **described)
     half = torch.bfloat16
     checkpoint = RandomCheckpoint(config, "cpu", half)
     model = load_transformer(checkpoint, "cpu", half, quantization=kind, operations=OURS)
     assert all(layer.compiled is not None for layer in model.layers)  # type: ignore[union-attr]
-    shape = CacheShape(config.cache_heads, 8, 16, Plain(half))
+    whole_ones = [not layer.compiled.ends_early for layer in model.layers]  # type: ignore[union-attr]
+    dense = () if config.experts is None else config.experts.dense_layers
+    assert whole_ones == [described not in ATTENTION_ALONE.values() or layer in dense for layer in range(2)]
+    stored = {None: "auto", Quantization(8, 0): "int8", Quantization(4, 32): "fp8"}[kind]
+    shape = CacheShape(config.cache_heads, 8, 16, kv_format(stored, half))
+    channels = [KeyChannels(numbers(*heads), numbers(*heads).exp()) for heads in config.cache_heads]
     tokens = np.arange(1, 60, dtype=np.int32)
     answers = []
     for most in (0, native_layer.MOST_ROWS):
         monkeypatch.setattr(native_layer, "MOST_ROWS", most)
         monkeypatch.setattr(native_layer, "MOST_WIDE_ROWS", most)
-        runner = ModelRunner(model, KVCache(shape, "cpu"))
+        runner = ModelRunner(model, KVCache(shape, "cpu", channels if stored == "fp8" else None))
         whole = runner.forward([Work(tokens, 0, np.arange(4), 3)])
         runner.forward([Work(tokens[:17], 0, np.arange(4, 8), 0)])
         steps = [runner.forward([Work(tokens[i : i + 1], i, np.arange(4, 8), 1)]) for i in range(17, 59)]

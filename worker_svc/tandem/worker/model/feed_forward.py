@@ -3,14 +3,14 @@ another one, and there may be biases."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from tandem.worker.checkpoints.layer_parts import Activation, ClampedSwiGLU
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.model.activations import ACTIVATIONS
 from tandem.worker.model.linear import Linear, Rows
 from tandem.worker.model.operations import Operations
 
@@ -34,8 +34,12 @@ class FeedForward(torch.nn.Module):
         """`clamped` is the gate instead of one with the activation."""
         super().__init__()
         self.intermediate_size = intermediate_size
+        self.activation = activation if clamped is None else None
         self._operations, self._is_swiglu = operations, activation == "silu" and clamped is None
-        self._gated = operations.swiglu if activation == "silu" else partial(_gated, ACTIVATIONS[activation])
+        self._gated: Callable[[torch.Tensor, int], torch.Tensor] = operations.swiglu
+        if activation != "silu":
+            gelu = activation == "gelu_tanh"
+            self._gated = operations.geglu if gelu else partial(_gated, ACTIVATIONS[activation])
         if clamped is not None:
             self._gated = partial(_clamped, clamped)
         self.gate_up = Linear(hidden_size, 2 * intermediate_size, dtype, bias=biases)
@@ -76,21 +80,3 @@ def _clamped(gate_of: ClampedSwiGLU, gate_up: torch.Tensor, size: int) -> torch.
     gate = gate_up[:, :size].float().clamp(max=gate_of.limit)
     up = gate_up[:, size:].float().clamp(-gate_of.limit, gate_of.limit)
     return (gate / (gate * -gate_of.alpha).exp_().add_(1) * (up + 1)).to(gate_up.dtype)
-
-
-def _squared_relu(x: torch.Tensor) -> torch.Tensor:
-    return x.relu().square_()
-
-
-def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """`x / 2 (1 + tanh(u))`, which is `x / (1 + exp(-2 u))`, with u = sqrt(2 / pi) (x + 0.044715 x^3)."""
-    wide = x.float()
-    u = wide * (1 + 0.044715 * wide.square()) * math.sqrt(2 / math.pi)
-    return (wide / u.mul_(-2).exp_().add_(1)).to(x.dtype)
-
-
-# By operations whose bits do not depend on the number of rows.
-ACTIVATIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu2": _squared_relu,
-    "gelu_tanh": _gelu_tanh,
-}

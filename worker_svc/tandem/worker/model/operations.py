@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from tandem.worker.checkpoints.grouped import Float8Rows, Grouped, Quantization, to_float8
 from tandem.worker.checkpoints.layer_parts import Experts
 from tandem.worker.checkpoints.model_config import AttentionKind
+from tandem.worker.model.activations import gelu_tanh
 from tandem.worker.model.attention import AttentionPlan, Scores, Segment
 from tandem.worker.model.delta_rule import DeltaWeights, delta_rule
 from tandem.worker.model.kv_cache import KVCache
@@ -133,6 +134,10 @@ class Operations(Protocol):
         """The same, as 8-bit floats with a scale a row."""
         ...
 
+    def geglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
+        """Computes `gelu(gate) * up` of `[N, 2 size]` in float32, GELU by its approximation with tanh."""
+        ...
+
     def delta_rule(
         self, weights: DeltaWeights, layer: int, mixed: torch.Tensor, gates: torch.Tensor, plan: StatePlan
     ) -> torch.Tensor:
@@ -214,6 +219,9 @@ class TorchOperations:
 
     def swiglu_float8(self, gate_up: torch.Tensor, size: int) -> Float8Rows:
         return to_float8(self.swiglu(gate_up, size))
+
+    def geglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
+        return (gelu_tanh(gate_up[:, :size].float()) * gate_up[:, size:]).to(gate_up.dtype)
 
     def delta_rule(
         self, weights: DeltaWeights, layer: int, mixed: torch.Tensor, gates: torch.Tensor, plan: StatePlan

@@ -15,7 +15,7 @@ import torch
 
 from tandem.worker.checkpoints.layer_parts import PerLayerInputs
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.model.feed_forward import ACTIVATIONS
+from tandem.worker.model.activations import ACTIVATIONS
 from tandem.worker.model.linear import Linear
 from tandem.worker.model.norms import RMSNorm
 from tandem.worker.model.operations import Operations

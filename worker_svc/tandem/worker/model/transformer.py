@@ -14,7 +14,7 @@ their number is a multiple of `row_multiple`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -24,7 +24,14 @@ import torch
 from tandem.worker.checkpoints.model_config import AttentionKind, ModelConfig, Rope
 from tandem.worker.model.attention import Scores, soft_cap_
 from tandem.worker.model.beside import ExpertsBeside
-from tandem.worker.model.cpu.layer import CompiledLayer, CompiledStep, LayerKind, compiled_steps
+from tandem.worker.model.cpu.layer import (
+    Attending,
+    CompiledLayer,
+    CompiledStep,
+    LayerKind,
+    LayerNorms,
+    compiled_steps,
+)
 from tandem.worker.model.cpu.operations import cpu_operations
 from tandem.worker.model.delta_net import Constants, DeltaNetMixer
 from tandem.worker.model.feed_forward import FeedForward, UngatedFeedForward
@@ -98,7 +105,7 @@ class Layer(torch.nn.Module):
         self._queries_grow = config.queries_grow_in(index)
         self._attention = config.attention_kinds[index]
         self._rope: Rope = config.layer_ropes[index]
-        self._kind: LayerKind = (self._attention, self._rope)
+        self.kind: LayerKind = (self._attention, self._rope)
         self.attention_norm = stream_norm(config, dtype, operations)
         self._make_mixing(config, index, dtype)
         self.mlp_norm = None if config.parallel else stream_norm(config, dtype, operations)
@@ -161,17 +168,21 @@ class Layer(torch.nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns `x [N, hidden]` after the layer and what is still to be added to it, given both before it; x itself
         is overwritten. With `wanted` `[M]`, only those rows come out."""
-        whole = step.compiled.get(self._kind)
-        if whole is not None and self.compiled is not None and (wanted is None or len(wanted) == len(x)):
-            pages = (step.cache.keys[self._index][0], step.cache.values[self._index][0])
-            delta = self.compiled.run(whole, x, delta, pages)
-            return (x, delta) if wanted is None else (x.index_select(0, wanted), delta.index_select(0, wanted))
-        attended = self._attend(self._enter_attention(x, delta, float8=self._takes_float8), step)
-        if wanted is not None:
-            x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
-        delta = self._leave_attention(self._ranks.add_up(self.attention_output(attended)))
+        in_one, compiled = step.compiled.get(self.kind), self.compiled
         mlp = self.feed_forward
-        entering = self._enter_mlp(x, delta, float8=isinstance(mlp, FeedForward) and mlp.gate_up.takes_float8)
+        if in_one is not None and compiled is not None and (wanted is None or len(wanted) == len(x)):
+            delta, seen = compiled.run(in_one, x, delta, step.cache, self._index)
+            if wanted is not None:
+                x, delta, seen = (rows.index_select(0, wanted) for rows in (x, delta, seen))
+            if not compiled.ends_early:
+                return x, delta
+            entering: Rows = seen
+        else:
+            attended = self._attend(self._enter_attention(x, delta, float8=self._takes_float8), step)
+            if wanted is not None:
+                x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
+            delta = self._leave_attention(self._ranks.add_up(self.attention_output(attended)))
+            entering = self._enter_mlp(x, delta, float8=isinstance(mlp, FeedForward) and mlp.gate_up.takes_float8)
         answers = self._ranks.add_up(mlp(entering))
         delta = self._leave_mlp(answers if self.beside is None else self.beside(x, answers))
         if self.given is not None:
@@ -212,21 +223,31 @@ class Layer(torch.nn.Module):
 
     @cached_property
     def compiled(self) -> CompiledLayer | None:
-        """Returns this layer for a call of its own, once its weights are there; None where that is not available."""
-        mlp = self.feed_forward
-        if self.q_norm is not None or self._gated or not isinstance(mlp, FeedForward) or self._ranks.size > 1:
+        """Returns this layer, or all before its feed-forward part, for a call of its own, once its weights are there;
+        None where that is not available."""
+        config, mlp = self._config, self.feed_forward
+        if self._gated or self._values_are_keys or not self._stores or config.parallel or self._ranks.size > 1:
             return None
-        if self._config.activation != "silu" or self._cap or self.sinks is not None:
+        places = (self.attention_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm)
+        if not all(norm is None or isinstance(norm, RMSNorm) for norm in places):
             return None
-        if self.given is not None or self.scale is not None or self.beside is not None or not self._stores:
-            return None
-        if self._unit is not None or self._values_are_keys or self._config.full_heads is not None:
-            return None
-        if self._queries_grow or self._config.norm_placement != "before" or self._config.norm != "rms":
-            return None
-        assert self.mlp_norm is not None
-        matrices = (self.qkv, self.attention_output, mlp.gate_up, mlp.down)
-        return CompiledLayer.of(matrices, (self.attention_norm.weight, self.mlp_norm.weight), self._config)
+        weights: list[torch.Tensor | None] = [None if norm is None else norm.weight for norm in places]
+        if config.norm_placement == "after":
+            weights = [None, weights[0], None, weights[2]]
+        whole = config.qk_norm == "whole"
+        first = self._unfinished()
+        if whole and self.q_norm is not None and self.k_norm is not None:
+            first = first._replace(norms=(self.q_norm.weight, self.k_norm.weight))
+        if self.qkv.bias is not None:
+            first = first._replace(bias=self.qkv.bias.weight)
+        sinks = None if self.sinks is None else self.sinks.weight
+        scores = Scores(self._scale, self._cap, sinks)
+        attending = Attending(first, whole, self._heads, self._kv_heads, self._qkv_shape[2], scores, self._queries_grow)
+        activation = mlp.activation if isinstance(mlp, FeedForward) else None
+        alone = self.given is None and self.scale is None and self.beside is None
+        rest = (mlp.gate_up, mlp.down) if isinstance(mlp, FeedForward) and alone else None
+        norms = LayerNorms(config.stream_eps, *weights)
+        return CompiledLayer.of((self.qkv, self.attention_output), rest, norms, attending, activation)
 
     def _unfinished(self) -> Unfinished:
         """Returns what storing does to the projection first: norms of heads, and a bias that nothing comes before."""
@@ -423,7 +444,6 @@ class Transformer(torch.nn.Module):
         changed = config.logit_multiplier != 1 or bool(config.logit_soft_cap)
         self._converts_logits = operations.wide_logits or changed or ranks.size > 1
         self.rotations = Rotations(config, device)
-        self._kinds = frozenset(zip(config.attention_kinds, config.layer_ropes, strict=True))
         self._growth: QueryFactors | None = None
         if config.query_growth is not None and config.queries_grow:
             self._growth = QueryFactors(config.query_growth, config.context_length, device)
@@ -468,10 +488,9 @@ class Transformer(torch.nn.Module):
         Returns `[M, vocab]`: float32, or of 16 bits where nothing was done to them in float32
         (`Operations.wide_logits`).
         """
-        rotations, first = self.rotations.at(positions), self.layers[0]
+        rotations = self.rotations.at(positions)
         growth = None if self._growth is None else self._growth.at(positions)
-        assert isinstance(first, Layer)
-        compiled = compiled_steps(self.operations, first.compiled, cache, rotations, slots, plans, self._kinds)
+        compiled = compiled_steps(self.operations, self._compiled, cache, rotations, growth, slots, plans)
         x, delta = self.embedding(ids), None
         if self.config.embedding_scale != 1:
             x = x * self.config.embedding_scale
@@ -491,6 +510,16 @@ class Transformer(torch.nn.Module):
         if self.config.logit_multiplier != 1:
             logits = logits * self.config.logit_multiplier
         return soft_cap_(logits, self.config.logit_soft_cap) if self.config.logit_soft_cap else logits
+
+    @cached_property
+    def _compiled(self) -> Mapping[LayerKind, Sequence[CompiledLayer]]:
+        """Returns the layers that are compiled, by their kinds, once the weights are there."""
+        kinds: dict[LayerKind, list[CompiledLayer]] = {}
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            if layer.compiled is not None:
+                kinds.setdefault(layer.kind, []).append(layer.compiled)
+        return kinds
 
     @property
     def logits_dtype(self) -> torch.dtype:

@@ -1,30 +1,31 @@
-"""Whole layers in one call of the compiled library, for the few rows of a decode.
+"""Whole layers, or all of them up to the feed-forward part, in one call of the compiled library, for the few rows of a
+decode.
 
 There the time between two operations decides: threads that have nothing to do fall asleep within 20 us, about as long
 as Python takes from one call to the next, and waking them takes longer than a small operation. What is called are the
 same functions in the same order as otherwise, so the bits are the same.
-
-A layer is served if its matrices are stored for compiled products and it has neither biases nor norms of heads.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import torch
 
 from tandem.worker.checkpoints.grouped import GROUPS
-from tandem.worker.checkpoints.model_config import AttentionKind, ModelConfig, Rope
+from tandem.worker.checkpoints.layer_parts import Activation
+from tandem.worker.checkpoints.model_config import AttentionKind, Rope
+from tandem.worker.model.attention import Scores
 from tandem.worker.model.cpu.native import PANEL, SCALES
-from tandem.worker.model.cpu.native.layers import FORMATS, LANES, WORTH_A_THREAD
+from tandem.worker.model.cpu.native.layers import FORMATS, GATES, LANES, WORTH_A_THREAD, Heads, heads_of, pages_of
 from tandem.worker.model.cpu.native.library import calls
-from tandem.worker.model.cpu.operations import NativeOperations, NativePlan, stores_as_given
+from tandem.worker.model.cpu.operations import NativeOperations, NativePlan, stores_rows
 from tandem.worker.model.cpu.wide_panels import WidePanels
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.linear import HalfPanels, Linear
-from tandem.worker.model.operations import Operations, Plan
+from tandem.worker.model.operations import Operations, Plan, Unfinished
 from tandem.worker.model.quantization import QuantizedWeight
 from tandem.worker.model.rope import Rotation
 
@@ -40,21 +41,26 @@ class _Weight(ctypes.Structure):
         *((name, _Pointer) for name in ("numbers", "scale", "least", "table")),
         *((name, _Number) for name in ("bits", "half", "per_channel")),
         *((name, _Size) for name in ("inputs", "outputs", "panels", "groups", "group")),
+        ("bias", _Pointer),
     )
 
 
 class _Layer(ctypes.Structure):
+    made: Heads
     _fields_ = (
         *((name, _Weight) for name in ("qkv", "output", "gate_up", "down")),
-        *((name, _Pointer) for name in ("attention_norm", "mlp_norm")),
-        *((name, _Size) for name in ("hidden", "inner", "heads", "kv_heads", "head_dim")),
-        *((name, _Float) for name in ("eps", "scale")),
+        *((name, _Pointer) for name in ("enter_attention", "leave_attention", "enter_mlp", "leave_mlp")),
+        ("made", Heads),
+        ("sinks", _Pointer),
+        *((name, _Size) for name in ("hidden", "inner")),
+        *((name, _Float) for name in ("eps", "scale", "cap")),
+        *((name, _Number) for name in ("activation", "grows")),
     )
 
 
 class _Step(ctypes.Structure):
     _fields_ = (
-        *((name, _Pointer) for name in ("cos", "sin", "slots", "blocks", "tables")),
+        *((name, _Pointer) for name in ("cos", "sin", "growth", "slots", "blocks", "tables")),
         *((name, _Size) for name in ("count", "most", "width", "window", "page_size")),
         *((name, _Pointer) for name in ("normed", "qkv", "attended", "gate_up", "inner", "room")),
         *((name, _Size) for name in ("rows", "attending")),
@@ -62,11 +68,36 @@ class _Step(ctypes.Structure):
     )
 
 
+class LayerNorms(NamedTuple):
+    """The weights `[hidden]` of the norms of what comes into a part of a layer and of what comes out; None: there is
+    none."""
+
+    eps: float
+    enter_attention: torch.Tensor | None
+    leave_attention: torch.Tensor | None
+    enter_mlp: torch.Tensor | None
+    leave_mlp: torch.Tensor | None
+
+
+class Attending(NamedTuple):
+    """What becomes of a layer's queries, keys and values."""
+
+    first: Unfinished
+    whole: bool  # the norms are over all heads of a row at once
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scores: Scores
+    grows: bool  # queries are multiplied by the step's factors
+
+
 class CompiledLayer:
     """A layer's weights as the library takes them."""
 
-    def __init__(self, layer: _Layer, room: int, *, wide: bool) -> None:
-        self.struct, self.room, self._wide = layer, room, wide
+    def __init__(self, layer: _Layer, rooms: Mapping[str, int], *, wide: bool) -> None:
+        self._struct, self._wide = layer, wide
+        self.rooms = rooms  # numbers a row of what it computes
+        self.ends_early = not layer.inner  # before the feed-forward part
 
     @property
     def most_rows(self) -> int:
@@ -76,50 +107,83 @@ class CompiledLayer:
     @classmethod
     def of(
         cls,
-        matrices: tuple[Linear, Linear, Linear, Linear],
-        norms: tuple[torch.Tensor, torch.Tensor],
-        config: ModelConfig,
+        mixing: tuple[Linear, Linear],
+        feed_forward: tuple[Linear, Linear] | None,
+        norms: LayerNorms,
+        attending: Attending,
+        activation: Activation | None,
     ) -> CompiledLayer | None:
-        """`matrices` are qkv, output, gate_up and down; None if the library does not serve such a layer."""
+        """`mixing` are the matrices of qkv and of the output, `feed_forward` of gate and up and of down; without these,
+        or with another activation than `GATES`, the layer ends before that part. None if the library does not serve
+        such a layer."""
+        feed_forward = None if activation is None or activation not in GATES else feed_forward
+        matrices = (*mixing, *(feed_forward or ()))
         weights = [_weight(matrix) for matrix in matrices]
-        sizes = (config.hidden_size, config.intermediate_size, config.head_dim)
-        if not all(weights) or any(size % LANES for size in sizes) or any(n.dtype != torch.float32 for n in norms):
+        hidden, inner = mixing[0].in_features, feed_forward[1].in_features if feed_forward else 0
+        first, scores = attending.first, attending.scores
+        vectors = [*norms[1:], *first.norms, first.bias, scores.sinks, *(_bias(matrix) for matrix in matrices)]
+        if not all(weights) or any(size % LANES for size in (hidden, inner, attending.head_dim)):
             return None
+        if any(vector is not None and vector.dtype != torch.float32 for vector in vectors):
+            return None
+        weights[0].bias = None  # type: ignore[union-attr]  # queries, keys and values get it with what else they need
+        parts = dict(zip(("qkv", "output", "gate_up", "down"), weights, strict=False))
         layer = _Layer(
-            *weights,
-            *(norm.data_ptr() for norm in norms),
-            hidden=config.hidden_size,
-            inner=config.intermediate_size,
-            heads=config.num_heads,
-            kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            eps=config.stream_eps,
-            scale=config.attention_scale,
+            **parts,
+            **{
+                name: None if norm is None else norm.data_ptr()
+                for name, norm in norms._asdict().items()
+                if name != "eps"
+            },
+            made=heads_of(first, attending.heads, attending.kv_heads, attending.head_dim, whole=attending.whole),
+            sinks=_pointer(scores.sinks),
+            hidden=hidden,
+            inner=inner,
+            eps=norms.eps,
+            scale=scores.scale,
+            cap=scores.cap,
+            activation=GATES[activation] if activation and feed_forward else 0,
+            grows=attending.grows,
         )
         # As much as products in the smallest groups need, whatever this layer's are: another's may be stored otherwise.
         widest = max(-(-matrix.in_features // max(GROUPS)) * max(GROUPS) for matrix in matrices)
+        width = attending.heads * attending.head_dim
+        rooms = {
+            "normed": hidden,
+            "qkv": width + 2 * attending.kv_heads * attending.head_dim,
+            "attended": width,
+            "gate_up": 2 * inner,
+            "inner": inner,
+            "room": widest + 4 * widest // min(GROUPS),
+        }
         wide = all(isinstance(weight, WidePanels) for matrix in matrices for weight in matrix.weights)
-        return cls(layer, widest + 4 * widest // min(GROUPS), wide=wide)
+        return cls(layer, rooms, wide=wide)
 
     def run(
-        self, step: CompiledStep, x: torch.Tensor, delta: torch.Tensor | None, pages: tuple[torch.Tensor, torch.Tensor]
-    ) -> torch.Tensor:
-        """What is to be added to `x` `[N, hidden]`, which is overwritten, as `Layer.forward` has it. `pages` are the
-        layer's keys and values."""
+        self, step: CompiledStep, x: torch.Tensor, delta: torch.Tensor | None, cache: KVCache, index: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns what is to be added to `x` `[N, hidden]`, which is overwritten, as `Layer.forward` has it; and, where
+        the layer ends early, what its feed-forward part is given, which holds until the next layer. `index` is that of
+        the layer's keys and values."""
         begins = delta is None
         delta = torch.empty_like(x) if delta is None else delta.contiguous()
+        stored = cache.shape.format.name
+        keys, values = pages_of(stored, cache.keys[index]), pages_of(stored, cache.values[index])
+        if cache.key_channels is not None:
+            channels, made = cache.key_channels[index], self._struct.made
+            made.key_mean, made.key_scale = channels.mean.data_ptr(), channels.scale.data_ptr()
         failed = calls().tandem_layer(
-            ctypes.addressof(self.struct),
+            ctypes.addressof(self._struct),
             ctypes.addressof(step.struct),
             x.data_ptr(),
             delta.data_ptr(),
             begins,
-            pages[0].data_ptr(),
-            pages[1].data_ptr(),
+            ctypes.addressof(keys),
+            ctypes.addressof(values),
         )
         if failed:
             raise MemoryError("no memory for a block of attention")
-        return delta
+        return delta, step.normed if self._struct.enter_mlp else x
 
 
 class CompiledStep:
@@ -127,29 +191,24 @@ class CompiledStep:
 
     def __init__(
         self,
-        layer: CompiledLayer,
+        layers: Sequence[CompiledLayer],
         cache: KVCache,
-        rotation: tuple[torch.Tensor, torch.Tensor],
+        rotation: Rotation,
+        growth: torch.Tensor | None,
         slots: torch.Tensor,
         plan: NativePlan,
     ) -> None:
-        """`layer`: any one, all being of the same size."""
-        work, size, rows = plan.work, layer.struct, slots.shape[1]
-        width = size.heads * size.head_dim
-        parts = {
-            "normed": size.hidden,
-            "qkv": width + 2 * size.kv_heads * size.head_dim,
-            "attended": width,
-            "gate_up": 2 * size.inner,
-            "inner": size.inner,
-            "room": layer.room,
-        }
-        buffers = {name: torch.empty((rows, count)) for name, count in parts.items()}
+        """`layers`: those of the kind."""
+        work, rows = plan.work, slots.shape[1]
+        names = layers[0].rooms
+        rooms = {name: torch.empty((rows, max(layer.rooms[name] for layer in layers))) for name in names}
+        self.normed = rooms["normed"]
         threads = torch.get_num_threads()
-        self._kept = (rotation, slots, plan, buffers)  # what `struct` points at
+        self._kept = (rotation, growth, slots, plan, rooms)  # what `struct` points at
         self.struct = _Step(
             cos=rotation[0].data_ptr(),
             sin=rotation[1].data_ptr(),
+            growth=None if growth is None else growth.data_ptr(),
             slots=slots.data_ptr(),
             blocks=work.blocks.ctypes.data,
             tables=work.tables.ctypes.data,
@@ -162,46 +221,61 @@ class CompiledStep:
             attending=plan.rows,
             format=FORMATS[cache.shape.format.name],
             threads=threads,
-            attention_threads=threads if work.keys * width > WORTH_A_THREAD else 1,
-            **{name: buffer.data_ptr() for name, buffer in buffers.items()},
+            attention_threads=threads if work.keys * names["attended"] > WORTH_A_THREAD else 1,
+            **{name: room.data_ptr() for name, room in rooms.items()},
         )
 
 
 def compiled_steps(
     operations: Operations,
-    layer: CompiledLayer | None,
+    layers: Mapping[LayerKind, Sequence[CompiledLayer]],
     cache: KVCache,
     rotations: Mapping[Rope, Rotation],
+    growth: torch.Tensor | None,
     slots: torch.Tensor,
     plans: Mapping[AttentionKind, Plan],
-    kinds: Iterable[LayerKind],
 ) -> dict[LayerKind, CompiledStep]:
-    """For each kind of layer; empty where a step's layers are to be computed piece by piece."""
-    if layer is None or slots.shape[1] > layer.most_rows:
-        return {}
-    if type(operations) is not NativeOperations or not stores_as_given(cache):
+    """For each kind of layer; without those that are to be computed piece by piece."""
+    if type(operations) is not NativeOperations or not stores_rows(cache):
         return {}
     return {
-        (attention, rope): CompiledStep(layer, cache, rotations[rope], slots, plan)
-        for attention, rope in kinds
-        if isinstance(plan := plans[attention], NativePlan)
+        kind: CompiledStep(some, cache, rotations[kind[1]], growth, slots, plan)
+        for kind, some in layers.items()
+        if isinstance(plan := plans[kind[0]], NativePlan) and slots.shape[1] <= min(each.most_rows for each in some)
     }
 
 
+def _pointer(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _bias(matrix: Linear) -> torch.Tensor | None:
+    return None if matrix.bias is None else matrix.bias.weight
+
+
 def _weight(matrix: Linear) -> _Weight | None:
-    """None if its product is not compiled, or has a bias, or columns that fill up a panel."""
-    if matrix.bias is not None or len(matrix.weights) != 1:
+    """None if its product is not compiled, or has columns that fill up a panel."""
+    if len(matrix.weights) != 1:
         return None
     weight, inputs, outputs = matrix.weights[0], matrix.in_features, matrix.out_features
+    bias = _pointer(_bias(matrix))
     if isinstance(weight, WidePanels):
         bf16 = weight.panels.dtype == torch.bfloat16
-        return _Weight(numbers=weight.panels.data_ptr(), half=bf16, inputs=inputs, outputs=outputs)
+        return _Weight(numbers=weight.panels.data_ptr(), half=bf16, inputs=inputs, outputs=outputs, bias=bias)
     if outputs % PANEL:
         return None
     if isinstance(weight, HalfPanels):
         panels = weight.panels
         bf16 = panels.dtype == torch.bfloat16
-        return _Weight(numbers=panels.data_ptr(), bits=16, half=bf16, inputs=inputs, panels=len(panels))
+        return _Weight(
+            numbers=panels.data_ptr(),
+            bits=16,
+            half=bf16,
+            inputs=inputs,
+            outputs=outputs,
+            panels=len(panels),
+            bias=bias,
+        )
     if type(weight) is not QuantizedWeight or not weight.compiled or weight.order is not None:
         return None
     return _Weight(
@@ -213,7 +287,9 @@ def _weight(matrix: Linear) -> _Weight | None:
         half=SCALES[weight.scale.dtype],
         per_channel=weight.scale.shape[1] == 1 and weight.groups > 1,
         inputs=inputs,
+        outputs=outputs,
         panels=len(weight.q),
         groups=weight.groups,
         group=weight.group,
+        bias=bias,
     )

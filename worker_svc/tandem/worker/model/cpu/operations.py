@@ -52,27 +52,24 @@ class NativeOperations(TorchOperations):
         slots: torch.Tensor | None,
         first: Unfinished = FINISHED,
     ) -> torch.Tensor:
-        if not _served(qkv, qkv.shape[-1]):
+        if not _served(qkv, qkv.shape[-1]) or not stores_rows(cache):
             return super().rotate_and_store(qkv, rotation, cache, layer, slots, first)
-        if slots is None:
-            self.finish(qkv, qkv.shape[1], 0, first)
-            layers.rotate(qkv, rotation, qkv.shape[1], None, None)
-            return cache.scale_queries(layer, qkv)
-        kv_heads = cache.shape.heads[layer].number
+        kv_heads = 0 if slots is None else cache.shape.heads[layer].number
         heads = qkv.shape[1] - 2 * kv_heads
-        self.finish(qkv, heads, kv_heads, first)
-        pages = (cache.keys[layer][0], cache.values[layer][0])
-        as_given = stores_as_given(cache)
-        layers.rotate(qkv, rotation, heads, pages if as_given else None, slots)
-        if as_given:
-            return qkv[:, :heads]
-        cache.write(layer, slots, qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :])
-        return cache.scale_queries(layer, qkv[:, :heads])
+        channels = None if cache.key_channels is None else cache.key_channels[layer]
+        made = layers.heads_of(first, heads, kv_heads, qkv.shape[2], channels)
+        layers.rotate_and_store(qkv, made, rotation, cache, layer, slots)
+        return qkv[:, :heads]
 
     def swiglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
         if _served(gate_up, size):
-            return layers.swiglu(gate_up, size)
+            return layers.gate("silu", gate_up, size)
         return super().swiglu(gate_up, size)
+
+    def geglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
+        if _served(gate_up, size):
+            return layers.gate("gelu_tanh", gate_up, size)
+        return super().geglu(gate_up, size)
 
     def delta_rule(
         self, weights: DeltaWeights, layer: int, mixed: torch.Tensor, gates: torch.Tensor, plan: StatePlan
@@ -82,12 +79,9 @@ class NativeOperations(TorchOperations):
         return super().delta_rule(weights, layer, mixed, gates, plan)
 
 
-_PLAIN = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def stores_as_given(cache: KVCache) -> bool:
-    """Whether keys and values go into the cache as they are, by nothing more than a change of dtype."""
-    return type(cache) is KVCache and cache.key_channels is None and cache.keys[0][0].dtype in _PLAIN
+def stores_rows(cache: KVCache) -> bool:
+    """Whether the library writes the pages of this cache, and not a class derived from it."""
+    return type(cache) is KVCache and cache.shape.format.name in layers.FORMATS
 
 
 def _served(x: torch.Tensor, size: int) -> bool:

@@ -304,6 +304,9 @@ class TritonOperations:
     def swiglu_float8(self, gate_up: torch.Tensor, size: int) -> Float8Rows:
         return swiglu_float8(gate_up, size)
 
+    def geglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
+        return TorchOperations().geglu(gate_up, size)
+
     def quantized_weight(
         self, kind: Quantization, rows: int, columns: int, like: Grouped, device: torch.device
     ) -> QuantizedWeight:

@@ -6,21 +6,64 @@ dimensions are contiguous.
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from tandem.worker.checkpoints.layer_parts import Activation
 from tandem.worker.model.attention import Scores
 from tandem.worker.model.cpu.native.library import calls
+from tandem.worker.model.kv_cache import KeyChannels, KVCache
 from tandem.worker.model.kv_formats import Parts
 
 LANES = 8  # sizes are multiples of it
 
 FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "fp8": 5}  # as in numbers.h
 _FLOAT8 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+GATES: Mapping[Activation, int] = {"silu": 0, "gelu_tanh": 1}  # as in operations.h
+_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 WORTH_A_THREAD = 1 << 17  # multiplications that take about as long as it takes to wake a thread
+
+
+class Unfinished(Protocol):
+    """What rows of queries, keys and values still need; see `model/operations.py`."""
+
+    @property
+    def bias(self) -> torch.Tensor | None: ...
+    @property
+    def norms(self) -> tuple[torch.Tensor, ...]: ...
+    @property
+    def eps(self) -> float: ...
+
+
+class Pages(ctypes.Structure):
+    """Keys or values of one layer, as the library takes them."""
+
+    numbers: int
+    constants: int
+    _fields_ = (("numbers", _POINTER), ("constants", _POINTER))
+
+
+class Heads(ctypes.Structure):
+    """What becomes of a row of queries, keys and values, as the library takes it."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    _fields_ = (
+        ("bias", _POINTER),
+        ("norms", _POINTER * 3),
+        ("key_mean", _POINTER),
+        ("key_scale", _POINTER),
+        *((name, _SIZE) for name in ("heads", "kv_heads", "head_dim", "stored_heads")),
+        ("eps", ctypes.c_float),
+        ("whole", ctypes.c_int32),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,39 +93,78 @@ def add_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, 
     return out
 
 
-def swiglu(gate_up: torch.Tensor, size: int) -> torch.Tensor:
-    """`silu(gate) * up` of `[N, 2 size]`."""
+def gate(activation: Activation, gate_up: torch.Tensor, size: int) -> torch.Tensor:
+    """`activation(gate) * up` of `[N, 2 size]`; the activation is one of `GATES`."""
     rows = gate_up.shape[0]
     out = torch.empty((rows, size))
-    calls().tandem_swiglu(gate_up.data_ptr(), out.data_ptr(), rows, size, gate_up.stride(0), torch.get_num_threads())
+    calls().tandem_gate(
+        GATES[activation],
+        gate_up.data_ptr(),
+        out.data_ptr(),
+        rows,
+        size,
+        gate_up.stride(0),
+        torch.get_num_threads(),
+    )
     return out
 
 
-def rotate(
-    qkv: torch.Tensor,
-    rotation: tuple[torch.Tensor, torch.Tensor],
+def heads_of(
+    first: Unfinished,
     heads: int,
-    pages: tuple[torch.Tensor, torch.Tensor] | None,
+    kv_heads: int,
+    head_dim: int,
+    channels: KeyChannels | None = None,
+    *,
+    whole: bool = False,
+) -> Heads:
+    """What becomes of rows of so many heads of queries, keys and values. The tensors must outlive it; `whole`: the
+    norms are those of all heads of a row at once."""
+    return Heads(
+        bias=None if first.bias is None else first.bias.data_ptr(),
+        norms=(_POINTER * 3)(*(weight.data_ptr() for weight in first.norms)),
+        key_mean=None if channels is None else channels.mean.data_ptr(),
+        key_scale=None if channels is None else channels.scale.data_ptr(),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        stored_heads=kv_heads if channels is None else len(channels.scale),
+        eps=first.eps,
+        whole=whole,
+    )
+
+
+def pages_of(format_name: str, parts: Parts) -> Pages:
+    """One layer's keys or values, which must outlive it."""
+    constants = _FLOAT8 if format_name == "fp8" else parts[-1]
+    return Pages(parts[0].data_ptr(), constants.data_ptr())
+
+
+def rotate_and_store(
+    qkv: torch.Tensor,
+    heads: Heads,
+    rotation: tuple[torch.Tensor, torch.Tensor],
+    cache: KVCache,
+    layer: int,
     slots: torch.Tensor | None,
 ) -> None:
-    """Rotates the queries and keys in `qkv` `[N, heads + 2 kv_heads, head_dim]` where they are; then stores keys and
-    values in `pages` of fp32, bf16 or fp16 at `slots`, if these are given."""
-    rows, all_heads, head_dim = qkv.shape
-    keys, values = (None, None) if pages is None else pages
+    """Finishes and rotates the queries and keys in `qkv` `[N, heads + 2 kv_heads, head_dim]` where they are; then
+    stores keys and values at `slots`, if these are given."""
+    stored = cache.shape.format.name
+    pages = [pages_of(stored, parts) for parts in (cache.keys[layer], cache.values[layer])]
+    keys, values = (None, None) if slots is None else map(ctypes.addressof, pages)
     calls().tandem_rotate_and_store(
         qkv.data_ptr(),
         qkv.stride(0),
+        ctypes.addressof(heads),
         rotation[0].data_ptr(),
         rotation[1].data_ptr(),
-        None if keys is None else keys.data_ptr(),
-        None if values is None else values.data_ptr(),
-        0 if keys is None else FORMATS[str(keys.dtype).removeprefix("torch.")],
+        keys,
+        values,
+        FORMATS[stored],
         None if slots is None else slots.data_ptr(),
-        rows,
-        heads,
-        (all_heads - heads) // 2,
-        head_dim,
-        0 if keys is None else keys.shape[2],
+        len(qkv),
+        cache.shape.page_size,
         torch.get_num_threads(),
     )
 
@@ -94,12 +176,9 @@ def attention(
     rows, heads, head_dim = q.shape
     out = torch.empty((rows, heads, head_dim))
     kv_heads, page_size = keys[0].shape[1:3]
-    constants = (_FLOAT8, _FLOAT8) if format_name == "fp8" else (keys[-1], values[-1])
+    pages = [pages_of(format_name, parts) for parts in (keys, values)]
     failed = calls().tandem_attention(
-        keys[0].data_ptr(),
-        constants[0].data_ptr(),
-        values[0].data_ptr(),
-        constants[1].data_ptr(),
+        *(pointer for each in pages for pointer in (each.numbers, each.constants)),
         FORMATS[format_name],
         work.blocks.ctypes.data,
         len(work.blocks),

@@ -22,8 +22,8 @@ _FUNCTIONS: dict[str, Signature] = {
     "half_product": ([_NUMBER, *[_POINTER] * 3, *[_SIZE] * 3, _NUMBER], None),
     "float8_product": ([*[_POINTER] * 2, _SIZE, *[_POINTER] * 2, *[_SIZE] * 3, _NUMBER], None),
     "add_norm": ([*[_POINTER] * 4, *[_SIZE] * 2, _FLOAT, _NUMBER], None),
-    "swiglu": ([*[_POINTER] * 2, *[_SIZE] * 3, _NUMBER], None),
-    "rotate_and_store": ([_POINTER, _SIZE, *[_POINTER] * 4, _NUMBER, _POINTER, *[_SIZE] * 5, _NUMBER], None),
+    "gate": ([_NUMBER, *[_POINTER] * 2, *[_SIZE] * 3, _NUMBER], None),
+    "rotate_and_store": ([_POINTER, _SIZE, *[_POINTER] * 5, _NUMBER, _POINTER, *[_SIZE] * 2, _NUMBER], None),
     "attention": (
         [
             *[_POINTER] * 4,
@@ -46,7 +46,7 @@ _FUNCTIONS: dict[str, Signature] = {
 SOURCES = CSources(
     Path(__file__).parent,
     "operations",
-    ("products.c", "quantized_wide.c", "panels_wide.c", "rows.c", "attention.c", "layer.c", "delta_net.c"),
+    ("products.c", "quantized_wide.c", "panels_wide.c", "rows.c", "store.c", "attention.c", "layer.c", "delta_net.c"),
     ("numbers.h", "operations.h", "quantized.h"),
     _FUNCTIONS,
     # Of OpenMP's, the one that torch has loaded by the same name serves both; else their threads would compete.

@@ -1,0 +1,28 @@
+"""The activations of feed-forward layers, by operations whose bits do not depend on the number of rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+
+from tandem.worker.checkpoints.layer_parts import Activation
+
+
+def squared_relu(x: torch.Tensor) -> torch.Tensor:
+    """Computes the square of what is above 0."""
+    return x.relu().square_()
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """Computes `x / 2 (1 + tanh(u))`, which is `x / (1 + exp(-2 u))`, with u = sqrt(2 / pi) (x + 0.044715 x^3)."""
+    wide = x.float()
+    u = wide * (1 + 0.044715 * wide.square()) * math.sqrt(2 / math.pi)
+    return (wide / u.mul_(-2).exp_().add_(1)).to(x.dtype)
+
+
+ACTIVATIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu2": squared_relu,
+    "gelu_tanh": gelu_tanh,
+}
