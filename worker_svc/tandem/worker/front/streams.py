@@ -135,7 +135,11 @@ class OutputStream:
     def take(self) -> Tokens:
         """Returns the tokens that have come since the last call and fit into a message, but for those that are held
         back."""
-        taken = self._tokens.cut(min(len(self._tokens) - self._held, self.delivery.most_tokens))
+        ready = len(self._tokens) - self._held
+        if not self._held and ready <= self.delivery.most_tokens:  # nearly always: all of them, and nothing is copied
+            taken, self._tokens = self._tokens, Tokens()
+        else:
+            taken = self._tokens.cut(min(ready, self.delivery.most_tokens))
         self._pending_since = time.monotonic()
         self.sent += len(taken)
         self.total_logprob += math.fsum(taken.logprobs)

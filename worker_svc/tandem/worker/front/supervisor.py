@@ -283,15 +283,17 @@ class EngineSupervisor:
                 stream.prompt.ranks.extend(np.frombuffer(part.ranks, dtype=np.int32).tolist())
                 if part.others is not None:
                     stream.prompt.others.extend(part.others.each())
-        others = step.others.each() if step.others is not None else itertools.repeat(None)
+        none = itertools.repeat(None)
+        others = step.others.each() if step.others is not None else none
+        wholes = map(step.whole.get, itertools.count()) if step.whole else none  # nearly always empty
         gaps: list[float] = []
-        told = zip(numbers, ids, logprobs, ranks, others, strict=False)
-        for place, (number, token, logprob, rank, other) in enumerate(told):
+        every = zip(numbers, ids, logprobs, ranks, others, wholes, strict=False)
+        for number, token, logprob, rank, other, whole in every:
             stream = streams.get(number)
             if stream is not None:  # else nobody reads it any more
                 if stream.pushed_at:
                     gaps.append(now - stream.pushed_at)
-                stream.push(token, logprob, now, rank, other, step.whole.get(place))
+                stream.push(token, logprob, now, rank, other, whole)
         self._observer.token_gaps(gaps)
         for number, held in step.held:
             stream = streams.get(number)
