@@ -19,7 +19,7 @@ from tandem.client.bench.load import Load, Record, limited
 from tandem.client.bench.report import QUANTILES, TIMES, Run
 from tandem.client.bench.targets import Answered, Question, Refused
 from tandem.client.bench.workload import Conversation, MadeUp, Turn, from_file
-from tandem.client.cli import app
+from tandem.client.cli import make_app
 
 
 def test_lengths_have_the_distribution_that_was_asked_for():
@@ -49,7 +49,9 @@ def test_lengths_have_the_distribution_that_was_asked_for():
 )
 def test_wrong_usage_is_said_before_anybody_is_asked(flags: list[str], words: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "200")
-    done = CliRunner().invoke(app, ["bench", "--tokenizer-address=localhost:1", "--worker-address=localhost:1", *flags])
+    done = CliRunner().invoke(
+        make_app(), ["bench", "--tokenizer-address=localhost:1", "--worker-address=localhost:1", *flags]
+    )
     assert done.exit_code in (1, 2) and words in done.output
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from tandem.client.cli import app
+from tandem.client.cli import make_app
 
 
 def tandem(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return CliRunner().invoke(make_app(), [str(argument) for argument in arguments])
 
 
 def test_inspect_tells_what_a_checkpoint_is(repository: Path) -> None:

@@ -101,6 +101,3 @@ def _busy(loads: dict[str, WorkerLoad]) -> str:
 async def _clear(client: AsyncClient, timeout: float | None) -> None:
     for address, pages in (await client.clear_prefix_cache(timeout=timeout)).items():
         output().print(Text(f"{address}: {pages} pages cleared"))
-
-
-COMMANDS = (drain, clear_cache)
