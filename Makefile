@@ -29,11 +29,16 @@ BIN := $(VENV)/bin
 
 .PHONY: run test exhaustive check lint types protos fresh buf chaos soak hostile alerts fuzz parsers conformance compose-test images clean
 
-# The stamp is written last: an interrupted installation is begun again.
-$(STAMP): pyproject.toml constraints.txt
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt
+
+# What `venv` writes last.
+$(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+
+# The stamp is written last: an interrupted installation is begun again.
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/pip
+	$(PIP_INSTALL) torch
+	$(PIP_INSTALL) --editable '.[dev]'
 	@touch $(STAMP)
 
 run: $(STAMP)
@@ -45,7 +50,8 @@ test: $(STAMP)
 exhaustive: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope -m exhaustive
 
-check: fresh lint types buf
+# Types take longest: they come first, and the others beside them.
+check: types fresh lint buf
 
 fresh: $(STAMP)
 	$(BIN)/python protos/generate.py --check

@@ -5,8 +5,10 @@
                                                (root on Debian or Ubuntu), with base images made on this machine
     python deploy/compose_test.py --skip-ok    exit code 0 where no engine is to be had (no root, no Debian, nothing
                                                installed without --install); it says so loudly. All else fails
+    python deploy/compose_test.py --sdk-after FILE    while the SDK is being installed: it is there when this file is
 
-Needs the SDK in the Python that runs it. Whatever happens, containers, images, volumes and engine are gone afterwards.
+Needs the SDK in the Python that runs it, once the stack stands. Whatever happens, containers, images, volumes and
+engine are gone afterwards.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ import math
 import os
 import re
 import signal
+import site
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 import urllib.parse
 import urllib.request
@@ -43,6 +47,7 @@ JOBS = {
     "prometheus": 1,
 }  # targets of each job, with two workers
 BUILD_SECONDS = 1800  # torch is large
+INSTALL_SECONDS = 1800  # so is it for what installs the SDK meanwhile
 STOP_SECONDS = 30  # a process that has not ended by then is killed, and its exit code tells
 
 
@@ -134,6 +139,14 @@ def soon(condition: Callable[[], str], seconds: float, what: str) -> None:
         if time.monotonic() > deadline:
             raise AssertionError(f"{what}, after {seconds:.0f} s: {complaint}")
         time.sleep(0.5)
+
+
+def await_sdk(stamp: Path) -> None:
+    """Waits until this environment, whose installation ends with this file, has the SDK."""
+    soon(lambda: "" if stamp.exists() else f"no {stamp}", INSTALL_SECONDS, "the SDK is installed")
+    site.addsitedir(
+        sysconfig.get_path("purelib")
+    )  # or else what leads to editable installations is read at starts only
 
 
 def check_completion(stack: Stack) -> None:
@@ -415,9 +428,12 @@ def running(stack: Stack) -> Iterator[None]:
                 stack.docker("image", "rm", "--force", stack.image(service))
 
 
-def smoke_test(environment: dict[str, str]) -> None:
+def smoke_test(environment: dict[str, str], sdk_after: Path | None) -> None:
     stack = Stack(project_environment(environment))
     with running(stack):
+        if sdk_after is not None:
+            with step("waiting for the SDK"):
+                await_sdk(sdk_after)
         with step("a completion through each worker"):
             check_completion(stack)
             check_http(stack)
@@ -436,10 +452,10 @@ def smoke_test(environment: dict[str, str]) -> None:
             check_stop(stack)
 
 
-def test_with_any_engine(may_install: bool) -> None:
+def test_with_any_engine(may_install: bool, sdk_after: Path | None) -> None:
     if engine_answers(dict(os.environ)):
         say("using the Docker engine that answers here")
-        smoke_test(dict(os.environ))
+        smoke_test(dict(os.environ), sdk_after)
         return
     with contextlib.ExitStack() as stack:
         with step("starting a Docker engine"):
@@ -448,7 +464,7 @@ def test_with_any_engine(may_install: bool) -> None:
         with step("making base images"):
             environment["BASE_IMAGE"] = stack.enter_context(local_base_image(folder, environment))
             environment["PROMETHEUS_IMAGE"] = local_prometheus_image(folder, environment["BASE_IMAGE"], environment)
-        smoke_test(environment)
+        smoke_test(environment, sdk_after)
 
 
 def stop(number: int, _: object) -> None:
@@ -462,12 +478,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Smoke test of docker-compose.yml with a real Docker engine.")
     parser.add_argument("--install", action="store_true", help="install what an engine of our own needs (apt-get)")
     parser.add_argument("--skip-ok", action="store_true", help="exit code 0 where no engine is to be had")
+    parser.add_argument("--sdk-after", type=Path, metavar="FILE", help="the SDK is there as soon as this file is")
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     started = time.monotonic()
     try:
-        test_with_any_engine(options.install)
+        test_with_any_engine(options.install, options.sdk_after)
     except EngineUnavailableError as reason:
         print(f"\n{'=' * 100}\nSKIPPED: docker-compose.yml was NOT tested: {reason}\n{'=' * 100}\n", flush=True)
         return 0 if options.skip_ok else 3

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 # Two spinning OpenMP threads on two busy cores cost a factor of ten: one thread a process, before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Hundreds of processes are started: each of them would compile every module of ours anew, and this one every test.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    sys.dont_write_bytecode = False
 
 # Without a card, kernels are interpreted. Triton reads this once, when whatever comes first imports it.
 if not Path("/dev/nvidiactl").exists():

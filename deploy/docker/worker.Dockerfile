@@ -6,8 +6,6 @@
 ARG BASE=python:3.12-slim-bookworm
 
 FROM ${BASE} AS build
-# Where torch's wheels come from, besides the package index; empty: the package index alone.
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # A C compiler makes the quick matrix products of half-precision and quantized weights on CPUs; empty: they are slow.
 ARG BUILD_PACKAGES="gcc libc6-dev"
 RUN if [ -n "$BUILD_PACKAGES" ]; then \
@@ -15,6 +13,8 @@ RUN if [ -n "$BUILD_PACKAGES" ]; then \
     fi
 WORKDIR /build
 RUN python3 -m venv --without-pip /opt/tandem
+# Where torch's wheels come from, besides the package index; empty: the package index alone.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # Dependencies first: this layer, torch in it, stays when only the sources change. Compiled on all cores, which pip
 # does not: the root filesystem is read-only later on.
 COPY pyproject.toml constraints.txt deploy/docker/requirements.py ./

@@ -25,7 +25,7 @@ def compose_test(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleTyp
     monkeypatch.setattr(module, "local_engine", lambda _: contextlib.nullcontext({"DOCKER_HOST": "ours"}))
     monkeypatch.setattr(module, "local_base_image", lambda *_: contextlib.nullcontext("base"))
     monkeypatch.setattr(module, "local_prometheus_image", lambda *_: "prometheus")
-    monkeypatch.setattr(module, "smoke_test", lambda _: None)
+    monkeypatch.setattr(module, "smoke_test", lambda *_: None)
     return module
 
 
@@ -106,12 +106,32 @@ def test_an_engine_of_its_own_changes_nothing_but_where_base_images_come_from(
     compose_test: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, str] = {}
-    monkeypatch.setattr(compose_test, "smoke_test", seen.update)
+    monkeypatch.setattr(compose_test, "smoke_test", lambda environment, _: seen.update(environment))
     assert compose_test.main() == 0
     assert seen == {"DOCKER_HOST": "ours", "BASE_IMAGE": "base", "PROMETHEUS_IMAGE": "prometheus"}
     own = compose_test.project_environment({})
     build = {"BASE_IMAGE", "TORCH_INDEX", "BUILD_PACKAGES", "PROMETHEUS_IMAGE", "GRAFANA_IMAGE"}
     assert not build & set(own)
+
+
+def test_a_sdk_that_is_installed_meanwhile_is_found(
+    compose_test: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamp, sources = tmp_path / "stamp", tmp_path / "sources"
+    sources.mkdir()
+    (sources / "installed_meanwhile.py").touch()
+
+    def install(_: float) -> None:
+        (tmp_path / "editable.pth").write_text(f"{sources}\n")
+        stamp.touch()
+
+    monkeypatch.setattr(compose_test.time, "sleep", install)
+    monkeypatch.setattr(compose_test.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("installed_meanwhile")
+    compose_test.await_sdk(stamp)
+    importlib.import_module("installed_meanwhile")
 
 
 @pytest.fixture

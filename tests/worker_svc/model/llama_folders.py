@@ -128,13 +128,15 @@ def step(
     work: Sequence[tuple[Sequence[int], int, Sequence[int]]],
     wanted: Sequence[int] | None = None,
     states: StateCache | None = None,
+    multiple: int = 0,
 ) -> torch.Tensor:
     """The logits of the `wanted` rows, else of all tokens, of one forward pass, padded to the model's row multiple.
 
     work: sequences' token ids, their first position and their pages.
+    multiple: that row multiple, for which every matrix is asked, where it is known.
     """
-    total = sum(len(ids) for ids, _, _ in work)
-    padded = -(-total // model.row_multiple) * model.row_multiple
+    total, multiple = sum(len(ids) for ids, _, _ in work), multiple or model.row_multiple
+    padded = -(-total // multiple) * multiple
     all_ids, positions = torch.zeros(padded, dtype=torch.int64), torch.zeros(padded, dtype=torch.int64)
     slots = torch.stack([torch.full((padded,), cache.padding_page), torch.arange(padded) % PAGE_SIZE])
     segments, row = [], 0
@@ -161,11 +163,12 @@ def logits_in_chunks(model: Transformer, ids: Sequence[int], chunks: Sequence[in
     """The logits `[len(ids), vocab]` of a sequence that is computed in chunks of these lengths, the last repeating."""
     dtype = model.dtype
     cache, pages = new_cache(model, len(ids), dtype), range(-(-len(ids) // PAGE_SIZE))
-    states = new_states(model, cache)
+    states, multiple = new_states(model, cache), model.row_multiple
     results, start, index = [], 0, 0
     while start < len(ids):
         length = min(chunks[min(index, len(chunks) - 1)], len(ids) - start)
-        results.append(step(model, cache, [(ids[start : start + length], start, list(pages))], states=states))
+        work = (ids[start : start + length], start, list(pages))
+        results.append(step(model, cache, [work], states=states, multiple=multiple))
         start, index = start + length, index + 1
     return torch.cat(results)
 

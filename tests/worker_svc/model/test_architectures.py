@@ -497,7 +497,7 @@ def assert_logits_agree(ours: Transformer, theirs: Any, length: int) -> None:
     # A state adds up all tokens; transformers does so in chunks, and is as far from float64 as we are.
     near = 1e-4 if ours.config.delta_net is None else 2e-4
     torch.testing.assert_close(whole, expected, atol=near, rtol=0)
-    for chunks in ([1], [PAGE_SIZE, 5]):
+    for chunks in ([PAGE_SIZE + 1, 1], [PAGE_SIZE, 5]):
         assert torch.equal(logits_in_chunks(ours, ids, chunks), whole), chunks
 
 
