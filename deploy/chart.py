@@ -80,6 +80,8 @@ def pod(resource: Resource) -> dict[str, Any]:
 
 def merged(base: Any, patch: Any, condition: str) -> Any:
     """A strategic merge: maps by key, lists by the name of what is in them, null takes away."""
+    if isinstance(base, Either) and base.condition == condition and base.then is not None:
+        return Either(condition, merged(base.then, patch, ""), base.otherwise)
     if isinstance(base, dict) and isinstance(patch, dict):
         return base | {key: merged(base.get(key), new, condition) for key, new in patch.items()}
     if isinstance(base, list) and isinstance(patch, list) and all(isinstance(each, dict) for each in patch):
@@ -89,9 +91,9 @@ def merged(base: Any, patch: Any, condition: str) -> Any:
             if places:
                 found[places[0]] = merged(base[places[0]], new, condition)
             else:
-                found.append(Either(condition, new, None))
+                found.append(Either(condition, new, None) if condition else new)
         return found
-    return base if base == patch else Either(condition, patch, base)
+    return patch if base == patch or not condition else Either(condition, patch, base)
 
 
 def operated(tree: Any, operation: dict[str, Any], condition: str) -> None:

@@ -86,6 +86,14 @@ def test_where_there_are_no_safetensors_pytorch_s_files_are_fetched(models: Path
             assert files_in(models / "org" / name) == wanted
 
 
+def test_a_tokenizer_service_needs_no_weights(models: Path, tmp_path: Path) -> None:
+    with Hub({"org/tiny": {**SAFE, **UNWANTED}}) as hub:
+        refused = pull(hub, "org/tiny", "--without-weights")
+        assert refused.returncode == 2 and "--to" in refused.stderr
+        assert pull(hub, "org/tiny", "--without-weights", "--to", str(tmp_path / "here")).returncode == 0
+        assert hub.fetched() == {name for name in SAFE if not name.startswith("model")}
+
+
 def test_a_download_that_broke_off_goes_on_where_it_stopped(models: Path) -> None:
     name, large = "model.safetensors", os.urandom(50_000_000)  # the library fetches 10 MB at a time
     with Hub({"org/tiny": {"config.json": b"{}", name: large}}, cut={name: 30_000_000}) as hub:

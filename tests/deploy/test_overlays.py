@@ -149,7 +149,8 @@ def test_a_model_that_is_fetched_takes_the_place_of_the_claim(
         (model,) = [volume for volume in pod["volumes"] if volume["name"] == "model"]
         assert set(model) == {"name", kind}
         for fetch in pod.get("initContainers", []):
-            assert fetch["command"] == ["tandem", "pull", "$(MODEL_SOURCE)", "--to", "/model"]
+            further = ["--without-weights"] if own == "tokenizer" else []
+            assert fetch["command"] == ["tandem", "pull", "$(MODEL_SOURCE)", "--to", "/model", *further]
             assert {"name": "model", "mountPath": "/model"} in fetch["volumeMounts"]
             assert fetch["securityContext"] == pod["containers"][0]["securityContext"]
         assert ("initContainers" in pod) == (component == "model-fetch")

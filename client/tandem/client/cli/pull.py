@@ -56,6 +56,10 @@ def pull(
     to: Annotated[
         Path | None, typer.Option("--to", help="The folder to fetch into; default: where --model finds it by name.")
     ] = None,
+    without_weights: Annotated[
+        bool,
+        typer.Option("--without-weights", help="Fetch what a tokenizer service reads, and no weights; only with --to."),
+    ] = False,
 ) -> None:
     """Fetch a model from a hub (HF_ENDPOINT, HF_TOKEN): its safetensors, else one GGUF file, else
     pytorch_model.bin, and its tokenizer.
@@ -64,13 +68,17 @@ def pull(
     with reporting_errors():
         if not _NAME.fullmatch(name):
             raise CommandError(f"{name!r} is not ORGANISATION/NAME or ORGANISATION/NAME@REVISION", exit_code=2)
+        if without_weights and to is None:
+            raise CommandError("--without-weights wants --to: a folder of models has their weights", exit_code=2)
         repository, _, revision = name.partition("@")
-        folder, shown = _pull(repository, revision or None, gguf, to)
+        folder, shown = _pull(repository, revision or None, gguf, to, without_weights)
         errors.print(Text(f"{shown} is in {folder}", style="dim"))
         output().print(Text(str(folder) if to is not None else shown))
 
 
-def _pull(repository: str, revision: str | None, gguf: str | None, to: Path | None) -> tuple[Path, str]:
+def _pull(
+    repository: str, revision: str | None, gguf: str | None, to: Path | None, without_weights: bool
+) -> tuple[Path, str]:
     """Returns the folder, and the name that `--model` takes. Raises CommandError."""
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -86,7 +94,7 @@ def _pull(repository: str, revision: str | None, gguf: str | None, to: Path | No
     try:
         about = huggingface_hub.HfApi().model_info(repository, revision=revision, files_metadata=True)
         listed = [_file(each) for each in about.siblings or ()]
-        wanted, variant = choose(listed, gguf)
+        wanted, variant = choose(listed, gguf, without_weights)
         shown = repository + (f"@{revision.replace('/', '-')}" if revision else "") + variant
         folder = models_folder().joinpath(*shown.split("/")) if to is None else to
         (folder / RECORD).unlink(missing_ok=True)
@@ -123,8 +131,10 @@ def _pull(repository: str, revision: str | None, gguf: str | None, to: Path | No
     return folder, shown
 
 
-def choose(files: Sequence[HubFile], gguf: str | None) -> tuple[list[HubFile], str]:
-    """Returns the files to fetch, and what tells them apart in the folder's name. Raises CommandError."""
+def choose(files: Sequence[HubFile], gguf: str | None, without_weights: bool = False) -> tuple[list[HubFile], str]:
+    """Returns the files to fetch, and what tells them apart in the folder's name. Raises CommandError.
+
+    A GGUF file is fetched in any case: its vocabulary is inside."""
     at_top = [file for file in files if "/" not in file.name]
     models: dict[str, list[HubFile]] = {}  # the parts of each GGUF
     for file in at_top:
@@ -141,7 +151,7 @@ def choose(files: Sequence[HubFile], gguf: str | None) -> tuple[list[HubFile], s
         return models[name], f"+{name}"
     for weights in (_fitting(at_top, SAFETENSORS), [] if models else _fitting(at_top, PICKLED)):
         if any(not file.name.endswith(".json") for file in weights):
-            return [*weights, *_fitting(at_top, OTHER_FILES)], ""
+            return [*([] if without_weights else weights), *_fitting(at_top, OTHER_FILES)], ""
     if len(models) == 1:
         return next(iter(models.values())), ""
     if models:
