@@ -52,9 +52,11 @@ def save_gguf(
     metadata: Mapping[str, Any] | None = None,
     extra: Mapping[str, npt.NDArray[np.float32]] | None = None,
     split_max_tensors: int = 0,
+    others: Mapping[str, str] | None = None,
 ) -> Path:
     """Writes `model`, whose matrices become what the file says: quantized ones lose precision in the model too, and
-    kinds that the gguf package cannot quantize to are random blocks. `metadata` wins over what describes the model."""
+    kinds that the gguf package cannot quantize to are random blocks. `metadata` wins over what describes the model;
+    `others` are the kinds of matrices whose names have such a part."""
     config = model.config
     architecture = ARCHITECTURES[config.model_type]
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split_max_tensors)
@@ -63,7 +65,8 @@ def save_gguf(
         writer.kv_data[0].pop(key, None)
         _add(writer, key, value)
     for name, tensor in _tensors(model, architecture in PERMUTED):
-        quantized = kind if tensor.dim() > 1 and "ffn_gate_inp" not in name else "F32"
+        own = next((other for part, other in (others or {}).items() if part in name), kind)
+        quantized = own if tensor.dim() > 1 and "ffn_gate_inp" not in name else "F32"
         data = _encoded(tensor, quantized, len(name))
         writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[quantized])
     for name, array in (extra or {}).items():

@@ -73,7 +73,7 @@ def test_a_file_of_every_kind_gives_the_logits_of_its_dequantized_weights(kind: 
     assert_serves(path, reference, quantization=None)
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS", "MXFP4"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q5_0", "Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS", "MXFP4"])
 def test_kinds_that_are_groups_stay_as_they_are(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The numbers are the same to the bit, and so are products that round no activations."""
     monkeypatch.setattr(native, "available", lambda: False)
@@ -85,11 +85,64 @@ def test_kinds_that_are_groups_stay_as_they_are(kind: str, tmp_path: Path, monke
     whole = load_transformer(open_checkpoint(path), "cpu", torch.float32, quantization=None)
     kept = [module for module in stored.modules() if isinstance(module, QuantizedWeight)]
     code = {"IQ4_NL": "iq4", "IQ4_XS": "iq4", "MXFP4": "e2m1"}.get(kind, "")
-    assert {weight.kind for weight in kept} == {Quantization(8 if kind == "Q8_0" else 4, 32, code)}
+    assert {weight.kind for weight in kept} == {Quantization(8 if kind in ("Q8_0", "Q5_0") else 4, 32, code)}
     (down,), (plain,) = stored.layers[0].feed_forward.down.weights, whole.layers[0].feed_forward.down.weights
     everything = torch.arange(256)
     assert torch.equal(down.rows(everything), plain(torch.eye(512)).t())
     assert_serves(path, reference)
+
+
+FINE = {
+    "Q5_1": Quantization(8, 32),
+    "Q2_K": Quantization(4, 16),
+    "Q3_K": Quantization(4, 16),
+    "Q5_K": Quantization(8, 32),
+    "Q6_K": Quantization(8, 16),
+}
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "without"])
+@pytest.mark.parametrize("kind", FINE)
+def test_kinds_that_compiled_products_alone_know_stay_as_they_are_there(
+    kind: str, compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not native.available():
+        pytest.skip("no AVX2, or no C compiler")
+    if not compiled:
+        monkeypatch.setattr(native, "available", lambda: False)
+    reference = random_llama(
+        hidden_size=256, intermediate_size=512, num_attention_heads=8, num_key_value_heads=4, initializer_range=0.06
+    )
+    path = save_gguf(reference, tmp_path / "model.gguf", kind)
+    stored = load_transformer(open_checkpoint(path), "cpu", torch.float32)
+    kept = {module.kind for module in stored.modules() if isinstance(module, QuantizedWeight)}
+    assert kept == ({FINE[kind]} if compiled else set())
+    if compiled:
+        whole = load_transformer(open_checkpoint(path), "cpu", torch.float32, quantization=None)
+        (down,), (plain,) = stored.layers[0].feed_forward.down.weights, whole.layers[0].feed_forward.down.weights
+        assert torch.equal(down.rows(torch.arange(256)), plain(torch.eye(512)).t())
+    assert_serves(path, reference, tolerance=1e-3)
+
+
+def test_a_layer_whose_matrices_are_stored_in_two_ways_is_one_call(tmp_path: Path) -> None:
+    """As in a Q4_K_M file, where values and down have more bits than the rest."""
+    if not native.available():
+        pytest.skip("no AVX2, or no C compiler")
+    reference = random_llama(
+        hidden_size=256, intermediate_size=512, num_attention_heads=8, num_key_value_heads=4, initializer_range=0.06
+    )
+    others = {"attn_v": "Q6_K", "ffn_down": "Q6_K", "ffn_up": "Q5_K", "output.weight": "Q6_K"}
+    path = save_gguf(reference, tmp_path / "model.gguf", "Q4_K", others=others)
+    model = load_transformer(open_checkpoint(path), "cpu", torch.float32)
+    assert [len(model.layers[0].qkv.weights), len(model.layers[0].feed_forward.gate_up.weights)] == [2, 2]
+    assert model.layers[0].compiled is not None and not model.layers[0].compiled.ends_early
+    ids = some_ids(97, LENGTH)
+    together, apart = logits_in_chunks(model, ids, [LENGTH]), logits_in_chunks(model, ids, [1] * LENGTH)
+    model.layers[0].compiled = None
+    model.__dict__.pop("_compiled", None)
+    assert torch.equal(together, apart)
+    assert torch.equal(together, logits_in_chunks(model, ids, [LENGTH]))
+    assert_serves(path, reference, tolerance=1e-3)
 
 
 @pytest.mark.parametrize("name", ["linear", "yarn"])

@@ -17,11 +17,12 @@ from tandem.worker.model.quantization import QuantizedWeight
 
 KINDS = [
     Quantization(8, 0),
-    *(Quantization(bits, group) for bits in (8, 4) for group in (32, 64, 128)),
+    *(Quantization(bits, group) for bits in (8, 4) for group in (16, 32, 64, 128)),
     Quantization(4, 32, "e2m1"),
     Quantization(4, 64, "nf4"),
     Quantization(4, 128, "iq4"),
 ]
+LEAST = (16, 128)  # groups in which int8 has least numbers here
 CPU = torch.device("cpu")
 
 
@@ -40,7 +41,8 @@ def random_matrix(kind: Quantization, rows: int, columns: int, dtype: torch.dtyp
     if kind.bits == 8:
         # -128 too: files of others may hold it.
         q = torch.randint(-128, 128, (rows, columns), dtype=torch.int8, generator=generator)
-        return Grouped(kind, q, scale, None)
+        least = torch.randn((rows, groups), generator=generator).to(dtype) if kind.group in LEAST else None
+        return Grouped(kind, q, scale, least)
     q = torch.randint(0, 16, (rows, columns), dtype=torch.uint8, generator=generator)
     if kind.code:
         return Grouped(kind, q, scale, None, torch.randperm(columns, generator=generator) if kind.group == 64 else None)

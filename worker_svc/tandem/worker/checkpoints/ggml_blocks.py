@@ -91,7 +91,8 @@ class QuantizedTensor:
         """Returns None: they are whole numbers."""
 
     def grouped(self) -> Grouped | None:
-        """Returns the same numbers in groups of 32, for the kinds that are made of such groups; None for the others."""
+        """Returns the same numbers in groups of 32 or 16, for the kinds that are made of such groups; None for the
+        others."""
         blocks = self.blocks.reshape(-1, self.kind.block_bytes)
         kind, least = Quantization(4, 32), None
         match self.kind.name:
@@ -107,6 +108,24 @@ class QuantizedTensor:
             case "Q4_K":
                 scales, minima = _six_bit_pairs(blocks[:, 4:16])
                 q, scale, least = _nibbles(blocks[:, 16:], 32), _half(blocks, 0) * scales, -_half(blocks, 2) * minima
+            case "Q5_0":
+                kind, q, scale = Quantization(8, 32), _q5_0_numbers(blocks), _stored_half(blocks, 0)
+            case "Q5_1":
+                kind, q = Quantization(8, 32), _q5_1_numbers(blocks)
+                scale, least = _stored_half(blocks, 0), _stored_half(blocks, 2)
+            case "Q2_K":
+                kind, q = Quantization(4, 16), _q2_k_numbers(blocks)
+                scale, minima = _q2_k_scales(blocks)
+                least = -minima
+            case "Q3_K":
+                kind, q, scale = Quantization(4, 16), _q3_k_numbers(blocks) + 4, _q3_k_scales(blocks)
+                least = scale * -4
+            case "Q5_K":
+                scales, minima = _six_bit_pairs(blocks[:, 4:16])
+                kind, q = Quantization(8, 32), _q5_k_numbers(blocks).to(torch.int8)
+                scale, least = _half(blocks, 0) * scales, -_half(blocks, 2) * minima
+            case "Q6_K":
+                kind, q, scale = Quantization(8, 16), _q6_k_numbers(blocks), _q6_k_scales(blocks)
             case "IQ4_NL":
                 kind, q, scale = Quantization(4, 32, "iq4"), _nibbles(blocks[:, 2:], 16), _stored_half(blocks, 0)
             case "IQ4_XS":
@@ -164,14 +183,20 @@ def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
     return _nibbles(blocks[:, 4:], 16).float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
 
 
+def _q5_0_numbers(blocks: torch.Tensor) -> torch.Tensor:
+    return (_nibbles(blocks[:, 6:], 16) | _single_bits(blocks[:, 2:6]) << 4).to(torch.int8) - 16
+
+
 def _q5_0(blocks: torch.Tensor) -> torch.Tensor:
-    q = _nibbles(blocks[:, 6:], 16) | _single_bits(blocks[:, 2:6]) << 4
-    return q.float().sub_(16).mul_(_half(blocks, 0))
+    return _q5_0_numbers(blocks).float().mul_(_half(blocks, 0))
+
+
+def _q5_1_numbers(blocks: torch.Tensor) -> torch.Tensor:
+    return (_nibbles(blocks[:, 8:], 16) | _single_bits(blocks[:, 4:8]) << 4).to(torch.int8)
 
 
 def _q5_1(blocks: torch.Tensor) -> torch.Tensor:
-    q = _nibbles(blocks[:, 8:], 16) | _single_bits(blocks[:, 4:8]) << 4
-    return q.float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+    return _q5_1_numbers(blocks).float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
 
 
 def _in_runs(q: torch.Tensor, scale: torch.Tensor, low: torch.Tensor | None = None) -> torch.Tensor:
@@ -182,18 +207,32 @@ def _in_runs(q: torch.Tensor, scale: torch.Tensor, low: torch.Tensor | None = No
     return runs.flatten(1)
 
 
-def _q2_k(blocks: torch.Tensor) -> torch.Tensor:
+def _q2_k_numbers(blocks: torch.Tensor) -> torch.Tensor:
+    return _fields(blocks[:, 16:80].reshape(-1, 2, 32), 2).view(len(blocks), -1)
+
+
+def _q2_k_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scales = blocks[:, :16]
-    q = _fields(blocks[:, 16:80].reshape(-1, 2, 32), 2)
-    return _in_runs(q, _half(blocks, 80) * (scales & 15), _half(blocks, 82) * (scales >> 4))
+    return _half(blocks, 80) * (scales & 15), _half(blocks, 82) * (scales >> 4)
+
+
+def _q2_k(blocks: torch.Tensor) -> torch.Tensor:
+    return _in_runs(_q2_k_numbers(blocks), *_q2_k_scales(blocks))
+
+
+def _q3_k_numbers(blocks: torch.Tensor) -> torch.Tensor:
+    high = _fields(blocks[:, :32], 1).flatten(1)  # set where nothing is subtracted
+    q = _fields(blocks[:, 32:96].reshape(-1, 2, 32), 2).flatten(1)
+    return (q | high << 2).to(torch.int8) - 4
+
+
+def _q3_k_scales(blocks: torch.Tensor) -> torch.Tensor:
+    scales = _fields(blocks[:, 96:104], 4).flatten(1) | _fields(blocks[:, 104:108], 2).flatten(1) << 4
+    return _half(blocks, 108) * (scales.to(torch.int8) - 32)
 
 
 def _q3_k(blocks: torch.Tensor) -> torch.Tensor:
-    high = _fields(blocks[:, :32], 1).flatten(1)  # set where nothing is subtracted
-    q = _fields(blocks[:, 32:96].reshape(-1, 2, 32), 2).flatten(1)
-    scales = _fields(blocks[:, 96:104], 4).flatten(1) | _fields(blocks[:, 104:108], 2).flatten(1) << 4
-    numbers = (q | high << 2).to(torch.int8) - 4
-    return _in_runs(numbers, _half(blocks, 108) * (scales.to(torch.int8) - 32))
+    return _in_runs(_q3_k_numbers(blocks), _q3_k_scales(blocks))
 
 
 def _six_bit_pairs(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -210,17 +249,26 @@ def _q4_k(blocks: torch.Tensor) -> torch.Tensor:
     return _in_runs(_nibbles(blocks[:, 16:], 32), _half(blocks, 0) * scales, _half(blocks, 2) * minima)
 
 
+def _q5_k_numbers(blocks: torch.Tensor) -> torch.Tensor:
+    return _nibbles(blocks[:, 48:], 32) | _fields(blocks[:, 16:48], 1).flatten(1) << 4
+
+
 def _q5_k(blocks: torch.Tensor) -> torch.Tensor:
     scales, minima = _six_bit_pairs(blocks[:, 4:16])
-    q = _nibbles(blocks[:, 48:], 32) | _fields(blocks[:, 16:48], 1).flatten(1) << 4
-    return _in_runs(q, _half(blocks, 0) * scales, _half(blocks, 2) * minima)
+    return _in_runs(_q5_k_numbers(blocks), _half(blocks, 0) * scales, _half(blocks, 2) * minima)
+
+
+def _q6_k_numbers(blocks: torch.Tensor) -> torch.Tensor:
+    high = _fields(blocks[:, 128:192].reshape(-1, 2, 32), 2).flatten(1)
+    return (_nibbles(blocks[:, :128], 64) | high << 4).to(torch.int8) - 32
+
+
+def _q6_k_scales(blocks: torch.Tensor) -> torch.Tensor:
+    return _half(blocks, 208) * blocks[:, 192:208].view(torch.int8)
 
 
 def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
-    high = _fields(blocks[:, 128:192].reshape(-1, 2, 32), 2).flatten(1)
-    q = (_nibbles(blocks[:, :128], 64) | high << 4).to(torch.int8) - 32
-    scales = blocks[:, 192:208].view(torch.int8)
-    return _in_runs(q, _half(blocks, 208) * scales)
+    return _in_runs(_q6_k_numbers(blocks), _q6_k_scales(blocks))
 
 
 def _table(code: str, q: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 GROUPS = (32, 64, 128)  # numbers that share a scale
+FINE_GROUP = 16  # the same in some files; compiled products alone know it
 DEFAULT_INT4_GROUP = 64
 FLOAT8 = torch.float8_e4m3fn
 E8M0 = torch.uint8  # of scales: each is 2^(number - 127)
@@ -42,7 +43,7 @@ class Quantization:
     code: str = ""
 
     def __post_init__(self) -> None:
-        if self.group not in (GROUPS if self.bits == 4 else (0, *GROUPS)):
+        if self.group not in (FINE_GROUP, *GROUPS, *((0,) if self.bits == 8 else ())):
             raise ValueError(f"int{self.bits} has no groups of {self.group}")
         if self.code and (self.bits != 4 or self.group > CODE_GROUPS.get(self.code, GROUPS[-1])):
             raise ValueError(f"{self.code} has no groups of {self.group} with {self.bits} bits")
@@ -59,6 +60,7 @@ class Grouped:
 
     q: `[rows, columns]`, int8 or, for 4 bits, uint8 from 0 to 15.
     scale, least: `[rows, groups]`, one column where a channel has one scale; float16 or float32. Scales may be `E8M0`.
+        A number is `q scale + least`.
     order: `[columns]`, which of an input's numbers each column multiplies; None: that of its place.
     """
 
@@ -67,6 +69,12 @@ class Grouped:
     scale: torch.Tensor
     least: torch.Tensor | None
     order: torch.Tensor | None = None
+
+    @property
+    def compiled_alone(self) -> bool:
+        """Tells whether compiled products of a CPU alone take it; others take groups of `GROUPS`, and no int8 with
+        `least`."""
+        return self.kind.group == FINE_GROUP or (self.kind.bits == 8 and self.least is not None)
 
     def dequantize(self) -> torch.Tensor:
         """Returns the numbers, `[rows, columns]` float32, in the order of the inputs."""

@@ -25,7 +25,9 @@ from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.model.kv_cache import CacheShape
 from tandem.worker.model.kv_formats import kv_format
 
-_KEPT_BITS = {"Q8_0": 8.5, "Q4_0": 5, "Q4_1": 5, "Q4_K": 6}  # of a number, in memory
+# Of a number, in memory. Those of the second line are kept where a CPU's products are compiled; elsewhere they have 16.
+_KEPT_BITS = {"Q8_0": 8.5, "Q4_0": 5, "Q4_1": 5, "Q4_K": 6, "IQ4_NL": 4.5, "IQ4_XS": 5, "MXFP4": 4.25}
+_KEPT_BITS |= {"Q5_0": 8.5, "Q5_1": 9, "Q2_K": 8, "Q3_K": 8, "Q5_K": 10, "Q6_K": 10}
 _FREE_FRACTION = 0.9  # of the memory that weights and cache may take together
 _TOKENIZERS = ("tokenizer.model", "tokenizer.json")
 
@@ -100,7 +102,7 @@ def _grouped_bytes(shape: tuple[int, ...], bits: int, group: int) -> int:
 def kept_bytes(checkpoint: Checkpoint) -> int:
     """Returns the bytes in memory of a GGUF file whose quantized matrices stay as they are; 0 where none does.
 
-    Kinds that are made of groups of 32 keep them; the others become numbers of two bytes.
+    Kinds that are made of groups of 32 or 16 keep them; the others become numbers of two bytes.
     """
     if not _KEPT_BITS.keys() & checkpoint.stored_as.keys():
         return 0

@@ -9,6 +9,7 @@ import torch
 from tandem.worker.checkpoints.checkpoint import DTYPES, Checkpoint, CheckpointError
 from tandem.worker.checkpoints.grouped import Quantization
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.operations import cpu_operations
 from tandem.worker.model.linear import panels_for
 from tandem.worker.model.moe import MixtureOfExperts
@@ -41,12 +42,15 @@ def load_transformer(
     # Where products are compiled, a CPU keeps matrices and the cache in the dtype, and all else in float32.
     device = torch.device(device)
     operations, panels = operations or cpu_operations(), None
-    if device.type == "cpu" and isinstance(operations, TorchOperations):
+    by_processor = device.type == "cpu" and isinstance(operations, TorchOperations)
+    if by_processor:
         panels = panels_for(dtype, lambda: _mostly_quantized(checkpoint, quantization))
     computed = torch.float32 if panels is not None else dtype
     model = Transformer(whole, device, computed, operations, ranks)
     destinations = model.destinations()
-    filler = WeightFiller(device, dtype, quantization, model.operations.quantized_weight, panels=panels)
+    compiled = by_processor and native.available()
+    made = model.operations.quantized_weight
+    filler = WeightFiller(device, dtype, quantization, made, panels=panels, compiled=compiled)
     done = 0
     for name, source in checkpoint.tensors():
         target = destinations.pop(name)

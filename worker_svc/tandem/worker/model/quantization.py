@@ -4,6 +4,8 @@
     int4    w = scale q + least    q from 0 to 15; one scale and one least number a group of 32, 64 or 128
     codes   w = scale table[q]     the same q and groups; what each stands for is a whole number of `CODES`
 
+Compiled products (below) take groups of 16 too, and int8 with a least number.
+
 On a CPU with compiled products (`native`) a row of activations is quantized too: to int16, with one scale for each
 group, so that what is summed up within a group are exact integers and no row depends on another. Elsewhere the weights
 are dequantized in tiles and multiplied by torch.
@@ -18,7 +20,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from tandem.worker.checkpoints.grouped import GROUPS, Grouped, Quantization
+from tandem.worker.checkpoints.grouped import FINE_GROUP, GROUPS, Grouped, Quantization
 from tandem.worker.model.cpu import native
 from tandem.worker.model.cpu.panels import empty_panels, fill_panels, first_panels, panel_rows
 from tandem.worker.model.product_rows import MOST_ROWS, linear
@@ -75,7 +77,7 @@ class QuantizedWeight(torch.nn.Module):
 
     q: torch.Tensor  # [out, words] int16, or panels of them, as the others
     scale: torch.Tensor  # [out, groups]
-    least: torch.Tensor | None  # [out, groups]; int4 only
+    least: torch.Tensor | None  # [out, groups]
     table: torch.Tensor | None  # [16] int16, what the numbers of a code stand for
     order: torch.Tensor | None  # [in], which of an input's numbers each column multiplies
 
@@ -84,7 +86,7 @@ class QuantizedWeight(torch.nn.Module):
         super().__init__()
         self.kind, self.columns, self._rows = kind, columns, rows
         self.group = kind.group or min(_ACTIVATION_GROUP, 32 * -(-columns // 32))
-        if self.group not in GROUPS:  # a short row, in one channel
+        if self.group not in (FINE_GROUP, *GROUPS):  # a short row, in one channel
             self.group = 32
         self._width = -(-columns // self.group) * self.group
         groups = self._width // self.group if kind.group else 1
@@ -137,6 +139,8 @@ class QuantizedWeight(torch.nn.Module):
         """Tells whether these rows can be stored here."""
         if rows.kind != self.kind or rows.scale.dtype != self.scale.dtype:
             return False
+        if (rows.least is None) != (self.least is None):
+            return False
         if rows.order is None or self.order is None:
             return rows.order is self.order
         return torch.equal(rows.order.to(self.order.device), self.order)
@@ -179,7 +183,7 @@ class QuantizedWeight(torch.nn.Module):
         if self.compiled:
             inputs = x.float() if self.order is None else x.float().index_select(1, self.order)
             product = native.quantized_product(
-                inputs, self.q, self.scale, self.least, self.groups, self.group, table=self.table
+                inputs, self.q, self.scale, self.least, self.groups, self.group, bits=self.kind.bits, table=self.table
             )
             return product[:, : self._rows].to(x.dtype)
         tiles = (slice(start, start + _TILE_ROWS) for start in range(0, self._rows, _TILE_ROWS))

@@ -81,11 +81,14 @@ class WeightFiller:
         quantized_weight: Callable[..., QuantizedWeight] = QuantizedWeight,
         *,
         panels: Panels | None = None,
+        compiled: bool = False,
     ) -> None:
-        """`dtype` is that of plain matrices, which lie in `panels` if there are such.
+        """`dtype` is that of plain matrices, which lie in `panels` if there are such; with `compiled`, products of
+        quantized ones are compiled (`Grouped.compiled_alone`).
         `quantized_weight` is called like the class, and makes one in the device's own order."""
         self._panels = panels
         self._device = torch.device(device)
+        self._compiled = compiled
         self._dtype = dtype
         self._quantization = quantization
         self._quantized_weight = quantized_weight
@@ -137,7 +140,7 @@ class WeightFiller:
             if self._quantization == "stored":
                 part = stored if columns is None else stored.columns(columns)
                 kept = part.float8() or part.grouped()
-                if kept is not None:
+                if kept is not None and (self._compiled or isinstance(kept, Float8Rows) or not kept.compiled_alone):
                     return kept
             rows = stored.dequantize()
             rows = rows if columns is None else rows[:, columns]

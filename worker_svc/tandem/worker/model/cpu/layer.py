@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-from tandem.worker.checkpoints.grouped import GROUPS
+from tandem.worker.checkpoints.grouped import FINE_GROUP, GROUPS
 from tandem.worker.checkpoints.layer_parts import Activation
 from tandem.worker.checkpoints.model_config import AttentionKind, Rope
 from tandem.worker.model.attention import Scores
@@ -24,7 +24,7 @@ from tandem.worker.model.cpu.native.library import calls
 from tandem.worker.model.cpu.operations import NativeOperations, NativePlan, stores_rows
 from tandem.worker.model.cpu.wide_panels import WidePanels
 from tandem.worker.model.kv_cache import KVCache
-from tandem.worker.model.linear import HalfPanels, Linear
+from tandem.worker.model.linear import HalfPanels, Linear, Weight
 from tandem.worker.model.operations import Operations, Plan, Unfinished
 from tandem.worker.model.quantization import QuantizedWeight
 from tandem.worker.model.rope import Rotation
@@ -37,6 +37,8 @@ _Pointer, _Size, _Number, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
 
 class _Weight(ctypes.Structure):
+    bias: int | None
+    outputs: int
     _fields_ = (
         *((name, _Pointer) for name in ("numbers", "scale", "least", "table")),
         *((name, _Number) for name in ("bits", "half", "per_channel")),
@@ -45,10 +47,16 @@ class _Weight(ctypes.Structure):
     )
 
 
+_PIECES = 3  # of a matrix whose rows are not all stored alike
+
+
 class _Layer(ctypes.Structure):
     made: Heads
     _fields_ = (
-        *((name, _Weight) for name in ("qkv", "output", "gate_up", "down")),
+        ("qkv", _Weight * _PIECES),
+        ("output", _Weight),
+        ("gate_up", _Weight * _PIECES),
+        ("down", _Weight),
         *((name, _Pointer) for name in ("enter_attention", "leave_attention", "enter_mlp", "leave_mlp")),
         ("made", Heads),
         ("sinks", _Pointer),
@@ -62,7 +70,7 @@ class _Step(ctypes.Structure):
     _fields_ = (
         *((name, _Pointer) for name in ("cos", "sin", "growth", "slots", "blocks", "tables")),
         *((name, _Size) for name in ("count", "most", "width", "window", "page_size")),
-        *((name, _Pointer) for name in ("normed", "qkv", "attended", "gate_up", "inner", "room")),
+        *((name, _Pointer) for name in ("normed", "qkv", "attended", "gate_up", "inner", "piece", "room")),
         *((name, _Size) for name in ("rows", "attending")),
         *((name, _Number) for name in ("format", "threads", "attention_threads")),
     )
@@ -118,16 +126,24 @@ class CompiledLayer:
         such a layer."""
         feed_forward = None if activation is None or activation not in GATES else feed_forward
         matrices = (*mixing, *(feed_forward or ()))
-        weights = [_weight(matrix) for matrix in matrices]
+        pieces = [_pieces(matrix) for matrix in matrices]
         hidden, inner = mixing[0].in_features, feed_forward[1].in_features if feed_forward else 0
         first, scores = attending.first, attending.scores
         vectors = [*norms[1:], *first.norms, first.bias, scores.sinks, *(_bias(matrix) for matrix in matrices)]
-        if not all(weights) or any(size % LANES for size in (hidden, inner, attending.head_dim)):
+        if (
+            any(len(some) != 1 for some in pieces[1::2])
+            or not all(pieces)
+            or any(size % LANES for size in (hidden, inner, attending.head_dim))
+        ):
             return None
         if any(vector is not None and vector.dtype != torch.float32 for vector in vectors):
             return None
-        weights[0].bias = None  # type: ignore[union-attr]  # queries, keys and values get it with what else they need
-        parts = dict(zip(("qkv", "output", "gate_up", "down"), weights, strict=False))
+        for piece in pieces[0]:
+            piece.bias = None  # queries, keys and values get it with what else they need
+        parts = {
+            name: (_Weight * _PIECES)(*some) if name in ("qkv", "gate_up") else some[0]
+            for name, some in zip(("qkv", "output", "gate_up", "down"), pieces, strict=False)
+        }
         layer = _Layer(
             **parts,
             **{
@@ -154,7 +170,8 @@ class CompiledLayer:
             "attended": width,
             "gate_up": 2 * inner,
             "inner": inner,
-            "room": widest + 4 * widest // min(GROUPS),
+            "piece": max(piece.outputs for some in pieces for piece in some),
+            "room": widest + 4 * widest // FINE_GROUP,
         }
         wide = all(isinstance(weight, WidePanels) for matrix in matrices for weight in matrix.weights)
         return cls(layer, rooms, wide=wide)
@@ -253,43 +270,43 @@ def _bias(matrix: Linear) -> torch.Tensor | None:
     return None if matrix.bias is None else matrix.bias.weight
 
 
-def _weight(matrix: Linear) -> _Weight | None:
+def _pieces(matrix: Linear) -> list[_Weight]:
+    """The parts of a matrix that are stored alike; none if a product is not compiled, or if there are too many."""
+    first, pieces = 0, []
+    bias = _bias(matrix)
+    for weight in matrix.weights:
+        piece = _weight(weight, matrix.in_features, None if bias is None else bias[first:])  # type: ignore[arg-type]
+        if piece is None:
+            return []
+        pieces.append(piece)
+        first += piece.outputs
+    return pieces if len(pieces) <= _PIECES else []
+
+
+def _weight(weight: Weight, inputs: int, bias: torch.Tensor | None) -> _Weight | None:
     """None if its product is not compiled, or has columns that fill up a panel."""
-    if len(matrix.weights) != 1:
-        return None
-    weight, inputs, outputs = matrix.weights[0], matrix.in_features, matrix.out_features
-    bias = _pointer(_bias(matrix))
+    outputs = len(weight)
+    some: dict[str, int | None] = {"inputs": inputs, "outputs": outputs, "bias": _pointer(bias)}
     if isinstance(weight, WidePanels):
-        bf16 = weight.panels.dtype == torch.bfloat16
-        return _Weight(numbers=weight.panels.data_ptr(), half=bf16, inputs=inputs, outputs=outputs, bias=bias)
+        return _Weight(numbers=weight.panels.data_ptr(), half=weight.panels.dtype == torch.bfloat16, **some)
     if outputs % PANEL:
         return None
     if isinstance(weight, HalfPanels):
         panels = weight.panels
         bf16 = panels.dtype == torch.bfloat16
-        return _Weight(
-            numbers=panels.data_ptr(),
-            bits=16,
-            half=bf16,
-            inputs=inputs,
-            outputs=outputs,
-            panels=len(panels),
-            bias=bias,
-        )
+        return _Weight(numbers=panels.data_ptr(), bits=16, half=bf16, panels=len(panels), **some)
     if type(weight) is not QuantizedWeight or not weight.compiled or weight.order is not None:
         return None
     return _Weight(
         numbers=weight.q.data_ptr(),
         scale=weight.scale.data_ptr(),
-        least=None if weight.least is None else weight.least.data_ptr(),
+        least=_pointer(weight.least),
         bits=weight.kind.bits,
-        table=None if weight.table is None else weight.table.data_ptr(),
+        table=_pointer(weight.table),
         half=SCALES[weight.scale.dtype],
         per_channel=weight.scale.shape[1] == 1 and weight.groups > 1,
-        inputs=inputs,
-        outputs=outputs,
         panels=len(weight.q),
         groups=weight.groups,
         group=weight.group,
-        bias=bias,
+        **some,
     )

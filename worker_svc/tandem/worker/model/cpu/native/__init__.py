@@ -61,9 +61,10 @@ def quantized_product(
     groups: int,
     group: int,
     *,
+    bits: int,
     table: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`x [rows, k]` fp32 times int8 weights (neither `least` nor `table`) or int4 weights: `[rows, panels * 16]` fp32.
+    """`x [rows, k]` fp32 times int8 or int4 weights: `[rows, panels * 16]` fp32.
 
     See `QuantizedWeight`; rows are quantized to int16 in `groups` groups of `group` numbers, which zeros fill up.
     """
@@ -73,7 +74,7 @@ def quantized_product(
     out = torch.empty((rows, panels * PANEL))
     room = torch.empty(2 * rows * groups * (group // 2 + 2), dtype=torch.int32)
     calls().tandem_quantized_product(
-        8 if least is None and table is None else 4,
+        bits,
         weight.data_ptr(),
         scale.data_ptr(),
         0 if least is None else least.data_ptr(),

@@ -12,8 +12,10 @@ typedef struct {
     const float *bias;  // [outputs], or 0
 } Weight;
 
+#define PIECES 3  // of a matrix whose rows are not all stored alike
+
 typedef struct {
-    Weight qkv, output, gate_up, down;
+    Weight qkv[PIECES], output, gate_up[PIECES], down;  // pieces that are not there have no outputs
     // What comes into a part is normalized, or as it is; the same of what comes out. 0: as it is.
     const float *enter_attention, *leave_attention, *enter_mlp, *leave_mlp;
     Heads made;  // of the first product
@@ -28,7 +30,7 @@ typedef struct {
     const int64_t *slots;
     const int32_t *blocks, *tables;
     int64_t count, most, width, window, page_size;  // see `tandem_attention`
-    float *normed, *qkv, *attended, *gate_up, *inner;
+    float *normed, *qkv, *attended, *gate_up, *inner, *piece;
     int32_t *room;
     int64_t rows, attending;
     int32_t format, threads, attention_threads;
@@ -42,6 +44,21 @@ static void product(const Weight *w, const float *x, float *out, const Step *s) 
         tandem_quantized_product(w->bits, w->numbers, w->scale, w->least, w->table, w->half, w->per_channel, x,
                                  w->inputs, s->room, out, s->rows, w->panels, w->groups, w->group, s->threads);
     if (w->bias) tandem_add(out, w->bias, s->rows, w->outputs, 0, s->threads);
+}
+
+// The same of the pieces of a matrix, whose outputs lie side by side.
+static void products(const Weight *w, const float *x, float *out, const Step *s) {
+    int64_t width = 0;
+    for (int n = 0; n < PIECES; n++) width += w[n].outputs;
+    if (w->outputs == width) {
+        product(w, x, out, s);
+        return;
+    }
+    for (int n = 0; n < PIECES && w[n].outputs; out += w[n++].outputs) {
+        product(w + n, x, s->piece, s);
+        for (int64_t row = 0; row < s->rows; row++)
+            memcpy(out + row * width, s->piece + row * w[n].outputs, (size_t)w[n].outputs * sizeof(float));
+    }
 }
 
 // Adds `delta` to x and returns what a part of the layer looks at.
@@ -66,7 +83,7 @@ int tandem_layer(const Layer *l, const Step *s, float *x, float *delta, int begi
                  const Pages *values) {
     const Heads *h = &l->made;
     const int64_t d = h->head_dim, heads = h->heads, stride = (heads + 2 * h->kv_heads) * d;
-    product(&l->qkv, enter(l, s, x, begins ? 0 : delta, l->enter_attention), s->qkv, s);
+    products(l->qkv, enter(l, s, x, begins ? 0 : delta, l->enter_attention), s->qkv, s);
     tandem_rotate_and_store(s->qkv, stride, h, s->cos, s->sin, keys, values, s->format, s->slots, s->rows, s->page_size,
                             s->threads);
     if (l->grows) grow(s->qkv, stride, heads * d, s);
@@ -79,7 +96,7 @@ int tandem_layer(const Layer *l, const Step *s, float *x, float *delta, int begi
     leave(l, s, delta, l->leave_attention);
     const float *entering = enter(l, s, x, delta, l->enter_mlp);
     if (!l->inner) return failed;
-    product(&l->gate_up, entering, s->gate_up, s);
+    products(l->gate_up, entering, s->gate_up, s);
     tandem_gate(l->activation, s->gate_up, s->inner, s->rows, l->inner, 2 * l->inner, s->threads);
     product(&l->down, s->inner, delta, s);
     leave(l, s, delta, l->leave_mlp);

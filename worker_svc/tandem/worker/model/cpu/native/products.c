@@ -163,7 +163,7 @@ INLINE void quantized_tile(const Product *p, const int rows, const int panels, c
                     __m256 *to = &total[n * rows + r][h];
                     *to = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[n * rows + r][h]), factor, *to);
                 }
-                if (bits == 8 || coded) continue;
+                if (coded || !p->least) continue;
                 const __m256 least = eight(p->least, at, p->half);
                 for (int r = 0; r < rows; r++) {
                     __m256 *to = &total[n * rows + r][h];

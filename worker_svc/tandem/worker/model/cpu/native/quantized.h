@@ -11,7 +11,7 @@
 typedef struct {
     const uint8_t *weight;  // [panels, width / 2, 16, 2] int8, or [panels, width / 4, 16, 2] of two int4 each
     const void *scale;      // [panels, groups, 16], or [panels, 1, 16] where per_channel
-    const void *least;      // [panels, groups, 16]; int4 only, and fp16 or fp32
+    const void *least;      // [panels, groups, 16], fp16 or fp32, or 0
     const int16_t *table;   // [16] what the numbers of an int4 stand for; else 0
     const int32_t *x;       // of each tile of rows [width / 2, rows]: two inputs
     const float *x_scale;   // of each tile of rows [groups, rows]
@@ -45,9 +45,11 @@ void wide_quantized_panels(const Product *p, int bits, int group, int64_t first,
 // clang-format off
 #define BY_KIND(PANELS, BITS, CODED, GROUP, ...)                                                                       \
     switch ((BITS) * 1000 + (GROUP)) {                                                                                 \
+    case 8016: PANELS(8, 0, 16, __VA_ARGS__); break;                                                                   \
     case 8032: PANELS(8, 0, 32, __VA_ARGS__); break;                                                                   \
     case 8064: PANELS(8, 0, 64, __VA_ARGS__); break;                                                                   \
     case 8128: PANELS(8, 0, 128, __VA_ARGS__); break;                                                                  \
+    case 4016: PANELS(4, 0, 16, __VA_ARGS__); break;                                                                   \
     case 4032: if (CODED) PANELS(4, 1, 32, __VA_ARGS__); else PANELS(4, 0, 32, __VA_ARGS__); break;                    \
     case 4064: if (CODED) PANELS(4, 1, 64, __VA_ARGS__); else PANELS(4, 0, 64, __VA_ARGS__); break;                    \
     case 4128: if (CODED) PANELS(4, 1, 128, __VA_ARGS__); else PANELS(4, 0, 128, __VA_ARGS__); break;                  \

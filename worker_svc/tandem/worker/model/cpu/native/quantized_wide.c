@@ -70,7 +70,7 @@ INLINE void tile(const Product *p, const int rows, const int panels, const int b
                 __m512 *to = total + n * rows + r;
                 *to = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[n * rows + r]), factor, *to);
             }
-            if (bits == 8 || coded) continue;
+            if (coded || !p->least) continue;
             const __m512 least = sixteen(p->least, at, p->half);
             for (int r = 0; r < rows; r++) {
                 __m512 *to = total + n * rows + r;
