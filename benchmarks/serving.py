@@ -6,9 +6,10 @@
 
     python benchmarks/serving.py [--model models/demo] [--streams 1 16 64] [--rounds 5]
 
-and how long the engine's steps take when the front and the engine share the cores: the period of a decode step at 16
-streams with the whole worker, against the same engine process whose results nobody streams. There the client has the
-lowest priority: it belongs to another machine, and must not take the cores from either.
+what a token costs in each process, in microseconds of the processor, which a busy machine disturbs far less than
+tokens/s; and how long the engine's steps take when the front and the engine share the cores: the period of a decode
+step at 16 streams with the whole worker, against the same engine process whose results nobody streams. There the client
+has the lowest priority: it belongs to another machine, and must not take the cores from either.
 
 Prompts differ, so that nothing is cached; answers are greedy and of fixed length. Rounds alternate between the three
 ways, and medians are reported: on a shared machine only ratios within one run mean something. The client runs on the
@@ -26,11 +27,12 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from multiprocessing import get_context
 from pathlib import Path
+from typing import NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -66,9 +68,33 @@ def greedy(prompt: list[int], tokens: int) -> inference_pb2.GenerateRequest:
     )
 
 
+class Service(NamedTuple):
+    """A service that runs in a process of its own."""
+
+    address: str
+    pid: int
+
+    def processes(self, name: str, child: str) -> dict[str, int]:
+        """Its process by `name`, and by `child` its first one, if it has any."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return {name: self.pid} | ({child: int(children[0])} if children else {})
+
+
+def processor_seconds(processes: Mapping[str, int]) -> dict[str, float]:
+    """The seconds of the processor that each of these processes has used, by the kernel's nanoseconds."""
+    return {name: time.clock_gettime(~pid << 3 | 2) for name, pid in processes.items()}
+
+
 @asynccontextmanager
 async def service(module: str, *flags: str) -> AsyncIterator[str]:
     """A service in a process of its own; its address."""
+    async with running(module, *flags) as found:
+        yield found.address
+
+
+@asynccontextmanager
+async def running(module: str, *flags: str) -> AsyncIterator[Service]:
+    """A service in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         address_file = Path(folder, "address.json")
         process = await asyncio.create_subprocess_exec(
@@ -79,7 +105,7 @@ async def service(module: str, *flags: str) -> AsyncIterator[str]:
             while not address_file.exists():
                 assert process.returncode is None, f"{module} ended with {process.returncode}"
                 await asyncio.sleep(0.05)
-            yield json.loads(address_file.read_text())["address"]
+            yield Service(json.loads(address_file.read_text())["address"], process.pid)
         finally:
             process.terminate()
             await process.wait()
@@ -98,11 +124,17 @@ async def measure(options: argparse.Namespace) -> list[dict[str, object]]:
             engine.engine.step()
 
     async with AsyncExitStack() as stack:
-        tokenizer = await stack.enter_async_context(service("tandem.tokenizer", f"--tokenizer={options.model}"))
+        tokenizer = await stack.enter_async_context(running("tandem.tokenizer", f"--tokenizer={options.model}"))
         flags = (f"--model={options.model}", f"--threads={options.threads}", f"--dtype={options.dtype}")
-        worker = await stack.enter_async_context(service("tandem.worker", *flags))
-        client = await stack.enter_async_context(AsyncClient(tokenizer=tokenizer, worker=worker))
-        channel = await stack.enter_async_context(grpc.aio.insecure_channel(worker))
+        worker = await stack.enter_async_context(running("tandem.worker", *flags))
+        addresses = {"tokenizer": tokenizer.address, "worker": worker.address}
+        client = await stack.enter_async_context(AsyncClient(**addresses))
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(worker.address))
+        processes = {
+            **worker.processes("front", "engine"),
+            **tokenizer.processes("tokenizer", "renderers"),
+            "client": os.getpid(),
+        }
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
 
         async def over_grpc(batch: list[list[int]]) -> None:
@@ -141,24 +173,35 @@ async def measure(options: argparse.Namespace) -> list[dict[str, object]]:
         rows = []
         for streams in options.streams:
             rates: dict[str, list[float]] = {name: [] for name in ways}
+            costs: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
             for round_number in range(options.rounds + 1):
                 for place, (name, way) in enumerate(ways.items()):
                     batch = prompts(streams, vocabulary, seed=1000 * round_number + 10 * streams + place)
                     if name == "sdk":
                         decoded = await client.decode_batch(batch)
                         texts.update({tuple(prompt): text for prompt, text in zip(batch, decoded, strict=True)})
-                    began = time.perf_counter()
+                    count = streams * options.tokens
+                    before, began = processor_seconds(processes), time.perf_counter()
                     await way(batch)
+                    seconds, after = time.perf_counter() - began, processor_seconds(processes)
                     if round_number:  # the first round warms up
-                        rates[name].append(streams * options.tokens / (time.perf_counter() - began))
+                        rates[name].append(count / seconds)
+                        costs[name].append({part: 1e6 * (after[part] - before[part]) / count for part in processes})
             medians = {name: statistics.median(values) for name, values in rates.items()}
             row = {"streams": streams, "tokens_per_second": medians, "all_rounds": rates}
+            row["microseconds_a_token"] = {
+                name: {part: statistics.median(each[part] for each in measured) for part in processes}
+                for name, measured in costs.items()
+            }
             row["share"] = {name: medians[name] / medians["engine"] for name in ways}
             rows.append(row)
             print(
                 f"{streams:4d} streams"
                 + "".join(f"   {name} {medians[name]:8.0f} tok/s ({row['share'][name]:.2f})" for name in ways)
             )
+            for name, parts in row["microseconds_a_token"].items():
+                told = ", ".join(f"{part} {cost:.0f}" for part, cost in parts.items() if cost >= 0.5)
+                print(f"     us of the processor a token, {name}: {told}", flush=True)
     return rows
 
 
