@@ -168,7 +168,10 @@ def test_ranks_on_one_machine_have_a_card_each_and_room_to_exchange(build: Calla
 def test_ranks_over_machines_meet_at_the_first_one(build: Callable[..., Built]) -> None:
     built = build("machines")
     assert ("Deployment", "tandem-worker") not in built
-    template = built["LeaderWorkerSet", "tandem-worker"]["spec"]["leaderWorkerTemplate"]
+    spec = built["LeaderWorkerSet", "tandem-worker"]["spec"]
+    template = spec["leaderWorkerTemplate"]
+    # The service that others would share has the set's name, which is taken by one that leaves out who is not ready.
+    assert ("Service", "tandem-worker") in built and spec["networkConfig"]["subdomainPolicy"] == "UniquePerReplica"
     leader, follower = template["leaderTemplate"], template["workerTemplate"]
     service = built["Service", "tandem-worker"]["spec"]["selector"]
     assert service.items() <= leader["metadata"]["labels"].items()
