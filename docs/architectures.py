@@ -6,20 +6,39 @@ python docs/architectures.py --check   exit 1 if it is not what the code says
 
 from __future__ import annotations
 
+import ast
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.gguf_architectures import ARCHITECTURES as GGUF
 from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES, Architecture
+from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config, text_fields
+from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.convert.gguf import CONVERTED as TO_GGUF
 from tandem.worker.convert.hugging_face import CONVERTED as TO_HUGGING_FACE
+from tandem.worker.model.whole_layers import behind_the_call, not_compiled
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.worker_svc.checkpoints.test_published_configs import PUBLISHED
 
 PAGE = Path(__file__).with_name("models.md")
 BEGIN, END = "<!-- made by docs/architectures.py -->\n", "<!-- end of what is made -->\n"
-HEAD = (
-    "| architecture | `config.json` says | GGUF says | Meta's layout | converts to | on a GPU |\n" + "|---" * 6 + "|\n"
+COMPARED = Path(__file__).parents[1] / "tests/worker_svc/model/test_architectures.py"
+COLUMNS = (
+    "architecture",
+    "`config.json` says",
+    "GGUF says",
+    "Meta's layout",
+    "converts to",
+    "one call a layer on a CPU",
 )
+COLUMNS += ("on a GPU", "compared with")
+HEAD = f"| {' | '.join(COLUMNS)} |\n" + "|---" * len(COLUMNS) + "|\n"
+SIZES = {"vocab_size": 1024, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8}
+SIZES |= {"num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6}
 META = ("llama", "mistral")
 # What GGUF files say of models that are another one with other sizes.
 SAME = {"mistral": "llama", "ministral": "", "mixtral": "llama"}
@@ -27,6 +46,7 @@ SAME = {"mistral": "llama", "ministral": "", "mixtral": "llama"}
 
 def rows() -> Iterator[str]:
     """The table's rows, in the order of the reader's table."""
+    models, cases = published(), compared()
     for each in ARCHITECTURES.values():
         written = [
             name for name, served in (("Hugging Face", TO_HUGGING_FACE), ("GGUF", TO_GGUF)) if each.name in served
@@ -38,7 +58,9 @@ def rows() -> Iterator[str]:
             ", ".join(f"`{name}`" for name in gguf_names(each)) or "no",
             "yes" if each.name in META else "no",
             ", ".join(written) or "nothing",
+            called(models[each.name]),
             "refused" if each.hybrid else "yes",
+            f"transformers, {cases[each.class_name]} shapes",
         )
         yield f"| {' | '.join(columns)} |\n"
 
@@ -47,6 +69,49 @@ def gguf_names(architecture: Architecture) -> list[str]:
     """What `general.architecture` says in files of this architecture."""
     found = [name for name, each in GGUF.items() if architecture.name in (each.name, each.windowed)]
     return found or [name for name in (SAME.get(architecture.name),) if name]
+
+
+def published() -> dict[str, ModelConfig]:
+    """A published model of each architecture, or one of its defaults."""
+    found: dict[str, ModelConfig] = {}
+    usual = [SIZES | {"architectures": [each.class_name], "model_type": name} for name, each in ARCHITECTURES.items()]
+    for values in (*(values for values, _ in PUBLISHED.values()), *usual):
+        if values["model_type"] in found:
+            continue
+        fields = text_fields(Fields(Path("config.json"), values))
+        each = architecture_of(fields)
+        found.setdefault(each.name, read_config(fields, each, fields.boolean("tie_word_embeddings", each.tied)))
+    return found
+
+
+def called(config: ModelConfig) -> str:
+    """Whether a CPU computes each layer of a model in one compiled call, or what these have that it has not."""
+    layers = range(config.num_layers)
+    apart = [not_compiled(config, layer) for layer in layers]
+    behind = [behind_the_call(config, layer) for layer in layers if not apart[layer]]
+    if not behind:
+        return f"no: {_listed(apart)}"
+    words = "yes" if not any(behind) else f"up to {_listed(behind)}"
+    return f"{words}; not with {_listed(apart)}" if any(apart) else words
+
+
+def _listed(reasons: list[str]) -> str:
+    return ", ".join(dict.fromkeys(reason for reason in reasons if reason))
+
+
+def compared() -> Counter[str]:
+    """How many models of each class the suite and `make exhaustive` compare with transformers."""
+    tree = ast.parse(COMPARED.read_text(encoding="utf-8"))
+    found: Counter[str] = Counter()
+    for node in tree.body:
+        if (
+            isinstance(node, ast.AnnAssign)
+            and ast.unparse(node.target) == "MODELS"
+            and isinstance(node.value, ast.Dict)
+        ):
+            kinds = [each.elts[0] for each in node.value.values if isinstance(each, ast.Tuple)]
+            found.update(f"{ast.literal_eval(kind).removesuffix('Text')}ForCausalLM" for kind in kinds)
+    return found
 
 
 def page() -> str:

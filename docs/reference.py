@@ -26,8 +26,8 @@ HEAD = """# The SDK's reference
 Made from the sources by `make protos`; [sdk.md](sdk.md) is the guide. Everything is imported from
 `tandem.client`. `Client` has the methods of `AsyncClient`, without `await`. A keyword with `= ...` may be left out.
 """
-KEYWORDS = ("CallOptions", "CountOptions", "EncodeOptions", "EncodePairOptions", "EncodeChatOptions", "DecodeOptions")
-KEYWORDS += ("GenerateOptions",)
+KEYWORDS = ("CallOptions", "CountOptions", "EncodeOptions", "EncodePairOptions", "EncodePairsOptions")
+KEYWORDS += ("EncodeChatOptions", "DecodeOptions", "GenerateOptions")
 
 
 def page() -> str:

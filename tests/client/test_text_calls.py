@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.client import AsyncClient, Encoding, InternalError, Segment
+from tandem.client import AsyncClient, Encoding, InternalError, InvalidArgumentError, Segment
+from tandem.client.text_calls import encode_messages
 from tandem.client.texts import BATCH_BYTES
 from tests.client.fakes import BOS, CONTROL, CONTROL_TEXT, FINGERPRINT, ByteTokenizer, ids_of_text
 
@@ -43,6 +44,13 @@ async def test_batches_keep_their_order_over_any_number_of_messages(
     assert await client.count_tokens_batch(texts) == [len(text) + 1 for text in texts]
     assert await client.decode_batch([encoding.ids for encoding in encodings]) == texts
     assert await client.encode_batch([]) == await client.decode_batch([]) == await client.count_tokens_batch([]) == []
+
+
+async def test_a_batch_of_pairs_has_a_second_text_for_each(client: AsyncClient) -> None:
+    messages = encode_messages(["a", "b"], {"pairs": ["c", "dd"]})
+    assert [[each.text for each in (*one.segments, *one.pair)] for one in messages] == [["a", "c"], ["b", "dd"]]
+    with pytest.raises(InvalidArgumentError, match=r"pairs.*must have a second text for each of 2 texts, but has 1"):
+        await client.encode_batch(["a", "b"], pairs=["c"])
 
 
 async def test_large_batches_are_split_by_size(client: AsyncClient, tokenizer: ByteTokenizer) -> None:

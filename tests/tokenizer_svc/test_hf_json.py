@@ -199,7 +199,10 @@ def test_neighbouring_files_name_special_tokens(tmp_path: Path) -> None:
 
 BROKEN: dict[str, dict[str, Any]] = {
     "normalizer Nmt": {"normalizer": {"type": "Nmt"}},
-    "pre-tokenizer Whitespace ": {"pre_tokenizer": {"type": "Whitespace"}},
+    "pre-tokenizer Whitespace ": {
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+        "pre_tokenizer": {"type": "Whitespace"},
+    },
     "post-processor Strange": {"post_processor": {"type": "Strange"}},
     "not a regular expression": {
         "pre_tokenizer": {

@@ -42,7 +42,6 @@ from tandem.client.params import (
     CountOptions,
     DecodeOptions,
     EncodeChatOptions,
-    EncodeOptions,
     GenerateOptions,
 )
 from tandem.client.pipeline import Pipeline
@@ -67,6 +66,7 @@ from tandem.client.types import (
     ChatMessage,
     Conversation,
     EncodePairOptions,
+    EncodePairsOptions,
     Encoding,
     GenerationResult,
     Message,
@@ -230,8 +230,9 @@ class AsyncClient(AsyncOperators, AsyncBatches):
             pieces=options.get("pieces", False),
         )
 
-    async def encode_batch(self, texts: Sequence[TextInput], **options: Unpack[EncodeOptions]) -> list[Encoding]:
-        """Returns the `Encoding` of each text, in order; the keywords are those of `encode`."""
+    async def encode_batch(self, texts: Sequence[TextInput], **options: Unpack[EncodePairsOptions]) -> list[Encoding]:
+        """Returns the `Encoding` of each text, in order; the keywords are those of `encode`, but for `pairs`: a second
+        text for each of them."""
         messages = encode_messages(texts, options)
         return await self._texts().encode_batch(
             options.get("tokenizer", ""),

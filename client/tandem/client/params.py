@@ -54,7 +54,7 @@ class CountOptions(CallOptions, total=False):
 
 
 class EncodeOptions(CountOptions, total=False):
-    """The keywords of `encode_batch`."""
+    """The keywords of `encode` and `encode_batch`, beside their second texts."""
 
     truncate_to: int | None  # at most so many tokens; the end is cut
     offsets: bool  # fill byte_offsets, byte_ends, code_point_offsets and code_point_ends

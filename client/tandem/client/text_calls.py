@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tandem.client.errors import FieldViolation, invalid_argument
-from tandem.client.params import CallOptions, CountOptions, DecodeOptions, EncodeOptions
+from tandem.client.params import CallOptions, CountOptions, DecodeOptions
 from tandem.client.prompts import checked_encode_input
-from tandem.client.types import EncodePairOptions, Encoding, TextInput
+from tandem.client.types import EncodePairOptions, EncodePairsOptions, Encoding, TextInput
 from tandem.client.validation import RULES, check, check_ids, check_metadata, check_timeout
 from tandem.tokenizer.v1 import tokenizer_pb2 as pb
 
@@ -36,9 +36,17 @@ def encode_message(text: TextInput, options: EncodePairOptions, field: str = "te
     return message
 
 
-def encode_messages(texts: Sequence[TextInput], options: EncodeOptions) -> list[pb.EncodeInput]:
-    check_call(options, EncodeOptions.__optional_keys__)
-    return [_input(text, options, options.get("truncate_to"), field) for field, text in _each("texts", texts)]
+def encode_messages(texts: Sequence[TextInput], options: EncodePairsOptions) -> list[pb.EncodeInput]:
+    check_call(options, EncodePairsOptions.__optional_keys__)
+    messages = [_input(text, options, options.get("truncate_to"), field) for field, text in _each("texts", texts)]
+    if "pairs" in options:
+        pairs = _each("pairs", options["pairs"])
+        if len(pairs) != len(messages):
+            problem = f"must have a second text for each of {len(messages)} texts, but has {len(pairs)}"
+            raise invalid_argument([FieldViolation("pairs", problem)])
+        for message, (field, text) in zip(messages, pairs, strict=True):
+            message.pair.extend(_input(text, options, None, field).segments)
+    return messages
 
 
 def count_messages(texts: Sequence[TextInput], options: CountOptions) -> list[pb.EncodeInput]:

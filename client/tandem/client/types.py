@@ -101,6 +101,12 @@ class EncodePairOptions(EncodeOptions, total=False):
     pair: TextInput  # a second text: what the model expects is put around both
 
 
+class EncodePairsOptions(EncodeOptions, total=False):
+    """The keywords of `encode_batch`."""
+
+    pairs: Sequence[TextInput]  # a second text for each of the texts, as `pair` of `encode`
+
+
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
     """The logprobs of a prompt's tokens, in parallel lists. The first token has none: its logprob is None and its rank

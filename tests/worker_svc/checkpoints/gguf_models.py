@@ -41,8 +41,15 @@ ARCHITECTURES = {
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     "olmo3": "olmo2",
+    "gemma4_text": "gemma4",
+    "llama4_text": "llama4",
+    "ministral3": "mistral3",
+    "qwen3_next": "qwen3next",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
 }
-PERMUTED = ("llama", "smollm3", "arcee", "granite", "granitemoe")  # by llama.cpp's converter
+HYBRIDS = ("qwen3next", "qwen35", "qwen35moe")
+PERMUTED = ("llama", "smollm3", "arcee", "granite", "granitemoe", "mistral3")  # by llama.cpp's converter
 
 
 def save_gguf(
@@ -59,6 +66,8 @@ def save_gguf(
     `others` are the kinds of matrices whose names have such a part."""
     config = model.config
     architecture = ARCHITECTURES[config.model_type]
+    if config.model_type == "gemma4_text":
+        config.allow_global_per_layer_attribute_access = True
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split_max_tensors)
     _describe(writer, config)
     for key, value in (metadata or {}).items():
@@ -66,7 +75,7 @@ def save_gguf(
         _add(writer, key, value)
     for name, tensor in _tensors(model, architecture in PERMUTED):
         own = next((other for part, other in (others or {}).items() if part in name), kind)
-        quantized = own if tensor.dim() > 1 and "ffn_gate_inp" not in name else "F32"
+        quantized = own if tensor.dim() > 1 and not {"ffn_gate_inp", "ssm_conv1d"} & set(name.split(".")) else "F32"
         data = _encoded(tensor, quantized, len(name))
         writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[quantized])
     for name, array in (extra or {}).items():
@@ -83,7 +92,8 @@ def _describe(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
+    if (inner := getattr(config, "intermediate_size_mlp", getattr(config, "intermediate_size", None))) is not None:
+        writer.add_feed_forward_length(inner)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(head_dim)
@@ -96,16 +106,19 @@ def _describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_sliding_window(config.sliding_window)
         writer.add_logit_scale(config.logit_scale)
     writer.add_rope_dimension_count(head_dim)
-    if config.model_type in ("gemma2", "gemma3_text", "gpt_oss", "olmo3", "phi3") and config.sliding_window:
+    if (
+        config.model_type in ("gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "olmo3", "phi3")
+        and config.sliding_window
+    ):
         writer.add_sliding_window(config.sliding_window)
     if config.model_type == "olmo3":
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     rope = config.rope_parameters
     rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(rope["rope_theta"])
-    if config.model_type == "gemma3_text":
+    if config.model_type in ("gemma3_text", "gemma4_text"):
         writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
-    if share := rope.get("partial_rotary_factor"):
+    if (share := rope.get("partial_rotary_factor")) and rope["rope_type"] != "proportional":
         writer.kv_data[0].pop(f"{ARCHITECTURES[config.model_type]}.rope.dimension_count")
         writer.add_rope_dimension_count(int(head_dim * share))
     if rope["rope_type"] in ("linear", "yarn"):
@@ -140,8 +153,65 @@ def _describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
-    if config.model_type in ("qwen3_moe", "qwen2_moe", "glm4_moe"):
+    if config.model_type in ("qwen3_moe", "qwen2_moe", "glm4_moe", "qwen3_next", "qwen3_5_moe_text"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if ARCHITECTURES[config.model_type] in HYBRIDS:
+        _describe_hybrid(writer, config)
+    if config.model_type == "llama4_text":
+        writer.add_interleave_moe_layer_step(config.interleave_moe_layer_step)
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if config.model_type == "ministral3":
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+    if config.model_type == "gemma4_text":
+        _describe_gemma4(writer, config)
+
+
+def _describe_hybrid(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+    writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+    writer.add_full_attention_interval(4)
+    if getattr(config, "shared_expert_intermediate_size", None):
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if config.model_type != "qwen3_next":
+        writer.add_rope_dimension_sections([11, 11, 10, 0])
+
+
+def _describe_gemma4(writer: gguf.GGUFWriter, config: Any) -> None:
+    windows = [kind == "sliding_attention" for kind in config.layer_types]
+    full = config.per_layer_config[windows.index(False)]
+    first = config.num_hidden_layers - config.num_kv_shared_layers
+    inner = config.intermediate_size
+    for key in ("attention.key_length", "attention.value_length", "attention.head_count_kv", "feed_forward_length"):
+        writer.kv_data[0].pop(f"gemma4.{key}", None)
+    writer.kv_data[0].pop("gemma4.rope.dimension_count", None)
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input or 0)
+    writer.add_sliding_window_pattern(windows)
+    writer.add_key_length(full.head_dim)
+    writer.add_value_length(full.head_dim)
+    writer.add_key_length_swa(config.head_dim)
+    writer.add_value_length_swa(config.head_dim)
+    writer.add_rope_dimension_count(full.head_dim)
+    writer.add_rope_dimension_count_swa(config.head_dim)
+    heads = config.num_key_value_heads
+    writer.add_head_count_kv([heads if window else full.num_key_value_heads for window in windows])
+    wide = 2 if config.use_double_wide_mlp else 1
+    writer.add_feed_forward_length([inner * (1 if layer < first else wide) for layer in range(len(windows))])
+    if config.enable_moe_block:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if config.final_logit_softcapping:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    pairs = full.head_dim // 2
+    turning = int(config.rope_parameters["full_attention"].get("partial_rotary_factor", 1.0) * pairs)
+    divisors = np.array([1.0] * turning + [1e30] * (pairs - turning), np.float32)
+    writer.add_tensor("rope_freqs.weight", divisors)
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
@@ -158,6 +228,15 @@ def _tensors(model: Any, permute: bool) -> list[tuple[str, torch.Tensor]]:
     for name, parameter in model.named_parameters():
         tensor = parameter.data
         layer = name.split(".")[2] if "layers" in name else ""
+        if architecture in HYBRIDS and "experts" not in name:
+            found += _of_hybrid(tensor, name, layer, model.config, names)
+            continue
+        if architecture == "llama4" and ".experts." in name:  # stored `[in, out]`
+            found += _of_llama4(tensor, name.rpartition(".")[2], layer)
+            continue
+        if architecture == "gemma4" and (place := _GEMMA4.get(name.split(".", 3)[-1])):
+            found.append((f"blk.{layer}.{place}", tensor))
+            continue
         if architecture == "gpt-oss" and ".experts." in name:
             found += _of_gpt_oss(tensor, name.rpartition(".")[2], layer)
             continue
@@ -170,7 +249,7 @@ def _tensors(model: Any, permute: bool) -> list[tuple[str, torch.Tensor]]:
         rest = stem.split(".", 3)[-1]
         stem = stem.replace("block_sparse_moe.experts.down_proj", "mlp.experts.down_proj")
         stem = stem.replace("block_sparse_moe.router", "block_sparse_moe.router.layer")
-        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+        if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             tensor = tensor + 1  # llama.cpp's converter does
         if name.endswith("shared_expert_gate.weight"):
             tensor = tensor.squeeze()
@@ -180,7 +259,79 @@ def _tensors(model: Any, permute: bool) -> list[tuple[str, torch.Tensor]]:
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             found.append((f"blk.{name.split('.')[2]}.exp_probs_b.bias", buffer))
+        if name.endswith("layer_scalar"):
+            found.append((f"blk.{name.split('.')[2]}.layer_output_scale.weight", buffer))
     return found
+
+
+_GEMMA4 = {
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight",
+}
+
+
+def _of_llama4(tensor: torch.Tensor, name: str, layer: str) -> list[tuple[str, torch.Tensor]]:
+    rows = tensor.transpose(1, 2)
+    if name == "down_proj":
+        return [(f"blk.{layer}.ffn_down_exps.weight", rows)]
+    half = rows.shape[1] // 2
+    return [(f"blk.{layer}.ffn_gate_exps.weight", rows[:, :half]), (f"blk.{layer}.ffn_up_exps.weight", rows[:, half:])]
+
+
+def _of_hybrid(
+    tensor: torch.Tensor, name: str, layer: str, config: Any, names: gguf.TensorNameMap
+) -> list[tuple[str, torch.Tensor]]:
+    """llama.cpp has heads of values of Qwen3.5 in turns, one of each key head, and Qwen3-Next's q, k and v apart from
+    z; norms have their 1, and the decay is minus its exponential."""
+    keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+    key_dim, value_dim, group = config.linear_key_head_dim, config.linear_value_head_dim, values // keys
+    tiled = config.model_type != "qwen3_next"
+
+    def turns(rows: torch.Tensor, width: int) -> torch.Tensor:
+        if not tiled:
+            return rows
+        heads = rows.reshape(keys, group, width, *rows.shape[1:])
+        return heads.transpose(0, 1).reshape(rows.shape)
+
+    part = name.split("linear_attn.")[-1]
+    match part:
+        case "A_log":
+            return [(f"blk.{layer}.ssm_a", -turns(tensor, 1).exp())]
+        case "dt_bias":
+            return [(f"blk.{layer}.ssm_dt.bias", turns(tensor, 1))]
+        case "norm.weight" if "linear_attn" in name:
+            return [(f"blk.{layer}.ssm_norm.weight", tensor)]
+        case "conv1d.weight":
+            rows, both = tensor.squeeze(1), 2 * keys * key_dim
+            whole = torch.cat((rows[:both], turns(rows[both:], value_dim)))
+            return [(f"blk.{layer}.ssm_conv1d.weight", whole)]
+        case "in_proj_qkvz.weight":
+            sizes = [key_dim, key_dim, group * value_dim, group * value_dim]
+            q, k, v, z = (
+                each.reshape(-1, tensor.shape[1]) for each in tensor.view(keys, -1, tensor.shape[1]).split(sizes, 1)
+            )
+            return [(f"blk.{layer}.attn_qkv.weight", torch.cat((q, k, v))), (f"blk.{layer}.attn_gate.weight", z)]
+        case "in_proj_ba.weight":
+            return [(f"blk.{layer}.ssm_ba.weight", tensor)]
+        case "in_proj_qkv.weight":
+            both = 2 * keys * key_dim
+            whole = torch.cat((tensor[:both], turns(tensor[both:], value_dim)))
+            return [(f"blk.{layer}.attn_qkv.weight", whole)]
+        case "in_proj_z.weight":
+            return [(f"blk.{layer}.attn_gate.weight", turns(tensor, value_dim))]
+        case "in_proj_b.weight" | "in_proj_a.weight":
+            which = "beta" if "_b." in part else "alpha"
+            return [(f"blk.{layer}.ssm_{which}.weight", turns(tensor, 1))]
+        case "out_proj.weight":
+            return [(f"blk.{layer}.ssm_out.weight", turns(tensor.t(), value_dim).t())]
+    if name.endswith("norm.weight"):
+        tensor = tensor + 1
+    if name.endswith("shared_expert_gate.weight"):
+        tensor = tensor.squeeze()
+    stem, _, suffix = name.rpartition(".")
+    return [(f"{names.get_name(stem)}.{suffix}", tensor)]
 
 
 def _of_gpt_oss(tensor: torch.Tensor, name: str, layer: str) -> list[tuple[str, torch.Tensor]]:

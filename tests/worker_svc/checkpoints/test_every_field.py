@@ -138,6 +138,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": MODELS["gpt oss"],
     "qwen2_moe": MODELS["qwen2 moe"],
     "olmoe": MODELS["olmoe"],
+    "flex_olmo": MODELS["flex olmo"],
     "granitemoe": MODELS["granite moe"],
     "phi3": MODELS["phi3, rotated in part, longrope"],
     "phimoe": MODELS["phi moe"],

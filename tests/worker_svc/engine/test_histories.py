@@ -22,6 +22,8 @@ import torch
 from transformers import (
     Gemma4ForCausalLM,
     Gemma4TextConfig,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen3_5ForCausalLM,
@@ -54,6 +56,8 @@ VARIANTS = [("llama", dtype, kv) for dtype in ("float32", "bfloat16") for kv in 
 VARIANTS += [("hybrid", "float32", "auto"), ("hybrid", "bfloat16", "int8"), ("hybrid in torch", "float32", "auto")]
 # Heads of two sizes, layers that look at another one's keys, and inputs of layers.
 VARIANTS += [("gemma4", "float32", "auto"), ("gemma4", "bfloat16", "int4")]
+# Layers in chunks, queries that grow, and one expert a token.
+VARIANTS += [("llama4", dtype, kv) for dtype, kv in (("float32", "auto"), ("bfloat16", "int8"), ("float32", "int4"))]
 
 
 TINY: dict[str, Any] = {
@@ -111,6 +115,22 @@ def tiny_others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     )
     folders["gemma4"] = tmp_path_factory.mktemp("gemma4")
     Gemma4ForCausalLM(gemma4).save_pretrained(folders["gemma4"])
+    torch.manual_seed(1)
+    llama4 = Llama4TextConfig(
+        **TINY,
+        num_hidden_layers=3,
+        head_dim=8,
+        no_rope_layers=[1, 0, 1],
+        attention_chunk_size=20,
+        moe_layers=[1],
+        intermediate_size_mlp=48,
+        num_local_experts=3,
+        floor_scale=8,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    folders["llama4"] = tmp_path_factory.mktemp("llama4")
+    Llama4ForCausalLM(llama4).save_pretrained(folders["llama4"])
     return folders
 
 

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from tandem.worker.checkpoints import open_checkpoint
+from tandem.worker.checkpoints.ggml_blocks import QuantizedTensor
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.row_invariance import choose_padding
 from tandem.worker.model.runner import ModelRunner
@@ -248,6 +249,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "pad_token_id": 0,
         },
     ),
+    "flex olmo": ("FlexOlmo", {"head_dim": None, "num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": 0}),
+    "flex olmo with biases, normalized": (
+        "FlexOlmo",
+        {
+            "head_dim": None,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": True,
+            "attention_bias": True,
+            "pad_token_id": 0,
+        },
+    ),
     "granite moe": ("GraniteMoe", GRANITE | EXPERTS),
     "granite moe with biases": ("GraniteMoe", GRANITE | EXPERTS | {"attention_bias": True}),
     "phi3": ("Phi3", {"head_dim": None, "pad_token_id": 0}),
@@ -374,12 +387,20 @@ GGUF = ["smollm3", "seed oss", "arcee", "ernie4_5", "granite", "olmo2", "starcod
 GGUF += ["granite moe", "olmoe", "qwen2 moe", "phi3", "phi3 with a window", "phi3, rotated in part, longrope", "glm4"]
 GGUF += ["glm4 moe", "glm4 moe, groups, norms, scaled", "minimax m2, rotated in part", "gpt oss", "gemma2", "gemma3"]
 GGUF += ["gemma3, scaled where there is no window", "olmo3, scaled where there is no window"]
+GGUF += ["gemma4", "gemma4 with experts", "llama4", "ministral3", "qwen3 next", "qwen3.5", "qwen3.5 moe"]
 # What a file cannot say, and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
     "Gemma2": {"query_pre_attn_scalar": 12},
     "Gemma3Text": {"query_pre_attn_scalar": 12, "num_hidden_layers": 7, "layer_types": None},
     "GptOss": {"swiglu_limit": 7.0},
     "Glm4Moe": {"n_group": 1, "topk_group": 1},
+    "Llama4Text": {
+        "no_rope_layer_interval": 4,
+        "attention_chunk_size": 8192,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+        "layer_types": None,
+    },
     "Olmo3": {
         "rope_parameters": {
             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
@@ -400,7 +421,7 @@ COMPANY = [
     "cohere2",
     "gemma2",
 ]
-COMPANY += ["gemma3", "qwen2 moe", "granite moe", "phi3, rotated in part, longrope", "phi moe"]
+COMPANY += ["gemma3", "qwen2 moe", "flex olmo", "granite moe", "phi3, rotated in part, longrope", "phi moe"]
 COMPANY += ["glm4", "glm4 moe, groups, norms, scaled", "minimax m2"]
 COMPANY += ["gemma4", "gemma4 with experts", "llama4"]
 COMPANY += ["qwen3 next", "qwen3.5", "qwen3.5 moe"]
@@ -424,6 +445,7 @@ NEW = [
     "Llama4Text",
     "Qwen2Moe",
     "Olmoe",
+    "FlexOlmo",
     "GraniteMoe",
     "Phi3",
     "Phimoe",
@@ -534,6 +556,19 @@ def test_a_gguf_file_computes_what_the_folder_does(name: str, tmp_path: Path) ->
     path = save_gguf(theirs, tmp_path / "model.gguf")
     assert open_checkpoint(path).config == open_checkpoint(tmp_path).config
     assert_logits_agree(loaded(path), theirs, 2 * WINDOW)
+
+
+def test_heads_that_llama_cpp_has_in_turns_are_put_in_order_in_quantized_files_too(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "linear_value_head_dim": 16, "vocab_size": 96}
+    theirs = saved("Qwen3_5Text", tmp_path, **HYBRID | sizes)
+    plain = dict(open_checkpoint(tmp_path).tensors())
+    for name, tensor in open_checkpoint(save_gguf(theirs, tmp_path / "model.gguf", "Q8_0")).tensors():
+        numbers = tensor
+        if isinstance(tensor, QuantizedTensor):
+            grouped, numbers = tensor.grouped(), tensor.dequantize()
+            assert grouped is not None
+            assert torch.equal(grouped.dequantize(), numbers)
+        torch.testing.assert_close(numbers, plain[name], atol=2e-2, rtol=0)
 
 
 def test_mistral_with_layer_types_is_what_transformers_automodel_makes_of_it(tmp_path: Path) -> None:

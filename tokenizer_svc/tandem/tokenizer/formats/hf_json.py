@@ -37,6 +37,7 @@ from tandem.tokenizer.vocabularies.normalized import NormalizedVocabulary
 from tandem.tokenizer.vocabularies.spm import SpmVocabulary
 from tandem.tokenizer.vocabularies.spm_merging import SPACE
 from tandem.tokenizer.vocabularies.ugm import UgmVocabulary
+from tandem.tokenizer.vocabularies.word_pairs import Unknown, WordPairsVocabulary
 from tandem.tokenizer.vocabularies.words import Cut, WordsVocabulary
 from tandem.tokenizer.vocabularies.wpm import WpmVocabulary
 from tandem.tokenizer.vocabulary import CONTROL_TYPES, DecodedForms, SpecialToken, TokenTable, TokenType, Vocabulary
@@ -124,6 +125,9 @@ class _Loader:
         elif self._kind == "WordPiece" and self._pipeline.bert is not None:
             pieces = self._word_pieces()
             vocabulary = self._words(self._pipeline.bert)
+        elif self._kind == "BPE" and self._pipeline.words is not None:
+            pieces = self._spaced_pieces() if self._model.get("byte_fallback") else [t.encode() for t in self._texts]
+            vocabulary = self._normalized(self._word_pairs(self._pipeline.words))
         elif self._kind == "WordLevel" and self._pipeline.words is not None:
             pieces = [text.encode() for text in self._texts]
             vocabulary = self._normalized(self._whole_words(self._pipeline.words))
@@ -358,6 +362,21 @@ class _Loader:
             raise ValueError("there is no unknown token: model.unk_token")
         words = {text: index for index, text in enumerate(self._texts) if index in self._own and self._is_text(index)}
         return WordsVocabulary(words, unk_id, cuts)
+
+    def _word_pairs(self, cuts: Sequence[Cut]) -> WordPairsVocabulary:
+        tokens = {text: index for index, text in enumerate(self._texts) if index in self._own}
+        merges = {
+            (tokens[left], tokens[right]): tokens[made]
+            for (left, right), made in self._merges().items()
+            if left in tokens and right in tokens and made in tokens
+        }
+        spelt = {}
+        if self._model.get("byte_fallback"):
+            spelt = {byte: tokens[text] for byte in range(256) if (text := f"<0x{byte:02X}>") in tokens}
+            if len(spelt) != 256:
+                raise ValueError(f"byte_fallback with {len(spelt)} tokens of bytes, not 256, is not supported")
+        unknown = Unknown(self._unk_id(), bool(self._model.get("fuse_unk")))
+        return WordPairsVocabulary(tokens, merges, unknown, cuts, spelt, whole=bool(self._model.get("ignore_merges")))
 
     # --- what is added
 

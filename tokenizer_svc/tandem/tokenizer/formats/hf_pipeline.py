@@ -64,7 +64,7 @@ def read_pipeline(content: Mapping[str, Any]) -> Pipeline:
         return _byte_level(normalizers, pre_tokenizers)
     if any(step["type"] == "BertNormalizer" for step in normalizers):
         return _bert(normalizers, pre_tokenizers)
-    if content["model"].get("type") == "WordLevel":
+    if content["model"].get("type") == "WordLevel" or _cuts_words(content["model"], normalizers, pre_tokenizers):
         return _words(normalizers, pre_tokenizers)
     return _metaspace(normalizers, pre_tokenizers)
 
@@ -250,6 +250,13 @@ _WORD_CUTS = {
     "WhitespaceSplit": [Cut(f"[^{_WHITE}]+", keeps=False)],
     "BertPreTokenizer": [Cut(f"[^{_WHITE}]+", keeps=False), Cut(_PUNCTUATION, keeps=True)],
 }
+
+
+def _cuts_words(model: Step, normalizers: Sequence[Step], pre_tokenizers: Sequence[Step]) -> bool:
+    """Tells whether byte pairs are those of characters of whole words, in which spaces are nothing."""
+    kinds = {step["type"] for step in pre_tokenizers}
+    unmarked = "Metaspace" not in kinds and all(step["type"] in STEPS for step in normalizers)
+    return "merges" in model and unmarked and not kinds.isdisjoint(_WORD_CUTS)
 
 
 def _words(normalizers: Sequence[Step], pre_tokenizers: Sequence[Step]) -> Pipeline:

@@ -43,6 +43,10 @@ class Fields:
             raise CheckpointError(f"{path}: holds a JSON {type(values).__name__} where an object is expected")
         return cls(path, values)
 
+    def with_values(self, values: dict[str, Any]) -> Fields:
+        """Returns fields of the same object with other values."""
+        return Fields(self.path, values, self._prefix)
+
     def error(self, key: str, problem: str) -> CheckpointError:
         """Makes the error of one field."""
         return CheckpointError(f"{self.path}: {self._prefix}{key} {problem}")

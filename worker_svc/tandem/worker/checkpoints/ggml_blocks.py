@@ -48,10 +48,12 @@ class QuantizedTensor:
     """A matrix `[rows, columns]` in blocks, as a view of its file; the numbers are made when they are asked for.
 
     blocks: `[rows, blocks in a row, block_bytes]` uint8, contiguous.
+    order: `[columns]`, which of an input's numbers each stored column multiplies; None: that of its place.
     """
 
     kind: BlockKind
     blocks: torch.Tensor
+    order: torch.Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -68,12 +70,13 @@ class QuantizedTensor:
 
     def __getitem__(self, rows: slice | torch.Tensor) -> QuantizedTensor:
         """Returns some rows: a view for a slice, a copy for indices."""
-        return QuantizedTensor(self.kind, self.blocks[rows])
+        return QuantizedTensor(self.kind, self.blocks[rows], self.order)
 
     def dequantize(self) -> torch.Tensor:
-        """Returns the numbers, float32."""
+        """Returns the numbers, float32, in the order of the inputs."""
         rows, columns = self.shape
-        return self.kind.decode(self.blocks.reshape(-1, self.kind.block_bytes)).view(rows, columns)
+        numbers = self.kind.decode(self.blocks.reshape(-1, self.kind.block_bytes)).view(rows, columns)
+        return numbers if self.order is None else torch.empty_like(numbers).index_copy_(1, self.order, numbers)
 
     @property
     def mapped(self) -> tuple[torch.Tensor, ...]:
@@ -83,6 +86,8 @@ class QuantizedTensor:
     def columns(self, part: slice) -> QuantizedTensor:
         """Returns some columns, from the beginning of a block to the end of one; raises ValueError for others."""
         size = self.kind.block_numbers
+        if self.order is not None:
+            raise ValueError("columns in another order than the inputs cannot be divided")
         if part.start % size or part.stop % size:
             raise ValueError(f"columns {part.start} to {part.stop} cut a block of {size} numbers")
         return QuantizedTensor(self.kind, self.blocks[:, part.start // size : part.stop // size].contiguous())
@@ -139,9 +144,8 @@ class QuantizedTensor:
             case _:
                 return None
         rows, columns = self.shape
-        return Grouped(
-            kind, q.reshape(rows, columns), scale.view(rows, -1), None if least is None else least.view(rows, -1)
-        )
+        least = None if least is None else least.view(rows, -1)
+        return Grouped(kind, q.reshape(rows, columns), scale.view(rows, -1), least, self.order)
 
 
 def _stored_half(blocks: torch.Tensor, at: int) -> torch.Tensor:

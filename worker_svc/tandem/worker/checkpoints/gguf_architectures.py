@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tandem.worker.checkpoints import gguf_further as further
+from tandem.worker.checkpoints.gguf_hybrids import LAYER_NAMES as HYBRID_NAMES
 from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU
 
 LAYER_NAMES = {
@@ -41,6 +43,9 @@ TOP_NAMES = {
     "output": "output.weight",
     "norm": "output_norm.weight",
     "norm_bias": "output_norm.bias",
+    "per_layer.embedding": "per_layer_token_embd.weight",
+    "per_layer.projection": "per_layer_model_proj.weight",
+    "per_layer.norm": "per_layer_proj_norm.weight",
 }
 
 
@@ -80,6 +85,9 @@ class GgufArchitecture:
     drafting_layers: bool = False  # the last `nextn_predict_layers` predict further tokens
     unrotated_every: int = 0  # layers whose number, from 1 on, is a multiple of it are not rotated
     layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER_NAMES, repr=False)
+    folded: bool = False  # keys may have a number for each layer, or one more for layers with a window
+    hybrid: bool = False  # where tensors are: `gguf_hybrids.py`
+    further: further.Further | None = None  # reads further fields of ModelConfig
     always: Mapping[str, Any] = field(default_factory=dict)  # fields of ModelConfig that are so in every such model
 
 
@@ -94,6 +102,29 @@ _GEMMA: Mapping[str, Any] = {"activation": "gelu_tanh", "norm_placement": "both"
 _SIGMOID: Mapping[str, Any] = {"score": "sigmoid", "biased": True}
 _NORMS_AFTER = {"attention.norm": "post_attention_norm.weight", "mlp.norm": "post_ffw_norm.weight"}
 _POST_NORM = {"mlp.norm": "post_attention_norm.weight"}
+_GEMMA4_NAMES = {
+    "scale": "layer_output_scale.weight",
+    "per_layer.gate": "inp_gate.weight",
+    "per_layer.output": "proj.weight",
+    "per_layer.norm": "post_norm.weight",
+    "router_norm": "ffn_gate_inp.scale",
+    "expert_weights": "ffn_down_exps.scale",
+    "beside.norm": "pre_ffw_norm_2.weight",
+    "beside.post_norm": "post_ffw_norm_2.weight",
+    "mlp.own_norm": "post_ffw_norm_1.weight",
+}
+FUSED_EXPERTS = dict.fromkeys(("experts.gate", "experts.up"), "ffn_gate_up_exps.weight")  # where files have them so
+_SHARED_ROUTER = {"shared_router": "ffn_gate_inp_shexp.weight"}
+_HYBRID: Mapping[str, Any] = {
+    "qk_norm": "head",
+    "partly_rotated": True,
+    "layer_names": LAYER_NAMES | _POST_NORM | HYBRID_NAMES | _SHARED | _SHARED_ROUTER,
+    "experts": GgufExperts(shared="size", always={"shared_router": True}),
+    "drafting_layers": True,
+    "hybrid": True,
+    "further": further.hybrid,
+    "always": {"attention_gate": True},
+}
 ARCHITECTURES = {
     "llama": GgufArchitecture("llama", permuted=True, divisors=True),
     "qwen2": GgufArchitecture("qwen2", qkv_bias=True),
@@ -108,7 +139,7 @@ ARCHITECTURES = {
     "olmoe": GgufArchitecture("olmoe", qk_norm="whole", experts=GgufExperts(normalized=False)),
     "qwen2moe": GgufArchitecture(
         "qwen2_moe",
-        layer_names=LAYER_NAMES | _SHARED | {"shared_router": "ffn_gate_inp_shexp.weight"},
+        layer_names=LAYER_NAMES | _SHARED | _SHARED_ROUTER,
         experts=GgufExperts(normalized=False, shared="size", always={"shared_router": True}),
     ),
     "phi3": GgufArchitecture(
@@ -169,6 +200,34 @@ ARCHITECTURES = {
         gemma_width=62,
         always=_GEMMA,
     ),
+    "gemma4": GgufArchitecture(
+        "gemma4_text",
+        qk_norm="head",
+        divisors=True,
+        layer_names=LAYER_NAMES | _NORMS_AROUND | _GEMMA4_NAMES,
+        full_every=6,
+        window_rope=10000.0,
+        soft_caps=(0.0, 0.0),
+        folded=True,
+        further=further.gemma4,
+        always=dict(_GEMMA) | {"value_norm": True, "layer_scale": True},
+    ),
+    "llama4": GgufArchitecture(
+        "llama4_text",
+        permuted=True,
+        divisors=True,
+        layer_names=LAYER_NAMES | _SHARED,
+        full_every=4,
+        window=8192,
+        unrotated_every=4,
+        experts=GgufExperts(normalized=False, always={"score": "sigmoid", "weighs_input": True}),
+        further=further.llama4,
+        always={"chunked": True},
+    ),
+    "mistral3": GgufArchitecture("ministral3", permuted=True, further=further.ministral3),
+    "qwen3next": GgufArchitecture("qwen3_next", **_HYBRID),
+    "qwen35": GgufArchitecture("qwen3_5_text", **_HYBRID),
+    "qwen35moe": GgufArchitecture("qwen3_5_moe_text", **_HYBRID),
     "starcoder2": GgufArchitecture(
         "starcoder2",
         norm_eps="attention.layer_norm_epsilon",

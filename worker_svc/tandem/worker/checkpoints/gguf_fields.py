@@ -65,7 +65,25 @@ _GRANITE: Table = rules(USED, "embedding_scale residual_scale attention.scale lo
 _WINDOWS: Table = rules(USED, "attention.sliding_window_pattern")
 _CAPS: Table = rules(USED, "attn_logit_softcapping final_logit_softcapping")
 _EXPERTS: Table = {"expert_gating_func": Only((2,))}  # a sigmoid
+_HYBRID: Table = (
+    rules(USED, "full_attention_interval attention.recurrent_layers nextn_predict_layers")
+    | rules(USED, "ssm.conv_kernel ssm.state_size ssm.group_count ssm.time_step_rank ssm.inner_size")
+    | rules(USED, "expert_shared_feed_forward_length")
+    | rules(NEUTRAL, "rope.dimension_sections")  # of text alone, all positions of a token are the same
+)
 _MORE: Mapping[str, Table] = {
+    "gemma4": _WINDOWS
+    | rules(USED, "attention.key_length_swa attention.value_length_swa attention.shared_kv_layers")
+    | rules(USED, "rope.freq_base_swa rope.dimension_count_swa final_logit_softcapping")
+    | rules(USED, "embedding_length_per_layer_input"),
+    "llama4": _EXPERTS
+    | _WINDOWS
+    | rules(USED, "interleave_moe_layer_step")
+    | {"attention.sliding_window": Only((8192,)), "attention.chunk_size": Only((8192,))},  # whatever they say
+    "mistral3": rules(USED, "attention.temperature_scale rope.scaling.yarn_log_multiplier"),
+    "qwen3next": _HYBRID,
+    "qwen35": _HYBRID,
+    "qwen35moe": _HYBRID,
     "qwen2moe": {"expert_shared_feed_forward_length": USED, "expert_weights_norm": Only((False,))},
     "glm4moe": _EXPERTS
     | rules(USED, "expert_shared_count leading_dense_block_count nextn_predict_layers")

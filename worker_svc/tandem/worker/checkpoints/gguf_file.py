@@ -11,6 +11,7 @@ What differs from other formats:
 - Which keys are known: `gguf_fields.py`.
 - Quantized matrices come as `QuantizedTensor`.
 - Without `output.weight` the output is the embedding.
+- What some architectures say beyond others: `gguf_further.py`; tensors of hybrids: `gguf_hybrids.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,12 +41,15 @@ from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.ggml_blocks import BLOCK_KINDS, OTHER_TYPES, BlockKind, QuantizedTensor
 from tandem.worker.checkpoints.gguf_architectures import (
     ARCHITECTURES,
+    FUSED_EXPERTS,
     LAYER_NAMES,
     TOP_NAMES,
     GgufArchitecture,
     GgufExperts,
 )
 from tandem.worker.checkpoints.gguf_fields import NEUTRAL_FAMILIES, SAMPLING, known_keys
+from tandem.worker.checkpoints.gguf_further import Facts, unfolded
+from tandem.worker.checkpoints.gguf_hybrids import GgufPiece, gguf_pieces
 from tandem.worker.checkpoints.gguf_parts import GgufFiles, Located, open_files
 from tandem.worker.checkpoints.known_fields import check_fields
 from tandem.worker.checkpoints.layer_parts import Experts, RopeScaling, yarn_attention_factor
@@ -113,7 +119,16 @@ class GgufCheckpoint:
         if self._architecture.drafting_layers:
             last = self.config.num_layers
             stored = {name: tensor for name, tensor in stored.items() if not _is_behind(name, last)}
-        self._places, expected = places_of(self.config.tensor_shapes(), self._stored_name)
+        self._drop_shared(stored)
+        self._layer_names = dict(self._architecture.layer_names)
+        if any(name.endswith(FUSED_EXPERTS["experts.gate"]) for name in stored):
+            self._layer_names |= FUSED_EXPERTS
+        self._pieces: dict[str, GgufPiece] = {}
+        if self._architecture.hybrid:
+            self._pieces = gguf_pieces(self.config, stored)
+        others = {name: shape for name, shape in self.config.tensor_shapes().items() if name not in self._pieces}
+        self._places, expected = places_of(others, self._stored_name)
+        expected |= {piece.stored: piece.shape for piece in self._pieces.values()}
         for name, place in self._places.items():
             if name.endswith("shared_router"):  # a row, which llama.cpp has as a vector
                 expected[place.stored] = expected[place.stored][1:]
@@ -129,7 +144,11 @@ class GgufCheckpoint:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor | StoredMatrix]]:
         """Implements `Checkpoint.tensors`."""
         rotated, head_dim, neighbours = self.config.rotated, self.config.head_dim, self._architecture.permuted
+        in_part = rotated != head_dim and self.config.full_heads is None
         for name, shape in self.config.tensor_shapes().items():
+            if name in self._pieces:
+                yield from self._piece(name, self._pieces[name])
+                continue
             place = self._places[name]
             tensor = self._view(place.stored, place.expert)
             if place.rows is not None:
@@ -138,7 +157,7 @@ class GgufCheckpoint:
                 if isinstance(tensor, QuantizedTensor):
                     raise CheckpointError(f"{self.path}: tensor {place.stored} is quantized, which is not served")
                 tensor = tensor.view(shape)
-            if (neighbours or rotated != head_dim) and name.endswith(_ROTATED):
+            if (neighbours or in_part) and name.endswith(_ROTATED):
                 order = halves_order(len(tensor) // head_dim, head_dim, rotated, neighbours=neighbours)
                 if isinstance(tensor, QuantizedTensor):
                     yield name, QuantizedTensor(tensor.kind, rows_in_order(tensor.blocks, order))
@@ -156,7 +175,20 @@ class GgufCheckpoint:
             release_mapped(memory)
 
     def _stored_name(self, name: str) -> tuple[str, int | None]:
-        return stored_name(name, self._architecture.layer_names)
+        return stored_name(name, self._layer_names)
+
+    def _piece(self, name: str, piece: GgufPiece) -> Iterator[tuple[str, torch.Tensor | QuantizedTensor]]:
+        mapped = self._view(piece.stored)
+        taken = piece.take(mapped)
+        yield name, taken
+        if piece.rows is not None or (piece.columns is not None and isinstance(taken, torch.Tensor)):
+            release_mapped(mapped)  # of which it is a copy
+
+    def _drop_shared(self, stored: dict[str, StoredTensor]) -> None:
+        """Leaves out what layers would have if they did not look at the keys and values of another one."""
+        for layer in range(self.config.num_layers - self.config.shared_layers, self.config.num_layers):
+            for part in ("attn_k", "attn_v", "attn_k_norm"):
+                stored.pop(f"blk.{layer}.{part}.weight", None)
 
     def _view(self, name: str, expert: int | None = None) -> torch.Tensor | QuantizedTensor:
         """Returns a tensor, or one expert's part of it, as it lies in the file."""
@@ -250,8 +282,11 @@ def _read_config(
     plain = {key: _plain(value) for key, value in metadata.items() if not key.startswith("tokenizer.")}
     check_fields(Fields(path, plain), known_keys(kind), NEUTRAL_FAMILIES)
     own = {key.removeprefix(prefix): value for key, value in plain.items() if key.startswith(prefix)}
-    fields = Fields(path, own, prefix)
+    said = fields = Fields(path, own, prefix)
+    if architecture.folded:
+        fields = unfolded(said)
     divisors = row_of_numbers(ROPE_DIVISORS)
+    facts = Facts(divisors, {name: located.tensor.shape for name, located in files.tensors.items()})
     if divisors and not architecture.divisors:
         raise CheckpointError(f"{path}: tensor {ROPE_DIVISORS} is there, which llama.cpp does not know of {kind}")
     embedding = files.tensors.get(TOP_NAMES["embedding"])
@@ -309,7 +344,7 @@ def _read_config(
         rope_scaling=(
             _longrope(fields, row_of_numbers(_LONGROPE[0]), row_of_numbers(_LONGROPE[1]), context_length)
             if architecture.longrope
-            else _rope_scaling(fields, divisors, context_length, architecture.truncate)
+            else _rope_scaling(fields, () if architecture.folded else divisors, context_length, architecture.truncate)
         ),
         rotary_dim=None if rotated == head_dim else rotated,
         tie_embeddings=TOP_NAMES["output"] not in files.tensors,
@@ -334,6 +369,9 @@ def _read_config(
         experts=experts,
         **architecture.always,
     )
+    if architecture.further is not None:
+        keys = _KEYS | {"full_heads.head_dim": "attention.key_length", "shared_layers": "attention.shared_kv_layers"}
+        config = build(partial(replace, config), said, keys, **architecture.further(said, config, facts))
     return config, architecture
 
 

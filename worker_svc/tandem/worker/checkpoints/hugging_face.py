@@ -30,12 +30,13 @@ from tandem.worker.checkpoints.checkpoint import (
     rows_in_order,
 )
 from tandem.worker.checkpoints.fields import Fields
-from tandem.worker.checkpoints.hugging_face_architectures import EMBEDDING, OUTPUT
+from tandem.worker.checkpoints.hugging_face_architectures import EMBEDDING, OUTPUT, Architecture
 from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config, text_fields
 from tandem.worker.checkpoints.hugging_face_fields import GENERATION
 from tandem.worker.checkpoints.hugging_face_hybrids import Piece, pieces
 from tandem.worker.checkpoints.hugging_face_wrapped import text_name
 from tandem.worker.checkpoints.known_fields import check_fields
+from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.pickled import load_tensors
 from tandem.worker.checkpoints.places import Place, places_of
 from tandem.worker.checkpoints.row_order import halves_order
@@ -147,7 +148,7 @@ class HuggingFaceCheckpoint:
                 source = self._copy = self._transposed(place)
             else:
                 source = self._read(place)
-            order = self._order(name, len(source))
+            order = row_order(self.config, self._architecture, name, len(source))
             if self._architecture.norms_from_one and name.endswith("norm"):
                 assert isinstance(source, torch.Tensor)
                 source = self._copy = source.float() + 1
@@ -175,14 +176,6 @@ class HuggingFaceCheckpoint:
 
     def _stored_name(self, name: str) -> tuple[str, int | None]:
         return (self._embedding, None) if name == "embedding" else self._architecture.stored_name(name)
-
-    def _order(self, name: str, rows: int) -> torch.Tensor | None:
-        """Returns the order that makes the rows of q and k (and their biases and norms) ours; None: they are."""
-        neighbours, config = self._architecture.interleaved, self.config
-        in_part = config.rotated != config.head_dim and not config.in_proportion and config.full_heads is None
-        if not (neighbours or in_part) or not name.endswith(_ROTATED):
-            return None
-        return halves_order(rows // config.head_dim, config.head_dim, config.rotated, neighbours=neighbours)
 
     def _drop_drafting_layers(self, config: Fields, stored: dict[str, StoredTensor]) -> None:
         """Leaves out layers behind the last one, which predict further tokens."""
@@ -282,6 +275,14 @@ class HuggingFaceCheckpoint:
         release_mapped(first)
         release_mapped(second)
         return same
+
+
+def row_order(config: ModelConfig, architecture: Architecture, name: str, rows: int) -> torch.Tensor | None:
+    """Returns the order that makes the rows of q and k (and their biases and norms) ours; None: they are."""
+    in_part = config.rotated != config.head_dim and not config.in_proportion and config.full_heads is None
+    if not (architecture.interleaved or in_part) or not name.endswith(_ROTATED):
+        return None
+    return halves_order(rows // config.head_dim, config.head_dim, config.rotated, neighbours=architecture.interleaved)
 
 
 def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -566,5 +566,12 @@ ARCHITECTURES = {
             full_every=4,
             window_rope=500000.0,
         ),
+        Architecture(
+            "flex_olmo",
+            "FlexOlmoForCausalLM",
+            **dict(_OLMO) | {"special_ids": {"eos_token_id": 100257}},
+            rope_theta=500000.0,
+            experts=ExpertFields(("num_experts",), 7, 5, "intermediate_size"),
+        ),
     )
 }

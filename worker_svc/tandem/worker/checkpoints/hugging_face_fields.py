@@ -133,6 +133,7 @@ CONFIG: Mapping[str, Table] = {
     | _NO_WINDOW
     | _LISTED_EXPERTS,
     "olmoe": _CONFIG | rules(USED, "attention_bias num_experts num_local_experts num_experts_per_tok norm_topk_prob"),
+    "flex_olmo": _CONFIG | rules(USED, "attention_bias num_experts num_experts_per_tok norm_topk_prob"),
     "granitemoe": _CONFIG
     | rules(USED, "attention_bias embedding_multiplier residual_multiplier attention_multiplier logits_scaling")
     | _EXPERTS,

@@ -10,9 +10,8 @@ Heads that predict several tokens (`mtp.`) are not loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -115,11 +114,23 @@ def dense_layers(config: Fields, layers: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Where a canonical tensor is: a stored one, its shape, and what is taken of it."""
+    """Where a canonical tensor is: a stored one, its shape, and which of its rows it is, in which order."""
 
     stored: str
     shape: tuple[int, ...]
-    take: Callable[[torch.Tensor], torch.Tensor]
+    rows: torch.Tensor | slice | None = None  # None: all of them
+    expert: int | None = None
+    from_one: bool = False  # what is stored is the number less 1
+
+    def take(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the part of the stored tensor."""
+        if self.from_one:
+            tensor = tensor.float() + 1
+        if self.expert is not None:
+            return tensor[self.expert, self.rows]
+        if len(self.shape) == 3:  # a filter has one channel in each group
+            return tensor.squeeze(1)
+        return rows_in_order(tensor, self.rows) if isinstance(self.rows, torch.Tensor) else tensor
 
 
 def pieces(architecture: Architecture, config: ModelConfig, stored: Container[str]) -> dict[str, Piece]:
@@ -150,34 +161,32 @@ def _piece(
         case ["attention", "q" | "gate" as which]:
             place = partial_order(1, head_dim, config.rotary_dim) if which == "q" else torch.arange(head_dim) + head_dim
             rows = (torch.arange(config.num_heads)[:, None] * 2 * head_dim + place).flatten()
-            return Piece(f"{prefix}self_attn.q_proj.weight", (2 * config.q_size, width), partial(_rows, rows))
+            return Piece(f"{prefix}self_attn.q_proj.weight", (2 * config.q_size, width), rows)
         case ["attention", "k"]:
             rows = partial_order(config.num_kv_heads, head_dim, config.rotary_dim)
-            return Piece(ours, shape, partial(_rows, rows))
+            return Piece(ours, shape, rows)
         case ["attention", "q_norm" | "k_norm"]:
             rows = partial_order(1, head_dim, config.rotary_dim)
-            return Piece(ours, shape, partial(_norm_from_one, rows))
+            return Piece(ours, shape, rows, from_one=True)
         case ["delta_net", "filter"]:
-            return Piece(ours, (shape[0], 1, shape[1]), partial(torch.squeeze, dim=1))
+            return Piece(ours, (shape[0], 1, shape[1]))
         case ["delta_net", "qkv" | "z" | "b" | "a" as which] if architecture.name == "qwen3_next":
             fused = "in_proj_qkvz" if which in ("qkv", "z") else "in_proj_ba"
-            rows, height = _rows_by_key_head(sizes, which)
-            return Piece(f"{prefix}linear_attn.{fused}.weight", (height, width), partial(_rows, rows))
+            rows, height = rows_by_key_head(sizes, which)
+            return Piece(f"{prefix}linear_attn.{fused}.weight", (height, width), rows)
         case ["experts", expert, matrix] if f"{prefix}mlp.experts.gate_up_proj" in stored:
             assert config.experts is not None
             size, count = config.experts.intermediate_size, config.experts.count
             if matrix == "down":
                 every = slice(0, width)
-                return Piece(
-                    f"{prefix}mlp.experts.down_proj", (count, width, size), partial(_expert, int(expert), every)
-                )
+                return Piece(f"{prefix}mlp.experts.down_proj", (count, width, size), every, int(expert))
             rows_of = slice(0, size) if matrix == "gate" else slice(size, 2 * size)
             both = (count, 2 * size, width)
-            return Piece(f"{prefix}mlp.experts.gate_up_proj", both, partial(_expert, int(expert), rows_of))
+            return Piece(f"{prefix}mlp.experts.gate_up_proj", both, rows_of, int(expert))
     return None
 
 
-def _rows_by_key_head(sizes: DeltaNet, which: str) -> tuple[torch.Tensor, int]:
+def rows_by_key_head(sizes: DeltaNet, which: str) -> tuple[torch.Tensor, int]:
     """Returns which rows of Qwen3-Next's fused matrices are those of a part, and how many a matrix has: for each key
     head q, k, v and z, or b and a, of the heads that share it."""
     group = sizes.value_heads // sizes.key_heads
@@ -194,15 +203,3 @@ def _rows_by_key_head(sizes: DeltaNet, which: str) -> tuple[torch.Tensor, int]:
             rows.append((heads + torch.arange(start, start + size)).flatten())
         start += size
     return torch.cat(rows), each * sizes.key_heads
-
-
-def _rows(rows: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    return rows_in_order(tensor, rows)
-
-
-def _norm_from_one(rows: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float()[rows] + 1
-
-
-def _expert(expert: int, rows: slice, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor[expert, rows]

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
+from tandem.worker.checkpoints.hugging_face import row_order
 from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
-from tandem.worker.checkpoints.layer_parts import RopeScaling
+from tandem.worker.checkpoints.hugging_face_hybrids import Piece, pieces
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.convert.pieces import ConvertError, Source, flush, reserve, write_at, write_text
+from tandem.worker.checkpoints.places import places_of
+from tandem.worker.convert.described import describe
+from tandem.worker.convert.pieces import Source, flush, reserve, write_at, write_text
 
 _SHARD_BYTES = 5_000_000_000
-CONVERTED = ("llama", "mistral", "ministral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
-UNSAID = "what it has beyond Llama is not written in this layout's words"
+CONVERTED = tuple(ARCHITECTURES)
 _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
@@ -34,148 +38,126 @@ def write_hugging_face(source: Source, folder: Path) -> None:
     _write_tensors(source, folder)
 
 
-def describe(config: ModelConfig) -> dict[str, Any]:
-    """Returns the fields of `config.json`. Raises ConvertError for what this layout cannot say."""
-    architecture = ARCHITECTURES[config.architecture]
-    if architecture.name not in CONVERTED:
-        raise ConvertError(
-            f"{architecture.name} is served, but not converted: {UNSAID}; converted are {', '.join(CONVERTED)}"
-        )
-    if (config.qkv_bias, config.output_bias) not in _possible_biases(config):
-        raise ConvertError(
-            f"{architecture.class_name} cannot have biases of only some of q, k, v and the output, as this model has"
-        )
-    values: dict[str, Any] = {
-        "architectures": [architecture.class_name],
-        "model_type": architecture.name,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.context_length,
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope_theta,
-        "hidden_act": "silu",
-        "tie_word_embeddings": config.tie_embeddings,
-    }
-    if architecture.attention_bias is not None:
-        values["attention_bias"] = config.qkv_bias
-    if architecture.name == "qwen2" and config.head_dim * config.num_heads != config.hidden_size:
-        raise ConvertError(f"{architecture.class_name} has no head_dim, but this model's is {config.head_dim}")
-    values |= _windows(config) | _experts(config)
-    if config.rope_scaling is not None:
-        values |= _scaling(config.rope_scaling)
-    return values
-
-
-def _possible_biases(config: ModelConfig) -> tuple[tuple[bool, bool], ...]:
-    architecture = ARCHITECTURES[config.architecture]
-    if architecture.qkv_bias:
-        return ((True, False),)
-    return ((False, False), (True, True)) if architecture.attention_bias is not None else ((False, False),)
-
-
-def _windows(config: ModelConfig) -> dict[str, Any]:
-    windows = {window for window in config.windows if window}
-    match config.architecture:
-        case "llama":
-            return {}
-        case "mistral" | "mixtral":
-            return {"sliding_window": next(iter(windows), None)}
-        case "qwen3_moe":
-            return {"use_sliding_window": bool(windows), "sliding_window": next(iter(windows), None)}
-    kinds = ["sliding_attention" if window else "full_attention" for window in config.windows]
-    if config.architecture == "ministral":
-        return {"sliding_window": next(iter(windows), None), "layer_types": kinds or None}
-    if not windows:
-        return {"use_sliding_window": False}
-    return {"use_sliding_window": True, "sliding_window": windows.pop(), "layer_types": kinds}
-
-
-def _experts(config: ModelConfig) -> dict[str, Any]:
-    experts = config.experts
-    if experts is None:
-        return {}
-    if config.architecture == "mixtral":
-        return {"num_local_experts": experts.count, "num_experts_per_tok": experts.per_token}
-    return {
-        "num_experts": experts.count,
-        "num_experts_per_tok": experts.per_token,
-        "moe_intermediate_size": experts.intermediate_size,
-        "norm_topk_prob": experts.normalized,
-        "mlp_only_layers": list(experts.dense_layers),
-        "decoder_sparse_step": 1,
-    }
-
-
-def _scaling(scaling: RopeScaling) -> dict[str, Any]:
-    if scaling.factors:
-        raise ConvertError(f"config.json cannot say {len(scaling.factors)} divisors of RoPE's frequencies")
-    if scaling.kind != "yarn" and scaling.attention_factor != 1:
-        raise ConvertError(f"config.json cannot say {scaling.kind} RoPE scaling with an attention factor")
-    values: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
-    match scaling.kind:
-        case "dynamic":
-            return {"rope_scaling": values, "max_position_embeddings": scaling.original_context_length}
-        case "llama3":
-            values |= {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
-            values["original_max_position_embeddings"] = scaling.original_context_length
-        case "yarn":
-            values |= {
-                "original_max_position_embeddings": scaling.original_context_length,
-                "beta_fast": scaling.beta_fast,
-                "beta_slow": scaling.beta_slow,
-                "attention_factor": scaling.attention_factor,
-                "truncate": scaling.truncate,
-            }
-    return {"rope_scaling": values}
-
-
 def _ids(ids: tuple[int, ...]) -> int | list[int] | None:
     return list(ids) if len(ids) > 1 else ids[0] if ids else None
 
 
 def _write_tensors(source: Source, folder: Path) -> None:
-    architecture = ARCHITECTURES[source.checkpoint.config.architecture]
-    shapes = source.checkpoint.config.tensor_shapes()
-    shards = _shards({name: math.prod(shape) * source.dtype.itemsize for name, shape in shapes.items()})
+    layout = _Layout(source.checkpoint.config)
+    sizes = {name: math.prod(shape) * source.dtype.itemsize for name, shape in layout.shapes.items()}
+    shards = _shards(sizes)
     files = ["model.safetensors"]
     if len(shards) > 1:
         files = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
-    tensors = source.tensors()
-    for file_name, names in zip(files, shards, strict=True):
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        at = 0
-        for name in names:
-            end = at + math.prod(shapes[name]) * source.dtype.itemsize
-            header[architecture.stored_name(name)[0]] = {
-                "dtype": _DTYPES[source.dtype],
-                "shape": shapes[name],
-                "data_offsets": [at, end],
-            }
-            at = end
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        with (folder / file_name).open("w+b") as file:
-            reserve(file, 8 + len(text) + at)
-            file.write(len(text).to_bytes(8, "little") + text)
-            for expected in names:
-                name, tensor = next(tensors)
-                assert name == expected
-                write_at(file, file.tell(), source.pieces(name, tensor, source.dtype))
+    with ExitStack() as stack:
+        places: dict[str, tuple[BinaryIO, int]] = {}
+        opened: list[BinaryIO] = [stack.enter_context((folder / file_name).open("w+b")) for file_name in files]
+        for file, names in zip(opened, shards, strict=True):
+            places |= {name: (file, offset) for name, offset in _begin(file, layout, names, source.dtype).items()}
+        joined: dict[tuple[str, int | None], _Joined] = {}
+        for name, tensor in source.tensors():
+            target = layout.target(name, len(tensor))
+            file, offset = places[target.stored]
+            shape = layout.shapes[target.stored]
+            if target.expert is not None:
+                offset += target.expert * (sizes[target.stored] // shape[0])
+                shape = shape[1:]
+            if target.from_one:
+                assert isinstance(tensor, torch.Tensor)
+                tensor = tensor.float() - 1
+            pieces = source.pieces(name, tensor, source.dtype, target.order)
+            if target.rows is None:
+                write_at(file, offset, pieces)
+                continue
+            key = target.stored, target.expert
+            if key not in joined:
+                joined[key] = _Joined(torch.empty(shape[::-1] if target.transposed else shape, dtype=source.dtype))
+            if joined[key].fill(target.rows, torch.cat(list(pieces)), tuple(tensor.shape)):
+                whole = joined.pop(key).whole
+                whole = whole.t().contiguous() if target.transposed else whole
+                write_at(file, offset, iter([whole.reshape(-1).view(torch.uint8)]))
+        assert not joined
+        for file in opened:
             flush(file)
-    for _ in tensors:
-        raise AssertionError("more tensors than the config describes")
     if len(shards) > 1:
-        places = {
-            architecture.stored_name(name)[0]: file for file, names in zip(files, shards, strict=True) for name in names
-        }
-        total = sum(math.prod(shape) for shape in shapes.values()) * source.dtype.itemsize
-        index = {"metadata": {"total_size": total}, "weight_map": places}
+        where = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
         write_text(folder / "model.safetensors.index.json", json.dumps(index, indent=2) + "\n")
+
+
+def _begin(file: BinaryIO, layout: _Layout, names: list[str], dtype: torch.dtype) -> dict[str, int]:
+    """Writes a file's header and reserves its room; returns where each tensor begins."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name in names:
+        end = at + math.prod(layout.shapes[name]) * dtype.itemsize
+        header[name] = {"dtype": _DTYPES[dtype], "shape": layout.shapes[name], "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    reserve(file, 8 + len(text) + at)
+    file.write(len(text).to_bytes(8, "little") + text)
+    return {name: 8 + len(text) + header[name]["data_offsets"][0] for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Where a canonical tensor is written."""
+
+    stored: str
+    expert: int | None
+    rows: slice | torch.Tensor | None  # of a tensor that several make; None: it is all of it
+    order: torch.Tensor | None  # of its own rows; None: as they are
+    transposed: bool
+    from_one: bool
+
+
+@dataclass(slots=True)
+class _Joined:
+    """A stored tensor, or one expert's, that several canonical ones make."""
+
+    whole: torch.Tensor
+    filled: int = 0
+
+    def fill(self, rows: slice | torch.Tensor, raw: torch.Tensor, shape: tuple[int, ...]) -> bool:
+        """Puts rows in; tells whether all are there."""
+        self.whole[rows] = raw.view(self.whole.dtype).view(shape)
+        self.filled += shape[0]
+        return self.filled == len(self.whole)
+
+
+class _Layout:
+    """What the files of a model have, and where each canonical tensor is in them: the reader's rules, backwards."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config, self._architecture = config, ARCHITECTURES[config.architecture]
+        found: dict[str, Piece] = {}
+        if self._architecture.hybrid:
+            found = pieces(self._architecture, config, ())
+        others = {name: shape for name, shape in config.tensor_shapes().items() if name not in found}
+        by_turns = self._architecture.experts_by_turns
+        self._pieces = found
+        self._places, shapes = places_of(others, self._architecture.stored_name, by_turns=by_turns)
+        if self._architecture.transposed_experts:
+            shapes = {name: shape[:-2] + shape[:-3:-1] if len(shape) == 3 else shape for name, shape in shapes.items()}
+        shapes |= {piece.stored: piece.shape for piece in found.values()}
+        first = (found[name].stored if name in found else self._places[name].stored for name in config.tensor_shapes())
+        self.shapes = {name: shapes[name] for name in dict.fromkeys(first)}
+
+    def target(self, name: str, rows: int) -> _Target:
+        """Returns where a tensor with so many rows is written."""
+        piece = self._pieces.get(name)
+        if piece is not None:
+            return _Target(piece.stored, None, piece.rows, None, transposed=False, from_one=piece.from_one)
+        place = self._places[name]
+        order = row_order(self._config, self._architecture, name, rows)
+        transposed = (
+            self._architecture.transposed_experts and place.expert is not None and len(self.shapes[place.stored]) == 3
+        )
+        parts = place.rows if place.rows is not None else slice(None) if transposed else None
+        from_one = self._architecture.norms_from_one and name.endswith("norm")
+        inverse = None if order is None else order.argsort()
+        return _Target(place.stored, place.expert, parts, inverse, transposed, from_one)
 
 
 def _shards(sizes: dict[str, int]) -> list[list[str]]:

@@ -46,6 +46,7 @@ from tandem.worker.model.per_layer_inputs import LayerInput, LayerInputs
 from tandem.worker.model.rope import QueryFactors, Rotation, Rotations
 from tandem.worker.model.states import StatePlan
 from tandem.worker.model.weights import Embedding
+from tandem.worker.model.whole_layers import behind_the_call, not_compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,11 +227,9 @@ class Layer(torch.nn.Module):
         """Returns this layer, or all before its feed-forward part, for a call of its own, once its weights are there;
         None where that is not available."""
         config, mlp = self._config, self.feed_forward
-        if self._gated or self._values_are_keys or not self._stores or config.parallel or self._ranks.size > 1:
+        if not_compiled(config, self._number) or self._ranks.size > 1:
             return None
         places = (self.attention_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm)
-        if not all(norm is None or isinstance(norm, RMSNorm) for norm in places):
-            return None
         weights: list[torch.Tensor | None] = [None if norm is None else norm.weight for norm in places]
         if config.norm_placement == "after":
             weights = [None, weights[0], None, weights[2]]
@@ -244,7 +243,7 @@ class Layer(torch.nn.Module):
         scores = Scores(self._scale, self._cap, sinks)
         attending = Attending(first, whole, self._heads, self._kv_heads, self._qkv_shape[2], scores, self._queries_grow)
         activation = mlp.activation if isinstance(mlp, FeedForward) else None
-        alone = self.given is None and self.scale is None and self.beside is None
+        alone = not behind_the_call(config, self._number)
         rest = (mlp.gate_up, mlp.down) if isinstance(mlp, FeedForward) and alone else None
         norms = LayerNorms(config.stream_eps, *weights)
         return CompiledLayer.of((self.qkv, self.attention_output), rest, norms, attending, activation)

@@ -1,0 +1,246 @@
+"""The fields of `config.json` that make a given `ModelConfig`: what a reader makes of them is compared with it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields as fields_of
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+from tandem.worker.checkpoints.checkpoint import CheckpointError
+from tandem.worker.checkpoints.fields import Fields
+from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES, Architecture
+from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config
+from tandem.worker.checkpoints.hugging_face_fields import CONFIG
+from tandem.worker.checkpoints.known_fields import USED, Only
+from tandem.worker.checkpoints.layer_parts import RopeScaling
+from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.convert.pieces import ConvertError
+
+_ACTIVATIONS = {"silu": "silu", "relu2": "relu2", "gelu_tanh": "gelu_pytorch_tanh"}
+
+
+def describe(config: ModelConfig) -> dict[str, Any]:
+    """Returns the fields of `config.json`. Raises ConvertError for what this layout cannot say."""
+    architecture = ARCHITECTURES[config.architecture]
+    known = CONFIG[architecture.name]
+    wanted = _sizes(config, architecture) | _numbers(config) | _layers(config, architecture)
+    wanted |= _experts(config, architecture) | _delta_net(config) | _gemma4(config, architecture)
+    values: dict[str, Any] = {"pad_token_id": None}  # whatever the class has
+    for key, value in wanted.items():
+        rule = known.get(key)
+        if rule is USED or (isinstance(rule, Only) and value is not None and rule.allows(value)):
+            values[key] = value
+    values |= _rope(config, architecture)
+    _compare(config, architecture, values)
+    return values
+
+
+def _sizes(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
+    activation = _ACTIVATIONS[config.activation]
+    return {
+        "architectures": [architecture.class_name],
+        "model_type": architecture.name,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.context_length,
+        architecture.norm_eps: config.norm_eps,
+        "hidden_act": activation,
+        "hidden_activation": activation,
+        "tie_word_embeddings": config.tie_embeddings,
+        "attention_bias": config.qkv_bias,
+        "attention_out_bias": config.output_bias,
+        "qkv_bias": config.qkv_bias,
+        "use_bias": config.mlp_bias,
+        "lm_head_bias": config.logit_bias,
+        "use_qk_norm": config.qk_norm is not None,
+    }
+
+
+def _numbers(config: ModelConfig) -> dict[str, Any]:
+    multiplier = config.attention_multiplier
+    return {
+        "embedding_multiplier": config.embedding_multiplier,
+        "residual_multiplier": config.residual_multiplier,
+        "attention_multiplier": multiplier,
+        "query_pre_attn_scalar": None if multiplier is None else _whole(round(multiplier**-2, 6)),
+        "logits_scaling": 1 / config.logit_multiplier,
+        "logit_scale": config.logit_multiplier,
+        "attn_logit_softcapping": config.attention_soft_cap or None,
+        "final_logit_softcapping": config.logit_soft_cap or None,
+    }
+
+
+def _whole(number: float) -> int | float:
+    """Returns a whole number as one."""
+    return int(number) if number.is_integer() else number
+
+
+def _layers(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
+    windows = {window for window in config.windows if window}
+    if len(windows) > 1:
+        raise ConvertError(f"config.json has one window, but this model's are {', '.join(map(str, sorted(windows)))}")
+    window = next(iter(windows), None)
+    turning = [int(layer not in config.unrotated_layers) for layer in range(config.num_layers)]
+    growth = config.query_growth
+    values: dict[str, Any] = {
+        "sliding_window": window,
+        "use_sliding_window": window is not None,
+        "no_rope_layers": turning,
+        "attention_chunk_size": window,
+        "attn_temperature_tuning": growth is not None,
+    }
+    if growth is not None:
+        values |= {"attn_scale": growth.beta, "floor_scale": growth.every}
+    states = set() if config.delta_net is None else set(config.delta_net.layers)
+    kind = "chunked_attention" if config.chunked else "sliding_attention"
+    kinds = [
+        "linear_attention" if layer in states else kind if one else "full_attention"
+        for layer, one in enumerate(config.windows or (0,) * config.num_layers)
+    ]
+    listed = architecture.window_by_layer or architecture.hybrid or architecture.own_layer_kinds
+    if listed and (set(kinds) != {"full_attention"} or architecture.full_every):
+        values["layer_types"] = kinds
+    return values
+
+
+def _experts(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
+    experts = config.experts
+    if experts is None:
+        return {"enable_moe_block": False}
+    known = architecture.experts
+    with_experts = [layer for layer in range(config.num_layers) if layer not in experts.dense_layers]
+    values: dict[str, Any] = {
+        (known.counts if known else ("num_local_experts" if config.chunked else "num_experts",))[0]: experts.count,
+        "num_experts_per_tok": experts.per_token,
+        "top_k_experts": experts.per_token,
+        "enable_moe_block": True,
+        (known.size if known else "moe_intermediate_size"): experts.intermediate_size,
+        "norm_topk_prob": experts.normalized,
+        "first_k_dense_replace": len(experts.dense_layers),
+        "mlp_only_layers": list(experts.dense_layers),
+        "decoder_sparse_step": 1,
+        "moe_layers": with_experts,
+        "shared_expert_intermediate_size": experts.shared_size,
+        "n_shared_experts": experts.shared_size // experts.intermediate_size,
+        "n_group": experts.groups,
+        "topk_group": experts.groups_per_token,
+        "routed_scaling_factor": experts.scale,
+        "router_jitter_noise": experts.jitter,
+    }
+    if experts.clamped is not None:
+        values |= {"swiglu_alpha": experts.clamped.alpha, "swiglu_limit": experts.clamped.limit}
+    if config.chunked:
+        values |= {"intermediate_size": experts.intermediate_size, "intermediate_size_mlp": config.intermediate_size}
+    return values
+
+
+def _delta_net(config: ModelConfig) -> dict[str, Any]:
+    sizes = config.delta_net
+    if sizes is None:
+        return {}
+    return {
+        "linear_num_key_heads": sizes.key_heads,
+        "linear_num_value_heads": sizes.value_heads,
+        "linear_key_head_dim": sizes.key_dim,
+        "linear_value_head_dim": sizes.value_dim,
+        "linear_conv_kernel_dim": sizes.kernel,
+    }
+
+
+def _gemma4(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
+    if not config.layer_scale:
+        return {}
+    heads, inputs = config.layer_heads[config.num_layers - 1], config.per_layer_inputs
+    return {
+        "global_head_dim": heads.size,
+        "num_global_key_value_heads": heads.number if config.values_are_keys else None,
+        "attention_k_eq_v": config.values_are_keys,
+        "num_kv_shared_layers": config.shared_layers,
+        "use_double_wide_mlp": config.shared_widening == 2,
+        "hidden_size_per_layer_input": 0 if inputs is None else inputs.size,
+        "vocab_size_per_layer_input": config.vocab_size if inputs is None else inputs.vocab_size,
+    }
+
+
+def _rope(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
+    scaling = config.rope_scaling
+    values: dict[str, Any] = {}
+    parameters: dict[str, Any] = {"rope_type": "default"}
+    if scaling is not None:
+        parameters, values = _scaling(config, scaling)
+    parameters["rope_theta"] = config.rope_theta
+    if config.rotary_dim is not None:
+        parameters["partial_rotary_factor"] = config.rotary_dim / config.layer_heads[-1].size
+    if config.query_growth is not None and architecture.query_growth:
+        parameters["llama_4_scaling_beta"] = config.query_growth.beta
+    if config.window_rope_theta is not None:
+        window = {"rope_type": "default", "rope_theta": config.window_rope_theta}
+        return values | {"rope_parameters": {"full_attention": parameters, "sliding_attention": window}}
+    return values | {"rope_parameters": parameters}
+
+
+def _scaling(config: ModelConfig, scaling: RopeScaling) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the RoPE parameters, and fields beside them."""
+    if scaling.factors and scaling.kind != "longrope":
+        raise ConvertError(f"config.json cannot say {len(scaling.factors)} divisors of RoPE's frequencies")
+    if scaling.kind not in ("yarn", "longrope") and scaling.attention_factor != 1:
+        raise ConvertError(f"config.json cannot say {scaling.kind} RoPE scaling with an attention factor")
+    values: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
+    original = {"original_max_position_embeddings": scaling.original_context_length}
+    match scaling.kind:
+        case "dynamic":
+            return values, {"max_position_embeddings": scaling.original_context_length}
+        case "llama3":
+            values |= {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
+            values |= original
+        case "yarn":
+            values |= {
+                **original,
+                "beta_fast": scaling.beta_fast,
+                "beta_slow": scaling.beta_slow,
+                "attention_factor": scaling.attention_factor,
+                "truncate": scaling.truncate,
+            }
+        case "longrope":
+            values = {
+                "rope_type": "longrope",
+                **original,
+                "short_factor": list(scaling.factors),
+                "long_factor": list(scaling.long_factors),
+            }
+            if scaling.attention_factor != scaling.long_attention_factor:
+                values |= {"short_mscale": scaling.attention_factor, "long_mscale": scaling.long_attention_factor}
+            else:
+                values["attention_factor"] = scaling.attention_factor
+            return values, original
+    return values, {}
+
+
+def _compare(config: ModelConfig, architecture: Architecture, values: dict[str, Any]) -> None:
+    """Raises ConvertError where a reader would make another model of the fields."""
+    fields = Fields(Path("config.json"), values)
+    try:
+        again = read_config(fields, architecture_of(fields), config.tie_embeddings)
+    except CheckpointError as error:
+        raise ConvertError(f"{architecture.class_name} cannot be described: {error}") from error
+    for field in fields_of(ModelConfig):
+        ours, theirs = getattr(config, field.name), getattr(again, field.name)
+        if not _same(ours, theirs):
+            raise ConvertError(f"{architecture.class_name} cannot have {field.name} {ours}, as this model has")
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-6)
+    if is_dataclass(one) and type(one) is type(other):
+        return all(_same(getattr(one, field.name), getattr(other, field.name)) for field in fields_of(one))
+    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
+        return all(map(_same, one, other))
+    return bool(one == other)

@@ -1,0 +1,39 @@
+"""Which layers a CPU computes in one compiled call (`cpu/layer.py`), and what others have that it has not. Sizes
+that are no multiples of a register's and matrices without a compiled product may still prevent it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tandem.worker.checkpoints.model_config import ModelConfig
+
+
+def not_compiled(config: ModelConfig, layer: int) -> str:
+    """Names what keeps a layer from the call; empty where all before its feed-forward part at least is one."""
+    delta_net = config.delta_net
+    if delta_net is not None and layer in delta_net.layers:
+        return "a gated delta rule"
+    return _first(
+        {
+            "a gate of attention": config.attention_gate,
+            "keys that are values": not config.projects_values(layer),
+            "another layer's keys": not config.stores(layer),
+            "parts side by side": config.parallel,
+            "LayerNorm": config.norm != "rms",
+        }
+    )
+
+
+def behind_the_call(config: ModelConfig, layer: int) -> str:
+    """Names what a layer has behind the call; empty where its feed-forward part is in it."""
+    return _first(
+        {
+            "experts": config.has_experts(layer),
+            "a part without a gate": not config.gated,
+            "inputs or scales of layers": config.layer_scale or config.per_layer_inputs is not None,
+        }
+    )
+
+
+def _first(found: Mapping[str, bool]) -> str:
+    return next((name for name, there in found.items() if there), "")
