@@ -152,3 +152,8 @@ def test_a_key_s_share_is_of_the_last_requests() -> None:
     for _ in range(affinity.RECENT_KEYS):
         memory.share_of("c")
     assert memory.share_of("a") == 1 / affinity.RECENT_KEYS and len(memory._counts) == 2
+
+
+def test_a_conversation_that_stays_costs_no_ranking_of_the_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(affinity, "score", lambda key, worker: pytest.fail("ranked"))
+    assert pick("key", WORKERS, {WORKERS[2]: 2}, sticks_to=WORKERS[2], share=0.5) == WORKERS[2]

@@ -173,13 +173,15 @@ def choose(
     """Returns one of the workers, of which there must be one. `loads` are their requests; `sticks_to` names the worker
     that has an earlier part; `share` is the key's share of this client's requests, without which the first in order
     with room is taken. `draw` is uniform in [0, 1)."""
+    capacity: float = max(FREE_REQUESTS, math.ceil(SLACK * (sum(loads) + 1) / len(workers)))
+    capacity = max(capacity, math.nextafter(min(loads), math.inf))  # where nobody has room: the least loaded
+    if sticks_to is not None:
+        for worker, load in zip(workers, loads, strict=True):
+            if load < capacity and name(worker) == sticks_to:
+                return worker
     ranked = sorted(zip(workers, loads, strict=True), key=lambda each: score(key, name(each[0])), reverse=True)
     order, loads = [worker for worker, _ in ranked], [each for _, each in ranked]
-    capacity = max(FREE_REQUESTS, math.ceil(SLACK * (sum(loads) + 1) / len(order)))
-    free = [place for place, each in enumerate(loads) if each < capacity] or [loads.index(min(loads))]
-    for place in free:
-        if name(order[place]) == sticks_to:
-            return order[place]
+    free = [place for place, each in enumerate(loads) if each < capacity]
     if share is None or len(free) == 1 or sum(loads) < 1:
         return order[free[0]]
     few = free[: max(2, math.ceil(ROOM * share * len(order)))]

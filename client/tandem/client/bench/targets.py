@@ -162,5 +162,8 @@ async def openai_server(
                 listed.raise_for_status()
                 model = str(listed.json()["data"][0]["id"])
             except (httpx.HTTPError, LookupError, ValueError) as error:
-                raise Refused(f"{base_url} does not list its models ({type(error).__name__}): name one") from error
+                why = type(error).__name__
+                if isinstance(error, httpx.HTTPStatusError):
+                    why = f"HTTP {error.response.status_code}"
+                raise Refused(f"it does not list its models ({why}): give --model, or another --base-url") from error
         yield OpenAIServer(http, base_url, model, chat=chat, fixed=fixed)

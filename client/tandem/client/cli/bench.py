@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -265,6 +266,8 @@ def _progress() -> Iterator[Callable[[Record], None]]:
 
 
 def _show(run: Run, earlier: Run | None, json_file: Path | None, plot: Path | None) -> None:
+    if earlier is not None:  # whatever it was judged by then
+        earlier = replace(earlier, slo=run.slo)
     if json_file is not None:
         run.save(json_file)
     if plot is not None:
