@@ -24,8 +24,10 @@ DEMO = REPOSITORY / "models" / "demo"
 ENGINE = "tandem.worker.engine.process.main"
 DEFECT = "DEFECT"
 NO_ENGINES = "no-engines"
-# Read by Python at the start of every process: one text finds a defect in the tokenizer service, and while a file is
-# there no engine starts.
+LEAK_OF_SERVICE, LEAK_OF_ENGINE = "leak-of-service", "leak-of-engine"
+LEAKED_BYTES = 768 << 20
+# Read by Python at the start of every process: one text finds a defect in the tokenizer service. While a file is there
+# no engine starts, or the tokenizer service or engines hold much more memory.
 DEFECTIVE = f"""
 import os, sys
 if {ENGINE!r} in sys.orig_argv and os.path.exists(os.path.join(os.path.dirname(__file__), {NO_ENGINES!r})):
@@ -38,6 +40,17 @@ if "tandem.tokenizer" in sys.orig_argv:
             raise RuntimeError("a defect")
         return await inner(self, loaded, job, *rest)
     EncodeCalls.encode = encode
+leak = {LEAK_OF_ENGINE!r} if {ENGINE!r} in sys.orig_argv else {LEAK_OF_SERVICE!r}
+if {ENGINE!r} in sys.orig_argv or "tandem.tokenizer" in sys.orig_argv:
+    import threading, time
+    def hold():
+        held = None
+        while True:
+            wanted = os.path.exists(os.path.join(os.path.dirname(__file__), leak))
+            if wanted != (held is not None):
+                held = b"x" * {LEAKED_BYTES} if wanted else None
+            time.sleep(0.2)
+    threading.Thread(target=hold, daemon=True).start()
 """
 
 
@@ -87,7 +100,9 @@ class Service:
             await running.aclose()
 
     async def kill(self) -> None:
-        """Ends the process without a warning, and what it has started."""
+        """Ends the process without a warning, and what it has started; nothing where there is none."""
+        if self._running is None:
+            return
         with suppress(psutil.NoSuchProcess):
             for process in (self.front, *self.front.children(recursive=True)):
                 with suppress(psutil.NoSuchProcess):
@@ -130,7 +145,9 @@ async def running_fleet(folder: Path) -> AsyncIterator[Fleet]:
     """All of them, until the end."""
     defects = folder / "defects"
     defects.mkdir()
-    (defects / "sitecustomize.py").write_text(DEADLY + DEFECTIVE)
+    (defects / "sitecustomize.py").write_text(
+        DEFECTIVE + DEADLY
+    )  # an engine that does not start ends before it loads anything
     paths = [str(defects), str(REPOSITORY), ENVIRONMENT.get("PYTHONPATH", "")]
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "POISON": str(int(signal.SIGSEGV))}
 
