@@ -3,6 +3,7 @@
     python deploy/compose_test.py              a Docker engine that answers is used, with public base images
     python deploy/compose_test.py --install    where none answers, one of our own is started for the test
                                                (root on Debian or Ubuntu), with base images made on this machine
+    python deploy/compose_test.py --draw FOLDER    draws the dashboards there too, under load
     python deploy/compose_test.py --skip-ok    exit code 0 where no engine is to be had (no root, no Debian, nothing
                                                installed without --install); it says so loudly. All else fails
     python deploy/compose_test.py --sdk-after FILE    while the SDK is being installed: it is there when this file is
@@ -44,10 +45,12 @@ JOBS = {
     "tandem-tokenizer": 1,
     "tandem-worker": 2,
     "tandem-http": 1,
+    "tandem-gateway": 1,
     "prometheus": 1,
 }  # targets of each job, with two workers
 BUILD_SECONDS = 1800  # torch is large
 INSTALL_SECONDS = 1800  # so is it for what installs the SDK meanwhile
+DRAWN_SECONDS = 180  # of load, that dashboards are drawn with
 STOP_SECONDS = 30  # a process that has not ended by then is killed, and its exit code tells
 
 
@@ -264,19 +267,28 @@ def check_prometheus(stack: Stack) -> None:
     soon(quiet, 1, "no alert fires")
 
 
+def boards() -> dict[str, dict[str, Any]]:
+    """The dashboards by their files' names."""
+    files = sorted((REPOSITORY / "deploy" / "grafana" / "dashboards").glob("*.json"))
+    return {file.name: json.loads(file.read_text()) for file in files}
+
+
+def as_sent(expression: str) -> str:
+    """A query as Grafana sends it, with all that its variables can be."""
+    return re.sub(r"\$\w+", ".*", expression.replace("$__rate_interval", "1m"))
+
+
 def dashboard_queries() -> Iterator[tuple[str, str]]:
-    """What each panel and each variable of the dashboards asks, as Grafana would send it; with its place."""
-    for file in sorted((REPOSITORY / "deploy" / "grafana" / "dashboards").glob("*.json")):
-        board = json.loads(file.read_text())
+    """What each panel and each variable of the dashboards asks; with its place."""
+    for name, board in boards().items():
         for panel in board["panels"]:
             for target in panel.get("targets", ()):
-                query = target["expr"].replace("$__rate_interval", "1m")
-                yield f"{file.name}, {panel['title']} {target['refId']}", re.sub(r"\$\w+", ".*", query)
+                yield f"{name}, {panel['title']} {target['refId']}", as_sent(target["expr"])
         for variable in board["templating"]["list"]:
             if variable["type"] == "query":
                 series, label = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]).groups()
-                name, _, matchers = series.rstrip("}").partition("{")
-                yield f"{file.name}, ${variable['name']}", f'{name}{{{label}!="",{matchers}}}'
+                metric, _, matchers = series.rstrip("}").partition("{")
+                yield f"{name}, ${variable['name']}", f'{metric}{{{label}!="",{matchers}}}'
 
 
 def some_traffic(stack: Stack) -> None:
@@ -284,6 +296,7 @@ def some_traffic(stack: Stack) -> None:
     from tandem.client import Client, Regex
 
     over_http(stack, "ROMEO:\n", max_tokens=8)
+    over_http(stack, "<s>ROMEO:\n" * 16, "gateway", max_tokens=8)
     for index in range(1, 3):
         addresses = {"tokenizer": stack.address("tokenizer", 50051), "worker": stack.address("worker", 50052, index)}
         with Client(**addresses, timeout=60) as client:
@@ -302,7 +315,10 @@ def has_numbers(answer: dict[str, Any]) -> bool:
 def check_dashboards(stack: Stack) -> None:
     """Every panel has numbers after a completion, and every variable has values."""
     queries = dict(dashboard_queries())
-    check(len(queries) > 60, f"the dashboards ask {len(queries)} queries")
+    check(len(queries) > 100, f"the dashboards ask {len(queries)} queries")
+    for board in boards().values():  # these find nothing while nothing happens
+        for line in board["annotations"]["list"]:
+            prometheus(stack, "query", query=line["expr"])
 
     def empty() -> str:
         some_traffic(stack)
@@ -311,6 +327,23 @@ def check_dashboards(stack: Stack) -> None:
         return f"no data: {'; '.join(without)}" if without else ""
 
     soon(empty, 60, "all panels have data")
+
+
+def draw_dashboards(stack: Stack, folder: Path) -> None:
+    """Puts every board under a load of DRAWN_SECONDS and draws what it shows of them."""
+    from draw_dashboards import draw
+
+    began, ended = time.time(), time.monotonic() + DRAWN_SECONDS
+    while time.monotonic() < ended:
+        some_traffic(stack)
+
+    def curves(expression: str) -> list[dict[str, Any]]:
+        span = {"start": f"{began:.0f}", "end": f"{time.time():.0f}", "step": "5"}
+        found: list[dict[str, Any]] = prometheus(stack, "query_range", query=as_sent(expression), **span)["result"]
+        return found
+
+    for name, board in boards().items():
+        draw(board, curves, folder / f"dashboard-{Path(name).stem}.png")
 
 
 def check_hardening(stack: Stack) -> None:
@@ -428,7 +461,7 @@ def running(stack: Stack) -> Iterator[None]:
                 stack.docker("image", "rm", "--force", stack.image(service))
 
 
-def smoke_test(environment: dict[str, str], sdk_after: Path | None) -> None:
+def smoke_test(environment: dict[str, str], sdk_after: Path | None, pictures: Path | None) -> None:
     stack = Stack(project_environment(environment))
     with running(stack):
         if sdk_after is not None:
@@ -448,14 +481,16 @@ def smoke_test(environment: dict[str, str], sdk_after: Path | None) -> None:
             check_rules(stack)
         with step("dashboards"):
             check_dashboards(stack)
+            if pictures is not None:
+                draw_dashboards(stack, pictures)
         with step("stopping"):
             check_stop(stack)
 
 
-def test_with_any_engine(may_install: bool, sdk_after: Path | None) -> None:
+def test_with_any_engine(may_install: bool, *options: Path | None) -> None:
     if engine_answers(dict(os.environ)):
         say("using the Docker engine that answers here")
-        smoke_test(dict(os.environ), sdk_after)
+        smoke_test(dict(os.environ), *options)
         return
     with contextlib.ExitStack() as stack:
         with step("starting a Docker engine"):
@@ -464,7 +499,7 @@ def test_with_any_engine(may_install: bool, sdk_after: Path | None) -> None:
         with step("making base images"):
             environment["BASE_IMAGE"] = stack.enter_context(local_base_image(folder, environment))
             environment["PROMETHEUS_IMAGE"] = local_prometheus_image(folder, environment["BASE_IMAGE"], environment)
-        smoke_test(environment, sdk_after)
+        smoke_test(environment, *options)
 
 
 def stop(number: int, _: object) -> None:
@@ -477,6 +512,7 @@ def stop(number: int, _: object) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Smoke test of docker-compose.yml with a real Docker engine.")
     parser.add_argument("--install", action="store_true", help="install what an engine of our own needs (apt-get)")
+    parser.add_argument("--draw", type=Path, metavar="FOLDER", help="draw the dashboards under load")
     parser.add_argument("--skip-ok", action="store_true", help="exit code 0 where no engine is to be had")
     parser.add_argument("--sdk-after", type=Path, metavar="FILE", help="the SDK is there as soon as this file is")
     options = parser.parse_args()
@@ -484,7 +520,7 @@ def main() -> int:
         signal.signal(number, stop)
     started = time.monotonic()
     try:
-        test_with_any_engine(options.install, options.sdk_after)
+        test_with_any_engine(options.install, options.sdk_after, options.draw)
     except EngineUnavailableError as reason:
         print(f"\n{'=' * 100}\nSKIPPED: docker-compose.yml was NOT tested: {reason}\n{'=' * 100}\n", flush=True)
         return 0 if options.skip_ok else 3

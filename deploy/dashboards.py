@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from grafana_foundation_sdk.builders import dashboard, stat, timeseries
+from grafana_foundation_sdk.builders import dashboard, heatmap, stat, timeseries
 from grafana_foundation_sdk.builders.common import (
+    GraphThresholdsStyleConfig,
     ReduceDataOptions,
     StackingConfig,
     VizLegendOptions,
@@ -28,13 +29,22 @@ from grafana_foundation_sdk.builders.common import (
 from grafana_foundation_sdk.builders.prometheus import Dataquery
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import (
+    GraphThresholdsStyleMode,
     LegendDisplayMode,
     LegendPlacement,
     StackingMode,
     TooltipDisplayMode,
     VisibilityMode,
 )
-from grafana_foundation_sdk.models.dashboard import DashboardCursorSync, DataSourceRef, VariableRefresh
+from grafana_foundation_sdk.models.dashboard import (
+    DashboardCursorSync,
+    DashboardLinkType,
+    DataSourceRef,
+    Threshold,
+    ThresholdsMode,
+    VariableRefresh,
+)
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 FOLDER = Path(__file__).resolve().parent / "grafana" / "dashboards"
 RULES = Path(__file__).parent / "prometheus" / "rules"
@@ -66,6 +76,8 @@ def series_of(panel: dict[str, Any]) -> dict[str, str]:
         metric, selector = re.fullmatch(r"(\w+)(.*)", panel["histogram"]).groups()
         by = panel.get("by", "")
         observed = f"rate({metric}_bucket{selector} by {f'{by}, le' if by else 'le'})"
+        if panel.get("heatmap"):
+            return {"{{le}}": observed}
         legend = f"{{{{{by}}}}} " if by else ""
         return {f"{legend}p{q * 100:g}": f"histogram_quantile({q}, {observed})" for q in panel["quantiles"]}
     if isinstance(panel["series"], dict):
@@ -74,11 +86,39 @@ def series_of(panel: dict[str, Any]) -> dict[str, str]:
     return {" ".join(f"{{{{{label}}}}}" for label in labels): panel["series"]}
 
 
-def drawn(panel: dict[str, Any], matchers: str) -> stat.Panel | timeseries.Panel:
+def thresholds(panel: dict[str, Any]) -> dashboard.ThresholdsConfig | None:
+    """From where on a value is wrong."""
+    steps = [Threshold(panel[color], color) for color in ("orange", "red") if color in panel]
+    if not steps:
+        return None
+    return dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps([Threshold(None, "green"), *steps])
+
+
+def alert_list(panel: dict[str, Any]) -> dashboard.Panel:
+    """The rules of Prometheus that fire, and those that are about to."""
+    options = {
+        "viewMode": "list", "groupMode": "default", "groupBy": [], "maxItems": 20, "sortOrder": 1,
+        "alertName": "Tandem", "alertInstanceLabelFilter": "", "dashboardAlerts": False, "datasource": "Prometheus",
+        "stateFilter": {"firing": True, "pending": True, "noData": False, "normal": False, "error": True},
+    }  # fmt: skip
+    return dashboard.Panel().type("alertlist").options(options).title(panel["title"]).description(panel["help"])
+
+
+Panel = stat.Panel | timeseries.Panel | heatmap.Panel | dashboard.Panel
+
+
+def drawn(panel: dict[str, Any], matchers: str) -> Panel:
     """The panel, as Grafana's builders have it."""
-    builder: stat.Panel | timeseries.Panel
+    if panel.get("alerts"):
+        return alert_list(panel)
+    builder: stat.Panel | timeseries.Panel | heatmap.Panel
+    levels = thresholds(panel)
     if panel.get("stat"):
         builder = stat.Panel().reduce_options(ReduceDataOptions().calcs(["lastNotNull"])).no_value("-")
+        if levels is not None:
+            builder.thresholds(levels)
+    elif panel.get("heatmap"):
+        builder = heatmap.Panel().calculate(False)
     else:
         legend = VizLegendOptions().display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM)
         builder = timeseries.Panel().min(0).show_points(VisibilityMode.NEVER).legend(legend.show_legend(True))
@@ -88,9 +128,14 @@ def drawn(panel: dict[str, Any], matchers: str) -> stat.Panel | timeseries.Panel
             builder.stacking(StackingConfig().mode(StackingMode.NORMAL))
         if "ceiling" in panel:
             builder.max(panel["ceiling"])
+        if levels is not None:
+            style = GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
+            builder.thresholds(levels).thresholds_style(style)
     builder.title(panel["title"]).description(panel["help"]).unit(panel.get("unit", "none")).datasource(SOURCE)
     for name, (legend, query) in zip(string.ascii_uppercase, series_of(panel).items(), strict=False):
         target = Dataquery().expr(promql(query, matchers)).ref_id(name).datasource(SOURCE)
+        if panel.get("heatmap"):
+            target.format(PromQueryFormat.HEATMAP)
         builder.with_target(target.legend_format(legend or "__auto"))
     return builder
 
@@ -113,8 +158,9 @@ def variable(name: str, query: str) -> dashboard.QueryVariable:
     )
 
 
-def build(name: str, board: dict[str, Any]) -> str:
+def build(name: str, board: dict[str, Any], annotations: dict[str, dict[str, str]]) -> str:
     """A dashboard as JSON."""
+    others = dashboard.DashboardLink("Tandem").type(DashboardLinkType.DASHBOARDS).tags(["tandem"])
     builder = (
         dashboard.Dashboard(board["title"])
         .uid(f"tandem-{name}")
@@ -123,8 +169,12 @@ def build(name: str, board: dict[str, Any]) -> str:
         .tooltip(DashboardCursorSync.CROSSHAIR)
         .refresh("10s")
         .time("now-30m", "now")
+        .link(others.keep_time(True).as_dropdown(False))
         .with_variable(dashboard.DatasourceVariable("datasource").type("prometheus"))
     )
+    for title, line in annotations.items():
+        query = dashboard.AnnotationQuery().name(title).datasource(SOURCE).enable(True)
+        builder.annotation(query.icon_color(line["color"]).expr(line["expr"]))
     for label, query in board["variables"].items():
         builder.with_variable(variable(label, query))
     numbers = itertools.count(1)
@@ -132,6 +182,7 @@ def build(name: str, board: dict[str, Any]) -> str:
         builder.with_row(dashboard.Row(row).id(next(numbers)))
         for panel in panels:
             width, height = (4, 4) if panel.get("stat") else (COLUMNS // beside(len(panels)), 8)
+            height = 5 if panel.get("alerts") else height
             builder.with_panel(drawn(panel, board["matchers"]).id(next(numbers)).span(width).height(height))
     return JSONEncoder(sort_keys=True, indent=1).encode(builder.build()) + "\n"
 
@@ -170,7 +221,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a file is stale")
     options = parser.parse_args()
     boards = yaml.safe_load(Path(__file__).with_suffix(".yml").read_text())
-    built = {FOLDER / f"{name}.json": build(name, board) for name, board in boards.items()}
+    annotations = boards.pop("annotations")
+    built = {FOLDER / f"{name}.json": build(name, board, annotations) for name, board in boards.items()}
     built |= {OPERATOR / name: text for name, text in operator_files(built).items()}
     if options.check:
         stale = [path.name for path, text in built.items() if not path.is_file() or path.read_text() != text]

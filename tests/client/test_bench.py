@@ -189,6 +189,7 @@ def test_two_runs_are_judged_by_one_objective(tmp_path: Path):
     for name, ttft, slo in (("old", 0.4, 1.0), ("new", 0.2, 0.3)):
         records = [Record(due=0.0, end=1.0, ttft=ttft, output_tokens=1)]
         Run("x", "2026-01-01T00:00:00+00:00", {}, {"ttft": slo}, 1.0, records).save(tmp_path / f"{name}.json")
-    done = CliRunner().invoke(app, ["bench", f"--from={tmp_path / 'new.json'}", f"--compare={tmp_path / 'old.json'}"])
+    kept, before = tmp_path / "new.json", tmp_path / "old.json"
+    done = CliRunner().invoke(make_app(), ["bench", f"--from={kept}", f"--compare={before}"])
     (line,) = [line.split() for line in done.output.splitlines() if line.startswith("within ttft 0.3 s, %")]
     assert line[5:7] == ["100.0", "0.0"]

@@ -106,7 +106,7 @@ def test_an_engine_of_its_own_changes_nothing_but_where_base_images_come_from(
     compose_test: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, str] = {}
-    monkeypatch.setattr(compose_test, "smoke_test", lambda environment, _: seen.update(environment))
+    monkeypatch.setattr(compose_test, "smoke_test", lambda environment, *_: seen.update(environment))
     assert compose_test.main() == 0
     assert seen == {"DOCKER_HOST": "ours", "BASE_IMAGE": "base", "PROMETHEUS_IMAGE": "prometheus"}
     own = compose_test.project_environment({})

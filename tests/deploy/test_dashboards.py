@@ -64,7 +64,22 @@ def test_panels_have_numbers_help_and_a_place_of_their_own(boards: dict[str, dic
             taken |= cells
             if panel["type"] != "row":
                 assert panel["description"], (name, panel["title"])
-                assert panel["targets"], (name, panel["title"])
+                assert panel["type"] == "alertlist" or panel["targets"], (name, panel["title"])
+        assert [link["tags"] for link in board["links"]] == [["tandem"]], f"{name} leads to the others"
+        lines = {line["name"]: line["expr"] for line in board["annotations"]["list"]}
+        assert {"Restarts", "Deploys"} <= set(lines), name
+
+
+def test_latency_hits_and_failures_are_seen_by_worker_and_times_whole(
+    boards: dict[str, dict[str, Any]],
+) -> None:
+    panels = [panel for panel in boards["serving.json"]["panels"] if panel.get("targets")]
+    by_instance = " ".join(t["expr"] for panel in panels for t in panel["targets"] if "by (instance" in t["expr"])
+    for metric in ("time_to_first_token_seconds", "inter_token_latency_seconds", "prefix_cache_hits", "grpc_server"):
+        assert f"tandem_{metric}" in by_instance, metric
+    heatmaps = [panel["targets"][0] for panel in panels if panel["type"] == "heatmap"]
+    assert len(heatmaps) >= 3 and {each["format"] for each in heatmaps} == {"heatmap"}
+    assert any(panel["type"] == "alertlist" for panel in boards["serving.json"]["panels"])
 
 
 def test_grafana_finds_its_dashboards_and_its_source(repository: Path, boards: dict[str, dict[str, Any]]) -> None:

@@ -18,6 +18,7 @@ from tandem.worker.engine.guides.outcome import CompileOutcome
 from tandem.worker.engine.load import EngineStatistics, Load, metrics_of
 from tandem.worker.engine.outcome import Failure
 from tandem.worker.engine.process.messages import Ended, EngineInfo, Step
+from tandem.worker.front.cards import CardMetrics
 from tandem.worker.front.token_gaps import TokenGaps
 from tandem.worker.front.vllm_names import VllmNames
 
@@ -151,6 +152,7 @@ class WorkerMetrics:
         self._last = EngineStatistics()
         # tandem_engine_process_resident_memory_bytes, ..._cpu_seconds_total and others
         ProcessCollector(namespace="tandem_engine", pid=lambda: engine_pid() or "none", registry=registry)
+        CardMetrics(registry)
         if vllm_names:
             VllmNames([*made, self._gaps], registry)
 
