@@ -7,9 +7,9 @@ last; a request occupies it for the time of what it computes.
 
     python benchmarks/routing.py [--workers 3 50 300] [--requests-per-worker 400]
 
-Reported for the SDK, round robin, random choice, least loaded (which knows all loads exactly), and the choice by the
-first 64 tokens alone: prompt tokens found in caches, relative to one big worker with all the memory; and the busiest
-worker's computing time relative to the mean.
+Reported for the SDK, the SDK as if it knew all loads, round robin, random choice, least loaded (which knows all loads),
+and the choice by the first 64 tokens alone: prompt tokens found in caches, relative to one big worker with all the
+memory; and the busiest worker's computing time relative to the mean.
 """
 
 from __future__ import annotations
@@ -88,12 +88,16 @@ class Conversation:
 Policy = Callable[[Client, list[Worker], list[int], float], Worker]
 
 
-def sdk(draw: random.Random) -> Policy:
+def sdk(draw: random.Random, *, omniscient: bool = False) -> Policy:
+    """The SDK's choice; `omniscient`: as if each client knew every worker's load at every moment."""
+
     def policy(client: Client, workers: list[Worker], tokens: list[int], now: float) -> Worker:
         pages = Pages.of("", tokens)
 
         own = [client.running.get(worker.name, 0) for worker in workers]
         loads = estimated_loads(own, [client.reports.get(worker.name) for worker in workers], now)
+        if omniscient:
+            loads = [float(worker.running) for worker in workers]
         sticks_to = client.memory.worker_of(pages)
         key = prefix_key("", tokens)
         share = client.memory.share_of(key)
@@ -203,6 +207,7 @@ def main() -> None:
     for count in options.workers:
         policies: dict[str, Policy] = {
             "sdk": sdk(random.Random(options.seed)),
+            "sdk, loads known": sdk(random.Random(options.seed), omniscient=True),
             "first 64 tokens": first_tokens,
             "least loaded": least_loaded,
             "round robin": round_robin(),

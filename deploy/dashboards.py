@@ -140,9 +140,11 @@ def drawn(panel: dict[str, Any], matchers: str) -> Panel:
     return builder
 
 
-def beside(panels: int) -> int:
-    """How many of a row's panels stand beside each other: rows of up to four that leave no gap."""
-    return next(count for count in (4, 3, 2, 1) if panels % count == 0)
+def widths(panels: int) -> list[int]:
+    """Of a row's panels: up to four beside each other, in lines as even as can be, that leave no gap."""
+    lines = -(-panels // 4)
+    counts = [panels // lines + (line < panels % lines) for line in range(lines)]
+    return [COLUMNS // count for count in counts for _ in range(count)]
 
 
 def variable(name: str, query: str) -> dashboard.QueryVariable:
@@ -180,8 +182,8 @@ def build(name: str, board: dict[str, Any], annotations: dict[str, dict[str, str
     numbers = itertools.count(1)
     for row, panels in board["rows"].items():
         builder.with_row(dashboard.Row(row).id(next(numbers)))
-        for panel in panels:
-            width, height = (4, 4) if panel.get("stat") else (COLUMNS // beside(len(panels)), 8)
+        for panel, width in zip(panels, widths(len(panels)), strict=True):
+            width, height = (4, 4) if panel.get("stat") else (width, 8)
             height = 5 if panel.get("alerts") else height
             builder.with_panel(drawn(panel, board["matchers"]).id(next(numbers)).span(width).height(height))
     return JSONEncoder(sort_keys=True, indent=1).encode(builder.build()) + "\n"

@@ -6,9 +6,7 @@
 
 A tokenizer service and two workers run under a little traffic, in which nothing may fire. Then one cause after the
 other is provoked and undone: what must fire does, and nothing else but what the cause brings with it. Windows are
-shortened (`rules.py`), thresholds are not. The exit code is 1 where an alert is not as it should be. On a machine that
-held up this program too, as long as such alerts are about, alerts of lateness and absence tell the truth: they are
-shown, and not counted as wrong.
+shortened (`rules.py`), thresholds are not. The exit code is 1 where an alert is not as it should be.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import asyncio
 import os
 import re
 import shutil
-import statistics
 import sys
 import tempfile
 import time
@@ -34,34 +31,6 @@ from tests.alerts.rules import shortened
 HEALTHY_SECONDS = shortened(6 * 3600) + 15  # longer than every window
 FIRING_SECONDS = QUIET_SECONDS = 600.0  # bounds for a machine under load
 _LOOK = 0.25  # seconds between two looks
-# What may fire where this program itself was held up: by the seconds in the rules, and the time that a scrape may take.
-LATE, LATE_SECONDS = frozenset({"TandemEventLoopLag"}), 0.25
-ABSENT = frozenset(
-    {"TandemTargetDown", "TandemNoWorker", "TandemNoTokenizer", "TandemCapacityLost", "TandemEngineDown"}
-)
-ABSENT_SECONDS = 2.0
-
-
-class Pace:
-    """How much later than asked for this program was woken, since it was last asked."""
-
-    def __init__(self) -> None:
-        self._late: list[float] = []
-
-    async def watch(self) -> None:
-        """Looks at it until it is cancelled."""
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(0.05)
-            self._late.append(time.monotonic() - before - 0.05)
-
-    def excused(self) -> frozenset[str]:
-        """The alerts that say of the services what is true of this program too."""
-        late, self._late = sorted(self._late), []
-        if len(late) < 2:
-            return frozenset()
-        often = statistics.quantiles(late, n=100)[-1] > LATE_SECONDS
-        return (LATE if often else frozenset()) | (ABSENT if late[-1] > ABSENT_SECONDS else frozenset())
 
 
 async def _watch(prometheus: Prometheus, fleet: Fleet, seconds: float, done: Callable[[set[str]], bool]) -> set[str]:
@@ -75,7 +44,7 @@ async def _watch(prometheus: Prometheus, fleet: Fleet, seconds: float, done: Cal
     return seen
 
 
-async def _provoke(cause: Cause, prometheus: Prometheus, fleet: Fleet, pace: Pace) -> list[str]:
+async def _provoke(cause: Cause, prometheus: Prometheus, fleet: Fleet) -> list[str]:
     """What is wrong with the alerts of a cause, and of the calm after it."""
     started = time.monotonic()
     async with cause.done(fleet):
@@ -86,14 +55,12 @@ async def _provoke(cause: Cause, prometheus: Prometheus, fleet: Fleet, pace: Pac
     while (firing := await prometheus.firing()) and time.monotonic() < until:
         seen |= firing
         await asyncio.sleep(_LOOK)
-    excused = (seen & pace.excused()) - cause.fires - cause.also
     wrong = [f"{name} did not fire" for name in sorted(cause.fires - seen)]
-    wrong += [f"{name} fired" for name in sorted(seen - cause.fires - cause.also - excused)]
+    wrong += [f"{name} fired" for name in sorted(seen - cause.fires - cause.also)]
     wrong += [f"{name} fires still" for name in sorted(firing)]
     words = ", ".join(sorted(cause.fires & seen)) or "nothing"
     with_it = ", ".join(sorted(seen & cause.also - cause.fires))
-    held_up = f" (the machine: {', '.join(sorted(excused))})" if excused else ""
-    print(f"{took:5.1f} s  {cause.what}: {words}{f' (with {with_it})' if with_it else ''}{held_up}", flush=True)
+    print(f"{took:5.1f} s  {cause.what}: {words}" + (f" (with {with_it})" if with_it else ""), flush=True)
     return [f"{cause.what}: {each}" for each in wrong]
 
 
@@ -119,16 +86,12 @@ async def check(program: str, causes: list[Cause], healthy_seconds: float) -> li
         folder = Path(name)
         async with running_fleet(folder) as fleet, running_prometheus(program, folder, fleet.targets()) as prometheus:
             client = fleet.client()
-            pace = Pace()
-            watching = asyncio.create_task(pace.watch())
             async with client, crowd(2, lambda number: client.generate(f"{number} ROMEO:", max_tokens=8), 1.0):
                 seen = await _watch(prometheus, fleet, healthy_seconds, lambda seen: False)
-                unexcused = seen - pace.excused()
-                wrong = [f"healthy: {name} fired" for name in sorted(unexcused)] + await prometheus.broken()
+                wrong = [f"healthy: {name} fired" for name in sorted(seen)] + await prometheus.broken()
                 print(f"{healthy_seconds:5.1f} s  healthy: {', '.join(sorted(seen)) or 'nothing'}", flush=True)
                 for cause in causes:
-                    wrong += await _provoke(cause, prometheus, fleet, pace)
-            watching.cancel()
+                    wrong += await _provoke(cause, prometheus, fleet)
             return wrong + await prometheus.broken()
 
 
