@@ -6,7 +6,7 @@
 #   make check    what continuous integration runs besides: stubs, ruff, mypy, buf
 #   make protos   generate the stubs and the SDK's reference after a change of protos/ or of the SDK
 #   make chaos    break both services in every way while streams run, ROUNDS times; nothing may be lost
-#   make soak     both services under mixed traffic for MINUTES: fails where memory grows or something is not returned
+#   make soak     both services and the HTTP door under mixed traffic for MINUTES: fails where memory grows or something is not returned
 #   make hostile  what others wait behind requests that were made to hold them up; on a machine that does nothing else
 #   make alerts   alerts fire for their causes in a real Prometheus, and no others; twenty minutes
 #   make fuzz     requests, files and templates drawn by chance for MINUTES; SEED=7 draws the same ones again
@@ -67,6 +67,7 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
+	$(BIN)/python docs/samples.py
 
 # buf comes from npm; where there is none, the rules are not checked, and that is said loudly.
 buf:

@@ -125,6 +125,20 @@ def test_a_stopped_answer_stays_and_the_talk_goes_on(servers: ServersThread, tmp
     servers.wait(servers.worker.seen[0].cancelled)
 
 
+def test_what_is_typed_while_it_answers_is_shown_at_the_next_prompt_alone(
+    servers: ServersThread, tmp_path: Path
+) -> None:
+    servers.worker.script = [*ids_of_text("An answer"), EOS]
+    servers.worker.pause_at = len("An answer")
+    with chat(servers, tmp_path) as terminal:
+        terminal.say("one", "An answer")
+        terminal.type(f"ahead{ENTER}")
+        terminal.type(INTERRUPT)
+        terminal.wait_for("stopped")
+        assert "ahead" not in terminal.shown
+        assert terminal.leave() == 0
+
+
 def test_an_interrupt_at_the_prompt_drops_the_line(servers: ServersThread, tmp_path: Path) -> None:
     with chat(servers, tmp_path, "--max-tokens", "3") as terminal:
         terminal.wait_for("> ")

@@ -204,6 +204,17 @@ def test_each_chunk_may_tell_the_usage_until_then(client: openai.OpenAI) -> None
         assert before.total_tokens == end.total_tokens and end.prompt_tokens_details is not None
 
 
+def test_timings_by_hop_are_told_where_they_are_asked_for(stack: Stack) -> None:
+    body = {**ASKED, "timings": True}
+    whole = stack.post("/v1/chat/completions", **body)["timings"]
+    raw = httpx.post(f"{stack.base_url}/chat/completions", json={**body, "stream": True}, timeout=120).text
+    chunks = [json.loads(line.removeprefix("data: ")) for line in raw.split("\n\n")[:-2]]
+    assert [("timings" in chunk, bool(chunk["choices"])) for chunk in chunks[-2:]] == [(False, True), (True, False)]
+    for timings in (whole, chunks[-1]["timings"]):
+        assert list(timings) == ["tokenize", "queue", "prefill", "decode", "detokenize", "total"]
+        assert 0 <= timings["queue"] + timings["prefill"] + timings["decode"] <= timings["total"]
+
+
 def test_the_bytes_of_a_stream(stack: Stack) -> None:
     body = {**ASKED, "max_tokens": 3, "stream": True}
     with httpx.stream("POST", f"{stack.base_url}/chat/completions", json=body) as response:

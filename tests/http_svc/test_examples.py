@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.samples import samples
 from tests.http_svc.conftest import Stack
 
 pytestmark = pytest.mark.slow
@@ -40,6 +41,13 @@ def needs(*modules: str) -> None:
 @pytest.fixture
 def examples(repository: Path) -> Path:
     return repository / "examples"
+
+
+def test_the_samples_of_the_docs(stack: Stack) -> None:
+    asking = [code for code in samples().values() if "localhost:8000" in code]
+    assert asking
+    for code in asking:
+        assert run(stack, sys.executable, "-c", code.replace("localhost:8000", stack.door), folder=stack.model).strip()
 
 
 def test_a_pool_of_processes(stack: Stack, examples: Path) -> None:

@@ -136,6 +136,7 @@ def test_a_newcomer_has_an_answer_after_one_click(page: Page) -> None:
     page.answered(1)
     assert page.find(".turn.assistant .text").text
     assert "tokens" in page.find(".statistics").text
+    assert re.search(r"tokenize \d+ ms · queue \d+ ms · prefill \d+ ms", page.find(".statistics").text)
     assert page.driver.switch_to.active_element == page.find("#message")
     page.press("And then?\n")
     page.answered(2)

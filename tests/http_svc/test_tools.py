@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anthropic
@@ -14,6 +16,7 @@ import jsonschema
 import openai
 import pytest
 
+from tests.client.test_terminal_chat import chat
 from tests.http_svc.conftest import Stack
 
 pytestmark = pytest.mark.slow
@@ -179,6 +182,34 @@ def test_responses_and_messages_call_what_they_must(client: openai.OpenAI, claud
         said = claude.messages.create(model="demo", max_tokens=250, messages=MESSAGES, tools=blocks, tool_choice=choice)
         check_calls([(each.name, json.dumps(each.input)) for each in said.content if each.type == "tool_use"], names)
         assert said.stop_reason in ("tool_use", "max_tokens")
+
+
+def test_a_terminal_chat_shows_calls_and_takes_what_they_gave(stack: Stack, tmp_path: Path) -> None:
+    tool, saved = tmp_path / "tools.json", tmp_path / "talk.json"
+    bounded = {
+        "type": "object",
+        "properties": {"n": {"enum": [1, 2]}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    tool.write_text(json.dumps([{"type": "function", "function": {"name": "f", "parameters": bounded}}]))
+    addresses: Any = SimpleNamespace(tokenizer_address=stack.tokenizer, worker_address=stack.worker)
+    with chat(addresses, tmp_path) as terminal:
+        terminal.say(f"/tools {tool}", "tools: f")
+        terminal.say("/params tool_choice='[\"f\"]' parallel_tool_calls=false max_tokens=250", "tool_choice=")
+        terminal.say("O Romeo?", "what does f give?")
+        terminal.say("/params tool_choice= parallel_tool_calls= max_tokens=4 ignore_eos=true", "max_tokens=4")
+        terminal.say("seven", "4 tokens")
+        terminal.say(f"/save {saved}", "4 messages")
+        terminal.say("/clear", "is empty")
+        terminal.say(f"/load {saved}", "4 messages")
+        assert terminal.leave() == 0
+    asked, called, gave, answer = json.loads(saved.read_text())["messages"]
+    [call] = called["tool_calls"]
+    assert "calls f({" in terminal.shown
+    assert asked == {"role": "user", "content": "O Romeo?"} and call["function"]["name"] == "f"
+    assert gave == {"role": "tool", "content": "seven", "name": "f", "tool_call_id": call["id"]}
+    assert answer["role"] == "assistant"
 
 
 def test_choices_that_cannot_be_made_are_named(client: openai.OpenAI) -> None:

@@ -82,6 +82,23 @@ async def test_of_the_whole_vocabulary(worker: Worker, expected: np.ndarray):
     assert np.allclose(np.exp(np.array(rows, np.float64)).sum(axis=1), 1, atol=1e-4)
 
 
+async def test_four_requests_at_a_time_are_told_the_whole_vocabulary(worker: Worker):
+    # The cache holds one of them at a time, and none ends before it is read.
+    calls = [worker.inference.Generate(ask(360, vocabulary_logprobs=True)) for _ in range(4)]
+    while (load := await worker.load()).running_requests + load.waiting_requests < 4:
+        pass
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await worker.generate(ask(vocabulary_logprobs=True))
+    assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert refused.value.details() == "4 requests with output.vocabulary_logprobs run, which is the limit"
+    plain = asyncio.create_task(worker.generate(ask(logprobs=True)))  # is let in
+    for call in calls:
+        call.cancel()
+    assert (await plain).logprobs
+    await worker.settled()
+    assert len((await worker.generate(ask(vocabulary_logprobs=True))).ids) == 4
+
+
 async def test_processed_ones_are_of_what_was_drawn_from(worker: Worker, expected: np.ndarray):
     answer = await worker.generate(ask(top_logprobs=64, logprobs_mode=pb.LOGPROBS_MODE_PROCESSED))
     first = answer.others[0]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tandem.client import FinishReason, Output, Usage
+from tandem.client import FinishReason, Output, Timings, Usage
 from tandem.http.errors import ApiError, unavailable
 
 
@@ -43,6 +43,30 @@ class RunningUsage(msgspec.Struct):
 def usage_until(prompt_tokens: int, completion_tokens: int) -> RunningUsage:
     """As vLLM's chunks have it."""
     return RunningUsage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens)
+
+
+class TimingsBody(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Where the time of an answer went, in seconds: the tokenizer service, the worker, and the tokenizer service again,
+    which decodes while the worker does. What is not known is left out."""
+
+    tokenize: float | None = None
+    queue: float | None = None
+    prefill: float | None = None
+    decode: float | None = None
+    detokenize: float | None = None
+    total: float
+
+
+def timings_of(timings: Timings) -> TimingsBody:
+    """As our own parameter `timings` asks for."""
+    return TimingsBody(
+        tokenize=timings.encode_seconds,
+        queue=timings.worker_queue_seconds,
+        prefill=timings.worker_prefill_seconds,
+        decode=timings.worker_decode_seconds,
+        detokenize=timings.decode_seconds,
+        total=timings.total_seconds,
+    )
 
 
 def usage_of(usage: Usage, outputs: Sequence[Output] = ()) -> UsageBody:

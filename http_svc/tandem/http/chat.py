@@ -28,7 +28,7 @@ from tandem.client import (
     ToolCall,
     ToolCallEvent,
 )
-from tandem.http.answers import RunningUsage, UsageBody, finish_reason, usage_of, usage_until
+from tandem.http.answers import RunningUsage, TimingsBody, UsageBody, finish_reason, timings_of, usage_of, usage_until
 from tandem.http.call import Call, body_of, call_of
 from tandem.http.conversations import check_count, conversation_of
 from tandem.http.errors import wrong
@@ -169,6 +169,7 @@ class ChatFields(GenerationFields, kw_only=True):
     tools: list[Json] | None = None
     chat_template_kwargs: Json = ABSENT
     add_generation_prompt: bool = True
+    timings: bool | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -281,6 +282,7 @@ class ChatCompletion(msgspec.Struct):
     model: str
     choices: list[msgspec.Raw]  # each is encoded by itself: with logprobs they may be large
     usage: UsageBody
+    timings: TimingsBody | msgspec.UnsetType = msgspec.UNSET
 
 
 class Delta(msgspec.Struct, omit_defaults=True):
@@ -317,6 +319,7 @@ class ChatChunk(msgspec.Struct, omit_defaults=True):
     model: str
     choices: list[ChunkChoice]
     usage: UsageBody | RunningUsage | msgspec.UnsetType | None = msgspec.UNSET
+    timings: TimingsBody | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletions:
@@ -367,6 +370,7 @@ class _Answer:
             model=self._fields.model,
             choices=choices,
             usage=usage_of(result.usage, result.outputs),
+            timings=timings_of(result.timings) if self._fields.timings else msgspec.UNSET,
         )
 
     async def events(self, stream: AsyncStream) -> AsyncGenerator[bytes, None]:
@@ -387,19 +391,25 @@ class _Answer:
         self._call.usage = result.usage
         for output in result.outputs:
             yield self._chunk([ChunkChoice(output.index, Delta(), finish_reason=finish_reason(output))])
-        if self._fields.include_usage:
-            yield self._chunk([], usage_of(result.usage, result.outputs))
+        if self._fields.include_usage or self._fields.timings:
+            timings = timings_of(result.timings) if self._fields.timings else msgspec.UNSET
+            yield self._chunk([], usage_of(result.usage, result.outputs), timings)
 
     def _count(self, stream: AsyncStream, chunk: Chunk | None) -> None:
         if self._fields.continuous_usage:
             before = 0 if self._told is None else self._told.completion_tokens
             self._told = usage_until(len(stream.prompt_ids), before + (0 if chunk is None else len(chunk.ids)))
 
-    def _chunk(self, choices: list[ChunkChoice], usage: UsageBody | None = None) -> bytes:
+    def _chunk(
+        self,
+        choices: list[ChunkChoice],
+        usage: UsageBody | None = None,
+        timings: TimingsBody | msgspec.UnsetType = msgspec.UNSET,
+    ) -> bytes:
         """`usage` is there, as null, in all chunks of a stream that ends with one."""
         told = usage or self._told if self._fields.include_usage else msgspec.UNSET
         return event(
-            ChatChunk(self._id, "chat.completion.chunk", self._created, self._fields.model, choices, usage=told)
+            ChatChunk(self._id, "chat.completion.chunk", self._created, self._fields.model, choices, told, timings)
         )
 
     async def _logprobs(self, part: Chunk | Output) -> ChatLogprobs | None:

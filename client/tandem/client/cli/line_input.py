@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncGenerator, Sequence
+import termios
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.text import Text
@@ -24,7 +26,7 @@ def default_history() -> Path:
 async def typed_lines(history: Path | None, words: Sequence[str]) -> AsyncGenerator[str, None]:
     """Yields what is typed until the end of the input; Ctrl-C drops what is in the line. `history` is the file that
     remembers lines, `words` are completed at the beginning of a line. The event loop goes on meanwhile."""
-    if not sys.stdin.isatty() or not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+    if not _edits():
         while (line := await _plain_line()) is not None:
             yield line
         return
@@ -63,6 +65,25 @@ async def typed_lines(history: Path | None, words: Sequence[str]) -> AsyncGenera
             errors.print(Text("Ctrl-D leaves", style="dim"))
         except EOFError:
             return
+
+
+def _edits() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+@contextmanager
+def without_echo() -> Iterator[None]:
+    """Keeps what is typed out of what is shown; the next prompt shows it."""
+    before = termios.tcgetattr(0) if _edits() else None
+    if before is not None:
+        changed = before.copy()
+        changed[3] &= ~termios.ECHO
+        termios.tcsetattr(0, termios.TCSANOW, changed)
+    try:
+        yield
+    finally:
+        if before is not None:
+            termios.tcsetattr(0, termios.TCSANOW, before)
 
 
 def _can_remember(history: Path) -> bool:

@@ -4,7 +4,8 @@
     context      the system message, and the transcript from `first` on: what the model is shown
 
 A turn is a user's message with its answer. An answer that is stopped stays as far as it came; after an error the
-message is forgotten, and /retry sends it again.
+message is forgotten, and /retry sends it again. Where the model called tools, what is typed next is what they
+gave, call by call, and then it answers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import asyncio
 import json
 import shlex
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
+from tandem.client.answers import ToolCall
 from tandem.client.async_client import AsyncClient
+from tandem.client.cli.line_input import without_echo
 from tandem.client.cli.terminal import (
     CommandError,
     TextStream,
@@ -113,20 +116,36 @@ class Talk:
     async def say(self, text: str) -> None:
         """Adds the user's message and its answer, which is shown as it comes. Raises TandemError; then the transcript
         is as before."""
+        called = self._open_calls()
         message = ChatMessage("user", text)
+        if called:
+            message = ChatMessage("tool", text, name=called[0].name, tool_call_id=called[0].id)
         self.transcript.append(message)
+        if len(called) > 1:
+            _tell(f"and what does {called[1].name} give?")
+            return
         self._unanswered = message
         try:
             answer = await self._answer(await self._fitting())
         except BaseException:
-            self.transcript.remove(message)
+            self.transcript.pop()
             raise
-        if answer:
-            self.transcript.append(ChatMessage("assistant", answer))
+        if answer.content or answer.tool_calls:
+            self.transcript.append(answer)
             self._unanswered = None
         else:
-            self.transcript.remove(message)
+            self.transcript.pop()
             errors.print(Text("no answer: the message is forgotten; /retry sends it again", style="dim"))
+        if answer.tool_calls:
+            _tell(f"what does {answer.tool_calls[0].name} give? /retry asks again")
+
+    def _open_calls(self) -> Sequence[ToolCall]:
+        """Returns the calls at the end of the transcript of which it is not said yet what they gave."""
+        results = 0
+        while results < len(self.transcript) and self.transcript[-1 - results].role == "tool":
+            results += 1
+        asked = self.transcript[-1 - results] if results < len(self.transcript) else None
+        return asked.tool_calls[results:] if asked is not None else ()
 
     # --- answers
 
@@ -155,7 +174,7 @@ class Talk:
             errors.print(Text(f"{words} not shown to the model any more", style="dim"))
         return self._conversation()
 
-    async def _answer(self, conversation: Conversation) -> str:
+    async def _answer(self, conversation: Conversation) -> ChatMessage:
         """Shows an answer as it comes, and returns it: as far as it came when it is stopped."""
         screen = _Screen() if output().is_terminal else _Pipe()
         self._answering = asyncio.ensure_future(self._stream(conversation, screen))
@@ -163,7 +182,7 @@ class Talk:
             await asyncio.wait([self._answering])
             if self._answering.cancelled():
                 errors.print(Text("stopped", style="dim"))
-                return screen.text
+                return ChatMessage("assistant", screen.text)
             result = self._answering.result()
         except asyncio.CancelledError:
             self._answering.cancel()
@@ -175,10 +194,12 @@ class Talk:
             print_statistics(result)
         elif errors.is_terminal:
             errors.print(Text(_summary(result, self._context), style="dim"))
-        return screen.text
+        for call in result.tool_calls:
+            errors.print(Text(harmless(f"calls {call.name}({call.arguments})"), style="cyan"))
+        return ChatMessage("assistant", screen.text or None, tool_calls=result.tool_calls)
 
     async def _stream(self, conversation: Conversation, screen: _Screen | _Pipe) -> GenerationResult:
-        with screen:
+        with without_echo(), screen:
             async with self._client.stream_chat(conversation, **self._wanted) as stream:
                 async for chunk in stream:
                     if chunk.reasoning:
@@ -241,7 +262,7 @@ class Talk:
                 self._given.discard(name)
         checked: GenerateOptions = changed  # type: ignore[assignment]  # make_plan checks it
         try:
-            make_plan("", checked, None)
+            make_plan(replace(self._empty, messages=[ChatMessage("user", "")]), checked, None)  # with its tools
         except TypeError as error:
             raise CommandError(str(error)) from None
         self._wanted = checked
@@ -288,7 +309,7 @@ class Talk:
         if not rest:
             raise CommandError("/save needs a file")
         system = [] if self._system is None else [ChatMessage("system", self._system)]
-        messages = [{"role": each.role, "content": each.content} for each in (*system, *self.transcript)]
+        messages = [_as_json(message) for message in (*system, *self.transcript)]
         _write_json(rest, {"messages": messages})
         _tell(f"{len(messages)} messages are in {rest}")
 
@@ -299,7 +320,7 @@ class Talk:
         listed = found.get("messages") if isinstance(found, dict) else found
         if not isinstance(listed, list) or not all(_is_message(each) for each in listed):
             raise CommandError(f"{rest}: has no list of messages with role and content")
-        messages = [ChatMessage(each["role"], each["content"]) for each in listed]
+        messages = [_from_json(each) for each in listed]
         system = messages.pop(0).content if messages and messages[0].role == "system" else None
         self._unanswered = messages.pop() if messages and messages[-1].role == "user" else None
         self._system, self.transcript, self._first = system, messages, 0
@@ -440,5 +461,35 @@ def _write_json(name: str, value: object) -> None:
         raise CommandError(f"{path}: {error}") from None
 
 
+def _as_json(message: ChatMessage) -> dict[str, Any]:
+    """Returns it as OpenAI's clients have it."""
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": str(call.arguments)}}
+        for call in message.tool_calls
+    ]
+    found = {"role": message.role, "content": message.content, "name": message.name,
+             "tool_calls": calls or None, "tool_call_id": message.tool_call_id}  # fmt: skip
+    return {name: value for name, value in found.items() if value is not None or name == "content"}
+
+
+def _from_json(value: Mapping[str, Any]) -> ChatMessage:
+    calls = [
+        ToolCall(call["function"]["name"], call["function"]["arguments"], call.get("id") or "")
+        for call in value.get("tool_calls") or ()
+    ]
+    return ChatMessage(value["role"], value["content"], value.get("name"), calls, value.get("tool_call_id"))
+
+
 def _is_message(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("role", "content"))
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
+        return False
+    calls = value.get("tool_calls") or []
+    if not isinstance(calls, list) or not all(_is_call(call) for call in calls):
+        return False
+    texts = all(isinstance(value.get(name), str | None) for name in ("name", "tool_call_id"))
+    return texts and (isinstance(value.get("content"), str) or (bool(calls) and value.get("content", "") is None))
+
+
+def _is_call(value: object) -> bool:
+    function = value.get("function") if isinstance(value, dict) else None
+    return isinstance(function, dict) and all(isinstance(function.get(name), str) for name in ("name", "arguments"))

@@ -32,7 +32,7 @@ export async function promptTokens(body) {
 
 /** Yields the chunks of an answer. Throws ApiError for what the server refuses, also in the middle. */
 export async function* answer(body, signal) {
-  const response = await ask("v1/chat/completions", { ...body, stream: true, stream_options: { include_usage: true } }, signal);
+  const response = await ask("v1/chat/completions", { ...body, stream: true, stream_options: { include_usage: true }, timings: true }, signal);
   yield { request_id: response.headers.get("x-request-id") };
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let kept = "";

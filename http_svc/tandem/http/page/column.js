@@ -197,7 +197,7 @@ class Turn {
     const speed = tokens > 1 && now > this.first ? `${((1000 * (tokens - 1)) / (now - this.first)).toFixed(1)} tokens/s` : "";
     const cached = this.usage?.prompt_tokens_details?.cached_tokens;
     const prompt = this.usage ? `prompt ${this.usage.prompt_tokens}${cached ? ` (${cached} cached)` : ""}` : "";
-    const hops = Object.entries(this.timings ?? {}).map(([name, seconds]) => `${name} ${Number(seconds).toFixed(3)}`);
+    const hops = Object.entries(this.timings ?? {}).map(([name, seconds]) => `${name} ${Math.round(1000 * seconds)} ms`);
     const all = [`${tokens} tokens`, speed, wait, prompt, ...hops, `seed ${seed}`, how && `ended by ${how}`];
     this.statistics.textContent = `${all.filter(Boolean).join(" · ")} `;
     this.statistics.title = `request ${this.request}`;
