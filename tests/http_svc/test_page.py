@@ -217,9 +217,15 @@ def test_what_a_model_says_is_text(page: Page) -> None:
 
 
 def test_a_phone_shows_everything_without_scrolling_sideways(page: Page) -> None:
-    page.size(360, 740)
+    page.size(360, 480)
     page.find("#examples button").click()
     page.answered(1)
+    page.find("#message").send_keys("And what then?\n")
+    page.answered(2)
+    ends = "return [...document.querySelectorAll('.statistics, #composer')].map((each) => each.getBoundingClientRect())"
+    *_, shown, composer = page.driver.execute_script(ends)
+    assert 0 < shown["top"] < shown["bottom"] <= composer["top"] + 1, "the end of the answer is in sight"
+    page.size(360, 740)
     page.find("#tokens").click()
     page.picture("page-phone")
     assert page.driver.execute_script("return document.documentElement.scrollWidth") <= 360

@@ -81,6 +81,7 @@ export class Column {
     } catch (error) {
       if (error.name !== "AbortError" || !turn.text) {
         turn.failed(error.name === "AbortError" ? "stopped" : error.message);
+        this.scroll();
         if (error.status === 401) throw error;
         return;
       }
@@ -98,8 +99,9 @@ export class Column {
     this.answers.forEach((turn) => turn.showTokens(wanted));
   }
 
+  /** Shows the end of what is said, whatever scrolls: the log, or on a phone all columns together. */
   scroll() {
-    this.log.scrollTop = this.log.scrollHeight;
+    this.log.lastElementChild?.scrollIntoView({ block: "end" });
   }
 }
 
