@@ -2,12 +2,18 @@
 #   docker build -f deploy/docker/tokenizer.Dockerfile -t tandem-tokenizer .
 ARG BASE=python:3.12-slim-bookworm
 
-FROM ${BASE} AS build
+# The package, its C compiled: the same steps as in worker.Dockerfile, so that whoever builds both images compiles once.
+FROM ${BASE} AS wheel
 # A C compiler makes encoding several times as fast; empty: tiktoken and Python do it.
 ARG BUILD_PACKAGES="gcc libc6-dev"
 RUN if [ -n "$BUILD_PACKAGES" ]; then \
       apt-get update && apt-get install -y --no-install-recommends $BUILD_PACKAGES && rm -rf /var/lib/apt/lists/*; \
     fi
+WORKDIR /build
+COPY . .
+RUN TANDEM_WHEEL=${BUILD_PACKAGES:+compiled} python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
+
+FROM ${BASE} AS build
 WORKDIR /build
 RUN python3 -m venv --without-pip /opt/tandem
 # Dependencies first: this layer stays when only the sources change. Compiled on all cores, which pip does not: the
@@ -17,11 +23,10 @@ RUN python3 requirements.py pyproject.toml tokenizer pull otel > requirements.tx
  && python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-compile -c constraints.txt \
       -r requirements.txt \
  && (/opt/tandem/bin/python -m compileall -q -j 0 /opt/tandem/lib || echo "not every module was compiled")
-COPY . .
-# The C is compiled into the package. -P: what is installed, and not the sources that lie here, is tried.
-RUN TANDEM_WHEEL=${BUILD_PACKAGES:+compiled} python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
- && /opt/tandem/bin/python -P -c "import tandem.tokenizer.rpc.server, tandem.common.healthcheck" \
- && ! /opt/tandem/bin/python -P -c "import torch" 2>/dev/null
+COPY --from=wheel /wheel /wheel
+RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps /wheel/*.whl \
+ && /opt/tandem/bin/python -c "import tandem.tokenizer.rpc.server, tandem.common.healthcheck" \
+ && ! /opt/tandem/bin/python -c "import torch" 2>/dev/null
 
 FROM ${BASE}
 ARG VERSION=dev

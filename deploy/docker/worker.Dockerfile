@@ -5,12 +5,18 @@
 #     --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 --build-arg PACKAGES="gcc libc6-dev" .
 ARG BASE=python:3.12-slim-bookworm
 
-FROM ${BASE} AS build
+# The package, its C compiled: the same steps as in tokenizer.Dockerfile, so that whoever builds both images compiles once.
+FROM ${BASE} AS wheel
 # A C compiler makes the quick matrix products of half-precision and quantized weights on CPUs; empty: they are slow.
 ARG BUILD_PACKAGES="gcc libc6-dev"
 RUN if [ -n "$BUILD_PACKAGES" ]; then \
       apt-get update && apt-get install -y --no-install-recommends $BUILD_PACKAGES && rm -rf /var/lib/apt/lists/*; \
     fi
+WORKDIR /build
+COPY . .
+RUN TANDEM_WHEEL=${BUILD_PACKAGES:+compiled} python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
+
+FROM ${BASE} AS build
 WORKDIR /build
 RUN python3 -m venv --without-pip /opt/tandem
 # Where torch's wheels come from, besides the package index; empty: the package index alone.
@@ -22,10 +28,9 @@ RUN python3 requirements.py pyproject.toml gateway pull otel > requirements.txt 
  && python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-compile -c constraints.txt \
       -r requirements.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
  && (/opt/tandem/bin/python -m compileall -q -j 0 /opt/tandem/lib || echo "not every module was compiled")
-COPY . .
-# The C is compiled into the package. -P: what is installed, and not the sources that lie here, is tried.
-RUN TANDEM_WHEEL=${BUILD_PACKAGES:+compiled} python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
- && /opt/tandem/bin/python -P -c "import tandem.worker.front.server, tandem.common.healthcheck"
+COPY --from=wheel /wheel /wheel
+RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps /wheel/*.whl \
+ && /opt/tandem/bin/python -c "import tandem.worker.front.server, tandem.common.healthcheck"
 
 FROM ${BASE}
 ARG VERSION=dev

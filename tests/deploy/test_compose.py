@@ -168,8 +168,18 @@ def test_images_run_as_a_numbered_user_and_start_the_service(
     (module,) = re.findall(r'\["python", "-m", "([\w.]+)"\]', last.all("ENTRYPOINT")[-1])
     assert importlib.util.find_spec(f"{module}.__main__") is not None
     assert dockerfile.all("ARG")[0] == "BASE=python:3.12-slim-bookworm"
-    assert [stage.split()[0] for stage in dockerfile.all("FROM")] == ["${BASE}", "${BASE}"]
+    assert {stage.split()[0] for stage in dockerfile.all("FROM")} == {"${BASE}"}
     assert "syntax=" not in (repository / "deploy" / "docker" / f"{own}.Dockerfile").read_text()
+
+
+def test_the_package_is_compiled_once_for_all_images(repository: Path) -> None:
+    """The engine does the same steps of two images once."""
+    stages = []
+    for own in OWN_SERVICES:
+        instructions = Dockerfile.read(repository / "deploy" / "docker" / f"{own}.Dockerfile").instructions
+        _, second, *_ = (place for place, (word, _) in enumerate(instructions) if word == "FROM")
+        stages.append(instructions[:second])
+    assert stages[0] == stages[1]
 
 
 def requirements(repository: Path, extra: str) -> list[str]:
