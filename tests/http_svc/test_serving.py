@@ -341,7 +341,9 @@ async def test_metrics_and_one_line_in_the_log_without_any_text(stack: Stack, ca
     assert not any(secret in str(vars(record)) for record in ours)
     assert 'tandem_http_requests_total{route="/v1/chat/completions",status="200"} 1.0' in metrics
     assert 'tandem_http_requests_total{route="other",status="404"} 1.0' in metrics
-    assert 'tandem_http_tokens_total{kind="completion"} 4.0' in metrics
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    for kind, count in {"completion": 4, "prompt": usage["prompt_tokens"], "cached": cached}.items():
+        assert f'tandem_http_tokens_total{{kind="{kind}"}} {count}.0' in metrics
     assert "tandem_client_requests_total" in metrics and secret not in metrics
 
 

@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from prometheus_client import Metric
+from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.client import AsyncClient, GenerationResult, NotFoundError
@@ -78,16 +78,23 @@ async def test_after_a_load_counters_and_log_are_what_its_clients_counted_and_ga
 ):
     demo = str(repository / "models" / "demo")
     results: list[GenerationResult] = []
+    longs: list[GenerationResult] = []
+    registry = CollectorRegistry()
     async with (
         service_process(
             "tandem.tokenizer", tmp_path, "--tokenizer", demo, "--log-format=json", "--log-level=debug"
         ) as (tokenizer, _),
-        running_worker(tmp_path, "--model", demo, "--engine=thread", "--log-format=json") as worker,
+        running_worker(
+            tmp_path, "--model", demo, "--engine=thread", "--log-format=json", "--kv-cache-tokens=1024"
+        ) as worker,
     ):
         front, texts = (
             json.loads((tmp_path / f"tandem.{name}.json").read_text())["metrics"] for name in ("worker", "tokenizer")
         )
-        async with AsyncClient(tokenizer, worker.address) as client:
+        async with AsyncClient(tokenizer, worker.address, registry=registry) as client:
+
+            async def long(number: int) -> None:  # more of them than the KV cache holds
+                longs.append(await client.generate(f"{number} KING:", max_tokens=300, ignore_eos=True))
 
             async def caller(number: int) -> None:
                 results.append(await client.generate(f"{number} ROMEO:", max_tokens=5 + number, n=2))
@@ -102,26 +109,42 @@ async def test_after_a_load_counters_and_log_are_what_its_clients_counted_and_ga
                     await client.generate("x", model="nobody")
 
             juliet = await client.count_tokens("JULIET:")
-            await asyncio.gather(*map(caller, range(6)), leaver(), leaver(), wrong())
+            await asyncio.gather(*map(long, range(5)), *map(caller, range(6)), leaver(), leaver(), wrong())
         await worker.settled()
         after, tokenized = await samples(front), await samples(texts)
         async with asyncio.timeout(60):  # the last calls are still being left
             while any(after[name] for name in IDLE) or any(tokenized[name] for name in IDLE_TEXTS):
                 after, tokenized = await samples(front), await samples(texts)
-        assert await ended(front, "Generate") == {"OK": len(results), "CANCELLED": 2, "NOT_FOUND": 1}
+        answers = [*results, *longs]
+        assert await ended(front, "Generate") == {"OK": len(answers), "CANCELLED": 2, "NOT_FOUND": 1}
+    asked = {
+        (sample.labels["method"], sample.labels["outcome"]): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == "tandem_client_requests_total"
+    }
+    assert asked == {("generate", "ok"): len(answers), ("stream", "cancelled"): 2, ("generate", "not_found"): 1}
+    timed = registry.get_sample_value("tandem_client_time_to_first_token_seconds_count")
+    assert len(answers) <= (timed or 0) <= len(answers) + 2, "of those who hung up too, once they had a token"
     finished = after["tandem_request_success_total"]
-    assert finished == 2 * len(results), "each output once, and none whose caller hung up"
-    prompts = 2 * sum(each.usage.prompt_tokens for each in results) + 2 * juliet  # each output has its prompt
+    assert finished == 2 * len(results) + len(longs), "each output once, and none whose caller hung up"
+    assert after["tandem_e2e_request_latency_seconds_count"] == finished
+    prompts = sum(each.usage.prompt_tokens for each in (*results, *answers)) + 2 * juliet  # each output has its prompt
     assert after["tandem_prompt_tokens_total"] == prompts
-    made = sum(each.usage.completion_tokens for each in results)
+    made = sum(each.usage.completion_tokens for each in answers)
     assert made < after["tandem_generation_tokens_total"] < made + 2 * 400
     assert after["tandem_requests_refused_total"] == 0
 
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
     access = [line for line in lines if line["logger"] == "tandem.common.access"]
     generated = {line["request_id"]: line for line in access if line.get("prompt_tokens")}
-    assert len(generated) == len(results) + 2
-    for result in results:
+    assert len(generated) == len(answers) + 2
+    assert after["tandem_prefix_cache_hits_total"] >= sum(line.get("cached_tokens", 0) for line in generated.values())
+    preempted = sum(each.usage.preemptions or 0 for each in answers)
+    assert preempted > 0 and after["tandem_num_preemptions_total"] >= preempted, "some of who hung up"
+    for result in longs:
+        assert generated[result.request_id].get("cached_tokens", 0) == result.usage.cached_prompt_tokens
+    for result in answers:
         line = generated[result.request_id]
         assert (line["code"], line["model"], line["service"]) == ("OK", "demo", "tandem-worker")
         assert line["prompt_tokens"] == result.usage.prompt_tokens
