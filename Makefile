@@ -11,6 +11,7 @@
 #   make alerts   alerts fire for their causes in a real Prometheus, and no others; twenty minutes
 #   make fuzz     requests, files and templates drawn by chance for MINUTES; SEED=7 draws the same ones again
 #   make images   build the images for a registry and push them: REGISTRY, VERSION, PLATFORMS, BASE
+#   make images-test    make images with a registry and an engine of its own, and look at what was pushed
 #   make compose-test   build the images, bring the stack up in a container engine of its own, ask it, take it down
 
 VENV ?= .venv
@@ -27,7 +28,7 @@ STAMP := $(VENV)/.installed
 C_FILES = $(shell find svc_common tokenizer_svc worker_svc -name '*.[ch]')
 BIN := $(VENV)/bin
 
-.PHONY: run test exhaustive check lint types protos fresh buf chaos soak hostile alerts fuzz parsers conformance compose-test images clean
+.PHONY: run test exhaustive check lint types protos fresh buf chaos soak hostile alerts fuzz parsers conformance compose-test images images-test clean
 
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt
 
@@ -93,15 +94,23 @@ compose-test: $(STAMP)
 BASE ?= python:3.12-slim-bookworm
 PLATFORMS ?= linux/amd64
 VERSION ?= dev
+# generator=IMAGE: another one than Docker's lists what is in them
+SBOM ?= true
 images:
 	@test -n "$(REGISTRY)" || { echo "REGISTRY is missing: make images REGISTRY=registry.example/ VERSION=0.1.0" >&2; exit 2; }
 	set -e; base="$(BASE)"; case "$$base" in *@*) ;; *) \
-	    base="$$base@$$(docker buildx imagetools inspect "$$base" --format '{{.Manifest.Digest}}')";; esac; \
+	    digest=$$(docker buildx imagetools inspect "$$base" --format '{{json .Manifest.Digest}}' | tr -d '"'); \
+	    case "$$digest" in sha256:*) base="$$base@$$digest";; *) echo "$$base has no digest: $$digest" >&2; exit 1;; esac;; \
+	esac; \
 	for own in tokenizer worker http gateway; do \
-	    docker buildx build --push --platform $(PLATFORMS) --sbom=true --provenance=mode=max \
+	    docker buildx build --push --platform $(PLATFORMS) --sbom=$(SBOM) --provenance=mode=max \
 	        --build-arg BASE="$$base" --build-arg VERSION=$(VERSION) --build-arg REVISION="$$(git rev-parse HEAD)" \
 	        --file deploy/docker/$$own.Dockerfile --tag $(REGISTRY)tandem-$$own:$(VERSION) .; \
 	done
+
+# As compose-test, this makes an engine of its own where it may: IMAGES_TEST_FLAGS=--install.
+images-test: $(STAMP)
+	$(BIN)/python deploy/images_test.py $(IMAGES_TEST_FLAGS)
 
 soak: $(STAMP)
 	$(BIN)/python -m tests.soak --minutes $(MINUTES)

@@ -7,9 +7,11 @@ What an engine changes outside of it (packet filter rules, bridges, IP forwardin
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -18,7 +20,8 @@ from pathlib import Path
 
 ENGINE_PACKAGES = {"dockerd": "docker.io", "iptables": "iptables", "ip": "iproute2", "mmdebstrap": "mmdebstrap"}
 PLUGIN_PACKAGES = ["docker-compose", "docker-buildx"]  # each has a program of its own name
-NEWER_RELEASE = "trixie"  # Debian 12's docker-compose is the old one, without `up --wait`
+DAEMON_PACKAGES = ["docker.io", "containerd"]
+NEWER_RELEASE = "trixie"  # Debian 12's compose has no `up --wait`, and its engine no `start_interval`
 LOCK = Path("/run/tandem-docker.lock")
 SCRATCH_BYTES = 8 << 30  # an engine's data with both images takes about 4 GiB
 EMPTY_TABLES = """*filter
@@ -44,7 +47,7 @@ class EngineUnavailableError(Exception):
 
 
 def say(text: str) -> None:
-    print(f"compose-test: {text}", flush=True)
+    print(f"{Path(sys.argv[0]).stem.replace('_', '-')}: {text}", flush=True)
 
 
 def run(*command: str | Path, timeout: float = 300, **options: object) -> str:
@@ -128,13 +131,14 @@ def unpacked(folder: Path, packages: list[str]) -> Path:
     return tree
 
 
-def download_plugins(folder: Path, plugins: Path) -> None:
-    """Compose and buildx as plugins of the `docker` command."""
-    tree = unpacked(folder, PLUGIN_PACKAGES)
+def download_engine(folder: Path, plugins: Path) -> Path:
+    """Compose and buildx as plugins of the `docker` command, and the daemons: the folder that they are in."""
+    tree = unpacked(folder, [*PLUGIN_PACKAGES, *DAEMON_PACKAGES])
     plugins.mkdir(parents=True)
     for program in PLUGIN_PACKAGES:
         found = next(path for path in tree.rglob(program) if path.is_file() and os.access(path, os.X_OK))
         shutil.copy2(found, plugins / program)
+    return tree / "usr"
 
 
 def network_interfaces() -> set[str]:
@@ -181,35 +185,38 @@ def only_one() -> Iterator[None]:
 
 
 @contextmanager
-def local_engine(may_install: bool) -> Iterator[dict[str, str]]:
-    """Yields the environment in which `docker` and `docker compose` use an engine of our own."""
+def local_engine(may_install: bool, **features: bool) -> Iterator[dict[str, str]]:
+    """Yields the environment in which `docker` and `docker compose` use an engine of our own, with these of its
+    features switched."""
     require_engine(may_install)
     with ExitStack() as stack:
         stack.enter_context(only_one())
         folder = stack.enter_context(scratch_folder("tandem-docker-"))
-        download_plugins(folder, folder / "client" / "cli-plugins")
+        programs = download_engine(folder, folder / "client" / "cli-plugins")
         stack.enter_context(network_put_back())
-        yield stack.enter_context(dockerd(folder))
+        yield stack.enter_context(dockerd(folder, programs, features))
 
 
 @contextmanager
-def dockerd(folder: Path) -> Iterator[dict[str, str]]:
-    """The engine process."""
+def dockerd(folder: Path, programs: Path, features: Mapping[str, bool]) -> Iterator[dict[str, str]]:
+    """The engine process, of the programs in `programs` and of this machine's where there are none."""
     socket, log = folder / "docker.sock", folder / "dockerd.log"
     command = [
-        "dockerd",
+        str(programs / "sbin" / "dockerd"),
         f"--host=unix://{socket}",
         f"--data-root={folder / 'data'}",
         f"--exec-root={folder / 'state'}",
         f"--pidfile={folder / 'dockerd.pid'}",
         f"--config-file={folder / 'daemon.json'}",
-        "--oom-score-adjust=0",
     ]
-    (folder / "daemon.json").write_text("{}")
+    (folder / "daemon.json").write_text(json.dumps({"features": features}))
     environment = os.environ | {"DOCKER_HOST": f"unix://{socket}", "DOCKER_CONFIG": str(folder / "client")}
     environment.pop("DOCKER_CONTEXT", None)
+    path = os.pathsep.join((str(programs / "sbin"), str(programs / "bin"), environment["PATH"]))
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command, env=environment | {"PATH": path}, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
     try:
         deadline = time.monotonic() + 60
         while not engine_answers(environment):

@@ -38,6 +38,7 @@ def bootstrap(root: Path, packages: list[str]) -> None:
         "--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/doc/*",
         "--dpkgopt=path-exclude=/usr/share/locale/*", '--aptopt=Acquire::Languages "none"',
         release(), root,
+        timeout=1200,
     )  # fmt: skip
 
 

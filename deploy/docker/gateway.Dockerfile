@@ -3,9 +3,10 @@
 ARG BASE=python:3.12-slim-bookworm
 
 FROM ${BASE} AS build
-ARG SMG=smg==1.13.0
+COPY deploy/docker/locks/gateway.txt ./
 RUN python3 -m venv --without-pip /opt/gateway \
- && python3 -m pip --python /opt/gateway/bin/python install --no-cache-dir "$SMG"
+ && python3 -m pip --python /opt/gateway/bin/python install --no-cache-dir --require-hashes --only-binary :all: \
+      -r gateway.txt
 
 FROM ${BASE}
 ARG VERSION=dev

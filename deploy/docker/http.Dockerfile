@@ -4,17 +4,20 @@ ARG BASE=python:3.12-slim-bookworm
 
 FROM ${BASE} AS build
 WORKDIR /build
-RUN python3 -m venv --without-pip /opt/tandem
-# Dependencies first: this layer stays when only the sources change. Compiled on all cores, which pip does not: the
-# root filesystem is read-only later on.
-COPY pyproject.toml constraints.txt deploy/docker/requirements.py ./
-RUN python3 requirements.py pyproject.toml http otel > requirements.txt \
- && python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-compile -c constraints.txt \
-      -r requirements.txt \
+RUN python3 -m venv --without-pip /opt/tandem && python3 -m venv --without-pip /opt/build
+# Dependencies first: this layer stays when only the sources change. Only what the locks have a hash of (lock.py).
+# Compiled on all cores, which pip does not: the root filesystem is read-only later on.
+COPY deploy/docker/locks/http.txt deploy/docker/locks/build.txt ./
+RUN python3 -m pip --python /opt/build/bin/python install --no-cache-dir --require-hashes --only-binary :all: -r build.txt \
+ && python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-compile --require-hashes \
+      --only-binary :all: -r http.txt \
  && (/opt/tandem/bin/python -m compileall -q -j 0 /opt/tandem/lib || echo "not every module was compiled")
 COPY . .
 # -P: what is installed, and not the sources that lie here, is tried.
-RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps . \
+RUN python3 -m pip --python /opt/build/bin/python wheel --no-cache-dir --no-deps \
+      --no-build-isolation --wheel-dir /opt/wheel . \
+ && python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-index --no-deps /opt/wheel/*.whl \
+ && python3 -m pip --python /opt/tandem/bin/python check \
  && /opt/tandem/bin/python -P -c "import tandem.http.server" \
  && ! /opt/tandem/bin/python -P -c "import torch" 2>/dev/null
 

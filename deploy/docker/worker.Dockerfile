@@ -13,23 +13,30 @@ RUN if [ -n "$BUILD_PACKAGES" ]; then \
       apt-get update && apt-get install -y --no-install-recommends $BUILD_PACKAGES && rm -rf /var/lib/apt/lists/*; \
     fi
 WORKDIR /build
+COPY deploy/docker/locks/build.txt ./
+RUN python3 -m venv --without-pip /opt/build \
+ && python3 -m pip --python /opt/build/bin/python install --no-cache-dir --require-hashes --only-binary :all: -r build.txt
 COPY . .
-RUN TANDEM_WHEEL=${BUILD_PACKAGES:+compiled} python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
+RUN TANDEM_WHEEL=${BUILD_PACKAGES:+compiled} python3 -m pip --python /opt/build/bin/python wheel --no-cache-dir --no-deps \
+      --no-build-isolation --wheel-dir /wheel .
 
 FROM ${BASE} AS build
 WORKDIR /build
 RUN python3 -m venv --without-pip /opt/tandem
 # Where torch's wheels come from, besides the package index; empty: the package index alone.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-# Dependencies first: this layer, torch in it, stays when only the sources change. Compiled on all cores, which pip
-# does not: the root filesystem is read-only later on.
-COPY pyproject.toml constraints.txt deploy/docker/requirements.py ./
-RUN python3 requirements.py pyproject.toml gateway pull otel > requirements.txt \
- && python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-compile -c constraints.txt \
-      -r requirements.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
+# Dependencies first: this layer, torch in it, stays when only the sources change. Only what the lock has a hash of (lock.py),
+# and torch of the index above at the version of constraints.txt, with what only that build of it needs.
+# Compiled on all cores, which pip does not: the root filesystem is read-only later on.
+COPY constraints.txt deploy/docker/locks/worker.txt ./
+RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-compile --require-hashes \
+      --only-binary :all: -r worker.txt \
+ && python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-compile --only-binary :all: \
+      -c constraints.txt torch ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
  && (/opt/tandem/bin/python -m compileall -q -j 0 /opt/tandem/lib || echo "not every module was compiled")
 COPY --from=wheel /wheel /wheel
-RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-deps /wheel/*.whl \
+RUN python3 -m pip --python /opt/tandem/bin/python install --no-cache-dir --no-index --no-deps /wheel/*.whl \
+ && python3 -m pip --python /opt/tandem/bin/python check \
  && /opt/tandem/bin/python -c "import tandem.worker.front.server, tandem.common.healthcheck"
 
 FROM ${BASE}

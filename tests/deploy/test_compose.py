@@ -6,6 +6,7 @@ import importlib.util
 import re
 import tomllib
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -182,31 +183,43 @@ def test_the_package_is_compiled_once_for_all_images(repository: Path) -> None:
     assert stages[0] == stages[1]
 
 
-def requirements(repository: Path, extra: str) -> list[str]:
-    spec = importlib.util.spec_from_file_location("requirements", repository / "deploy" / "docker" / "requirements.py")
+@pytest.fixture
+def lock(repository: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("lock", repository / "deploy" / "docker" / "lock.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
-    listed: list[str] = module.requirements_of(project, extra)
-    return listed
+    return module
 
 
-def test_the_requirement_lists_hold_what_each_image_needs_and_no_more(repository: Path) -> None:
-    tokenizer, worker = (
-        {re.split(r"[^\w-]", entry)[0] for entry in requirements(repository, extra)} for extra in OWN_SERVICES
-    )
-    assert {"grpcio", "grpcio-health-checking", "protobuf", "prometheus-client"} <= tokenizer & worker
-    assert {"sentencepiece", "tiktoken"} <= tokenizer
-    assert {"torch", "safetensors"} <= worker
-    assert not {"torch", "tandem-llm"} & tokenizer
-    assert "tandem-llm" not in worker
+def test_locks_hold_what_each_image_needs_and_no_more(repository: Path, lock: ModuleType) -> None:
+    constraints = (repository / "constraints.txt").read_text()
+    for image, requirements in lock.wanted().items():
+        text = (repository / "deploy" / "docker" / "locks" / f"{image}.txt").read_text()
+        assert lock.complaints(image, requirements, text, constraints) == []
+        assert not {"torch", "tandem-llm"} & set(lock.pins(text))
+        assert ("safetensors" in lock.pins(text)) == (image == "worker")
 
 
-def test_an_unknown_extra_is_refused(repository: Path) -> None:
+def test_what_a_lock_lacks_is_named(lock: ModuleType) -> None:
+    stale = "# by lock.py\na==1.0 \\\n    --hash=sha256:00\nb==1.0\n"
+    found = lock.complaints("worker", ["a>=1", "b>=2", "c", "torch"], stale, "a==1.1")
+    assert [each.split(": ", 1)[1].split()[0] for each in found] == ["b>=2", "c", "a==1.1", "b==1.0"]
+
+
+def test_an_unknown_extra_is_refused(lock: ModuleType) -> None:
     with pytest.raises(SystemExit, match="tokenizer"):
-        requirements(repository, "tokeniser")
+        lock.requirements_of({"name": "x", "dependencies": [], "optional-dependencies": {"tokenizer": []}}, "tokeniser")
+
+
+def test_images_install_by_hash_and_torch_alone_by_version(repository: Path) -> None:
+    for file in (repository / "deploy" / "docker").glob("*.Dockerfile"):
+        runs = " && ".join(Dockerfile.read(file).all("RUN"))
+        for command in (part for part in runs.split("&&") if " pip " in part and " install " in part):
+            by_hash = "--require-hashes" in command and "--only-binary :all:" in command
+            torch = "-c constraints.txt torch" in command and "worker" in file.name
+            assert by_hash or torch or "--no-index --no-deps" in command, (file.name, command)
 
 
 def test_the_build_context_holds_all_that_the_wheel_is_made_of(repository: Path) -> None:
@@ -216,10 +229,10 @@ def test_the_build_context_holds_all_that_the_wheel_is_made_of(repository: Path)
     files = [
         "pyproject.toml",
         "hatch_build.py",
-        "constraints.txt",
+        "constraints.txt",  # of torch
         project["project"]["readme"],
         *project["project"]["license-files"],
     ]
-    for needed in [*files, *(package.split("/")[0] for package in packages), "deploy/docker/requirements.py"]:
+    for needed in [*files, *(package.split("/")[0] for package in packages), "deploy/docker/locks"]:
         assert needed in allowed, needed
         assert (repository / needed).exists(), needed
