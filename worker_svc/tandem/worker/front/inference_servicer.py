@@ -97,7 +97,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 if tokens.ids:
                     if stream.sent == len(tokens):
                         worker.worker_metrics.first_token(time.monotonic() - running.received_at, running.exemplar)
-                    yield pb.GenerateResponse(delta=_delta(index, tokens, wants))
+                    yield _delta(index, tokens, wants)
                 # More may have come while the reader was slow; the end is said when all of it is sent.
                 if stream.ended is not None and not stream.pending:
                     stream.told = True
@@ -132,18 +132,17 @@ async def _in_turn(running: Running, request: pb.GenerateRequest) -> AsyncIterat
         streams = [stream for stream in streams if not stream.told]
 
 
-def _delta(index: int, tokens: Tokens, with_logprobs: bool) -> pb.Delta:
-    if not with_logprobs:
-        return pb.Delta(index=index, ids=tokens.ids)
-    others = [_top_logprobs(each) for each in tokens.others]
-    return pb.Delta(
-        index=index,
-        ids=tokens.ids,
-        logprobs=tokens.logprobs,
-        ranks=tokens.ranks,
-        top_logprobs=others,
-        vocabulary_logprobs=b"".join(tokens.whole),
-    )
+def _delta(index: int, tokens: Tokens, with_logprobs: bool) -> pb.GenerateResponse:
+    response = pb.GenerateResponse()  # filled in place: a part that is made first is copied
+    delta = response.delta
+    delta.index = index
+    delta.ids.extend(tokens.ids)
+    if with_logprobs:
+        delta.logprobs.extend(tokens.logprobs)
+        delta.ranks.extend(tokens.ranks)
+        delta.top_logprobs.extend(map(_top_logprobs, tokens.others))
+        delta.vocabulary_logprobs = b"".join(tokens.whole)
+    return response
 
 
 def _top_logprobs(tokens: TopTokens) -> pb.TopLogprobs:
