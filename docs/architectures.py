@@ -22,6 +22,7 @@ from tandem.worker.convert.hugging_face import CONVERTED as TO_HUGGING_FACE
 from tandem.worker.model.whole_layers import behind_the_call, not_compiled
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.worker_svc.checkpoints.published_states import PUBLISHED as WITH_STATES
 from tests.worker_svc.checkpoints.test_published_configs import PUBLISHED
 
 PAGE = Path(__file__).with_name("models.md")
@@ -59,7 +60,7 @@ def rows() -> Iterator[str]:
             "yes" if each.name in META else "no",
             ", ".join(written) or "nothing",
             called(models[each.name]),
-            "refused" if each.hybrid else "yes",
+            "refused with states" if each.has_states else "yes",
             f"transformers, {cases[each.class_name]} shapes",
         )
         yield f"| {' | '.join(columns)} |\n"
@@ -75,7 +76,8 @@ def published() -> dict[str, ModelConfig]:
     """A published model of each architecture, or one of its defaults."""
     found: dict[str, ModelConfig] = {}
     usual = [SIZES | {"architectures": [each.class_name], "model_type": name} for name, each in ARCHITECTURES.items()]
-    for values in (*(values for values, _ in PUBLISHED.values()), *usual):
+    said = [values for values, *_ in (*PUBLISHED.values(), *WITH_STATES.values())]
+    for values in (*said, *usual):
         if values["model_type"] in found:
             continue
         fields = text_fields(Fields(Path("config.json"), values))

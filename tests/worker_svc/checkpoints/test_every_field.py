@@ -149,6 +149,11 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4_text": MODELS["gemma4 with experts"],
     "llama4_text": MODELS["llama4"],
     "seed_oss": MODELS["seed oss"],
+    "lfm2": MODELS["lfm2"],
+    "lfm2_moe": MODELS["lfm2 moe"],
+    "granitemoehybrid": MODELS["granite hybrid"],
+    "nemotron_h": MODELS["nemotron h"],
+    "falcon_h1": MODELS["falcon h1"],
     "ministral3": MODELS["ministral3 with a window"],
 }
 CHOICES: dict[str, list[Any]] = {

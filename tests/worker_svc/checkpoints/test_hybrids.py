@@ -15,6 +15,7 @@ from tandem.worker.checkpoints import CheckpointError, open_checkpoint
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config, text_fields
 from tandem.worker.checkpoints.hugging_face_hybrids import pieces
+from tandem.worker.checkpoints.recurrences import DeltaNet
 from tests.worker_svc.model.llama_folders import logits_in_chunks, some_ids
 from tests.worker_svc.model.test_architectures import HYBRID, MODELS, SHARED_EXPERT, loaded, saved
 
@@ -155,8 +156,8 @@ def test_a_published_config_has_the_parameters_and_names_that_its_model_has(name
     config = read_config(fields, architecture, tied=False)
     shapes = config.tensor_shapes()
     assert sum(math.prod(shape) for shape in shapes.values()) / 1e9 == pytest.approx(billions, rel=0.01)
-    sizes = config.delta_net
-    assert sizes is not None
+    sizes = config.recurrence
+    assert isinstance(sizes, DeltaNet)
     assert 4 * len(sizes.layers) * sizes.value_heads * sizes.key_dim * sizes.value_dim == state
     assert config.rotary_dim == 64
     found = pieces(architecture, config, ())

@@ -20,12 +20,17 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    AutoModelForCausalLM,
+    FalconH1Config,
     Gemma4ForCausalLM,
     Gemma4TextConfig,
+    GraniteMoeHybridConfig,
+    Lfm2MoeConfig,
     Llama4ForCausalLM,
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    NemotronHConfig,
     Qwen3_5ForCausalLM,
     Qwen3_5TextConfig,
 )
@@ -58,6 +63,9 @@ VARIANTS += [("hybrid", "float32", "auto"), ("hybrid", "bfloat16", "int8"), ("hy
 VARIANTS += [("gemma4", "float32", "auto"), ("gemma4", "bfloat16", "int4")]
 # Layers in chunks, queries that grow, and one expert a token.
 VARIANTS += [("llama4", dtype, kv) for dtype, kv in (("float32", "auto"), ("bfloat16", "int8"), ("float32", "int4"))]
+# Convolutions beside experts, Mamba-2 beside attention in one layer, and in layers of their own.
+VARIANTS += [("lfm2", "float32", "auto"), ("lfm2", "bfloat16", "int4"), ("falcon", "float32", "auto")]
+VARIANTS += [("nemotron", "float32", "auto"), ("granite", "bfloat16", "int8")]
 
 
 TINY: dict[str, Any] = {
@@ -131,7 +139,39 @@ def tiny_others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     )
     folders["llama4"] = tmp_path_factory.mktemp("llama4")
     Llama4ForCausalLM(llama4).save_pretrained(folders["llama4"])
+    for name, config in with_states().items():
+        torch.manual_seed(1)
+        folders[name] = tmp_path_factory.mktemp(name)
+        AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folders[name])
     return folders
+
+
+def with_states() -> dict[str, Any]:
+    """Configs of models with other states than a gated delta rule's."""
+    mamba = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 2, "num_hidden_layers": 3}
+    nemotron = {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 2, "head_dim": 8}
+    experts = {"num_experts_per_tok": 2}
+    return {
+        "lfm2": Lfm2MoeConfig(
+            **TINY,
+            **experts,
+            num_hidden_layers=3,
+            layer_types=["conv", "full_attention", "conv"],
+            num_experts=4,
+            num_dense_layers=1,
+            moe_intermediate_size=24,
+        ),
+        "falcon": FalconH1Config(**TINY, **mamba | {"num_hidden_layers": 2}, mamba_d_ssm=64, mamba_rms_norm=True),
+        "nemotron": NemotronHConfig(**TINY, **nemotron, hybrid_override_pattern="M-*M"),
+        "granite": GraniteMoeHybridConfig(
+            **TINY,
+            **mamba,
+            **experts,
+            layer_types=["mamba", "attention", "mamba"],
+            num_local_experts=4,
+            shared_intermediate_size=24,
+        ),
+    }
 
 
 @dataclass
@@ -266,7 +306,7 @@ def test_any_history_gives_each_request_what_it_gets_alone(
     runner = built.engine._runner
     assert isinstance(runner, ModelRunner)
     per_variant = max(2, HISTORIES // len(VARIANTS))
-    sizes = built.config.delta_net
+    sizes = built.config.recurrence
     drafts = overlapped = kept = 0
     for history in range(per_variant):
         plain = history % 2 == 1

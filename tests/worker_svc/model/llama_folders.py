@@ -47,12 +47,12 @@ def randomized(model: Any) -> Any:
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
-        elif name.endswith(("A_log", "dt_bias")) or name.endswith("bias"):
+        elif name.endswith(("A_log", "dt_bias", ".D")) or name.endswith("bias"):
             torch.nn.init.normal_(parameter, 0, 0.5)
         elif name.endswith("scale"):
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
     for name, buffer in model.named_buffers():
-        if name.endswith("correction_bias"):
+        if name.endswith(("correction_bias", "expert_bias")):
             torch.nn.init.normal_(buffer, 0, 0.2)
         elif name.endswith("layer_scalar"):
             torch.nn.init.uniform_(buffer, 0.7, 1.3)
@@ -117,7 +117,7 @@ def new_cache(model: Transformer, tokens: int, dtype: torch.dtype = torch.float3
 
 def new_states(model: Transformer, cache: KVCache) -> StateCache | None:
     """States beside a cache: a slot for each of its pages, so that a sequence's can be that of its first page."""
-    sizes = model.config.delta_net
+    sizes = model.config.recurrence
     return None if sizes is None else StateCache(StateShape(sizes, cache.shape.pages, 2), "cpu")
 
 

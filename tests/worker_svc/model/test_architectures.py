@@ -172,6 +172,56 @@ HYBRID = {
 }
 SHARED_EXPERT = QWEN_EXPERTS | {"shared_expert_intermediate_size": 20}
 
+LFM2 = {
+    "num_hidden_layers": 4,
+    "head_dim": None,
+    "layer_types": ["conv", "full_attention", "conv", "conv"],
+    "block_multiple_of": 16,
+    "pad_token_id": 0,
+}
+LFM2_MOE = LFM2 | QWEN_EXPERTS | {"num_dense_layers": 1, "block_multiple_of": None}
+
+MAMBA = {
+    "num_hidden_layers": 4,
+    "mamba_n_heads": 6,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 16,
+    "head_dim": None,
+    "pad_token_id": 0,
+}
+GRANITE_HYBRID = (
+    GRANITE
+    | EXPERTS
+    | MAMBA
+    | {"shared_intermediate_size": 40, "layer_types": ["mamba", "attention", "mamba", "mamba"]}
+)
+NEMOTRON = {
+    "num_hidden_layers": None,
+    "hybrid_override_pattern": "M-*M-",
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 8,
+    "ssm_state_size": 8,
+    "n_groups": 2,
+    "chunk_size": 16,
+    "pad_token_id": 0,
+    "num_logits_to_keep": None,
+}
+FALCON = MAMBA | {
+    "num_hidden_layers": 2,
+    "mamba_d_ssm": 48,
+    "embedding_multiplier": 5.6,
+    "lm_head_multiplier": 0.4,
+    "attention_in_multiplier": 0.9,
+    "attention_out_multiplier": 0.7,
+    "key_multiplier": 0.8,
+    "mlp_multipliers": [0.9, 0.6],
+    "ssm_multipliers": [0.8, 0.9, 1.3, 1.2, 0.7],
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.6,
+    "num_logits_to_keep": None,
+}
+
 # The class, and what its configuration says beyond SIZES.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama with biases": ("Llama", {"attention_bias": True}),
@@ -366,6 +416,42 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         HYBRID | {"linear_key_head_dim": 6, "linear_value_head_dim": 10, "linear_num_value_heads": 2},
     ),
     "qwen3.5 moe": ("Qwen3_5MoeText", HYBRID | SHARED_EXPERT),
+    "lfm2": ("Lfm2", LFM2),
+    "lfm2, biases, another window, sizes that are not compiled": (
+        "Lfm2",
+        LFM2
+        | {"conv_bias": True, "conv_L_cache": 5, "block_auto_adjust_ff_dim": False, "hidden_size": 60}
+        | {"tie_word_embeddings": False, "rope_parameters": {"rope_theta": 300.0}},
+    ),
+    "lfm2 moe": ("Lfm2Moe", LFM2_MOE),
+    "lfm2 moe, not normalized, no biases": (
+        "Lfm2Moe",
+        LFM2_MOE | {"use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.7},
+    ),
+    "granite hybrid": ("GraniteMoeHybrid", GRANITE_HYBRID),
+    "granite hybrid, dense, rotated, biases, limits": (
+        "GraniteMoeHybrid",
+        GRANITE_HYBRID
+        | {"num_local_experts": 0, "position_embedding_type": "rope", "mamba_proj_bias": True, "mamba_conv_bias": False}
+        | {"time_step_limit": (0.4, 0.9), "attention_bias": True},
+    ),
+    "granite hybrid without states": (
+        "GraniteMoeHybrid",
+        GRANITE_HYBRID | {"layer_types": ["attention"] * 4, "num_local_experts": 0},
+    ),
+    "nemotron h": ("NemotronH", NEMOTRON),
+    "nemotron h, biases, another order, sizes that are not compiled": (
+        "NemotronH",
+        NEMOTRON
+        | {"hybrid_override_pattern": "*M-M", "mamba_head_dim": 6, "use_bias": True, "attention_bias": True}
+        | {"use_conv_bias": False, "time_step_min": 0.3, "n_groups": 3, "conv_kernel": 3},
+    ),
+    "falcon h1": ("FalconH1", FALCON),
+    "falcon h1, norm before the gate": ("FalconH1", FALCON | {"mamba_rms_norm": True, "projectors_bias": True}),
+    "falcon h1, norm after the gate": (
+        "FalconH1",
+        FALCON | {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_d_ssm": ABSENT},
+    ),
     "olmo2": ("Olmo2", {"head_dim": None}),
     "olmo2 with biases": ("Olmo2", {"head_dim": None, "attention_bias": True}),
     "olmo3": ("Olmo3", {"head_dim": None, "num_hidden_layers": 5, "sliding_window": WINDOW}),
@@ -424,7 +510,8 @@ COMPANY = [
 COMPANY += ["gemma3", "qwen2 moe", "flex olmo", "granite moe", "phi3, rotated in part, longrope", "phi moe"]
 COMPANY += ["glm4", "glm4 moe, groups, norms, scaled", "minimax m2"]
 COMPANY += ["gemma4", "gemma4 with experts", "llama4"]
-COMPANY += ["qwen3 next", "qwen3.5", "qwen3.5 moe"]
+COMPANY += ["qwen3 next", "qwen3.5", "qwen3.5 moe", "lfm2", "lfm2 moe"]
+COMPANY += ["granite hybrid", "nemotron h", "falcon h1"]
 NEW = [
     "GptOss",
     "SmolLM3",
@@ -455,6 +542,11 @@ NEW = [
     "Qwen3Next",
     "Qwen3_5Text",
     "Qwen3_5MoeText",
+    "Lfm2",
+    "Lfm2Moe",
+    "GraniteMoeHybrid",
+    "NemotronH",
+    "FalconH1",
 ]
 
 # theta 100: wavelengths of 6 to 290 positions with 12 coordinates, on both sides of every boundary below.
@@ -517,7 +609,7 @@ def assert_logits_agree(ours: Transformer, theirs: Any, length: int) -> None:
         expected = theirs(torch.tensor([ids])).logits[0].float()
     assert expected.std() > 0.3
     # A state adds up all tokens; transformers does so in chunks, and is as far from float64 as we are.
-    near = 1e-4 if ours.config.delta_net is None else 2e-4
+    near = 1e-4 if ours.config.recurrence is None else 2e-4
     torch.testing.assert_close(whole, expected, atol=near, rtol=0)
     for chunks in ([PAGE_SIZE + 1, 1], [PAGE_SIZE, 5]):
         assert torch.equal(logits_in_chunks(ours, ids, chunks), whole), chunks

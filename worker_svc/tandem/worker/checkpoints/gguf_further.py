@@ -8,13 +8,13 @@ from typing import Any
 
 from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.layer_parts import (
-    DeltaNet,
     PerLayerInputs,
     QueryGrowth,
     RopeScaling,
     yarn_attention_factor,
 )
 from tandem.worker.checkpoints.model_config import KVHeads, ModelConfig
+from tandem.worker.checkpoints.recurrences import DeltaNet
 
 _DELTA_NET_KEYS = {
     "delta_net.key_heads": "ssm.group_count",
@@ -178,7 +178,7 @@ def hybrid(fields: Fields, config: ModelConfig, _facts: Facts) -> Mapping[str, A
     if heads < 1 or inner % heads:
         raise fields.error("ssm.inner_size", f"{inner} cannot be split over ssm.time_step_rank {heads}")
     return {
-        "delta_net": build(
+        "recurrence": build(
             DeltaNet,
             fields,
             _DELTA_NET_KEYS,

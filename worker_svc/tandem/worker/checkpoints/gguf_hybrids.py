@@ -19,8 +19,8 @@ import torch
 from tandem.worker.checkpoints.checkpoint import rows_in_order
 from tandem.worker.checkpoints.ggml_blocks import QuantizedTensor
 from tandem.worker.checkpoints.hugging_face_hybrids import rows_by_key_head
-from tandem.worker.checkpoints.layer_parts import DeltaNet
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.recurrences import DeltaNet
 from tandem.worker.checkpoints.row_order import halves_order
 
 LAYER_NAMES = {
@@ -77,8 +77,8 @@ def gguf_pieces(config: ModelConfig, stored: Container[str]) -> dict[str, GgufPi
 def _piece(
     config: ModelConfig, part: str, shape: tuple[int, ...], prefix: str, stored: Container[str]
 ) -> GgufPiece | None:
-    sizes, width, head_dim = config.delta_net, config.hidden_size, config.head_dim
-    assert sizes is not None
+    sizes, width, head_dim = config.recurrence, config.hidden_size, config.head_dim
+    assert isinstance(sizes, DeltaNet)
     match part.split("."):
         case ["attention", "q" | "gate" as which]:
             first = halves_order(1, head_dim, config.rotated, neighbours=False)

@@ -33,7 +33,7 @@ from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_architectures import EMBEDDING, OUTPUT, Architecture
 from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config, text_fields
 from tandem.worker.checkpoints.hugging_face_fields import GENERATION
-from tandem.worker.checkpoints.hugging_face_hybrids import Piece, pieces
+from tandem.worker.checkpoints.hugging_face_hybrids import Piece, pieces, state_pieces
 from tandem.worker.checkpoints.hugging_face_wrapped import text_name
 from tandem.worker.checkpoints.known_fields import check_fields
 from tandem.worker.checkpoints.model_config import ModelConfig
@@ -88,6 +88,9 @@ class HuggingFaceCheckpoint:
         if self._architecture.hybrid or self._architecture.wrapped is not None:
             self._names = {ours: name for name in stored if (ours := text_name(name)) is not None}
             stored = {ours: stored[name] for ours, name in self._names.items()}
+        elif self._architecture.renamed:
+            self._names = {ours: name for name in stored if (ours := self._architecture.our_name(name)) is not None}
+            stored = {ours: stored[name] for ours, name in self._names.items()}
         self._embedding = EMBEDDING
         tied = config.boolean("tie_word_embeddings", self._architecture.tied)
         if tied and OUTPUT in stored:
@@ -104,6 +107,8 @@ class HuggingFaceCheckpoint:
         self._pieces: dict[str, Piece] = {}
         if self._architecture.hybrid:
             self._pieces = pieces(self._architecture, self.config, stored)
+        elif self.config.recurrence is not None:
+            self._pieces = state_pieces(self._architecture, self.config)
         others = {name: shape for name, shape in self.config.tensor_shapes().items() if name not in self._pieces}
         transposed = self._architecture.transposed_experts
         self._places, shapes = places_of(others, self._stored_name, by_turns=self._architecture.experts_by_turns)
@@ -114,7 +119,7 @@ class HuggingFaceCheckpoint:
         self._quantized_bytes = 0
         self._copy: torch.Tensor | None = None  # rows in another order than they lie in the file
         scheme = scheme_of(config)
-        if scheme is not None and self._architecture.hybrid:
+        if scheme is not None and self.config.recurrence is not None:
             raise config.error("quantization_config", f"of {self._architecture.class_name} is not served")
         self.stored_as = bytes_by_dtype(tensor for tensor in stored.values() if not isinstance(tensor.dtype, str))
         if scheme is not None:

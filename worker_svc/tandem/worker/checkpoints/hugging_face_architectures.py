@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_gemma4 import gemma4
+from tandem.worker.checkpoints.hugging_face_lfm2 import lfm2, lfm2_moe
 from tandem.worker.checkpoints.hugging_face_llama4 import llama4
+from tandem.worker.checkpoints.hugging_face_mamba import falcon_h1, granite_hybrid, nemotron_h, with_layers
 
 _LAYER_NAMES = {
     "attention.norm": "input_layernorm.weight",
@@ -140,6 +142,64 @@ _HYBRID_NAMES = _LAYER_NAMES | {
     "delta_net.output": "linear_attn.out_proj.weight",
     **_SHARED_EXPERT,
 }
+_LFM2_NAMES = _LAYER_NAMES | {
+    "attention.norm": "operator_norm.weight",
+    "attention.output": "self_attn.out_proj.weight",
+    "attention.q_norm": "self_attn.q_layernorm.weight",
+    "attention.k_norm": "self_attn.k_layernorm.weight",
+    "mlp.norm": "ffn_norm.weight",
+    "mlp.gate": "feed_forward.w1.weight",
+    "mlp.up": "feed_forward.w3.weight",
+    "mlp.down": "feed_forward.w2.weight",
+    "router": "feed_forward.gate.weight",
+    "router_bias": "feed_forward.expert_bias",
+    "experts.gate": "feed_forward.experts.{}.w1.weight",
+    "experts.up": "feed_forward.experts.{}.w3.weight",
+    "experts.down": "feed_forward.experts.{}.w2.weight",
+    "short_convolution.gates_and_input": "conv.in_proj.weight",
+    "short_convolution.gates_and_input_bias": "conv.in_proj.bias",
+    "short_convolution.filter": "conv.conv.weight",
+    "short_convolution.filter_bias": "conv.conv.bias",
+    "short_convolution.output": "conv.out_proj.weight",
+    "short_convolution.output_bias": "conv.out_proj.bias",
+}
+
+
+def _mamba_names(module: str) -> dict[str, str]:
+    inputs = ("z", "channels", "dt")
+    return {
+        **{f"mamba.{name}": f"{module}.in_proj.weight" for name in inputs},
+        **{f"mamba.{name}_bias": f"{module}.in_proj.bias" for name in inputs},
+        "mamba.filter": f"{module}.conv1d.weight",
+        "mamba.filter_bias": f"{module}.conv1d.bias",
+        "mamba.rate": f"{module}.A_log",
+        "mamba.bias": f"{module}.dt_bias",
+        "mamba.skip": f"{module}.D",
+        "mamba.norm_weight": f"{module}.norm.weight",
+        "mamba.output": f"{module}.out_proj.weight",
+        "mamba.output_bias": f"{module}.out_proj.bias",
+    }
+
+
+_GRANITE_HYBRID_NAMES = (
+    _GRANITE_MOE_NAMES
+    | _mamba_names("mamba")
+    | {
+        f"{which}.{matrix}": f"shared_mlp.{stored}_linear.weight"
+        for which in ("mlp", "shared")
+        for matrix, stored in (("gate", "input"), ("up", "input"), ("down", "output"))
+    }
+)
+_NEMOTRON_NAMES = (
+    {name: stored.replace("self_attn.", "mixer.") for name, stored in _LAYER_NAMES.items()}
+    | _mamba_names("mixer")
+    | {"attention.norm": "norm.weight", "mlp.up": "mixer.up_proj.weight", "mlp.down": "mixer.down_proj.weight"}
+)
+_FALCON_NAMES = (
+    {name: stored.replace("mlp.", "feed_forward.") for name, stored in _LAYER_NAMES.items()}
+    | _mamba_names("mamba")
+    | {"mlp.norm": "pre_ff_layernorm.weight"}
+)
 EMBEDDING, OUTPUT, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 NORM_BIAS, OUTPUT_BIAS = "model.norm.bias", "lm_head.bias"
 
@@ -182,10 +242,12 @@ class Architecture:
     name: str  # transformers' model_type, and what we call it
     class_name: str
     layer_names: Mapping[str, str] = field(default_factory=lambda: _LAYER_NAMES, repr=False)
+    final_norm: str = NORM  # where the norm behind the layers is
     special_ids: Mapping[str, int | tuple[int, ...]] = field(
         default_factory=lambda: {"bos_token_id": 1, "eos_token_id": 2}
     )
     rope_theta: float = 10000.0
+    intermediate_size: int | None = None  # where the file does not say it; None: it must
     head_dim: int | None = None  # None: the hidden size over the heads
     qkv_bias: bool = False
     qkv_bias_field: bool | None = None  # the default of `qkv_bias`; None: it does not know it
@@ -224,6 +286,10 @@ class Architecture:
     proportional: bool = False  # whatever is scaled is scaled by `proportional`
     # Reads further fields of ModelConfig, by the config, its RoPE parameters, and each layer's window.
     further: Callable[[Fields, Fields, tuple[int, ...]], Mapping[str, Any]] | None = None
+    # What the names of tensors begin with in the files, and with which beginning we know them.
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    # Makes a config of one that says the number of layers in another way.
+    prepared: Callable[[Fields], Fields] | None = None
     wrapped: tuple[str, str] | None = None  # model_type and class of a model that sees, too, whose text model this is
     always: Mapping[str, Any] = field(default_factory=dict)  # fields of ModelConfig that are so in every such model
 
@@ -232,10 +298,22 @@ class Architecture:
         """Tells whether embeddings are multiplied by the root of the hidden size, as in Gemma."""
         return self.norms_from_one and not self.hybrid
 
+    @property
+    def has_states(self) -> bool:
+        """Tells whether some layers of such models have states instead of attention."""
+        return self.hybrid or any(name.startswith(("mamba.", "short_convolution.")) for name in self.layer_names)
+
+    def our_name(self, stored: str) -> str | None:
+        """Returns the name by which we know a tensor of a file; None if it is of heads that predict several tokens."""
+        if stored.startswith("mtp."):
+            return None
+        beginning = next((each for each in self.renamed if stored.startswith(each)), "")
+        return self.renamed.get(beginning, "") + stored.removeprefix(beginning)
+
     def stored_name(self, name: str) -> tuple[str, int | None]:
         """Returns a canonical tensor's name in the files, and the expert if all of a layer's are in one tensor."""
         if not name.startswith("layers."):
-            return _TOP_NAMES[name], None
+            return self.final_norm if name == "norm" else _TOP_NAMES[name], None
         _, layer, part = name.split(".", 2)
         if part.startswith("experts."):
             _, expert, matrix = part.split(".")
@@ -261,6 +339,15 @@ _HYBRID: Mapping[str, Any] = {
     "norms_from_one": True,
     "hybrid": True,
     "always": {"attention_gate": True},
+}
+_LFM2: Mapping[str, Any] = {
+    "layer_names": _LFM2_NAMES,
+    "final_norm": "model.embedding_norm.weight",
+    "rope_theta": 1e6,
+    "qk_norm": "head",
+    "tied": True,
+    "norm_eps": "norm_eps",
+    "own_layer_kinds": True,
 }
 _GEMMA: Mapping[str, Any] = {
     "special_ids": {"bos_token_id": 2, "eos_token_id": 1},
@@ -554,6 +641,40 @@ ARCHITECTURES = {
             "Qwen3_5MoeForCausalLM",
             **_HYBRID,
             wrapped=("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"),
+        ),
+        Architecture("lfm2", "Lfm2ForCausalLM", **_LFM2, intermediate_size=12288, further=lfm2),
+        Architecture("lfm2_moe", "Lfm2MoeForCausalLM", **_LFM2, intermediate_size=7168, further=lfm2_moe),
+        Architecture(
+            "granitemoehybrid",
+            "GraniteMoeHybridForCausalLM",
+            _GRANITE_HYBRID_NAMES,
+            attention_bias=False,
+            attention_multiplier=1.0,
+            own_layer_kinds=True,
+            further=granite_hybrid,
+        ),
+        Architecture(
+            "nemotron_h",
+            "NemotronHForCausalLM",
+            _NEMOTRON_NAMES,
+            final_norm="model.norm_f.weight",
+            head_dim=128,
+            intermediate_size=21504,
+            attention_bias=False,
+            norm_eps="layer_norm_epsilon",
+            own_layer_kinds=True,
+            prepared=with_layers,
+            further=nemotron_h,
+            renamed={"backbone.embeddings.": "model.embed_tokens.", "backbone.": "model."},
+            always={"activation": "relu2", "gated": False},
+        ),
+        Architecture(
+            "falcon_h1",
+            "FalconH1ForCausalLM",
+            _FALCON_NAMES,
+            final_norm="model.final_layernorm.weight",
+            own_layer_kinds=True,
+            further=falcon_h1,
         ),
         Architecture("olmo2", "Olmo2ForCausalLM", **_OLMO),
         Architecture(

@@ -36,6 +36,7 @@ KEYS = {
     "per_layer_inputs.vocab_size": "vocab_size_per_layer_input",
     "context_length": "max_position_embeddings",
     "norm_eps": "rms_norm_eps",
+    "recurrence.layers": "layer_types",
     "tie_embeddings": "tie_word_embeddings",
     "windows": "sliding_window",
     "attention_soft_cap": "attn_logit_softcapping",
@@ -104,6 +105,8 @@ def _named(config: Fields) -> Architecture:
 
 def read_config(config: Fields, architecture: Architecture, tied: bool) -> ModelConfig:
     """Reads the config; raises CheckpointError for impossible or contradicting values, by the field's name."""
+    if architecture.prepared is not None:
+        config = architecture.prepared(config)
     hidden_size, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = config.integer("head_dim", architecture.head_dim)
     if head_dim is None:
@@ -171,7 +174,7 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         logit_soft_cap=_soft_cap(config, "final_logit_softcapping", architecture.logit_soft_cap),
         unrotated_layers=_unrotated(config, architecture, layers, windows),
         query_growth=_query_growth(config, rope) if architecture.query_growth else None,
-        delta_net=delta_net(config, layers) if architecture.hybrid else None,
+        recurrence=delta_net(config, layers) if architecture.hybrid else None,
         experts=_experts(config, architecture, layers),
         **architecture.always,
     )
@@ -182,7 +185,9 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
 
 def _expert_size(config: Fields, architecture: Architecture) -> Any:
     """What stands for `intermediate_size`, without default where a layer needs it."""
-    return config.integer("moe_intermediate_size", 512) if architecture.name == "qwen3_5_moe_text" else REQUIRED
+    if architecture.name == "qwen3_5_moe_text":
+        return config.integer("moe_intermediate_size", 512)
+    return REQUIRED if architecture.intermediate_size is None else architecture.intermediate_size
 
 
 def _attention_multiplier(config: Fields, architecture: Architecture) -> float | None:

@@ -105,6 +105,18 @@ _HYBRID = (
 )
 _HYBRID_EXPERTS = rules(USED, "num_experts num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size")
 
+_LFM2 = (
+    _CONFIG
+    | rules(USED, "norm_eps conv_L_cache conv_bias")
+    | {"tie_embedding": Only((True,)), "rms_norm_eps": Only()}  # the older name of tie_word_embeddings
+)
+
+_MAMBA = rules(
+    USED,
+    "mamba_n_heads mamba_d_head mamba_n_groups mamba_d_state mamba_d_conv mamba_expand mamba_conv_bias",
+    "mamba_proj_bias time_step_limit",
+) | rules(NEUTRAL, "mamba_chunk_size")
+
 # Of a model that sees, whose text model is served.
 WRAPPER: Table = (
     dict.fromkeys(_CONFIG, NEUTRAL)
@@ -216,6 +228,47 @@ CONFIG: Mapping[str, Table] = {
     "qwen3_5_moe_text": _HYBRID
     | _HYBRID_EXPERTS
     | {"mlp_only_layers": Only(([],)), "decoder_sparse_step": Only((1,)), "norm_topk_prob": Only((True,))},
+    "lfm2": _LFM2
+    | rules(USED, "block_multiple_of block_ffn_dim_multiplier block_auto_adjust_ff_dim block_ff_dim full_attn_idxs")
+    | rules(NEUTRAL, "block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_xavier_init")
+    | rules(NEUTRAL, "conv_dim conv_dim_out conv_use_xavier_init num_heads")
+    | rules(Only((True,)), "block_use_swiglu use_pos_enc"),
+    "lfm2_moe": _LFM2
+    | rules(USED, "num_dense_layers num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob")
+    | rules(USED, "use_expert_bias routed_scaling_factor"),
+    "granitemoehybrid": _CONFIG
+    | rules(USED, "attention_bias embedding_multiplier residual_multiplier attention_multiplier logits_scaling")
+    | rules(USED, "shared_intermediate_size position_embedding_type")
+    | rules(NEUTRAL, "normalization_function init_method")
+    | _MAMBA
+    | _EXPERTS,
+    "nemotron_h": _CONFIG
+    | rules(USED, "attention_bias layers_block_type hybrid_override_pattern layer_norm_epsilon use_bias use_conv_bias")
+    | rules(USED, "mamba_num_heads mamba_head_dim n_groups ssm_state_size conv_kernel time_step_min")
+    # dt has no upper limit, and its lower one is time_step_min
+    | rules(NEUTRAL, "time_step_limit time_step_max time_step_floor time_step_rank time_step_init_scheme expand")
+    | rules(NEUTRAL, "chunk_size mamba_chunk_size rms_norm_eps mamba_proj_bias mamba_ssm_cache_dtype")
+    | rules(NEUTRAL, "use_mamba_kernels num_logits_to_keep residual_in_fp32 rescale_prenorm_residual rescale_layer")
+    | rules(NEUTRAL, "mtp_layers_block_type mtp_hybrid_override_pattern num_nextn_predict_layers")
+    # of experts, which no layer has
+    | rules(NEUTRAL, "n_routed_experts n_shared_experts moe_intermediate_size moe_shared_expert_intermediate_size")
+    | rules(NEUTRAL, "moe_latent_size moe_shared_expert_overlap num_experts_per_tok n_group topk_group norm_topk_prob")
+    | rules(NEUTRAL, "routed_scaling_factor")
+    | rules(Only(("silu",)), "mamba_hidden_act")
+    | {
+        "mlp_hidden_act": Only(("relu2",)),
+        "sliding_window": Only(),
+        "attention_head_dim": Only((128,)),
+        "layer_types": Only(),
+    },
+    "falcon_h1": _CONFIG
+    | rules(USED, "mamba_d_ssm mamba_rms_norm mamba_norm_before_gate projectors_bias lm_head_multiplier")
+    | rules(USED, "embedding_multiplier mlp_multipliers key_multiplier ssm_multipliers ssm_in_multiplier")
+    | rules(USED, "ssm_out_multiplier attention_in_multiplier attention_out_multiplier")
+    | rules(NEUTRAL, "num_logits_to_keep mamba_use_mlp mlp_expansion_factor")
+    | rules(NEUTRAL, "time_step_min time_step_max time_step_floor time_step_rank")
+    | _MAMBA
+    | {"mamba_proj_bias": Only((False,)), "layer_types": Only(), "attn_layer_indices": Only()},
     "olmo2": _CONFIG | rules(USED, "attention_bias"),
     # transformers has this theta in layers with a window, whatever rope_theta says
     "olmo3": _CONFIG | rules(USED, "attention_bias sliding_window") | {"rope_theta": Only((500000,))},

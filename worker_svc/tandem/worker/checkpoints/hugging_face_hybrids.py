@@ -18,8 +18,9 @@ import torch
 from tandem.worker.checkpoints.checkpoint import rows_in_order
 from tandem.worker.checkpoints.fields import Fields, build
 from tandem.worker.checkpoints.hugging_face_architectures import Architecture
-from tandem.worker.checkpoints.layer_parts import DeltaNet, Experts
+from tandem.worker.checkpoints.layer_parts import Experts
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.recurrences import DeltaNet, Mamba
 from tandem.worker.checkpoints.row_order import partial_order
 
 KEYS = {
@@ -130,7 +131,9 @@ class Piece:
             return tensor[self.expert, self.rows]
         if len(self.shape) == 3:  # a filter has one channel in each group
             return tensor.squeeze(1)
-        return rows_in_order(tensor, self.rows) if isinstance(self.rows, torch.Tensor) else tensor
+        if isinstance(self.rows, torch.Tensor):
+            return rows_in_order(tensor, self.rows)
+        return tensor if self.rows is None else tensor[self.rows]
 
 
 def pieces(architecture: Architecture, config: ModelConfig, stored: Container[str]) -> dict[str, Piece]:
@@ -146,6 +149,25 @@ def pieces(architecture: Architecture, config: ModelConfig, stored: Container[st
     return found
 
 
+def state_pieces(architecture: Architecture, config: ModelConfig) -> dict[str, Piece]:
+    """Returns the pieces, by canonical name, of layers with states where nothing else is not as it is: the filters of
+    convolutions, stored `[channels, 1, kernel]`, and the parts of Mamba's inputs, stored as z, channels and dt."""
+    found: dict[str, Piece] = {}
+    for name, shape in config.tensor_shapes().items():
+        if name.endswith(".filter"):
+            whole: tuple[int, ...] = (shape[0], 1, shape[1])
+            found[name] = Piece(architecture.stored_name(name)[0], whole)
+        elif ".mamba." in name and isinstance(config.recurrence, Mamba):
+            sizes = config.recurrence
+            firsts = {"z": 0, "channels": sizes.size, "dt": sizes.size + sizes.channels}
+            first = firsts.get(name.rpartition(".")[2].removesuffix("_bias"))
+            if first is not None:
+                whole = (sizes.size + sizes.channels + sizes.heads, *shape[1:])
+                rows = slice(first, first + shape[0])
+                found[name] = Piece(architecture.stored_name(name)[0], whole, rows)
+    return found
+
+
 def _piece(
     architecture: Architecture,
     config: ModelConfig,
@@ -154,8 +176,8 @@ def _piece(
     prefix: str,
     stored: Container[str],
 ) -> Piece | None:
-    sizes, width, head_dim = config.delta_net, config.hidden_size, config.head_dim
-    assert sizes is not None and config.rotary_dim is not None
+    sizes, width, head_dim = config.recurrence, config.hidden_size, config.head_dim
+    assert isinstance(sizes, DeltaNet) and config.rotary_dim is not None
     ours = prefix + architecture.layer_names.get(part, "")
     match part.split("."):
         case ["attention", "q" | "gate" as which]:

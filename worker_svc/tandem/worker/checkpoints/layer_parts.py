@@ -161,43 +161,6 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaNet:
-    """Layers with a gated delta rule instead of attention (`model/delta_net.py`)."""
-
-    layers: tuple[int, ...]
-    key_heads: int
-    value_heads: int  # consecutive ones share a key head
-    key_dim: int
-    value_dim: int
-    kernel: int  # tokens that the convolution sees
-
-    def __post_init__(self) -> None:
-        require_size("delta_net.key_heads", self.key_heads, LIMITS["num_heads"])
-        require_size("delta_net.value_heads", self.value_heads, LIMITS["num_heads"])
-        require_size("delta_net.key_dim", self.key_dim, LIMITS["head_dim"])
-        require_size("delta_net.value_dim", self.value_dim, LIMITS["head_dim"])
-        require_size("delta_net.kernel", self.kernel, 64)
-        if self.value_heads % self.key_heads:
-            heads = f"{self.key_heads} does not divide the {self.value_heads} heads of values"
-            raise ConfigError("delta_net.key_heads", heads)
-
-    @property
-    def key_size(self) -> int:
-        """Returns the channels of the keys, and of the queries."""
-        return self.key_heads * self.key_dim
-
-    @property
-    def value_size(self) -> int:
-        """Returns the channels of the values."""
-        return self.value_heads * self.value_dim
-
-    @property
-    def channels(self) -> int:
-        """Returns the channels that go through the convolution: queries, keys, values."""
-        return 2 * self.key_size + self.value_size
-
-
-@dataclass(frozen=True, slots=True)
 class QueryGrowth:
     """Queries are multiplied by `1 + beta log(1 + floor((position + ahead) / every))` after they are rotated."""
 

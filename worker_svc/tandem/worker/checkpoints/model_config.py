@@ -12,7 +12,6 @@ from tandem.worker.checkpoints.layer_parts import (
     LIMITS,
     Activation,
     ConfigError,
-    DeltaNet,
     Experts,
     PerLayerInputs,
     QueryGrowth,
@@ -20,6 +19,7 @@ from tandem.worker.checkpoints.layer_parts import (
     require_finite,
     require_size,
 )
+from tandem.worker.checkpoints.recurrences import Mamba, Recurrence
 
 Rope: TypeAlias = Literal["model", "window", "none"]  # how a layer rotates; none: not at all
 _MOST_EXPERTS = 1 << 16  # in all layers together
@@ -82,8 +82,13 @@ class ModelConfig:
     per_layer_inputs: PerLayerInputs | None = None
     layer_scale: bool = False  # what comes out of a layer is multiplied by a number of its own
     attention_gate: bool = False  # what attention gives is multiplied by the sigmoid of a projection of its input
-    delta_net: DeltaNet | None = None
+    recurrence: Recurrence | None = None  # of layers that have states instead of attention
     experts: Experts | None = None
+    # Layers that are a feed-forward part and nothing else; those beside them have none. None: every layer has both.
+    feed_forward_alone: tuple[int, ...] | None = None
+    mixing_multiplier: float = 1.0  # of what attention gives, in layers that have a state beside it
+    feed_forward_multiplier: float = 1.0  # of what the feed-forward part gives there
+    gate_multiplier: float = 1.0  # of the feed-forward part's gate, before its activation
     activation: Activation = "silu"  # of the feed-forward layer
     gated: bool = True  # activation(gate x) * up x; else activation(up x)
     mlp_bias: bool = False  # of the feed-forward layer's matrices
@@ -118,6 +123,8 @@ class ModelConfig:
         for name in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logit_multiplier"):
             if getattr(self, name) is not None:
                 require_finite(name, getattr(self, name), above=0.0)
+        for name in ("mixing_multiplier", "feed_forward_multiplier", "gate_multiplier"):
+            require_finite(name, getattr(self, name), above=0.0)
         for name in ("attention_soft_cap", "logit_soft_cap"):
             require_finite(name, getattr(self, name), at_least=0.0)
         if self.residual_multiplier != 1 and self.norm_placement != "before":
@@ -128,11 +135,15 @@ class ModelConfig:
                 given = len(getattr(self.rope_scaling, name))
                 if given != wanted:
                     raise ConfigError(f"rope_scaling.{name}", f"are {given}, but a head of {self.rotated} has {wanted}")
-        if self.delta_net is not None:
-            if len(self.delta_net.layers) >= self.num_layers:
-                raise ConfigError("delta_net.layers", "are all layers; one at least must have attention")
+        if self.recurrence is not None:
+            if not self.attention_layers:
+                raise ConfigError("recurrence.layers", "leave no layer that has attention; one at least must have it")
             if self.norm_placement != "before" or self.parallel or self.norm != "rms":
-                raise ConfigError("delta_net", "is served with RMS norms before a layer's parts alone")
+                raise ConfigError("recurrence", "is served with RMS norms before a layer's parts alone")
+            if set(self.recurrence.layers) & set(self.feed_forward_alone or ()):
+                raise ConfigError("feed_forward_alone", "has layers that have states")
+        if self.feed_forward_alone is not None and (self.norm_placement != "before" or self.parallel):
+            raise ConfigError("feed_forward_alone", "is served with norms before a layer's parts alone")
         if self.windows and len(self.windows) != self.num_layers:
             raise ConfigError("windows", f"are {len(self.windows)} for {self.num_layers} layers")
         for window in self.windows:
@@ -212,9 +223,24 @@ class ModelConfig:
         return self.intermediate_size * (1 if self.stores(layer) else self.shared_widening)
 
     @property
+    def beside_attention(self) -> bool:
+        """Tells whether layers with states have attention, too."""
+        return isinstance(self.recurrence, Mamba) and self.recurrence.beside_attention
+
+    def mixes(self, layer: int) -> bool:
+        """Tells whether a layer has attention or a state."""
+        return layer not in (self.feed_forward_alone or ())
+
+    def feeds(self, layer: int) -> bool:
+        """Tells whether a layer has a feed-forward part."""
+        return self.feed_forward_alone is None or layer in self.feed_forward_alone
+
+    @property
     def attention_layers(self) -> tuple[int, ...]:
         """Returns the layers that have attention."""
-        others = set() if self.delta_net is None else set(self.delta_net.layers)
+        others = set(self.feed_forward_alone or ())
+        if self.recurrence is not None and not self.beside_attention:
+            others |= set(self.recurrence.layers)
         return tuple(layer for layer in range(self.num_layers) if layer not in others)
 
     @property
@@ -325,9 +351,8 @@ class ModelConfig:
             shapes["per_layer.projection"] = (every, self.hidden_size)
             shapes["per_layer.norm"] = (self.per_layer_inputs.size,)
         for layer in range(self.num_layers):
-            delta_net = self.delta_net is not None and layer in self.delta_net.layers
-            mixing = self._delta_net_shapes() if delta_net else self._attention_shapes(layer)
-            for name, shape in (mixing | self._feed_forward_shapes(layer)).items():
+            feed_forward = self._feed_forward_shapes(layer) if self.feeds(layer) else {}
+            for name, shape in (self._mixing_shapes(layer) | feed_forward).items():
                 shapes[f"layers.{layer}.{name}"] = shape
         shapes |= self._norm_shapes("norm")
         return shapes
@@ -342,9 +367,17 @@ class ModelConfig:
                 rows["v"] = rows["k"]
         return rows
 
+    def _mixing_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
+        shapes, recurrence = self._norm_shapes("attention.norm"), self.recurrence  # a layer's first norm
+        if layer in self.attention_layers:
+            shapes |= self._attention_shapes(layer)
+        if recurrence is not None and layer in recurrence.layers:
+            shapes |= recurrence.tensor_shapes(self.hidden_size)
+        return shapes
+
     def _attention_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
         rows, head_dim = self.projections(layer), self.layer_heads[layer].size
-        shapes: dict[str, tuple[int, ...]] = self._norm_shapes("attention.norm") | {
+        shapes: dict[str, tuple[int, ...]] = {
             **(self._norm_shapes("attention.post_norm") if self.norm_placement == "both" else {}),
             **{f"attention.{name}": (size, self.hidden_size) for name, size in rows.items()},
             **({"attention.gate": (rows["q"], self.hidden_size)} if self.attention_gate else {}),
@@ -362,23 +395,8 @@ class ModelConfig:
             shapes |= {f"attention.{name}_norm": (size if whole else head_dim,) for name, size in normalized.items()}
         return shapes
 
-    def _delta_net_shapes(self) -> dict[str, tuple[int, ...]]:
-        sizes = self.delta_net
-        assert sizes is not None
-        return self._norm_shapes("attention.norm") | {
-            "delta_net.qkv": (sizes.channels, self.hidden_size),
-            "delta_net.z": (sizes.value_size, self.hidden_size),
-            "delta_net.b": (sizes.value_heads, self.hidden_size),
-            "delta_net.a": (sizes.value_heads, self.hidden_size),
-            "delta_net.filter": (sizes.channels, sizes.kernel),
-            "delta_net.rate": (sizes.value_heads,),
-            "delta_net.bias": (sizes.value_heads,),
-            "delta_net.norm_weight": (sizes.value_dim,),
-            "delta_net.output": (self.hidden_size, sizes.value_size),
-        }
-
     def _feed_forward_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
-        shapes = {} if self.parallel else self._norm_shapes("mlp.norm")
+        shapes = self._norm_shapes("mlp.norm") if self.mixes(layer) and not self.parallel else {}
         if self.norm_placement == "both":
             shapes |= self._norm_shapes("mlp.post_norm")
         if self.mlp_bias:

@@ -16,6 +16,7 @@ from tandem.worker.checkpoints.hugging_face_fields import CONFIG
 from tandem.worker.checkpoints.known_fields import USED, Only
 from tandem.worker.checkpoints.layer_parts import RopeScaling
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.recurrences import DeltaNet
 from tandem.worker.convert.pieces import ConvertError
 
 _ACTIVATIONS = {"silu": "silu", "relu2": "relu2", "gelu_tanh": "gelu_pytorch_tanh"}
@@ -98,7 +99,7 @@ def _layers(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
     }
     if growth is not None:
         values |= {"attn_scale": growth.beta, "floor_scale": growth.every}
-    states = set() if config.delta_net is None else set(config.delta_net.layers)
+    states = set() if config.recurrence is None else set(config.recurrence.layers)
     kind = "chunked_attention" if config.chunked else "sliding_attention"
     kinds = [
         "linear_attention" if layer in states else kind if one else "full_attention"
@@ -142,8 +143,8 @@ def _experts(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
 
 
 def _delta_net(config: ModelConfig) -> dict[str, Any]:
-    sizes = config.delta_net
-    if sizes is None:
+    sizes = config.recurrence
+    if not isinstance(sizes, DeltaNet):
         return {}
     return {
         "linear_num_key_heads": sizes.key_heads,

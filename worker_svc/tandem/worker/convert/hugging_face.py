@@ -17,16 +17,18 @@ from tandem.worker.checkpoints.hugging_face_hybrids import Piece, pieces
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.places import places_of
 from tandem.worker.convert.described import describe
-from tandem.worker.convert.pieces import Source, flush, reserve, write_at, write_text
+from tandem.worker.convert.pieces import ConvertError, Source, flush, reserve, write_at, write_text
 
 _SHARD_BYTES = 5_000_000_000
-CONVERTED = tuple(ARCHITECTURES)
+CONVERTED = tuple(name for name, each in ARCHITECTURES.items() if each.hybrid or not each.has_states)
 _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 def write_hugging_face(source: Source, folder: Path) -> None:
     """Fills an empty folder. Raises ConvertError, CheckpointError, OSError."""
     checkpoint = source.checkpoint
+    if checkpoint.config.architecture not in CONVERTED:
+        raise ConvertError(f"{checkpoint.config.architecture} is not converted; converted are {', '.join(CONVERTED)}")
     described = describe(checkpoint.config)
     name = str(source.dtype).removeprefix("torch.")
     described |= {"torch_dtype": name, "bos_token_id": checkpoint.bos_id, "eos_token_id": _ids(checkpoint.eos_ids)}

@@ -1,4 +1,4 @@
-"""Tracks which slot holds which state of sequences in layers with a gated delta rule.
+"""Tracks which slot holds which state of sequences in layers that have such.
 
 Such a layer has one state a sequence instead of keys and values a token, and the state of a sequence is that of its
 last token: a prefix of it can be used again only where its state was kept. A slot is in one of four places:

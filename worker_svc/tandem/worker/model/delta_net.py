@@ -16,46 +16,38 @@ tens of times the arithmetic (docs/design.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 
 import torch
 
-from tandem.worker.checkpoints.layer_parts import DeltaNet
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.model.delta_rule import DeltaWeights
+from tandem.worker.checkpoints.recurrences import DeltaNet
+from tandem.worker.model.delta_rule import DeltaRule
 from tandem.worker.model.linear import Linear
+from tandem.worker.model.mixer import Constants, Filled, Mixer
 
 
-class Constants(torch.nn.Module):
-    """Numbers that are no matrix, in float32."""
+class DeltaNetMixer(Mixer):
+    """See `Mixer`."""
 
-    weight: torch.nn.Parameter
-
-    def __init__(self, *size: int) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.empty(size, dtype=torch.float32), requires_grad=False)
-
-
-class DeltaNetMixer(torch.nn.Module):
-    """What a layer has instead of attention, but for the output matrix."""
-
-    __call__: Callable[..., torch.Tensor]
+    name = "delta_net"
 
     def __init__(self, config: ModelConfig, sizes: DeltaNet, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.sizes, self._eps = sizes, config.norm_eps
-        self.mixed = Linear(config.hidden_size, sizes.channels + sizes.value_size, dtype)  # q, k, v, z
+        super().__init__(config)
+        self.sizes: DeltaNet = sizes
+        self.mixed = Linear(config.hidden_size, sizes.channels + sizes.size, dtype)  # q, k, v, z
         self.gates = Linear(config.hidden_size, 2 * sizes.value_heads, dtype)  # b, a
         self.filter = Constants(sizes.channels, sizes.kernel)
         self.rate = Constants(sizes.value_heads)  # A, of which decays are made
         self.bias = Constants(sizes.value_heads)
         self.norm = Constants(sizes.value_dim)
 
+    def forward(self, normed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.mixed(normed), self.gates(normed)
+
     @cached_property
-    def weights(self) -> DeltaWeights:
-        """Returns what the rule computes with, once the numbers are there."""
-        return DeltaWeights(
+    def rule(self) -> DeltaRule:
+        return DeltaRule(
             self.sizes,
             self._eps,
             self.filter.weight.t().contiguous(),
@@ -63,3 +55,15 @@ class DeltaNetMixer(torch.nn.Module):
             self.bias.weight,
             self.norm.weight,
         )
+
+    def destinations(self) -> dict[str, tuple[Filled, int]]:
+        return {
+            "qkv": (self.mixed, 0),
+            "z": (self.mixed, self.sizes.channels),
+            "b": (self.gates, 0),
+            "a": (self.gates, self.sizes.value_heads),
+            "filter": (self.filter, 0),
+            "rate": (self.rate, 0),
+            "bias": (self.bias, 0),
+            "norm_weight": (self.norm, 0),
+        }

@@ -30,11 +30,12 @@ class FeedForward(torch.nn.Module):
         *,
         clamped: ClampedSwiGLU | None = None,
         biases: bool = False,
+        gate_multiplier: float = 1.0,
     ) -> None:
         """`clamped` is the gate instead of one with the activation."""
         super().__init__()
         self.intermediate_size = intermediate_size
-        self.activation = activation if clamped is None else None
+        self.activation = activation if clamped is None and gate_multiplier == 1 else None
         self._operations, self._is_swiglu = operations, activation == "silu" and clamped is None
         self._gated: Callable[[torch.Tensor, int], torch.Tensor] = operations.swiglu
         if activation != "silu":
@@ -42,6 +43,8 @@ class FeedForward(torch.nn.Module):
             self._gated = operations.geglu if gelu else partial(_gated, ACTIVATIONS[activation])
         if clamped is not None:
             self._gated = partial(_clamped, clamped)
+        if gate_multiplier != 1:
+            self._is_swiglu, self._gated = False, partial(_multiplied, gate_multiplier, self._gated)
         self.gate_up = Linear(hidden_size, 2 * intermediate_size, dtype, bias=biases)
         self.down = Linear(intermediate_size, hidden_size, dtype, bias=biases)
 
@@ -73,6 +76,13 @@ class UngatedFeedForward(torch.nn.Module):
 
 def _gated(activation: Callable[[torch.Tensor], torch.Tensor], gate_up: torch.Tensor, size: int) -> torch.Tensor:
     return (activation(gate_up[:, :size].float()) * gate_up[:, size:]).to(gate_up.dtype)
+
+
+def _multiplied(
+    by: float, gated: Callable[[torch.Tensor, int], torch.Tensor], gate_up: torch.Tensor, size: int
+) -> torch.Tensor:
+    gate_up[:, :size] *= by
+    return gated(gate_up, size)
 
 
 def _clamped(gate_of: ClampedSwiGLU, gate_up: torch.Tensor, size: int) -> torch.Tensor:

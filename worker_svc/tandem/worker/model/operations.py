@@ -17,11 +17,11 @@ from tandem.worker.checkpoints.layer_parts import Experts
 from tandem.worker.checkpoints.model_config import AttentionKind
 from tandem.worker.model.activations import gelu_tanh
 from tandem.worker.model.attention import AttentionPlan, Scores, Segment
-from tandem.worker.model.delta_rule import DeltaWeights, delta_rule
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.kv_formats import Parts
 from tandem.worker.model.product_rows import MOST_ROWS
 from tandem.worker.model.quantization import QuantizedWeight
+from tandem.worker.model.recurrence import Rule, recur
 from tandem.worker.model.rope import rotate
 from tandem.worker.model.states import StatePlan
 
@@ -138,10 +138,9 @@ class Operations(Protocol):
         """Computes `gelu(gate) * up` of `[N, 2 size]` in float32, GELU by its approximation with tanh."""
         ...
 
-    def delta_rule(
-        self, weights: DeltaWeights, layer: int, mixed: torch.Tensor, gates: torch.Tensor, plan: StatePlan
-    ) -> torch.Tensor:
-        """Moves the states of delta-net layer number `layer` and returns what it gives; see `delta_net.delta_rule`."""
+    def recur(self, rule: Rule, layer: int, mixed: torch.Tensor, gates: torch.Tensor, plan: StatePlan) -> torch.Tensor:
+        """Moves the states of layer number `layer` of those that have such, and returns what it gives; see
+        `recurrence.recur`."""
         ...
 
     def quantized_weight(
@@ -223,10 +222,8 @@ class TorchOperations:
     def geglu(self, gate_up: torch.Tensor, size: int) -> torch.Tensor:
         return (gelu_tanh(gate_up[:, :size].float()) * gate_up[:, size:]).to(gate_up.dtype)
 
-    def delta_rule(
-        self, weights: DeltaWeights, layer: int, mixed: torch.Tensor, gates: torch.Tensor, plan: StatePlan
-    ) -> torch.Tensor:
-        return delta_rule(weights, layer, mixed, gates, plan)
+    def recur(self, rule: Rule, layer: int, mixed: torch.Tensor, gates: torch.Tensor, plan: StatePlan) -> torch.Tensor:
+        return recur(rule, layer, mixed, gates, plan)
 
     def quantized_weight(
         self, kind: Quantization, rows: int, columns: int, like: Grouped, device: torch.device

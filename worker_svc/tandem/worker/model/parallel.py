@@ -106,8 +106,8 @@ class Ranks:
             return config
         if config.qk_norm == "whole":
             raise ConfigError("qk_norm", "over all heads at once cannot be shared by ranks (tensor_parallel)")
-        if config.delta_net is not None:
-            raise ConfigError("delta_net", "has layers that cannot be shared by ranks (tensor_parallel)")
+        if config.recurrence is not None:
+            raise ConfigError("recurrence", "has layers with states, which cannot be shared by ranks (tensor_parallel)")
         if config.layer_scale:
             raise ConfigError("architecture", f"{config.architecture} cannot be shared by ranks (tensor_parallel)")
         heads, kv_heads = config.num_heads, config.num_kv_heads

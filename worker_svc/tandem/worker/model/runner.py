@@ -131,7 +131,7 @@ class ModelRunner:
             to_device(slots),
             self._plans(segments),
             to_device(logit_rows),
-            None if self.model.config.delta_net is None else self._state_plan(rows, work),
+            None if self.model.config.recurrence is None else self._state_plan(rows, work),
             late,
         )
         return logits

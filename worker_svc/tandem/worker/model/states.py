@@ -1,4 +1,4 @@
-"""Stores the states of sequences in layers with a gated delta rule (`delta_net.py`).
+"""Stores the states of sequences in layers that have such (`mixers.py`).
 
 A *slot* holds one state in all such layers: the recurrent state, the last inputs of the convolution (its tail), and a
 *journal*. The journal is what makes speculation exact: the tokens at a chunk's end that may turn out to be wrong (its
@@ -11,6 +11,7 @@ Which slot belongs to whom is the business of `engine/states.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from tandem.worker.checkpoints.layer_parts import DeltaNet
+from tandem.worker.checkpoints.recurrences import Recurrence
 
 STATELESS = -1  # the slot of work that begins with nothing and leaves nothing
 
@@ -39,7 +40,7 @@ STATELESS_WORK = StateWork()
 class StateShape:
     """The sizes that determine the memory of states."""
 
-    sizes: DeltaNet
+    sizes: Recurrence
     slots: int
     journal: int  # tokens
 
@@ -47,9 +48,8 @@ class StateShape:
     def bytes_per_slot(self) -> int:
         """Returns the bytes of one state over all layers, the journal included."""
         sizes = self.sizes
-        recurrent = sizes.value_heads * sizes.key_dim * sizes.value_dim
         tail = (sizes.kernel - 1 + self.journal) * sizes.channels
-        return 4 * len(sizes.layers) * (recurrent + tail + self.journal * 2 * sizes.value_heads)
+        return 4 * len(sizes.layers) * (math.prod(sizes.state) + tail + self.journal * sizes.factors)
 
     @property
     def bytes(self) -> int:
@@ -68,9 +68,9 @@ class StateCache:
         def room(*size: int) -> list[torch.Tensor]:
             return [torch.zeros((slots, *size), device=self.device) for _ in sizes.layers]
 
-        self.recurrent = room(sizes.value_heads, sizes.key_dim, sizes.value_dim)
+        self.recurrent = room(*sizes.state)
         self.tails = room(sizes.kernel - 1 + shape.journal, sizes.channels)
-        self.journals = room(shape.journal, 2 * sizes.value_heads)  # decays, then betas
+        self.journals = room(shape.journal, sizes.factors)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies states one after the other, so that a source may be the target of a later copy."""

@@ -6,7 +6,7 @@ A layer, on rows `x [N, hidden]` that may belong to any sequences:
     x       = x + attention(q, cache + k, cache + v) Wo
     x       = x + feed_forward(norm(x))
 
-In some layers of some models a gated delta rule (`delta_net.py`) stands in the place of attention.
+In some layers of some models something with a state (`mixers.py`) stands in the place of attention.
 
 Everything but these works row by row, and only with operations whose bits do not depend on the other rows if
 their number is a multiple of `row_multiple`.
@@ -22,6 +22,7 @@ from itertools import accumulate
 import torch
 
 from tandem.worker.checkpoints.model_config import AttentionKind, ModelConfig, Rope
+from tandem.worker.checkpoints.recurrences import Mamba
 from tandem.worker.model.attention import Scores, soft_cap_
 from tandem.worker.model.beside import ExpertsBeside
 from tandem.worker.model.cpu.layer import (
@@ -33,11 +34,12 @@ from tandem.worker.model.cpu.layer import (
     compiled_steps,
 )
 from tandem.worker.model.cpu.operations import cpu_operations
-from tandem.worker.model.delta_net import Constants, DeltaNetMixer
 from tandem.worker.model.feed_forward import FeedForward, UngatedFeedForward
 from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.linear import Bias, Linear, PlainWeight, Rows
+from tandem.worker.model.mixer import Constants, Mixer
+from tandem.worker.model.mixers import make_mixer
 from tandem.worker.model.moe import MixtureOfExperts, sigmoid
 from tandem.worker.model.norms import LayerNorm, RMSNorm, stream_norm
 from tandem.worker.model.operations import Operations, Plan, Products, Unfinished
@@ -67,7 +69,7 @@ class _Step:
     slots: torch.Tensor
     plans: Mapping[AttentionKind, Plan]
     compiled: Mapping[LayerKind, CompiledStep]  # where it is missing, layers are computed piece by piece
-    states: StatePlan | None  # of layers with a gated delta rule
+    states: StatePlan | None  # of layers that have such
     given: torch.Tensor | None  # what each layer is given beside the stream, [N, layers, size]
 
     def of(self, rows: torch.Tensor, plans: Mapping[AttentionKind, Plan]) -> _Step:
@@ -109,7 +111,10 @@ class Layer(torch.nn.Module):
         self.kind: LayerKind = (self._attention, self._rope)
         self.attention_norm = stream_norm(config, dtype, operations)
         self._make_mixing(config, index, dtype)
-        self.mlp_norm = None if config.parallel else stream_norm(config, dtype, operations)
+        self.mlp_norm: RMSNorm | LayerNorm | None = None
+        self._feeds = config.feeds(index)
+        if self._feeds and config.mixes(index) and not config.parallel:
+            self.mlp_norm = stream_norm(config, dtype, operations)
         mlp_norm = self.mlp_norm or self.attention_norm
         # What goes into each part, from the stream and what is still to be added to it; and what comes out.
         before = config.norm_placement != "after"
@@ -122,15 +127,18 @@ class Layer(torch.nn.Module):
         self._leave_mlp = _as_it_is if before else mlp_norm.forward
         if self.attention_post_norm is not None and self.mlp_post_norm is not None:
             self._leave_attention, self._leave_mlp = self.attention_post_norm.forward, self.mlp_post_norm.forward
-        self.feed_forward: FeedForward | UngatedFeedForward | MixtureOfExperts
+        self.feed_forward: FeedForward | UngatedFeedForward | MixtureOfExperts | None = None
         experts = config.experts if config.has_experts(index) else None
-        if experts is not None and not experts.beside:
+        if not self._feeds:
+            pass
+        elif experts is not None and not experts.beside:
             self.feed_forward = MixtureOfExperts(config.hidden_size, experts, dtype, operations)
         elif not config.gated:
             self.feed_forward = UngatedFeedForward(config, dtype)
         else:
             self.feed_forward = FeedForward(
-                config.hidden_size, config.inner_size(index), dtype, operations, config.activation
+                *(config.hidden_size, config.inner_size(index), dtype, operations, config.activation),
+                gate_multiplier=config.gate_multiplier,
             )
         self.beside = ExpertsBeside(config, experts, dtype, operations) if experts and experts.beside else None
         given = config.per_layer_inputs
@@ -183,7 +191,10 @@ class Layer(torch.nn.Module):
             if wanted is not None:
                 x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
             delta = self._leave_attention(self._ranks.add_up(self.attention_output(attended)))
+            if mlp is None:
+                return x, delta
             entering = self._enter_mlp(x, delta, float8=isinstance(mlp, FeedForward) and mlp.gate_up.takes_float8)
+        assert mlp is not None
         answers = self._ranks.add_up(mlp(entering))
         delta = self._leave_mlp(answers if self.beside is None else self.beside(x, answers))
         if self.given is not None:
@@ -228,6 +239,8 @@ class Layer(torch.nn.Module):
         None where that is not available."""
         config, mlp = self._config, self.feed_forward
         if not_compiled(config, self._number) or self._ranks.size > 1:
+            return None
+        if mlp is None:
             return None
         places = (self.attention_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm)
         weights: list[torch.Tensor | None] = [None if norm is None else norm.weight for norm in places]
@@ -275,6 +288,8 @@ class Layer(torch.nn.Module):
         places = self._mixing_destinations(config) | _norm("attention.norm", self.attention_norm)
         if self.mlp_norm is not None:
             places |= _norm("mlp.norm", self.mlp_norm)
+        if self.feed_forward is None:
+            return places
         if self.attention_post_norm is not None and self.mlp_post_norm is not None:
             places |= _norm("attention.post_norm", self.attention_post_norm)
             places |= _norm("mlp.post_norm", self.mlp_post_norm)
@@ -320,14 +335,15 @@ class Layer(torch.nn.Module):
         return places
 
 
-class DeltaNetLayer(Layer):
-    """A layer with a gated delta rule in the place of attention."""
+class RecurrentLayer(Layer):
+    """A layer with a state in the place of attention."""
 
     def _make_mixing(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
-        assert config.delta_net is not None
-        self._index = config.delta_net.layers.index(index)
-        self.mixer = DeltaNetMixer(config, config.delta_net, dtype)
-        self.attention_output = Linear(config.delta_net.value_size, config.hidden_size, dtype)
+        sizes = config.recurrence
+        assert sizes is not None
+        self._index = sizes.layers.index(index)
+        self.mixer = make_mixer(config, sizes, dtype)
+        self.attention_output = Linear(sizes.size, config.hidden_size, dtype, bias=self.mixer.output_bias)
 
     @property
     def _takes_float8(self) -> bool:
@@ -335,8 +351,8 @@ class DeltaNetLayer(Layer):
 
     def _attend(self, normed: Rows, step: _Step) -> torch.Tensor:
         assert step.states is not None, "a step of a model with states says where they are"
-        mixed, gates = self.mixer.mixed(normed), self.mixer.gates(normed)
-        return self._operations.delta_rule(self.mixer.weights, self._index, mixed, gates, step.states)
+        mixed, gates = self.mixer(normed)
+        return self._operations.recur(self.mixer.rule, self._index, mixed, gates, step.states)
 
     @cached_property
     def compiled(self) -> CompiledLayer | None:
@@ -344,18 +360,65 @@ class DeltaNetLayer(Layer):
         return None
 
     def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:
-        sizes, mixer = self.mixer.sizes, self.mixer
-        return {
-            "delta_net.qkv": Destination(mixer.mixed, 0),
-            "delta_net.z": Destination(mixer.mixed, sizes.channels),
-            "delta_net.b": Destination(mixer.gates, 0),
-            "delta_net.a": Destination(mixer.gates, sizes.value_heads),
-            "delta_net.filter": Destination(mixer.filter, 0),
-            "delta_net.rate": Destination(mixer.rate, 0),
-            "delta_net.bias": Destination(mixer.bias, 0),
-            "delta_net.norm_weight": Destination(mixer.norm, 0),
-            "delta_net.output": Destination(self.attention_output, 0),
-        }
+        return _mixer_destinations(self.mixer, self.attention_output)
+
+
+class BesideLayer(Layer):
+    """Attention and a state on the same norm of the stream, and a feed-forward part behind both."""
+
+    def _make_mixing(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
+        super()._make_mixing(config, index, dtype)
+        assert isinstance(config.recurrence, Mamba)
+        self._sizes = config.recurrence
+        self._state_index = config.recurrence.layers.index(index)
+        self.mixer = make_mixer(config, config.recurrence, dtype)
+        self.mixer_output = Linear(self._sizes.size, config.hidden_size, dtype, bias=self.mixer.output_bias)
+
+    def forward(
+        self, x: torch.Tensor, delta: torch.Tensor | None, step: _Step, wanted: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Layer.forward`."""
+        normed = self._enter_attention(x, delta)
+        assert step.states is not None and isinstance(normed, torch.Tensor) and self.feed_forward is not None
+        attended = self._attend(normed, step)
+        given = self._operations.recur(self.mixer.rule, self._state_index, *self.mixer(normed), step.states)
+        if wanted is not None:
+            x, attended, given = (rows.index_select(0, wanted) for rows in (x, attended, given))
+        delta = self.attention_output(attended) * self._config.mixing_multiplier
+        delta += self.mixer_output(given) * self._sizes.output_multiplier
+        return x, self.feed_forward(self._enter_mlp(x, delta)) * self._config.feed_forward_multiplier
+
+    @cached_property
+    def compiled(self) -> CompiledLayer | None:
+        """Returns None: only what is between its products is compiled."""
+        return None
+
+    def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:
+        return super()._mixing_destinations(config) | _mixer_destinations(self.mixer, self.mixer_output)
+
+
+class FeedForwardLayer(Layer):
+    """A feed-forward part and nothing else."""
+
+    def _make_mixing(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
+        pass
+
+    def forward(
+        self, x: torch.Tensor, delta: torch.Tensor | None, step: _Step, wanted: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Layer.forward`."""
+        assert self.feed_forward is not None
+        if wanted is not None:
+            x, delta = x.index_select(0, wanted), None if delta is None else delta.index_select(0, wanted)
+        return x, self._ranks.add_up(self.feed_forward(self._enter_mlp(x, delta)))
+
+    @cached_property
+    def compiled(self) -> CompiledLayer | None:
+        """Returns None: its products are compiled for themselves."""
+        return None
+
+    def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:
+        return {}
 
 
 class ParallelLayer(Layer):
@@ -366,11 +429,27 @@ class ParallelLayer(Layer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Layer.forward`."""
         normed = self._enter_attention(x, delta)
-        assert isinstance(normed, torch.Tensor)
+        assert isinstance(normed, torch.Tensor) and self.feed_forward is not None
         attended = self._attend(normed, step)
         if wanted is not None:
             x, normed, attended = (rows.index_select(0, wanted) for rows in (x, normed, attended))
         return x, self._ranks.add_up(self.attention_output(attended) + self.feed_forward(normed))
+
+
+def _layer_class(config: ModelConfig, index: int) -> type[Layer]:
+    if not config.mixes(index):
+        return FeedForwardLayer
+    if config.recurrence is not None and index in config.recurrence.layers:
+        return BesideLayer if config.beside_attention else RecurrentLayer
+    return ParallelLayer if config.parallel else Layer
+
+
+def _mixer_destinations(mixer: Mixer, output: Linear) -> dict[str, Destination]:
+    places = {part: Destination(module, row) for part, (module, row) in mixer.destinations().items()}
+    places["output"] = Destination(output, 0)
+    if output.bias is not None:
+        places["output_bias"] = Destination(output.bias, 0)
+    return {f"{mixer.name}.{part}": place for part, place in places.items()}
 
 
 def _experts(experts: MixtureOfExperts) -> dict[str, Destination]:
@@ -451,10 +530,8 @@ class Transformer(torch.nn.Module):
             self.embedding = Embedding(
                 config.vocab_size, config.hidden_size, dtype, tied=tied, ranks=ranks, first=first
             )
-            attending = set(config.attention_layers)
-            usual = ParallelLayer if config.parallel else Layer
             self.layers = torch.nn.ModuleList(
-                (usual if index in attending else DeltaNetLayer)(config, index, dtype, operations, ranks, device)
+                _layer_class(config, index)(config, index, dtype, operations, ranks, device)
                 for index in range(config.num_layers)
             )
             given = config.per_layer_inputs
@@ -480,7 +557,7 @@ class Transformer(torch.nn.Module):
         slots: `[2, N]` int64, where each row's key and value go (`KVCache.write`).
         plans: which rows attend to what, for each kind of `config.attention_kinds`.
         logit_rows: `[M]` int64, the rows whose logits are wanted.
-        states: what happens to the states of layers with a gated delta rule, where there are such.
+        states: what happens to the states of layers that have such.
         late: plans of the wanted rows alone, which are all that the last layers compute if they store nothing
             (`config.shared_layers`).
 

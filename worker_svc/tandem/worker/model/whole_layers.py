@@ -10,9 +10,10 @@ from tandem.worker.checkpoints.model_config import ModelConfig
 
 def not_compiled(config: ModelConfig, layer: int) -> str:
     """Names what keeps a layer from the call; empty where all before its feed-forward part at least is one."""
-    delta_net = config.delta_net
-    if delta_net is not None and layer in delta_net.layers:
-        return "a gated delta rule"
+    if config.recurrence is not None and layer in config.recurrence.layers:
+        return "states"
+    if not config.mixes(layer) or not config.feeds(layer):
+        return "one part alone"
     return _first(
         {
             "a gate of attention": config.attention_gate,

@@ -105,9 +105,9 @@ def build_engine(
     checkpoint = checkpoint or open_checkpoint(Path(config.model))
     dtype = choose_dtype(config.dtype, device, checkpoint)
     served = served_config(checkpoint.config, config)
-    if served.delta_net is not None and device.type == "cuda":
+    if served.recurrence is not None and device.type == "cuda":
         raise BuildError(
-            f"the layers with a gated delta rule in {config.model} have no kernel for GPUs yet; set device to cpu"
+            f"the layers with states of sequences in {config.model} have no kernel for GPUs yet; set device to cpu"
         )
     model, draft = _load(config, checkpoint, served, device, dtype, progress, ranks)
     shape, draft_shape, state_shape = cache_shapes(config, model, draft, dtype, device, ranks)
@@ -239,8 +239,8 @@ def _draft_model(
             f"draft_model {config.draft_model} has a vocabulary of {checkpoint.config.vocab_size} ids, "
             f"the model in {config.model} one of {large.vocab_size}; they must be the same"
         )
-    if checkpoint.config.delta_net is not None:
-        raise BuildError(f"draft_model {config.draft_model} has layers with a gated delta rule; it must have attention")
+    if checkpoint.config.recurrence is not None:
+        raise BuildError(f"draft_model {config.draft_model} has layers with states; all of its must have attention")
     with fitting("the draft model's weights", "serve without draft_model"):
         return load_transformer(checkpoint, device, dtype, operations=operations)
 

@@ -58,9 +58,9 @@ def cache_shapes(
 
 def _states(config: EngineConfig, model: Transformer, device: torch.device) -> StateShape | None:
     """Sizes the states; None where no layer has any."""
-    if model.config.delta_net is None:
+    if model.config.recurrence is None:
         return None
-    one = StateShape(model.config.delta_net, 1, STATE_JOURNAL)
+    one = StateShape(model.config.recurrence, 1, STATE_JOURNAL)
     half = int(free_memory(device) * _fraction(config, device) / 2)
     slots = config.state_slots or min(2 * config.max_running_requests, half // one.bytes)
     if slots < 2:

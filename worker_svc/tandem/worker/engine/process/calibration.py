@@ -68,10 +68,10 @@ def key_channels(model: Transformer, device: torch.device, dtype: torch.dtype, b
     cache = _ListeningCache(CacheShape(config.cache_heads, pages, page_size, Plain(dtype)), device)
     limits = SchedulerLimits(max_batch_tokens=SEQUENCES, max_running=SEQUENCES)
     slots, states = None, None
-    if config.delta_net is not None:
+    if config.recurrence is not None:
         slots, states = (
             StateTable(SEQUENCES + 1, 1, 1),
-            StateCache(StateShape(config.delta_net, SEQUENCES + 1, 1), device),
+            StateCache(StateShape(config.recurrence, SEQUENCES + 1, 1), device),
         )
     engine = Engine(ModelRunner(model, cache, states), PageTable(pages, page_size, states=slots), limits)
     for seed in range(SEQUENCES):

@@ -72,7 +72,7 @@ class EngineConfig(BaseModel):
         default=0,
         ge=0,
         le=65_536,
-        description="states of sequences, of models whose layers have such (Qwen3-Next, Qwen3.5): those of running "
+        description="states of sequences, of models whose layers have such (Qwen3.5, Granite 4, ...): those of running "
         "requests, a quarter or more for prefixes; 0: two for each running request, at most half of the cache's memory",
     )
     context_length: int = Field(default=0, ge=0, description="prompt and output together; 0: the model's own")

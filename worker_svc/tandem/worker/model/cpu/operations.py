@@ -13,13 +13,13 @@ import torch
 
 from tandem.worker.checkpoints.model_config import AttentionKind
 from tandem.worker.model.attention import Scores, Segment
-from tandem.worker.model.cpu import delta_rule, native
+from tandem.worker.model.cpu import native, recurrence
 from tandem.worker.model.cpu.native import layers
-from tandem.worker.model.delta_rule import DeltaWeights
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.kv_formats import Parts
 from tandem.worker.model.operations import FINISHED, Operations, Plan, TorchOperations, Unfinished
 from tandem.worker.model.paged_plan import cut, longest_first, page_tables
+from tandem.worker.model.recurrence import Rule
 from tandem.worker.model.states import StatePlan
 
 _BLOCK_ROWS = 64  # queries of one kv head that share each look at a page: their numbers stay in the first two caches
@@ -71,12 +71,10 @@ class NativeOperations(TorchOperations):
             return layers.gate("gelu_tanh", gate_up, size)
         return super().geglu(gate_up, size)
 
-    def delta_rule(
-        self, weights: DeltaWeights, layer: int, mixed: torch.Tensor, gates: torch.Tensor, plan: StatePlan
-    ) -> torch.Tensor:
-        if _served(mixed, weights.sizes.value_dim) and delta_rule.serves(weights.sizes):
-            return delta_rule.delta_rule(weights, layer, mixed, gates, plan)
-        return super().delta_rule(weights, layer, mixed, gates, plan)
+    def recur(self, rule: Rule, layer: int, mixed: torch.Tensor, gates: torch.Tensor, plan: StatePlan) -> torch.Tensor:
+        if mixed.device.type == "cpu" and recurrence.serves(rule):
+            return recurrence.recur(rule, layer, mixed.float(), gates.float(), plan).to(mixed.dtype)
+        return super().recur(rule, layer, mixed, gates, plan)
 
 
 def stores_rows(cache: KVCache) -> bool:

@@ -39,15 +39,18 @@ _FUNCTIONS: dict[str, Signature] = {
         ],
         ctypes.c_int,
     ),
-    "delta_net": ([_POINTER, _POINTER, _SIZE, _POINTER], None),
+    **dict.fromkeys(("delta_net", "mamba", "short_convolution"), ([_POINTER, _POINTER, _SIZE, _POINTER], None)),
     "layer": ([*[_POINTER] * 4, _NUMBER, *[_POINTER] * 2], ctypes.c_int),
 }
 
 SOURCES = CSources(
     Path(__file__).parent,
     "operations",
-    ("products.c", "quantized_wide.c", "panels_wide.c", "rows.c", "store.c", "attention.c", "layer.c", "delta_net.c"),
-    ("numbers.h", "operations.h", "quantized.h"),
+    (
+        *("products.c", "quantized_wide.c", "panels_wide.c", "rows.c", "store.c", "attention.c", "layer.c"),
+        *("delta_net.c", "mamba.c", "short_convolution.c"),
+    ),
+    ("numbers.h", "operations.h", "quantized.h", "recurrence.h"),
     _FUNCTIONS,
     # Of OpenMP's, the one that torch has loaded by the same name serves both; else their threads would compete.
     ("-O3", "-mavx2", "-mfma", "-mf16c", "-ffp-contract=off", "-shared", "-fPIC", "-fopenmp"),

@@ -47,23 +47,32 @@ int tandem_attention(const void *keys, const void *key_constants, const void *va
                      int64_t head_dim, int64_t page_size, int64_t window, float scale, float cap, const float *sinks,
                      int threads);
 
-// What a step of a layer with a gated delta rule reads and writes (`delta_net.c`).
+// What a step of a layer with states reads and writes. By kind (null or 0 where it has none):
+//
+//                delta_net.c                  mamba.c                         short_convolution.c
+//     mixed      q, k, v (channels), z        x, B, C (channels), z           channels
+//     gates      b, a                         dt                              channels
+//     groups     heads of q and k             of B and C
+//     rows       numbers of q and k           numbers of B and C
+//     columns    numbers of v                 numbers of x
+//     factors    decay, beta of each head     decay, dt of each head
 typedef struct {
-    const float *mixed, *gates;          // [rows, channels + heads * value_dim]: q, k, v, z; [rows, 2 heads]: b, a
-    const float *filter;                 // [kernel, channels]
-    const float *rate, *bias;            // [heads]
-    const float *norm;                   // [value_dim]
-    float *states;                       // [slots, heads, key_dim, value_dim]
-    float *tails;                        // [slots, kernel - 1 + journal, channels]
-    float *journals;                     // [slots, journal, 2 heads]: decay, beta
-    float *room;                         // [tokens, channels + 2 heads], those of journals included
-    float *out;                          // [rows, heads * value_dim]
-    int64_t stride, gates_stride;        // between rows
-    int64_t channels, key_heads, heads;  // channels: (2 key_heads * key_dim) + (heads * value_dim)
-    int64_t key_dim, value_dim, kernel, journal;
-    float eps;
-    int threads;
-} Delta;
+    const float *mixed, *gates;         // [rows of the step, ..]
+    const float *filter, *filter_bias;  // [kernel, channels], [channels]
+    const float *rate, *bias, *skip;    // [heads]
+    const float *norm;                  // [columns], or [heads, columns]
+    float *states;                      // [slots, heads, rows, columns]
+    float *tails;                       // [slots, kernel - 1 + journal, channels]
+    float *journals;                    // [slots, journal, factors]
+    float *room;                        // [tokens, channels + factors], those of journals included
+    float *out;                         // [rows of the step, heads * columns]
+    int64_t stride, gates_stride;       // between rows of the step
+    int64_t channels, groups, heads, rows, columns, kernel, journal, factors;
+    float eps, least, most, dt_by, z_by;  // dt is from least to most; what dt and z are multiplied by first
+    int norm_kind, threads;               // see mamba.c
+} Recurrence;
 
 // works [count, 9]: slot, fresh, row, length, replayed, commit, place, first and last of its saves [.., 2]: count, slot
-void tandem_delta_net(const Delta *d, const int64_t *works, int64_t count, const int64_t *saves);
+void tandem_delta_net(const Recurrence *r, const int64_t *works, int64_t count, const int64_t *saves);
+void tandem_mamba(const Recurrence *r, const int64_t *works, int64_t count, const int64_t *saves);
+void tandem_short_convolution(const Recurrence *r, const int64_t *works, int64_t count, const int64_t *saves);

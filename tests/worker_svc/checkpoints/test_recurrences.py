@@ -1,0 +1,100 @@
+"""Hybrids of attention and layers with states as they are published: configs, names and shapes of tensors, and what is
+refused. Those with a gated delta rule: `test_hybrids.py`."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from tandem.worker.checkpoints import CheckpointError, open_checkpoint
+from tandem.worker.checkpoints.fields import Fields
+from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config
+from tandem.worker.checkpoints.places import places_of
+from tests.worker_svc.checkpoints.published_states import PUBLISHED
+from tests.worker_svc.model.test_architectures import MODELS, saved
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_has_the_parameters_states_and_names_that_its_model_has(name: str) -> None:
+    values, billions, state, some_tensors = PUBLISHED[name]
+    fields = Fields(Path("config.json"), values)
+    architecture = architecture_of(fields)
+    config = read_config(fields, architecture, fields.boolean("tie_word_embeddings", architecture.tied))
+    shapes = config.tensor_shapes()
+    parameters = sum(math.prod(shape) for shape in shapes.values())
+    assert parameters / 1e9 == pytest.approx(billions, rel=0.01)
+    sizes = config.recurrence
+    assert sizes is not None
+    assert len(sizes.layers) * (math.prod(sizes.state) + (sizes.kernel - 1) * sizes.channels) == state
+    _, stored = places_of(shapes, architecture.stored_name)
+    assert some_tensors.items() <= stored.items()
+    assert sum(math.prod(shape) for shape in stored.values()) == parameters
+
+
+REFUSED: dict[str, list[tuple[str, object]]] = {
+    "lfm2": [
+        ("layer_types", ["conv"] * 4),
+        ("layer_types", ["conv", "mamba"] * 2),
+        ("layer_types", ["conv"] * 3),
+        ("conv_L_cache", 0),
+        ("conv_L_cache", 65),
+        ("block_multiple_of", 0),
+        ("block_ffn_dim_multiplier", -1.0),
+        ("block_use_swiglu", False),
+        ("tie_embedding", False),
+        ("quantization_config", {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+        ("a_field_of_tomorrow", 1),
+    ],
+    "lfm2 moe": [("num_dense_layers", -1), ("num_experts", 0), ("layer_types", None), ("routed_scaling_factor", 0)],
+    "granite hybrid": [
+        ("layer_types", ["mamba"] * 4),
+        ("layer_types", ["mamba", "attention", "moe", "mamba"]),
+        ("layer_types", None),
+        ("mamba_n_heads", 5),
+        ("mamba_d_head", 17),
+        ("mamba_n_groups", 4),
+        ("mamba_d_state", 0),
+        ("mamba_d_conv", 0),
+        ("time_step_limit", [0.5, 0.1]),
+        ("time_step_limit", [0.5]),
+        ("time_step_limit", "none"),
+        ("shared_intermediate_size", 0),
+        ("num_local_experts", -1),
+        ("a_field_of_tomorrow", 1),
+    ],
+    "nemotron h": [
+        ("layers_block_type", ["linear_attention", "moe", "full_attention"]),
+        ("layers_block_type", ["mlp"] * 2),
+        ("layers_block_type", []),
+        ("num_hidden_layers", 7),
+        ("mamba_num_heads", 7),
+        ("mlp_hidden_act", "silu"),
+        ("time_step_min", -1.0),
+    ],
+    "falcon h1": [
+        ("mlp_multipliers", [1.0]),
+        ("ssm_multipliers", [1.0, 1.0, 1.0, 1.0, 0.0]),
+        ("ssm_multipliers", [1.0, 1.0, 1.0, 1.0, "x"]),
+        ("key_multiplier", 0.0),
+        ("ssm_out_multiplier", -1.0),
+        ("mamba_proj_bias", True),
+        ("mamba_d_ssm", 47),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_refused_by_its_field(name: str, tmp_path: Path) -> None:
+    kind, changes = MODELS[name]
+    saved(kind, tmp_path, **changes)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    open_checkpoint(tmp_path)
+    for key, value in REFUSED[name]:
+        file.write_text(json.dumps(config | {key: value}))
+        named = {"mamba_num_heads": "n_groups", "mamba_d_ssm": "mamba_n_heads"}
+        with pytest.raises(CheckpointError, match=named.get(key, key)):
+            open_checkpoint(tmp_path)

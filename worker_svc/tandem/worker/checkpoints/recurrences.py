@@ -1,0 +1,194 @@
+"""Layers that have one state a sequence instead of keys and values: their sizes, and the tensors that these need.
+
+Each names the shapes of its state (`model/states.py`): what is carried from token to token, the last inputs of a
+convolution, and the numbers of a token that are needed to repeat it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from tandem.worker.checkpoints.layer_parts import LIMITS, ConfigError, require_finite, require_size
+
+_MOST_KERNEL = 64  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """Layers with a gated delta rule instead of attention (`model/delta_net.py`)."""
+
+    layers: tuple[int, ...]
+    key_heads: int
+    value_heads: int  # consecutive ones share a key head
+    key_dim: int
+    value_dim: int
+    kernel: int  # tokens that the convolution sees
+
+    def __post_init__(self) -> None:
+        require_size("delta_net.key_heads", self.key_heads, LIMITS["num_heads"])
+        require_size("delta_net.value_heads", self.value_heads, LIMITS["num_heads"])
+        require_size("delta_net.key_dim", self.key_dim, LIMITS["head_dim"])
+        require_size("delta_net.value_dim", self.value_dim, LIMITS["head_dim"])
+        require_size("delta_net.kernel", self.kernel, _MOST_KERNEL)
+        if self.value_heads % self.key_heads:
+            heads = f"{self.key_heads} does not divide the {self.value_heads} heads of values"
+            raise ConfigError("delta_net.key_heads", heads)
+
+    @property
+    def key_size(self) -> int:
+        """Returns the channels of the keys, and of the queries."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def size(self) -> int:
+        """Returns the channels of the values, which is how many numbers the rule gives of a token."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Returns the channels that go through the convolution: queries, keys, values."""
+        return 2 * self.key_size + self.size
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """Returns the shape of what is carried from token to token: heads, rows, columns."""
+        return self.value_heads, self.key_dim, self.value_dim
+
+    @property
+    def factors(self) -> int:
+        """Returns how many numbers of a token a journal holds beside its inputs: a decay and a beta a head."""
+        return 2 * self.value_heads
+
+    def tensor_shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
+        """Returns the tensors of a layer, by canonical name within it."""
+        return {
+            "delta_net.qkv": (self.channels, hidden_size),
+            "delta_net.z": (self.size, hidden_size),
+            "delta_net.b": (self.value_heads, hidden_size),
+            "delta_net.a": (self.value_heads, hidden_size),
+            "delta_net.filter": (self.channels, self.kernel),
+            "delta_net.rate": (self.value_heads,),
+            "delta_net.bias": (self.value_heads,),
+            "delta_net.norm_weight": (self.value_dim,),
+            "delta_net.output": (hidden_size, self.size),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvolution:
+    """Layers with a convolution over the last tokens between two gates (`model/short_convolution.py`)."""
+
+    layers: tuple[int, ...]
+    channels: int  # as many as the model's stream has
+    kernel: int  # tokens that the convolution sees
+    biases: bool = False  # of the projections and of the convolution
+
+    def __post_init__(self) -> None:
+        require_size("short_convolution.kernel", self.kernel, _MOST_KERNEL)
+
+    @property
+    def size(self) -> int:
+        """Returns how many numbers the convolution gives of a token."""
+        return self.channels
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """Returns the shape of what is carried from token to token: nothing but the last inputs."""
+        return 0, 0, 0
+
+    @property
+    def factors(self) -> int:
+        """Returns how many numbers of a token a journal holds beside its inputs."""
+        return 0
+
+    def tensor_shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
+        """Returns the tensors of a layer, by canonical name within it."""
+        shapes: dict[str, tuple[int, ...]] = {
+            "short_convolution.gates_and_input": (3 * self.channels, hidden_size),
+            "short_convolution.filter": (self.channels, self.kernel),
+            "short_convolution.output": (hidden_size, self.channels),
+        }
+        if self.biases:
+            shapes |= {
+                "short_convolution.gates_and_input_bias": (3 * self.channels,),
+                "short_convolution.filter_bias": (self.channels,),
+                "short_convolution.output_bias": (hidden_size,),
+            }
+        return shapes
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba:
+    """Layers with Mamba-2's state space, instead of attention or beside it (`model/mamba.py`)."""
+
+    layers: tuple[int, ...]
+    heads: int
+    head_dim: int
+    groups: int  # of heads that are next to each other; each has a B and a C
+    state_size: int  # numbers of a B and of a C
+    kernel: int  # tokens that the convolution sees
+    filter_bias: bool = True
+    input_bias: bool = False
+    output_bias: bool = False
+    norm: Literal["after", "before", "none"] = "after"  # of a group's channels, after the gate or before it
+    least_dt: float = 0.0
+    most_dt: float = math.inf
+    multipliers: tuple[float, float, float, float, float] = (1.0,) * 5  # of z, x, B, C and dt
+    output_multiplier: float = 1.0
+    beside_attention: bool = False  # layers have both, and add what both give
+
+    def __post_init__(self) -> None:
+        require_size("mamba.heads", self.heads, LIMITS["num_heads"])
+        require_size("mamba.head_dim", self.head_dim, LIMITS["head_dim"])
+        require_size("mamba.groups", self.groups, self.heads)
+        require_size("mamba.state_size", self.state_size, LIMITS["head_dim"])
+        require_size("mamba.kernel", self.kernel, _MOST_KERNEL)
+        if self.heads % self.groups:
+            raise ConfigError("mamba.groups", f"{self.groups} do not share the {self.heads} heads")
+        if not 0 <= self.least_dt <= self.most_dt:
+            raise ConfigError("mamba.least_dt", f"must be from 0 to {self.most_dt:g}, but is {self.least_dt:g}")
+        for multiplier in self.multipliers:
+            require_finite("mamba.multipliers", multiplier, above=0.0)
+        require_finite("mamba.output_multiplier", self.output_multiplier, above=0.0)
+
+    @property
+    def size(self) -> int:
+        """Returns how many numbers the state space gives of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Returns the channels that go through the convolution: x, B, C."""
+        return self.size + 2 * self.groups * self.state_size
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """Returns the shape of what is carried from token to token: heads, rows, columns."""
+        return self.heads, self.state_size, self.head_dim
+
+    @property
+    def factors(self) -> int:
+        """Returns how many numbers of a token a journal holds beside its inputs: a decay and a dt a head."""
+        return 2 * self.heads
+
+    def tensor_shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
+        """Returns the tensors of a layer, by canonical name within it."""
+        inputs = {"channels": self.channels, "z": self.size, "dt": self.heads}
+        shapes: dict[str, tuple[int, ...]] = {f"mamba.{name}": (rows, hidden_size) for name, rows in inputs.items()}
+        if self.input_bias:
+            shapes |= {f"mamba.{name}_bias": (rows,) for name, rows in inputs.items()}
+        shapes["mamba.filter"] = (self.channels, self.kernel)
+        if self.filter_bias:
+            shapes["mamba.filter_bias"] = (self.channels,)
+        shapes |= {f"mamba.{name}": (self.heads,) for name in ("rate", "bias", "skip")}
+        if self.norm != "none":
+            shapes["mamba.norm_weight"] = (self.size,)
+        shapes["mamba.output"] = (hidden_size, self.size)
+        if self.output_bias:
+            shapes["mamba.output_bias"] = (hidden_size,)
+        return shapes
+
+
+Recurrence: TypeAlias = DeltaNet | ShortConvolution | Mamba
