@@ -65,7 +65,7 @@ VARIANTS += [("gemma4", "float32", "auto"), ("gemma4", "bfloat16", "int4")]
 VARIANTS += [("llama4", dtype, kv) for dtype, kv in (("float32", "auto"), ("bfloat16", "int8"), ("float32", "int4"))]
 # Convolutions beside experts, Mamba-2 beside attention in one layer, and in layers of their own.
 VARIANTS += [("lfm2", "float32", "auto"), ("lfm2", "bfloat16", "int4"), ("falcon", "float32", "auto")]
-VARIANTS += [("nemotron", "float32", "auto"), ("granite", "bfloat16", "int8")]
+VARIANTS += [("nemotron", "float32", "auto")]
 
 
 TINY: dict[str, Any] = {
