@@ -1,4 +1,4 @@
-"""How fast is a model of 1.1 billion parameters, beside llama.cpp? Both read the same GGUF file of random weights.
+"""How fast is a model of a published shape, beside llama.cpp? Both read the same GGUF file of random weights.
 
 decode     tokens/s of 1, 8 and 16 sequences of `--context` tokens, the median step
 prefill    tokens/s of prompts of `--prompts` tokens, the median of `--rounds`
@@ -7,7 +7,7 @@ Ours is the whole engine in process: pages, scheduler and sampler included. llam
 through llama-cpp-python with the interpreter of `--llama-cpp-python`; without it, its columns stay empty. One process
 at a time, alternating; files lie in a temporary folder and are removed, unless `--folder` keeps them for the next run.
 
-python benchmarks/models.py [--llama-cpp-python PATH] [--kinds BF16 Q8_0 Q4_0] [--threads 2] [--layers 22]
+python benchmarks/models.py [--llama-cpp-python PATH] [--shape llama-1b] [--kinds BF16 Q8_0 Q4_0] [--threads 2]
 """
 
 from __future__ import annotations
@@ -20,12 +20,36 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 BATCHES = (1, 8, 16)
-VOCABULARY, HIDDEN, INNER, HEADS, KV_HEADS = 32000, 2048, 5632, 32, 4
+VOCABULARY = 32000
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a file of random weights looks like."""
+
+    architecture: str  # by GGUF's name
+    layers: int  # as many as are measured unless --layers says otherwise
+    hidden: int
+    inner: int  # of an expert, if there are any
+    heads: int
+    kv_heads: int
+    head_dim: int
+    head_norms: bool = False  # of queries and keys
+    experts: int = 0
+    chosen: int = 0  # of them by each token
+
+
+SHAPES = {
+    "llama-1b": Shape("llama", 22, 2048, 5632, 32, 4, 64),
+    # Qwen3-30B-A3B, which has 48 layers.
+    "qwen3-moe": Shape("qwen3moe", 4, 2048, 768, 32, 4, 128, head_norms=True, experts=128, chosen=8),
+}
 ENGINE = {"GOMP_SPINCOUNT": "1000", "THP_MEM_ALLOC_ENABLE": "1"}  # what the worker sets for its engine's process
 CLOCKS = {"wall": "perf_counter", "processor": "process_time"}
 KINDS = {  # of the file -> what our engine is told beside
@@ -39,58 +63,73 @@ KINDS = {  # of the file -> what our engine is told beside
 }
 
 
-def write_file(path: Path, kind: str, layers: int) -> None:
-    """A Llama of random weights; with Q4_0 the output is Q8_0, as llama.cpp's own files have more bits there."""
+def write_file(path: Path, kind: str, shape: Shape, layers: int) -> None:
+    """A model of random weights; with Q4_0 the output is Q8_0, as llama.cpp's own files have more bits there."""
     import numpy as np
     from gguf import GGMLQuantizationType as Type
     from gguf import GGUFWriter
 
     generator = np.random.default_rng(0)
-    writer = GGUFWriter(path, "llama")
+    writer = GGUFWriter(path, shape.architecture, use_temp_file=True)
     writer.add_block_count(layers)
     writer.add_context_length(2048)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_rope_dimension_count(HIDDEN // HEADS)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_feed_forward_length(shape.inner)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_rope_dimension_count(shape.head_dim)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(VOCABULARY)
     writer.add_tokenizer_model("no_vocab")
+    if shape.experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.chosen)
+        writer.add_expert_feed_forward_length(shape.inner)
 
-    def add(name: str, kind: str, rows: int, columns: int) -> None:
+    def add(name: str, kind: str, rows: int, columns: int, experts: int = 0) -> None:
+        count = max(experts, 1) * rows
         if kind in ("Q8_0", "Q4_0"):
             size = 34 if kind == "Q8_0" else 18
-            blocks = generator.integers(0, 256, (rows, columns // 32, size), dtype=np.uint8)
+            blocks = generator.integers(0, 256, (count, columns // 32, size), dtype=np.uint8)
             blocks[..., :2] = np.frombuffer(np.float16(0.0004 if kind == "Q8_0" else 0.006).tobytes(), dtype=np.uint8)
-            data = blocks.reshape(rows, -1)
+            data = blocks.reshape(count, -1)
         else:
-            data = generator.standard_normal((rows, columns), dtype=np.float32) * 0.03
+            data = generator.standard_normal((count, columns), dtype=np.float32) * 0.03
             if kind == "F16":
                 data = data.astype(np.float16)
             elif kind == "BF16":
                 data = (data.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+        if experts:
+            data = data.reshape(experts, rows, -1)
         writer.add_tensor(name, data, raw_dtype=Type[kind])
 
-    ones = np.ones(HIDDEN, dtype=np.float32)
+    def add_ones(name: str, size: int) -> None:
+        writer.add_tensor(f"{name}.weight", np.ones(size, dtype=np.float32))
+
+    hidden, inner, heads, kv_heads = shape.hidden, shape.inner, shape.heads, shape.kv_heads
     wide = "Q8_0" if kind == "Q4_0" else kind
-    add("token_embd.weight", kind, VOCABULARY, HIDDEN)
-    add("output.weight", wide, VOCABULARY, HIDDEN)
-    writer.add_tensor("output_norm.weight", ones)
-    kv_size = HIDDEN // HEADS * KV_HEADS
+    add("token_embd.weight", kind, VOCABULARY, hidden)
+    add("output.weight", wide, VOCABULARY, hidden)
+    add_ones("output_norm", hidden)
     for layer in range(layers):
-        for name in ("attn_norm", "ffn_norm"):
-            writer.add_tensor(f"blk.{layer}.{name}.weight", ones)
-        for name, rows, columns in (
-            ("attn_q", HIDDEN, HIDDEN),
-            ("attn_k", kv_size, HIDDEN),
-            ("attn_v", kv_size, HIDDEN),
-            ("attn_output", HIDDEN, HIDDEN),
-            ("ffn_gate", INNER, HIDDEN),
-            ("ffn_up", INNER, HIDDEN),
-            ("ffn_down", HIDDEN, INNER),
-        ):
-            add(f"blk.{layer}.{name}.weight", kind, rows, columns)
+        block = f"blk.{layer}"
+        add_ones(f"{block}.attn_norm", hidden)
+        add_ones(f"{block}.ffn_norm", hidden)
+        if shape.head_norms:
+            add_ones(f"{block}.attn_q_norm", shape.head_dim)
+            add_ones(f"{block}.attn_k_norm", shape.head_dim)
+        add(f"{block}.attn_q.weight", kind, heads * shape.head_dim, hidden)
+        add(f"{block}.attn_k.weight", kind, kv_heads * shape.head_dim, hidden)
+        add(f"{block}.attn_v.weight", kind, kv_heads * shape.head_dim, hidden)
+        add(f"{block}.attn_output.weight", kind, hidden, heads * shape.head_dim)
+        many = "_exps" if shape.experts else ""
+        if shape.experts:
+            add(f"{block}.ffn_gate_inp.weight", "F32", shape.experts, hidden)
+        add(f"{block}.ffn_gate{many}.weight", kind, inner, hidden, shape.experts)
+        add(f"{block}.ffn_up{many}.weight", kind, inner, hidden, shape.experts)
+        add(f"{block}.ffn_down{many}.weight", kind, hidden, inner, shape.experts)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -203,8 +242,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--llama-cpp-python", default="", metavar="PATH", help="an interpreter that has llama_cpp")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["BF16", "Q8_0", "Q4_0"])
+    parser.add_argument("--shape", choices=SHAPES, default="llama-1b")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--layers", type=int, default=22)
+    parser.add_argument("--layers", type=int, help="instead of the shape's own")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--context", type=int, default=128)
@@ -224,21 +264,23 @@ def main() -> None:
 
     results: dict[str, object] = {}
     numbers = [str(options.threads), str(options.rounds), str(options.steps)]
-    shape = json.dumps([BATCHES, options.prompts, options.context, CLOCKS[options.clock]])
+    work = json.dumps([BATCHES, options.prompts, options.context, CLOCKS[options.clock]])
+    shape = SHAPES[options.shape]
+    options.layers = options.layers or shape.layers
     with tempfile.TemporaryDirectory(prefix="tandem-models-") as temporary:
         folder = Path(options.folder or temporary)
         for kind in options.kinds:
             stored = kind.split()[0]
-            path = folder / f"random-{options.layers}-layers-{stored}.gguf"
+            path = folder / f"{options.shape}-{options.layers}-layers-{stored}.gguf"
             if not path.exists():
-                write_file(path, stored, options.layers)
+                write_file(path, stored, shape, options.layers)
             own = [sys.executable, __file__, "--ours", str(path), kind]
             own += ["--threads", numbers[0], "--rounds", numbers[1], "--steps", numbers[2]]
             own += ["--context", str(options.context), "--clock", options.clock]
             own += ["--prompts", *map(str, options.prompts)]
             answer: dict[str, object] = {"tandem": in_process([*options.runner, *own], ENGINE)}
             if options.llama_cpp_python:
-                theirs = [options.llama_cpp_python, "-c", LLAMA_CPP, str(path), *numbers, shape]
+                theirs = [options.llama_cpp_python, "-c", LLAMA_CPP, str(path), *numbers, work]
                 answer["llama.cpp"] = in_process([*options.runner, *theirs], {})
             else:
                 answer["llama.cpp"] = "not measured: --llama-cpp-python is not given"
@@ -249,7 +291,7 @@ def main() -> None:
             print(json.dumps({kind: answer}), flush=True)
             if not options.folder:
                 path.unlink()
-            save("models", options, results)
+            save("models" if options.shape == "llama-1b" else f"models-{options.shape}", options, results)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ from transformers import (
     NemotronHConfig,
     Qwen3_5ForCausalLM,
     Qwen3_5TextConfig,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from tandem.worker.engine.account import FinishReason
@@ -66,6 +68,7 @@ VARIANTS += [("llama4", dtype, kv) for dtype, kv in (("float32", "auto"), ("bflo
 # Convolutions beside experts, Mamba-2 beside attention in one layer, and in layers of their own.
 VARIANTS += [("lfm2", "float32", "auto"), ("lfm2", "bfloat16", "int4"), ("falcon", "float32", "auto")]
 VARIANTS += [("nemotron", "float32", "auto")]
+VARIANTS += [("experts", "bfloat16", "auto")]  # compiled
 
 
 TINY: dict[str, Any] = {
@@ -105,6 +108,12 @@ def tiny_others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         )
         folders[name] = tmp_path_factory.mktemp("hybrid")
         Qwen3_5ForCausalLM(config).save_pretrained(folders[name])
+    torch.manual_seed(1)
+    experts = Qwen3MoeConfig(
+        **TINY, num_hidden_layers=2, head_dim=8, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=24
+    )
+    folders["experts"] = tmp_path_factory.mktemp("experts")
+    Qwen3MoeForCausalLM(experts).save_pretrained(folders["experts"])
     torch.manual_seed(1)
     kinds = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
     gemma4 = Gemma4TextConfig(

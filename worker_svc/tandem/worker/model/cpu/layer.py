@@ -18,15 +18,14 @@ from tandem.worker.checkpoints.grouped import FINE_GROUP, GROUPS
 from tandem.worker.checkpoints.layer_parts import Activation
 from tandem.worker.checkpoints.model_config import AttentionKind, Rope
 from tandem.worker.model.attention import Scores
-from tandem.worker.model.cpu.native import PANEL, SCALES
+from tandem.worker.model.cpu.matrices import Matrix, matrices_of
 from tandem.worker.model.cpu.native.layers import FORMATS, GATES, LANES, WORTH_A_THREAD, Heads, heads_of, pages_of
 from tandem.worker.model.cpu.native.library import calls
 from tandem.worker.model.cpu.operations import NativeOperations, NativePlan, stores_rows
 from tandem.worker.model.cpu.wide_panels import WidePanels
 from tandem.worker.model.kv_cache import KVCache
-from tandem.worker.model.linear import HalfPanels, Linear, Weight
+from tandem.worker.model.linear import Linear
 from tandem.worker.model.operations import Operations, Plan, Unfinished
-from tandem.worker.model.quantization import QuantizedWeight
 from tandem.worker.model.rope import Rotation
 
 MOST_ROWS = 64  # with more, quantized products take so long that nothing else matters
@@ -36,27 +35,16 @@ LayerKind: TypeAlias = tuple[AttentionKind, Rope]  # how it attends and rotates
 _Pointer, _Size, _Number, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 
-class _Weight(ctypes.Structure):
-    bias: int | None
-    outputs: int
-    _fields_ = (
-        *((name, _Pointer) for name in ("numbers", "scale", "least", "table")),
-        *((name, _Number) for name in ("bits", "half", "per_channel")),
-        *((name, _Size) for name in ("inputs", "outputs", "panels", "groups", "group")),
-        ("bias", _Pointer),
-    )
-
-
 _PIECES = 3  # of a matrix whose rows are not all stored alike
 
 
 class _Layer(ctypes.Structure):
     made: Heads
     _fields_ = (
-        ("qkv", _Weight * _PIECES),
-        ("output", _Weight),
-        ("gate_up", _Weight * _PIECES),
-        ("down", _Weight),
+        ("qkv", Matrix * _PIECES),
+        ("output", Matrix),
+        ("gate_up", Matrix * _PIECES),
+        ("down", Matrix),
         *((name, _Pointer) for name in ("enter_attention", "leave_attention", "enter_mlp", "leave_mlp")),
         ("made", Heads),
         ("sinks", _Pointer),
@@ -141,7 +129,7 @@ class CompiledLayer:
         for piece in pieces[0]:
             piece.bias = None  # queries, keys and values get it with what else they need
         parts = {
-            name: (_Weight * _PIECES)(*some) if name in ("qkv", "gate_up") else some[0]
+            name: (Matrix * _PIECES)(*some) if name in ("qkv", "gate_up") else some[0]
             for name, some in zip(("qkv", "output", "gate_up", "down"), pieces, strict=False)
         }
         layer = _Layer(
@@ -270,43 +258,9 @@ def _bias(matrix: Linear) -> torch.Tensor | None:
     return None if matrix.bias is None else matrix.bias.weight
 
 
-def _pieces(matrix: Linear) -> list[_Weight]:
-    """The parts of a matrix that are stored alike; none if a product is not compiled, or if there are too many."""
-    first, pieces = 0, []
-    bias = _bias(matrix)
-    for weight in matrix.weights:
-        piece = _weight(weight, matrix.in_features, None if bias is None else bias[first:])  # type: ignore[arg-type]
-        if piece is None:
-            return []
-        pieces.append(piece)
-        first += piece.outputs
-    return pieces if len(pieces) <= _PIECES else []
-
-
-def _weight(weight: Weight, inputs: int, bias: torch.Tensor | None) -> _Weight | None:
-    """None if its product is not compiled, or has columns that fill up a panel."""
-    outputs = len(weight)
-    some: dict[str, int | None] = {"inputs": inputs, "outputs": outputs, "bias": _pointer(bias)}
-    if isinstance(weight, WidePanels):
-        return _Weight(numbers=weight.panels.data_ptr(), half=weight.panels.dtype == torch.bfloat16, **some)
-    if outputs % PANEL:
-        return None
-    if isinstance(weight, HalfPanels):
-        panels = weight.panels
-        bf16 = panels.dtype == torch.bfloat16
-        return _Weight(numbers=panels.data_ptr(), bits=16, half=bf16, panels=len(panels), **some)
-    if type(weight) is not QuantizedWeight or not weight.compiled or weight.order is not None:
-        return None
-    return _Weight(
-        numbers=weight.q.data_ptr(),
-        scale=weight.scale.data_ptr(),
-        least=_pointer(weight.least),
-        bits=weight.kind.bits,
-        table=_pointer(weight.table),
-        half=SCALES[weight.scale.dtype],
-        per_channel=weight.scale.shape[1] == 1 and weight.groups > 1,
-        panels=len(weight.q),
-        groups=weight.groups,
-        group=weight.group,
-        **some,
-    )
+def _pieces(linear: Linear) -> list[Matrix]:
+    """The parts of a matrix that are stored alike; none if there are too many, or if a product is not compiled, is of
+    fp8, or has columns that fill up a panel."""
+    pieces = matrices_of(linear)
+    served = all(piece.bits >= 0 and piece.width == piece.outputs for piece in pieces)
+    return pieces if served and len(pieces) <= _PIECES else []

@@ -11,13 +11,15 @@ from collections.abc import Sequence
 
 import torch
 
+from tandem.worker.checkpoints.layer_parts import Experts
 from tandem.worker.checkpoints.model_config import AttentionKind
 from tandem.worker.model.attention import Scores, Segment
 from tandem.worker.model.cpu import native, recurrence
+from tandem.worker.model.cpu.experts import CompiledExperts
 from tandem.worker.model.cpu.native import layers
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.kv_formats import Parts
-from tandem.worker.model.operations import FINISHED, Operations, Plan, TorchOperations, Unfinished
+from tandem.worker.model.operations import FINISHED, JoinedExperts, Operations, Plan, TorchOperations, Unfinished
 from tandem.worker.model.paged_plan import cut, longest_first, page_tables
 from tandem.worker.model.recurrence import Rule
 from tandem.worker.model.states import StatePlan
@@ -75,6 +77,12 @@ class NativeOperations(TorchOperations):
         if mixed.device.type == "cpu" and recurrence.serves(rule):
             return recurrence.recur(rule, layer, mixed.float(), gates.float(), plan).to(mixed.dtype)
         return super().recur(rule, layer, mixed, gates, plan)
+
+    def join_experts(self, config: Experts, experts: Sequence[torch.nn.Module]) -> JoinedExperts | str:
+        try:
+            return CompiledExperts(config, experts)  # type: ignore[arg-type]
+        except ValueError as error:
+            return str(error)
 
 
 def stores_rows(cache: KVCache) -> bool:

@@ -1,21 +1,12 @@
 // A whole layer in one call: between two of its operations no thread has the time to fall asleep.
 
-#include "numbers.h"
+#include "matrices.h"
 #include "operations.h"
-
-typedef struct {
-    const void *numbers, *scale, *least;
-    const int16_t *table;
-    int32_t bits, half,
-        per_channel;  // bits: 16, 8, 4, or 0: wide panels; half: with 16 and 0, bf16; else as in `Product`
-    int64_t inputs, outputs, panels, groups, group;
-    const float *bias;  // [outputs], or 0
-} Weight;
 
 #define PIECES 3  // of a matrix whose rows are not all stored alike
 
 typedef struct {
-    Weight qkv[PIECES], output, gate_up[PIECES], down;  // pieces that are not there have no outputs
+    Matrix qkv[PIECES], output, gate_up[PIECES], down;  // pieces that are not there have no outputs
     // What comes into a part is normalized, or as it is; the same of what comes out. 0: as it is.
     const float *enter_attention, *leave_attention, *enter_mlp, *leave_mlp;
     Heads made;  // of the first product
@@ -36,8 +27,8 @@ typedef struct {
     int32_t format, threads, attention_threads;
 } Step;
 
-static void product(const Weight *w, const float *x, float *out, const Step *s) {
-    if (w->bits == 0)
+static void product(const Matrix *w, const float *x, float *out, const Step *s) {
+    if (w->bits == WIDE)
         tandem_wide_product(w->half, w->numbers, x, s->room, out, s->rows, w->inputs, w->outputs, s->threads);
     else if (w->bits == 16) tandem_half_product(w->half, w->numbers, x, out, s->rows, w->inputs, w->panels, s->threads);
     else
@@ -47,7 +38,7 @@ static void product(const Weight *w, const float *x, float *out, const Step *s) 
 }
 
 // The same of the pieces of a matrix, whose outputs lie side by side.
-static void products(const Weight *w, const float *x, float *out, const Step *s) {
+static void products(const Matrix *w, const float *x, float *out, const Step *s) {
     int64_t width = 0;
     for (int n = 0; n < PIECES; n++) width += w[n].outputs;
     if (w->outputs == width) {

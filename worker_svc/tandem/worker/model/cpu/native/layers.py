@@ -25,7 +25,7 @@ LANES = 8  # sizes are multiples of it
 
 FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "fp8": 5}  # as in numbers.h
 _FLOAT8 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
-GATES: Mapping[Activation, int] = {"silu": 0, "gelu_tanh": 1}  # as in operations.h
+GATES: Mapping[Activation, int] = {"silu": 0, "gelu_tanh": 1}  # as in gates.h
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 WORTH_A_THREAD = 1 << 17  # multiplications that take about as long as it takes to wake a thread
 

@@ -40,6 +40,8 @@ _FUNCTIONS: dict[str, Signature] = {
         ctypes.c_int,
     ),
     **dict.fromkeys(("delta_net", "mamba", "short_convolution"), ([_POINTER, _POINTER, _SIZE, _POINTER], None)),
+    "experts_room": ([_POINTER, _SIZE], ctypes.c_int64),
+    "experts": ([*[_POINTER] * 6, _SIZE, _NUMBER], None),
     "layer": ([*[_POINTER] * 4, _NUMBER, *[_POINTER] * 2], ctypes.c_int),
 }
 
@@ -48,9 +50,9 @@ SOURCES = CSources(
     "operations",
     (
         *("products.c", "quantized_wide.c", "panels_wide.c", "rows.c", "store.c", "attention.c", "layer.c"),
-        *("delta_net.c", "mamba.c", "short_convolution.c"),
+        *("experts.c", "delta_net.c", "mamba.c", "short_convolution.c"),
     ),
-    ("numbers.h", "operations.h", "quantized.h", "recurrence.h"),
+    ("gates.h", "matrices.h", "numbers.h", "operations.h", "quantized.h", "recurrence.h"),
     _FUNCTIONS,
     # Of OpenMP's, the one that torch has loaded by the same name serves both; else their threads would compete.
     ("-O3", "-mavx2", "-mfma", "-mf16c", "-ffp-contract=off", "-shared", "-fPIC", "-fopenmp"),

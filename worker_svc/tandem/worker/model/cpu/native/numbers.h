@@ -1,5 +1,7 @@
 // What the sources here share.
 
+#pragma once
+
 #include <immintrin.h>
 #include <math.h>
 #include <stdint.h>

@@ -2,8 +2,6 @@
 
 #include <stdint.h>
 
-enum { SILU = 0, GELU_TANH = 1 };
-
 // Keys or values of one layer.
 typedef struct {
     void *numbers;

@@ -15,7 +15,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "numbers.h"
+#include "matrices.h"
 #include "operations.h"
 
 #define PAIR 32            // outputs of two panels
@@ -90,23 +90,23 @@ INLINE __mmask16 lanes(const Wide *p, int64_t pair, int panel) {
 
 // ---------------------------------------------------------------------------------------------------- activations
 
-// A block of `rows` as [tiles, rows, 32] bf16.
-ALONE static void pack_bf16(const float *x, int64_t rows, int64_t k, uint16_t *to) {
+// A block of `rows`, each where `x` says it is, as [tiles, rows, 32] bf16.
+ALONE static void pack_bf16(const float *const *x, int64_t rows, int64_t k, uint16_t *to) {
     for (int64_t start = 0; start < k; start += TILE)
         for (int64_t r = 0; r < rows; r++, to += TILE)
             for (int h = 0; h < 2; h++) {
                 const int64_t left = k - start - 16 * h;
                 const __mmask16 mask = left >= 16 ? 0xffff : left <= 0 ? 0 : (__mmask16)((1 << left) - 1);
-                const __m512 v = _mm512_maskz_loadu_ps(mask, x + r * k + start + 16 * h);
+                const __m512 v = _mm512_maskz_loadu_ps(mask, x[r] + start + 16 * h);
                 _mm256_storeu_si256((__m256i *)(to + 16 * h), (__m256i)_mm512_cvtneps_pbh(v));
             }
 }
 
 // A block of `rows` as [k, rows].
-ALONE static void pack_fp32(const float *x, int64_t rows, int64_t k, float *to) {
+ALONE static void pack_fp32(const float *const *x, int64_t rows, int64_t k, float *to) {
     for (int64_t first = 0; first < k; first += 16)
         for (int64_t r = 0; r < rows; r++)
-            for (int64_t i = first; i < first + 16 && i < k; i++) to[i * rows + r] = x[r * k + i];
+            for (int64_t i = first; i < first + 16 && i < k; i++) to[i * rows + r] = x[r][i];
 }
 
 // ---------------------------------------------------------------------------------------------------- AMX
@@ -306,29 +306,41 @@ ALONE static void pairs_bf16(const Wide *p, const void *x, int64_t from, int64_t
 ALONE static void pairs_amx(const Wide *p, const void *x, int64_t from, int64_t to) { pairs_of(p, 1, 1, x, from, to); }
 #endif
 
+static int by_amx(int bf16) { return bf16 && amx_allowed && amx_is_there(); }
+
+// Rows that are packed together.
+int64_t wide_rows(int bf16) { return by_amx(bf16) ? ROWS_AMX / 2 : ROWS; }
+
+// Rows of x [.., k] from `row` on, up to `wide_rows` of them: those of `order`, unless it is null. `room` is that of all rows.
+void wide_pack(int bf16, const float *x, const int32_t *order, int64_t row, int64_t rows, int64_t k, void *room) {
+    const float *of[ROWS_AMX];
+    for (int64_t r = 0; r < rows; r++) of[r] = x + (order ? order[row + r] : row + r) * k;
+    if (bf16) pack_bf16(of, rows, k, (uint16_t *)room + row * ((k + TILE - 1) / TILE * TILE));
+    else pack_fp32(of, rows, k, (float *)room + row * k);
+}
+
+// Pairs of panels from `first` to `last`, of rows that are packed in `room`.
+void wide_outputs(int bf16, const void *weight, const void *room, float *out, int64_t rows, int64_t k, int64_t outputs,
+                  int64_t first, int64_t last) {
+    const Wide p = {weight, out, rows, bf16 ? (k + TILE - 1) / TILE : k, outputs};
+    Pairs *some_pairs = bf16 ? pairs_bf16 : pairs_fp32;
+#ifdef WITH_AMX
+    if (by_amx(bf16)) some_pairs = pairs_amx;
+#endif
+    some_pairs(&p, room, first, last);
+}
+
 // x [rows, k] -> out [rows, outputs]; `room` has rows * (k filled up to whole tiles) numbers of 4 bytes.
 void tandem_wide_product(int bf16, const void *weight, const float *x, void *room, float *out, int64_t rows, int64_t k,
                          int64_t outputs, int threads) {
-    const int amx = bf16 && amx_allowed && amx_is_there();
-    const int64_t steps = bf16 ? (k + TILE - 1) / TILE : k, high = amx ? ROWS_AMX / 2 : ROWS;
-    const int64_t pairs = (outputs + PAIR - 1) / PAIR, blocks = (rows + high - 1) / high;
-    const Wide p = {weight, out, rows, steps, outputs};
-    Pairs *some_pairs = bf16 ? pairs_bf16 : pairs_fp32;
-#ifdef WITH_AMX
-    if (amx) some_pairs = pairs_amx;
-#endif
+    const int64_t high = wide_rows(bf16), pairs = (outputs + PAIR - 1) / PAIR, blocks = (rows + high - 1) / high;
     if (rows * k * outputs < WORTH_THREADS) threads = 1;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && rows * k > 65536)
-    for (int64_t number = 0; number < blocks; number++) {
-        const int64_t row = number * high, some = rows - row < high ? rows - row : high;
-        if (bf16) pack_bf16(x + row * k, some, k, (uint16_t *)room + row * steps * TILE);
-        else pack_fp32(x + row * k, some, k, (float *)room + row * k);
-    }
+    for (int64_t row = 0; row < blocks * high; row += high)
+        wide_pack(bf16, x, 0, row, rows - row < high ? rows - row : high, k, room);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int part = 0; part < threads; part++) {
-        const int64_t from = pairs * part / threads, to = pairs * (part + 1) / threads;
-        some_pairs(&p, room, from, to);
-    }
+    for (int part = 0; part < threads; part++)
+        wide_outputs(bf16, weight, room, out, rows, k, outputs, pairs * part / threads, pairs * (part + 1) / threads);
 }
 
 #ifdef __clang__

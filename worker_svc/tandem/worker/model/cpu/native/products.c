@@ -16,8 +16,8 @@
 //
 // Half precision: a panel's 16 sums grow along the input dimension, in fp32.
 
+#include "matrices.h"
 #include "operations.h"
-#include "quantized.h"
 
 #define ROWS 6  // of a tile: 12 sums in 16 registers
 
@@ -31,13 +31,13 @@ int tandem_allow_wide(int allowed) {
 
 // ---------------------------------------------------------------------------------------------------- activations
 
-// x [rows, k] -> q [rows, groups * group] int16, scale and sum [rows, groups]. What is not finite makes its scale NaN.
-static void quantize_rows(const float *x, int64_t rows, int64_t k, int64_t groups, int64_t group, int16_t *q,
-                          float *scale, float *sum, int threads) {
+// Groups from `first` to `last`, those of all rows counted: x [rows, k] -> q [rows, groups * group] int16, scale and sum
+// [rows, groups]. What is not finite makes its scale NaN.
+void quantize_groups(const float *x, int64_t k, int64_t groups, int64_t group, int16_t *q, float *scale, float *sum,
+                     int64_t first_place, int64_t last_place) {
     const __m256 no_sign = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     const __m256i ones = _mm256_set1_epi16(1);
-#pragma omp parallel for schedule(static) num_threads(threads) if (rows * k > 65536)
-    for (int64_t place = 0; place < rows * groups; place++) {
+    for (int64_t place = first_place; place < last_place; place++) {
         const int64_t row = place / groups, first = place % groups * group;
         const float *from = x + row * k + first;
         float tail[128];
@@ -72,6 +72,14 @@ static void quantize_rows(const float *x, int64_t rows, int64_t k, int64_t group
         scale[place] = most / 32767.0f + spoilt;
         sum[place] = (float)whole * scale[place];
     }
+}
+
+// All of them.
+static void quantize_rows(const float *x, int64_t rows, int64_t k, int64_t groups, int64_t group, int16_t *q,
+                          float *scale, float *sum, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * k > 65536)
+    for (int64_t place = 0; place < rows * groups; place++)
+        quantize_groups(x, k, groups, group, q, scale, sum, place, place + 1);
 }
 
 // ---------------------------------------------------------------------------------------------------- quantized weights
@@ -207,13 +215,28 @@ INLINE void quantized_panels(const int bits, const int coded, const int group, c
     }
 }
 
-// [rows, width] -> of each tile of up to `most` rows [width, rows].
-static void by_tiles(const int32_t *from, int32_t *to, int64_t rows, int64_t width, int64_t most, int threads) {
+// Panels from `first` to `last`, up to `TOGETHER` of them.
+void quantized_outputs(const Product *p, int bits, int group, int64_t first, int64_t last) {
+    if (wide_allowed && wide_is_there()) {
+        wide_quantized_panels(p, bits, group, first, last);
+        return;
+    }
+    BY_KIND(quantized_panels, bits, p->table, group, p, first, last)
+}
+
+// Rows of a tile, at most.
+int64_t quantized_rows(void) { return wide_allowed && wide_is_there() ? WIDE_ROWS : ROWS; }
+
+// Rows `order`, or the first ones where it is null, of [.., width] -> of each tile of up to `most` rows [width, rows].
+void by_tiles(const int32_t *from, const int32_t *order, int32_t *to, int64_t rows, int64_t width, int64_t most,
+              int threads) {
     for (int64_t row = 0, some; row < rows; row += some) {
         some = tile_rows(rows - row, most);
-#pragma omp parallel for schedule(static) num_threads(threads) if (some * width > 16384)
+        const int32_t *of[WIDE_ROWS];
+        for (int64_t r = 0; r < some; r++) of[r] = from + (order ? order[row + r] : row + r) * width;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && some * width > 16384)
         for (int64_t i = 0; i < width; i++)
-            for (int64_t r = 0; r < some; r++) to[row * width + i * some + r] = from[(row + r) * width + i];
+            for (int64_t r = 0; r < some; r++) to[row * width + i * some + r] = of[r][i];
     }
 }
 
@@ -224,27 +247,20 @@ void tandem_quantized_product(int bits, const void *weight, const void *scale, c
     const int64_t pairs = rows * groups * group / 2, scales = rows * groups;
     int32_t *x_rows = room, *scale_rows = x_rows + pairs, *sum_rows = scale_rows + scales;
     quantize_rows(x, rows, k, groups, group, (int16_t *)x_rows, (float *)scale_rows, (float *)sum_rows, threads);
-    const int wide = wide_allowed && wide_is_there();
     if (rows > 1) {
-        const int64_t most = wide ? WIDE_ROWS : ROWS;
+        const int64_t most = quantized_rows();
         int32_t *tiles = sum_rows + scales;
-        by_tiles(x_rows, tiles, rows, pairs / rows, most, threads);
-        by_tiles(scale_rows, tiles + pairs, rows, groups, most, threads);
-        by_tiles(sum_rows, tiles + pairs + scales, rows, groups, most, threads);
+        by_tiles(x_rows, 0, tiles, rows, pairs / rows, most, threads);
+        by_tiles(scale_rows, 0, tiles + pairs, rows, groups, most, threads);
+        by_tiles(sum_rows, 0, tiles + pairs + scales, rows, groups, most, threads);
         x_rows = tiles, scale_rows = tiles + pairs, sum_rows = scale_rows + scales;
     }
     const Product p = {
         weight, scale,  least,  table, x_rows,     (const float *)scale_rows, (const float *)sum_rows, out,
         rows,   panels, groups, half,  per_channel};
 #pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t first = 0; first < panels; first += TOGETHER) {
-        const int64_t last = first + TOGETHER < panels ? first + TOGETHER : panels;
-        if (wide) {
-            wide_quantized_panels(&p, bits, group, first, last);
-            continue;
-        }
-        BY_KIND(quantized_panels, bits, table, group, &p, first, last)
-    }
+    for (int64_t first = 0; first < panels; first += TOGETHER)
+        quantized_outputs(&p, bits, (int)group, first, first + TOGETHER < panels ? first + TOGETHER : panels);
 }
 
 // ---------------------------------------------------------------------------------------------------- half precision
@@ -322,17 +338,25 @@ INLINE void half_panels(const int bf16, const uint16_t *w, const float *x, float
     }
 }
 
+// Panels from `first` to `last` of `panels`.
+void half_outputs(int bf16, const uint16_t *weight, const float *x, float *out, int64_t rows, int64_t k, int64_t panels,
+                  int64_t first, int64_t last) {
+    const int64_t step = rows == 1 ? TOGETHER : 1;
+    for (; first < last; first += step) {
+        const int64_t some = last - first < step ? last - first : step;
+        const uint16_t *w = weight + first * k * PANEL;
+        if (bf16) half_panels(1, w, x, out + PANEL * first, rows, k, panels * PANEL, some);
+        else half_panels(0, w, x, out + PANEL * first, rows, k, panels * PANEL, some);
+    }
+}
+
 // weight [panels, k, 16], x [rows, k] -> out [rows, panels * 16].
 void tandem_half_product(int bf16, const uint16_t *weight, const float *x, float *out, int64_t rows, int64_t k,
                          int64_t panels, int threads) {
     const int64_t step = rows == 1 ? TOGETHER : 1;
 #pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t first = 0; first < panels; first += step) {
-        const int64_t some = panels - first < step ? panels - first : step;
-        const uint16_t *w = weight + first * k * PANEL;
-        if (bf16) half_panels(1, w, x, out + PANEL * first, rows, k, panels * PANEL, some);
-        else half_panels(0, w, x, out + PANEL * first, rows, k, panels * PANEL, some);
-    }
+    for (int64_t first = 0; first < panels; first += step)
+        half_outputs(bf16, weight, x, out, rows, k, panels, first, first + step < panels ? first + step : panels);
 }
 
 // ---------------------------------------------------------------------------------------------------- floats of 8 bits
@@ -376,13 +400,12 @@ INLINE void float8_tile(const int rows, const int panels, const uint8_t *w, int6
         }
 }
 
-// weight [panels, k, 16] e4m3, scale [panels, groups, 16], x [rows, k] -> out [rows, panels * 16].
-void tandem_float8_product(const uint8_t *weight, const float *scale, int64_t groups, const float *x, float *out,
-                           int64_t rows, int64_t k, int64_t panels, int threads) {
+// Panels from `first` to `last` of `panels`.
+void float8_outputs(const uint8_t *weight, const float *scale, int64_t groups, const float *x, float *out, int64_t rows,
+                    int64_t k, int64_t panels, int64_t first, int64_t last) {
     const int64_t step = rows == 1 ? TOGETHER : 1, width = panels * PANEL, scales = groups * PANEL;
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t first = 0; first < panels; first += step) {
-        const int64_t some = panels - first < step ? panels - first : step;
+    for (; first < last; first += step) {
+        const int64_t some = last - first < step ? last - first : step;
         const uint8_t *w = weight + first * k * PANEL;
         float *to = out + first * PANEL;
         for (int64_t start = 0; start < k; start += FLOAT8_GROUP) {
@@ -404,4 +427,14 @@ void tandem_float8_product(const uint8_t *weight, const float *scale, int64_t gr
                 }
         }
     }
+}
+
+// weight [panels, k, 16] e4m3, scale [panels, groups, 16], x [rows, k] -> out [rows, panels * 16].
+void tandem_float8_product(const uint8_t *weight, const float *scale, int64_t groups, const float *x, float *out,
+                           int64_t rows, int64_t k, int64_t panels, int threads) {
+    const int64_t step = rows == 1 ? TOGETHER : 1;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t first = 0; first < panels; first += step)
+        float8_outputs(weight, scale, groups, x, out, rows, k, panels, first,
+                       first + step < panels ? first + step : panels);
 }

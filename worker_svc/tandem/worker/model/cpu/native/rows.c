@@ -1,6 +1,6 @@
 // What a layer does row by row beside its products, in fp32. A row's numbers do not depend on the other rows.
 
-#include "numbers.h"
+#include "gates.h"
 #include "operations.h"
 
 // here [size] += delta (where there is one), then to = here / sqrt(mean(here^2) + eps) * weight; `to` may be `here`.
@@ -41,20 +41,6 @@ void tandem_add(float *x, const float *added, int64_t rows, int64_t size, int64_
             float *here = x + row * size + i;
             _mm256_storeu_ps(here, _mm256_add_ps(_mm256_loadu_ps(here), _mm256_loadu_ps(added + row * stride + i)));
         }
-}
-
-// gate / (1 + e^-gate)
-INLINE __m256 silu(__m256 gate) {
-    const __m256 power = exponential(_mm256_xor_ps(gate, _mm256_set1_ps(-0.0f)));
-    return _mm256_div_ps(gate, _mm256_add_ps(_mm256_set1_ps(1.0f), power));
-}
-
-// gate / 2 (1 + tanh(u)), which is gate / (1 + e^-2u), with u = sqrt(2 / pi) (gate + 0.044715 gate^3)
-INLINE __m256 gelu_tanh(__m256 gate) {
-    const __m256 one = _mm256_set1_ps(1.0f), cubic = _mm256_set1_ps(0.044715f);
-    const __m256 u = _mm256_mul_ps(gate, _mm256_fmadd_ps(cubic, _mm256_mul_ps(gate, gate), one));
-    const __m256 power = exponential(_mm256_mul_ps(u, _mm256_set1_ps(-1.5957691f)));
-    return _mm256_div_ps(gate, _mm256_add_ps(one, power));
 }
 
 // gate_up [rows, 2 size], rows `stride` apart -> out [rows, size] = activation(gate) * up. size % 8 == 0.

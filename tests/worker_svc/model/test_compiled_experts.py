@@ -1,0 +1,186 @@
+"""Experts in one compiled call against experts one after the other, and against themselves in other company."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.worker.checkpoints import open_checkpoint
+from tandem.worker.checkpoints.grouped import Quantization, to_float8
+from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU, Experts
+from tandem.worker.model.cpu import native
+from tandem.worker.model.cpu.operations import NativeOperations
+from tandem.worker.model.float8 import Float8Weight
+from tandem.worker.model.linear import HalfPanels, Linear, PlainWeight
+from tandem.worker.model.loading import load_transformer
+from tandem.worker.model.moe import MixtureOfExperts
+from tandem.worker.model.quantization import QuantizedWeight
+from tandem.worker.model.transformer import Transformer
+from tests.worker_svc.checkpoints.gguf_models import save_gguf
+from tests.worker_svc.model.llama_folders import logits_in_chunks, some_ids
+from tests.worker_svc.model.test_architectures import MODELS, saved
+from tests.worker_svc.model.test_native import random_matrix
+
+CPU = torch.device("cpu")
+EXPERTS = Experts(count=9, per_token=3, intermediate_size=40, normalized=True)
+QUANTIZED = [
+    Quantization(8, 0),
+    Quantization(8, 32),
+    *(Quantization(4, group) for group in (32, 128)),
+    Quantization(4, 32, "e2m1"),
+    Quantization(4, 32, "iq4"),
+]
+ARCHITECTURES = ["qwen3 moe", "mixtral", "gpt oss", "glm4 moe, groups, norms, scaled", "gemma4 with experts"]
+ARCHITECTURES += ["llama4", "qwen3 next"]
+KINDS = ["bfloat16", "float16", "fp8", *QUANTIZED]
+
+
+@pytest.fixture(autouse=True)
+def _compiled() -> None:
+    if not native.available():
+        pytest.skip("no AVX2, or no C compiler")
+
+
+def give_weight(linear: Linear, kind: str | Quantization) -> None:
+    rows, columns = linear.out_features, linear.in_features
+    weight: torch.nn.Module
+    if isinstance(kind, Quantization):
+        matrix = random_matrix(kind, rows, columns, torch.float16)
+        if not kind.code:
+            matrix = replace(matrix, scale=matrix.scale / 100)
+        weight = QuantizedWeight(kind, rows, columns, matrix, CPU)
+        weight.fill(0, matrix)
+    else:
+        numbers = torch.randn((rows, columns)) / columns**0.5
+        if kind == "fp8":
+            weight = Float8Weight(rows, columns, CPU)
+            weight.fill(0, to_float8(numbers))
+        else:
+            dtype = getattr(torch, kind)
+            weight = HalfPanels(rows, columns, dtype)
+            weight.fill(0, numbers.to(dtype))
+    linear.weights.append(weight)
+
+
+def mixture(kind: str | Quantization, config: Experts = EXPERTS, hidden: int = 72) -> MixtureOfExperts:
+    """Experts of random numbers, computed together."""
+    torch.manual_seed(0)
+    layer = MixtureOfExperts(hidden, config, torch.float32, NativeOperations())
+    layer.router.weights.append(PlainWeight(torch.randn(config.count, hidden)))
+    for linear in layer.experts.modules():
+        if isinstance(linear, Linear):
+            give_weight(linear, kind)
+            if linear.bias is not None:
+                linear.bias.weight.data.normal_()
+    if layer.router.bias is not None:
+        layer.router.bias.weight.data.normal_()
+    layer.join()
+    assert not layer.apart, layer.apart
+    return layer
+
+
+def apart(layer: MixtureOfExperts, x: torch.Tensor) -> torch.Tensor:
+    """What the same experts give one after the other."""
+    joined, layer._joined = layer._joined, None
+    try:
+        return layer(x)
+    finally:
+        layer._joined = joined
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 40, 600])
+def test_experts_together_have_the_bits_of_experts_apart(kind: str | Quantization, rows: int) -> None:
+    layer = mixture(kind)
+    x = torch.randn(rows, 72)
+    together = layer(x)
+    assert bool(together.isfinite().all())
+    assert torch.equal(together, apart(layer, x))
+
+
+@pytest.mark.parametrize("changes", [{"activation": "gelu_tanh"}, {"activation": "relu2"}, {"activation": "silu"},
+                                     {"clamped": ClampedSwiGLU(1.702, 1.5)}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("biases", [False, True])
+def test_every_gate_is_that_of_torch(changes: dict[str, object], biases: bool) -> None:
+    layer = mixture("bfloat16", replace(EXPERTS, intermediate_size=28, biases=biases, **changes))
+    x = torch.randn(50, 72)
+    torch.testing.assert_close(layer(x), apart(layer, x), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "fp8", Quantization(8, 32), Quantization(4, 32)], ids=str)
+def test_a_row_has_the_same_bits_in_any_company_and_with_any_threads(kind: str | Quantization) -> None:
+    layer = mixture(kind, replace(EXPERTS, intermediate_size=72), hidden=640)
+    x = torch.randn(1500, 640)  # more pairs than there is room for at once
+    together, threads = layer(x), torch.get_num_threads()
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        try:
+            assert torch.equal(layer(x), together)
+        finally:
+            torch.set_num_threads(threads)
+    for first, last in ((0, 1), (1, 3), (700, 717), (717, 1500)):
+        assert torch.equal(layer(x[first:last]), together[first:last])
+
+
+def test_a_row_that_is_not_finite_spoils_no_other() -> None:
+    layer = mixture(Quantization(8, 32))
+    x = torch.randn(12, 72)
+    expected = layer(x)
+    x[5] = float("nan")
+    spoilt = layer(x)
+    assert bool(spoilt[5].isnan().all())
+    others = torch.arange(12) != 5
+    assert torch.equal(spoilt[others], expected[others])
+
+
+def test_all_rows_may_choose_the_same_expert() -> None:
+    layer = mixture("bfloat16", replace(EXPERTS, per_token=1))
+    x = torch.randn(1, 72) + torch.randn(1100, 72) / 1000
+    assert torch.equal(layer(x), apart(layer, x))
+
+
+def test_experts_of_different_kinds_are_computed_apart() -> None:
+    layer = mixture("bfloat16")
+    down = layer.experts[4].down
+    down.weights = torch.nn.ModuleList()
+    give_weight(down, Quantization(8, 32))
+    layer.join()
+    assert layer.apart == "experts' matrices are of different kinds"
+    assert bool(layer(torch.randn(7, 72)).isfinite().all())
+
+
+def assert_is_transformers(path: Path, theirs: Any, dtype: torch.dtype, near: float) -> None:
+    """The logits, whole and in chunks, of a model whose experts are compiled."""
+    ours: Transformer = load_transformer(open_checkpoint(path), "cpu", dtype)
+    assert not ours.experts_apart
+    ids = some_ids(97, 40)
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([ids])).logits[0].float()
+    whole = logits_in_chunks(ours, ids, [len(ids)])
+    torch.testing.assert_close(whole, expected, atol=near, rtol=0)
+    for chunks in ([1], [16, 5]):
+        assert torch.equal(logits_in_chunks(ours, ids, chunks), whole), chunks
+
+
+@pytest.mark.skipif(native.wide_serves(torch.bfloat16), reason="its products round activations to bf16")
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_models_compute_what_transformers_does(name: str, tmp_path: Path) -> None:
+    kind, changes = MODELS[name]
+    theirs = saved(kind, tmp_path, **changes)
+    for parameter in theirs.parameters():  # no number is lost in the matrices that follow
+        parameter.data = parameter.data.bfloat16().float()
+    theirs.save_pretrained(tmp_path)
+    assert_is_transformers(tmp_path, theirs, torch.bfloat16, near=2e-4)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K"])
+def test_a_quantized_file_computes_what_transformers_does(kind: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 256, "head_dim": 64, "initializer_range": 0.06}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    theirs = saved("Qwen3Moe", tmp_path, **MODELS["qwen3 moe"][1] | sizes | {"norm_topk_prob": True})
+    path = save_gguf(theirs, tmp_path / "model.gguf", kind)
+    assert_is_transformers(path, theirs, torch.float32, near=2e-3)

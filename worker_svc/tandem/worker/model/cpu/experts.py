@@ -1,0 +1,106 @@
+"""The experts of a layer, compiled: one call for all rows; see `native/experts.c`.
+
+| experts' matrices | how they are multiplied |
+|---|---|
+| in panels: bf16, fp16, fp32 with AVX-512, fp8 | together, by the kernels of other layers |
+| int8, int4, MXFP4 and other codes of 4 bits | the same |
+| fp32 without AVX-512 | one expert after the other, by torch |
+| GPTQ's with an order of columns (`desc_act`) | one expert after the other |
+| of different kinds, within a matrix or between experts | one expert after the other |
+
+Both ways give the same bits where what lies between the two products is compiled for both.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from tandem.worker.checkpoints.layer_parts import Experts
+from tandem.worker.model.cpu.matrices import Matrix, matrices_of
+from tandem.worker.model.cpu.native.layers import GATES
+from tandem.worker.model.cpu.native.library import calls
+from tandem.worker.model.feed_forward import FeedForward
+from tandem.worker.model.linear import Linear
+from tandem.worker.model.moe import choose, sigmoid
+
+_KINDS = {**GATES, "relu2": 2}
+_CLAMPED = 3  # as in gates.h
+_ALIKE = ("bits", "half", "per_channel", "inputs", "outputs", "panels", "groups", "group")
+_Pointer, _Size = ctypes.c_void_p, ctypes.c_int64
+
+
+class _Experts(ctypes.Structure):
+    _fields_ = (
+        *((name, _Pointer) for name in ("gate_up", "down")),
+        *((name, _Size) for name in ("count", "per_row", "hidden", "inner")),
+        ("gate", ctypes.c_int32),
+        *((name, ctypes.c_float) for name in ("alpha", "limit")),
+    )
+
+
+class CompiledExperts:
+    """All experts of a layer, for any number of rows."""
+
+    def __init__(self, config: Experts, experts: Sequence[FeedForward]) -> None:
+        """Takes the experts' matrices where they are; raises ValueError where they are not served."""
+        first, clamped = experts[0], config.clamped
+        matrices = [_matrices([each.gate_up for each in experts]), _matrices([each.down for each in experts])]
+        self._config = config
+        self._kept = (list(experts), matrices)  # what the structure points at
+        self._struct = _Experts(
+            *(ctypes.addressof(each) for each in matrices),
+            count=len(experts),
+            per_row=config.per_token,
+            hidden=first.gate_up.in_features,
+            inner=first.intermediate_size,
+            gate=_KINDS[config.activation] if clamped is None else _CLAMPED,
+            alpha=0.0 if clamped is None else clamped.alpha,
+            limit=0.0 if clamped is None else clamped.limit,
+        )
+        self._address = ctypes.addressof(self._struct)
+
+    def route(
+        self, logits: torch.Tensor, bias: torch.Tensor | None, weights: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return choose(logits, bias, self._config, weights)
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        shares: torch.Tensor,
+        chosen: torch.Tensor,
+        shared: torch.Tensor | None,
+        gate: torch.Tensor | None,
+    ) -> torch.Tensor:
+        rows, inputs = len(x), x.float().contiguous()
+        shares, chosen = shares.contiguous(), chosen.contiguous()
+        room = torch.empty(calls().tandem_experts_room(self._address, rows), dtype=torch.uint8)
+        out = torch.empty_like(inputs)
+        calls().tandem_experts(
+            self._address,
+            inputs.data_ptr(),
+            chosen.data_ptr(),
+            shares.data_ptr(),
+            out.data_ptr(),
+            room.data_ptr(),
+            rows,
+            torch.get_num_threads(),
+        )
+        if shared is not None:
+            out += shared if gate is None else shared * sigmoid(gate.float())
+        return out.to(x.dtype)
+
+
+def _matrices(linears: Sequence[Linear]) -> ctypes.Array[Matrix]:
+    if any(linear.bias is not None and linear.bias.weight.dtype != torch.float32 for linear in linears):
+        raise ValueError("their biases are not of float32")
+    found = [matrices_of(linear) for linear in linears]
+    if any(len(some) != 1 for some in found):
+        raise ValueError("there are no kernels for their matrices")
+    matrices = [matrix for (matrix,) in found]
+    if len({tuple(getattr(matrix, name) for name in _ALIKE) for matrix in matrices}) > 1:
+        raise ValueError("experts' matrices are of different kinds")
+    return (Matrix * len(matrices))(*matrices)

@@ -1,0 +1,39 @@
+// What stands between the two products of a feed-forward layer.
+
+#include "numbers.h"
+
+enum { SILU = 0, GELU_TANH = 1, RELU2 = 2, CLAMPED = 3 };
+
+typedef struct {
+    int32_t kind;
+    float alpha, limit;  // of CLAMPED
+} Gate;
+
+// gate / (1 + e^-gate)
+INLINE __m256 silu(__m256 gate) {
+    const __m256 power = exponential(_mm256_xor_ps(gate, _mm256_set1_ps(-0.0f)));
+    return _mm256_div_ps(gate, _mm256_add_ps(_mm256_set1_ps(1.0f), power));
+}
+
+// gate / 2 (1 + tanh(u)), which is gate / (1 + e^-2u), with u = sqrt(2 / pi) (gate + 0.044715 gate^3)
+INLINE __m256 gelu_tanh(__m256 gate) {
+    const __m256 one = _mm256_set1_ps(1.0f), cubic = _mm256_set1_ps(0.044715f);
+    const __m256 u = _mm256_mul_ps(gate, _mm256_fmadd_ps(cubic, _mm256_mul_ps(gate, gate), one));
+    const __m256 power = exponential(_mm256_mul_ps(u, _mm256_set1_ps(-1.5957691f)));
+    return _mm256_div_ps(gate, _mm256_add_ps(one, power));
+}
+
+// activation(gate) * up, as feed_forward.py has it. NaN goes through: of two, the operand that stands last.
+INLINE __m256 gated(const Gate *how, __m256 gate, __m256 up) {
+    const __m256 one = _mm256_set1_ps(1.0f), most = _mm256_set1_ps(how->limit);
+    switch (how->kind) {
+    case SILU: return _mm256_mul_ps(silu(gate), up);
+    case GELU_TANH: return _mm256_mul_ps(gelu_tanh(gate), up);
+    case RELU2: gate = _mm256_max_ps(_mm256_setzero_ps(), gate); return _mm256_mul_ps(_mm256_mul_ps(gate, gate), up);
+    default:
+        gate = _mm256_min_ps(most, gate);
+        up = _mm256_min_ps(most, _mm256_max_ps(_mm256_set1_ps(-how->limit), up));
+        const __m256 power = exponential(_mm256_mul_ps(gate, _mm256_set1_ps(-how->alpha)));
+        return _mm256_mul_ps(_mm256_div_ps(gate, _mm256_add_ps(one, power)), _mm256_add_ps(up, one));
+    }
+}

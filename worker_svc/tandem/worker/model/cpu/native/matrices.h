@@ -1,0 +1,32 @@
+// A stored matrix, and what one thread computes of its products: some outputs of all rows.
+
+#include "quantized.h"
+
+// How numbers are stored that are not of 16, 8 or 4 bits: in wide panels (`panels_wide.c`), as e4m3.
+enum { WIDE = 0, FLOAT8 = -8 };
+
+typedef struct {
+    const void *numbers, *scale, *least;
+    const int16_t *table;
+    int32_t bits, half, per_channel;  // half: with 16 and WIDE, bf16; else as in `Product`
+    int64_t inputs, outputs, panels, groups, group;
+    const float *bias;  // [outputs], or 0
+} Matrix;
+
+// products.c
+void quantize_groups(const float *x, int64_t k, int64_t groups, int64_t group, int16_t *q, float *scale, float *sum,
+                     int64_t first_place, int64_t last_place);
+int64_t quantized_rows(void);
+void by_tiles(const int32_t *from, const int32_t *order, int32_t *to, int64_t rows, int64_t width, int64_t most,
+              int threads);
+void quantized_outputs(const Product *p, int bits, int group, int64_t first, int64_t last);
+void half_outputs(int bf16, const uint16_t *weight, const float *x, float *out, int64_t rows, int64_t k, int64_t panels,
+                  int64_t first, int64_t last);
+void float8_outputs(const uint8_t *weight, const float *scale, int64_t groups, const float *x, float *out, int64_t rows,
+                    int64_t k, int64_t panels, int64_t first, int64_t last);
+
+// panels_wide.c
+int64_t wide_rows(int bf16);
+void wide_pack(int bf16, const float *x, const int32_t *order, int64_t row, int64_t rows, int64_t k, void *room);
+void wide_outputs(int bf16, const void *weight, const void *room, float *out, int64_t rows, int64_t k, int64_t outputs,
+                  int64_t first, int64_t last);
