@@ -18,7 +18,10 @@ from typing import Any
 
 import numpy as np
 
-HERE = Path(__file__).parent
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.machine import add_output_flags, save
+
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, VOCABULARY = 32, 4096, 14336, 32, 8, 32000
 BLOCKS = {"Q4_0": (32, 18), "Q4_K": (256, 144), "Q6_K": (256, 210), "F32": (1, 4)}  # numbers and bytes of one
 
@@ -123,7 +126,7 @@ def main() -> None:
     """Measures, prints and writes down."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--machine", default="here")
+    add_output_flags(parser)
     parser.add_argument("--kinds", default="Q4_0,Q4_K")
     parser.add_argument("--load", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -141,8 +144,7 @@ def main() -> None:
         finally:
             path.unlink(missing_ok=True)
         print(kind, found[kind])
-    result = HERE / "results" / f"load-peak-{options.machine}-2026-11-23.json"
-    result.write_text(json.dumps(found, indent=2) + "\n")
+    save("load_peak", options, found)
 
 
 if __name__ == "__main__":
