@@ -142,6 +142,21 @@ def test_compiled_attention_over_stored_numbers_is_that_of_torch(name: str, wind
         torch.testing.assert_close(compiled, expected, atol=2e-6, rtol=1e-5)
 
 
+def test_every_number_of_8_bits_is_read_as_torch_reads_it():
+    if not native.available():
+        pytest.skip("no AVX2, or no C compiler")
+    shape = CacheShape((KVHeads(1, 256),), 1, 4, kv_format("fp8", torch.float32))
+    cache = KVCache(shape, "cpu")
+    every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    cache.values[0][0][0, 0, 0] = every
+    plan = NativeOperations().plan(
+        [Segment(0, 1, 0, np.zeros(1, np.int32))], cache, 1, AttentionKind(0, shape.heads[0])
+    )
+    # Of one key alone the answer is its value.
+    out = plan.attend(cache.keys[0], cache.values[0], torch.zeros(1, 1, 256), Scores(1.0))
+    torch.testing.assert_close(out.flatten(), every.float(), rtol=0, atol=0, equal_nan=True)
+
+
 def assert_same_bits(scene: Scene) -> None:
     whole = scene.attend([(sequence, 0, sequence.length) for sequence in scene.sequences])
     for sequence, expected in zip(scene.sequences, whole, strict=True):

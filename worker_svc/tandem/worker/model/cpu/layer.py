@@ -172,8 +172,7 @@ class CompiledLayer:
         the layer's keys and values."""
         begins = delta is None
         delta = torch.empty_like(x) if delta is None else delta.contiguous()
-        stored = cache.shape.format.name
-        keys, values = pages_of(stored, cache.keys[index]), pages_of(stored, cache.values[index])
+        keys, values = pages_of(cache.keys[index]), pages_of(cache.values[index])
         if cache.key_channels is not None:
             channels, made = cache.key_channels[index], self._struct.made
             made.key_mean, made.key_scale = channels.mean.data_ptr(), channels.scale.data_ptr()

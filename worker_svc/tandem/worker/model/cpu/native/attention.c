@@ -33,6 +33,18 @@ typedef struct {
 #define KEYS 4
 #define OUTPUTS 6  // with 2 vectors each
 
+// Eight e4m3 as fp32. Below 2^-6 they are multiples of 2^-9.
+INLINE __m256 from_float8(__m128i codes) {
+    const __m256i wide = _mm256_cvtepu8_epi32(codes), size = _mm256_and_si256(wide, _mm256_set1_epi32(0x7f));
+    const __m256i normal = _mm256_add_epi32(_mm256_slli_epi32(size, 20), _mm256_set1_epi32(120 << 23));
+    const __m256 small = _mm256_mul_ps(_mm256_cvtepi32_ps(size), _mm256_set1_ps(0x1p-9f));
+    const __m256i is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(8), size);
+    const __m256i v = _mm256_blendv_epi8(normal, _mm256_castps_si256(small), is_small);
+    const __m256i nan = _mm256_cmpeq_epi32(size, _mm256_set1_epi32(0x7f));
+    const __m256i sign = _mm256_slli_epi32(_mm256_srli_epi32(wide, 7), 31);
+    return _mm256_castsi256_ps(_mm256_or_si256(_mm256_or_si256(v, nan), sign));
+}
+
 // `keys` vectors of one page and head as fp32: where they lie, or in `room`.
 INLINE const float *tile(const Attention *a, const int which, int64_t page, int64_t head, int64_t keys, float *room) {
     const int64_t d = a->head_dim, first = (page * a->kv_heads + head) * a->page_size;
@@ -47,10 +59,8 @@ INLINE const float *tile(const Attention *a, const int which, int64_t page, int6
         }
     } else if (a->format == FP8) {
         const uint8_t *from = (const uint8_t *)numbers + first * d;
-        for (int64_t i = 0; i < keys * d; i += 8) {
-            const __m256i index = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(from + i)));
-            _mm256_storeu_ps(room + i, _mm256_i32gather_ps((const float *)constants, index, 4));
-        }
+        for (int64_t i = 0; i < keys * d; i += 8)
+            _mm256_storeu_ps(room + i, from_float8(_mm_loadl_epi64((const __m128i *)(from + i))));
     } else if (a->format == INT8) {
         for (int64_t key = 0; key < keys; key++) {
             const int8_t *from = (const int8_t *)numbers + (first + key) * d;

@@ -24,7 +24,6 @@ from tandem.worker.model.kv_formats import Parts
 LANES = 8  # sizes are multiples of it
 
 FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "fp8": 5}  # as in numbers.h
-_FLOAT8 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
 GATES: Mapping[Activation, int] = {"silu": 0, "gelu_tanh": 1}  # as in gates.h
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 WORTH_A_THREAD = 1 << 17  # multiplications that take about as long as it takes to wake a thread
@@ -134,10 +133,9 @@ def heads_of(
     )
 
 
-def pages_of(format_name: str, parts: Parts) -> Pages:
+def pages_of(parts: Parts) -> Pages:
     """One layer's keys or values, which must outlive it."""
-    constants = _FLOAT8 if format_name == "fp8" else parts[-1]
-    return Pages(parts[0].data_ptr(), constants.data_ptr())
+    return Pages(parts[0].data_ptr(), parts[-1].data_ptr())
 
 
 def rotate_and_store(
@@ -151,7 +149,7 @@ def rotate_and_store(
     """Finishes and rotates the queries and keys in `qkv` `[N, heads + 2 kv_heads, head_dim]` where they are; then
     stores keys and values at `slots`, if these are given."""
     stored = cache.shape.format.name
-    pages = [pages_of(stored, parts) for parts in (cache.keys[layer], cache.values[layer])]
+    pages = [pages_of(parts) for parts in (cache.keys[layer], cache.values[layer])]
     keys, values = (None, None) if slots is None else map(ctypes.addressof, pages)
     calls().tandem_rotate_and_store(
         qkv.data_ptr(),
@@ -176,7 +174,7 @@ def attention(
     rows, heads, head_dim = q.shape
     out = torch.empty((rows, heads, head_dim))
     kv_heads, page_size = keys[0].shape[1:3]
-    pages = [pages_of(format_name, parts) for parts in (keys, values)]
+    pages = [pages_of(parts) for parts in (keys, values)]
     failed = calls().tandem_attention(
         *(pointer for each in pages for pointer in (each.numbers, each.constants)),
         FORMATS[format_name],

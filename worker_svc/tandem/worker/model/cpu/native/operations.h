@@ -5,8 +5,7 @@
 // Keys or values of one layer.
 typedef struct {
     void *numbers;
-    float *constants;  // with int8 and int4, what their numbers are to be multiplied by, and added to; with fp8, which
-                       // float each byte is
+    float *constants;  // with int8 and int4, what their numbers are to be multiplied by, and added to
 } Pages;
 
 // What becomes of a row of queries, keys and values.
