@@ -153,7 +153,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2_moe": MODELS["lfm2 moe"],
     "granitemoehybrid": MODELS["granite hybrid"],
     "nemotron_h": MODELS["nemotron h"],
-    "falcon_h1": MODELS["falcon h1"],
+    "falcon_h1": MODELS["falcon h1, norm before the gate"],
     "ministral3": MODELS["ministral3 with a window"],
 }
 CHOICES: dict[str, list[Any]] = {
@@ -166,6 +166,7 @@ CHOICES: dict[str, list[Any]] = {
     "original_max_position_embeddings": [24],
     "num_local_experts": [3],
     "mlp_only_layers": [[1], 1],
+    "time_step_min": [0.3],
 }
 # Fields without effect in these folders, where another one decides.
 IDLE = {
@@ -187,6 +188,9 @@ IDLE = {
     # The model has no inputs of layers and shares no keys; its layers' RoPE is listed.
     "gemma4_text": {"use_double_wide_mlp", "vocab_size_per_layer_input", "rope_theta"},
     "llama4_text": {"interleave_moe_layer_step", "no_rope_layer_interval"},  # the layers are listed
+    "lfm2": {"full_attn_idxs"},  # they are listed here too
+    "nemotron_h": {"rope_theta", "rope_scaling"},  # no layer is rotated
+    "falcon_h1": {"mamba_expand"},  # the size is said
 }
 
 
@@ -292,6 +296,18 @@ PLAUSIBLE: dict[str, Any] = {
     "attn_implementation": "eager",
     "_attn_implementation": "eager",
     "experts_implementation": "eager",
+    "time_step_limit": [0.5, 0.6],
+    "time_step_max": 0.5,
+    "time_step_floor": 0.5,
+    "mamba_proj_bias": True,
+    "mamba_ssm_cache_dtype": "bfloat16",
+    "use_mamba_kernels": False,
+    "residual_in_fp32": True,
+    "rescale_prenorm_residual": False,
+    "mtp_layers_block_type": ["moe"],
+    "mtp_hybrid_override_pattern": "*E",
+    "moe_shared_expert_overlap": False,
+    "norm_topk_prob": False,
 }
 
 

@@ -69,6 +69,7 @@ VARIANTS += [("llama4", dtype, kv) for dtype, kv in (("float32", "auto"), ("bflo
 VARIANTS += [("lfm2", "float32", "auto"), ("lfm2", "bfloat16", "int4"), ("falcon", "float32", "auto")]
 VARIANTS += [("nemotron", "float32", "auto")]
 VARIANTS += [("experts", "bfloat16", "auto")]  # compiled
+VARIANTS += [("granite", "float32", "auto")]  # Mamba-2 in layers of their own beside experts
 
 
 TINY: dict[str, Any] = {

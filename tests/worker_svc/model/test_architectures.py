@@ -421,6 +421,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Lfm2",
         LFM2
         | {"conv_bias": True, "conv_L_cache": 5, "block_auto_adjust_ff_dim": False, "hidden_size": 60}
+        | {"num_attention_heads": 5, "num_key_value_heads": 1}
         | {"tie_word_embeddings": False, "rope_parameters": {"rope_theta": 300.0}},
     ),
     "lfm2 moe": ("Lfm2Moe", LFM2_MOE),
@@ -443,7 +444,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron h, biases, another order, sizes that are not compiled": (
         "NemotronH",
         NEMOTRON
-        | {"hybrid_override_pattern": "*M-M", "mamba_head_dim": 6, "use_bias": True, "attention_bias": True}
+        | {"hybrid_override_pattern": "*M-M", "mamba_head_dim": 6, "use_bias": True}
         | {"use_conv_bias": False, "time_step_min": 0.3, "n_groups": 3, "conv_kernel": 3},
     ),
     "falcon h1": ("FalconH1", FALCON),

@@ -20,6 +20,7 @@ from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.quantization import INT8, quantize
 from tandem.worker.model.runner import ModelRunner, Work
 from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, some_ids
+from tests.worker_svc.model.test_architectures import MODELS, saved
 
 DEMO = "models/demo"
 
@@ -160,6 +161,20 @@ def test_logits_are_near_those_of_the_whole_weights(quantization: Quantization, 
     assert torch.equal(logits_in_chunks(model, ids, [5, 1]), logits)
     error = (logits - whole).norm() / whole.norm()
     assert 0 < error < (0.06 if quantization.bits == 8 else 0.45)
+
+
+@pytest.mark.parametrize("name", ["lfm2", "falcon h1"])
+@pytest.mark.parametrize("quantization", [INT8, Quantization(4, 32)], ids=str)
+def test_layers_with_states_are_quantized_too(quantization: Quantization, name: str, tmp_path: Path) -> None:
+    kind, changes = MODELS[name]
+    saved(kind, tmp_path, **changes)
+    ids, checkpoint = some_ids(97, 43), open_checkpoint(tmp_path)
+    whole = logits_in_chunks(load_transformer(checkpoint, "cpu", torch.float32), ids, [43])
+    model = load_transformer(checkpoint, "cpu", torch.float32, quantization=quantization)
+    logits = logits_in_chunks(model, ids, [43])
+    assert torch.equal(logits_in_chunks(model, ids, [5, 1]), logits)
+    error = (logits - whole).norm() / whole.norm()
+    assert 0 < error < (0.06 if quantization.bits == 8 else 0.6)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ _EXPERT_KEYS = {
     "experts.intermediate_size": "intermediate_size",
     "experts.shared_size": "shared_intermediate_size",
 }
+_MOST_MULTIPLIER = 1e6
 # The names of what layers are: transformers 5's, and older ones.
 _STATE, _ATTENTION, _FEED_FORWARD = ("linear_attention", "mamba"), ("full_attention", "attention"), ("mlp",)
 
@@ -90,7 +91,8 @@ def falcon_h1(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dict[
     before = _positive(config, "ssm_in_multiplier")
     norm = "none"
     if config.boolean("mamba_rms_norm", False):
-        norm = "before" if config.boolean("mamba_norm_before_gate", True) else "after"
+        key = "mamba_norm_before_gate"  # null is as good as false
+        norm = "before" if config.boolean(key, key not in config.values) else "after"
     more = {
         "norm": norm,
         "multipliers": tuple(before * one for one in (z, x, b, c, dt)),
@@ -111,8 +113,9 @@ def falcon_h1(config: Fields, _rope: Fields, _windows: tuple[int, ...]) -> dict[
 
 def _positive(config: Fields, key: str) -> float:
     value = config.number(key, 1.0)
-    if value <= 0:
-        raise config.error(key, f"must be more than 0, but is {value:g}")
+    if not 1 / _MOST_MULTIPLIER <= value <= _MOST_MULTIPLIER:  # so that products of some stay finite and above 0
+        limits = f"from {1 / _MOST_MULTIPLIER:g} to {_MOST_MULTIPLIER:g}"
+        raise config.error(key, f"must be {limits}, but is {value:g}")
     return value
 
 
@@ -231,10 +234,13 @@ def _limits(config: Fields) -> tuple[float, float]:
     """Reads the limits of dt; JSON has no infinity, which transformers writes as an object."""
     key = "time_step_limit"
     limits = config.values.get(key, [0.0, math.inf])
-    if isinstance(limits, list):
-        limits = [math.inf if one == {"__float__": "Infinity"} else one for one in limits]
-    if not isinstance(limits, list) or [type(one) in (int, float) for one in limits] != [True, True]:
+    if not isinstance(limits, list) or len(limits) != 2:
         raise config.error(key, "must be two numbers")
-    if not 0 <= limits[0] <= limits[1]:
+    infinite = [one in (math.inf, {"__float__": "Infinity"}) for one in limits]
+    each = Fields(config.path, {f"{key}[{place}]": one for place, one in enumerate(limits)})
+    least, most = (
+        math.inf if endless else each.number(place) for endless, place in zip(infinite, each.values, strict=True)
+    )
+    if not 0 <= least <= most:
         raise config.error(key, "must be two numbers from 0 on, the smaller one first")
-    return float(limits[0]), float(limits[1])
+    return least, most
