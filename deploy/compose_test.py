@@ -50,6 +50,7 @@ JOBS = {
 }  # targets of each job, with two workers
 BUILD_SECONDS = 1800  # torch is large
 INSTALL_SECONDS = 1800  # so is it for what installs the SDK meanwhile
+PANEL_SECONDS = 240  # two scrapes under load for each panel; all queries take a minute on a machine that others use
 DRAWN_SECONDS = 180  # of load, that dashboards are drawn with
 STOP_SECONDS = 30  # a process that has not ended by then is killed, and its exit code tells
 
@@ -147,9 +148,8 @@ def soon(condition: Callable[[], str], seconds: float, what: str) -> None:
 def await_sdk(stamp: Path) -> None:
     """Waits until this environment, whose installation ends with this file, has the SDK."""
     soon(lambda: "" if stamp.exists() else f"no {stamp}", INSTALL_SECONDS, "the SDK is installed")
-    site.addsitedir(
-        sysconfig.get_path("purelib")
-    )  # or else what leads to editable installations is read at starts only
+    # Or else what leads to editable installations is read at starts only.
+    site.addsitedir(sysconfig.get_path("purelib"))
 
 
 def check_completion(stack: Stack) -> None:
@@ -322,11 +322,12 @@ def check_dashboards(stack: Stack) -> None:
 
     def empty() -> str:
         some_traffic(stack)
-        answers = ((place, prometheus(stack, "query", query=query)) for place, query in queries.items())
-        without = [place for place, answer in answers if not has_numbers(answer)]
-        return f"no data: {'; '.join(without)}" if without else ""
+        for place, query in list(queries.items()):
+            if has_numbers(prometheus(stack, "query", query=query)):
+                del queries[place]
+        return f"no data: {'; '.join(queries)}" if queries else ""
 
-    soon(empty, 60, "all panels have data")
+    soon(empty, PANEL_SECONDS, "all panels have had data")
 
 
 def draw_dashboards(stack: Stack, folder: Path) -> None:
