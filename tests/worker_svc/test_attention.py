@@ -18,7 +18,8 @@ from tandem.worker.model.kv_formats import KVFormat, Plain, kv_format
 from tandem.worker.model.operations import Operations, TorchOperations
 from tests.worker_svc.model.cuda.kernels.attention_reference import attention as exact_pages
 
-LAYOUTS = [(8, 4, 8), (8, 2, 64), (5, 5, 12), (6, 1, 16), (4, 2, 32)]  # heads, kv heads, head dim
+# Heads, kv heads, head dim.
+LAYOUTS = [(8, 4, 8), (8, 2, 64), (5, 5, 12), (6, 1, 16), (4, 2, 32), (2, 2, 6), (3, 1, 10)]
 KINDS: dict[str, type[TorchOperations]] = {"torch": TorchOperations, "compiled": NativeOperations}
 ERRORS = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 4e-2}
 

@@ -154,6 +154,18 @@ def test_a_call_whose_rows_differ_by_their_place_is_none_to_be_made() -> None:
     assert row_counts(multiply, 16, 4, torch.float32) == (1, 24)
 
 
+@pytest.mark.parametrize("outputs", [1, 2, 3])
+@pytest.mark.parametrize("columns", [4, 8, 12, 20])
+def test_another_order_shows_in_a_matrix_of_few_outputs_too(outputs: int, columns: int) -> None:
+    def multiply(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        places, total = range(columns), torch.zeros(len(x), outputs)
+        for place in places if len(x) < 5 else (*places[::2], *places[1::2]):
+            total += x[:, place, None] * weight[:, place]
+        return total
+
+    assert row_counts(multiply, outputs, columns, torch.float32) == (8, MOST_IN_A_CALL)
+
+
 def test_a_wide_matrix_is_tried_as_wide() -> None:
     def multiply(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return x[:, :1].expand(-1, 4) * 0 + float(len(weight) > 4096 and len(x) >= 128)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 
 from tandem.worker.checkpoints.model_config import KVHeads
 from tandem.worker.model.kv_formats import KVFormat, Parts, Plain
@@ -154,6 +155,8 @@ class TileReader:
         stored = shape.format
         self._format = stored
         self._head_dim = heads.size
+        # MKL gives every second row of 6 or 10 outputs other bits; it does not for multiples of 4.
+        self._padding = -heads.size % 8 if heads.size % 4 else 0
         self._page_bytes = shape.layer_bytes(heads) * shape.page_size
         # Batched bf16 products of this size are five times slower than fp32 ones on a CPU.
         plain = stored.dtype if isinstance(stored, Plain) and stored.dtype.itemsize > 1 else torch.float32
@@ -163,7 +166,9 @@ class TileReader:
         self._buffers: dict[str, torch.Tensor] = {}
 
     def runs(self, pages: npt.NDArray[np.int64]) -> list[Run] | None:
-        """Groups `pages` `[jobs]` into runs; None if gathering them costs less than a call for each run."""
+        """Groups `pages` `[jobs]` into runs; None if they are gathered, which may cost less than a call a run."""
+        if self._padding:  # which takes a copy
+            return None
         starts = np.concatenate([[0], np.flatnonzero(np.diff(pages) != 1) + 1])
         if len(starts) > 1 and len(pages) * self._page_bytes < len(starts) * _WORTH_A_CALL:
             return None
@@ -193,8 +198,11 @@ class TileReader:
         transpose: bool,
     ) -> torch.Tensor:
         kv_heads, page_size = layer[0].shape[1:3]
-        out = self._room(name, (*rows.shape[:2], page_size if transpose else self._head_dim), self.dtype)
+        width = self._head_dim + self._padding
+        out = self._room(name, (*rows.shape[:2], page_size if transpose else width), self.dtype)
         rows = rows.to(self.dtype)
+        if self._padding and transpose:
+            rows = F.pad(rows, (0, self._padding))
         if self._as_it_is and runs is not None:
             for job, page, length in runs:
                 tiles = layer[0][page : page + length].flatten(0, 1)
@@ -202,8 +210,10 @@ class TileReader:
                 torch.bmm(rows[part], tiles.transpose(1, 2) if transpose else tiles, out=out[part])
         else:
             tiles = self._gather(layer, pages, runs).flatten(0, 1)
+            if self._padding:
+                tiles = F.pad(tiles, (0, self._padding))
             torch.bmm(rows, tiles.transpose(1, 2) if transpose else tiles, out=out)
-        return out.float()
+        return out.float() if transpose or not self._padding else out[..., : self._head_dim].float().contiguous()
 
     def _gather(self, layer: Parts, pages: torch.Tensor, runs: list[Run] | None) -> torch.Tensor:
         """Gathers pages `[jobs, kv_heads, page_size, head_dim]` in the dtype of the products."""

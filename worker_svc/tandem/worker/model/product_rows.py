@@ -21,7 +21,7 @@ one, so that places are compared too. Measured with torch 2.13, calls of up to 5
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +35,7 @@ MOST_ROWS = 8  # of padding that may help
 _COUNTS = (*range(1, 33), *range(40, 65, 8), *range(80, 129, 16), *range(160, 513, 32))
 MOST_IN_A_CALL = _COUNTS[-1]
 _SAMPLED = (*range(1, 9), 16, 32, 64, 128, 256, 512)  # of a wide matrix, whose kernels may be others again
+_SUMS = 64  # at least, of each number of rows: of a few, all can be nothing in whatever order
 _OUTPUTS = 4096  # up to which a matrix is tried with all counts
 _NUMBERS = 1 << 25  # in the largest matrix that is tried
 
@@ -140,24 +141,25 @@ def _row_counts(
 
 def _tried(multiply: Multiply, outputs: int, columns: int, dtype: torch.dtype, prepare: Prepare | None) -> RowCounts:
     few = min(outputs, _OUTPUTS)
-    row, w = (each.to(dtype) for each in cancelling(few, columns))
+    row, w = (each.to(dtype) for each in cancelling(few * -(-_SUMS // few), columns))
     x = row.expand(MOST_IN_A_CALL, -1).contiguous()
 
-    def chosen(w: torch.Tensor, counts: Iterable[int]) -> RowCounts:
-        weight = w if prepare is None else prepare(w)
+    def chosen(matrices: Sequence[torch.Tensor], counts: Iterable[int]) -> RowCounts:
+        weights = matrices if prepare is None else [prepare(matrix) for matrix in matrices]
 
         @functools.cache
         def bits(count: int) -> bytes | None:
-            product = multiply(x[:count], weight)
-            first = product[0].float()
-            return first.numpy().tobytes() if bool((product == first).all()) else None
+            products = torch.cat([multiply(x[:count], weight) for weight in weights], 1)
+            first = products[0].float()
+            return first.numpy().tobytes() if bool((products == first).all()) else None
 
         with torch.no_grad():
             return choose(bits, counts)
 
-    counts = chosen(w, _COUNTS)
+    # Each a copy, which begins where memory is aligned.
+    counts = chosen([matrix.clone() for matrix in w.view(-1, few, columns).unbind()], _COUNTS)
     wide = min(outputs, _NUMBERS // max(1, columns))
     if wide <= few:
         return counts
-    there = chosen(w.repeat(-(-wide // few), 1)[:wide], [count for count in _SAMPLED if count <= counts.most])
+    there = chosen([w.repeat(-(-wide // few), 1)[:wide]], [count for count in _SAMPLED if count <= counts.most])
     return RowCounts(max(counts.multiple, there.multiple), min(counts.most, there.most))
