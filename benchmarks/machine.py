@@ -13,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+HOMES = ("client", "protos", "svc_common", "tokenizer_svc", "worker_svc", "http_svc")  # of packages in a checkout
 _PACKAGES = ("torch", "grpcio", "protobuf", "numpy", "tiktoken", "sentencepiece", "tokenizers")
 
 

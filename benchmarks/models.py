@@ -47,6 +47,7 @@ class Shape:
 
 SHAPES = {
     "llama-1b": Shape("llama", 22, 2048, 5632, 32, 4, 64),
+    "qwen3-0.6b": Shape("qwen3", 28, 1024, 3072, 16, 8, 128, head_norms=True),
     # Qwen3-30B-A3B, which has 48 layers.
     "qwen3-moe": Shape("qwen3moe", 4, 2048, 768, 32, 4, 128, head_norms=True, experts=128, chosen=8),
 }
@@ -59,12 +60,23 @@ KINDS = {  # of the file -> what our engine is told beside
     "Q8_0": {},
     "Q8_0 as int8 channels": {"quantize": "int8"},
     "Q4_0": {},
+    "Q4_K_M": {},
     "Q4_0 as int4 groups of 128": {"quantize": "int4", "quantize_group": 128},
 }
 
 
+# Numbers and bytes of a block, and its float16 numbers by where they stand.
+BLOCKS = {
+    "Q8_0": (32, 34, {0: 0.0004}),
+    "Q4_0": (32, 18, {0: 0.006}),
+    "Q4_K": (256, 144, {0: 0.0002, 2: 0.0015}),
+    "Q6_K": (256, 210, {208: 0.00002}),
+}
+
+
 def write_file(path: Path, kind: str, shape: Shape, layers: int) -> None:
-    """A model of random weights; with Q4_0 the output is Q8_0, as llama.cpp's own files have more bits there."""
+    """A model of random weights. With Q4_0 the output is Q8_0, as llama.cpp's own files have more bits there; Q4_K_M is
+    Q4_K, and Q6_K in the output and, in every second layer, in values and down."""
     import numpy as np
     from gguf import GGMLQuantizationType as Type
     from gguf import GGUFWriter
@@ -90,10 +102,11 @@ def write_file(path: Path, kind: str, shape: Shape, layers: int) -> None:
 
     def add(name: str, kind: str, rows: int, columns: int, experts: int = 0) -> None:
         count = max(experts, 1) * rows
-        if kind in ("Q8_0", "Q4_0"):
-            size = 34 if kind == "Q8_0" else 18
-            blocks = generator.integers(0, 256, (count, columns // 32, size), dtype=np.uint8)
-            blocks[..., :2] = np.frombuffer(np.float16(0.0004 if kind == "Q8_0" else 0.006).tobytes(), dtype=np.uint8)
+        if kind in BLOCKS:
+            numbers, size, halves = BLOCKS[kind]
+            blocks = generator.integers(0, 256, (count, columns // numbers, size), dtype=np.uint8)
+            for at, half in halves.items():
+                blocks[..., at : at + 2] = np.frombuffer(np.float16(half).tobytes(), dtype=np.uint8)
             data = blocks.reshape(count, -1)
         else:
             data = generator.standard_normal((count, columns), dtype=np.float32) * 0.03
@@ -109,12 +122,14 @@ def write_file(path: Path, kind: str, shape: Shape, layers: int) -> None:
         writer.add_tensor(f"{name}.weight", np.ones(size, dtype=np.float32))
 
     hidden, inner, heads, kv_heads = shape.hidden, shape.inner, shape.heads, shape.kv_heads
-    wide = "Q8_0" if kind == "Q4_0" else kind
+    mixed = kind == "Q4_K_M"
+    kind = "Q4_K" if mixed else kind
+    wide = {"Q4_0": "Q8_0", "Q4_K": "Q6_K"}.get(kind, kind)
     add("token_embd.weight", kind, VOCABULARY, hidden)
     add("output.weight", wide, VOCABULARY, hidden)
     add_ones("output_norm", hidden)
     for layer in range(layers):
-        block = f"blk.{layer}"
+        block, more = f"blk.{layer}", wide if mixed and layer % 2 else kind
         add_ones(f"{block}.attn_norm", hidden)
         add_ones(f"{block}.ffn_norm", hidden)
         if shape.head_norms:
@@ -122,14 +137,14 @@ def write_file(path: Path, kind: str, shape: Shape, layers: int) -> None:
             add_ones(f"{block}.attn_k_norm", shape.head_dim)
         add(f"{block}.attn_q.weight", kind, heads * shape.head_dim, hidden)
         add(f"{block}.attn_k.weight", kind, kv_heads * shape.head_dim, hidden)
-        add(f"{block}.attn_v.weight", kind, kv_heads * shape.head_dim, hidden)
+        add(f"{block}.attn_v.weight", more, kv_heads * shape.head_dim, hidden)
         add(f"{block}.attn_output.weight", kind, hidden, heads * shape.head_dim)
         many = "_exps" if shape.experts else ""
         if shape.experts:
             add(f"{block}.ffn_gate_inp.weight", "F32", shape.experts, hidden)
         add(f"{block}.ffn_gate{many}.weight", kind, inner, hidden, shape.experts)
         add(f"{block}.ffn_up{many}.weight", kind, inner, hidden, shape.experts)
-        add(f"{block}.ffn_down{many}.weight", kind, hidden, inner, shape.experts)
+        add(f"{block}.ffn_down{many}.weight", more, hidden, inner, shape.experts)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -241,6 +256,7 @@ def in_process(command: list[str], environment: dict[str, str]) -> dict[str, flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--llama-cpp-python", default="", metavar="PATH", help="an interpreter that has llama_cpp")
+    parser.add_argument("--tree", default="", help="another checkout, whose engine is measured too, as `other`")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["BF16", "Q8_0", "Q4_0"])
     parser.add_argument("--shape", choices=SHAPES, default="llama-1b")
     parser.add_argument("--threads", type=int, default=2)
@@ -260,7 +276,7 @@ def main() -> None:
         path, kind = options.ours
         print(json.dumps(measure_ours(path, KINDS[kind], options)))
         return
-    from benchmarks.machine import save
+    from benchmarks.machine import HOMES, save
 
     results: dict[str, object] = {}
     numbers = [str(options.threads), str(options.rounds), str(options.steps)]
@@ -284,6 +300,9 @@ def main() -> None:
                 answer["llama.cpp"] = in_process([*options.runner, *theirs], {})
             else:
                 answer["llama.cpp"] = "not measured: --llama-cpp-python is not given"
+            if options.tree:
+                homes = ":".join(str(Path(options.tree).resolve() / home) for home in HOMES)
+                answer["other"] = in_process([*options.runner, *own], {**ENGINE, "PYTHONPATH": homes})
             ours, other = answer["tandem"], answer["llama.cpp"]
             if isinstance(ours, dict) and isinstance(other, dict):
                 answer["ratio"] = {name: ours[name] / other[name] for name in other}

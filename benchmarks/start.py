@@ -22,9 +22,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.machine import ROOT, add_output_flags, save
+from benchmarks.machine import HOMES, ROOT, add_output_flags, save
 
-_HOMES = ("client", "protos", "svc_common", "tokenizer_svc", "worker_svc", "http_svc")
 _ENGINE = """
 import asyncio, json, sys, time
 from tandem.worker.engine.process.config import EngineConfig
@@ -82,7 +81,7 @@ def main() -> None:
     rows: dict[str, dict[str, list[float]]] = {name: {"engine": [], "engine_wall": [], "run": []} for name in names}
     for round_number in range(options.rounds + 1):
         for name, tree in zip(names, trees, strict=True):
-            path = os.pathsep.join([tree, *(str(Path(tree) / home) for home in _HOMES)])
+            path = os.pathsep.join([tree, *(str(Path(tree) / home) for home in HOMES)])
             environment = os.environ | {"PYTHONPATH": path}
             engine = of_engine(options.model, environment)
             run = of_run(options.model, environment)
