@@ -60,7 +60,7 @@ worker.engine.load worker.engine.account
 worker.model.cuda
 worker.model
 worker.model.cuda.kernels worker.model.cpu.native
-worker.model.attention worker.model.kv_cache worker.model.kv_formats
+worker.model.attention worker.model.kv_cache worker.model.kv_formats worker.model.unfinished
 worker.checkpoints
 common
 limits inference tokenizer.v1

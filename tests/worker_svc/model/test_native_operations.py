@@ -22,8 +22,9 @@ from tandem.worker.model.cpu.operations import NativeOperations
 from tandem.worker.model.kv_cache import CacheShape, KeyChannels, KVCache
 from tandem.worker.model.kv_formats import Plain, kv_format
 from tandem.worker.model.loading import load_transformer
-from tandem.worker.model.operations import TorchOperations, Unfinished
+from tandem.worker.model.operations import TorchOperations
 from tandem.worker.model.runner import ModelRunner, Work
+from tandem.worker.model.unfinished import Unfinished
 
 OURS, TORCH = NativeOperations(), TorchOperations()
 

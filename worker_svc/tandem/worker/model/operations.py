@@ -24,6 +24,7 @@ from tandem.worker.model.quantization import QuantizedWeight
 from tandem.worker.model.recurrence import Rule, recur
 from tandem.worker.model.rope import rotate
 from tandem.worker.model.states import StatePlan
+from tandem.worker.model.unfinished import FINISHED, Unfinished
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # x [N, in] and W [out, in] to x W^T [N, out]
 ScaledProduct = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # the same with scales [out, 1] of W
@@ -37,17 +38,6 @@ class Products(NamedTuple):
 
 
 LIBRARY = Products()
-
-
-class Unfinished(NamedTuple):
-    """What a projection to queries, keys and values still needs: a bias, then norms."""
-
-    bias: torch.Tensor | None = None  # [(heads + 2 kv_heads) * head_dim]
-    norms: tuple[torch.Tensor, ...] = ()  # weights of each head of queries, of keys, and of values, or of the first
-    eps: float = 0.0
-
-
-FINISHED = Unfinished()
 
 
 class Plan(Protocol):

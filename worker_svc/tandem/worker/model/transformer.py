@@ -42,11 +42,12 @@ from tandem.worker.model.mixer import Constants, Mixer
 from tandem.worker.model.mixers import make_mixer
 from tandem.worker.model.moe import MixtureOfExperts, sigmoid
 from tandem.worker.model.norms import LayerNorm, RMSNorm, stream_norm
-from tandem.worker.model.operations import Operations, Plan, Products, Unfinished
+from tandem.worker.model.operations import Operations, Plan, Products
 from tandem.worker.model.parallel import ALONE, Ranks
 from tandem.worker.model.per_layer_inputs import LayerInput, LayerInputs
 from tandem.worker.model.rope import QueryFactors, Rotation, Rotations
 from tandem.worker.model.states import StatePlan
+from tandem.worker.model.unfinished import Unfinished
 from tandem.worker.model.weights import Embedding
 from tandem.worker.model.whole_layers import behind_the_call, not_compiled
 

@@ -44,8 +44,8 @@ from tandem.worker.model.kv_cache import CacheShape, KeyChannels, KVCache
 from tandem.worker.model.kv_formats import Float8, Int4, Int8, KVFormat, Plain
 from tandem.worker.model.linear import Linear, PlainWeight
 from tandem.worker.model.moe import MixtureOfExperts
-from tandem.worker.model.operations import FINISHED, Unfinished
 from tandem.worker.model.quantization import quantize
+from tandem.worker.model.unfinished import FINISHED, Unfinished
 
 HOPPER = GPUTarget("cuda", 90, 32)
 

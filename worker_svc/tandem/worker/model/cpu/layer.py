@@ -25,8 +25,9 @@ from tandem.worker.model.cpu.operations import NativeOperations, NativePlan, sto
 from tandem.worker.model.cpu.wide_panels import WidePanels
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.linear import Linear
-from tandem.worker.model.operations import Operations, Plan, Unfinished
+from tandem.worker.model.operations import Operations, Plan
 from tandem.worker.model.rope import Rotation
+from tandem.worker.model.unfinished import Unfinished
 
 MOST_ROWS = 64  # with more, quantized products take so long that nothing else matters
 MOST_WIDE_ROWS = 2048  # with plain ones, room for what a layer computes is had once instead of once a layer

@@ -19,10 +19,11 @@ from tandem.worker.model.cpu.experts import CompiledExperts
 from tandem.worker.model.cpu.native import layers
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.kv_formats import Parts
-from tandem.worker.model.operations import FINISHED, JoinedExperts, Operations, Plan, TorchOperations, Unfinished
+from tandem.worker.model.operations import JoinedExperts, Operations, Plan, TorchOperations
 from tandem.worker.model.paged_plan import cut, longest_first, page_tables
 from tandem.worker.model.recurrence import Rule
 from tandem.worker.model.states import StatePlan
+from tandem.worker.model.unfinished import FINISHED, Unfinished
 
 _BLOCK_ROWS = 64  # queries of one kv head that share each look at a page: their numbers stay in the first two caches
 

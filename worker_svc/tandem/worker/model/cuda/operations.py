@@ -39,11 +39,12 @@ from tandem.worker.model.cuda.quantized import KernelWeight
 from tandem.worker.model.feed_forward import FeedForward
 from tandem.worker.model.kv_cache import KVCache
 from tandem.worker.model.kv_formats import Parts
-from tandem.worker.model.operations import FINISHED, Plan, TorchOperations, Unfinished
+from tandem.worker.model.operations import Plan, TorchOperations
 from tandem.worker.model.paged_plan import Ints, cut, divide, longest_first, page_tables, tables_from
 from tandem.worker.model.quantization import QuantizedWeight
 from tandem.worker.model.recurrence import Rule, recur
 from tandem.worker.model.states import StatePlan
+from tandem.worker.model.unfinished import FINISHED, Unfinished
 
 logger = logging.getLogger(__name__)
 

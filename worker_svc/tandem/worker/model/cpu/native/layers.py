@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ from tandem.worker.model.attention import Scores
 from tandem.worker.model.cpu.native.library import calls
 from tandem.worker.model.kv_cache import KeyChannels, KVCache
 from tandem.worker.model.kv_formats import Parts
+from tandem.worker.model.unfinished import Unfinished
 
 LANES = 8  # sizes are multiples of it
 
@@ -27,17 +27,6 @@ FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "fp8
 GATES: Mapping[Activation, int] = {"silu": 0, "gelu_tanh": 1}  # as in gates.h
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 WORTH_A_THREAD = 1 << 17  # multiplications that take about as long as it takes to wake a thread
-
-
-class Unfinished(Protocol):
-    """What rows of queries, keys and values still need; see `model/operations.py`."""
-
-    @property
-    def bias(self) -> torch.Tensor | None: ...
-    @property
-    def norms(self) -> tuple[torch.Tensor, ...]: ...
-    @property
-    def eps(self) -> float: ...
 
 
 class Pages(ctypes.Structure):
