@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz import files, services
+from tests.fuzz import files, services, shapes
 from tests.fuzz.requests import METHODS, call
 
 SEED = 1
@@ -52,3 +52,8 @@ async def test_no_drawn_call_breaks_a_service_or_holds_it_up() -> None:
 @pytest.mark.slow
 def test_mutated_files_are_loaded_or_refused_with_a_word() -> None:
     assert not files.fuzz(minutes=5, seed=SEED, most=50)
+
+
+@pytest.mark.slow
+def test_models_of_any_size_compute_what_transformers_does_and_the_same_bits_in_any_chunks() -> None:
+    assert not shapes.fuzz(minutes=5, seed=SEED, most=20)

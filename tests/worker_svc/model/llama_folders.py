@@ -159,11 +159,12 @@ def step(
     return model(all_ids, positions, cache, slots, plans, torch.arange(padded), plan)[:total]
 
 
-def logits_in_chunks(model: Transformer, ids: Sequence[int], chunks: Sequence[int]) -> torch.Tensor:
-    """The logits `[len(ids), vocab]` of a sequence that is computed in chunks of these lengths, the last repeating."""
+def logits_in_chunks(model: Transformer, ids: Sequence[int], chunks: Sequence[int], multiple: int = 0) -> torch.Tensor:
+    """The logits `[len(ids), vocab]` of a sequence that is computed in chunks of these lengths, the last repeating;
+    rows are padded to the `multiple`, the model's own by default."""
     dtype = model.dtype
     cache, pages = new_cache(model, len(ids), dtype), range(-(-len(ids) // PAGE_SIZE))
-    states, multiple = new_states(model, cache), model.row_multiple
+    states, multiple = new_states(model, cache), multiple or model.row_multiple
     results, start, index = [], 0, 0
     while start < len(ids):
         length = min(chunks[min(index, len(chunks) - 1)], len(ids) - start)

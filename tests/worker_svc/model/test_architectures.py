@@ -586,8 +586,8 @@ def saved(kind: str, folder: Path, **changes: Any) -> Any:
     settings = {key: None if value is ABSENT else value for key, value in settings.items()}
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**settings)
-    attention = {"attn_implementation": "eager"}
-    model = randomized(transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **attention))
+    ways = {"attn_implementation": "eager", "experts_implementation": "eager"}  # which take any size
+    model = randomized(transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **ways))
     model.save_pretrained(folder)
     if kind == "InternLM3":  # whose own class transformers has as Llama's
         file = folder / "config.json"

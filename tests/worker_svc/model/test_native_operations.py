@@ -54,6 +54,10 @@ def test_a_norm_is_that_in_float64_and_the_same_bits_in_any_company(size: int) -
     assert torch.equal(OURS.add_norm(changed, None, weight, 1e-5), together)
     for rows in (slice(0, 1), slice(5, 12)):
         assert torch.equal(OURS.add_norm(x[rows].clone(), delta[rows], weight, 1e-5), together[rows])
+    # Whose rows are parts of longer ones, as products with columns that fill up a panel give them.
+    longer = numbers(40, size + 3)[:, :size]
+    alone = OURS.add_norm(longer[:1], None, weight, 1e-5)
+    assert torch.equal(OURS.add_norm(longer, None, weight, 1e-5)[:1], alone)
 
 
 POWERS = (-140, -40, -9, -7, -6, 4, 5, 8, 9, 30, 100, 120)  # also where an e4m3 float begins and ends

@@ -42,9 +42,12 @@ class NativeOperations(TorchOperations):
         return NativePlan(segments, cache, num_heads, kind)
 
     def add_norm(self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        if _served(x, x.shape[-1]) and x.is_contiguous():
-            return layers.add_norm(x, delta, weight, eps)
-        return super().add_norm(x, delta, weight, eps)
+        if not _served(x, x.shape[-1]):
+            return super().add_norm(x, delta, weight, eps)
+        # Rows may be parts of longer ones; nothing tells that of a single row, which must have the same bits.
+        if delta is not None and not x.is_contiguous():
+            x, delta = x.add_(delta), None
+        return layers.add_norm(x.contiguous(), delta, weight, eps)
 
     def rotate_and_store(
         self,

@@ -1,0 +1,165 @@
+"""Models of every architecture in sizes drawn by chance: logits as transformers', and the same bits in chunks and in
+company, in float32, 16 bits and quantized."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+from tandem.worker.checkpoints import CheckpointError, open_checkpoint
+from tandem.worker.checkpoints.grouped import Quantization
+from tandem.worker.model.loading import load_transformer
+from tandem.worker.model.row_invariance import choose_padding
+from tandem.worker.model.runner import ModelRunner
+from tandem.worker.model.transformer import Transformer
+from tandem.worker.model.weights import MadeOf
+from tests.worker_svc.model.llama_folders import logits_in_chunks, new_cache, new_states, some_ids
+from tests.worker_svc.model.test_architectures import ABSENT, MODELS, SIZES, saved
+
+# Of logits up to 4; a state adds up all tokens, and transformers is as far from float64 as we are.
+NEAR, NEAR_WITH_STATES = 2e-4, 1e-3
+MADE_OF: dict[str, MadeOf] = {
+    "bfloat16": "stored",
+    "int8": Quantization(8, 0),
+    "int8 by 64": Quantization(8, 64),
+    "int4 by 32": Quantization(4, 32),
+    "fp8": "fp8",
+}
+# Multiples of what instructions take at once, and others.
+HEADS = (2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64, 72, 80, 96, 128, 160, 256)
+HIDDEN = (16, 20, 24, 32, 40, 48, 60, 64, 72, 96, 100, 120, 128, 130, 192)
+INNER = (1, 3, 7, 8, 15, 16, 24, 31, 32, 33, 40, 64, 65, 96, 100, 128, 160, 256)
+STATES = (2, 6, 8, 16, 24, 32, 40, 64, 128)
+# What is drawn where a model has such a field.
+FIELDS: dict[str, tuple[int, ...]] = {
+    "intermediate_size": INNER,
+    "moe_intermediate_size": INNER,
+    "shared_expert_intermediate_size": INNER,
+    "sliding_window": (1, 2, 5, 16, 17, 21, 40),
+    "attention_chunk_size": (1, 2, 5, 16, 17, 21, 40),
+    "linear_key_head_dim": STATES,
+    "linear_value_head_dim": STATES,
+    "linear_conv_kernel_dim": (2, 3, 4, 5),
+    "conv_L_cache": (2, 3, 4, 5),
+    "mamba_d_state": STATES,
+    "ssm_state_size": STATES,
+}
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+CHOSEN = ("num_experts_per_tok", "top_k_experts")
+
+
+def drawn(random: Random) -> tuple[str, str, dict[str, Any]]:
+    """The name of a row of `MODELS`, its class, and its settings with other sizes."""
+    name = random.choice(sorted(MODELS))
+    kind, changes = MODELS[name]
+    given = SIZES | changes
+    sizes: dict[str, Any] = {
+        field: random.choice(choices) for field, choices in FIELDS.items() if isinstance(given.get(field), int)
+    }
+    sizes["vocab_size"] = random.choice((5, 31, 32, 33, 64, 97, 100, 128, 160, 257))
+    sizes["num_key_value_heads"] = random.choice((1, 1, 2, 3, 4))
+    sizes["num_attention_heads"] = heads = sizes["num_key_value_heads"] * random.choice((1, 2, 3, 4, 5, 8))
+    sizes |= _widths(given, kind, heads, random)
+    if "vocab_size_per_layer_input" in given:
+        sizes["vocab_size_per_layer_input"] = sizes["vocab_size"]
+    experts = next((field for field in EXPERTS if given.get(field)), None)
+    chosen = next((field for field in CHOSEN if field in given), None)
+    if experts and chosen and "n_group" not in given:
+        sizes[experts] = random.choice((1, 2, 3, 5, 8, 12))
+        sizes[chosen] = 1 if kind == "Llama4Text" else random.randint(1, min(sizes[experts], 6))
+    if "linear_num_key_heads" in given:
+        sizes["linear_num_key_heads"] = random.choice((1, 2, 3))
+        sizes["linear_num_value_heads"] = sizes["linear_num_key_heads"] * random.choice((1, 2, 3))
+    return name, kind, changes | sizes
+
+
+def _widths(given: dict[str, Any], kind: str, heads: int, random: Random) -> dict[str, Any]:
+    """The hidden size, and that of heads where a model has it apart."""
+    rope = str(given.get("rope_parameters"))
+    # What is rotated must be a number of pairs, and states divide the hidden size.
+    kept = "partial_rotary_factor" in rope or kind in ("Glm4", "Glm4Moe", "MiniMaxM2", "Qwen3Next", "Helium")
+    if given.get("head_dim") is None:
+        size = 8 if "longrope" in rope else random.choice([each for each in HEADS if each * heads <= 512])
+        return {"hidden_size": heads * size}
+    hidden = random.choice(HIDDEN)
+    if "mamba_n_heads" in given or "mamba_num_heads" in given:
+        hidden = hidden // 24 * 24 + 24
+    if kind == "Helium":  # whose heads must divide it
+        hidden = heads * given["head_dim"]
+    return {"hidden_size": hidden} | ({} if kept else {"head_dim": random.choice(HEADS)})
+
+
+def compared(kind: str, changes: dict[str, Any], length: int, folder: Path) -> str:
+    """Says what is wrong with such a model; "" if nothing is."""
+    theirs = saved(kind, folder, **changes)
+    checkpoint = open_checkpoint(folder)
+    ours = load_transformer(checkpoint, "cpu", torch.float32)
+    ids = some_ids(changes["vocab_size"], length)
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([ids])).logits[0].float()
+    near = (NEAR if ours.config.recurrence is None else NEAR_WITH_STATES) * max(1.0, expected.abs().max().item() / 4)
+    whole, problems = _alone(ours, ids, "float32")
+    far = (whole - expected).abs().max().item()
+    if not far <= near:
+        problems.append(f"{far:.2g} from transformers, of {expected.abs().max():.2g}")
+    for how, made_of in MADE_OF.items():
+        other = load_transformer(checkpoint, "cpu", torch.bfloat16, quantization=made_of)
+        problems += _alone(other, ids, how)[1]
+    return "; ".join(problems)
+
+
+def _alone(model: Transformer, ids: list[int], how: str) -> tuple[torch.Tensor, list[str]]:
+    """The logits of all ids at once, and what depends on chunks or company."""
+    problems = []
+    cache = new_cache(model, 128, model.dtype)
+    runner = ModelRunner(model, cache, new_states(model, cache))
+    if not choose_padding(runner):
+        problems.append(f"{how}: other bits in company")
+    whole = logits_in_chunks(model, ids, [len(ids)], runner.row_multiple)
+    if not torch.isfinite(whole).all():
+        problems.append(f"{how}: not finite")
+    problems += [
+        f"{how}: other bits in chunks {chunks}"
+        for chunks in ([17, 1], [16, 5])
+        if not torch.equal(logits_in_chunks(model, ids, chunks, runner.row_multiple), whole)
+    ]
+    return whole, problems
+
+
+def fuzz(minutes: float, seed: int, first: int = 1, most: int | None = None) -> Counter[str]:
+    """Compares models, from number `first` on; what was found, each with how often."""
+    found: Counter[str] = Counter()
+    ends: Counter[str] = Counter()
+    until, number = time.monotonic() + minutes * 60, first
+    while time.monotonic() < until and (most is None or number < first + most):
+        random = Random(f"{seed} shape {number}")
+        name, kind, changes = drawn(random)
+        length = random.choice((1, 2, 17, 33, 50, 63))
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                problem = compared(kind, changes, length, Path(folder))
+                end = "differs" if problem else "equal"
+            except CheckpointError as error:
+                problem, end = "", f"refused: {str(error).partition(': ')[2]}"
+            except Exception:
+                problem = traceback.format_exc()
+                # Sizes that transformers itself has no model of.
+                ours = "/tandem/" in problem.rpartition("in saved\n")[2] or "in saved\n" not in problem
+                problem, end = (problem, "broken") if ours else ("", f"not made: {problem.splitlines()[-1][:100]}")
+        ends[end] += 1
+        if problem:
+            found[name] += 1
+            shown = {key: None if value is ABSENT else value for key, value in changes.items()}
+            print(f"FOUND {name}, shape {number}, {length} ids: {problem}\n  {shown}", flush=True)
+        number += 1
+    print(f"{number - first} shapes")
+    for end, count in sorted(ends.items()):
+        print(f"  {count} {end}")
+    return found
