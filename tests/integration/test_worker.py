@@ -256,3 +256,103 @@ async def test_get_model_and_get_server_tell_what_is_served(worker: Worker):
     assert server.kv_bytes_per_token == 2 * 2 * 2 * 12 * 4
     assert server.row_invariant
     assert (await worker.load()).pages_total == 40
+
+
+_SHARED = [greedy([1, 5, 9 + number], 24, request_id=f"shared-{number}") for number in range(8)]
+
+
+class SharedDeltas:
+    """What a StreamDeltas call has brought, by request."""
+
+    def __init__(self, worker: Worker, key: str) -> None:
+        self.key = key
+        self.deltas: dict[str, pb.Delta] = {}  # joined
+        self.messages = 0
+        self.more = asyncio.Event()
+        self.call = worker.inference.StreamDeltas(pb.StreamDeltasRequest(key=key))
+        self.task = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for message in self.call:
+            self.messages += 1
+            for each in message.deltas:
+                joined = self.deltas.setdefault(each.request_id, pb.Delta())
+                joined.MergeFrom(each.delta)
+            self.more.set()
+
+    async def has(self, request_id: str, count: int) -> None:
+        """Waits until so many ids of a request are there."""
+        while len(self.deltas.get(request_id, pb.Delta()).ids) < count:
+            self.more.clear()
+            await self.more.wait()
+
+
+async def own(worker: Worker, request: pb.GenerateRequest, key: str) -> list[pb.GenerateResponse]:
+    """What comes in Generate itself."""
+    call = worker.inference.Generate(request, timeout=120, metadata=(("x-deltas-key", key),))
+    return [message async for message in call]
+
+
+async def test_the_tokens_of_many_requests_come_in_one_call_and_are_the_same(worker: Worker) -> None:
+    requests = [*_SHARED[:-1], greedy([1, 2], 24, request_id="probable", output=pb.OutputOptions(logprobs=True))]
+    expected = [await worker.generate(request) for request in requests]
+    shared = SharedDeltas(worker, "a-key")
+    answers = await asyncio.gather(*(own(worker, request, "a-key") for request in requests))
+    for request, messages, whole in zip(requests, answers, expected, strict=True):
+        assert [message.WhichOneof("event") for message in messages] == ["accepted", "finished"]
+        finished = messages[-1].finished
+        await shared.has(request.request_id, finished.usage.completion_tokens)
+        joined = shared.deltas[request.request_id]
+        assert (list(joined.ids), list(joined.logprobs)) == (whole.ids, whole.logprobs)
+        assert finished.reason == whole.finished.reason
+    assert shared.messages < sum(len(whole.ids) for whole in expected)
+    shared.call.cancel()
+    load = await worker.settled()
+    assert load.running_requests == 0
+
+
+async def test_requests_that_name_no_open_call_or_ask_for_more_send_their_own(worker: Worker) -> None:
+    shared = SharedDeltas(worker, "open")
+    interval = greedy([1, 5], 8, output=pb.OutputOptions(stream_interval_tokens=4))
+    others = greedy([1, 5], 8, output=pb.OutputOptions(top_logprobs=2))
+    echo = greedy([1, 5], 8, output=pb.OutputOptions(echo=True))
+    best = greedy([1, 5], 8, n=1, best_of=2)
+    cases = [(greedy([1, 5], 8), "closed"), (interval, "open"), (others, "open"), (echo, "open"), (best, "open")]
+    for request, key in cases:
+        messages = await own(worker, request, key)
+        assert sum(len(message.delta.ids) for message in messages) == 8
+    assert not shared.deltas
+    shared.call.cancel()
+
+
+async def test_a_call_that_goes_ends_its_requests_so_that_they_can_be_sent_again(worker: Worker) -> None:
+    shared = SharedDeltas(worker, "going")
+    running = asyncio.create_task(own(worker, greedy([1, 5], 400, request_id="carried"), "going"))
+    other = asyncio.create_task(worker.generate(greedy([1, 6], 24)))
+    await shared.has("carried", 1)
+    shared.call.cancel()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await running
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert len((await other).ids) == 24
+    await worker.settled()
+
+
+async def test_a_request_that_is_cancelled_leaves_the_others_their_call(worker: Worker) -> None:
+    shared = SharedDeltas(worker, "kept")
+    leaving = asyncio.create_task(own(worker, greedy([1, 5], 400, request_id="leaving"), "kept"))
+    staying = asyncio.create_task(own(worker, greedy([1, 6], 60, request_id="staying"), "kept"))
+    await shared.has("leaving", 1)
+    leaving.cancel()
+    assert (await staying)[-1].finished.usage.completion_tokens == 60
+    await shared.has("staying", 60)
+    shared.call.cancel()
+    await worker.settled()
+
+
+@pytest.mark.parametrize("key", ["", "k" * 129])
+async def test_a_key_that_is_none_is_refused(worker: Worker, key: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await SharedDeltas(worker, key).task
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "key" in (caught.value.details() or "")

@@ -42,8 +42,6 @@ TAKES_STREAMS_SECONDS = 60.0  # so that balancers and drains have their way with
 MESSAGE_BYTES = 1024 * 1024
 MESSAGE_REQUESTS = 4096
 
-# Metadata that belongs to one answer alone. Other metadata (a tenant, a route) is shared by those that agree in it.
-_OF_ONE_ANSWER = {"traceparent", "tracestate", "baggage", "x-request-id"}
 _FULL_OR_DRAINING = {code.value[0] for code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)}
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -64,7 +62,7 @@ class DecodeCalls:
     def place(self, tokenizer: str, context: CallContext) -> DecodePlace:
         """Returns a place for one stream of a tokenizer. Raises DeadlineExceededError."""
         seconds = context.timeout(SERVICE)
-        shared = tuple(sorted(pair for pair in context.extra.items() if pair[0].lower() not in _OF_ONE_ANSWER))
+        shared = context.shared_metadata()
         kind = (tokenizer, shared)
         call = self._newest.get(kind)
         if call is None or not call.takes_streams:

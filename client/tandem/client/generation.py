@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
+from functools import partial
 
 from tandem.client.affinity import NO_PAGES, Pages, prefix_key
 from tandem.client.discovery import LOOKUP_SECONDS
@@ -28,12 +29,13 @@ from tandem.limits.fields import limits_of, stateful
 
 ABORT_SECONDS = 1.0
 _SAMPLING_LIMITS = limits_of(pb.SamplingParams.DESCRIPTOR)
+_DELTAS_KEY = "x-deltas-key"  # metadata: of the StreamDeltas call that may carry the deltas
 _SUSPICIONS_KEY = "x-suspicions"  # metadata: so that a request that ends engines does not reach all of them
 
 
 class TokenStream:
     """One generation. `outputs` are all ids received so far, by index; `finished` has an entry for each output that is
-    complete, and all of them after the last of `events()`."""
+    complete, and all of them after `run`."""
 
     def __init__(
         self,
@@ -44,7 +46,12 @@ class TokenStream:
         context: CallContext,
         failover: FailoverSettings,
         metrics: ClientMetrics,
+        *,
+        receive: Callable[[pb.Delta], None],
+        end: Callable[[int], None],
     ) -> None:
+        """`receive` is called with all deltas, `end` with the index of each output that is complete."""
+        self._receive, self._end = receive, end
         self.outputs: list[list[int]] = [[] for _ in range(plan.n)]
         self.accepted: pb.Accepted | None = None  # the first one
         self.finished: dict[int, pb.Finished] = {}
@@ -69,8 +76,8 @@ class TokenStream:
         self._sent = 0  # how often it was asked for again
         self._running = False  # where it was asked for last
 
-    async def events(self) -> AsyncGenerator[pb.Delta | pb.Finished, None]:
-        """Yields all deltas, and the end of each output. Raises StatusError; closing the iterator cancels the RPC."""
+    async def run(self) -> None:
+        """Generates all outputs to their ends. Raises StatusError; cancelling the task cancels the RPC."""
         patience = Patience(self._failover)
         tried: set[Worker] = set()
         error: StatusError | None = None
@@ -93,9 +100,7 @@ class TokenStream:
             known = self._progress
             self._running = False
             try:
-                async with contextlib.aclosing(self._run(worker)) as events:
-                    async for event in events:
-                        yield event
+                await self._run(worker)
                 return
             except (UnavailableError, CancelledError) as lost:
                 error = lost
@@ -113,7 +118,7 @@ class TokenStream:
                 may_wait = True
             tried.add(worker)
             if self._ended_without_report():
-                yield self.finished[0]
+                self._end(0)
                 return
             if self._progress > known:
                 patience.progressed()
@@ -132,10 +137,11 @@ class TokenStream:
                 request, timeout=self._context.deadline.cap(ABORT_SECONDS), metadata=self._context.metadata()
             )
 
-    async def _run(self, worker: Worker) -> AsyncGenerator[pb.Delta | pb.Finished, None]:
-        """Yields the new events of one worker. Sets `accepted` and `finished`."""
+    async def _run(self, worker: Worker) -> None:
+        """Takes what one worker generates. Sets `accepted` and `finished`."""
         request = self._request
         known = [0 if self._resumable else len(ids) for ids in self.outputs]  # is said again
+        came = [0] * len(known)
         with worker.occupied():
             self._pool.memory.remember(self._pages, worker.address)
             model = await worker.model(self._context.timeout("worker"))
@@ -146,20 +152,18 @@ class TokenStream:
             metadata = self._context.metadata(self._routing_key)
             if self._suspicions:
                 metadata = (*metadata, (_SUSPICIONS_KEY, self._suspicions))
-            call = worker.inference.Generate(request, timeout=self._context.timeout("worker"), metadata=metadata)
+            timeout = self._context.timeout("worker")
+            place = worker.share(request.request_id, partial(self._take, known, came), self._context)
+            if place is not None:
+                metadata = (*metadata, (_DELTAS_KEY, place.key))
+            call = worker.inference.Generate(request, timeout=timeout, metadata=metadata)
             try:
                 with self._context.errors("worker"):
                     async for response in call:
                         worker.reached = True
                         event = response.WhichOneof("event")
                         if event == "delta":
-                            delta = without(response.delta, known)
-                            if delta.ids:
-                                self._suspicions = ""
-                                if self.first_delta_at is None:
-                                    self.first_delta_at = time.monotonic()
-                                self.outputs[delta.index].extend(delta.ids)
-                                yield delta
+                            self._take(known, came, response.delta)
                         elif event == "prompt_logprobs":
                             self.prompt.MergeFrom(response.prompt_logprobs)
                         elif event == "accepted":
@@ -171,8 +175,10 @@ class TokenStream:
                                 self.failovers += 1
                                 self._metrics.failovers.labels("worker").inc()
                         elif event == "finished" and response.finished.index not in self.finished:
+                            if place is not None:
+                                await place.until(partial(_all_came, came, response.finished))
                             self.finished[response.finished.index] = response.finished
-                            yield response.finished
+                            self._end(response.finished.index)
                 if len(self.finished) < len(self.outputs):
                     raise InternalError(
                         "the worker ended the stream without saying why generation ended",
@@ -183,6 +189,19 @@ class TokenStream:
             finally:
                 call.cancel()
                 del call  # see rpc._Errors
+                if place is not None:
+                    place.close()
+
+    def _take(self, known: list[int], came: list[int], delta: pb.Delta) -> None:
+        """Takes a delta of this worker, from either call: `came` counts its ids, `known` are those said again."""
+        came[delta.index] += len(delta.ids)
+        delta = without(delta, known)
+        if delta.ids:
+            self._suspicions = ""
+            if self.first_delta_at is None:
+                self.first_delta_at = time.monotonic()
+            self.outputs[delta.index].extend(delta.ids)
+            self._receive(delta)
 
     @property
     def _progress(self) -> int:
@@ -254,6 +273,10 @@ class TokenStream:
         if reason != pb.FINISH_REASON_MAX_TOKENS:
             self.finished[0].matched_stop_token = last
         return True
+
+
+def _all_came(came: list[int], finished: pb.Finished) -> bool:
+    return came[finished.index] >= finished.usage.completion_tokens
 
 
 def without(delta: pb.Delta, known: list[int]) -> pb.Delta:

@@ -161,10 +161,18 @@ class Pipeline:
                 output.begin(text)
             self._output_came.set()
         tokens = self._tokens = TokenStream(
-            self._pool, self.plan, self._prompt_ids, fingerprint, self._context, self._failover, self._metrics
+            self._pool,
+            self.plan,
+            self._prompt_ids,
+            fingerprint,
+            self._context,
+            self._failover,
+            self._metrics,
+            receive=lambda delta: self._outputs[delta.index].receive(delta),
+            end=lambda index: self._outputs[index].end(),
         )
         submitted_at = time.monotonic()
-        pump = asyncio.create_task(self._pump(tokens))
+        pump = asyncio.create_task(tokens.run())
         pump.add_done_callback(lambda _: self._wake_outputs())
         decoders: list[TextDecoder] = []
         decoding: list[asyncio.Task[None]] = []
@@ -237,14 +245,6 @@ class Pipeline:
         assert self._texts is not None
         options = tokenizer_pb2.DecodeOptions(remove_special=True)
         return (await self._texts.decode(self.plan.tokenizer, self._prompt_ids, options, self._context)).text
-
-    async def _pump(self, tokens: TokenStream) -> None:
-        """Moves events from the worker to the outputs."""
-        async for event in tokens.events():
-            if isinstance(event, pb.Delta):
-                self._outputs[event.index].receive(event)
-            else:
-                self._outputs[event.index].end()
 
     def _wake_outputs(self) -> None:
         for output in self._outputs:

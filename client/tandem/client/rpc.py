@@ -28,6 +28,9 @@ CLOSED: Any = _ClosedStub()
 
 Metadata = tuple[tuple[str, str], ...]
 
+# Metadata that belongs to one answer alone. Other metadata (a tenant, a route) is shared by those that agree in it.
+_OF_ONE_ANSWER = {"traceparent", "tracestate", "baggage", "x-request-id"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallContext:
@@ -46,6 +49,10 @@ class CallContext:
         if routing_key:
             pairs["x-routing-key"] = routing_key
         return (*pairs.items(), *(self.credentials.metadata() if self.credentials else ()))
+
+    def shared_metadata(self) -> Metadata:
+        """Returns what a call has that many answers share, but for credentials."""
+        return tuple(sorted(pair for pair in self.extra.items() if pair[0].lower() not in _OF_ONE_ANSWER))
 
     def timeout(self, service: str) -> float | None:
         """Returns the seconds for the next RPC. Raises DeadlineExceededError when none are left."""

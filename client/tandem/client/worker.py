@@ -14,16 +14,18 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from tandem.client.affinity import LoadReport
+from tandem.client.delta_calls import DeltaCalls, DeltaPlace, Receive
 from tandem.client.discovery import Target
 from tandem.client.errors import UnavailableError
 from tandem.client.metrics import ClientMetrics
-from tandem.client.rpc import CLOSED
+from tandem.client.rpc import CLOSED, CallContext
 from tandem.client.settings import ConnectionSettings, Credentials, open_channel
 from tandem.client.types import ModelInfo
 from tandem.inference.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 SERVICE = "tandem.inference.v1.InferenceService"
 
+SHARED_FROM_REQUESTS = 4  # of this client at the worker; fewer send their deltas themselves, and nothing else is opened
 DESCRIBE_SECONDS = 5.0
 # A worker that does not tell what it serves (its control plane is closed to us) is asked again after this long.
 DESCRIBE_AGAIN_SECONDS = 60.0
@@ -55,6 +57,7 @@ class Worker:
         self._channel = open_channel(target.address, connection, credentials, target.authority)
         self.inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self.admin = admin_pb2_grpc.WorkerAdminServiceStub(self._channel)
+        self._deltas = DeltaCalls(self.inference)
         self._model: ModelInfo | None = None
         self._describing: asyncio.Task[ModelInfo | None] | None = None
         self._describe_after = 0.0
@@ -73,6 +76,11 @@ class Worker:
             self.running -= 1
             if not self.running:
                 self._idle.set()
+
+    def share(self, request_id: str, receive: Receive, context: CallContext) -> DeltaPlace | None:
+        """Returns a place for a request in a call that carries the deltas of many, which is to be closed; None where
+        they come by themselves, as those of few do."""
+        return self._deltas.place(request_id, receive, context) if self.running >= SHARED_FROM_REQUESTS else None
 
     def told_load(self, accepted: inference_pb2.Accepted) -> None:
         """Takes what the worker holds, as it told with an answer."""
@@ -147,6 +155,7 @@ class Worker:
         self.leave()
         if self._describing is not None:
             self._describing.cancel()
+        await self._deltas.close()
         await self._channel.close()
         self._channel = self.inference = self.admin = CLOSED
 

@@ -8,6 +8,7 @@ Request metadata that proxies and the worker read:
   x-routing-key      opaque; equal keys should reach the same worker (prefix affinity)
   traceparent        W3C trace context; written into the log
   x-suspicions       engines in a row that died in this request's first step, as the last UNAVAILABLE told
+  x-deltas-key       the key of a StreamDeltas call of the same caller, which may carry this request's deltas
 
 Errors. A status with google.rpc details, never a flag in a message:
   INVALID_ARGUMENT     fields out of range: BadRequest names every violated field
@@ -960,6 +961,70 @@ class GenerateResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
+
+@_typing.final
+class StreamDeltasRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """Chosen by the caller by chance: who knows it can have its own requests' deltas sent here."""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamDeltasRequest: _TypeAlias = StreamDeltasRequest  # noqa: Y015
+
+@_typing.final
+class StreamDeltasResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELTAS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def deltas(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestDelta]: ...
+    def __init__(
+        self,
+        *,
+        deltas: _abc.Iterable[Global___RequestDelta] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamDeltasResponse: _TypeAlias = StreamDeltasResponse  # noqa: Y015
+
+@_typing.final
+class RequestDelta(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """as Accepted.request_id"""
+    @_builtins.property
+    def delta(self) -> Global___Delta: ...
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        delta: Global___Delta | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestDelta: _TypeAlias = RequestDelta  # noqa: Y015
 
 @_typing.final
 class Accepted(_message.Message):

@@ -44,6 +44,11 @@ class InferenceServiceStub:
                 request_serializer=tandem_dot_inference_dot_v1_dot_inference__pb2.AbortRequest.SerializeToString,
                 response_deserializer=tandem_dot_inference_dot_v1_dot_inference__pb2.AbortResponse.FromString,
                 _registered_method=True)
+        self.StreamDeltas = channel.unary_stream(
+                '/tandem.inference.v1.InferenceService/StreamDeltas',
+                request_serializer=tandem_dot_inference_dot_v1_dot_inference__pb2.StreamDeltasRequest.SerializeToString,
+                response_deserializer=tandem_dot_inference_dot_v1_dot_inference__pb2.StreamDeltasResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer:
@@ -74,6 +79,26 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StreamDeltas(self, request, context):
+        """Carries the deltas of many Generate calls of one caller: a message costs both sides far more than the tokens in it,
+        and here one message has all that is new. Open this call first, with a key, and name the key in the metadata
+        x-deltas-key of each Generate call. All else of a request stays in its own call: admission, deadline, cancellation,
+        `accepted`, `finished`, status.
+
+        1. All deltas of a request come in the one call or all in the other; which, the worker decides at its first
+        token. They come in Generate where the key is not known here (another worker, an earlier version), or where the
+        request sets stream_interval_tokens above 1, stream_max_delay_ms, echo, prompt_logprobs, best_of above n, or
+        logprobs of other tokens than the sampled.
+        2. `finished` may overtake deltas in the other call: they are complete when usage.completion_tokens ids are there.
+        3. A reader that is slow gets larger messages, for all requests of this call.
+        4. It stays open until the caller cancels it. When it ends sooner, the requests whose deltas it carried end with
+        UNAVAILABLE (reason DELTAS_LOST) and are safe to send again, as after the loss of a worker.
+        Errors: INVALID_ARGUMENT, ALREADY_EXISTS (the caller has a call with that key), RESOURCE_EXHAUSTED (too many calls).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -86,6 +111,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Abort,
                     request_deserializer=tandem_dot_inference_dot_v1_dot_inference__pb2.AbortRequest.FromString,
                     response_serializer=tandem_dot_inference_dot_v1_dot_inference__pb2.AbortResponse.SerializeToString,
+            ),
+            'StreamDeltas': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamDeltas,
+                    request_deserializer=tandem_dot_inference_dot_v1_dot_inference__pb2.StreamDeltasRequest.FromString,
+                    response_serializer=tandem_dot_inference_dot_v1_dot_inference__pb2.StreamDeltasResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -142,6 +172,33 @@ class InferenceService:
             '/tandem.inference.v1.InferenceService/Abort',
             tandem_dot_inference_dot_v1_dot_inference__pb2.AbortRequest.SerializeToString,
             tandem_dot_inference_dot_v1_dot_inference__pb2.AbortResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamDeltas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tandem.inference.v1.InferenceService/StreamDeltas',
+            tandem_dot_inference_dot_v1_dot_inference__pb2.StreamDeltasRequest.SerializeToString,
+            tandem_dot_inference_dot_v1_dot_inference__pb2.StreamDeltasResponse.FromString,
             options,
             channel_credentials,
             insecure,

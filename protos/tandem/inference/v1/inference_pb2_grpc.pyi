@@ -8,6 +8,7 @@ Request metadata that proxies and the worker read:
   x-routing-key      opaque; equal keys should reach the same worker (prefix affinity)
   traceparent        W3C trace context; written into the log
   x-suspicions       engines in a row that died in this request's first step, as the last UNAVAILABLE told
+  x-deltas-key       the key of a StreamDeltas call of the same caller, which may carry this request's deltas
 
 Errors. A status with google.rpc details, never a flag in a message:
   INVALID_ARGUMENT     fields out of range: BadRequest names every violated field
@@ -68,6 +69,22 @@ class InferenceServiceStub:
     """Ends running or waiting requests; their streams finish with FINISH_REASON_CANCELLED. Where the worker asks for
     tokens, others' requests are as unknown as those that are not there, but for an operator's token.
     """
+    StreamDeltas: _grpc.UnaryStreamMultiCallable[_inference_pb2.StreamDeltasRequest, _inference_pb2.StreamDeltasResponse]
+    """Carries the deltas of many Generate calls of one caller: a message costs both sides far more than the tokens in it,
+    and here one message has all that is new. Open this call first, with a key, and name the key in the metadata
+    x-deltas-key of each Generate call. All else of a request stays in its own call: admission, deadline, cancellation,
+    `accepted`, `finished`, status.
+
+      1. All deltas of a request come in the one call or all in the other; which, the worker decides at its first
+         token. They come in Generate where the key is not known here (another worker, an earlier version), or where the
+         request sets stream_interval_tokens above 1, stream_max_delay_ms, echo, prompt_logprobs, best_of above n, or
+         logprobs of other tokens than the sampled.
+      2. `finished` may overtake deltas in the other call: they are complete when usage.completion_tokens ids are there.
+      3. A reader that is slow gets larger messages, for all requests of this call.
+      4. It stays open until the caller cancels it. When it ends sooner, the requests whose deltas it carried end with
+         UNAVAILABLE (reason DELTAS_LOST) and are safe to send again, as after the loss of a worker.
+    Errors: INVALID_ARGUMENT, ALREADY_EXISTS (the caller has a call with that key), RESOURCE_EXHAUSTED (too many calls).
+    """
 
 @_typing.type_check_only
 class InferenceServiceAsyncStub(InferenceServiceStub):
@@ -88,6 +105,22 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     Abort: _aio.UnaryUnaryMultiCallable[_inference_pb2.AbortRequest, _inference_pb2.AbortResponse]  # type: ignore[assignment]
     """Ends running or waiting requests; their streams finish with FINISH_REASON_CANCELLED. Where the worker asks for
     tokens, others' requests are as unknown as those that are not there, but for an operator's token.
+    """
+    StreamDeltas: _aio.UnaryStreamMultiCallable[_inference_pb2.StreamDeltasRequest, _inference_pb2.StreamDeltasResponse]  # type: ignore[assignment]
+    """Carries the deltas of many Generate calls of one caller: a message costs both sides far more than the tokens in it,
+    and here one message has all that is new. Open this call first, with a key, and name the key in the metadata
+    x-deltas-key of each Generate call. All else of a request stays in its own call: admission, deadline, cancellation,
+    `accepted`, `finished`, status.
+
+      1. All deltas of a request come in the one call or all in the other; which, the worker decides at its first
+         token. They come in Generate where the key is not known here (another worker, an earlier version), or where the
+         request sets stream_interval_tokens above 1, stream_max_delay_ms, echo, prompt_logprobs, best_of above n, or
+         logprobs of other tokens than the sampled.
+      2. `finished` may overtake deltas in the other call: they are complete when usage.completion_tokens ids are there.
+      3. A reader that is slow gets larger messages, for all requests of this call.
+      4. It stays open until the caller cancels it. When it ends sooner, the requests whose deltas it carried end with
+         UNAVAILABLE (reason DELTAS_LOST) and are safe to send again, as after the loss of a worker.
+    Errors: INVALID_ARGUMENT, ALREADY_EXISTS (the caller has a call with that key), RESOURCE_EXHAUSTED (too many calls).
     """
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -118,6 +151,28 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_inference_pb2.AbortResponse, _abc.Awaitable[_inference_pb2.AbortResponse]]:
         """Ends running or waiting requests; their streams finish with FINISH_REASON_CANCELLED. Where the worker asks for
         tokens, others' requests are as unknown as those that are not there, but for an operator's token.
+        """
+
+    @_abc_1.abstractmethod
+    def StreamDeltas(
+        self,
+        request: _inference_pb2.StreamDeltasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.StreamDeltasResponse], _abc.AsyncIterator[_inference_pb2.StreamDeltasResponse]]:
+        """Carries the deltas of many Generate calls of one caller: a message costs both sides far more than the tokens in it,
+        and here one message has all that is new. Open this call first, with a key, and name the key in the metadata
+        x-deltas-key of each Generate call. All else of a request stays in its own call: admission, deadline, cancellation,
+        `accepted`, `finished`, status.
+
+          1. All deltas of a request come in the one call or all in the other; which, the worker decides at its first
+             token. They come in Generate where the key is not known here (another worker, an earlier version), or where the
+             request sets stream_interval_tokens above 1, stream_max_delay_ms, echo, prompt_logprobs, best_of above n, or
+             logprobs of other tokens than the sampled.
+          2. `finished` may overtake deltas in the other call: they are complete when usage.completion_tokens ids are there.
+          3. A reader that is slow gets larger messages, for all requests of this call.
+          4. It stays open until the caller cancels it. When it ends sooner, the requests whose deltas it carried end with
+             UNAVAILABLE (reason DELTAS_LOST) and are safe to send again, as after the loss of a worker.
+        Errors: INVALID_ARGUMENT, ALREADY_EXISTS (the caller has a call with that key), RESOURCE_EXHAUSTED (too many calls).
         """
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

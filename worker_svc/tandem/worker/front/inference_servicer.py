@@ -1,16 +1,17 @@
-"""Answers Generate and Abort: what comes of a request's outputs becomes messages."""
+"""Answers Generate, StreamDeltas and Abort: what comes of a request's outputs becomes messages."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Protocol
 
 import grpc
 
 from tandem.common.by_name import fields_of
-from tandem.common.callers import Metadata
+from tandem.common.callers import Metadata, caller_var
 from tandem.common.contract import limit_violations
 from tandem.common.errors import FieldViolation, failed_precondition, internal, invalid_argument
 from tandem.common.request_log import tell
@@ -26,13 +27,16 @@ from tandem.worker.front.quarantine import SUSPICIONS_KEY, told_suspicions
 from tandem.worker.front.request_facts import facts
 from tandem.worker.front.running import Running
 from tandem.worker.front.sampling_rules import effective_sampling
+from tandem.worker.front.shared_deltas import DeltaCalls
 from tandem.worker.front.streams import OutputStream, Tokens, best_outputs, next_due
 from tandem.worker.front.supervisor import EngineSupervisor
-from tandem.worker.front.validation import wants_logprobs
+from tandem.worker.front.validation import Delivery, wants_logprobs
 
 PROMPT_PART_TOKENS = 1024  # of a message
 _PROMPT_PART_OTHERS = 8192  # other tokens in it, at most
 _ABORT_LIMITS = limits_of(pb.AbortRequest.DESCRIPTOR)
+_STREAM_DELTAS_LIMITS = limits_of(pb.StreamDeltasRequest.DESCRIPTOR)
+_DELTAS_KEY = "x-deltas-key"  # metadata: of the StreamDeltas call that may carry the deltas
 
 
 class Worker(Protocol):
@@ -65,6 +69,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        self._delta_calls = DeltaCalls(worker.worker_metrics.shared_deltas)
 
     async def Generate(  # noqa: N802
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
@@ -87,26 +92,69 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     waiting_requests=max(0, worker.admission.requests - info.max_running_requests),
                 )
             )
-            prompt_told = not (request.output.echo or request.output.prompt_logprobs)
+            begun = False
             async for index, stream in _in_turn(running, request):
-                if not prompt_told:
-                    prompt_told = True
-                    for part in prompt_parts(request, running.streams[0]):
-                        yield pb.GenerateResponse(prompt_logprobs=part)
-                tokens = stream.take()
-                if tokens.ids:
-                    if stream.sent == len(tokens):
-                        worker.worker_metrics.first_token(time.monotonic() - running.received_at, running.exemplar)
-                    yield _delta(index, tokens, wants)
+                if not begun:
+                    begun = True
+                    if request.output.echo or request.output.prompt_logprobs:
+                        for part in prompt_parts(request, running.streams[0]):
+                            yield pb.GenerateResponse(prompt_logprobs=part)
+                    elif _may_share(request, running):
+                        self._share(running, str(metadata.get(_DELTAS_KEY, "")), with_logprobs=wants)
+                if stream.carrier is None and (tokens := stream.take()).ids:
+                    response = pb.GenerateResponse()  # filled in place: a part that is made first is copied
+                    self._fill(running, wants, index, response.delta, stream, tokens)
+                    yield response
                 # More may have come while the reader was slow; the end is said when all of it is sent.
                 if stream.ended is not None and not stream.pending:
                     stream.told = True
                     yield pb.GenerateResponse(finished=_finished(running, index, stream, info, wants))
         finally:
+            for stream in running.streams:
+                if stream.carrier is not None:
+                    stream.carrier.leave(stream)
             worker.close(running)
             if trailers := worker.load_trailers():
                 context.set_trailing_metadata((*(context.trailing_metadata() or ()), *trailers))
             tell(**facts(running.request_id, worker.model_name, running.prompt_tokens, running.streams))
+
+    def _share(self, running: Running, key: str, *, with_logprobs: bool) -> None:
+        """Has the call of this key, if there is one, send the deltas of a request."""
+        call = self._delta_calls.find(running.caller, key)
+        if call is not None:
+            for index, stream in enumerate(running.streams):
+                call.carry(stream, running.request_id, partial(self._fill, running, with_logprobs, index))
+
+    def _fill(
+        self,
+        running: Running,
+        with_logprobs: bool,
+        index: int,
+        delta: pb.Delta,
+        stream: OutputStream,
+        tokens: Tokens,
+    ) -> None:
+        if stream.sent == len(tokens):
+            self._worker.worker_metrics.first_token(time.monotonic() - running.received_at, running.exemplar)
+        delta.index = index
+        delta.ids.extend(tokens.ids)
+        if with_logprobs:
+            delta.logprobs.extend(tokens.logprobs)
+            delta.ranks.extend(tokens.ranks)
+            delta.top_logprobs.extend(map(_top_logprobs, tokens.others))
+            delta.vocabulary_logprobs = b"".join(tokens.whole)
+
+    async def StreamDeltas(  # noqa: N802
+        self,
+        request: pb.StreamDeltasRequest,
+        context: grpc.aio.ServicerContext[pb.StreamDeltasRequest, pb.StreamDeltasResponse],
+    ) -> AsyncIterator[pb.StreamDeltasResponse]:
+        """Implements StreamDeltas of inference.proto."""
+        if violations := list(limit_violations(request, _STREAM_DELTAS_LIMITS)):
+            raise invalid_argument(violations)
+        with self._delta_calls.opened(caller_var.get(), request.key) as call:
+            async for message in call.messages():
+                yield message
 
     async def Abort(  # noqa: N802
         self, request: pb.AbortRequest, context: grpc.aio.ServicerContext[pb.AbortRequest, pb.AbortResponse]
@@ -132,17 +180,10 @@ async def _in_turn(running: Running, request: pb.GenerateRequest) -> AsyncIterat
         streams = [stream for stream in streams if not stream.told]
 
 
-def _delta(index: int, tokens: Tokens, with_logprobs: bool) -> pb.GenerateResponse:
-    response = pb.GenerateResponse()  # filled in place: a part that is made first is copied
-    delta = response.delta
-    delta.index = index
-    delta.ids.extend(tokens.ids)
-    if with_logprobs:
-        delta.logprobs.extend(tokens.logprobs)
-        delta.ranks.extend(tokens.ranks)
-        delta.top_logprobs.extend(map(_top_logprobs, tokens.others))
-        delta.vocabulary_logprobs = b"".join(tokens.whole)
-    return response
+def _may_share(request: pb.GenerateRequest, running: Running) -> bool:
+    """Tells whether the deltas of a request are plain enough for a message with those of others."""
+    plain = running.streams[0].delivery == Delivery(interval_tokens=1, max_delay_seconds=None)
+    return plain and not returns_best(request)
 
 
 def _top_logprobs(tokens: TopTokens) -> pb.TopLogprobs:

@@ -86,6 +86,8 @@ class WorkerMetrics:
         )
         self.callers = gauge("active_callers", "Callers with requests that run or wait")
         self.page_subscribers = gauge("page_event_subscribers", "Gateways that follow the cached pages")
+        self._shared_deltas = counter("shared_deltas", "Deltas of requests that were sent in StreamDeltas calls")
+        self._shared_messages = counter("shared_delta_messages", "Messages of StreamDeltas calls")
         self.wasted_tokens = counter("wasted_tokens", "Tokens computed for readers that had gone")
 
         self._ttft = histogram("time_to_first_token_seconds", "Request received to first token", _LATENCY)
@@ -198,6 +200,11 @@ class WorkerMetrics:
     def first_token(self, seconds: float, exemplar: dict[str, str] | None = None) -> None:
         """Records the time to a request's first token; `exemplar` is its trace, where it has one."""
         self._ttft.observe(seconds, exemplar)
+
+    def shared_deltas(self, count: int) -> None:
+        """Records a message with so many requests' deltas."""
+        self._shared_deltas.inc(count)
+        self._shared_messages.inc()
 
     def gaps(self, seconds: Sequence[float]) -> None:
         """Records the times between tokens and those before them."""

@@ -102,7 +102,8 @@ class WorkerService:
         self._suspected: dict[int, Running] = {}  # without a token so far; by their first number
         self.vocabulary: Vocabulary | None = None
         self.names: tuple[str, ...] = ()  # of proto services besides `name` that take work
-        self.reachable_while_draining: tuple[str, ...] = (f"/{self.name}/Abort",)
+        # StreamDeltas is no work either: the requests whose deltas it has are.
+        self.reachable_while_draining: tuple[str, ...] = (f"/{self.name}/Abort", f"/{self.name}/StreamDeltas")
         self.operator_methods: tuple[str, ...] = OPERATOR_METHODS
         self._loads: LoadReports | None = None  # for balancers
         if settings.load_reports:

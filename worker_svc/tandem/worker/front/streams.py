@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from tandem.common.errors import ServiceError
 from tandem.worker.engine.process.messages import Ended, TopTokens
@@ -45,10 +46,23 @@ class Tokens:
                 del each[-count:]
 
 
+class Carrier(Protocol):
+    """Takes the tokens of many outputs, and is told of each that has some."""
+
+    def came(self, stream: OutputStream) -> None:
+        """Notes that an output has something to send."""
+        ...
+
+    def leave(self, stream: OutputStream) -> None:
+        """Forgets an output."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class OutputStream:
     """One output of a request. The engine's side calls `push`, `hold`, `end` and `fail`, the reader's side `ready` and
-    `take`; all on one event loop. Outputs of the same request share their event."""
+    `take`; all on one event loop. Outputs of the same request share their event. Where a carrier takes the tokens, the
+    reader is due when all are taken."""
 
     number: int
     delivery: Delivery
@@ -57,6 +71,7 @@ class OutputStream:
     told: bool = False  # the reader has said that it has ended
     error: ServiceError | None = None
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+    carrier: Carrier | None = None
     prompt: Tokens = field(default_factory=Tokens)  # logprobs of the prompt's tokens but the first; no ids
     total_logprob: float = 0.0  # of the tokens that were taken
     pushed_at: float = 0.0  # when the last token came; 0 before the first
@@ -100,7 +115,9 @@ class OutputStream:
             tokens.others.append(others or ([], [], []))
         if whole is not None:
             tokens.whole.append(whole)
-        if len(tokens.ids) >= self.delivery.interval_tokens or self.delivery.max_delay_seconds is not None:
+        if self.carrier is not None:
+            self.carrier.came(self)
+        elif len(tokens.ids) >= self.delivery.interval_tokens or self.delivery.max_delay_seconds is not None:
             self.wake.set()
 
     def hold(self, count: int) -> None:
@@ -112,7 +129,10 @@ class OutputStream:
         self._held = 0
         self._tokens.trim(ended.trim)
         self.ended = ended
-        self.wake.set()
+        if self.carrier is not None and self._tokens.ids:
+            self.carrier.came(self)
+        else:
+            self.wake.set()
 
     def fail(self, error: ServiceError) -> None:
         """Ends the stream with an error; what is pending is not delivered."""
@@ -122,6 +142,8 @@ class OutputStream:
     def seconds_until_due(self, now: float) -> float | None:
         """Returns the seconds until a message is due: 0 or less for enough tokens, a wait that is over, or the end;
         None if only the engine can tell."""
+        if self.carrier is not None:
+            return 0.0 if self.over and not self._tokens.ids else None
         ready = len(self._tokens) - self._held
         if self.over or ready >= self.delivery.interval_tokens:
             return 0.0
