@@ -190,7 +190,7 @@ class EngineSupervisor:
     def abandon(self, streams: Sequence[OutputStream]) -> None:
         """Forgets streams that nobody reads any more; ends what still runs of their request."""
         known = [stream for stream in streams if self._streams.pop(stream.number, None) is not None]
-        self.abort([stream for stream in known if not stream.over])
+        self.abort([stream for stream in known if stream.ended is None])
 
     def abort(self, streams: Sequence[OutputStream]) -> None:
         """Ends a request; its streams finish with CANCELLED."""
