@@ -144,6 +144,11 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "phimoe": MODELS["phi moe"],
     "glm4": MODELS["glm4"],
     "glm4_moe": MODELS["glm4 moe, groups, norms, scaled"],
+    "deepseek_v2": MODELS["deepseek v2, groups, no latent of queries"],
+    "deepseek_v3": MODELS["deepseek v3"],
+    "glm4_moe_lite": MODELS["glm4 moe lite, kinds that are listed"],
+    "youtu": MODELS["youtu"],
+    "minicpm3": MODELS["minicpm3"],
     "minimax_m2": MODELS["minimax m2"],
     "gemma3_text": MODELS["gemma3"],
     "gemma4_text": MODELS["gemma4 with experts"],
@@ -185,6 +190,7 @@ IDLE = {
     "llama": {"layer_types"},
     "qwen2_moe": {"intermediate_size", "layer_types", "num_local_experts"},
     "glm4_moe": {"num_nextn_predict_layers"},  # of layers that are not there
+    "deepseek_v3": {"num_nextn_predict_layers"},
     # The model has no inputs of layers and shares no keys; its layers' RoPE is listed.
     "gemma4_text": {"use_double_wide_mlp", "vocab_size_per_layer_input", "rope_theta"},
     "llama4_text": {"interleave_moe_layer_step", "no_rope_layer_interval"},  # the layers are listed
@@ -269,6 +275,7 @@ PLAUSIBLE: dict[str, Any] = {
     "watermarking_config": ABSENT,
     "use_return_dict": ABSENT,
     "initializer_range": 0.5,
+    "embedding_initializer_range": 0.5,
     "input_jitter_noise": 0.5,
     "residual_dropout": 0.5,
     "resid_pdrop": 0.5,

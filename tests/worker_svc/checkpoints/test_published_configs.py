@@ -13,7 +13,7 @@ import pytest
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
 from tandem.worker.checkpoints.hugging_face_config import architecture_of, read_config, text_fields
-from tandem.worker.checkpoints.places import places_of
+from tandem.worker.checkpoints.places import places_with_latents
 
 COMMON: dict[str, Any] = {
     "attention_dropout": 0.0,
@@ -42,6 +42,55 @@ def sizes(vocab: int, hidden: int, inner: int, layers: int, heads: int, kv_heads
         "num_key_value_heads": kv_heads,
         "max_position_embeddings": context,
     }
+
+
+def latents(query_rank: int | None, unrotated: int = 128, value: int = 128) -> dict[str, Any]:
+    return {
+        "attention_bias": False,
+        "kv_lora_rank": 512,
+        "q_lora_rank": query_rank,
+        "qk_nope_head_dim": unrotated,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": value,
+        "tie_word_embeddings": False,
+    }
+
+
+def deepseek(
+    kind: str, model_type: str, shape: dict[str, Any], experts: tuple[int, int, int, int], **more: Any
+) -> dict[str, Any]:
+    count, per_token, size, shared = experts
+    return described(
+        kind,
+        model_type,
+        **shape,
+        auto_map={"AutoConfig": "configuration_deepseek.DeepseekConfig"},
+        moe_intermediate_size=size,
+        moe_layer_freq=1,
+        n_routed_experts=count,
+        n_shared_experts=shared,
+        num_experts_per_tok=per_token,
+        pretraining_tp=1,
+        rms_norm_eps=1e-6,
+        aux_loss_alpha=0.001,
+        seq_aux=True,
+        **more,
+    )
+
+
+def yarn(factor: float, scale: float, beta_fast: float = 32) -> dict[str, Any]:
+    return {
+        "beta_fast": beta_fast,
+        "beta_slow": 1,
+        "factor": factor,
+        "mscale": scale,
+        "mscale_all_dim": scale,
+        "original_max_position_embeddings": 4096,
+        "type": "yarn",
+    }
+
+
+FP8 = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
 
 
 def gpt_oss(layers: int, experts: int) -> dict[str, Any]:
@@ -597,6 +646,152 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
         ),
         106.85,
     ),
+    "DeepSeek-V2-Lite": (
+        deepseek(
+            "DeepseekV2",
+            "deepseek_v2",
+            sizes(102400, 2048, 10944, 27, 16, 16, 163840) | {"bos_token_id": 100000, "eos_token_id": 100001},
+            (64, 6, 1408, 2),
+            **latents(None),
+            first_k_dense_replace=1,
+            n_group=1,
+            norm_topk_prob=False,
+            rope_scaling=yarn(40, 0.707),
+            rope_theta=10000,
+            routed_scaling_factor=1.0,
+            scoring_func="softmax",
+            topk_group=1,
+            topk_method="greedy",
+        ),
+        15.7,
+    ),
+    "DeepSeek-V2": (
+        deepseek(
+            "DeepseekV2",
+            "deepseek_v2",
+            sizes(102400, 5120, 12288, 60, 128, 128, 163840) | {"bos_token_id": 100000, "eos_token_id": 100001},
+            (160, 6, 1536, 2),
+            **latents(1536),
+            ep_size=1,
+            first_k_dense_replace=1,
+            n_group=8,
+            norm_topk_prob=False,
+            rope_scaling=yarn(40, 0.707),
+            rope_theta=10000,
+            routed_scaling_factor=16.0,
+            scoring_func="softmax",
+            topk_group=3,
+            topk_method="group_limited_greedy",
+        ),
+        235.7,
+    ),
+    "DeepSeek-V3": (
+        deepseek(
+            "DeepseekV3",
+            "deepseek_v3",
+            sizes(129280, 7168, 18432, 61, 128, 128, 163840) | {"bos_token_id": 0, "eos_token_id": 1},
+            (256, 8, 2048, 1),
+            **latents(1536),
+            ep_size=1,
+            first_k_dense_replace=3,
+            n_group=8,
+            norm_topk_prob=True,
+            num_nextn_predict_layers=1,
+            quantization_config=FP8,
+            rope_scaling=yarn(40, 1.0),
+            rope_theta=10000,
+            routed_scaling_factor=2.5,
+            scoring_func="sigmoid",
+            topk_group=4,
+            topk_method="noaux_tc",
+        ),
+        671.0,
+    ),
+    "Kimi-K2-Instruct": (
+        deepseek(
+            "DeepseekV3",
+            "kimi_k2",
+            sizes(163840, 7168, 18432, 61, 64, 64, 131072) | {"bos_token_id": 163584, "eos_token_id": 163586},
+            (384, 8, 2048, 1),
+            **latents(1536),
+            ep_size=1,
+            first_k_dense_replace=1,
+            n_group=1,
+            norm_topk_prob=True,
+            num_nextn_predict_layers=0,
+            quantization_config=FP8,
+            rope_scaling=yarn(32.0, 1.0, 1.0),
+            rope_theta=50000.0,
+            routed_scaling_factor=2.827,
+            scoring_func="sigmoid",
+            topk_group=1,
+            topk_method="noaux_tc",
+        ),
+        1026.0,
+    ),
+    "GLM-4.7-Flash": (
+        described(
+            "Glm4MoeLite",
+            "glm4_moe_lite",
+            **sizes(154880, 2048, 10240, 47, 20, 20, 202752)
+            | {"bos_token_id": None, "eos_token_id": [154820, 154827, 154829]},
+            **latents(768, 192, 256),
+            first_k_dense_replace=1,
+            moe_intermediate_size=1536,
+            n_group=1,
+            n_routed_experts=64,
+            n_shared_experts=1,
+            norm_topk_prob=True,
+            num_experts_per_tok=4,
+            num_nextn_predict_layers=1,
+            pad_token_id=154820,
+            partial_rotary_factor=1.0,
+            rms_norm_eps=1e-5,
+            rope_scaling=None,
+            rope_theta=1000000,
+            routed_scaling_factor=1.8,
+            topk_group=1,
+            topk_method="noaux_tc",
+        ),
+        29.9,
+    ),
+    "Youtu-LLM-2B": (
+        described(
+            "Youtu",
+            "youtu",
+            **sizes(128256, 2048, 6144, 32, 16, 16, 131072) | {"bos_token_id": 128000, "eos_token_id": 128001},
+            **latents(1536) | {"tie_word_embeddings": True},
+            rms_norm_eps=1e-6,
+            rope_interleave=True,
+            rope_scaling=None,
+            rope_theta=1600000,
+        ),
+        1.96,
+    ),
+    "MiniCPM3-4B": (
+        described(
+            "MiniCPM3",
+            "minicpm3",
+            **sizes(73448, 2560, 6400, 62, 40, 40, 32768),
+            attention_bias=False,
+            dim_model_base=256,
+            kv_lora_rank=256,
+            q_lora_rank=768,
+            qk_nope_head_dim=64,
+            qk_rope_head_dim=32,
+            rms_norm_eps=1e-5,
+            rope_scaling={
+                "type": "longrope",
+                "long_factor": [1.0 + pair / 8 for pair in range(16)],
+                "short_factor": [1.0 + pair / 8 for pair in range(16)],
+                "original_max_position_embeddings": 32768,
+            },
+            scale_depth=1.4,
+            scale_emb=12,
+            tie_word_embeddings=True,
+        ),
+        4.07,
+    ),
     "MiniMax-M2": (
         described(
             "MiniMaxM2",
@@ -759,7 +954,7 @@ def test_a_published_config_has_the_parameters_that_its_model_is_said_to_have(na
     config = read_config(fields, architecture, fields.boolean("tie_word_embeddings", architecture.tied))
     parameters = sum(math.prod(shape) for shape in config.tensor_shapes().values())
     assert parameters / 1e9 == pytest.approx(billions, rel=0.02)
-    _, stored = places_of(config.tensor_shapes(), architecture.stored_name)
+    _, stored = places_with_latents(config, config.tensor_shapes(), architecture.stored_name)
     assert sum(math.prod(shape) for shape in stored.values()) == parameters
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import bitsandbytes.functional as bnb
 import pytest
 import torch
+import transformers
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from safetensors.torch import load_file, save_file
-from transformers import LlamaForCausalLM
 from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -23,7 +23,7 @@ from tandem.worker.model.cpu import native
 from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.quantization import QuantizedWeight
-from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, some_ids
+from tests.worker_svc.model.llama_folders import logits_in_chunks, random_llama, randomized, some_ids
 from tests.worker_svc.model.test_architectures import GPT_OSS, saved
 
 Parts = dict[str, torch.Tensor]
@@ -141,15 +141,15 @@ FORMATS: dict[str, tuple[Callable[[torch.Tensor], tuple[Parts, torch.Tensor]], d
 }
 
 
-def save_stored(folder: Path, name: str) -> LlamaForCausalLM:
-    """A random model in that format; returns the model of the numbers that it stores."""
+def save_stored(folder: Path, name: str, reference: Any = None) -> Any:
+    """A model, or a random one, in that format; returns the model of the numbers that it stores."""
     make, settings, _ = FORMATS[name]
-    reference = random_llama(
+    reference = reference or random_llama(
         hidden_size=256, intermediate_size=192, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2
     )
     reference.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
-    for full in [full for full in tensors if "_proj.weight" in full]:
+    for full in [full for full in tensors if "_proj" in full]:
         parts, stored = make(tensors.pop(full))
         reference.get_parameter(full).data.copy_(stored)
         tensors |= {full.removesuffix("weight") + part: tensor.contiguous() for part, tensor in parts.items()}
@@ -186,6 +186,33 @@ def test_a_quantized_model_is_that_of_its_numbers(name: str, tmp_path: Path, mon
     monkeypatch.setattr(native, "available", lambda: False)  # without rounded activations
     if "nf4" not in name:  # whose table has 10 bits
         torch.testing.assert_close(logits(checkpoint, ids), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["fp8, squares", "w4a16, zeros"])
+def test_the_matrix_of_keys_and_values_of_latents_is_divided_whatever_it_is_stored_as(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"vocab_size": 97, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 128, "q_lora_rank": 128}
+    # Keys and values of a head lie in one square.
+    sizes |= {"qk_nope_head_dim": 64, "qk_rope_head_dim": 16, "v_head_dim": 64, "max_position_embeddings": 64}
+    torch.manual_seed(0)
+    config = transformers.YoutuConfig(**sizes, bos_token_id=1, eos_token_id=2, attn_implementation="eager")
+    model = randomized(transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32))
+    reference = save_stored(tmp_path, name, model)
+    ids = some_ids(97, 30)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([ids])).logits[0]
+    checkpoint = open_checkpoint(tmp_path)
+    torch.testing.assert_close(logits(checkpoint, ids, quantization=None), expected, atol=1e-4, rtol=0)
+    kept = load_transformer(checkpoint, "cpu", torch.float32)
+    near = logits_in_chunks(kept, ids, [30])
+    assert (near - expected).norm() < 1e-2 * expected.norm()
+    assert torch.equal(logits_in_chunks(kept, ids, [7, 1]), near)
+    weights = [each for each in kept.modules() if isinstance(each, QuantizedWeight | Float8Weight)]
+    assert len(weights) == 2 * 10  # of a layer's, four are the heads' values, and keys are plain
+    monkeypatch.setattr(native, "available", lambda: False)  # without rounded activations
+    torch.testing.assert_close(logits(checkpoint, ids), expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(

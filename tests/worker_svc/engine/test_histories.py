@@ -21,6 +21,7 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     FalconH1Config,
     Gemma4ForCausalLM,
     Gemma4TextConfig,
@@ -69,6 +70,8 @@ VARIANTS += [("llama4", dtype, kv) for dtype, kv in (("float32", "auto"), ("bflo
 VARIANTS += [("lfm2", "float32", "auto"), ("lfm2", "bfloat16", "int4"), ("falcon", "float32", "auto")]
 VARIANTS += [("nemotron", "float32", "auto")]
 VARIANTS += [("experts", "bfloat16", "auto")]  # compiled
+VARIANTS += [("latents", "float32", "auto"), ("latents", "bfloat16", "int8"), ("latents", "float32", "int4")]
+VARIANTS += [("latents", "bfloat16", "fp8")]
 VARIANTS += [("granite", "float32", "auto")]  # Mamba-2 in layers of their own beside experts
 
 
@@ -149,19 +152,31 @@ def tiny_others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     )
     folders["llama4"] = tmp_path_factory.mktemp("llama4")
     Llama4ForCausalLM(llama4).save_pretrained(folders["llama4"])
-    for name, config in with_states().items():
+    for name, config in others().items():
         torch.manual_seed(1)
         folders[name] = tmp_path_factory.mktemp(name)
         AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folders[name])
     return folders
 
 
-def with_states() -> dict[str, Any]:
-    """Configs of models with other states than a gated delta rule's."""
+def others() -> dict[str, Any]:
+    """Configs of models with latents, and with other states than a gated delta rule's."""
     mamba = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 2, "num_hidden_layers": 3}
     nemotron = {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 2, "head_dim": 8}
     experts = {"num_experts_per_tok": 2}
+    latents = {"kv_lora_rank": 24, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
     return {
+        "latents": DeepseekV3Config(
+            **TINY | {"num_key_value_heads": 4},
+            **latents,
+            num_hidden_layers=2,
+            first_k_dense_replace=1,
+            n_routed_experts=8,
+            num_experts_per_tok=3,
+            moe_intermediate_size=24,
+            n_group=4,
+            topk_group=2,
+        ),
         "lfm2": Lfm2MoeConfig(
             **TINY,
             **experts,

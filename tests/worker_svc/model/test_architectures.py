@@ -69,6 +69,32 @@ GLM4_MOE = {
     "first_k_dense_replace": 1,
     "pad_token_id": 0,
 }
+LATENTS = {
+    "num_key_value_heads": 6,
+    "head_dim": None,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 32,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "pad_token_id": 0,
+}
+DEEPSEEK = LATENTS | {
+    "num_experts_per_tok": 3,
+    "n_routed_experts": 8,
+    "moe_intermediate_size": 28,
+    "first_k_dense_replace": 1,
+}
+DEEPSEEK_V3 = DEEPSEEK | {"n_group": 4, "topk_group": 2}
+FOUR_FACTORS = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.5, 4.0, 5.0]}
+YARN_OF_LATENTS = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 24,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+}
 MINIMAX = {"num_experts_per_tok": 3, "num_local_experts": 6, "intermediate_size": 28, "pad_token_id": 0}
 WINDOW = 21
 ORIGINAL = {"original_max_position_embeddings": 24}
@@ -344,6 +370,36 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "n_shared_experts": 2,
         },
     ),
+    "deepseek v2": ("DeepseekV2", DEEPSEEK | {"first_k_dense_replace": 0}),
+    "deepseek v2, groups, no latent of queries": (
+        "DeepseekV2",
+        DEEPSEEK
+        | {"q_lora_rank": ABSENT, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}
+        | {"routed_scaling_factor": 1.7, "n_shared_experts": 1, "attention_bias": True},
+    ),
+    "deepseek v3": ("DeepseekV3", DEEPSEEK_V3 | {"rope_parameters": YARN_OF_LATENTS, "attention_bias": True}),
+    "deepseek v3, halves, not normalized": (
+        "DeepseekV3",
+        DEEPSEEK_V3 | {"rope_interleave": False, "q_lora_rank": ABSENT, "norm_topk_prob": False, "n_shared_experts": 2},
+    ),
+    "deepseek v3, sizes that are not compiled": ("DeepseekV3", DEEPSEEK_V3 | {"kv_lora_rank": 22, "v_head_dim": 9}),
+    "glm4 moe lite": ("Glm4MoeLite", DEEPSEEK | {"first_k_dense_replace": None}),
+    "glm4 moe lite, kinds that are listed": (
+        "Glm4MoeLite",
+        DEEPSEEK
+        | {"first_k_dense_replace": None, "mlp_layer_types": ["sparse", "dense", "sparse"], "rope_interleave": False},
+    ),
+    "youtu": ("Youtu", LATENTS),
+    "minicpm3": (
+        "MiniCPM3",
+        LATENTS
+        | {"scale_emb": 3, "dim_model_base": 32, "original_max_position_embeddings": 8}
+        | {"rope_parameters": LONGROPE | {"partial_rotary_factor": 1.0, **FOUR_FACTORS}},
+    ),
+    "minicpm3 without multipliers": (
+        "MiniCPM3",
+        LATENTS | {"q_lora_rank": ABSENT, "scale_depth": ABSENT, "dim_model_base": ABSENT, "v_head_dim": ABSENT},
+    ),
     "minimax m2": ("MiniMaxM2", MINIMAX),
     "minimax m2, rotated in part": ("MiniMaxM2", MINIMAX | {"rope_parameters": {"rope_theta": 100.0, **THIRD}}),
     "gemma2": ("Gemma2", GEMMA2),
@@ -511,6 +567,7 @@ COMPANY = [
 COMPANY += ["gemma3", "qwen2 moe", "flex olmo", "granite moe", "phi3, rotated in part, longrope", "phi moe"]
 COMPANY += ["glm4", "glm4 moe, groups, norms, scaled", "minimax m2"]
 COMPANY += ["gemma4", "gemma4 with experts", "llama4"]
+COMPANY += ["deepseek v2, groups, no latent of queries", "deepseek v3", "minicpm3"]
 COMPANY += ["qwen3 next", "qwen3.5", "qwen3.5 moe", "lfm2", "lfm2 moe"]
 COMPANY += ["granite hybrid", "nemotron h", "falcon h1"]
 NEW = [
@@ -539,6 +596,11 @@ NEW = [
     "Phimoe",
     "Glm4",
     "Glm4Moe",
+    "DeepseekV2",
+    "DeepseekV3",
+    "Glm4MoeLite",
+    "Youtu",
+    "MiniCPM3",
     "MiniMaxM2",
     "Qwen3Next",
     "Qwen3_5Text",

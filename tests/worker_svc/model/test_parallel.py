@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tandem.worker.checkpoints.latents import Latents
 from tandem.worker.checkpoints.layer_parts import ConfigError, Experts
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.engine.process.build import build_engine
@@ -34,13 +36,17 @@ CONFIG = ModelConfig(
 
 
 EXPERTS = Experts(count=4, per_token=2, intermediate_size=16, normalized=True)
+LATENTS = Latents(rank=10, rotated=4, unrotated=6, value=5, query_rank=12)
 SHARED = replace(EXPERTS, score="sigmoid", biased=True, groups=2, shared_size=24, shared_router=True)
+LATENT = {"latents": LATENTS, "num_kv_heads": 1, "head_dim": LATENTS.size, "rotary_dim": LATENTS.rotated}
+REPLICATED = ("norm", "router", "router_bias", "shared_router", "latent", "latent_bias", "latent_norm")
+REPLICATED += ("query_latent", "query_latent_bias", "query_norm")
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
-@pytest.mark.parametrize("experts", [None, EXPERTS, SHARED])
-def test_parts_are_the_whole_and_fit_into_the_rank_s_modules(size: int, experts: Experts | None) -> None:
-    config = replace(CONFIG, experts=experts, logit_bias=True)
+@pytest.mark.parametrize("parts", [{}, {"experts": EXPERTS}, {"experts": SHARED}, LATENT])
+def test_parts_are_the_whole_and_fit_into_the_rank_s_modules(size: int, parts: dict[str, Any]) -> None:
+    config = replace(CONFIG, **parts, logit_bias=True)
     seen = {name: torch.zeros(shape, dtype=torch.int64) for name, shape in config.tensor_shapes().items()}
     for rank in range(size):
         ranks = Ranks(rank, size)
@@ -57,7 +63,7 @@ def test_parts_are_the_whole_and_fit_into_the_rank_s_modules(size: int, experts:
                 assert tuple(ours.shape) == shapes[name], name
     for name, count in seen.items():
         last = name.rsplit(".", 1)[-1]
-        if last in ("norm", "router", "router_bias", "shared_router"):
+        if last in REPLICATED:
             expected = size
         elif last.removesuffix("_bias") in ("k", "v"):
             expected = max(1, size // config.num_kv_heads)

@@ -38,8 +38,8 @@ from tandem.worker.checkpoints.hugging_face_wrapped import text_name
 from tandem.worker.checkpoints.known_fields import check_fields
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.pickled import load_tensors
-from tandem.worker.checkpoints.places import Place, places_of
-from tandem.worker.checkpoints.row_order import halves_order
+from tandem.worker.checkpoints.places import Place, places_with_latents, transposed_by_head
+from tandem.worker.checkpoints.row_order import halves_order, latents_order
 from tandem.worker.checkpoints.sampling_defaults import sampling_defaults
 from tandem.worker.checkpoints.schemes import Mxfp4Scheme, Part, Scheme, scheme_of
 
@@ -111,7 +111,8 @@ class HuggingFaceCheckpoint:
             self._pieces = state_pieces(self._architecture, self.config)
         others = {name: shape for name, shape in self.config.tensor_shapes().items() if name not in self._pieces}
         transposed = self._architecture.transposed_experts
-        self._places, shapes = places_of(others, self._stored_name, by_turns=self._architecture.experts_by_turns)
+        by_turns = self._architecture.experts_by_turns
+        self._places, shapes = places_with_latents(self.config, others, self._stored_name, by_turns=by_turns)
         shapes |= {piece.stored: piece.shape for piece in self._pieces.values()}
         self._drop_drafting_layers(config, stored)
         self._drop_shared(stored)
@@ -149,10 +150,17 @@ class HuggingFaceCheckpoint:
             if quantized is not None:
                 matrix = self._matrix(place, quantized)
                 source = matrix if place.rows is None else matrix[place.rows]
+            elif isinstance(place.rows, torch.Tensor):
+                mapped = self._read(Place(place.stored))
+                source = self._copy = rows_in_order(mapped, place.rows)
+                release_mapped(mapped)
             elif self._architecture.transposed_experts and place.expert is not None:
                 source = self._copy = self._transposed(place)
             else:
                 source = self._read(place)
+            if name.endswith("key_up"):
+                plain = source if isinstance(source, torch.Tensor) else source.dequantize()
+                source = self._copy = transposed_by_head(plain, self.config.num_heads)
             order = row_order(self.config, self._architecture, name, len(source))
             if self._architecture.norms_from_one and name.endswith("norm"):
                 assert isinstance(source, torch.Tensor)
@@ -284,6 +292,8 @@ class HuggingFaceCheckpoint:
 
 def row_order(config: ModelConfig, architecture: Architecture, name: str, rows: int) -> torch.Tensor | None:
     """Returns the order that makes the rows of q and k (and their biases and norms) ours; None: they are."""
+    if config.latents is not None:
+        return latents_order(config.latents, name, rows) if architecture.interleaved else None
     in_part = config.rotated != config.head_dim and not config.in_proportion and config.full_heads is None
     if not (architecture.interleaved or in_part) or not name.endswith(_ROTATED):
         return None

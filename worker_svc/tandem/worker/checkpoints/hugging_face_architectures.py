@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.hugging_face_gemma4 import gemma4
+from tandem.worker.checkpoints.hugging_face_latents import minicpm3
 from tandem.worker.checkpoints.hugging_face_lfm2 import lfm2, lfm2_moe
 from tandem.worker.checkpoints.hugging_face_llama4 import llama4
 from tandem.worker.checkpoints.hugging_face_mamba import falcon_h1, granite_hybrid, nemotron_h, with_layers
@@ -94,6 +95,17 @@ _GLM4_MOE_NAMES = _LAYER_NAMES | {
     "shared.gate": "mlp.shared_experts.gate_proj.weight",
     "shared.up": "mlp.shared_experts.up_proj.weight",
     "shared.down": "mlp.shared_experts.down_proj.weight",
+}
+_LATENT_NAMES = _GLM4_MOE_NAMES | {
+    "attention.query_latent": "self_attn.q_a_proj.weight",
+    "attention.query_latent_bias": "self_attn.q_a_proj.bias",
+    "attention.query_norm": "self_attn.q_a_layernorm.weight",
+    "attention.query_up": "self_attn.q_b_proj.weight",
+    "attention.latent": "self_attn.kv_a_proj_with_mqa.weight",
+    "attention.latent_bias": "self_attn.kv_a_proj_with_mqa.bias",
+    "attention.latent_norm": "self_attn.kv_a_layernorm.weight",
+    "attention.key_up": "self_attn.kv_b_proj.weight",
+    "attention.value_up": "self_attn.kv_b_proj.weight",
 }
 _QWEN2_MOE_NAMES = _LAYER_NAMES | _SHARED_EXPERT
 _GRANITE_MOE_NAMES = _LAYER_NAMES | {
@@ -225,11 +237,15 @@ class ExpertFields:
     size: str = "moe_intermediate_size"
     normalized: bool | None = None  # None: `norm_topk_prob` says it
     normalized_by_default: bool = False
-    dense: Literal["listed", "first", "none"] = (
-        "none"  # `decoder_sparse_step`, `mlp_only_layers`; `first_k_dense_replace`
-    )
+    # `decoder_sparse_step`, `mlp_only_layers`; `first_k_dense_replace`; `mlp_layer_types`
+    dense: Literal["listed", "first", "kinds", "none"] = "none"
+    dense_first: int = 1  # the default of `first_k_dense_replace`
     shared: Literal["size", "count"] | None = None  # `shared_expert_intermediate_size`; `n_shared_experts` of the size
-    grouped: bool = False  # whether it knows `n_group`, `topk_group` and `routed_scaling_factor`
+    shared_count: int = 1  # the default of that last field
+    grouped: bool = False  # whether it knows `n_group`, `topk_group` and `routed_scaling_factor`; their defaults follow
+    groups: Mapping[str, int] = field(default_factory=lambda: {"n_group": 1, "topk_group": 1})
+    scale: float = 1.0
+    greedy: bool = False  # groups count where `topk_method` says so alone
     clamped: bool = False  # whether it knows `swiglu_alpha` and `swiglu_limit`
     jitter: float = 0.0  # the default of `router_jitter_noise`, where that is looked at
     always: Mapping[str, Any] = field(default_factory=dict)  # fields of Experts that are so in every such model
@@ -281,6 +297,8 @@ class Architecture:
     experts_by_turns: bool = False  # the outputs of their gate and up take turns
     rope_stated: bool = False  # the RoPE parameters have another default than none
     query_growth: bool = False  # whether queries grow with their position
+    also_named: tuple[str, ...] = ()  # other model_types of the same
+    latents: bool = False  # attention is over latents; see latents.py
     hybrid: bool = False  # some layers have a gated delta rule, the others gates; see hugging_face_hybrids.py
     own_layer_kinds: bool = False  # `further` reads which layers have windows, and which rotate
     proportional: bool = False  # whatever is scaled is scaled by `proportional`
@@ -492,6 +510,89 @@ ARCHITECTURES = {
                 grouped=True,
                 always={"score": "sigmoid", "biased": True},
             ),
+        ),
+        Architecture(
+            "deepseek_v2",
+            "DeepseekV2ForCausalLM",
+            _LATENT_NAMES,
+            attention_bias=False,
+            interleaved=True,
+            latents=True,
+            experts=ExpertFields(
+                ("n_routed_experts", "num_experts"),
+                64,
+                dense="first",
+                dense_first=0,
+                shared="count",
+                shared_count=2,
+                grouped=True,
+                greedy=True,
+                always={"best_of_group": 1},
+            ),
+        ),
+        Architecture(
+            "deepseek_v3",
+            "DeepseekV3ForCausalLM",
+            _LATENT_NAMES,
+            special_ids={"bos_token_id": 0, "eos_token_id": 1},
+            attention_bias=False,
+            interleaved=True,
+            latents=True,
+            drafting_layers=True,
+            also_named=("kimi_k2",),
+            experts=ExpertFields(
+                ("n_routed_experts", "num_local_experts"),
+                256,
+                normalized_by_default=True,
+                dense="first",
+                dense_first=3,
+                shared="count",
+                grouped=True,
+                groups={"n_group": 8, "topk_group": 4},
+                scale=2.5,
+                always={"score": "sigmoid", "biased": True},
+            ),
+        ),
+        Architecture(
+            "glm4_moe_lite",
+            "Glm4MoeLiteForCausalLM",
+            _LATENT_NAMES,
+            special_ids={"bos_token_id": 0, "eos_token_id": 1},
+            attention_bias=False,
+            interleaved=True,
+            latents=True,
+            drafting_layers=True,
+            experts=ExpertFields(
+                ("n_routed_experts", "num_local_experts"),
+                64,
+                4,
+                normalized_by_default=True,
+                dense="kinds",
+                shared="count",
+                grouped=True,
+                scale=1.8,
+                always={"score": "sigmoid", "biased": True},
+            ),
+        ),
+        Architecture(
+            "youtu",
+            "YoutuForCausalLM",
+            _LATENT_NAMES,
+            special_ids={"bos_token_id": 128000, "eos_token_id": 128001},
+            attention_bias=False,
+            interleaved=True,
+            latents=True,
+            tied=True,
+        ),
+        Architecture(
+            "minicpm3",
+            "MiniCPM3ForCausalLM",
+            _LATENT_NAMES,
+            attention_bias=False,
+            latents=True,
+            longrope=True,
+            tied=True,
+            prepared=minicpm3,
         ),
         Architecture(
             "minimax_m2",

@@ -15,8 +15,10 @@ from tandem.worker.checkpoints.fields import REQUIRED, Fields, build
 from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES, Architecture, ExpertFields
 from tandem.worker.checkpoints.hugging_face_fields import CONFIG, ROPE, ROPE_OF
 from tandem.worker.checkpoints.hugging_face_hybrids import delta_net, dense_layers, hybrid_experts, rotary_dim
+from tandem.worker.checkpoints.hugging_face_latents import KEYS as LATENT_KEYS
+from tandem.worker.checkpoints.hugging_face_latents import read_latents, score_multiplier
 from tandem.worker.checkpoints.hugging_face_wrapped import text_config
-from tandem.worker.checkpoints.known_fields import check_fields
+from tandem.worker.checkpoints.known_fields import USED, check_fields
 from tandem.worker.checkpoints.layer_parts import (
     ClampedSwiGLU,
     Experts,
@@ -67,6 +69,7 @@ ROPE_KEYS = {
 }
 
 _Number = TypeVar("_Number", int, float)
+_KINDS = ("dense", "sparse")  # of feed-forward parts
 
 
 def text_fields(config: Fields) -> Fields:
@@ -81,6 +84,8 @@ def architecture_of(config: Fields) -> Architecture:
     if found.name == "mistral" and config.has("layer_types"):
         found = ARCHITECTURES["ministral"]  # as transformers' AutoModel has it: Mistral itself has one window in all
     check_fields(config, CONFIG[found.name])
+    if CONFIG[found.name].get("rope_interleave") is USED and "rope_interleave" in config.values:
+        return replace(found, interleaved=config.boolean("rope_interleave", False))  # null: transformers takes it so
     return found
 
 
@@ -88,7 +93,7 @@ def _named(config: Fields) -> Architecture:
     classes, kind = config.values.get("architectures"), config.values.get("model_type")
     served = list(ARCHITECTURES.values())
     if not classes:
-        found = next((each for each in served if each.name == kind), None)
+        found = next((each for each in served if kind in (each.name, *each.also_named)), None)
         if found is None:
             raise config.error("model_type", f"{str(kind)[:60]!r} is not served; served are {', '.join(ARCHITECTURES)}")
         return found
@@ -96,7 +101,7 @@ def _named(config: Fields) -> Architecture:
     if found is None:
         names = ", ".join(each.class_name for each in served)
         raise config.error("architectures", f"{str(classes)[:200]} is not served; served are {names}")
-    if kind not in (None, found.name):
+    if kind not in (None, found.name, *found.also_named):
         raise config.error(
             "architectures", f"{found.class_name} and model_type {str(kind)[:60]!r} contradict each other"
         )
@@ -108,7 +113,8 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
     if architecture.prepared is not None:
         config = architecture.prepared(config)
     hidden_size, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    head_dim = config.integer("head_dim", architecture.head_dim)
+    latents = read_latents(config, heads) if architecture.latents else None
+    head_dim = config.integer("head_dim", architecture.head_dim) if latents is None else latents.size
     if head_dim is None:
         if hidden_size < 1 or heads < 1 or hidden_size % heads:
             raise config.error("hidden_size", f"{hidden_size} cannot be split over num_attention_heads {heads}")
@@ -132,7 +138,7 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
     normed = architecture.qk_norm_field and config.boolean("use_qk_norm", False)
     everywhere = architecture.use_bias is not None and config.boolean("use_bias", architecture.use_bias)
     output_bias = config.boolean("attention_out_bias", False) if architecture.output_bias_apart else bias
-    keys = KEYS | {"norm_eps": architecture.norm_eps}
+    keys = KEYS | LATENT_KEYS | {"norm_eps": architecture.norm_eps}
     model = build(
         ModelConfig,
         config,
@@ -143,7 +149,7 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
         intermediate_size=config.integer("intermediate_size", _expert_size(config, architecture)),
         num_layers=layers,
         num_heads=heads,
-        num_kv_heads=config.integer("num_key_value_heads", heads),
+        num_kv_heads=config.integer("num_key_value_heads", heads) if latents is None else 1,
         head_dim=head_dim,
         context_length=context_length,
         norm_eps=config.number(architecture.norm_eps),
@@ -153,6 +159,8 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
             rotary_dim(config, rope, head_dim)
             if architecture.hybrid
             else _rotary_dim(config, rope, architecture, head_dim)
+            if latents is None
+            else latents.rotated
         ),
         tie_embeddings=tied,
         qkv_bias=architecture.qkv_bias or bias or everywhere or _flag(config, "qkv_bias", architecture.qkv_bias_field),
@@ -168,12 +176,15 @@ def read_config(config: Fields, architecture: Architecture, tied: bool) -> Model
             else config.number("embedding_multiplier", 1.0)
         ),
         residual_multiplier=config.number("residual_multiplier", 1.0),
-        attention_multiplier=_attention_multiplier(config, architecture),
+        attention_multiplier=(
+            _attention_multiplier(config, architecture) if latents is None else score_multiplier(latents, rope)
+        ),
         attention_soft_cap=_soft_cap(config, "attn_logit_softcapping", architecture.attention_soft_cap),
         logit_multiplier=_logit_multiplier(config, architecture),
         logit_soft_cap=_soft_cap(config, "final_logit_softcapping", architecture.logit_soft_cap),
         unrotated_layers=_unrotated(config, architecture, layers, windows),
         query_growth=_query_growth(config, rope) if architecture.query_growth else None,
+        latents=latents,
         recurrence=delta_net(config, layers) if architecture.hybrid else None,
         experts=_experts(config, architecture, layers),
         **architecture.always,
@@ -438,10 +449,12 @@ def _experts(config: Fields, architecture: Architecture, layers: int) -> Experts
     if known.shared == "size":
         values["shared_size"] = config.integer("shared_expert_intermediate_size", 5632)
     elif known.shared == "count":
-        values["shared_size"] = size * config.integer("n_shared_experts", 1)
+        values["shared_size"] = size * config.integer("n_shared_experts", known.shared_count)
     if known.grouped:
-        values |= {"groups": config.integer("n_group", 1), "groups_per_token": config.integer("topk_group", 1)}
-        values["scale"] = config.number("routed_scaling_factor", 1.0)
+        groups, per_token = (config.integer(key, usual) for key, usual in known.groups.items())
+        if not known.greedy or _in_groups(config):
+            values |= {"groups": groups, "groups_per_token": per_token}
+        values["scale"] = config.number("routed_scaling_factor", known.scale)
     if known.clamped:
         gate = {"alpha": config.number("swiglu_alpha", 1.702), "limit": config.number("swiglu_limit", 7.0)}
         keys = {"experts.clamped.alpha": "swiglu_alpha", "experts.clamped.limit": "swiglu_limit"}
@@ -449,6 +462,9 @@ def _experts(config: Fields, architecture: Architecture, layers: int) -> Experts
     if known.jitter:
         values["jitter"] = config.number("router_jitter_noise", known.jitter)
     normalized = known.normalized
+    if normalized is None:  # null is false to transformers
+        usual = known.normalized_by_default and "norm_topk_prob" not in config.values
+        normalized = config.boolean("norm_topk_prob", usual)
     return build(
         Experts,
         config,
@@ -456,10 +472,18 @@ def _experts(config: Fields, architecture: Architecture, layers: int) -> Experts
         count=_one_of(config, known.counts, known.count),
         per_token=config.integer("num_experts_per_tok", known.per_token),
         intermediate_size=size,
-        normalized=config.boolean("norm_topk_prob", known.normalized_by_default) if normalized is None else normalized,
+        normalized=normalized,
         dense_layers=_dense_layers(config, known, layers),
         **values,
     )
+
+
+def _in_groups(config: Fields) -> bool:
+    """Tells by `topk_method` whether groups of experts are chosen first."""
+    methods, method = ("greedy", "group_limited_greedy"), config.text("topk_method", "greedy")
+    if method not in methods:
+        raise config.error("topk_method", f"{method!r} is not served; served are {', '.join(methods)}")
+    return method == methods[1]
 
 
 def _one_of(config: Fields, keys: tuple[str, ...], default: int) -> int:
@@ -477,8 +501,16 @@ def _dense_layers(config: Fields, known: ExpertFields, layers: int) -> tuple[int
         case "none":
             return ()
         case "first":
-            first = config.integer("first_k_dense_replace", 1)
+            first = config.integer("first_k_dense_replace", known.dense_first)
             if first < 0:
                 raise config.error("first_k_dense_replace", f"must be at least 0, but is {first}")
             return tuple(numbers[:first])
+        case "kinds":
+            kinds = config.values.get("mlp_layer_types")
+            if kinds is None:
+                return tuple(numbers[:1])
+            if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in _KINDS for kind in kinds):
+                problem = f"must name one of {', '.join(_KINDS)} for each of the {layers} layers"
+                raise config.error("mlp_layer_types", problem)
+            return tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")
     return dense_layers(config, layers)

@@ -91,6 +91,16 @@ _LISTED_EXPERTS = rules(
 _NO_WINDOW: Table = {"use_sliding_window": Only((False,)), **rules(NEUTRAL, "sliding_window max_window_layers")}
 _PARTIAL = rules(USED, "partial_rotary_factor")
 
+_LATENTS = _CONFIG | rules(
+    USED, "attention_bias q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim"
+)
+_LATENT_EXPERTS = (
+    rules(USED, "n_routed_experts n_shared_experts n_group topk_group routed_scaling_factor")
+    | rules(USED, "moe_intermediate_size num_experts_per_tok")
+    | rules(NEUTRAL, "ep_size aux_loss_alpha seq_aux")
+    | {"moe_layer_freq": Only((1,))}
+)
+
 _HYBRID = (
     _CONFIG
     | rules(
@@ -164,6 +174,22 @@ CONFIG: Mapping[str, Table] = {
     | rules(USED, "n_shared_experts routed_scaling_factor moe_intermediate_size num_experts_per_tok")
     | rules(USED, "num_nextn_predict_layers")
     | _PARTIAL,
+    "deepseek_v2": _LATENTS
+    | _LATENT_EXPERTS
+    | rules(USED, "first_k_dense_replace num_experts")
+    | {"topk_method": USED, "norm_topk_prob": Only((False,)), "rope_interleave": Only((True,))},
+    "deepseek_v3": _LATENTS
+    | _LATENT_EXPERTS
+    | rules(USED, "first_k_dense_replace num_local_experts norm_topk_prob num_nextn_predict_layers rope_interleave")
+    | {"topk_method": Only(("noaux_tc",)), "scoring_func": Only(("sigmoid",))},
+    "glm4_moe_lite": _LATENTS
+    | _LATENT_EXPERTS
+    | rules(USED, "mlp_layer_types num_local_experts norm_topk_prob num_nextn_predict_layers rope_interleave")
+    # transformers has one dense layer first whatever this says; others are listed by mlp_layer_types
+    | {"first_k_dense_replace": Only((1,))}
+    | {"topk_method": Only(("noaux_tc",)), "scoring_func": Only(("sigmoid",))},
+    "youtu": _LATENTS | rules(USED, "rope_interleave") | rules(NEUTRAL, "embedding_initializer_range"),
+    "minicpm3": _LATENTS | rules(USED, "scale_emb scale_depth dim_model_base"),
     "minimax_m2": _CONFIG
     | rules(USED, "num_experts rotary_dim")
     | rules(NEUTRAL, "use_mtp num_mtp_modules mtp_transformer_layers qk_norm_type use_routing_bias")

@@ -123,8 +123,9 @@ class Experts:
     dense_layers: tuple[int, ...] = ()  # that have one ordinary feed-forward layer
     score: Literal["softmax", "sigmoid", "mixer"] = "softmax"  # mixer: SparseMixer, see `moe.py`
     biased: bool = False  # a bias of each expert decides who is chosen, not what it weighs
-    groups: int = 1  # of experts, of which a token has some: those whose two best scores are the largest
+    groups: int = 1  # of experts, of which a token has some: those whose best scores are the largest
     groups_per_token: int = 1
+    best_of_group: int = 2  # how many of a group's best scores add up to its own
     scale: float = 1.0  # of the chosen experts' weights
     jitter: float = 0.0  # of mixer: scores that are less by more than twice this share of them do not count
     shared_size: int = 0  # intermediate size of a further expert that every token has; 0: none
@@ -144,8 +145,9 @@ class Experts:
         require_size("experts.groups", self.groups, self.count)
         require_size("experts.groups_per_token", self.groups_per_token, self.groups)
         each = self.count // self.groups
-        if self.groups > 1 and (self.count % self.groups or each < 2):
-            raise ConfigError("experts.groups", f"{self.groups} do not share {self.count} experts, two or more each")
+        if self.groups > 1 and (self.count % self.groups or each < self.best_of_group):
+            problem = f"{self.groups} do not share {self.count} experts, {self.best_of_group} or more each"
+            raise ConfigError("experts.groups", problem)
         if self.per_token > each * self.groups_per_token:
             raise ConfigError(
                 "experts.per_token", f"{self.per_token} are not in {self.groups_per_token} groups of {each}"

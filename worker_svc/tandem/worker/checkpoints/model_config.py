@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
+from tandem.worker.checkpoints.latents import Latents
 from tandem.worker.checkpoints.layer_parts import (
     LIMITS,
     Activation,
@@ -30,6 +31,7 @@ class KVHeads(NamedTuple):
 
     number: int
     size: int
+    latent: int = 0  # unless it is 0, values are the first so many numbers of keys, and are not stored apart
 
 
 class AttentionKind(NamedTuple):
@@ -82,6 +84,7 @@ class ModelConfig:
     per_layer_inputs: PerLayerInputs | None = None
     layer_scale: bool = False  # what comes out of a layer is multiplied by a number of its own
     attention_gate: bool = False  # what attention gives is multiplied by the sigmoid of a projection of its input
+    latents: Latents | None = None  # what is stored of a token instead of each head's key and value, in all layers
     recurrence: Recurrence | None = None  # of layers that have states instead of attention
     experts: Experts | None = None
     # Layers that are a feed-forward part and nothing else; those beside them have none. None: every layer has both.
@@ -142,6 +145,8 @@ class ModelConfig:
                 raise ConfigError("recurrence", "is served with RMS norms before a layer's parts alone")
             if set(self.recurrence.layers) & set(self.feed_forward_alone or ()):
                 raise ConfigError("feed_forward_alone", "has layers that have states")
+        if self.latents is not None and (self.num_kv_heads, self.head_dim) != (1, self.latents.size):
+            raise ConfigError("head_dim", f"must be that of one latent of {self.latents.size} numbers")
         if self.feed_forward_alone is not None and (self.norm_placement != "before" or self.parallel):
             raise ConfigError("feed_forward_alone", "is served with norms before a layer's parts alone")
         if self.windows and len(self.windows) != self.num_layers:
@@ -182,7 +187,8 @@ class ModelConfig:
 
     @property
     def _full_heads(self) -> KVHeads:
-        return self.full_heads or KVHeads(self.num_kv_heads, self.head_dim)
+        latent = 0 if self.latents is None else self.latents.rank
+        return self.full_heads or KVHeads(self.num_kv_heads, self.head_dim, latent)
 
     @property
     def layer_heads(self) -> tuple[KVHeads, ...]:
@@ -326,7 +332,10 @@ class ModelConfig:
         )
 
     def for_full_layers(self) -> ModelConfig:
-        """Returns the same model with the heads of layers without a window in all of them."""
+        """Returns the same model with the heads of layers without a window in all of them; of latents, with heads of
+        what is rotated."""
+        if self.latents is not None:
+            return replace(self, head_dim=self.latents.rotated, rotary_dim=None, latents=None)
         heads = self._full_heads
         return replace(self, num_kv_heads=heads.number, head_dim=heads.size, full_heads=None)
 
@@ -376,8 +385,11 @@ class ModelConfig:
         return shapes
 
     def _attention_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
+        if self.latents is not None:
+            shapes = self.latents.tensor_shapes(self.hidden_size, self.num_heads, bias=self.qkv_bias)
+            return shapes | ({"attention.output_bias": (self.hidden_size,)} if self.output_bias else {})
         rows, head_dim = self.projections(layer), self.layer_heads[layer].size
-        shapes: dict[str, tuple[int, ...]] = {
+        shapes = {
             **(self._norm_shapes("attention.post_norm") if self.norm_placement == "both" else {}),
             **{f"attention.{name}": (size, self.hidden_size) for name, size in rows.items()},
             **({"attention.gate": (rows["q"], self.hidden_size)} if self.attention_gate else {}),

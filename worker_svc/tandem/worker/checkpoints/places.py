@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
+
+from tandem.worker.checkpoints.model_config import ModelConfig
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -16,7 +20,7 @@ class Place:
 
     stored: str
     expert: int | None = None  # None: it is not divided by experts
-    rows: slice | None = None  # None: all of them
+    rows: slice | torch.Tensor | None = None  # None: all of them
 
 
 def places_of(
@@ -46,8 +50,36 @@ def places_of(
     for name, place in found.items():
         if place.rows == slice(0, whole[place.stored]):
             found[name] = Place(place.stored, place.expert)
-        elif by_turns and place.expert is not None and place.rows is not None:
+        elif by_turns and place.expert is not None and isinstance(place.rows, slice):
             size = place.rows.stop - place.rows.start
             turns = whole[place.stored] // size
             found[name] = Place(place.stored, place.expert, slice(place.rows.start // size, None, turns))
     return found, stored_shapes
+
+
+def places_with_latents(
+    config: ModelConfig,
+    shapes: Mapping[str, tuple[int, ...]],
+    stored_name: Callable[[str], tuple[str, int | None]],
+    *,
+    by_turns: bool = False,
+) -> tuple[dict[str, Place], dict[str, tuple[int, ...]]]:
+    """Returns what `places_of` does where a file has `key_up` and `value_up` of a layer with latents in one matrix
+    `[heads * (unrotated + value), rank]`, each head's keys before its values. Those of `key_up` are stored transposed,
+    head by head (`transposed_by_head`)."""
+    latents = config.latents
+    if latents is None:
+        return places_of(shapes, stored_name, by_turns=by_turns)
+    parts = {"key_up": (0, latents.unrotated), "value_up": (latents.unrotated, latents.value)}
+    of = {name: parts[part] for name in shapes if (part := name.rpartition("attention.")[2]) in parts}
+    shapes = dict(shapes) | {name: (config.num_heads * count, latents.rank) for name, (_, count) in of.items()}
+    found, stored = places_of(shapes, stored_name, by_turns=by_turns)
+    first_rows = torch.arange(config.num_heads)[:, None] * (latents.unrotated + latents.value)
+    rows = {part: (first_rows + first + torch.arange(count)).reshape(-1) for part, (first, count) in parts.items()}
+    found |= {name: Place(found[name].stored, None, rows[name.rpartition(".")[2]]) for name in of}
+    return found, stored
+
+
+def transposed_by_head(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """Returns `[heads * out, in]` of the heads' matrices `[heads * in, out]` below each other."""
+    return rows.view(heads, -1, rows.shape[1]).transpose(1, 2).reshape(heads * rows.shape[1], -1)

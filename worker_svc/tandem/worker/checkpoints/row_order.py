@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import torch
 
+from tandem.worker.checkpoints.latents import Latents
+
 
 def halves_order(heads: int, head_dim: int, rotated: int | None = None, *, neighbours: bool = True) -> torch.Tensor:
     """Returns indices `[heads * head_dim]` that bring rows to halves: from neighbours or from halves of the first
@@ -33,3 +35,15 @@ def partial_order(heads: int, head_dim: int, rotary_dim: int) -> torch.Tensor:
     order = [*range(rotated), *range(rotary_dim, rotary_dim + half - rotated)]
     order += [*range(rotated, rotary_dim), *range(rotary_dim + half - rotated, head_dim)]
     return (torch.arange(heads)[:, None] * head_dim + torch.tensor(order)).reshape(-1)
+
+
+def latents_order(latents: Latents, name: str, rows: int) -> torch.Tensor | None:
+    """Returns the order that makes rows of a canonical tensor ours whose pairs of RoPE are neighbours, the last ones of
+    each head's query and of what is kept of a token; None: they are."""
+    sizes = {"q": latents.query, "query_up": latents.query, "latent": latents.size, "latent_bias": latents.size}
+    size = sizes.get(name.rpartition("attention.")[2])
+    if size is None:
+        return None
+    kept = torch.arange(size - latents.rotated)
+    pairs = torch.arange(size - latents.rotated, size).view(-1, 2).t().reshape(-1)
+    return (torch.arange(rows // size)[:, None] * size + torch.cat((kept, pairs))).reshape(-1)

@@ -20,7 +20,7 @@ from tandem.worker.convert.described import describe
 from tandem.worker.convert.pieces import ConvertError, Source, flush, reserve, write_at, write_text
 
 _SHARD_BYTES = 5_000_000_000
-CONVERTED = tuple(name for name, each in ARCHITECTURES.items() if each.hybrid or not each.has_states)
+CONVERTED = tuple(name for name, each in ARCHITECTURES.items() if each.hybrid or not (each.has_states or each.latents))
 _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 

@@ -91,7 +91,7 @@ class AttentionPlan:
 
     def __init__(self, segments: Sequence[Segment], cache: KVCache, num_heads: int, kind: AttentionKind) -> None:
         """Takes a step's segments; what a token sees: `AttentionKind`."""
-        shape, (window, (kv_heads, head_dim)) = cache.shape, kind
+        shape, window, (kv_heads, head_dim, _) = cache.shape, kind.window, kind.heads
         self._kv_heads = kv_heads
         self._group = num_heads // kv_heads
         self._page_size = shape.page_size

@@ -38,7 +38,7 @@ class CacheShape:
     @property
     def bytes_per_token(self) -> int:
         """Returns the bytes of keys and values of one token over all layers."""
-        return 2 * sum(self.layer_bytes(heads) for heads in self.heads)
+        return sum(self.layer_bytes(heads) * (1 if heads.latent else 2) for heads in self.heads)
 
     def layer_bytes(self, heads: KVHeads) -> int:
         """Returns the bytes of one token's keys in a layer."""
@@ -72,7 +72,8 @@ class KVCache:
         self.shape = shape
         self.device = torch.device(device)
         self.keys = [self._layer(heads) for heads in shape.heads]
-        self.values = [self._layer(heads) for heads in shape.heads]
+        both = zip(shape.heads, self.keys, strict=True)
+        self.values = [keys if heads.latent else self._layer(heads) for heads, keys in both]
         self.readers = {heads: TileReader(shape, heads, self.device) for heads in set(shape.heads)}
         self.key_channels = key_channels
 
@@ -92,15 +93,20 @@ class KVCache:
     @property
     def allocated_bytes(self) -> int:
         """Returns the bytes of all tensors."""
-        return sum(part.nbytes for layer in (*self.keys, *self.values) for part in layer)
+        return sum(part.nbytes for part in self._parts())
 
-    def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Stores the keys and values `[N, kv_heads, head_dim]` of N tokens at `slots` `[2, N]` (page, place in it)."""
+    def _parts(self) -> list[torch.Tensor]:
+        apart = [values for values, heads in zip(self.values, self.shape.heads, strict=True) if not heads.latent]
+        return [part for layer in (*self.keys, *apart) for part in layer]
+
+    def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> None:
+        """Stores the keys and values `[N, kv_heads, head_dim]` of N tokens at `slots` `[2, N]` (page, place in it);
+        keys alone where values are the first of their numbers."""
         if self.key_channels is not None:
             mean, scale = self.key_channels[layer]
             k = (k.float() - mean) / scale
         page, place = slots[0], slots[1]
-        for stored, x in ((self.keys[layer], k), (self.values[layer], v)):
+        for stored, x in ((self.keys[layer], k), *([] if v is None else [(self.values[layer], v)])):
             for part, numbers in zip(stored, self.shape.format.encode(x), strict=True):
                 part[page, :, place] = numbers
 
@@ -115,19 +121,26 @@ class KVCache:
         grouped = q.view(q.shape[0], scale.shape[0], q.shape[1] // scale.shape[0], q.shape[-1])
         return (grouped * scale.unsqueeze(1)).view(q.shape).to(q.dtype)
 
+    def values_of(self, layer: int, attended: torch.Tensor) -> torch.Tensor:
+        """Returns what attention over the true keys gives `[N, heads, latent]`, of what it gives over the stored ones,
+        where values are the first numbers of keys. Weights add up to 1, so that the mean is added once."""
+        attended = attended[..., : self.shape.heads[layer].latent]
+        if self.key_channels is None:
+            return attended
+        mean, scale = (each[0, : attended.shape[-1]] for each in self.key_channels[layer])
+        return (attended.float() * scale + mean).to(attended.dtype)
+
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies whole pages. All are read before any is written, so that a target may be another's source."""
         source, target = self._index(sources), self._index(targets)
-        for layer in (*self.keys, *self.values):
-            for part in layer:
-                part[target] = part[source]
+        for part in self._parts():
+            part[target] = part[source]
 
     def zero(self, pages: Sequence[int]) -> None:
         """Clears pages whose numbers are not finite: a masked NaN would still poison the next owner (0 * NaN)."""
         index = self._index(pages)
-        for layer in (*self.keys, *self.values):
-            for part in layer:
-                part[index] = 0
+        for part in self._parts():
+            part[index] = 0
 
     def _index(self, pages: Sequence[int]) -> torch.Tensor:
         index = torch.tensor(pages, dtype=torch.int64)

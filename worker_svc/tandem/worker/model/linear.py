@@ -187,6 +187,7 @@ class Linear(torch.nn.Module):
     def __init__(self, in_features: int, out_features: int, dtype: torch.dtype, *, bias: bool = False) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
+        self.weight_rows = out_features  # of a weight, at most
         self.weights = torch.nn.ModuleList()  # of `Weight`, one after the other; none before the first rows come
         self.bias = Bias(out_features, dtype) if bias else None
 
@@ -220,6 +221,20 @@ class Linear(torch.nn.Module):
     def share(self, weight: Weight) -> None:
         """Takes a weight that belongs to something else and stays as it is."""
         self.weights = torch.nn.ModuleList([weight])
+
+
+class HeadLinear(Linear):
+    """A matrix for each head, whose outputs follow each other: `x [N, heads, in] -> [N, heads * out]`."""
+
+    def __init__(self, heads: int, in_features: int, out_features: int, dtype: torch.dtype) -> None:
+        super().__init__(in_features, heads * out_features, dtype)
+        self.weight_rows = out_features
+
+    def without_bias(self, x: Rows) -> torch.Tensor:
+        """See `Linear`."""
+        assert isinstance(x, torch.Tensor)
+        rows = x.transpose(0, 1).contiguous()
+        return torch.cat([weight(each) for weight, each in zip(self.weights, rows, strict=True)], dim=1)
 
 
 def rearranges(numbers: int, device: torch.device, dtype: torch.dtype) -> bool:

@@ -68,7 +68,7 @@ def load_transformer(
             raise CheckpointError(f"{checkpoint.path}: {name}: {error}; {hint}") from error
         done += source.nbytes
         if progress is not None:
-            progress(done, checkpoint.total_bytes)
+            progress(min(done, checkpoint.total_bytes), checkpoint.total_bytes)  # what is made plain has more
     if destinations:
         raise CheckpointError(f"{checkpoint.path}: {', '.join(destinations)} did not come")
     if model.config.tie_embeddings:
@@ -86,7 +86,7 @@ def _mostly_quantized(checkpoint: Checkpoint, quantization: MadeOf) -> bool:
         return isinstance(quantization, Quantization)
     if checkpoint.stored_as.keys() <= DTYPES.keys():
         return False  # nothing but plain numbers, and looking at a tensor may join it from several files
-    first = next(source for name, source in checkpoint.tensors() if name == "layers.0.attention.q")
+    first = next(source for name, source in checkpoint.tensors() if name.endswith(".output"))
     return not isinstance(first, torch.Tensor) and (first[:1].float8() or first[:1].grouped()) is not None
 
 

@@ -6,7 +6,8 @@
 Models differ in how they score and choose (`Experts`):
 
 - Scores may be sigmoids, and a bias may be added to them that decides who is chosen, not what it weighs; experts may be
-  in groups, of which a row has those with the largest sum of their two best (DeepSeek-V3, GLM-4.5, MiniMax-M2).
+  in groups, of which a row has those with the largest sum of their two best (DeepSeek-V3, GLM-4.5, MiniMax-M2), or
+  with the largest score (DeepSeek-V2).
 - SparseMixer (Liu et al. 2024, https://arxiv.org/abs/2409.12136; Phi-3.5-MoE) chooses two, one after the other: each
   weighs as in a softmax over those that it was chosen from and that are not far below it.
 - An expert may be given a row multiplied by its weight, instead of being weighed itself (Llama 4).
@@ -122,7 +123,7 @@ def choose(
     wanted = scores if bias is None else scores + bias
     if config.groups > 1:
         each = config.count // config.groups
-        best = wanted.view(len(logits), config.groups, each).topk(2, dim=-1).values.sum(-1)
+        best = wanted.view(len(logits), config.groups, each).topk(config.best_of_group, dim=-1).values.sum(-1)
         kept = torch.zeros_like(best, dtype=torch.bool)
         kept.scatter_(1, best.topk(config.groups_per_token, dim=-1).indices, True)
         wanted = wanted.masked_fill(~kept.repeat_interleave(each, dim=1), float("-inf"))

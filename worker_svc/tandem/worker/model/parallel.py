@@ -2,6 +2,7 @@
 
     q, k, v, gate, up, embedding, output    by rows: a rank has some of the heads, inner numbers and tokens
     attention output, down                  by columns: each rank's product is a part of a sum
+    latents                                 each rank has all of them
 
 So a layer adds up twice: after the attention and after the feed-forward part. Norms, routers and what is added up are
 the same on all ranks, and so are the gathered logits: every rank schedules and samples for itself, and they agree.
@@ -156,7 +157,7 @@ class Ranks:
             if heads < self.size:
                 return Part(rows=self._even(shape[0], self.rank * heads // self.size, heads))
             return Part(rows=self._even(shape[0], self.rank, self.size))
-        if last in ("q", "sinks", "gate", "up"):
+        if last in ("q", "sinks", "gate", "up", "query_up", "key_up", "value_up"):
             return Part(rows=self._even(shape[0], self.rank, self.size))
         return Part()
 

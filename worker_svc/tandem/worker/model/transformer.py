@@ -37,6 +37,7 @@ from tandem.worker.model.cpu.operations import cpu_operations
 from tandem.worker.model.feed_forward import FeedForward, UngatedFeedForward
 from tandem.worker.model.float8 import Float8Weight
 from tandem.worker.model.kv_cache import KVCache
+from tandem.worker.model.latent_attention import LatentProjections
 from tandem.worker.model.linear import Bias, Linear, PlainWeight, Rows
 from tandem.worker.model.mixer import Constants, Mixer
 from tandem.worker.model.mixers import make_mixer
@@ -149,7 +150,7 @@ class Layer(torch.nn.Module):
     def _make_mixing(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
         """Makes what mixes the tokens of a sequence: attention."""
         self._index = config.cache_places[index]
-        kv_heads, head_dim = config.layer_heads[index]
+        kv_heads, head_dim = config.layer_heads[index][:2]
         rows, self._stores = config.projections(index), config.stores(index)
         self._first_rows = dict(zip(rows, accumulate(rows.values(), initial=0), strict=False))
         self._values_are_keys = self._stores and "v" not in rows
@@ -364,6 +365,43 @@ class RecurrentLayer(Layer):
         return _mixer_destinations(self.mixer, self.attention_output)
 
 
+class LatentLayer(Layer):
+    """A layer whose attention is over latents."""
+
+    def _make_mixing(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
+        assert config.latents is not None
+        self._index = config.cache_places[index]
+        self._scores = Scores(config.attention_scale)
+        self.projections = LatentProjections(config, config.latents, dtype, self._operations)
+        attended = config.num_heads * config.latents.value
+        self.attention_output = Linear(attended, config.hidden_size, dtype, bias=config.output_bias)
+
+    @property
+    def _takes_float8(self) -> bool:
+        return False
+
+    def _attend(self, normed: Rows, step: _Step) -> torch.Tensor:
+        cache, layer = step.cache, self._index
+        queries, latents = self.projections(normed, step.rotations[self._rope])
+        cache.write(layer, step.slots, latents, None)
+        queries = cache.scale_queries(layer, queries)
+        pages = cache.keys[layer]
+        attended = step.plans[self._attention].attend(pages, pages, queries, self._scores)
+        return self.projections.values(cache.values_of(layer, attended))
+
+    @cached_property
+    def compiled(self) -> CompiledLayer | None:
+        """Returns None: its products and attention are compiled for themselves."""
+        return None
+
+    def _mixing_destinations(self, config: ModelConfig) -> dict[str, Destination]:
+        places = {name: Destination(*place) for name, place in self.projections.destinations().items()}
+        places["attention.output"] = Destination(self.attention_output, 0)
+        if self.attention_output.bias is not None:
+            places["attention.output_bias"] = Destination(self.attention_output.bias, 0)
+        return places
+
+
 class BesideLayer(Layer):
     """Attention and a state on the same norm of the stream, and a feed-forward part behind both."""
 
@@ -440,6 +478,8 @@ class ParallelLayer(Layer):
 def _layer_class(config: ModelConfig, index: int) -> type[Layer]:
     if not config.mixes(index):
         return FeedForwardLayer
+    if config.latents is not None:
+        return LatentLayer
     if config.recurrence is not None and index in config.recurrence.layers:
         return BesideLayer if config.beside_attention else RecurrentLayer
     return ParallelLayer if config.parallel else Layer

@@ -51,6 +51,7 @@ class Embedding(torch.nn.Module):
         super().__init__()
         self._ranks, self._first = ranks, first
         self.in_features, self.out_features = columns, rows
+        self.weight_rows = rows
         self.weights = torch.nn.ModuleList()  # one, once it is there
         self.tied = tied
         self._dtype = dtype
@@ -116,7 +117,7 @@ class WeightFiller:
             self._fill_vector(module, row, source)  # type: ignore[arg-type]
             return
         self._rows_left.setdefault(module, module.out_features)
-        for start, stored in _pieces(source):
+        for start, stored in _pieces(source, module.weight_rows):
             self._store(module, row + start, self._converted(stored, columns, least_bits))
             release(stored)
         self._rows_left[module] -= len(source)
@@ -155,11 +156,14 @@ class WeightFiller:
     def _store(self, module: Linear | Embedding, row: int, rows: Rows) -> None:
         last: Weight | None = module.weights[-1] if len(module.weights) else None  # type: ignore[assignment]
         first = self._first_row.setdefault(module, 0)
-        if last is None or not _takes(last, rows):
-            if last is not None:
+        ends = row - first == module.weight_rows
+        if last is None or ends or not _takes(last, rows):
+            if ends:
+                self._settle(module)
+            elif last is not None:
                 last.truncate(row - first)
             first = self._first_row[module] = row
-            last = self._allocate(module, module.out_features - row, rows)
+            last = self._allocate(module, min(module.weight_rows, module.out_features - row), rows)
             module.weights.append(last)
         if isinstance(rows, Grouped):
             assert isinstance(last, QuantizedWeight)
@@ -213,8 +217,10 @@ def _takes(weight: Weight, rows: Rows) -> bool:
     return isinstance(weight, PlainWeight | HalfPanels | WidePanels)
 
 
-def _pieces(source: Source) -> Iterator[tuple[int, Source]]:
-    """Yields first row and rows of slices of at most about `_PIECE_BYTES` in float32."""
+def _pieces(source: Source, weight_rows: int) -> Iterator[tuple[int, Source]]:
+    """Yields first row and rows of slices of at most about `_PIECE_BYTES` in float32, each of one weight."""
     rows = max(1, _PIECE_BYTES // (4 * math.prod(source.shape[1:])))
-    for start in range(0, len(source), rows):
-        yield start, source[start : start + rows]
+    for first in range(0, len(source), weight_rows):
+        last = min(first + weight_rows, len(source))
+        for start in range(first, last, rows):
+            yield start, source[start : min(start + rows, last)]

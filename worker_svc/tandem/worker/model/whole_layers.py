@@ -16,6 +16,7 @@ def not_compiled(config: ModelConfig, layer: int) -> str:
         return "one part alone"
     return _first(
         {
+            "latents": config.latents is not None,
             "a gate of attention": config.attention_gate,
             "keys that are values": not config.projects_values(layer),
             "another layer's keys": not config.stores(layer),

@@ -105,10 +105,7 @@ def build_engine(
     checkpoint = checkpoint or open_checkpoint(Path(config.model))
     dtype = choose_dtype(config.dtype, device, checkpoint)
     served = served_config(checkpoint.config, config)
-    if served.recurrence is not None and device.type == "cuda":
-        raise BuildError(
-            f"the layers with states of sequences in {config.model} have no kernel for GPUs yet; set device to cpu"
-        )
+    _require_kernels(served, config.model, device)
     model, draft = _load(config, checkpoint, served, device, dtype, progress, ranks)
     shape, draft_shape, state_shape = cache_shapes(config, model, draft, dtype, device, ranks)
     channels = key_channels(model, device, dtype, checkpoint.bos_id) if shape.format.normalizes_keys else None
@@ -157,6 +154,18 @@ def _prepare(config: EngineConfig, ranks: Ranks) -> tuple[int, torch.device]:
     if device.type == "cuda":
         cuda_device.prepare(device, reproducible=config.reproducible)
     return threads, device
+
+
+def _require_kernels(model: ModelConfig, path: str, device: torch.device) -> None:
+    """Raises BuildError for a model that has parts without kernels on its device."""
+    if device.type != "cuda":
+        return
+    if model.recurrence is not None:
+        raise BuildError(
+            f"the layers with states of sequences in {path} have no kernel for GPUs yet; set device to cpu"
+        )
+    if model.latents is not None:
+        raise BuildError(f"the attention over latents in {path} has no kernel for GPUs yet; set device to cpu")
 
 
 def _load(
@@ -239,6 +248,7 @@ def _draft_model(
             f"draft_model {config.draft_model} has a vocabulary of {checkpoint.config.vocab_size} ids, "
             f"the model in {config.model} one of {large.vocab_size}; they must be the same"
         )
+    _require_kernels(checkpoint.config, config.draft_model, device)
     if checkpoint.config.recurrence is not None:
         raise BuildError(f"draft_model {config.draft_model} has layers with states; all of its must have attention")
     with fitting("the draft model's weights", "serve without draft_model"):

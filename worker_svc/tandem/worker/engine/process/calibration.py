@@ -39,11 +39,11 @@ class _ListeningCache(KVCache):
         super().__init__(shape, device)
         self.count = [0] * len(shape.heads)
         self.keys_sum, self.keys_squares, self.query_squares = (
-            [torch.zeros(heads, dtype=torch.float64) for heads in shape.heads] for _ in range(3)
+            [torch.zeros(heads[:2], dtype=torch.float64) for heads in shape.heads] for _ in range(3)
         )
         self._real = torch.empty(0, dtype=torch.bool)  # rows that are no padding
 
-    def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> None:
         super().write(layer, slots, k, v)
         self._real = slots[0] != self.padding_page
         real = k[self._real].double().cpu()
@@ -53,7 +53,7 @@ class _ListeningCache(KVCache):
 
     def scale_queries(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         real = q[self._real].double().cpu()
-        kv_heads, head_dim = self.shape.heads[layer]
+        kv_heads, head_dim = self.shape.heads[layer][:2]
         grouped = real.view(len(real), kv_heads, -1, head_dim)
         self.query_squares[layer] += grouped.square().mean(2).sum(0)
         return q

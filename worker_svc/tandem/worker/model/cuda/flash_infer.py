@@ -90,7 +90,7 @@ class FlashInfer:
             torch.from_numpy(held.astype(np.int32)),
             torch.from_numpy((ends - (counts - 1) * size).astype(np.int32)),
             heads,
-            *kind.heads,
+            *kind.heads[:2],
             size,
             causal=True,
             sm_scale=scores.scale,

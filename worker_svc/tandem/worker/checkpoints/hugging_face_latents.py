@@ -1,0 +1,76 @@
+"""Reads what models with latents (DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash, Youtu, MiniCPM3) say of them."""
+
+from __future__ import annotations
+
+import math
+
+from tandem.worker.checkpoints.fields import Fields, build
+from tandem.worker.checkpoints.latents import Latents
+from tandem.worker.checkpoints.layer_parts import yarn_attention_factor
+
+KEYS = {
+    "latents.rank": "kv_lora_rank",
+    "latents.rotated": "qk_rope_head_dim",
+    "latents.unrotated": "qk_nope_head_dim",
+    "latents.value": "v_head_dim",
+    "latents.query_rank": "q_lora_rank",
+}
+
+
+def read_latents(config: Fields, heads: int) -> Latents:
+    """Reads their sizes; null says of `q_lora_rank` that queries are made of the stream."""
+    no_latent = "q_lora_rank" in config.values and not config.has("q_lora_rank")
+    query_rank = 0 if no_latent else config.integer("q_lora_rank")
+    if query_rank < 1 and not no_latent:
+        raise config.error("q_lora_rank", f"must be null or at least 1, but is {query_rank}")
+    latents = build(
+        Latents,
+        config,
+        KEYS,
+        rank=config.integer("kv_lora_rank"),
+        rotated=config.integer("qk_rope_head_dim"),
+        unrotated=config.integer("qk_nope_head_dim"),
+        value=config.integer("v_head_dim"),
+        query_rank=query_rank,
+    )
+    said = {"num_key_value_heads": heads, "head_dim": latents.rotated, "qk_head_dim": latents.query}
+    for key, only in said.items():
+        if config.integer(key, only) != only:
+            raise config.error(key, f"is {config.integer(key)}, but with latents of these sizes it is {only}")
+    return latents
+
+
+def score_multiplier(latents: Latents, rope: Fields) -> float:
+    """Returns what queries times keys are multiplied by; the factor of all dimensions that YaRN has is in it twice."""
+    scale = float(latents.query**-0.5)
+    stretched, every = rope.number("factor", 1.0), rope.number("mscale_all_dim", 0.0)
+    if not every or rope.text("rope_type", rope.text("type", "default")) == "default":
+        return scale
+    factor = every * (yarn_attention_factor(stretched) - 1) + 1
+    if not math.isfinite(factor) or factor <= 0:
+        raise rope.error("mscale_all_dim", f"must make a factor of more than 0, but {every:g} makes {factor:g}")
+    return scale * factor * factor
+
+
+def minicpm3(config: Fields) -> Fields:
+    """Returns the config of a MiniCPM3 with what it says of multipliers in the words of others."""
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    layers = config.integer("num_hidden_layers")
+    sizes = {"hidden_size": hidden, "num_attention_heads": heads, "num_hidden_layers": layers}
+    for key, size in sizes.items():
+        if size < 1:
+            raise config.error(key, f"must be at least 1, but is {size}")
+    values = dict(config.values)
+    values.setdefault("v_head_dim", hidden // heads)
+    values["embedding_multiplier"] = config.number("scale_emb", 12.0)
+    deep, base = _or_none(config, "scale_depth", 1.4), _or_none(config, "dim_model_base", 256.0)
+    if base is not None and base <= 0:
+        raise config.error("dim_model_base", f"must be more than 0, but is {base:g}")
+    values["residual_multiplier"] = 1.0 if deep is None else deep / math.sqrt(layers)
+    values["logits_scaling"] = 1.0 if base is None else hidden / base
+    return config.with_values(values)
+
+
+def _or_none(config: Fields, key: str, usual: float) -> float | None:
+    """Returns a number whose null says that there is none, unlike its absence."""
+    return None if key in config.values and not config.has(key) else config.number(key, usual)
