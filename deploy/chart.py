@@ -173,6 +173,7 @@ def deployed(resource: Resource, own: str) -> None:
         limits["nvidia.com/gpu"] = Either(COMPONENTS["gpu"], "{{ .Values.worker.gpus | toString | quote }}", None)
         parallel = next(each for each in container["env"] if named(each) == "TANDEM_WORKER_TENSOR_PARALLEL")
         parallel.then["value"] = "{{ .Values.worker.gpus | toString | quote }}"
+        spec[f'{{{{- if {COMPONENTS["autoscaling"]} }}}}{{{{- include "tandem.replicas" . }}}}{{{{- end }}}}'] = None
     put(container["resources"]["limits"], "memory", f"{own}.memory")
     for volume in pod(resource)["volumes"]:
         if named(volume) == "model":
@@ -183,10 +184,18 @@ def deployed(resource: Resource, own: str) -> None:
             volume["image"].then["reference"] = Value("model.image")
     further = f'{{{{- include "tandem.env" .Values.{own}.env }}}}'
     if "env" in container:
-        container["env"].append(further)
+        container["env"] = [*(unless_given(each, own) for each in container["env"]), further]
     else:
         container["env"] = Either(f".Values.{own}.env", [further], None)
     pod(resource)[f'{{{{- include "tandem.pod" (list $ .Values.{own}) }}}}'] = None
+
+
+def unless_given(variable: Any, own: str) -> Either:
+    """A variable that the values do not set: a server-side apply refuses a name that comes twice."""
+    condition, other = f'not (hasKey .Values.{own}.env "{named(variable)}")', None
+    if isinstance(variable, Either):
+        condition, variable, other = f"and ({variable.condition}) ({condition})", variable.then, variable.otherwise
+    return Either(condition, variable, other)
 
 
 def named(item: Any) -> str:

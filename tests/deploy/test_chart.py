@@ -108,7 +108,7 @@ def test_all_is_in_the_namespace_of_the_release(case: str, repository: Path) -> 
 
 
 def test_further_settings_reach_containers_and_pods(repository: Path) -> None:
-    own = {"env": {"TANDEM_X": True, "B": 3}, "nodeSelector": {"disk": "fast"}}
+    own = {"env": {"TANDEM_X": True, "B": 3, "BYTES": 2147483648, "NO": "1.50"}, "nodeSelector": {"disk": "fast"}}
     values = {name: dict(own) for name in ("tokenizer", "worker", "http", "gateway")} | {
         "imagePullSecrets": [{"name": "a"}]
     }
@@ -119,5 +119,26 @@ def test_further_settings_reach_containers_and_pods(repository: Path) -> None:
     assert len(found) == 4
     for pod in (each["spec"]["template"]["spec"] for each in found):
         given = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
-        assert (given["TANDEM_X"], given["B"]) == ("true", "3")
+        assert [given[name] for name in own["env"]] == ["true", "3", "2147483648", "1.50"]
         assert (pod["nodeSelector"], pod["imagePullSecrets"]) == ({"disk": "fast"}, [{"name": "a"}])
+
+
+def test_a_variable_of_the_values_takes_the_place_of_the_chart_s_own(repository: Path) -> None:
+    """A server-side apply, which is Helm's, refuses a list in which a name comes twice."""
+    plain = {"tls": {"enabled": True}, "http": {"enabled": True}, "gateway": {"enabled": True}, "worker": {"gpus": 2}}
+    for own, before in variables_of(chart(repository, plain).stdout).items():
+        values = plain | {own: {**plain.get(own, {}), "env": dict.fromkeys(before, "mine")}}
+        found = variables_of(chart(repository, values).stdout)[own]
+        assert found == dict.fromkeys(before, "mine") and (found or own == "gateway")
+
+
+def variables_of(text: str) -> dict[str, dict[str, Any]]:
+    """By what it is, what each Deployment's container is given; no name twice."""
+    found = {}
+    for each in yaml.safe_load_all(text):
+        if each and each["kind"] == "Deployment":
+            variables = each["spec"]["template"]["spec"]["containers"][0].get("env") or []
+            own = each["metadata"]["name"].removeprefix("tandem-")
+            found[own] = {variable["name"]: variable.get("value") for variable in variables}
+            assert len(found[own]) == len(variables)
+    return found

@@ -214,6 +214,7 @@ def test_scaling_asks_for_metrics_that_exist_and_scales_what_is_there(
     (trigger,) = spec["triggers"]
     asked = set(re.findall(r"tandem_\w+", trigger["metadata"]["query"]))
     assert len(asked) == 3 and asked <= exported_names()
+    assert trigger["metadata"]["ignoreNullValues"] == "false", "a Prometheus without series would scale down"
 
 
 def test_the_name_of_the_workers_is_that_of_each_and_the_tokenizer_s_is_one(
@@ -221,6 +222,16 @@ def test_the_name_of_the_workers_is_that_of_each_and_the_tokenizer_s_is_one(
 ) -> None:
     assert base["Service", "tandem-worker"]["spec"]["clusterIP"] == "None"
     assert "clusterIP" not in base["Service", "tandem-tokenizer"]["spec"]
+
+
+def test_a_worker_that_never_gets_ready_keeps_no_node_from_being_drained(folder: Path) -> None:
+    budgets = [each for part in folder.iterdir() if part.is_dir() for each in manifests(part) if is_budget(each)]
+    assert len(budgets) == 4
+    assert all(each["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow" for each in budgets)
+
+
+def is_budget(manifest: Any) -> bool:
+    return isinstance(manifest, dict) and manifest.get("kind") == "PodDisruptionBudget"
 
 
 def test_a_stop_waits_as_long_as_running_requests_may_take(pod: Manifest, settings: ServiceSettings) -> None:
@@ -248,7 +259,7 @@ def test_pods_meet_the_restricted_standard_that_the_namespace_enforces(
     base: dict[tuple[str, str], Manifest], pod: Manifest, container: Manifest, image: Dockerfile
 ) -> None:
     labels = base["Namespace", "tandem"]["metadata"]["labels"]
-    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+    assert {labels[f"pod-security.kubernetes.io/{mode}"] for mode in ("enforce", "warn")} == {"restricted"}
     user, group = image.last_stage.all("USER")[-1].split(":")
     assert pod["securityContext"] == {
         "runAsNonRoot": True,
