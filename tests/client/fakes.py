@@ -96,7 +96,7 @@ class ByteTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     def _encode(self, text: tokenizer_pb2.EncodeInput) -> tokenizer_pb2.Encoding:
         ids: list[int] = [] if text.HasField("add_special") and not text.add_special else [BOS]
-        for segment in text.segments:
+        for segment in (*text.segments, *text.pair):
             content = segment.text or segment.text_bytes.decode()
             parse = segment.special_tokens == tokenizer_pb2.SPECIAL_TOKEN_POLICY_PARSE
             for index, part in enumerate(content.split(CONTROL_TEXT) if parse else [content]):

@@ -244,6 +244,22 @@ def test_tokenize_shows_ids_pieces_and_counts(servers: ServersThread) -> None:
     assert bytes.fromhex("".join(as_json["pieces_hex"])).decode() == "aä"
 
 
+def test_tokenize_encodes_a_file_of_pairs(servers: ServersThread, tmp_path: Path) -> None:
+    pairs = [["a", "bä"], ["", "c\n"], ["🚀", "d"]] * 100
+    lines = "".join(json.dumps(pair) + "\n" for pair in pairs)
+    done = tandem(servers, "tokenize", "--pairs", "-", "--ids", input=lines)
+    expected = [[BOS, *ids_of_text("".join(pair))] for pair in pairs]
+    assert [[int(one) for one in line.split()] for line in done.stdout.splitlines()] == expected
+    (tmp_path / "pairs.jsonl").write_text(lines)
+    done = tandem(servers, "tokenize", "--pairs", str(tmp_path / "pairs.jsonl"))
+    assert [json.loads(line)["ids"] for line in done.stdout.splitlines()] == expected
+    for broken in ('["a"]', '["a", 1]', "a b", '{"a": "b"}', ""):
+        done = tandem(servers, "tokenize", "--pairs", "-", input=f'["a", "b"]\n{broken}\n')
+        assert (done.returncode, done.stderr) == (1, "error: --pairs -: line 2 is no JSON list of two texts\n")
+    assert tandem(servers, "tokenize", "--pairs", "none").stderr == "error: --pairs none: No such file or directory\n"
+    assert tandem(servers, "tokenize", "x", "--pairs", "-").returncode == 2
+
+
 def test_tokenize_obeys_the_special_token_policy(servers: ServersThread) -> None:
     assert tandem(servers, "tokenize", "<|control|>", "--special", "parse", "--ids").stdout == "0 2\n"
     done = tandem(servers, "tokenize", "<|control|>", "--special", "reject")

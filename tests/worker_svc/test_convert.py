@@ -130,7 +130,7 @@ PUT_TOGETHER = [
     "glm4",
     "granite moe",
 ]
-PUT_TOGETHER += ["phi3, rotated in part, longrope", "cohere2"]
+PUT_TOGETHER += ["phi3, rotated in part, longrope", "cohere2", "nemotron h", "falcon h1"]
 
 
 @pytest.mark.parametrize("name", some([*MODELS, *SCALINGS], *OLDER, *SCALINGS, *PUT_TOGETHER))
@@ -141,11 +141,14 @@ def test_a_written_folder_loads_in_transformers(name: str, tmp_path: Path) -> No
     else:
         reference = saved("Llama", tmp_path / "source", rope_parameters={"rope_theta": 100.0} | SCALINGS[name])
     convert(tmp_path / "source", tmp_path / "target", "hugging-face", "auto", silent)
-    assert open_checkpoint(tmp_path / "target").config == open_checkpoint(tmp_path / "source").config
+    several = name.startswith("falcon h1")  # multipliers, whose product alone is known
+    assert several or open_checkpoint(tmp_path / "target").config == open_checkpoint(tmp_path / "source").config
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "target", attn_implementation="eager")
     ids = torch.tensor([some_ids(97, 2 * WINDOW)])
     with torch.inference_mode():
-        assert torch.equal(theirs(ids).logits, reference(ids).logits)
+        # transformers computes Mamba-2 in chunks, of whatever size the folder says.
+        chunks = several or name.startswith(("granite hybrid", "nemotron"))
+        torch.testing.assert_close(theirs(ids).logits, reference(ids).logits, atol=1e-5 if chunks else 0, rtol=0)
 
 
 def test_a_gguf_file_of_a_hybrid_becomes_the_folder_that_it_was_made_of(tmp_path: Path) -> None:

@@ -47,9 +47,19 @@ ARCHITECTURES = {
     "qwen3_next": "qwen3next",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
+    "lfm2": "lfm2",
+    "lfm2_moe": "lfm2moe",
+    "granitemoehybrid": "granitehybrid",
+    "nemotron_h": "nemotron_h",
+    "falcon_h1": "falcon-h1",
 }
 HYBRIDS = ("qwen3next", "qwen35", "qwen35moe")
-PERMUTED = ("llama", "smollm3", "arcee", "granite", "granitemoe", "mistral3")  # by llama.cpp's converter
+STATES = ("lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "falcon-h1")
+# By llama.cpp's converter, whatever turns.
+PERMUTED = ("llama", "smollm3", "arcee", "granite", "granitemoe", "mistral3", "granitehybrid", "nemotron_h")
+
+
+PLAIN = {"ffn_gate_inp", "ssm_conv1d", "shortconv", "ssm_a", "ssm_d", "ssm_norm"}  # always F32
 
 
 def save_gguf(
@@ -75,7 +85,7 @@ def save_gguf(
         _add(writer, key, value)
     for name, tensor in _tensors(model, architecture in PERMUTED):
         own = next((other for part, other in (others or {}).items() if part in name), kind)
-        quantized = own if tensor.dim() > 1 and not {"ffn_gate_inp", "ssm_conv1d"} & set(name.split(".")) else "F32"
+        quantized = own if tensor.dim() > 1 and not PLAIN & set(name.split(".")) else "F32"
         data = _encoded(tensor, quantized, len(name))
         writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[quantized])
     for name, array in (extra or {}).items():
@@ -101,7 +111,8 @@ def _describe(writer: gguf.GGUFWriter, config: Any) -> None:
     if config.model_type in ("starcoder2", "cohere2"):
         writer.add_layer_norm_eps(config.norm_epsilon if config.model_type == "starcoder2" else config.layer_norm_eps)
     else:
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        keys = ("norm_eps", "layer_norm_epsilon", "rms_norm_eps")
+        writer.add_layer_norm_rms_eps(next(getattr(config, key) for key in keys if hasattr(config, key)))
     if config.model_type == "cohere2":
         writer.add_sliding_window(config.sliding_window)
         writer.add_logit_scale(config.logit_scale)
@@ -113,7 +124,7 @@ def _describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_sliding_window(config.sliding_window)
     if config.model_type == "olmo3":
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
-    rope = config.rope_parameters
+    rope = getattr(config, "rope_parameters", {"rope_type": "default", "rope_theta": 10000.0})
     rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(rope["rope_theta"])
     if config.model_type in ("gemma3_text", "gemma4_text"):
@@ -144,11 +155,11 @@ def _describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_expert_weights_norm(config.norm_topk_prob)
     if config.model_type == "qwen2_moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
-    if getattr(config, "num_experts_per_tok", None):
+    if getattr(config, "num_experts_per_tok", None) and config.model_type != "nemotron_h":
         count = getattr(config, "n_routed_experts", None) or getattr(config, "num_local_experts", None)
         writer.add_expert_count(count or config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-    if config.model_type in ("granite", "granitemoe"):
+    if config.model_type in ("granite", "granitemoe", "granitemoehybrid"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
@@ -157,6 +168,8 @@ def _describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if ARCHITECTURES[config.model_type] in HYBRIDS:
         _describe_hybrid(writer, config)
+    if ARCHITECTURES[config.model_type] in STATES:
+        _describe_states(writer, config)
     if config.model_type == "llama4_text":
         writer.add_interleave_moe_layer_step(config.interleave_moe_layer_step)
         writer.add_expert_feed_forward_length(config.intermediate_size)
@@ -179,6 +192,51 @@ def _describe_hybrid(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if config.model_type != "qwen3_next":
         writer.add_rope_dimension_sections([11, 11, 10, 0])
+
+
+def _describe_states(writer: gguf.GGUFWriter, config: Any) -> None:
+    architecture = ARCHITECTURES[config.model_type]
+    for key in ("attention.head_count_kv", "feed_forward_length", "rope.dimension_count"):
+        writer.kv_data[0].pop(f"{architecture}.{key}", None)
+    heads, inner = config.num_key_value_heads, config.intermediate_size
+    if architecture == "falcon-h1":
+        writer.add_head_count_kv(heads)
+        writer.add_feed_forward_length(inner)
+        sizes = config.mamba_n_groups, config.mamba_d_state, config.mamba_d_conv
+        _describe_mamba(writer, _falcon_size(config), config.mamba_n_heads, *sizes)
+        return
+    kinds = config.layers_block_type if architecture == "nemotron_h" else config.layer_types
+    attending = [kind in ("full_attention", "attention") for kind in kinds]
+    writer.add_head_count_kv([heads if one else 0 for one in attending])
+    if architecture == "nemotron_h":
+        writer.add_feed_forward_length([inner if kind == "mlp" else 0 for kind in kinds])
+        writer.add_rope_scaling_finetuned(False)
+        sizes = config.n_groups, config.ssm_state_size, config.conv_kernel
+        _describe_mamba(writer, config.mamba_num_heads * config.mamba_head_dim, config.mamba_num_heads, *sizes)
+    elif architecture == "granitehybrid":
+        writer.add_feed_forward_length(inner)
+        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+        writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
+        sizes = config.mamba_n_groups, config.mamba_d_state, config.mamba_d_conv
+        _describe_mamba(writer, config.mamba_expand * config.hidden_size, config.mamba_n_heads, *sizes)
+    else:
+        if architecture == "lfm2" and config.block_auto_adjust_ff_dim:
+            several = config.block_multiple_of
+            inner = several * -(-int(config.block_ffn_dim_multiplier * int(2 * inner / 3)) // several)
+        writer.add_feed_forward_length(inner)
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+    if architecture == "lfm2moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_leading_dense_block_count(config.num_dense_layers)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+def _describe_mamba(writer: gguf.GGUFWriter, inner: int, heads: int, groups: int, state_size: int, kernel: int) -> None:
+    writer.add_ssm_inner_size(inner)
+    writer.add_ssm_time_step_rank(heads)
+    writer.add_ssm_group_count(groups)
+    writer.add_ssm_state_size(state_size)
+    writer.add_ssm_conv_kernel(kernel)
 
 
 def _describe_gemma4(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -237,6 +295,9 @@ def _tensors(model: Any, permute: bool) -> list[tuple[str, torch.Tensor]]:
         if architecture == "gemma4" and (place := _GEMMA4.get(name.split(".", 3)[-1])):
             found.append((f"blk.{layer}.{place}", tensor))
             continue
+        if architecture in STATES and (made := _of_states(tensor, name, layer, model.config)):
+            found += made
+            continue
         if architecture == "gpt-oss" and ".experts." in name:
             found += _of_gpt_oss(tensor, name.rpartition(".")[2], layer)
             continue
@@ -247,17 +308,21 @@ def _tensors(model: Any, permute: bool) -> list[tuple[str, torch.Tensor]]:
             continue
         stem, _, suffix = name.rpartition(".") if name.endswith(("weight", "bias")) else (name, "", "weight")
         rest = stem.split(".", 3)[-1]
-        stem = stem.replace("block_sparse_moe.experts.down_proj", "mlp.experts.down_proj")
+        for module in ("block_sparse_moe", "feed_forward"):
+            stem = stem.replace(f"{module}.experts.down_proj", "mlp.experts.down_proj")
+        if architecture == "nemotron_h" and stem.startswith("model."):
+            stem = "backbone." + stem.removeprefix("model.")
         stem = stem.replace("block_sparse_moe.router", "block_sparse_moe.router.layer")
         if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             tensor = tensor + 1  # llama.cpp's converter does
         if name.endswith("shared_expert_gate.weight"):
             tensor = tensor.squeeze()
-        if permute and rest in ("self_attn.q_proj", "self_attn.k_proj"):
+        if permute and rest.split(".")[-1] in ("q_proj", "k_proj"):
             tensor = _Permuted.of(tensor, model.config, rest)
-        found.append((f"{names.get_name(stem)}.{suffix}", tensor))
+        ours = names.get_name(f"{stem}.{suffix}") or f"{names.get_name(stem)}.{suffix}"
+        found.append((ours, tensor))
     for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             found.append((f"blk.{name.split('.')[2]}.exp_probs_b.bias", buffer))
         if name.endswith("layer_scalar"):
             found.append((f"blk.{name.split('.')[2]}.layer_output_scale.weight", buffer))
@@ -270,6 +335,75 @@ _GEMMA4 = {
     "experts.gate_up_proj": "ffn_gate_up_exps.weight",
     "experts.down_proj": "ffn_down_exps.weight",
 }
+
+
+def _of_states(tensor: torch.Tensor, name: str, layer: str, config: Any) -> list[tuple[str, torch.Tensor]]:
+    """What llama.cpp's converter changes of layers with states, and Falcon-H1's multipliers, which it multiplies by."""
+    block = f"blk.{layer}."
+    if config.model_type == "falcon_h1":
+        tensor = _multiplied(tensor, name, config)
+    part = name.split(".", 3)[-1].partition(".")[2] if "layers" in name else name
+    match part:
+        case "A_log":
+            return [(f"{block}ssm_a", -tensor.exp().unsqueeze(1))]
+        case "D":
+            return [(f"{block}ssm_d", tensor.unsqueeze(1))]
+        case "dt_bias":
+            return [(f"{block}ssm_dt.bias", tensor)]
+        case "conv1d.weight":
+            return [(f"{block}ssm_conv1d.weight", tensor.squeeze(1))]
+        case "conv.weight":
+            return [(f"{block}shortconv.conv.weight", tensor.squeeze(1))]
+        case "norm.weight":
+            groups = config.n_groups if config.model_type == "nemotron_h" else config.mamba_n_groups
+            return [(f"{block}ssm_norm.weight", tensor.view(groups, -1))]
+        case "input_linear.weight" if "shared_mlp" in name:
+            gate, up = tensor.chunk(2)
+            suffix = "_shexp" if config.num_local_experts else ""
+            return [(f"{block}ffn_gate{suffix}.weight", gate), (f"{block}ffn_up{suffix}.weight", up)]
+        case "output_linear.weight" if "shared_mlp" in name and not config.num_local_experts:
+            return [(f"{block}ffn_down.weight", tensor)]
+    if config.model_type != "falcon_h1":
+        return []
+    ours = {
+        "self_attn.q_proj.weight": "attn_q.weight",
+        "self_attn.k_proj.weight": "attn_k.weight",
+        "self_attn.v_proj.weight": "attn_v.weight",
+        "self_attn.o_proj.weight": "attn_output.weight",
+        "mamba.in_proj.weight": "ssm_in.weight",
+        "mamba.out_proj.weight": "ssm_out.weight",
+        "feed_forward.gate_proj.weight": "ffn_gate.weight",
+        "feed_forward.down_proj.weight": "ffn_down.weight",
+    }.get(name.split(".", 3)[-1])
+    top = {"model.embed_tokens.weight": "token_embd.weight", "lm_head.weight": "output.weight"}.get(name)
+    return [(top, tensor)] if top else [(block + ours, tensor)] if ours else []
+
+
+def _falcon_size(config: Any) -> int:
+    size: int = config.mamba_d_ssm or config.mamba_expand * config.hidden_size
+    return size
+
+
+def _multiplied(tensor: torch.Tensor, name: str, config: Any) -> torch.Tensor:
+    enters = config.attention_in_multiplier
+    by = {
+        "q_proj": enters,
+        "k_proj": enters * config.key_multiplier,
+        "v_proj": enters,
+        "o_proj": config.attention_out_multiplier,
+        "gate_proj": config.mlp_multipliers[0],
+        "down_proj": config.mlp_multipliers[1],
+        "out_proj": config.ssm_out_multiplier,
+        "lm_head": config.lm_head_multiplier,
+        "embed_tokens": config.embedding_multiplier,
+    }
+    module = name.split(".")[-2]
+    if module == "in_proj":
+        size, group = _falcon_size(config), config.mamba_n_groups * config.mamba_d_state
+        rows = torch.tensor([size, size, group, group, config.mamba_n_heads])
+        each = torch.tensor(config.ssm_multipliers).repeat_interleave(rows)
+        return tensor * config.ssm_in_multiplier * each.unsqueeze(1)
+    return tensor * by.get(module, 1.0)
 
 
 def _of_llama4(tensor: torch.Tensor, name: str, layer: str) -> list[tuple[str, torch.Tensor]]:

@@ -69,6 +69,28 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 
 
+def packed(
+    weight: torch.Tensor, settings: dict[str, Any], generator: torch.Generator
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """The parts of a matrix `[out, in]` in that format, and its numbers."""
+    most = 1 << settings["bits"] - 1
+    size = settings["group_size"] if settings["group_size"] > 0 else weight.shape[1]
+    columns = torch.arange(weight.shape[1])
+    if settings.get("desc_act"):
+        columns = torch.randperm(weight.shape[1], generator=generator)
+    parts = weight[:, columns].view(len(weight), -1, size)
+    scale = (parts.abs().amax(-1) / (most - 1)).half()
+    zero = torch.full(scale.shape, most)
+    if not settings.get("sym"):
+        zero = torch.randint(1, 2 * most, scale.shape, generator=generator)
+    q = ((parts / scale.float().unsqueeze(-1)).round() + zero.unsqueeze(-1)).clamp(0, 2 * most - 1).int()
+    back, group = columns.argsort(), torch.arange(len(columns)) // size
+    stored = ((q - zero.unsqueeze(-1)) * scale.float().unsqueeze(-1)).view(weight.shape)
+    q = q.view(weight.shape)[:, back]
+    made = awq(q, zero, scale) if settings["quant_method"] == "awq" else gptq(q, zero, scale, group[back], settings)
+    return made, stored[:, back]
+
+
 def save_packed(folder: Path, settings: dict[str, Any], model: Any = None) -> Any:
     """A random model in that format; returns the model of the numbers that it stores."""
     reference = model or random_llama(
@@ -78,23 +100,8 @@ def save_packed(folder: Path, settings: dict[str, Any], model: Any = None) -> An
     tensors = load_file(folder / "model.safetensors")
     generator = torch.Generator().manual_seed(1)
     for name in [name for name in tensors if "_proj.weight" in name]:
-        weight = tensors.pop(name)
-        most = 1 << settings["bits"] - 1
-        size = settings["group_size"] if settings["group_size"] > 0 else weight.shape[1]
-        columns = torch.arange(weight.shape[1])
-        if settings.get("desc_act"):
-            columns = torch.randperm(weight.shape[1], generator=generator)
-        parts = weight[:, columns].view(len(weight), -1, size)
-        scale = (parts.abs().amax(-1) / (most - 1)).half()
-        zero = torch.full(scale.shape, most)
-        if not settings.get("sym"):
-            zero = torch.randint(1, 2 * most, scale.shape, generator=generator)
-        q = ((parts / scale.float().unsqueeze(-1)).round() + zero.unsqueeze(-1)).clamp(0, 2 * most - 1).int()
-        back, group = columns.argsort(), torch.arange(len(columns)) // size
-        stored = ((q - zero.unsqueeze(-1)) * scale.float().unsqueeze(-1)).view(weight.shape)
-        reference.get_parameter(name).data.copy_(stored[:, back])
-        q = q.view(weight.shape)[:, back]
-        made = awq(q, zero, scale) if settings["quant_method"] == "awq" else gptq(q, zero, scale, group[back], settings)
+        made, stored = packed(tensors.pop(name), settings, generator)
+        reference.get_parameter(name).data.copy_(stored)
         tensors |= {name.removesuffix("weight") + part: tensor for part, tensor in made.items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     change_config(folder, quantization_config=settings)

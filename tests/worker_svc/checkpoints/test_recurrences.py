@@ -45,7 +45,6 @@ REFUSED: dict[str, list[tuple[str, object]]] = {
         ("block_ffn_dim_multiplier", -1.0),
         ("block_use_swiglu", False),
         ("tie_embedding", False),
-        ("quantization_config", {"quant_method": "fp8", "weight_block_size": [128, 128]}),
         ("a_field_of_tomorrow", 1),
     ],
     "lfm2 moe": [("num_dense_layers", -1), ("num_experts", 0), ("layer_types", None), ("routed_scaling_factor", 0)],

@@ -1,4 +1,5 @@
-"""Random engine histories on a real transformer: every answer is bit-equal to the one that its request gets alone.
+"""Random engine histories on a real transformer: every answer is bit-equal to the one that its request gets alone, and
+some are cut somewhere and go on, by a worker that still has their pages or by one that has nothing.
 
 `TANDEM_HISTORIES` and `TANDEM_HISTORY_STEPS` make it longer; 200 and 1000 is what a release is tried with.
 
@@ -59,6 +60,7 @@ STEPS = int(os.environ.get("TANDEM_HISTORY_STEPS", "20"))
 VOCABULARY, CONTEXT = 64, 96
 CROWD = 16  # no more arrive while so many run or wait: a longer queue shows nothing new and takes long to repeat alone
 TOKEN_BY_TOKEN = 8
+GOES_ON = 3  # so many requests, one of which is cut
 VARIANTS = [("llama", dtype, kv) for dtype in ("float32", "bfloat16") for kv in ("auto", "fp8", "int8", "int4")]
 # The layers with states are compiled where their sizes are multiples of 8.
 VARIANTS += [("hybrid", "float32", "auto"), ("hybrid", "bfloat16", "int8"), ("hybrid in torch", "float32", "auto")]
@@ -268,6 +270,22 @@ def again(request: Request) -> Request:
     )
 
 
+def gone_on(request: Request, known: list[int]) -> Request:
+    """The rest of a request, of which somebody has the first ids."""
+    rest = Request.make(
+        request.number,
+        request.tokens[: request.prompt_tokens],
+        request.sampling,
+        request.stopping,
+        resumed=known,
+        salt=request.sharing.salt,
+        bypass=request.sharing.bypass,
+        logprobs=LogprobOptions(sampled=True),
+    )
+    rest.drafting = request.drafting
+    return rest
+
+
 class Expectation:
     """A `Proposer` of what is expected to come."""
 
@@ -415,4 +433,17 @@ def test_any_history_gives_each_request_what_it_gets_alone(
                 assert (crowded.reason, crowded.trim) == (expected.reason, expected.trim)
             assert crowded.ids == expected.ids
             assert crowded.logprobs == expected.logprobs, "not the same bits"
+            if number % GOES_ON == 0 and len(crowded.ids) > 1 and crowded.reason is not FinishReason.CANCELLED:
+                cut = int(draw.integers(1, len(crowded.ids)))
+                if draw.random() < 0.5:
+                    engine.table.clear()  # another worker
+                rest = {number: Answer()}
+                expectation.ids = crowded.ids
+                engine.submit(gone_on(request, crowded.ids[:cut]))
+                while engine.has_work:
+                    collect(engine, rest)
+                assert rest[number].ids == crowded.ids[cut:]
+                assert rest[number].logprobs == crowded.logprobs[cut:], "not the same bits"
+                assert (rest[number].reason, rest[number].trim) == (crowded.reason, crowded.trim)
+                engine.check()
     assert drafts and overlapped and kept

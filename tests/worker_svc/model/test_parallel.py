@@ -12,6 +12,7 @@ import torch
 from tandem.worker.checkpoints.latents import Latents
 from tandem.worker.checkpoints.layer_parts import ConfigError, Experts
 from tandem.worker.checkpoints.model_config import ModelConfig
+from tandem.worker.checkpoints.recurrences import DeltaNet, Mamba, Recurrence, ShortConvolution
 from tandem.worker.engine.process.build import build_engine
 from tandem.worker.engine.process.config import BuildError, EngineConfig
 from tandem.worker.model.parallel import Ranks
@@ -43,10 +44,24 @@ REPLICATED = ("norm", "router", "router_bias", "shared_router", "latent", "laten
 REPLICATED += ("query_latent", "query_latent_bias", "query_norm")
 
 
+DELTA_NET = DeltaNet(layers=(0,), key_heads=8, value_heads=16, key_dim=4, value_dim=6, kernel=3)
+CONVOLUTION = ShortConvolution(layers=(0,), channels=48, kernel=3, biases=True)
+MAMBA = Mamba((0,), 16, 4, 8, 6, 3, input_bias=True, output_bias=True, norm="before")
+
+
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 @pytest.mark.parametrize("parts", [{}, {"experts": EXPERTS}, {"experts": SHARED}, LATENT])
 def test_parts_are_the_whole_and_fit_into_the_rank_s_modules(size: int, parts: dict[str, Any]) -> None:
-    config = replace(CONFIG, **parts, logit_bias=True)
+    assert_parts_are_the_whole(replace(CONFIG, **parts, logit_bias=True), size)
+
+
+@pytest.mark.parametrize("size", [2, 8])
+@pytest.mark.parametrize("recurrence", [DELTA_NET, CONVOLUTION, MAMBA, replace(MAMBA, beside_attention=True)])
+def test_parts_of_states_are_the_whole_and_fit_into_the_rank_s_modules(size: int, recurrence: Recurrence) -> None:
+    assert_parts_are_the_whole(replace(CONFIG, recurrence=recurrence), size)
+
+
+def assert_parts_are_the_whole(config: ModelConfig, size: int) -> None:
     seen = {name: torch.zeros(shape, dtype=torch.int64) for name, shape in config.tensor_shapes().items()}
     for rank in range(size):
         ranks = Ranks(rank, size)
@@ -54,18 +69,20 @@ def test_parts_are_the_whole_and_fit_into_the_rank_s_modules(size: int, parts: d
         shapes = replace(local, vocab_size=-(-config.vocab_size // size)).tensor_shapes()
         for name, count in seen.items():
             part = ranks.part(name, config)
-            ours = count[part.rows] if part.rows is not None else count
-            ours = ours[:, part.columns] if part.columns is not None else ours
-            ours += not part.vanishes
+            views = [count[rows] for rows in part.rows] or [count]
+            views = [view[:, part.columns] if part.columns is not None else view for view in views]
+            for view in views:
+                view += not part.vanishes
+            ours = torch.cat(views)
             if name in ("embedding", "output", "output_bias"):
                 assert len(ours) == local.vocab_size
             else:
                 assert tuple(ours.shape) == shapes[name], name
     for name, count in seen.items():
         last = name.rsplit(".", 1)[-1]
-        if last in REPLICATED:
+        if last in REPLICATED or name.endswith("delta_net.norm_weight"):
             expected = size
-        elif last.removesuffix("_bias") in ("k", "v"):
+        elif last.removesuffix("_bias") in ("k", "v") and ".attention." in name:
             expected = max(1, size // config.num_kv_heads)
         else:
             expected = 1
@@ -78,11 +95,13 @@ def test_parts_are_the_whole_and_fit_into_the_rank_s_modules(size: int, parts: d
         ({}, 3, "num_heads 8 cannot be shared by 3 ranks"),
         ({"num_heads": 12, "num_kv_heads": 4}, 6, "num_kv_heads 4 cannot be shared by 6 ranks"),
         ({"intermediate_size": 42}, 4, "intermediate_size 42 cannot be shared by 4 ranks"),
+        ({"recurrence": replace(MAMBA, groups=1)}, 2, "mamba.groups 1 cannot be shared by 2 ranks"),
+        ({"recurrence": replace(DELTA_NET, key_heads=2)}, 4, "delta_net.key_heads 2 cannot be shared by 4 ranks"),
     ],
 )
-def test_what_cannot_be_shared_is_refused_by_name(change: dict[str, int], size: int, problem: str) -> None:
+def test_what_cannot_be_shared_is_refused_by_name(change: dict[str, Any], size: int, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        Ranks(0, size).share(replace(CONFIG, **change))  # type: ignore[arg-type]
+        Ranks(0, size).share(replace(CONFIG, **change))
 
 
 def test_an_engine_in_a_thread_has_no_ranks(repository: Path) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from itertools import cycle
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, cast
 
 import typer
 from rich.text import Text
@@ -13,12 +16,13 @@ from tandem.client.async_client import AsyncClient
 from tandem.client.cli import options as o
 from tandem.client.cli.connection_flags import ConnectionFlags, tokenizer_client, with_connection_flags
 from tandem.client.cli.services import interruptible
-from tandem.client.cli.terminal import TextStream, harmless, output, reporting_errors
-from tandem.client.types import EncodePairOptions, Encoding, Vocabulary
+from tandem.client.cli.terminal import CommandError, TextStream, harmless, output, reporting_errors
+from tandem.client.types import EncodePairOptions, EncodePairsOptions, Encoding, Vocabulary
 
 _COLOURS = ("on dark_blue", "on dark_green", "on dark_red", "on purple4", "on dark_cyan")
 
 _LINES_AT_ONCE = 4096
+_PAIRS_AT_ONCE = 256
 
 
 @with_connection_flags
@@ -29,6 +33,10 @@ def tokenize(
     name: Annotated[str, typer.Option("--name", help="Name of the tokenizer; default: the service's default.")] = "",
     special: o.Special = "text",
     pair: Annotated[str | None, typer.Option("--pair", help="A second text, encoded with the first as a pair.")] = None,
+    pairs: Annotated[
+        Path | None,
+        typer.Option("--pairs", help='Pairs, a JSON list of two texts a line; "-": standard input. A line for each.'),
+    ] = None,
     add_special: Annotated[
         bool, typer.Option("--add-special/--no-add-special", help="Add BOS and EOS as the model expects.")
     ] = True,
@@ -39,7 +47,6 @@ def tokenize(
     """Show the tokens of a text: ids, pieces and offsets."""
     with reporting_errors():
         client = tokenizer_client(tokenizer_address, connection)
-        content = o.text_argument(text)
         wanted: EncodePairOptions = {
             "tokenizer": name,
             "special_tokens": special,  # type: ignore[typeddict-item]  # checked with everything else
@@ -48,6 +55,13 @@ def tokenize(
             "pieces": True,
             "timeout": timeout or None,
         }
+        if pairs is not None:
+            if text is not None or pair is not None:
+                raise CommandError("give --pairs, or a text and its --pair, not both", exit_code=2)
+            of_all = cast(EncodePairsOptions, wanted)
+            interruptible(_encode_pairs(client, _read_pairs(pairs), of_all, ids_only))
+            return
+        content = o.text_argument(text)
         if pair is not None:
             wanted["pair"] = pair
         encoding = interruptible(_encode(client, content, wanted))
@@ -96,6 +110,38 @@ def vocabulary(
 async def _encode(client: AsyncClient, text: str, wanted: EncodePairOptions) -> Encoding:
     async with client:
         return await client.encode(text, **wanted)
+
+
+async def _encode_pairs(
+    client: AsyncClient, pairs: Sequence[tuple[str, str]], wanted: EncodePairsOptions, ids_only: bool
+) -> None:
+    out = TextStream()
+    async with client:
+        for start in range(0, len(pairs), _PAIRS_AT_ONCE):
+            some = pairs[start : start + _PAIRS_AT_ONCE]
+            wanted["pairs"] = [second for _, second in some]
+            for encoding in await client.encode_batch([first for first, _ in some], **wanted):
+                line = " ".join(map(str, encoding.ids)) if ids_only else json.dumps(_dictionary(encoding))
+                out.write(line + "\n")
+            await out.flushed()
+
+
+def _read_pairs(path: Path) -> list[tuple[str, str]]:
+    """Returns the pairs of a file. Raises CommandError with the line."""
+    try:
+        lines = sys.stdin.buffer.readlines() if str(path) == "-" else path.read_bytes().splitlines()
+    except OSError as error:
+        raise CommandError(f"--pairs {path}: {error.strerror}") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            pair = json.loads(line)
+        except (ValueError, RecursionError):
+            pair = None
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+            raise CommandError(f"--pairs {path}: line {number} is no JSON list of two texts")
+        found.append((pair[0], pair[1]))
+    return found
 
 
 async def _decode(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tandem.worker.checkpoints import gguf_further as further
+from tandem.worker.checkpoints import gguf_states as states
 from tandem.worker.checkpoints.gguf_hybrids import LAYER_NAMES as HYBRID_NAMES
 from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU
 
@@ -83,6 +84,7 @@ class GgufArchitecture:
     logit_scale_divides: bool = True
     experts: GgufExperts = GgufExperts()
     drafting_layers: bool = False  # the last `nextn_predict_layers` predict further tokens
+    unrotated: bool = False  # no layer is, whatever the file says of it
     unrotated_every: int = 0  # layers whose number, from 1 on, is a multiple of it are not rotated
     layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER_NAMES, repr=False)
     folded: bool = False  # keys may have a number for each layer, or one more for layers with a window
@@ -124,6 +126,12 @@ _HYBRID: Mapping[str, Any] = {
     "hybrid": True,
     "further": further.hybrid,
     "always": {"attention_gate": True},
+}
+_LFM2: Mapping[str, Any] = {
+    "qk_norm": "head",
+    "folded": True,
+    "layer_names": LAYER_NAMES | states.LFM2_NAMES | {"router_bias": "exp_probs_b.bias"},
+    "further": states.lfm2,
 }
 ARCHITECTURES = {
     "llama": GgufArchitecture("llama", permuted=True, divisors=True),
@@ -228,6 +236,30 @@ ARCHITECTURES = {
     "qwen3next": GgufArchitecture("qwen3_next", **_HYBRID),
     "qwen35": GgufArchitecture("qwen3_5_text", **_HYBRID),
     "qwen35moe": GgufArchitecture("qwen3_5_moe_text", **_HYBRID),
+    "lfm2": GgufArchitecture("lfm2", **_LFM2),
+    "lfm2moe": GgufArchitecture("lfm2_moe", experts=GgufExperts(dense_first=True, always=_SIGMOID), **_LFM2),
+    "granitehybrid": GgufArchitecture(
+        "granitemoehybrid",
+        permuted=True,
+        folded=True,
+        layer_names=LAYER_NAMES | _SHARED | states.MAMBA_NAMES,
+        experts=GgufExperts(shared="size"),
+        further=states.granite_hybrid,
+    ),
+    "nemotron_h": GgufArchitecture(
+        "nemotron_h",
+        permuted=True,
+        folded=True,
+        unrotated=True,
+        layer_names=LAYER_NAMES | states.MAMBA_NAMES,
+        further=states.nemotron_h,
+        always={"activation": "relu2", "gated": False},
+    ),
+    "falcon-h1": GgufArchitecture(
+        "falcon_h1",
+        layer_names=LAYER_NAMES | states.MAMBA_NAMES | {"mlp.norm": "ffn_norm"},
+        further=states.falcon_h1,
+    ),
     "starcoder2": GgufArchitecture(
         "starcoder2",
         norm_eps="attention.layer_norm_epsilon",

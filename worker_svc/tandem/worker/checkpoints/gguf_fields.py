@@ -65,9 +65,11 @@ _GRANITE: Table = rules(USED, "embedding_scale residual_scale attention.scale lo
 _WINDOWS: Table = rules(USED, "attention.sliding_window_pattern")
 _CAPS: Table = rules(USED, "attn_logit_softcapping final_logit_softcapping")
 _EXPERTS: Table = {"expert_gating_func": Only((2,))}  # a sigmoid
+_STATES: Table = rules(USED, "ssm.conv_kernel ssm.state_size ssm.group_count ssm.time_step_rank ssm.inner_size")
+_CONVOLUTIONS: Table = rules(USED, "shortconv.l_cache")
 _HYBRID: Table = (
     rules(USED, "full_attention_interval attention.recurrent_layers nextn_predict_layers")
-    | rules(USED, "ssm.conv_kernel ssm.state_size ssm.group_count ssm.time_step_rank ssm.inner_size")
+    | _STATES
     | rules(USED, "expert_shared_feed_forward_length")
     | rules(NEUTRAL, "rope.dimension_sections")  # of text alone, all positions of a token are the same
 )
@@ -84,6 +86,11 @@ _MORE: Mapping[str, Table] = {
     "qwen3next": _HYBRID,
     "qwen35": _HYBRID,
     "qwen35moe": _HYBRID,
+    "lfm2": _CONVOLUTIONS,
+    "lfm2moe": _CONVOLUTIONS | _EXPERTS | rules(USED, "leading_dense_block_count"),
+    "granitehybrid": _GRANITE | _STATES | rules(USED, "expert_shared_feed_forward_length rope.scaling.finetuned"),
+    "nemotron_h": _STATES,
+    "falcon-h1": _STATES,
     "qwen2moe": {"expert_shared_feed_forward_length": USED, "expert_weights_norm": Only((False,))},
     "glm4moe": _EXPERTS
     | rules(USED, "expert_shared_count leading_dense_block_count nextn_predict_layers")

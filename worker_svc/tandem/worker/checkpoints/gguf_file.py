@@ -51,10 +51,12 @@ from tandem.worker.checkpoints.gguf_fields import NEUTRAL_FAMILIES, SAMPLING, kn
 from tandem.worker.checkpoints.gguf_further import Facts, unfolded
 from tandem.worker.checkpoints.gguf_hybrids import GgufPiece, gguf_pieces
 from tandem.worker.checkpoints.gguf_parts import GgufFiles, Located, open_files
+from tandem.worker.checkpoints.gguf_states import mamba_pieces
 from tandem.worker.checkpoints.known_fields import check_fields
 from tandem.worker.checkpoints.layer_parts import Experts, RopeScaling, yarn_attention_factor
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.places import places_of
+from tandem.worker.checkpoints.recurrences import Mamba
 from tandem.worker.checkpoints.row_order import halves_order
 from tandem.worker.checkpoints.sampling_defaults import sampling_defaults
 
@@ -126,6 +128,8 @@ class GgufCheckpoint:
         self._pieces: dict[str, GgufPiece] = {}
         if self._architecture.hybrid:
             self._pieces = gguf_pieces(self.config, stored)
+        elif isinstance(self.config.recurrence, Mamba):
+            self._pieces = mamba_pieces(self.config)
         others = {name: shape for name, shape in self.config.tensor_shapes().items() if name not in self._pieces}
         self._places, expected = places_of(others, self._stored_name)
         expected |= {piece.stored: piece.shape for piece in self._pieces.values()}
@@ -218,7 +222,7 @@ class GgufCheckpoint:
 def stored_name(name: str, layer_names: Mapping[str, str] = LAYER_NAMES) -> tuple[str, int | None]:
     """Returns a canonical tensor's name in the files, and the expert if all of a layer's are in one tensor."""
     if not name.startswith("layers."):
-        return TOP_NAMES[name], None
+        return layer_names.get(f"top.{name}", TOP_NAMES[name]), None
     _, layer, part = name.split(".", 2)
     if not part.startswith("experts."):
         return f"blk.{layer}.{layer_names[part]}", None
@@ -289,6 +293,7 @@ def _read_config(
     facts = Facts(divisors, {name: located.tensor.shape for name, located in files.tensors.items()})
     if divisors and not architecture.divisors:
         raise CheckpointError(f"{path}: tensor {ROPE_DIVISORS} is there, which llama.cpp does not know of {kind}")
+    parts = {name.split(".", 2)[-1] for name in files.tensors if name.startswith("blk.")}  # of any layer
     embedding = files.tensors.get(TOP_NAMES["embedding"])
     if embedding is None or len(embedding.tensor.shape) != 2:
         raise CheckpointError(f"{path}: tensor {TOP_NAMES['embedding']} is missing or not a matrix")
@@ -300,9 +305,12 @@ def _read_config(
         raise fields.error("embedding_length", f"{hidden_size} cannot be split over attention.head_count {heads}")
     head_dim = fields.integer("attention.key_length", hidden_size // heads)
     context_length = fields.integer("context_length")
-    rotated = fields.integer("rope.dimension_count", head_dim)
-    for key, value in (("attention.value_length", head_dim), ("rope.dimension_count", rotated)):
-        if fields.integer(key, head_dim) != head_dim and not (key.startswith("rope") and architecture.partly_rotated):
+    rotated = head_dim if architecture.unrotated else fields.integer("rope.dimension_count", head_dim)
+    for key, value in (
+        ("attention.value_length", fields.integer("attention.value_length", head_dim)),
+        ("rope.dimension_count", head_dim if architecture.partly_rotated else rotated),
+    ):
+        if value != head_dim:
             raise fields.error(key, f"is {value}, but a head has {head_dim}; others are not served")
     layers, every = fields.integer("block_count"), architecture.unrotated_every
     if architecture.drafting_layers:
@@ -348,8 +356,8 @@ def _read_config(
         ),
         rotary_dim=None if rotated == head_dim else rotated,
         tie_embeddings=TOP_NAMES["output"] not in files.tensors,
-        qkv_bias=architecture.qkv_bias or "blk.0.attn_q.bias" in files.tensors,
-        output_bias="blk.0.attn_output.bias" in files.tensors,
+        qkv_bias=architecture.qkv_bias or "attn_q.bias" in parts,
+        output_bias="attn_output.bias" in parts,
         qk_norm="head"
         if architecture.may_norm and "blk.0.attn_q_norm.weight" in files.tensors
         else architecture.qk_norm,
@@ -362,7 +370,7 @@ def _read_config(
         attention_soft_cap=fields.number("attn_logit_softcapping", caps[0]) if caps else 0.0,
         logit_soft_cap=fields.number("final_logit_softcapping", caps[1]) if caps else 0.0,
         logit_multiplier=1 / logit_scale if architecture.logit_scale_divides else logit_scale,
-        mlp_bias="blk.0.ffn_up.bias" in files.tensors,
+        mlp_bias="ffn_up.bias" in parts,
         windows=windows,
         window_rope_theta=window_theta,
         unrotated_layers=tuple(range(every - 1, layers, every)) if every and 0 < layers <= 1 << 12 else (),

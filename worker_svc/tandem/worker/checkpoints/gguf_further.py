@@ -39,12 +39,12 @@ Further = Callable[[Fields, ModelConfig, Facts], Mapping[str, Any]]
 
 
 def unfolded(fields: Fields) -> Fields:
-    """Returns the keys of a file whose layers differ, with the number of the first layer, or of those with a window,
-    where there is one for each."""
+    """Returns the keys of a file whose layers differ, with the number of the first layer that has one, or of those with
+    a window, where there is one for each."""
     values = dict(fields.values)
     for key in ("attention.head_count_kv", "feed_forward_length"):
         if isinstance(values.get(key), list) and values[key]:
-            values[key] = values[key][0]
+            values[key] = next((one for one in values[key] if one), 0)
     for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
         if f"{key}_swa" in values:
             values[key] = values[f"{key}_swa"]

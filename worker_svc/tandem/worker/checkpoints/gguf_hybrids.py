@@ -46,6 +46,7 @@ class GgufPiece:
     rows: torch.Tensor | None = None  # None: all of them
     columns: torch.Tensor | None = None
     is_decay: bool = False
+    vector: bool = False  # which is stored as a matrix
 
     def take(self, tensor: torch.Tensor | QuantizedTensor) -> torch.Tensor | QuantizedTensor:
         """Returns a copy of the part, of the stored tensor."""
@@ -55,6 +56,8 @@ class GgufPiece:
             return (
                 tensor if self.rows is None else QuantizedTensor(tensor.kind, rows_in_order(tensor.blocks, self.rows))
             )
+        if self.vector:
+            tensor = tensor.reshape(-1)
         if self.is_decay:
             tensor = tensor.float().neg().log()
         if self.columns is not None:

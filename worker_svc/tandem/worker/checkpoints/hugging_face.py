@@ -120,8 +120,6 @@ class HuggingFaceCheckpoint:
         self._quantized_bytes = 0
         self._copy: torch.Tensor | None = None  # rows in another order than they lie in the file
         scheme = scheme_of(config)
-        if scheme is not None and self.config.recurrence is not None:
-            raise config.error("quantization_config", f"of {self._architecture.class_name} is not served")
         self.stored_as = bytes_by_dtype(tensor for tensor in stored.values() if not isinstance(tensor.dtype, str))
         if scheme is not None:
             self._unpack(scheme, shapes, stored)
@@ -266,7 +264,11 @@ class HuggingFaceCheckpoint:
             tensor = tensor[place.expert]
         return tensor if place.rows is None else tensor[place.rows]
 
-    def _piece(self, piece: Piece) -> torch.Tensor:
+    def _piece(self, piece: Piece) -> torch.Tensor | StoredMatrix:
+        quantized = self._quantized.get(piece.stored)
+        if quantized is not None:
+            matrix = self._matrix(Place(piece.stored), quantized)
+            return matrix if piece.rows is None else matrix[piece.rows]
         mapped = self._read(Place(piece.stored))
         taken = piece.take(mapped)
         if not _same_memory(taken, mapped):

@@ -328,6 +328,13 @@ class Architecture:
         beginning = next((each for each in self.renamed if stored.startswith(each)), "")
         return self.renamed.get(beginning, "") + stored.removeprefix(beginning)
 
+    def their_name(self, ours: str) -> str:
+        """Returns the name in the files of a tensor that we know by another one."""
+        for theirs, beginning in self.renamed.items():
+            if ours.startswith(beginning):
+                return theirs + ours.removeprefix(beginning)
+        return ours
+
     def stored_name(self, name: str) -> tuple[str, int | None]:
         """Returns a canonical tensor's name in the files, and the expert if all of a layer's are in one tensor."""
         if not name.startswith("layers."):

@@ -1,13 +1,15 @@
 """Layers that have one state a sequence instead of keys and values: their sizes, and the tensors that these need.
 
 Each names the shapes of its state (`model/states.py`): what is carried from token to token, the last inputs of a
-convolution, and the numbers of a token that are needed to repeat it.
+convolution, and the numbers of a token that are needed to repeat it; and how several ranks share it, by its heads or
+channels.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from tandem.worker.checkpoints.layer_parts import LIMITS, ConfigError, require_finite, require_size
@@ -61,6 +63,18 @@ class DeltaNet:
         """Returns how many numbers of a token a journal holds beside its inputs: a decay and a beta a head."""
         return 2 * self.value_heads
 
+    def shared(self, ranks: int) -> DeltaNet:
+        """Returns the sizes of a rank's part. Raises ConfigError."""
+        _divide("delta_net.key_heads", self.key_heads, ranks)
+        return replace(self, key_heads=self.key_heads // ranks, value_heads=self.value_heads // ranks)
+
+    @property
+    def divided(self) -> Mapping[str, tuple[int, ...]]:
+        """Returns the tensors whose rows ranks share, and the sizes of the parts of which each has a share."""
+        channels = (self.key_size, self.key_size, self.size)
+        heads = dict.fromkeys(("b", "a", "rate", "bias"), (self.value_heads,))
+        return {"qkv": channels, "filter": channels, "z": (self.size,)} | heads
+
     def tensor_shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """Returns the tensors of a layer, by canonical name within it."""
         return {
@@ -102,6 +116,18 @@ class ShortConvolution:
     def factors(self) -> int:
         """Returns how many numbers of a token a journal holds beside its inputs."""
         return 0
+
+    def shared(self, ranks: int) -> ShortConvolution:
+        """Returns the sizes of a rank's part. Raises ConfigError."""
+        _divide("short_convolution.channels", self.channels, ranks)
+        return replace(self, channels=self.channels // ranks)
+
+    @property
+    def divided(self) -> Mapping[str, tuple[int, ...]]:
+        """Returns the tensors whose rows ranks share, and the sizes of the parts of which each has a share."""
+        three, one = (self.channels,) * 3, (self.channels,)
+        inputs = dict.fromkeys(("gates_and_input", "gates_and_input_bias"), three)
+        return inputs | dict.fromkeys(("filter", "filter_bias"), one)
 
     def tensor_shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """Returns the tensors of a layer, by canonical name within it."""
@@ -173,6 +199,22 @@ class Mamba:
         """Returns how many numbers of a token a journal holds beside its inputs: a decay and a dt a head."""
         return 2 * self.heads
 
+    def shared(self, ranks: int) -> Mamba:
+        """Returns the sizes of a rank's part: whole groups, which the norm is of. Raises ConfigError."""
+        _divide("mamba.groups", self.groups, ranks)
+        return replace(self, heads=self.heads // ranks, groups=self.groups // ranks)
+
+    @property
+    def divided(self) -> Mapping[str, tuple[int, ...]]:
+        """Returns the tensors whose rows ranks share, and the sizes of the parts of which each has a share."""
+        group = self.groups * self.state_size
+        channels, size, heads = (self.size, group, group), (self.size,), (self.heads,)
+        return {
+            **dict.fromkeys(("channels", "channels_bias", "filter", "filter_bias"), channels),
+            **dict.fromkeys(("z", "z_bias", "norm_weight"), size),
+            **dict.fromkeys(("dt", "dt_bias", "rate", "bias", "skip"), heads),
+        }
+
     def tensor_shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """Returns the tensors of a layer, by canonical name within it."""
         inputs = {"channels": self.channels, "z": self.size, "dt": self.heads}
@@ -189,6 +231,11 @@ class Mamba:
         if self.output_bias:
             shapes["mamba.output_bias"] = (hidden_size,)
         return shapes
+
+
+def _divide(field: str, size: int, ranks: int) -> None:
+    if size % ranks:
+        raise ConfigError(field, f"{size} cannot be shared by {ranks} ranks (tensor_parallel)")
 
 
 Recurrence: TypeAlias = DeltaNet | ShortConvolution | Mamba

@@ -16,7 +16,7 @@ from tandem.worker.checkpoints.hugging_face_fields import CONFIG
 from tandem.worker.checkpoints.known_fields import USED, Only
 from tandem.worker.checkpoints.layer_parts import RopeScaling
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.recurrences import DeltaNet
+from tandem.worker.convert.described_states import states
 from tandem.worker.convert.pieces import ConvertError
 
 _ACTIVATIONS = {"silu": "silu", "relu2": "relu2", "gelu_tanh": "gelu_pytorch_tanh"}
@@ -27,7 +27,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
     architecture = ARCHITECTURES[config.architecture]
     known = CONFIG[architecture.name]
     wanted = _sizes(config, architecture) | _numbers(config) | _layers(config, architecture)
-    wanted |= _experts(config, architecture) | _delta_net(config) | _gemma4(config, architecture)
+    wanted |= _experts(config, architecture) | states(config) | _gemma4(config, architecture)
     values: dict[str, Any] = {"pad_token_id": None}  # whatever the class has
     for key, value in wanted.items():
         rule = known.get(key)
@@ -140,19 +140,6 @@ def _experts(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
     if config.chunked:
         values |= {"intermediate_size": experts.intermediate_size, "intermediate_size_mlp": config.intermediate_size}
     return values
-
-
-def _delta_net(config: ModelConfig) -> dict[str, Any]:
-    sizes = config.recurrence
-    if not isinstance(sizes, DeltaNet):
-        return {}
-    return {
-        "linear_num_key_heads": sizes.key_heads,
-        "linear_num_value_heads": sizes.value_heads,
-        "linear_key_head_dim": sizes.key_dim,
-        "linear_value_head_dim": sizes.value_dim,
-        "linear_conv_kernel_dim": sizes.kernel,
-    }
 
 
 def _gemma4(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:

@@ -13,14 +13,14 @@ import torch
 
 from tandem.worker.checkpoints.hugging_face import row_order
 from tandem.worker.checkpoints.hugging_face_architectures import ARCHITECTURES
-from tandem.worker.checkpoints.hugging_face_hybrids import Piece, pieces
+from tandem.worker.checkpoints.hugging_face_hybrids import Piece, pieces, state_pieces
 from tandem.worker.checkpoints.model_config import ModelConfig
 from tandem.worker.checkpoints.places import places_of
 from tandem.worker.convert.described import describe
 from tandem.worker.convert.pieces import ConvertError, Source, flush, reserve, write_at, write_text
 
 _SHARD_BYTES = 5_000_000_000
-CONVERTED = tuple(name for name, each in ARCHITECTURES.items() if each.hybrid or not (each.has_states or each.latents))
+CONVERTED = tuple(name for name, each in ARCHITECTURES.items() if not each.latents)
 _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
@@ -82,7 +82,7 @@ def _write_tensors(source: Source, folder: Path) -> None:
         for file in opened:
             flush(file)
     if len(shards) > 1:
-        where = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        where = {layout.file_name(name): file for file, names in zip(files, shards, strict=True) for name in names}
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
         write_text(folder / "model.safetensors.index.json", json.dumps(index, indent=2) + "\n")
 
@@ -95,7 +95,8 @@ def _begin(file: BinaryIO, layout: _Layout, names: list[str], dtype: torch.dtype
         end = at + math.prod(layout.shapes[name]) * dtype.itemsize
         header[name] = {"dtype": _DTYPES[dtype], "shape": layout.shapes[name], "data_offsets": [at, end]}
         at = end
-    text = json.dumps(header, separators=(",", ":")).encode()
+    named = {layout.file_name(name): value for name, value in header.items()}
+    text = json.dumps(named, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     reserve(file, 8 + len(text) + at)
     file.write(len(text).to_bytes(8, "little") + text)
@@ -136,6 +137,8 @@ class _Layout:
         found: dict[str, Piece] = {}
         if self._architecture.hybrid:
             found = pieces(self._architecture, config, ())
+        elif config.recurrence is not None:
+            found = state_pieces(self._architecture, config)
         others = {name: shape for name, shape in config.tensor_shapes().items() if name not in found}
         by_turns = self._architecture.experts_by_turns
         self._pieces = found
@@ -145,6 +148,10 @@ class _Layout:
         shapes |= {piece.stored: piece.shape for piece in found.values()}
         first = (found[name].stored if name in found else self._places[name].stored for name in config.tensor_shapes())
         self.shapes = {name: shapes[name] for name in dict.fromkeys(first)}
+
+    def file_name(self, stored: str) -> str:
+        """Returns what a tensor is called in the files."""
+        return self._architecture.their_name(stored)
 
     def target(self, name: str, rows: int) -> _Target:
         """Returns where a tensor with so many rows is written."""

@@ -55,12 +55,14 @@ def load_transformer(
     for name, source in checkpoint.tensors():
         target = destinations.pop(name)
         try:
-            part = ranks.part(name, whole)
-            ours = source if part.rows is None else source[part.rows]
-            if part.vanishes:
-                assert isinstance(ours, torch.Tensor)
-                ours = torch.zeros_like(ours)
-            filler.fill(target.module, target.row, ours, checkpoint.release, part.columns, least_bits=_least_bits(name))
+            part, row = ranks.part(name, whole), target.row
+            for rows in part.rows or (slice(None),):
+                ours = source[rows] if part.rows else source
+                if part.vanishes:
+                    assert isinstance(ours, torch.Tensor)
+                    ours = torch.zeros_like(ours)
+                filler.fill(target.module, row, ours, checkpoint.release, part.columns, least_bits=_least_bits(name))
+                row += len(ours)
         except OverflowError as error:
             raise CheckpointError(f"{checkpoint.path}: {name} has {error}") from error
         except ValueError as error:

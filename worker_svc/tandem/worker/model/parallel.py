@@ -3,6 +3,7 @@
     q, k, v, gate, up, embedding, output    by rows: a rank has some of the heads, inner numbers and tokens
     attention output, down                  by columns: each rank's product is a part of a sum
     latents                                 each rank has all of them
+    layers with states                      by heads, groups of heads or channels; their output by columns
 
 So a layer adds up twice: after the attention and after the feed-forward part. Norms, routers and what is added up are
 the same on all ranks, and so are the gathered logits: every rank schedules and samples for itself, and they agree.
@@ -25,7 +26,8 @@ import torch.nn.functional as F
 from tandem.worker.checkpoints.layer_parts import ConfigError
 from tandem.worker.checkpoints.model_config import ModelConfig
 
-_BY_COLUMNS = ("attention.output", "down")
+_STATES = ("delta_net", "mamba", "short_convolution")
+_BY_COLUMNS = ("attention.output", "down", *(f"{state}.output" for state in _STATES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +109,6 @@ class Ranks:
             return config
         if config.qk_norm == "whole":
             raise ConfigError("qk_norm", "over all heads at once cannot be shared by ranks (tensor_parallel)")
-        if config.recurrence is not None:
-            raise ConfigError("recurrence", "has layers with states, which cannot be shared by ranks (tensor_parallel)")
         if config.layer_scale:
             raise ConfigError("architecture", f"{config.architecture} cannot be shared by ranks (tensor_parallel)")
         heads, kv_heads = config.num_heads, config.num_kv_heads
@@ -133,6 +133,7 @@ class Ranks:
             num_kv_heads=max(1, kv_heads // self.size),
             intermediate_size=max(1, config.intermediate_size // self.size),
             experts=experts,
+            recurrence=None if config.recurrence is None else config.recurrence.shared(self.size),
         )
 
     def tokens(self, config: ModelConfig) -> slice:
@@ -147,19 +148,32 @@ class Ranks:
         shape = _shapes(config)[name]
         last = name.removesuffix("_bias").rsplit(".", 1)[-1]
         if name in ("embedding", "output", "output_bias"):
-            return Part(rows=self.tokens(config))
-        if name.endswith(("attention.output_bias", ".down_bias")):
+            return Part(rows=(self.tokens(config),))
+        state, _, piece = name.split(".", 2)[-1].partition(".")
+        if name.endswith(("attention.output_bias", ".down_bias")) or (state in _STATES and piece == "output_bias"):
             return Part(vanishes=self.rank > 0)  # it is added once
         if name.endswith(_BY_COLUMNS):
             return Part(columns=self._even(shape[1], self.rank, self.size))
+        if state in _STATES:
+            assert config.recurrence is not None
+            return Part(rows=self._of_several(config.recurrence.divided.get(piece, ())))
         if last in ("k", "v"):
             heads = config.num_kv_heads
             if heads < self.size:
-                return Part(rows=self._even(shape[0], self.rank * heads // self.size, heads))
-            return Part(rows=self._even(shape[0], self.rank, self.size))
+                return Part(rows=(self._even(shape[0], self.rank * heads // self.size, heads),))
+            return Part(rows=(self._even(shape[0], self.rank, self.size),))
         if last in ("q", "sinks", "gate", "up", "query_up", "key_up", "value_up"):
-            return Part(rows=self._even(shape[0], self.rank, self.size))
+            return Part(rows=(self._even(shape[0], self.rank, self.size),))
         return Part()
+
+    def _of_several(self, sizes: tuple[int, ...]) -> tuple[slice, ...]:
+        """Returns this rank's rows of parts that lie below each other."""
+        rows, first = [], 0
+        for size in sizes:
+            ours = self._even(size, self.rank, self.size)
+            rows.append(slice(first + ours.start, first + ours.stop))
+            first += size
+        return tuple(rows)
 
     @staticmethod
     def _even(whole: int, place: int, parts: int) -> slice:
@@ -169,9 +183,9 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some rows or columns of a tensor; None: all of them."""
+    """Some rows or columns of a tensor; no `rows`, or None: all of them."""
 
-    rows: slice | None = None
+    rows: tuple[slice, ...] = ()
     columns: slice | None = None
     vanishes: bool = False  # this rank has zeros instead
 

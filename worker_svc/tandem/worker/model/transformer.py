@@ -425,7 +425,8 @@ class BesideLayer(Layer):
             x, attended, given = (rows.index_select(0, wanted) for rows in (x, attended, given))
         delta = self.attention_output(attended) * self._config.mixing_multiplier
         delta += self.mixer_output(given) * self._sizes.output_multiplier
-        return x, self.feed_forward(self._enter_mlp(x, delta)) * self._config.feed_forward_multiplier
+        answers = self.feed_forward(self._enter_mlp(x, self._ranks.add_up(delta)))
+        return x, self._ranks.add_up(answers) * self._config.feed_forward_multiplier
 
     @cached_property
     def compiled(self) -> CompiledLayer | None:

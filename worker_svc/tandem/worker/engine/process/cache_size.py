@@ -40,7 +40,7 @@ def cache_shapes(
 
     page = shape(model, 1, config.kv_cache_dtype)
     draft_page = shape(draft, 1, "auto") if draft is not None else None
-    states = _states(config, model, device)
+    states = _states(config, model, device, ranks)
     if config.kv_cache_tokens:
         pages = config.kv_cache_tokens // config.page_size
     else:
@@ -49,20 +49,20 @@ def cache_shapes(
         with fitting("a step beside the weights", "lower max_batch_tokens"):
             beside = _warm_up(model, replace(page, pages=warm_up_pages), device)
         page_bytes = sum(each.bytes_per_token for each in (page, draft_page) if each) * config.page_size
-        states = _states(config, model, device)  # of what is free now
+        states = _states(config, model, device, ranks)  # of what is free now
         taken = states.bytes if states is not None else 0
         pages = _free_pages(config, page_bytes, model.config.context_length, device, ranks, beside, taken)
     pages = _enough(pages, config)
     return replace(page, pages=pages), replace(draft_page, pages=pages) if draft_page is not None else None, states
 
 
-def _states(config: EngineConfig, model: Transformer, device: torch.device) -> StateShape | None:
-    """Sizes the states; None where no layer has any."""
+def _states(config: EngineConfig, model: Transformer, device: torch.device, ranks: Ranks) -> StateShape | None:
+    """Sizes the states, the same slots for all ranks; None where no layer has any."""
     if model.config.recurrence is None:
         return None
     one = StateShape(model.config.recurrence, 1, STATE_JOURNAL)
-    half = int(free_memory(device) * _fraction(config, device) / 2)
-    slots = config.state_slots or min(2 * config.max_running_requests, half // one.bytes)
+    half = int(free_memory(device) // ranks.local * _fraction(config, device) / 2)
+    slots = config.state_slots or ranks.smallest(min(2 * config.max_running_requests, half // one.bytes))
     if slots < 2:
         raise BuildError(
             f"there would be {slots} slots of {one.bytes >> 20} MiB for sequences' states, and at least 2 are needed: "

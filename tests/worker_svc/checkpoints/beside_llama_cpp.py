@@ -1,0 +1,122 @@
+"""llama.cpp's own logits of GGUF files, for comparison; llama-cpp-python is that of another environment.
+
+TANDEM_LLAMA_CPP_PYTHON=ENVIRONMENT/bin/python python -m tests.worker_svc.checkpoints.beside_llama_cpp
+
+prints, for every architecture that we read from GGUF files, how far ours and llama.cpp's logits are from those of
+transformers, in standard deviations of these.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tandem.worker.checkpoints import open_checkpoint
+from tandem.worker.model.loading import load_transformer
+from tests.worker_svc.checkpoints.gguf_models import ARCHITECTURES, save_gguf
+from tests.worker_svc.model.llama_folders import logits_in_chunks, some_ids
+from tests.worker_svc.model.test_architectures import GRANTED, LLAMA4, MODELS, PAGE_SIZE, saved
+
+PYTHON = os.environ.get("TANDEM_LLAMA_CPP_PYTHON", sys.executable)
+LENGTH = 42  # tokens: more than the windows of these models
+# Everything in float32: the cache, and the weights as they are.
+PROGRAM = """
+import ctypes, sys
+import numpy as np
+import llama_cpp as cpp
+path, target, *ids = sys.argv[1:]
+ids = [int(one) for one in ids]
+cpp.llama_backend_init()
+model = cpp.llama_model_load_from_file(path.encode(), cpp.llama_model_default_params())
+assert model, "not loaded"
+settings = cpp.llama_context_default_params()
+settings.n_ctx, settings.n_batch, settings.n_ubatch, settings.n_threads, settings.n_threads_batch = 64, 64, 64, 1, 1
+settings.type_k = settings.type_v = 0
+settings.flash_attn_type = 0
+context = cpp.llama_init_from_model(model, settings)
+assert context, "no context"
+batch = cpp.llama_batch_init(len(ids), 0, 1)
+batch.n_tokens = len(ids)
+for place, token in enumerate(ids):
+    batch.token[place], batch.pos[place], batch.logits[place] = token, place, 1
+    batch.n_seq_id[place], batch.seq_id[place][0] = 1, 0
+assert cpp.llama_decode(context, batch) == 0, "not computed"
+rows = cpp.llama_vocab_n_tokens(cpp.llama_model_get_vocab(model))
+logits = [np.ctypeslib.as_array(cpp.llama_get_logits_ith(context, place), (rows,)).copy() for place in range(len(ids))]
+np.save(target, np.stack(logits))
+"""
+
+# Sizes that llama.cpp can compute, where those of the other tests are none.
+SIZES: dict[str, dict[str, Any]] = {
+    "Qwen3Next": {"linear_value_head_dim": 32},
+    "Qwen3_5Text": {"linear_value_head_dim": 32},
+    "Qwen3_5MoeText": {"linear_value_head_dim": 32},
+    "Llama4Text": {"num_local_experts": LLAMA4["num_local_experts"]},
+}
+
+
+def absent() -> str:
+    """Why there is nothing to compare with; empty where there is."""
+    if subprocess.run([PYTHON, "-c", "import llama_cpp"], capture_output=True, check=False).returncode:
+        return f"llama-cpp-python is not installed for {PYTHON}; TANDEM_LLAMA_CPP_PYTHON may name another interpreter"
+    return ""
+
+
+def logits_of_llama_cpp(path: Path, ids: list[int]) -> torch.Tensor:
+    """llama.cpp's logits `[len(ids), vocab]` of a file; RuntimeError with its last words where it has none."""
+    target = path.with_suffix(".npy")
+    command = [PYTHON, "-c", PROGRAM, str(path), str(target), *map(str, ids)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        said = [line for line in result.stderr.splitlines() if "error" in line.lower() or "assert" in line.lower()]
+        raise RuntimeError("; ".join(said or result.stderr.splitlines()[-3:]))
+    return torch.from_numpy(np.load(target))
+
+
+def three_logits(name: str, folder: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Those of transformers, ours and llama.cpp's, of a model of `MODELS`."""
+    kind, changes = MODELS[name]
+    theirs, ids = saved(kind, folder, **changes | GRANTED.get(kind, {}) | SIZES.get(kind, {})), some_ids(97, LENGTH)
+    architecture = ARCHITECTURES[theirs.config.model_type]
+    metadata = {"tokenizer.ggml.model": "no_vocab", f"{architecture}.vocab_size": 97}
+    path = save_gguf(theirs, folder / "model.gguf", metadata=metadata)
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([ids])).logits[0].float()
+    ours = logits_in_chunks(load_transformer(open_checkpoint(path), "cpu", torch.float32), ids, [PAGE_SIZE, 5])
+    return expected, ours, logits_of_llama_cpp(path, ids)
+
+
+def apart(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The largest difference, in standard deviations of the second."""
+    return float((one - other).abs().max() / other.std())
+
+
+def main() -> int:
+    """Prints the table."""
+    if problem := absent():
+        print(problem)
+        return 1
+    from tests.worker_svc.checkpoints.test_beside_llama_cpp import NAMES
+
+    print("| model | ours - transformers | llama.cpp - transformers | ours - llama.cpp |\n|---|---|---|---|")
+    for name in NAMES:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                expected, ours, cpp = three_logits(name, Path(folder))
+            except RuntimeError as error:
+                print(f"| {name} | | {error} | |", flush=True)
+                continue
+            cells = (apart(ours, expected), apart(cpp, expected), apart(ours, cpp))
+            print(f"| {name} | {' | '.join(f'{one:.1e}' for one in cells)} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
