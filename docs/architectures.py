@@ -43,6 +43,7 @@ SIZES |= {"num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embe
 META = ("llama", "mistral")
 # What GGUF files say of models that are another one with other sizes.
 SAME = {"mistral": "llama", "ministral": "", "mixtral": "llama"}
+SAME |= dict.fromkeys(("deepseek_v2", "glm4_moe_lite", "youtu"), "deepseek2")
 
 
 def rows() -> Iterator[str]:

@@ -36,6 +36,9 @@ ARCHITECTURES = {
     "phi3": "phi3",
     "glm4": "glm4",
     "glm4_moe": "glm4moe",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "youtu": "deepseek2",
     "minimax_m2": "minimax-m2",
     "gpt_oss": "gpt-oss",
     "gemma2": "gemma2",
@@ -70,20 +73,24 @@ def save_gguf(
     extra: Mapping[str, npt.NDArray[np.float32]] | None = None,
     split_max_tensors: int = 0,
     others: Mapping[str, str] | None = None,
+    *,
+    latents_apart: bool = True,
 ) -> Path:
     """Writes `model`, whose matrices become what the file says: quantized ones lose precision in the model too, and
     kinds that the gguf package cannot quantize to are random blocks. `metadata` wins over what describes the model;
-    `others` are the kinds of matrices whose names have such a part."""
+    `others` are the kinds of matrices whose names have such a part. Not `latents_apart`: as llama.cpp once had them."""
     config = model.config
     architecture = ARCHITECTURES[config.model_type]
     if config.model_type == "gemma4_text":
         config.allow_global_per_layer_attribute_access = True
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split_max_tensors)
     _describe(writer, config)
+    if not latents_apart:
+        _describe_as_once(writer, config)
     for key, value in (metadata or {}).items():
         writer.kv_data[0].pop(key, None)
         _add(writer, key, value)
-    for name, tensor in _tensors(model, architecture in PERMUTED):
+    for name, tensor in _tensors(model, architecture in PERMUTED, latents_apart):
         own = next((other for part, other in (others or {}).items() if part in name), kind)
         quantized = own if tensor.dim() > 1 and not PLAIN & set(name.split(".")) else "F32"
         data = _encoded(tensor, quantized, len(name))
@@ -179,6 +186,48 @@ def _describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     if config.model_type == "gemma4_text":
         _describe_gemma4(writer, config)
+    if ARCHITECTURES[config.model_type] == "deepseek2":
+        _describe_latents(writer, config)
+
+
+def _describe_latents(writer: gguf.GGUFWriter, config: Any) -> None:
+    for key in ("head_count_kv", "key_length", "value_length"):
+        writer.kv_data[0].pop(f"deepseek2.attention.{key}", None)
+    writer.kv_data[0].pop("deepseek2.rope.dimension_count", None)
+    writer.add_head_count_kv(1)
+    writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
+    writer.add_value_length(config.kv_lora_rank)
+    writer.add_key_length_mla(config.qk_nope_head_dim + config.qk_rope_head_dim)
+    writer.add_value_length_mla(config.v_head_dim)
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    if config.q_lora_rank:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_rope_dimension_count(config.qk_rope_head_dim)
+    if every := config.rope_parameters.get("mscale_all_dim"):
+        writer.add_rope_scaling_yarn_log_mul(0.1 * every)
+    experts = config.model_type != "youtu"
+    writer.add_leading_dense_block_count(config.first_k_dense_replace if experts else config.num_hidden_layers)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size if experts else config.intermediate_size)
+    writer.add_expert_shared_count(config.n_shared_experts if experts else 0)
+    if not experts:
+        return
+    sigmoid = config.model_type == "deepseek_v3"
+    kinds = gguf.ExpertGatingFuncType
+    writer.add_expert_gating_func(kinds.SIGMOID if sigmoid else kinds.SOFTMAX)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    if sigmoid and config.norm_topk_prob:
+        writer.add_expert_weights_norm(True)
+    if config.n_group:
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+
+
+def _describe_as_once(writer: gguf.GGUFWriter, config: Any) -> None:
+    for key in ("head_count_kv", "key_length", "value_length", "key_length_mla", "value_length_mla"):
+        writer.kv_data[0].pop(f"deepseek2.attention.{key}")
+    writer.add_head_count_kv(config.num_attention_heads)
+    writer.add_key_length(config.qk_nope_head_dim + config.qk_rope_head_dim)
+    writer.add_value_length(config.v_head_dim)
 
 
 def _describe_hybrid(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -277,7 +326,7 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     add.get(type(value), writer.add_array)(key, value)
 
 
-def _tensors(model: Any, permute: bool) -> list[tuple[str, torch.Tensor]]:
+def _tensors(model: Any, permute: bool, latents_apart: bool) -> list[tuple[str, torch.Tensor]]:
     """The model's parameters under llama.cpp's names, as views of them where they are not permuted copies."""
     found = []
     architecture = ARCHITECTURES[model.config.model_type]
@@ -312,6 +361,9 @@ def _tensors(model: Any, permute: bool) -> list[tuple[str, torch.Tensor]]:
             stem = stem.replace(f"{module}.experts.down_proj", "mlp.experts.down_proj")
         if architecture == "nemotron_h" and stem.startswith("model."):
             stem = "backbone." + stem.removeprefix("model.")
+        if rest == "self_attn.kv_b_proj" and latents_apart:
+            found += _of_latents(tensor, layer, model.config)
+            continue
         stem = stem.replace("block_sparse_moe.router", "block_sparse_moe.router.layer")
         if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             tensor = tensor + 1  # llama.cpp's converter does
@@ -404,6 +456,15 @@ def _multiplied(tensor: torch.Tensor, name: str, config: Any) -> torch.Tensor:
         each = torch.tensor(config.ssm_multipliers).repeat_interleave(rows)
         return tensor * config.ssm_in_multiplier * each.unsqueeze(1)
     return tensor * by.get(module, 1.0)
+
+
+def _of_latents(tensor: torch.Tensor, layer: str, config: Any) -> list[tuple[str, torch.Tensor]]:
+    heads, keys = config.num_attention_heads, config.qk_nope_head_dim
+    rows = tensor.view(heads, -1, tensor.shape[1])
+    return [
+        (f"blk.{layer}.attn_k_b.weight", rows[:, :keys].transpose(1, 2)),
+        (f"blk.{layer}.attn_v_b.weight", rows[:, keys:]),
+    ]
 
 
 def _of_llama4(tensor: torch.Tensor, name: str, layer: str) -> list[tuple[str, torch.Tensor]]:

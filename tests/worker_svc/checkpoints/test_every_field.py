@@ -541,7 +541,7 @@ def plain_of(path: Path, architecture: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "name",
     some(
-        ["llama", "mixtral", "qwen2", "qwen3", "qwen3_moe", "granite", "olmo2", "starcoder2"],
+        ["llama", "mixtral", "qwen2", "qwen3", "qwen3_moe", "granite", "olmo2", "starcoder2", "deepseek_v3"],
         "llama",
         "qwen3_moe",
         "granite",
@@ -552,10 +552,14 @@ def test_every_key_of_a_gguf_file_is_used_neutral_or_refused(name: str, tmp_path
     changes = {key: value for key, value in changes.items() if "window" not in key}
     if name == "qwen3_moe":
         changes["norm_topk_prob"] = True
+    if name == "deepseek_v3":
+        changes["attention_bias"] = False
     reference = saved(kind, tmp_path / "hf", **changes)
     architecture = GGUF_ARCHITECTURES[name]
     scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 500, "attn_factor": 1.5}
     scaling |= {"yarn_beta_fast": 8.0, "yarn_beta_slow": 2.0}
+    if name == "deepseek_v3":
+        del scaling["attn_factor"]
     metadata: dict[str, Any] = {f"{architecture}.rope.scaling.{key}": value for key, value in scaling.items()}
     metadata[f"{architecture}.rope.freq_base"] = 100.0
     path = save_gguf(reference, tmp_path / "model.gguf", metadata=metadata)

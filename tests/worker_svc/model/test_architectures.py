@@ -534,12 +534,18 @@ GGUF += ["gemma3, scaled where there is no window", "olmo3, scaled where there i
 GGUF += ["gemma4", "gemma4 with experts", "llama4", "ministral3", "qwen3 next", "qwen3.5", "qwen3.5 moe"]
 GGUF += ["lfm2", "lfm2 moe", "granite hybrid", "granite hybrid, dense", "nemotron h", "falcon h1"]
 GGUF += ["falcon h1, norm after the gate"]
+GGUF += ["deepseek v2, groups, no latent of queries", "deepseek v3", "youtu"]
 # What a file cannot say, and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
     "Gemma2": {"query_pre_attn_scalar": 12},
     "Gemma3Text": {"query_pre_attn_scalar": 12, "num_hidden_layers": 7, "layer_types": None},
     "GptOss": {"swiglu_limit": 7.0},
     "Glm4Moe": {"n_group": 1, "topk_group": 1},
+    "DeepseekV2": {"attention_bias": False},
+    "DeepseekV3": {
+        "attention_bias": False,
+        "rope_parameters": YARN_OF_LATENTS | {"mscale": 0.7, "original_max_position_embeddings": 24},
+    },
     "Llama4Text": {
         "no_rope_layer_interval": 4,
         "attention_chunk_size": 8192,
@@ -731,6 +737,31 @@ def test_heads_that_llama_cpp_has_in_turns_are_put_in_order_in_quantized_files_t
             assert grouped is not None
             assert torch.equal(grouped.dequantize(), numbers)
         torch.testing.assert_close(numbers, plain[name], atol=2e-2, rtol=0)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_gguf_file_of_latents_is_read_in_both_layouts_and_quantized(apart: bool, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 96, "q_lora_rank": 64, "kv_lora_rank": 32}
+    sizes |= {"qk_nope_head_dim": 32, "v_head_dim": 32, "moe_intermediate_size": 32}
+    theirs = saved("DeepseekV3", tmp_path, **DEEPSEEK_V3 | sizes | {"num_attention_heads": 2, "num_key_value_heads": 2})
+    path = save_gguf(theirs, tmp_path / "model.gguf", "Q8_0", latents_apart=apart)
+    theirs.save_pretrained(tmp_path)  # the numbers that the file has
+    plain = dict(open_checkpoint(tmp_path).tensors())
+    quantized = set()
+    for name, tensor in open_checkpoint(path).tensors():
+        numbers = tensor
+        if isinstance(tensor, QuantizedTensor):
+            quantized.add(name.partition("attention.")[2])
+            numbers = tensor.dequantize()
+        assert torch.equal(numbers, plain[name]), name
+    assert {"query_latent", "query_up", "latent", "value_up", "output"} <= quantized
+    assert ("key_up" in quantized) == apart
+    ids = some_ids(96, 30)
+    whole = logits_in_chunks(loaded(path), ids, [30])
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([ids])).logits[0]
+    assert (whole - expected).norm() < 2e-2 * expected.norm()
+    assert torch.equal(logits_in_chunks(loaded(path), ids, [7, 1]), whole)
 
 
 def test_mistral_with_layer_types_is_what_transformers_automodel_makes_of_it(tmp_path: Path) -> None:

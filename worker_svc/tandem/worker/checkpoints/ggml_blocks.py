@@ -72,6 +72,10 @@ class QuantizedTensor:
         """Returns some rows: a view for a slice, a copy for indices."""
         return QuantizedTensor(self.kind, self.blocks[rows], self.order)
 
+    def flatten(self) -> QuantizedTensor:
+        """Returns one matrix of matrices that follow each other."""
+        return QuantizedTensor(self.kind, self.blocks.flatten(0, -3), self.order)
+
     def dequantize(self) -> torch.Tensor:
         """Returns the numbers, float32, in the order of the inputs."""
         rows, columns = self.shape

@@ -5,13 +5,16 @@ Which keys each knows: `gguf_fields.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tandem.worker.checkpoints import gguf_further as further
 from tandem.worker.checkpoints import gguf_states as states
+from tandem.worker.checkpoints.fields import Fields
 from tandem.worker.checkpoints.gguf_hybrids import LAYER_NAMES as HYBRID_NAMES
+from tandem.worker.checkpoints.gguf_latents import LAYER_NAMES as LATENT_NAMES
+from tandem.worker.checkpoints.gguf_latents import latents, with_one_head
 from tandem.worker.checkpoints.layer_parts import ClampedSwiGLU
 
 LAYER_NAMES = {
@@ -87,6 +90,7 @@ class GgufArchitecture:
     unrotated: bool = False  # no layer is, whatever the file says of it
     unrotated_every: int = 0  # layers whose number, from 1 on, is a multiple of it are not rotated
     layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER_NAMES, repr=False)
+    prepared: Callable[[Fields], Fields] | None = None  # says in other words what is read by the rules of all
     folded: bool = False  # keys may have a number for each layer, or one more for layers with a window
     hybrid: bool = False  # where tensors are: `gguf_hybrids.py`
     further: further.Further | None = None  # reads further fields of ModelConfig
@@ -171,6 +175,15 @@ ARCHITECTURES = {
         layer_names=LAYER_NAMES | _POST_NORM | _SHARED | {"router_bias": "exp_probs_b.bias"},
         experts=GgufExperts(normalized=None, shared="count", scaled=True, dense_first=True, always=_SIGMOID),
         drafting_layers=True,
+    ),
+    "deepseek2": GgufArchitecture(
+        "deepseek_v3",
+        partly_rotated=True,
+        layer_names=LAYER_NAMES | _SHARED | LATENT_NAMES,
+        experts=GgufExperts(normalized=None, shared="count", scaled=True, dense_first=True),
+        drafting_layers=True,
+        prepared=with_one_head,
+        further=latents,
     ),
     "minimax-m2": GgufArchitecture(
         "minimax_m2",

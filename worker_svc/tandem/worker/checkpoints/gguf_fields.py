@@ -95,6 +95,11 @@ _MORE: Mapping[str, Table] = {
     "glm4moe": _EXPERTS
     | rules(USED, "expert_shared_count leading_dense_block_count nextn_predict_layers")
     | rules(USED, "expert_weights_scale expert_weights_norm"),
+    "deepseek2": rules(USED, "attention.kv_lora_rank attention.q_lora_rank")
+    | rules(USED, "attention.key_length_mla attention.value_length_mla rope.scaling.yarn_log_multiplier")
+    | rules(USED, "expert_shared_count leading_dense_block_count nextn_predict_layers")
+    | rules(USED, "expert_weights_scale expert_weights_norm expert_group_count expert_group_used_count")
+    | {"expert_gating_func": USED, "rope.scaling.attn_factor": Only((1,))},
     "minimax-m2": _EXPERTS,
     "olmo2": _WINDOWS,
     "phi3": rules(

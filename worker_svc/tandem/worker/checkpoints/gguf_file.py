@@ -50,14 +50,15 @@ from tandem.worker.checkpoints.gguf_architectures import (
 from tandem.worker.checkpoints.gguf_fields import NEUTRAL_FAMILIES, SAMPLING, known_keys
 from tandem.worker.checkpoints.gguf_further import Facts, unfolded
 from tandem.worker.checkpoints.gguf_hybrids import GgufPiece, gguf_pieces
+from tandem.worker.checkpoints.gguf_latents import BOTH, HEADS_APART
 from tandem.worker.checkpoints.gguf_parts import GgufFiles, Located, open_files
 from tandem.worker.checkpoints.gguf_states import mamba_pieces
 from tandem.worker.checkpoints.known_fields import check_fields
 from tandem.worker.checkpoints.layer_parts import Experts, RopeScaling, yarn_attention_factor
 from tandem.worker.checkpoints.model_config import ModelConfig
-from tandem.worker.checkpoints.places import places_of
+from tandem.worker.checkpoints.places import places_of, places_with_latents, transposed_by_head
 from tandem.worker.checkpoints.recurrences import Mamba
-from tandem.worker.checkpoints.row_order import halves_order
+from tandem.worker.checkpoints.row_order import halves_order, latents_order
 from tandem.worker.checkpoints.sampling_defaults import sampling_defaults
 
 _KINDS: Mapping[int, torch.dtype | BlockKind] = {
@@ -131,7 +132,16 @@ class GgufCheckpoint:
         elif isinstance(self.config.recurrence, Mamba):
             self._pieces = mamba_pieces(self.config)
         others = {name: shape for name, shape in self.config.tensor_shapes().items() if name not in self._pieces}
-        self._places, expected = places_of(others, self._stored_name)
+        if any(name.endswith(BOTH) for name in stored):
+            self._layer_names |= {"attention.key_up": BOTH, "attention.value_up": BOTH}
+            self._places, expected = places_with_latents(self.config, others, self._stored_name)
+        else:
+            self._places, expected = places_of(others, self._stored_name)
+            for name in others:
+                if name.endswith(HEADS_APART):
+                    rows, columns = others[name]
+                    heads = self.config.num_heads
+                    expected[self._places[name].stored] = (heads, rows // heads, columns)
         expected |= {piece.stored: piece.shape for piece in self._pieces.values()}
         for name, place in self._places.items():
             if name.endswith("shared_router"):  # a row, which llama.cpp has as a vector
@@ -155,14 +165,24 @@ class GgufCheckpoint:
                 continue
             place = self._places[name]
             tensor = self._view(place.stored, place.expert)
+            if isinstance(place.rows, torch.Tensor):
+                yield name, self._of_both(name, tensor, place.rows)
+                release_mapped(tensor)
+                continue
             if place.rows is not None:
                 tensor = tensor[place.rows]
+            if name.endswith(HEADS_APART):
+                tensor = tensor.flatten() if isinstance(tensor, QuantizedTensor) else tensor.flatten(0, 1)
             if name.endswith("shared_router"):
                 if isinstance(tensor, QuantizedTensor):
                     raise CheckpointError(f"{self.path}: tensor {place.stored} is quantized, which is not served")
                 tensor = tensor.view(shape)
-            if (neighbours or in_part) and name.endswith(_ROTATED):
+            order: torch.Tensor | None = None
+            if self.config.latents is not None:
+                order = latents_order(self.config.latents, name, len(tensor))
+            elif (neighbours or in_part) and name.endswith(_ROTATED):
                 order = halves_order(len(tensor) // head_dim, head_dim, rotated, neighbours=neighbours)
+            if order is not None:
                 if isinstance(tensor, QuantizedTensor):
                     yield name, QuantizedTensor(tensor.kind, rows_in_order(tensor.blocks, order))
                 else:
@@ -180,6 +200,16 @@ class GgufCheckpoint:
 
     def _stored_name(self, name: str) -> tuple[str, int | None]:
         return stored_name(name, self._layer_names)
+
+    def _of_both(
+        self, name: str, both: torch.Tensor | QuantizedTensor, rows: torch.Tensor
+    ) -> torch.Tensor | QuantizedTensor:
+        """Returns the heads' keys or values out of the matrix that has both."""
+        part: torch.Tensor | QuantizedTensor = both[rows]
+        if not name.endswith("key_up"):
+            return part
+        plain = part.dequantize() if isinstance(part, QuantizedTensor) else part
+        return transposed_by_head(plain, self.config.num_heads)
 
     def _piece(self, name: str, piece: GgufPiece) -> Iterator[tuple[str, torch.Tensor | QuantizedTensor]]:
         mapped = self._view(piece.stored)
@@ -289,6 +319,8 @@ def _read_config(
     said = fields = Fields(path, own, prefix)
     if architecture.folded:
         fields = unfolded(said)
+    elif architecture.prepared is not None:
+        fields = architecture.prepared(said)
     divisors = row_of_numbers(ROPE_DIVISORS)
     facts = Facts(divisors, {name: located.tensor.shape for name, located in files.tensors.items()})
     if divisors and not architecture.divisors:
