@@ -17,7 +17,7 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.inference.v1 import admin_pb2
-from tandem.worker.engine.process.handle import socket_folder
+from tandem.worker.engine.process.child import socket_folder
 from tests.integration.worker_process import failed_start, greedy, rest, running_worker, service_process
 
 SERVICE = "tandem.inference.v1.InferenceService"

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tandem.worker.engine.process.handle import _engine_environment
+from tandem.worker.engine.process.child import engine_environment
 
 PROGRAM = """
 import psutil, torch
@@ -38,9 +38,9 @@ def test_products_of_many_shapes_do_not_fill_the_memory() -> None:
     library = grown(dict(os.environ))
     if library < 80:
         pytest.skip(f"this machine's products keep {library} MB of 2,000 shapes")
-    assert grown(_engine_environment()) < library / 2
+    assert grown(engine_environment()) < library / 2
 
 
 def test_what_the_operator_has_set_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "1024")
-    assert _engine_environment()["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "1024"
+    assert engine_environment()["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "1024"

@@ -36,6 +36,7 @@ from tandem.inference.v1 import admin_pb2_grpc, inference_pb2_grpc
 from tandem.inference.v1 import inference_pb2 as pb
 from tandem.worker.engine.guides.outcome import CompileOutcome
 from tandem.worker.engine.outcome import Failure
+from tandem.worker.engine.process.child import EngineChild
 from tandem.worker.engine.process.handle import EngineDeath, EngineHandle, EngineStartError, ProcessEngine, ThreadEngine
 from tandem.worker.engine.process.messages import Ended, EngineInfo, Pages, Step, Submit, Vocabulary
 from tandem.worker.front.admin import OPERATOR_METHODS, admin_servicer
@@ -71,8 +72,10 @@ class WorkerService:
 
     name = "tandem.inference.v1.InferenceService"
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, child: EngineChild | None = None) -> None:
+        """`child`: the process of the first engine, if it runs already."""
         self.settings = settings
+        self._child = child
         self.limits = request_limits()
         file = settings.admin_token_file
         self.operators = None if file is None else BearerTokens(file, "admin_token_file")
@@ -125,7 +128,10 @@ class WorkerService:
         config = self.settings.engine_config()
         if self.settings.engine == "thread":
             return ThreadEngine(config)
-        return ProcessEngine(config, log_format=self.settings.log_format, log_level=self.settings.log_level)
+        child, self._child = self._child, None
+        return ProcessEngine(
+            config, log_format=self.settings.log_format, log_level=self.settings.log_level, child=child
+        )
 
     def _silence(self, info: EngineInfo | None) -> Silence | None:
         """Limits how long an engine may be silent; without information, in its start, as long as it computes."""
@@ -189,6 +195,10 @@ class WorkerService:
 
     async def stop(self) -> None:
         """Ends the engine."""
+        if self._child is not None:  # the start has failed before it had a use
+            self._child.kill()
+            self._child.close()
+            self._child = None
         await self.supervisor.stop()
 
     # --- Observer

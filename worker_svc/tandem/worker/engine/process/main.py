@@ -17,8 +17,8 @@ import zmq
 
 from tandem.common.logs import configure_logging
 from tandem.common.stop_signals import leave_with_parent
-from tandem.worker.engine.process.config import EngineConfig
-from tandem.worker.engine.process.messages import Inbound, Outbound, ProcessOptions
+from tandem.worker.engine.process.config import EngineConfig, ProcessOptions
+from tandem.worker.engine.process.messages import Inbound, Outbound
 from tandem.worker.engine.process.suspects import SuspectNote
 from tandem.worker.engine.process.torch_import import import_torch
 

@@ -35,16 +35,6 @@ if TYPE_CHECKING:  # the front reads this file without torch
 assert sys.byteorder == "little", "frames carry arrays in the machine's byte order"
 
 
-class ProcessOptions(msgspec.Struct):
-    """The one command-line argument of the engine process, as JSON."""
-
-    endpoint: str
-    note: int  # descriptor of the `SuspectNote`
-    log_format: str
-    log_level: str
-    config: dict[str, str | int | float | bool]
-
-
 class Submit(msgspec.Struct, tag=True, array_like=True):
     """Front to engine: a new request. Ids are int32 arrays."""
 
