@@ -1,5 +1,5 @@
 """Models of every architecture in sizes drawn by chance: logits as transformers', and the same bits in chunks and in
-company, in float32, 16 bits and quantized."""
+company, in float32, 16 bits and quantized, and with caches in every form."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import torch
 
 from tandem.worker.checkpoints import CheckpointError, open_checkpoint
 from tandem.worker.checkpoints.grouped import Quantization
+from tandem.worker.engine.process.calibration import key_channels
+from tandem.worker.model.kv_formats import kv_format
 from tandem.worker.model.loading import load_transformer
 from tandem.worker.model.row_invariance import choose_padding
 from tandem.worker.model.runner import ModelRunner
@@ -109,6 +111,7 @@ def compared(kind: str, changes: dict[str, Any], length: int, folder: Path) -> s
     far = (whole - expected).abs().max().item()
     if not far <= near:
         problems.append(f"{far:.2g} from transformers, of {expected.abs().max():.2g}")
+    problems += _cached(ours, ids)
     for how, made_of in MADE_OF.items():
         other = load_transformer(checkpoint, "cpu", torch.bfloat16, quantization=made_of)
         problems += _alone(other, ids, how)[1]
@@ -131,6 +134,23 @@ def _alone(model: Transformer, ids: list[int], how: str) -> tuple[torch.Tensor, 
         if not torch.equal(logits_in_chunks(model, ids, chunks, runner.row_multiple), whole)
     ]
     return whole, problems
+
+
+def _cached(model: Transformer, ids: list[int]) -> list[str]:
+    """Which forms of keys and values depend on chunks."""
+    problems = []
+    for name in ("fp8", "int8", "int4"):
+        form = kv_format(name, model.dtype)
+        channels = key_channels(model, torch.device("cpu"), model.dtype, 1) if form.normalizes_keys else None
+        whole, *others = (
+            logits_in_chunks(model, ids, chunks, cache=new_cache(model, len(ids), model.dtype, form, channels))
+            for chunks in ([len(ids)], [17, 1], [16, 5])
+        )
+        if not torch.isfinite(whole).all():
+            problems.append(f"cache of {name}: not finite")
+        if not all(torch.equal(each, whole) for each in others):
+            problems.append(f"cache of {name}: other bits in chunks")
+    return problems
 
 
 def fuzz(minutes: float, seed: int, first: int = 1, most: int | None = None) -> Counter[str]:

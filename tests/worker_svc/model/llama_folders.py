@@ -12,8 +12,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tandem.worker.model.attention import Segment
-from tandem.worker.model.kv_cache import CacheShape, KVCache
-from tandem.worker.model.kv_formats import Plain
+from tandem.worker.model.kv_cache import CacheShape, KeyChannels, KVCache
+from tandem.worker.model.kv_formats import KVFormat, Plain
 from tandem.worker.model.states import StateCache, StatePlan, StateShape, StateWork
 from tandem.worker.model.transformer import Transformer
 
@@ -107,12 +107,18 @@ def _neighbours(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return weight[order].contiguous()
 
 
-def new_cache(model: Transformer, tokens: int, dtype: torch.dtype = torch.float32) -> KVCache:
-    """A cache with room for that many tokens."""
+def new_cache(
+    model: Transformer,
+    tokens: int,
+    dtype: torch.dtype = torch.float32,
+    form: KVFormat | None = None,
+    channels: Sequence[KeyChannels] | None = None,
+) -> KVCache:
+    """A cache with room for that many tokens, in the `form`, by default plain; some need `channels`."""
     config = model.config
     pages = -(-tokens // PAGE_SIZE)
-    shape = CacheShape(config.cache_heads, pages, PAGE_SIZE, Plain(dtype))
-    return KVCache(shape, "cpu")
+    shape = CacheShape(config.cache_heads, pages, PAGE_SIZE, form or Plain(dtype))
+    return KVCache(shape, "cpu", channels)
 
 
 def new_states(model: Transformer, cache: KVCache) -> StateCache | None:
@@ -159,11 +165,13 @@ def step(
     return model(all_ids, positions, cache, slots, plans, torch.arange(padded), plan)[:total]
 
 
-def logits_in_chunks(model: Transformer, ids: Sequence[int], chunks: Sequence[int], multiple: int = 0) -> torch.Tensor:
+def logits_in_chunks(
+    model: Transformer, ids: Sequence[int], chunks: Sequence[int], multiple: int = 0, cache: KVCache | None = None
+) -> torch.Tensor:
     """The logits `[len(ids), vocab]` of a sequence that is computed in chunks of these lengths, the last repeating;
-    rows are padded to the `multiple`, the model's own by default."""
+    rows are padded to the `multiple`, the model's own by default, and pages are those of the `cache`."""
     dtype = model.dtype
-    cache, pages = new_cache(model, len(ids), dtype), range(-(-len(ids) // PAGE_SIZE))
+    cache, pages = cache or new_cache(model, len(ids), dtype), range(-(-len(ids) // PAGE_SIZE))
     states, multiple = new_states(model, cache), multiple or model.row_multiple
     results, start, index = [], 0, 0
     while start < len(ids):
