@@ -15,26 +15,35 @@ memory; and the busiest worker's computing time relative to the mean.
 from __future__ import annotations
 
 import argparse
+import functools
 import heapq
 import itertools
+import math
 import random
 import statistics
 import sys
+from array import array
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.machine import add_output_flags, save
-from tandem.client.affinity import LoadReport, Pages, PrefixMemory, choose, estimated_loads, prefix_key
+from tandem.client import affinity
+from tandem.client.affinity import LoadReport, Pages, PrefixMemory, candidates, estimated_loads, prefix_key
+from tandem.client.settings import ConnectionSettings
+
+affinity.score = functools.lru_cache(None)(affinity.score)  # asked anew for each prompt, it would be most of the time
 
 PAGE = 64
 CACHE_PAGES = 2_000  # of a worker: 128,000 tokens
 SYSTEM_PROMPTS = 12
 OUTPUT_TOKENS = 100
 SECONDS_PER_PROMPT_TOKEN, SECONDS_PER_OUTPUT_TOKEN = 0.0005, 0.01
+LOST_PROBES = 0.005  # share of those that are never answered
 UTILIZATION = 8.0  # requests that run on a worker, on average, if nothing is cached
 
 
@@ -62,6 +71,7 @@ class Cache:
 
 @dataclass(eq=False)
 class Worker:
+    place: int
     name: str
     cache: Cache = field(default_factory=lambda: Cache(CACHE_PAGES))
     running: int = 0
@@ -71,127 +81,192 @@ class Worker:
 
 @dataclass
 class Client:
-    """One process with the SDK: what it knows."""
+    """One process with the SDK: what it knows, of each worker by its place."""
 
+    running: list[int]
+    reports: list[LoadReport | None]
     memory: PrefixMemory = field(default_factory=PrefixMemory)
-    running: dict[str, int] = field(default_factory=dict)
-    reports: dict[str, LoadReport] = field(default_factory=dict)
 
 
 @dataclass
 class Conversation:
     client: int
-    tokens: list[int]
+    tokens: array[int]
     turns: int
 
 
-Policy = Callable[[Client, list[Worker], list[int], float], Worker]
+Choice = Generator[list[Worker], float, Worker]
+"""Yields workers whose loads it asks for, and is resumed at the time when it waits no longer; returns its choice."""
+Policy = Callable[[Client, list[Worker], Sequence[int], float], Choice]
 
 
-def sdk(draw: random.Random, *, omniscient: bool = False) -> Policy:
+def sdk(draw: random.Random, *, probes: bool = True, omniscient: bool = False) -> Policy:
     """The SDK's choice; `omniscient`: as if each client knew every worker's load at every moment."""
 
-    def policy(client: Client, workers: list[Worker], tokens: list[int], now: float) -> Worker:
-        pages = Pages.of("", tokens)
+    def policy(client: Client, workers: list[Worker], tokens: Sequence[int], now: float) -> Choice:
+        pages, key = Pages.of("", tokens), prefix_key("", tokens)
 
-        own = [client.running.get(worker.name, 0) for worker in workers]
-        loads = estimated_loads(own, [client.reports.get(worker.name) for worker in workers], now)
-        if omniscient:
-            loads = [float(worker.running) for worker in workers]
-        sticks_to = client.memory.worker_of(pages)
-        key = prefix_key("", tokens)
-        share = client.memory.share_of(key)
-        worker = choose(key, workers, lambda each: each.name, loads, sticks_to=sticks_to, share=share, draw=draw.random)
+        def loads() -> list[float]:
+            if omniscient:
+                return [float(worker.running) for worker in workers]
+            return estimated_loads(client.running, client.reports, now)
+
+        few = candidates(
+            key,
+            [worker.name for worker in workers],
+            loads(),
+            sticks_to=client.memory.worker_of(pages),
+            share=client.memory.share_of(key),
+            draw=draw.random,
+        )
+        stale = [place for place in few if is_stale(client.reports[place], now)]
+        if stale and probes and not omniscient and len(few) > 1:
+            now = yield [workers[place] for place in stale]
+        known = loads() if len(few) > 1 else client.running
+        worker = workers[min(few, key=known.__getitem__)]
         client.memory.remember(pages, worker.name)
         return worker
 
     return policy
 
 
-def first_tokens(client: Client, workers: list[Worker], tokens: list[int], now: float) -> Worker:
-    key = prefix_key("", tokens)
-    return choose(key, workers, lambda each: each.name, [client.running.get(each.name, 0) for each in workers])
+def first_tokens(client: Client, workers: list[Worker], tokens: Sequence[int], now: float) -> Choice:
+    return workers[candidates(prefix_key("", tokens), [worker.name for worker in workers], client.running)[0]]
+    yield
 
 
-def least_loaded(client: Client, workers: list[Worker], tokens: list[int], now: float) -> Worker:
+def least_loaded(client: Client, workers: list[Worker], tokens: Sequence[int], now: float) -> Choice:
     return min(workers, key=lambda worker: worker.running)
+    yield
 
 
 def round_robin() -> Policy:
     turns = itertools.count()
-    return lambda client, workers, tokens, now: workers[next(turns) % len(workers)]
+
+    def policy(client: Client, workers: list[Worker], tokens: Sequence[int], now: float) -> Choice:
+        return workers[next(turns) % len(workers)]
+        yield
+
+    return policy
 
 
 def at_random(draw: random.Random) -> Policy:
-    return lambda client, workers, tokens, now: draw.choice(workers)
+    def policy(client: Client, workers: list[Worker], tokens: Sequence[int], now: float) -> Choice:
+        return draw.choice(workers)
+        yield
+
+    return policy
 
 
 def simulate(policy: Policy, count: int, requests: int, seed: int) -> dict[str, float]:
     """Runs a fleet of `count` workers until so many requests have been sent."""
     draw = random.Random(seed)
-    workers = [Worker(f"10.0.{number // 256}.{number % 256}:50052") for number in range(count)]
+    workers = [Worker(place, f"10.0.{place // 256}.{place % 256}:50052") for place in range(count)]
     big = Cache(count * CACHE_PAGES)
-    clients = [Client() for _ in range(max(4, count // 2))]
-    systems = [[draw.randrange(32_000) for _ in range(draw.randrange(200, 2_000))] for _ in range(SYSTEM_PROMPTS)]
+    clients = [Client([0] * count, [None] * count) for _ in range(max(4, count // 2))]
+    systems = [some_tokens(draw, draw.randrange(200, 2_000)) for _ in range(SYSTEM_PROMPTS)]
     weights = [1 / (rank + 1) for rank in range(SYSTEM_PROMPTS)]
     mean_turns = 4
     seconds = 800 * SECONDS_PER_PROMPT_TOKEN + OUTPUT_TOKENS * SECONDS_PER_OUTPUT_TOKEN
     rate = UTILIZATION * count / seconds / mean_turns
     order = itertools.count()
-    events: list[tuple[float, int, str, object]] = [(0.0, next(order), "begin", None)]
-    sent = found = found_big = total = 0
-    loads: list[tuple[float, list[int]]] = []
+    events: list[tuple[float, int, str, Any]] = []
+    sent = found = found_big = total = probes = late = 0
+    waited, probe_seconds = 0.0, ConnectionSettings().probe_seconds
+
+    def push(at: float, kind: str, what: object) -> None:
+        heapq.heappush(events, (at, next(order), kind, what))
+
+    push(0.0, "begin", None)
     while events and sent < requests:
         now, _, kind, what = heapq.heappop(events)
         if kind == "begin":
-            system = draw.choices(systems, weights)[0]
-            tokens = [*system, *(draw.randrange(32_000) for _ in range(draw.randrange(10, 200)))]
+            tokens = draw.choices(systems, weights)[0] + some_tokens(draw, draw.randrange(10, 200))
             talk = Conversation(draw.randrange(len(clients)), tokens, 1 + int(draw.expovariate(1 / (mean_turns - 1))))
-            heapq.heappush(events, (now, next(order), "ask", talk))
-            heapq.heappush(events, (now + draw.expovariate(rate), next(order), "begin", None))
+            push(now, "ask", talk)
+            push(now + draw.expovariate(rate), "begin", None)
         elif kind == "ask":
             assert isinstance(what, Conversation)
-            client, tokens = clients[what.client], what.tokens
-            worker = policy(client, workers, tokens, now)
-            names = whole_pages(tokens)
+            push(now, "choose", (what, policy(clients[what.client], workers, what.tokens, now), None))
+        elif kind == "choose":
+            talk, choice, since = what
+            try:
+                asked = next(choice) if since is None else choice.send(now)
+            except StopIteration as chosen:
+                waited += now - (now if since is None else since)
+                worker, client = chosen.value, clients[talk.client]
+                client.running[worker.place] += 1
+                push(now + one_way(draw), "arrive", (talk, worker))
+                continue
+            until = now
+            for worker in asked:
+                probes += 1
+                there = now + one_way(draw)
+                back = math.inf if draw.random() < LOST_PROBES else there + one_way(draw)
+                if back < math.inf:
+                    push(there, "look", (talk.client, worker, back))
+                until = max(until, back)
+                late += back > now + probe_seconds
+            push(min(until, now + probe_seconds), "choose", (talk, choice, now))
+        elif kind == "look":
+            number, worker, back = what
+            push(back, "told", (number, worker, worker.running))
+        elif kind == "told":
+            number, worker, running = what
+            client = clients[number]
+            client.reports[worker.place] = LoadReport(max(0, running - client.running[worker.place]), now)
+        elif kind == "arrive":
+            talk, worker = what
+            names = whole_pages(talk.tokens)
             hits = worker.cache.take(names)
-            sent, total, found = sent + 1, total + len(tokens), found + PAGE * hits
+            sent, total, found = sent + 1, total + len(talk.tokens), found + PAGE * hits
             found_big += PAGE * big.take(names)
-            cost = (len(tokens) - PAGE * hits) * SECONDS_PER_PROMPT_TOKEN + OUTPUT_TOKENS * SECONDS_PER_OUTPUT_TOKEN
+            computed = len(talk.tokens) - PAGE * hits
+            cost = computed * SECONDS_PER_PROMPT_TOKEN + OUTPUT_TOKENS * SECONDS_PER_OUTPUT_TOKEN
             worker.running += 1
             worker.requests += 1
             worker.busy_seconds += cost
-            client.running[worker.name] = client.running.get(worker.name, 0) + 1
-            client.reports[worker.name] = LoadReport(worker.running - client.running[worker.name], now)
-            heapq.heappush(events, (now + cost, next(order), "end", (what, worker)))
-            if sent % count == 0:
-                loads.append((now, [each.running for each in workers]))
+            push(now + one_way(draw), "told", (talk.client, worker, worker.running))
+            push(now + cost, "end", (talk, worker))
         else:
-            assert isinstance(what, tuple)
             talk, worker = what
             worker.running -= 1
-            clients[talk.client].running[worker.name] -= 1
+            clients[talk.client].running[worker.place] -= 1
             talk.turns -= 1
             if talk.turns > 0:
-                talk.tokens = [
-                    *talk.tokens,
-                    *(draw.randrange(32_000) for _ in range(OUTPUT_TOKENS + draw.randrange(10, 80))),
-                ]
-                heapq.heappush(events, (now + draw.expovariate(1 / 10), next(order), "ask", talk))
+                talk.tokens = talk.tokens + some_tokens(draw, OUTPUT_TOKENS + draw.randrange(10, 80))
+                push(now + draw.expovariate(1 / 10), "ask", talk)
     mean = statistics.fmean(worker.busy_seconds for worker in workers)
     return {
         "hits": found / total,
         "hits_of_one_big": found / found_big,
         "busiest": max(worker.busy_seconds for worker in workers) / mean,
         "seconds_per_request": count * mean / sent,
+        "probes_per_request": probes / sent,
+        "late_probes": late / max(1, probes),
+        "milliseconds_waited": 1000 * waited / sent,
     }
 
 
-def whole_pages(tokens: list[int]) -> list[int]:
+def one_way(draw: random.Random) -> float:
+    """Seconds on the way to a worker or back, and until a processor has time for it: as gRPC in Python between busy
+    processes takes, 1 ms there and back in the median and more than 8 ms once in a hundred."""
+    return draw.lognormvariate(math.log(0.0005), 1.0)
+
+
+def is_stale(report: LoadReport | None, now: float) -> bool:
+    return report is None or report.at < now - affinity.FRESH_SECONDS
+
+
+def some_tokens(draw: random.Random, count: int) -> array[int]:
+    return array("I", draw.randbytes(4 * count))
+
+
+def whole_pages(tokens: array[int]) -> list[int]:
     """Names of all whole pages, whatever their number."""
     name, names = 0, []
     for start in range(0, len(tokens) - PAGE + 1, PAGE):
-        name = hash((name, tuple(tokens[start : start + PAGE])))
+        name = hash((name, tokens[start : start + PAGE].tobytes()))
         names.append(name)
     return names
 

@@ -370,6 +370,12 @@ class CountingWorker(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc
         self.drawn_seed = 12345
         self.get_model_calls = 0
         self.abort_calls = 0
+        self.held = 0  # requests of others, which it tells beside its own
+        self.load_calls = 0
+        self.load_asked = asyncio.Event()
+        self.load_fail: grpc.StatusCode | None = None
+        self.tell_load = asyncio.Event()  # GetLoad waits for it
+        self.tell_load.set()
         self.health = health_aio.HealthServicer()
 
     async def set_serving(self, serving: bool) -> None:
@@ -445,6 +451,7 @@ class CountingWorker(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc
                 prompt_tokens=len(request.prompt_ids),
                 max_tokens=max_tokens,
                 sampling=effective,
+                running_requests=self.held + len(self.running),
             )
         )
         if request.n > 1:
@@ -543,7 +550,14 @@ class CountingWorker(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc
         return admin_pb2.GetServerResponse(version="0", state=admin_pb2.SERVER_STATE_SERVING, device="cpu")
 
     async def GetLoad(self, request, context):  # noqa: N802
-        return admin_pb2.GetLoadResponse(running_requests=len(self.running))
+        self.load_calls += 1
+        self.load_asked.set()
+        await self.tell_load.wait()
+        if self.load_fail is not None:
+            await refuse(context, self.load_fail, "no load is told", reason="TEST")
+        return admin_pb2.GetLoadResponse(
+            running_requests=len(self.running), held_requests=self.held + len(self.running)
+        )
 
     async def ClearPrefixCache(self, request, context):  # noqa: N802
         return admin_pb2.ClearPrefixCacheResponse()

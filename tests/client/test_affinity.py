@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 
 from tandem.client import affinity
 from tandem.client.affinity import (
+    CANDIDATES,
     FREE_REQUESTS,
     HALF_LIFE,
     PAGE_TOKENS,
     PREFIX_TOKENS,
+    Failures,
     LoadReport,
     Pages,
     PrefixMemory,
-    choose,
+    candidates,
     estimated_loads,
     prefix_key,
 )
@@ -28,7 +30,8 @@ WORKERS = [f"worker-{n}:50052" for n in range(5)]
 
 def pick(key: str, workers: list[str], running: dict[str, int] | None = None, **options: object) -> str:
     loads = [(running or {}).get(worker, 0) for worker in workers]
-    return choose(key, workers, lambda worker: worker, loads, **options)  # type: ignore[arg-type]
+    few = candidates(key, workers, loads, **options)  # type: ignore[arg-type]
+    return workers[min(few, key=loads.__getitem__)]
 
 
 IDS = st.integers(0, 2**32 - 1)
@@ -71,6 +74,15 @@ def test_a_key_of_the_caller_s_own_keeps_to_its_worker() -> None:
 
 def test_while_nothing_runs_anywhere_one_beginning_has_one_worker() -> None:
     assert len({pick("key", WORKERS, share=1.0) for _ in range(50)}) == 1
+
+
+@given(st.integers(1, 40), st.floats(0, 1), st.integers(0, 30), st.randoms(use_true_random=False))
+def test_those_that_are_asked_are_few_and_different(count: int, share: float, load: int, draw: random.Random) -> None:
+    names = [str(number) for number in range(count)]
+    few = candidates("key", names, [load] * count, share=share, draw=draw.random)
+    assert len(set(few)) == len(few) and set(few) <= set(range(count))
+    assert min(2, count) <= len(few) <= min(CANDIDATES, count)
+    assert len(candidates("key", names, [load] * count)) == 1, "of the caller's own key"
 
 
 @pytest.mark.parametrize("count", [2, 3, 20])
@@ -143,6 +155,16 @@ def test_what_was_told_fades_into_the_mean_and_the_mean_into_nothing() -> None:
     assert 1 < later[1] + 1 < later[0] - 1 < 8
     assert all(load < 0.1 for load in estimated_loads([0, 0, 0], reports, 100.0 + 20 * HALF_LIFE))
     assert estimated_loads([2, 1], [None, None], 5.0) == [2, 1]
+
+
+def test_failures_weigh_and_fade() -> None:
+    failures = Failures()
+    assert failures.weigh(7.0, 50.0) == 7
+    for _ in range(3):
+        failures.add(100.0)
+    assert failures.weigh(0, 100.0) == 4**3 - 1 and failures.weigh(1, 100.0) == 2 * 4**3 - 1
+    assert failures.weigh(0, 100.0 + HALF_LIFE) == 4**1.5 - 1
+    assert failures.weigh(7, 100.0 + 30 * HALF_LIFE) == pytest.approx(7)
 
 
 def test_a_key_s_share_is_of_the_last_requests() -> None:

@@ -121,6 +121,20 @@ async def test_all_samples_of_a_request_end_together_by_abort_and_by_their_calle
     assert (await worker.settled()).pages_referenced == 0
 
 
+async def test_the_load_counts_each_sample_that_the_worker_holds_as_accepted_does(worker: Worker):
+    async def until_idle() -> None:
+        while (await worker.load()).held_requests:
+            pass
+
+    await until_idle()
+    call = worker.inference.Generate(sampled(n=8, max_tokens=400), timeout=120)
+    accepted = (await call.read()).accepted
+    assert accepted.running_requests + accepted.waiting_requests == 8
+    assert (await worker.load(check=False)).held_requests == 8
+    call.cancel()
+    await until_idle()
+
+
 async def outputs_until(worker: Worker, request: pb.GenerateRequest, timeout: float) -> None:
     async for _ in worker.inference.Generate(request, timeout=timeout):
         pass

@@ -28,7 +28,7 @@ BY_FRONT = {  # what the front adds to what the engine tells
     admin_pb2.GetServerResponse: {
         *("version", "state", "start_time", "engine_restarts", "max_waiting_requests", "max_waiting_tokens"),
     },
-    admin_pb2.GetLoadResponse: {"integrity_ok", "integrity_error"},
+    admin_pb2.GetLoadResponse: {"integrity_ok", "integrity_error", "held_requests"},
 }
 
 

@@ -6,11 +6,14 @@ Pure.
 2. **Who is busy.** Load is bounded (Mirrokni et al., "Consistent Hashing with Bounded Loads", 2016): a worker with more
    than its fair share of the load of all, times a slack, is passed over.
 3. **A conversation sticks.** The client remembers where it sent the pages of earlier prompts (`PrefixMemory`). A prompt
-   that goes on from one of them goes there too, where there is room.
+   that goes on from one of them goes there too, unless that worker has twice its fair share.
 4. **A common beginning spreads.** Prompts that part ways behind the same system prompt are no conversation. A key that
-   is a share of the client's requests gets that share of the workers and some room, at least two: two of them are
-   drawn, and one of these by their loads ("The Power of Two Choices", Mitzenmacher, 2001). While nothing runs anywhere,
+   is a share of the client's requests gets that share of the workers and some room, at least two: a few of them are
+   drawn, and the least loaded gets it ("The Power of Two Choices", Mitzenmacher, 2001). While nothing runs anywhere,
    the first in order gets it.
+5. **What is not known is asked.** In a large fleet a client meets a worker so seldom that what that one told is old.
+   So the few that were drawn are asked for their loads before one is chosen ("Load is not what you should balance",
+   Wydrowski et al., 2024, asks ahead; here a prompt costs so much more than a question that the choice waits for it).
 """
 
 from __future__ import annotations
@@ -23,25 +26,27 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import mul
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 # Prompts that share this many first tokens have one order of workers. Fewer would give one order to every prompt with
 # one common opening phrase; more would part the turns of a short conversation.
 PREFIX_TOKENS = 64
 SLACK = 1.25
-ROOM = 4.0  # workers for a key, times its share of the requests
-STEEPNESS = 4  # of the odds between two workers by their loads
+STICKY_SLACK = 2.0  # of the worker that has an earlier part: what it has cached is worth some load
+ROOM = 3.0  # workers for a key, times its share of the requests
+CANDIDATES = 3  # drawn for a prompt that begins something new
 RECENT_KEYS = 256  # of which shares are counted
 # Below this many running requests a worker is never called overloaded.
 FREE_REQUESTS = 4
 
 HALF_LIFE = 4.0  # seconds
+FRESH_SECONDS = 0.25  # in which a worker that told its load is not asked for it
+FAILURE_FACTOR = 4.0
+
 PAGE_TOKENS = 16  # of a name in a client's memory
 MOST_NAMES = 512  # of a prompt; what is behind them counts no more
 MOST_REMEMBERED = 1 << 16  # names, some 20 MB
 _PAGE_BYTES = PAGE_TOKENS * array("I").itemsize
-
-T = TypeVar("T")
 
 
 def prefix_key(salt: str, prompt_ids: Sequence[int]) -> str:
@@ -156,37 +161,56 @@ def estimated_loads(own: Sequence[int], reports: Sequence[LoadReport | None], no
     ]
 
 
+@dataclass(slots=True)
+class Failures:
+    """The requests that failed at a worker, fading by half every HALF_LIFE. One that fails all at once holds none, and
+    would look like the one with most room: each failure weighs as if it had FAILURE_FACTOR times as many."""
+
+    _count: float = 0.0
+    _at: float = 0.0
+
+    def add(self, now: float) -> None:
+        """Counts one."""
+        self._count, self._at = self._left(now) + 1, now
+
+    def weigh(self, load: float, now: float) -> float:
+        """Returns the load as it counts for a choice."""
+        return (load + 1) * FAILURE_FACTOR ** self._left(now) - 1 if self._count else load
+
+    def _left(self, now: float) -> float:
+        return float(self._count * 0.5 ** ((now - self._at) / HALF_LIFE))
+
+
 def score(key: str, worker: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{key}\0{worker}".encode(), digest_size=8).digest(), "big")
 
 
-def choose(
+def candidates(
     key: str,
-    workers: Sequence[T],
-    name: Callable[[T], str],
+    names: Sequence[str],
     loads: Sequence[float],
     *,
     sticks_to: str | None = None,
     share: float | None = None,
     draw: Callable[[], float] = random.random,
-) -> T:
-    """Returns one of the workers, of which there must be one. `loads` are their requests; `sticks_to` names the worker
-    that has an earlier part; `share` is the key's share of this client's requests, without which the first in order
-    with room is taken. `draw` is uniform in [0, 1)."""
-    capacity: float = max(FREE_REQUESTS, math.ceil(SLACK * (sum(loads) + 1) / len(workers)))
+) -> list[int]:
+    """Returns the places among the workers, of which there must be one, that a prompt may go to: the least loaded of
+    them gets it, and of equals the first. `loads` are their requests; `sticks_to` names the worker that has an earlier
+    part; `share` is the key's share of this client's requests, without which the first in order with room is taken.
+    `draw` is uniform in [0, 1)."""
+    mean = (sum(loads) + 1) / len(names)
+    capacity: float = max(FREE_REQUESTS, math.ceil(SLACK * mean))
     capacity = max(capacity, math.nextafter(min(loads), math.inf))  # where nobody has room: the least loaded
-    if sticks_to is not None:
-        for worker, load in zip(workers, loads, strict=True):
-            if load < capacity and name(worker) == sticks_to:
-                return worker
-    ranked = sorted(zip(workers, loads, strict=True), key=lambda each: score(key, name(each[0])), reverse=True)
-    order, loads = [worker for worker, _ in ranked], [each for _, each in ranked]
-    free = [place for place, each in enumerate(loads) if each < capacity]
-    if share is None or len(free) == 1 or sum(loads) < 1:
-        return order[free[0]]
+    stays = names.index(sticks_to) if sticks_to in names else None
+    if stays is not None and loads[stays] < max(capacity, STICKY_SLACK * mean):
+        return [stays]
+    order = sorted(range(len(names)), key=lambda place: score(key, names[place]), reverse=True)
+    free = [place for place in order if loads[place] < capacity]
+    if share is None:
+        return free[:1]
     few = free[: max(2, math.ceil(ROOM * share * len(order)))]
-    first = few.pop(int(draw() * len(few)))
-    second = few[int(draw() * len(few))]
-    # By odds: if all took the less loaded one, clients that see it at the same time would meet there.
-    weights = [(loads[place] + 1) ** -STEEPNESS for place in (first, second)]
-    return order[first if draw() * sum(weights) < weights[0] else second]
+    # Where nothing is known to run, equal beginnings meet at the first in order.
+    drawn = [few.pop(0)] if sum(loads) < 1 else []
+    while few and len(drawn) < CANDIDATES:
+        drawn.append(few.pop(int(draw() * len(few))))
+    return drawn

@@ -106,6 +106,7 @@ class TokenStream:
                 error = lost
                 self._suspicions = lost.metadata.get("suspicions", self._suspicions)
                 worker.forget_model()
+                worker.failures.add(time.monotonic())
                 # Who is lost after he has begun with it may be lost because of it.
                 may_wait = restarts(lost, reached=self._pool.reached and not self._running)
             except ResourceExhaustedError as full:

@@ -31,6 +31,13 @@ class ClientMetrics:
             ["health"],
             registry=registry,
         )
+        self.probes = Counter(
+            "tandem_client_probes",
+            "Workers that were asked for their load before a choice, by outcome: answered, late (the choice did not "
+            "wait for it), failed.",
+            ["outcome"],
+            registry=registry,
+        )
         self.time_to_first_token = Histogram(
             "tandem_client_time_to_first_token_seconds",
             "Seconds from the call until the first output arrived.",

@@ -22,6 +22,9 @@ class ConnectionSettings:
     keepalive_timeout_seconds: float = 10.0
     max_message_bytes: int = 64 * 1024 * 1024  # received; the servers have their own limit for what they receive
     resolve_seconds: float = 10.0  # names of several workers (dns:///name:port) are looked up this often
+    # A prompt that goes on from no earlier one waits at most this long for the loads of the few workers that it may go
+    # to, where they are not known of late. 0: workers are not asked.
+    probe_seconds: float = 0.01
     channel_options: Sequence[ChannelOption] = ()  # gRPC's own; they replace ours
     interceptors: Sequence[grpc.aio.ClientInterceptor] = ()  # of every RPC, the first outermost
 

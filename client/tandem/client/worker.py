@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
-from tandem.client.affinity import LoadReport
+from tandem.client.affinity import FRESH_SECONDS, Failures, LoadReport
 from tandem.client.delta_calls import DeltaCalls, DeltaPlace, Receive
 from tandem.client.discovery import Target
 from tandem.client.errors import UnavailableError
@@ -27,8 +27,9 @@ SERVICE = "tandem.inference.v1.InferenceService"
 
 SHARED_FROM_REQUESTS = 4  # of this client at the worker; fewer send their deltas themselves, and nothing else is opened
 DESCRIBE_SECONDS = 5.0
-# A worker that does not tell what it serves (its control plane is closed to us) is asked again after this long.
-DESCRIBE_AGAIN_SECONDS = 60.0
+# A worker that does not tell what it serves or holds (its control plane is closed to us) is asked again so much later.
+ASK_AGAIN_SECONDS = 60.0
+PROBE_TIMEOUT_SECONDS = 1.0  # then not even a late answer is of use
 WATCH_BACKOFF_SECONDS = (0.1, 2.0)
 
 
@@ -48,10 +49,11 @@ class Worker:
         self.health = Health.UNKNOWN
         self.running = 0  # requests of this client
         self.load: LoadReport | None = None  # what it told last
+        self.failures = Failures()
         self.reached = False  # it has answered before
         self._idle = asyncio.Event()
         self._idle.set()
-        self._gauges = metrics.workers
+        self._gauges, self._probes = metrics.workers, metrics.probes
         self._gauges.labels(self.health.value).inc()
         self._credentials = credentials
         self._channel = open_channel(target.address, connection, credentials, target.authority)
@@ -61,6 +63,8 @@ class Worker:
         self._model: ModelInfo | None = None
         self._describing: asyncio.Task[ModelInfo | None] | None = None
         self._describe_after = 0.0
+        self._probing: asyncio.Task[None] | None = None
+        self._probe_after = 0.0
         self._left = self.closed = False
 
     @contextlib.contextmanager
@@ -84,8 +88,17 @@ class Worker:
 
     def told_load(self, accepted: inference_pb2.Accepted) -> None:
         """Takes what the worker holds, as it told with an answer."""
-        held = accepted.running_requests + accepted.waiting_requests
-        self.load = LoadReport(max(0, held - self.running), time.monotonic())
+        self._told(accepted.running_requests + accepted.waiting_requests)
+
+    def probe(self, in_time: float) -> asyncio.Task[None] | None:
+        """Asks it for its load, once for all callers, where that is not known of late. Returns the task that waits for
+        the answer, which is counted as late after so many seconds, and never fails; None where it is not asked."""
+        now = time.monotonic()
+        if self.closed or now < self._probe_after or (self.load is not None and now < self.load.at + FRESH_SECONDS):
+            return None
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.create_task(self._ask_load(in_time))
+        return self._probing
 
     async def model(self, within: float | None) -> ModelInfo | None:
         """Returns the model that it serves, asked once for all callers. Returns None when it does not answer `within`
@@ -153,8 +166,9 @@ class Worker:
             return
         self.closed = True
         self.leave()
-        if self._describing is not None:
-            self._describing.cancel()
+        for task in (self._describing, self._probing):
+            if task is not None:
+                task.cancel()
         await self._deltas.close()
         await self._channel.close()
         self._channel = self.inference = self.admin = CLOSED
@@ -171,6 +185,25 @@ class Worker:
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         return self._credentials.metadata() if self._credentials else ()
 
+    def _told(self, held: int) -> None:
+        self.load = LoadReport(max(0, held - self.running), time.monotonic())
+
+    async def _ask_load(self, in_time: float) -> None:
+        asked_at = time.monotonic()
+        try:
+            load = await self.admin.GetLoad(
+                admin_pb2.GetLoadRequest(), timeout=PROBE_TIMEOUT_SECONDS, metadata=self._metadata()
+            )
+        except grpc.aio.AioRpcError as error:
+            # Its health and its answers tell whether it works, and nothing is learned here.
+            late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            if not late and error.code() is not grpc.StatusCode.UNAVAILABLE:
+                self._probe_after = time.monotonic() + ASK_AGAIN_SECONDS
+            self._probes.labels("late" if late else "failed").inc()
+            return
+        self._told(load.held_requests)
+        self._probes.labels("late" if time.monotonic() > asked_at + in_time else "answered").inc()
+
     async def _describe(self) -> ModelInfo | None:
         if self.closed:
             return None
@@ -180,7 +213,7 @@ class Worker:
             )
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                self._describe_after = time.monotonic() + DESCRIBE_AGAIN_SECONDS
+                self._describe_after = time.monotonic() + ASK_AGAIN_SECONDS
             return None
         self.reached = True
         self._model = model_info(response)

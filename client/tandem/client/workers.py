@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Collection, Coroutine, Sequence
 
-from tandem.client.affinity import NO_PAGES, Pages, PrefixMemory, choose, estimated_loads
+from tandem.client.affinity import NO_PAGES, Pages, PrefixMemory, candidates, estimated_loads
 from tandem.client.discovery import LOOKUP_SECONDS, Resolve, Target, WorkersName, resolve
 from tandem.client.metrics import ClientMetrics
 from tandem.client.settings import ConnectionSettings, Credentials
@@ -68,15 +68,28 @@ class WorkerPool:
             return None if self.workers[0] in avoid else self.workers[0]
         await self._watch(within)
         for health in (Health.SERVING, Health.UNKNOWN):
-            candidates = [worker for worker in self.workers if worker.health is health and worker not in avoid]
-            if candidates:
-                loads = estimated_loads(
-                    [worker.running for worker in candidates], [worker.load for worker in candidates], time.monotonic()
-                )
+            serving = [worker for worker in self.workers if worker.health is health and worker not in avoid]
+            if serving:
+                names = [worker.address for worker in serving]
                 sticks_to = self.memory.worker_of(pages)
-                return choose(key, candidates, _address, loads, sticks_to=sticks_to, share=share)
+                few = candidates(key, names, _loads(serving), sticks_to=sticks_to, share=share)
+                late = await self._ask([serving[place] for place in few], within)
+                gone = {worker for worker in serving if worker.health is not health or worker.closed}  # meanwhile
+                known = _loads(serving)
+                return serving[min(few, key=lambda place: (serving[place] in late | gone, known[place]))]
         self._look_again.set()
         return None
+
+    async def _ask(self, few: Sequence[Worker], within: float) -> set[Worker]:
+        """Asks those of several workers whose load is not known of late, and returns who has not told it in time."""
+        seconds = min(self._connection.probe_seconds, within)
+        if len(few) < 2 or not seconds:
+            return set()
+        asked = {task: worker for worker in few if (task := worker.probe(self._connection.probe_seconds)) is not None}
+        if not asked:
+            return set()
+        _, late = await asyncio.wait(asked, timeout=seconds)
+        return {asked[task] for task in late}
 
     @property
     def reached(self) -> bool:
@@ -198,5 +211,7 @@ class WorkerPool:
             self._changed.set()
 
 
-def _address(worker: Worker) -> str:
-    return worker.address
+def _loads(workers: Sequence[Worker]) -> list[float]:
+    now = time.monotonic()
+    loads = estimated_loads([worker.running for worker in workers], [worker.load for worker in workers], now)
+    return [worker.failures.weigh(load, now) for worker, load in zip(workers, loads, strict=True)]

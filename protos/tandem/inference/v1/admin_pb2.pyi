@@ -292,6 +292,7 @@ class GetLoadResponse(_message.Message):
     STATES_CACHED_FIELD_NUMBER: _builtins.int
     STATE_SNAPSHOTS_FIELD_NUMBER: _builtins.int
     STATE_EVICTIONS_FIELD_NUMBER: _builtins.int
+    HELD_REQUESTS_FIELD_NUMBER: _builtins.int
     running_requests: _builtins.int
     waiting_requests: _builtins.int
     waiting_tokens: _builtins.int
@@ -334,6 +335,10 @@ class GetLoadResponse(_message.Message):
     """states that were kept, since the engine started"""
     state_evictions: _builtins.int
     """of them, those that gave way to others"""
+    held_requests: _builtins.int
+    """Between admission and the end of the answer, those on the way to the engine and back included; each sample counts,
+    as in Accepted. For who chooses between workers.
+    """
     def __init__(
         self,
         *,
@@ -361,10 +366,11 @@ class GetLoadResponse(_message.Message):
         states_cached: _builtins.int = ...,
         state_snapshots: _builtins.int = ...,
         state_evictions: _builtins.int = ...,
+        held_requests: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_integrity_ok", b"_integrity_ok", "integrity_ok", b"integrity_ok"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_integrity_ok", b"_integrity_ok", "cached_prompt_tokens", b"cached_prompt_tokens", "draft_tokens_accepted", b"draft_tokens_accepted", "draft_tokens_proposed", b"draft_tokens_proposed", "evictions", b"evictions", "integrity_error", b"integrity_error", "integrity_ok", b"integrity_ok", "merged_pages", b"merged_pages", "moved_pages", b"moved_pages", "output_tokens", b"output_tokens", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_referenced", b"pages_referenced", "pages_total", b"pages_total", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "running_requests", b"running_requests", "state_evictions", b"state_evictions", "state_snapshots", b"state_snapshots", "states_cached", b"states_cached", "states_running", b"states_running", "states_total", b"states_total", "steps", b"steps", "waiting_requests", b"waiting_requests", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_integrity_ok", b"_integrity_ok", "cached_prompt_tokens", b"cached_prompt_tokens", "draft_tokens_accepted", b"draft_tokens_accepted", "draft_tokens_proposed", b"draft_tokens_proposed", "evictions", b"evictions", "held_requests", b"held_requests", "integrity_error", b"integrity_error", "integrity_ok", b"integrity_ok", "merged_pages", b"merged_pages", "moved_pages", b"moved_pages", "output_tokens", b"output_tokens", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_referenced", b"pages_referenced", "pages_total", b"pages_total", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "running_requests", b"running_requests", "state_evictions", b"state_evictions", "state_snapshots", b"state_snapshots", "states_cached", b"states_cached", "states_running", b"states_running", "states_total", b"states_total", "steps", b"steps", "waiting_requests", b"waiting_requests", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__integrity_ok: _TypeAlias = _typing.Literal["integrity_ok"]  # noqa: Y015
     _WhichOneofArgType__integrity_ok: _TypeAlias = _typing.Literal["_integrity_ok", b"_integrity_ok"]  # noqa: Y015

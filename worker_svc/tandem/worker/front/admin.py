@@ -19,6 +19,7 @@ from tandem.common.run_service import Lifecycle
 from tandem.inference.v1 import admin_pb2 as pb
 from tandem.inference.v1 import admin_pb2_grpc
 from tandem.limits.fields import limits_of
+from tandem.worker.front.admission import Admission
 from tandem.worker.front.supervisor import EngineSupervisor
 from tandem.worker.settings import WorkerSettings
 
@@ -34,6 +35,7 @@ class Worker(Protocol):
 
     settings: WorkerSettings
     supervisor: EngineSupervisor
+    admission: Admission
     lifecycle: Lifecycle | None
     model_name: str
     fingerprint: str
@@ -83,9 +85,12 @@ class AdminServicer(admin_pb2_grpc.WorkerAdminServiceServicer):
             refusal = self._worker.operator_refusal(tuple(context.invocation_metadata() or ()))
             if refusal is not None:
                 raise refusal
-            return pb.GetLoadResponse.FromString(await self.forward("GetLoad", request))
-        load = self._worker.supervisor.load
-        return pb.GetLoadResponse(**fields_of(pb.GetLoadResponse, load, load.statistics))
+            response = pb.GetLoadResponse.FromString(await self.forward("GetLoad", request))
+        else:
+            load = self._worker.supervisor.load
+            response = pb.GetLoadResponse(**fields_of(pb.GetLoadResponse, load, load.statistics))
+        response.held_requests = self._worker.admission.requests
+        return response
 
     async def SetDraining(  # noqa: N802
         self,
