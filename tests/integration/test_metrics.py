@@ -17,14 +17,20 @@ from tandem.worker.front.vllm_names import VLLM_NAMES
 from tests.integration.worker_process import greedy, running_worker, service_process
 
 
-async def families(address: str) -> list[Metric]:
-    """What a scrape sees."""
+async def scrape(address: str, accept: str = "text/plain") -> str:
+    """What a scraper gets."""
 
     def fetch() -> str:
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
+        request = urllib.request.Request(f"http://{address}/metrics", headers={"accept": accept})
+        with urllib.request.urlopen(request, timeout=10) as response:
             return response.read().decode()
 
-    return list(text_string_to_metric_families(await asyncio.to_thread(fetch)))
+    return await asyncio.to_thread(fetch)
+
+
+async def families(address: str) -> list[Metric]:
+    """What a scrape sees."""
+    return list(text_string_to_metric_families(await scrape(address)))
 
 
 async def ended(address: str, method: str) -> dict[str, float]:
@@ -169,11 +175,38 @@ IDLE = (
 IDLE_TEXTS = ("tandem_tokenizer_open_streams", "tandem_tokenizer_pool_running", "tandem_grpc_server_in_flight")
 
 
+# What Prometheus asks for.
+PROMETHEUS_ACCEPT = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,*/*"
+# Of the panels of vLLM's published dashboard (examples/observability/prometheus_grafana), by their titles.
+PANELS = {
+    "E2E Request Latency": "e2e_request_latency_seconds_bucket e2e_request_latency_seconds_sum "
+    "e2e_request_latency_seconds_count",
+    "Token Throughput": "prompt_tokens_total generation_tokens_total",
+    "Inter Token Latency": "inter_token_latency_seconds_bucket inter_token_latency_seconds_sum "
+    "inter_token_latency_seconds_count",
+    "Scheduler State": "num_requests_running num_requests_waiting",
+    "Time To First Token Latency": "time_to_first_token_seconds_bucket time_to_first_token_seconds_sum "
+    "time_to_first_token_seconds_count",
+    "Cache Utilization": "kv_cache_usage_perc",
+    "Request Prompt Length": "request_prompt_tokens_bucket",
+    "Request Generation Length": "request_generation_tokens_bucket",
+    "Finish Reason": "request_success_total",
+    "Queue Time": "request_queue_time_seconds_sum",
+    "Requests Prefill and Decode Time": "request_prefill_time_seconds_sum request_decode_time_seconds_sum",
+    "Max Generation Token in Sequence Group": "request_max_num_generation_tokens_sum",
+}
+
+
 async def test_the_engine_is_seen_and_vllms_names_show_the_same_numbers(random_llama: Path, tmp_path: Path):
     async with running_worker(tmp_path, "--model", str(random_llama), "--vllm-metric-names") as worker:
         address = json.loads((tmp_path / "tandem.worker.json").read_text())["metrics"]
         await worker.generate(greedy([1] + [9] * 99, 20))
         after = await samples(address)
+        told = await scrape(address, PROMETHEUS_ACCEPT)
+    assert told.endswith("# EOF\n")
+    labelled = set(re.findall(r'^vllm:(\w+)\{[^}]*model_name="', told, re.M))
+    assert {title for title, names in PANELS.items() if not set(names.split()) <= labelled} == set()
+    assert set(re.findall(r'^vllm:request_success_total\{.*finished_reason="(\w+)"', told, re.M))
     assert after["tandem_engine_process_resident_memory_bytes"] > after["tandem_model_weights_bytes"] > 0
     assert after["tandem_engine_process_cpu_seconds_total"] > 0
     assert after["tandem_kv_cache_bytes"] > 0

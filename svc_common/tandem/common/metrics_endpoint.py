@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
     App = Callable[[WSGIEnvironment, StartResponse], Iterable[bytes]]
 
+_OPENMETRICS = "application/openmetrics-text"
+# prometheus_client, asked for OpenMetrics as Prometheus asks for it, writes `vllm_` for `vllm:`, though colons are
+# allowed in names. It leaves names as they are for who takes all of UTF-8.
+_AS_THEY_ARE = f"{_OPENMETRICS}; version=1.0.0; escaping=allow-utf-8"
 _POLL = 0.1  # seconds between looks for a stop
 _PATIENCE = 10.0  # seconds that a client may be silent
 
@@ -67,6 +71,8 @@ class MetricsEndpoint:
             if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
                 return _text(start_response, "405 Method Not Allowed", "GET only")
             if path == "/metrics":
+                if _OPENMETRICS in environ.get("HTTP_ACCEPT", ""):
+                    environ["HTTP_ACCEPT"] = _AS_THEY_ARE
                 return metrics(environ, start_response)
             if path == "/healthz":
                 ready, words = self._state()
